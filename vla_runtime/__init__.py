@@ -1,0 +1,3 @@
+"""Carry a vision-language-action policy from a checkpoint to a moving robot."""
+
+__version__ = '0.1.0'

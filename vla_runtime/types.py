@@ -1,0 +1,102 @@
+"""What crosses a room's wall: observation in, action chunk and report out.
+
+Arrays inside, names outside. Nothing here imports torch or rclpy, so every room can use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One consistent look at the robot and its surroundings.
+
+    Attributes:
+        images: camera name to uint8 array (height, width, 3), RGB, any size. `None` says that this
+            camera is known to be absent: the policy then sees a masked black image. A name left
+            out is an error, never a silent mask.
+        state: (state_dim,) measured state in robot units, in the order of the bundle's
+            `state` names.
+        instruction: the task in plain words; must not be empty.
+        stamps_ns: source name (camera, or `state`) to message stamp in nanoseconds on the ROS
+            clock; only reported, never used in the computation.
+    """
+
+    images: Mapping[str, np.ndarray | None]
+    state: np.ndarray
+    instruction: str
+    stamps_ns: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ActionChunk:
+    """The horizon of actions that one inference returns, in robot units.
+
+    Attributes:
+        actions: (horizon, number of actions) float64. Absolute and delta dimensions are absolute
+            targets here (deltas are already anchored to the observed state); velocity dimensions
+            stay velocities.
+        names: action names, in column order.
+        kinds: per column what the robot is commanded: `position` or `velocity`.
+        step_time_s: seconds between two rows; row i is meant for `observation time + i * step`.
+        normalised: (horizon, model action dim) float32, as the network returned it.
+    """
+
+    actions: np.ndarray
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    step_time_s: float
+    normalised: np.ndarray
+
+    @property
+    def horizon(self) -> int:
+        return int(self.actions.shape[0])
+
+
+@dataclass(frozen=True)
+class CommittedPlan:
+    """The setpoints that the executor will still execute, as the policy sees them.
+
+    Attributes:
+        actions: (steps, number of actions) in robot units; row 0 is due at the observation's time.
+        delay_steps: rows that will be executed for certain before the new chunk can take over.
+        execution_horizon: rows over which the new chunk is tied to the plan (delay included).
+    """
+
+    actions: np.ndarray
+    delay_steps: int
+    execution_horizon: int
+
+
+@dataclass(frozen=True)
+class InferenceReport:
+    """Why a chunk is what it is, and what it cost.
+
+    Attributes:
+        number: inference number since `reset`; with `seed` it names the noise.
+        seed: seed of the noise generator.
+        milliseconds: wall time per phase (`images`, `tokens`, `vision`, `prefix`, `denoise`,
+            `actions`, `total`).
+        cache: `off`, or per level what happened (`vision`: hits of cameras, `prefix`: hit or miss).
+        beta: guidance scale in force; 1.0 without guidance.
+        denoise_steps: number of Euler steps.
+        tokens: valid tokens per prompt row.
+        cuda_graph: `captured`, `eager` (CPU, or asked for) or the reason of a fallback.
+        noise: (horizon, model action dim) float32, what the chunk was denoised from.
+        stamps_ns: stamps of the frames and the state that went in.
+    """
+
+    number: int
+    seed: int
+    milliseconds: Mapping[str, float]
+    cache: Mapping[str, str]
+    beta: float
+    denoise_steps: int
+    tokens: tuple[int, ...]
+    cuda_graph: str
+    noise: np.ndarray
+    stamps_ns: Mapping[str, int]
