@@ -7,8 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
+
+# The closed vocabularies of a bundle's policy.yaml; `typing.get_args` gives the allowed words.
+Family = Literal['pi05', 'pi0']
+ImagePadding = Literal['centre', 'left_top']
+ImageResample = Literal['bilinear', 'antialias']
+PromptTemplate = Literal['pi05_state', 'pi05', 'pi0']
+PromptCleaning = Literal['openpi', 'lerobot']
+AdvantageTemplate = Literal['task_newline', 'in_task_space', 'before_action']
+Advantage = Literal['positive', 'negative']
+NormaliserKind = Literal[
+    'identity',
+    'quantiles_openpi',
+    'quantiles_lerobot',
+    'mean_std_openpi',
+    'mean_std_lerobot',
+    'min_max',
+]
+ActionKind = Literal['absolute', 'delta', 'velocity']
+RotationForm = Literal['quaternion_wxyz', 'quaternion_xyzw', 'euler', 'axis_angle', 'rotation_6d']
+PoseFrame = Literal['base', 'tool']
 
 
 @dataclass(frozen=True)
