@@ -1,0 +1,91 @@
+"""SigLIP vision transformer (arXiv 2303.15343) with PaliGemma's projection to language width."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_runtime.dimensions import VisionDims
+from vla_runtime.models.layers import Linear
+
+
+class VisionAttention(nn.Module):
+    """Full self-attention over the patches of one image."""
+
+    def __init__(self, dims: VisionDims) -> None:
+        super().__init__()
+        self.num_heads = dims.num_heads
+        self.q = Linear(dims.width, dims.width)
+        self.k = Linear(dims.width, dims.width)
+        self.v = Linear(dims.width, dims.width)
+        self.out = Linear(dims.width, dims.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, N, width) to (n, N, width)."""
+        n, tokens, width = x.shape
+        q, k, v = (
+            layer(x).view(n, tokens, self.num_heads, -1).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        attended = F.scaled_dot_product_attention(q, k, v)
+        return self.out(attended.transpose(1, 2).reshape(n, tokens, width))
+
+
+class VisionMlp(nn.Module):
+    def __init__(self, dims: VisionDims) -> None:
+        super().__init__()
+        self.fc1 = Linear(dims.width, dims.mlp_dim)
+        self.fc2 = Linear(dims.mlp_dim, dims.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate='tanh'))
+
+
+class VisionBlock(nn.Module):
+    """Pre-norm transformer block; norms and residual stream stay in float32."""
+
+    def __init__(self, dims: VisionDims) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dims.width, eps=1e-6)
+        self.attention = VisionAttention(dims)
+        self.norm2 = nn.LayerNorm(dims.width, eps=1e-6)
+        self.mlp = VisionMlp(dims)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class VisionEncoder(nn.Module):
+    """Pixels to image tokens of language width: the vision engine.
+
+    Args:
+        dims: sizes of the transformer.
+        out_width: width of the language model.
+    """
+
+    def __init__(self, dims: VisionDims, out_width: int) -> None:
+        super().__init__()
+        self.patch_embedding = nn.Conv2d(
+            3, dims.width, kernel_size=dims.patch_size, stride=dims.patch_size
+        )
+        self.position_embedding = nn.Parameter(torch.randn(dims.tokens, dims.width) * 0.02)
+        self.blocks = nn.ModuleList(VisionBlock(dims) for _ in range(dims.depth))
+        self.norm = nn.LayerNorm(dims.width, eps=1e-6)
+        self.projector = Linear(dims.width, out_width)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Encode images.
+
+        Args:
+            pixels: (n, 3, S, S) float32 in [-1, 1].
+
+        Returns:
+            (n, N, out_width) float32 image tokens, unscaled (only text tokens carry
+            PaliGemma's sqrt(width)).
+        """
+        x = self.patch_embedding(pixels).flatten(2).transpose(1, 2) + self.position_embedding
+        for block in self.blocks:
+            x = block(x)
+        return self.projector(self.norm(x)).float()
