@@ -1,0 +1,366 @@
+"""The policy bundle on disk: read, check, write.
+
+A bundle is a folder: `policy.yaml`, `weights.safetensors`, `statistics.safetensors`, a tokenizer,
+and further files (`onnx/`, `verification.json`) as they are made. Invariants:
+- every file but policy.yaml and `engines/` is listed in policy.yaml with its SHA-256; any other
+  file, dotfiles included, is an error;
+- policy.yaml is written last, and a bundle appears under its name complete or not at all;
+- nothing in a bundle is ever unpickled or executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from vla_runtime.bundle_rules import check_spec, check_statistics, dump_spec, parse_spec
+from vla_runtime.bundle_schema import (
+    ENGINES_FOLDER,
+    SPEC_FILE,
+    STATISTICS_FILE,
+    VERIFICATION_FILE,
+    WEIGHTS_FILE,
+    ActionSpec,
+    BundleSpec,
+    CameraSpec,
+    ImageSpec,
+    NormalisationSpec,
+    PoseSpec,
+    PromptSpec,
+    StateSpec,
+    Unit,
+)
+from vla_runtime.typed_yaml import FieldError
+
+__all__ = [
+    'ENGINES_FOLDER',
+    'SPEC_FILE',
+    'STATISTICS_FILE',
+    'VERIFICATION_FILE',
+    'WEIGHTS_FILE',
+    'ActionSpec',
+    'Bundle',
+    'BundleError',
+    'BundleSpec',
+    'CameraSpec',
+    'ImageSpec',
+    'NormalisationSpec',
+    'PoseSpec',
+    'PromptSpec',
+    'StateSpec',
+    'Unit',
+    'file_sha256',
+    'new_bundle',
+    'read_bundle',
+    'seal',
+    'write_bundle',
+    'write_statistics',
+]
+
+_BLOCK_BYTES = 1 << 22
+_PROGRESS_BYTES = 1 << 28
+
+
+class BundleError(ValueError):
+    """A bundle that cannot be used; the message names file and field."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A checked bundle.
+
+    Attributes:
+        folder: where it lies.
+        spec: what policy.yaml says.
+        statistics: `state.mean`, `actions.q01` and so on to float arrays, one number a dimension.
+    """
+
+    folder: Path
+    spec: BundleSpec
+    statistics: Mapping[str, np.ndarray]
+
+    @property
+    def weights_path(self) -> Path:
+        return self.folder / WEIGHTS_FILE
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.folder / self.spec.tokenizer
+
+    @property
+    def engines_folder(self) -> Path:
+        return self.folder / ENGINES_FOLDER
+
+
+def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
+    """Read and check a bundle.
+
+    Args:
+        folder: the bundle.
+        verify: compare every file with its SHA-256 (about a second a gigabyte). Without it the
+            files' names, the spec and the statistics are still checked.
+
+    Raises:
+        BundleError: the first thing that is wrong, with file and field.
+    """
+    folder = Path(folder)
+    spec = _read_spec(folder)
+    spec_path = folder / SPEC_FILE
+    for name in (WEIGHTS_FILE, STATISTICS_FILE, spec.tokenizer):
+        if name not in spec.files:
+            raise BundleError(f"{spec_path}: field files: '{name}' is missing")
+    present = _files_in(folder)
+    for name in spec.files:
+        if name not in present:
+            raise BundleError(f'{folder / name}: is missing, but {SPEC_FILE} lists it under files')
+    for name in present:
+        if name not in spec.files:
+            raise BundleError(
+                f'{folder / name}: is not listed in {SPEC_FILE} under files; remove it, or export '
+                'the bundle again'
+            )
+    if verify:
+        for name, expected in spec.files.items():
+            _verify_file(folder / name, expected)
+    _check_weights(folder / WEIGHTS_FILE)
+    return Bundle(folder, spec, _read_statistics(folder, spec))
+
+
+@contextmanager
+def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
+    """A folder to fill with a new bundle; it takes the target's name when the block ends well.
+
+    An exception inside the block removes what was written and leaves the target as it was.
+
+    Args:
+        target: where the bundle shall lie.
+        force: replace a bundle that lies there. Any other folder is never replaced.
+
+    Raises:
+        BundleError: the target exists, or the filled folder is not a sealed bundle.
+    """
+    target = Path(target)
+    _check_target(target, force)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target, so that the last step is a rename within one file system.
+    work = Path(tempfile.mkdtemp(prefix=f'.{target.name}.', dir=target.parent))
+    folder = work / target.name
+    try:
+        folder.mkdir()
+        yield folder
+        # The files were hashed a moment ago, by `seal`.
+        read_bundle(folder, verify=False)
+        _check_target(target, force)
+        if target.exists():
+            target.rename(work / 'replaced')
+        try:
+            folder.rename(target)
+        except OSError:
+            if (work / 'replaced').exists():
+                (work / 'replaced').rename(target)
+            raise
+    finally:
+        shutil.rmtree(work)
+
+
+def seal(folder: str | Path, spec: BundleSpec) -> BundleSpec:
+    """Hash the folder's files and write policy.yaml, which makes the folder a bundle.
+
+    Files that `spec.files` already lists must still have their SHA-256: sealing adds files, such
+    as `verification.json`, but never blesses a changed one. Drop an entry from `spec.files` to
+    replace its file knowingly.
+
+    Returns:
+        The spec with all files listed, as written.
+
+    Raises:
+        BundleError: a spec that is not valid, a listed file that is missing or changed.
+    """
+    folder = Path(folder)
+    try:
+        check_spec(spec)
+    except FieldError as error:
+        raise BundleError(f'{folder / SPEC_FILE}: {error}') from None
+    present = _files_in(folder)
+    files = {}
+    for name in sorted({*present, *spec.files, WEIGHTS_FILE, STATISTICS_FILE, spec.tokenizer}):
+        if name not in present:
+            raise BundleError(f'{folder / name}: is missing; a bundle needs it')
+        if name in spec.files:
+            _verify_file(folder / name, spec.files[name])
+            files[name] = spec.files[name]
+        else:
+            files[name] = file_sha256(folder / name)
+    sealed = replace(spec, files=files)
+    _check_weights(folder / WEIGHTS_FILE)
+    _read_statistics(folder, sealed)
+    text = dump_spec(sealed)
+    try:
+        check_spec(sealed)
+    except FieldError as error:
+        raise BundleError(f'{folder / SPEC_FILE}: {error}') from None
+    descriptor, temporary = tempfile.mkstemp(prefix='.policy.', dir=folder)
+    try:
+        with os.fdopen(descriptor, 'w', encoding='utf-8') as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, folder / SPEC_FILE)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return sealed
+
+
+def write_statistics(folder: str | Path, statistics: Mapping[str, np.ndarray]) -> None:
+    """Write statistics.safetensors; keys and shapes are checked when the folder is sealed."""
+    arrays = {key: np.ascontiguousarray(value) for key, value in statistics.items()}
+    save_file(arrays, str(Path(folder) / STATISTICS_FILE))
+
+
+def write_bundle(
+    target: str | Path,
+    spec: BundleSpec,
+    *,
+    weights: Mapping[str, np.ndarray],
+    statistics: Mapping[str, np.ndarray],
+    tokenizer: str | Path,
+    force: bool = False,
+) -> Bundle:
+    """Write a whole bundle from arrays in memory.
+
+    Weights in bfloat16 are unknown to numpy: write those with safetensors.torch inside a
+    `new_bundle` block, as the export does.
+
+    Args:
+        target: where the bundle shall lie.
+        spec: its `files` are made here; its `tokenizer` names the copied file.
+        weights: our tensor names to arrays.
+        statistics: as in `Bundle`.
+        tokenizer: the file to copy.
+        force: replace a bundle that lies there.
+
+    Raises:
+        BundleError: the target exists, or what was given does not make a valid bundle.
+    """
+    with new_bundle(target, force=force) as folder:
+        arrays = {key: np.ascontiguousarray(value) for key, value in weights.items()}
+        save_file(arrays, str(folder / WEIGHTS_FILE))
+        write_statistics(folder, statistics)
+        shutil.copyfile(tokenizer, folder / spec.tokenizer)
+        seal(folder, replace(spec, files={}))
+    return read_bundle(target, verify=False)
+
+
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file in hex; a progress bar on a terminal when the file is large."""
+    path = Path(path)
+    size = path.stat().st_size
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_BLOCK_BYTES))
+    with path.open('rb', buffering=0) as file, _progress(path.name, size) as advance:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            advance(count)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _progress(name: str, size: int):  # type: ignore[no-untyped-def]
+    if size < _PROGRESS_BYTES:
+        yield lambda count: None
+        return
+    from tqdm import tqdm
+
+    # disable=None: silent where the output is not a terminal, such as under launch.
+    with tqdm(total=size, unit='B', unit_scale=True, desc=f'hash {name}', disable=None) as bar:
+        yield bar.update
+
+
+def _read_spec(folder: Path) -> BundleSpec:
+    path = folder / SPEC_FILE
+    try:
+        text = path.read_text(encoding='utf-8')
+    except FileNotFoundError:
+        if folder.is_dir():
+            raise BundleError(f'{path}: is missing; is this folder a policy bundle?') from None
+        raise BundleError(f'{folder}: no such folder; expected a policy bundle') from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BundleError(f'{path}: cannot be read: {error}') from None
+    try:
+        return parse_spec(text)
+    except FieldError as error:
+        raise BundleError(f'{path}: {error}') from None
+
+
+def _files_in(folder: Path) -> list[str]:
+    """Relative names of all files, dotfiles too, without policy.yaml and the engines folder."""
+    names = []
+    for path in sorted(folder.rglob('*')):
+        name = path.relative_to(folder).as_posix()
+        if name == SPEC_FILE or name.split('/')[0] == ENGINES_FOLDER:
+            continue
+        # A linked folder is not walked into: it counts as one file that nobody listed.
+        if path.is_symlink() or not path.is_dir():
+            names.append(name)
+    return names
+
+
+def _verify_file(path: Path, expected: str) -> None:
+    try:
+        found = file_sha256(path)
+    except OSError as error:
+        raise BundleError(f'{path}: cannot be read: {error}') from None
+    if found != expected:
+        raise BundleError(
+            f'{path}: has changed: its SHA-256 is {found[:12]}… but {SPEC_FILE} says '
+            f'{expected[:12]}…; export the bundle again or copy it anew'
+        )
+
+
+def _check_weights(path: Path) -> None:
+    """Read the header only: a truncated file fails here even when nothing is hashed."""
+    try:
+        with safe_open(str(path), framework='np') as file:
+            empty = not file.keys()
+    except (SafetensorError, OSError) as error:
+        raise BundleError(f'{path}: is not a whole safetensors file: {error}') from None
+    if empty:
+        raise BundleError(f'{path}: holds no tensors')
+
+
+def _read_statistics(folder: Path, spec: BundleSpec) -> dict[str, np.ndarray]:
+    path = folder / STATISTICS_FILE
+    try:
+        with safe_open(str(path), framework='np') as file:
+            statistics = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, TypeError) as error:
+        raise BundleError(f'{path}: is not a whole safetensors file: {error}') from None
+    try:
+        check_statistics(spec, statistics)
+    except FieldError as error:
+        raise BundleError(f'{path}: {error}') from None
+    return statistics
+
+
+def _check_target(target: Path, force: bool) -> None:
+    if not target.exists() and not target.is_symlink():
+        return
+    if not force:
+        raise BundleError(f'{target}: exists already; choose another name or use --force')
+    if not (target / SPEC_FILE).is_file():
+        raise BundleError(
+            f'{target}: exists and is not a policy bundle (it has no {SPEC_FILE}), so --force does '
+            'not replace it; remove it yourself'
+        )
