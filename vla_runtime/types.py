@@ -106,7 +106,8 @@ class InferenceReport:
         beta: guidance scale in force; 1.0 without guidance.
         denoise_steps: number of Euler steps.
         tokens: valid tokens per prompt row.
-        cuda_graph: `captured`, `eager` (CPU, or asked for) or the reason of a fallback.
+        cuda_graph: per network (`vision`, `prefix`, `denoise`) `captured`, `eager`, or why a
+            capture was given up.
         noise: (horizon, model action dim) float32, what the chunk was denoised from.
         stamps_ns: stamps of the frames and the state that went in.
     """
@@ -118,6 +119,6 @@ class InferenceReport:
     beta: float
     denoise_steps: int
     tokens: tuple[int, ...]
-    cuda_graph: str
+    cuda_graph: Mapping[str, str]
     noise: np.ndarray
     stamps_ns: Mapping[str, int]

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,8 +46,8 @@ class PolicyEngine(Protocol):
     max_rows: int
 
     @property
-    def cuda_graph(self) -> str:
-        """`captured`, `eager`, or why a capture was given up."""
+    def cuda_graph(self) -> Mapping[str, str]:
+        """Per network (`vision`, `prefix`, `denoise`): `captured`, `eager`, or why not."""
 
     def set_schedule(self, times: np.ndarray) -> None:
         """Prepare the denoise steps at these flow times.

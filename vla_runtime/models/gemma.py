@@ -90,12 +90,12 @@ class AdaptiveRMSNorm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.modulation = nn.Linear(width, 3 * width)
-        # Gates start at zero, so an untrained expert is the identity (adaLN-Zero, arXiv 2212.09748).
+        # Gates start at zero: an untrained expert is the identity (adaLN-Zero, arXiv 2212.09748).
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
     def forward(self, x: Tensor, modulation: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(B, T, W) and modulation (B or 1, 3 W) to the normed (B, T, W) and gate (B or 1, 1, W)."""
+        """(B, T, W) and modulation (B or 1, 3 W) to normed (B, T, W) and gate (B or 1, 1, W)."""
         assert modulation is not None
         scale, shift, gate = modulation[:, None].chunk(3, dim=-1)
         return normalise_rms(x) * (1.0 + scale) + shift, gate

@@ -1,0 +1,212 @@
+"""The PyTorch backend, on CPU or CUDA.
+
+Inputs, outputs, keys, values and the schedule live in buffers allocated at load. On CUDA the whole
+denoise loop is one captured graph over them, as are vision and prefix. On a CPU PyTorch takes
+scratch memory inside each operator and gives it back; nothing else is allocated a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_runtime.dimensions import PolicyDims
+from vla_runtime.engines.cuda_graph import GraphedWork, capture_cuda_graph
+from vla_runtime.engines.engine import StepInputs
+from vla_runtime.models.engine_modules import ExpertStep, PrefixEncoder
+from vla_runtime.models.flow_policy import FlowPolicy
+
+
+class _Rows:
+    """The buffers of one number of prompt rows."""
+
+    def __init__(
+        self, dims: PolicyDims, rows: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        language = dims.language
+        past = (language.depth, rows, language.num_kv_heads, dims.prefix_length, language.head_dim)
+        self.tokens = torch.zeros(rows, dims.prompt_length, dtype=torch.long, device=device)
+        self.token_mask = torch.zeros(rows, dims.prompt_length, dtype=torch.bool, device=device)
+        self.past_key = torch.zeros(past, dtype=dtype, device=device)
+        self.past_value = torch.zeros(past, dtype=dtype, device=device)
+        self.prefix_mask = torch.zeros(rows, dims.prefix_length, dtype=torch.bool, device=device)
+        self.row_weight = torch.zeros(rows, device=device)
+        self.state = torch.zeros(rows, dims.state_dim, device=device) if dims.state_dim else None
+        self.velocity = torch.zeros(rows, dims.horizon, dims.action_dim, device=device)
+
+
+class _Schedule:
+    """The denoise steps: flow times, step size and the time table."""
+
+    def __init__(self, times: np.ndarray, network: FlowPolicy, device: torch.device) -> None:
+        self.key = np.array(times)
+        self.times = torch.tensor(times, dtype=torch.float32, device=device)
+        steps = len(times)
+        self.dt = torch.tensor(-1.0 / steps, dtype=torch.float32, device=device)
+        # Row by row, so that a row depends on its time alone and not on how many times were asked
+        # for at once (matrix products round differently for other batch sizes).
+        self.table = torch.cat([network.time_conditioning(t[None]) for t in self.times])
+        horizon = network.dims.horizon
+        self.plan_weight = torch.zeros(steps, 1, horizon, 1, device=device)
+
+
+class TorchEngine:
+    """Vision, prefix and expert of one policy in PyTorch (see `engine.PolicyEngine`).
+
+    Args:
+        network: with weights, on `device`, in its final precision; used for inference only.
+        max_rows: most prompt rows that will be asked for (2 for guidance).
+        use_cuda_graphs: capture graphs; ignored on a CPU.
+    """
+
+    def __init__(
+        self, network: FlowPolicy, *, max_rows: int = 2, use_cuda_graphs: bool = True
+    ) -> None:
+        network = network.eval().requires_grad_(False)
+        self.dims = dims = network.dims
+        self.max_rows = max_rows
+        self._network = network
+        self._prefix_encoder = PrefixEncoder(network)
+        self._expert_step = ExpertStep(network)
+        self._device = device = network.action_in.weight.device
+        dtype = network.language.embedding.weight.dtype
+        graphs = use_cuda_graphs and device.type == 'cuda'
+        self._capture = capture_cuda_graph if graphs else None
+
+        vision = dims.vision
+        self._pixels = torch.zeros(1, 3, vision.image_size, vision.image_size, device=device)
+        self._encoded = torch.zeros(1, vision.tokens, dims.language.width, device=device)
+        self._image_tokens = torch.zeros(
+            dims.cameras, vision.tokens, dims.language.width, device=device
+        )
+        self._image_mask = torch.zeros(dims.cameras, dtype=torch.bool, device=device)
+        self._noise = torch.zeros(1, dims.horizon, dims.action_dim, device=device)
+        self._x = torch.zeros_like(self._noise)
+        self._plan = torch.zeros_like(self._noise)
+        self._buffers = {r: _Rows(dims, r, device, dtype) for r in range(1, max_rows + 1)}
+        self._rows = 1
+        self._schedule: _Schedule | None = None
+        self._vision = GraphedWork('vision', self._run_vision, self._capture)
+        self._prefix = {r: self._graphed('prefix', self._run_prefix, r) for r in self._buffers}
+        self._denoise = {r: self._graphed('denoise', self._run_steps, r) for r in self._buffers}
+
+    @property
+    def cuda_graph(self) -> Mapping[str, str]:
+        return {
+            'vision': self._vision.status,
+            'prefix': self._prefix[self._rows].status,
+            'denoise': self._denoise[self._rows].status,
+        }
+
+    @torch.inference_mode()
+    def set_schedule(self, times: np.ndarray) -> None:
+        if self._schedule is not None and np.array_equal(self._schedule.key, times):
+            return
+        # Graphs hold the addresses of the schedule they were captured with: both go together.
+        self._denoise = {r: self._graphed('denoise', self._run_steps, r) for r in self._buffers}
+        self._schedule = _Schedule(times, self._network, self._device)
+
+    @torch.inference_mode()
+    def encode_image(self, camera: int, pixels: np.ndarray) -> None:
+        self._pixels.copy_(torch.from_numpy(pixels)[None])
+        self._vision()
+        self._image_tokens[camera].copy_(self._encoded[0])
+
+    @torch.inference_mode()
+    def encode_prefix(
+        self, image_mask: np.ndarray, tokens: np.ndarray, token_mask: np.ndarray
+    ) -> None:
+        self._rows = tokens.shape[0]
+        rows = self._buffers[self._rows]
+        self._image_mask.copy_(torch.from_numpy(image_mask))
+        rows.tokens.copy_(torch.from_numpy(tokens))
+        rows.token_mask.copy_(torch.from_numpy(token_mask))
+        self._prefix[self._rows]()
+
+    @torch.inference_mode()
+    def load_step_inputs(self, inputs: StepInputs) -> None:
+        schedule, rows = self._require_schedule(), self._buffers[self._rows]
+        self._noise.copy_(torch.from_numpy(inputs.x)[None])
+        self._x.copy_(self._noise)
+        self._plan.copy_(torch.from_numpy(inputs.plan)[None])
+        schedule.plan_weight.copy_(torch.from_numpy(inputs.plan_weight)[:, None, :, None])
+        rows.row_weight.copy_(torch.from_numpy(inputs.row_weight))
+        if rows.state is not None:
+            if inputs.state is None:
+                raise ValueError('this policy has a state token: StepInputs.state is missing')
+            rows.state.copy_(torch.from_numpy(inputs.state))
+
+    @torch.inference_mode()
+    def step(self, index: int) -> None:
+        self._run_step(self._rows, index)
+
+    @torch.inference_mode()
+    def run_steps(self) -> None:
+        self._require_schedule()
+        self._denoise[self._rows]()
+
+    def read_x(self) -> np.ndarray:
+        return self._x[0].cpu().numpy().copy()
+
+    def read_velocity(self) -> np.ndarray:
+        return self._buffers[self._rows].velocity.cpu().numpy().copy()
+
+    def close(self) -> None:
+        # Graphs first: they replay on the addresses of everything below.
+        for name in ('_vision', '_prefix', '_denoise', '_buffers', '_schedule', '_network'):
+            setattr(self, name, None)
+        for name in ('_prefix_encoder', '_expert_step'):
+            setattr(self, name, None)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, None)
+        if self._device.type == 'cuda':
+            torch.cuda.empty_cache()
+
+    def _graphed(self, name: str, work: Callable[[int], None], rows: int) -> GraphedWork:
+        return GraphedWork(name, partial(work, rows), self._capture)
+
+    def _require_schedule(self) -> _Schedule:
+        if self._schedule is None:
+            raise RuntimeError('set_schedule must be called before denoising')
+        return self._schedule
+
+    def _run_vision(self) -> None:
+        self._encoded.copy_(self._network.vision(self._pixels))
+
+    def _run_prefix(self, count: int) -> None:
+        rows = self._buffers[count]
+        past_key, past_value, prefix_mask = self._prefix_encoder(
+            self._image_tokens, self._image_mask, rows.tokens, rows.token_mask
+        )
+        rows.past_key.copy_(past_key)
+        rows.past_value.copy_(past_value)
+        rows.prefix_mask.copy_(prefix_mask)
+
+    def _run_steps(self, count: int) -> None:
+        # From the noise buffer, so that running twice (warm-up before a capture) changes nothing.
+        self._x.copy_(self._noise)
+        for index in range(len(self._require_schedule().times)):
+            self._run_step(count, index)
+
+    def _run_step(self, count: int, index: int) -> None:
+        schedule, rows = self._require_schedule(), self._buffers[count]
+        x_next, velocity = self._expert_step(
+            self._x,
+            rows.past_key,
+            rows.past_value,
+            rows.prefix_mask,
+            schedule.table[index : index + 1],
+            schedule.times[index],
+            schedule.dt,
+            rows.row_weight,
+            self._plan,
+            schedule.plan_weight[index],
+            rows.state,
+        )
+        self._x.copy_(x_next)
+        rows.velocity.copy_(velocity)

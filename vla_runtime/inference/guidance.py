@@ -1,0 +1,40 @@
+"""Advantage-conditioned classifier-free guidance (RECAP, arXiv 2511.14759).
+
+`v = v_uncond + beta * (v_cond - v_uncond)` at every denoise step, both rows from the same x. Inside
+the expert step that is a weighted sum over rows, with the weights of `row_weights`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def check_beta(beta: float) -> float:
+    """A usable guidance scale.
+
+    Raises:
+        ValueError: NaN, infinite, or below 1, where guidance would turn around.
+    """
+    if not math.isfinite(beta) or beta < 1.0:
+        raise ValueError(
+            f'cfg_beta is {beta}: it must be a finite number of at least 1.0 (1.0 is the '
+            'conditioned policy alone, 1.5 to 2.5 is moderate; below 1.0 guidance is inverted)'
+        )
+    return float(beta)
+
+
+def row_weights(beta: float | None) -> np.ndarray:
+    """Weights of the prompt rows' velocities.
+
+    Args:
+        beta: guidance scale, or None for a single row without guidance.
+
+    Returns:
+        (1,) float32 [1], or (2,) float32 [beta, 1 - beta] for conditioned and unconditioned row
+    """
+    if beta is None:
+        return np.ones(1, dtype=np.float32)
+    beta = check_beta(beta)
+    return np.array([beta, 1.0 - beta], dtype=np.float32)
