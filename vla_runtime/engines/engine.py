@@ -85,5 +85,8 @@ class PolicyEngine(Protocol):
     def read_velocity(self) -> np.ndarray:
         """A copy of the last step's velocities, (R, H, A) float32."""
 
+    def synchronize(self) -> None:
+        """Wait until all work so far is done, so that a clock read afterwards is honest."""
+
     def close(self) -> None:
         """Free every buffer; the engine must not be used afterwards."""

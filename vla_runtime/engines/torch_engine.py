@@ -9,16 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from vla_runtime.dimensions import PolicyDims
 from vla_runtime.engines.cuda_graph import GraphedWork, capture_cuda_graph
 from vla_runtime.engines.engine import StepInputs
+from vla_runtime.models import policy_network
 from vla_runtime.models.engine_modules import ExpertStep, PrefixEncoder
 from vla_runtime.models.flow_policy import FlowPolicy
+from vla_runtime.models.layers import matrix_names
+
+PRECISIONS = {
+    'float32': torch.float32,
+    'bfloat16': torch.bfloat16,
+    'float16': torch.float16,
+}
 
 
 class _Rows:
@@ -94,6 +104,60 @@ class TorchEngine:
         self._prefix = {r: self._graphed('prefix', self._run_prefix, r) for r in self._buffers}
         self._denoise = {r: self._graphed('denoise', self._run_steps, r) for r in self._buffers}
 
+    @classmethod
+    def load(
+        cls,
+        family: str,
+        dims: PolicyDims,
+        weights: Path,
+        *,
+        device: str,
+        precision: str,
+        max_rows: int,
+        use_cuda_graphs: bool,
+    ) -> TorchEngine:
+        """Build the network from a bundle's weights file, straight onto the device.
+
+        Args:
+            family, dims: what the weights are.
+            weights: safetensors file with the network's own parameter names, any float dtype.
+            device: `cpu`, `cuda` or `cuda:N`.
+            precision: a key of `PRECISIONS`.
+            max_rows, use_cuda_graphs: as for the constructor.
+
+        Raises:
+            ValueError: unknown device or precision, no CUDA here, not enough memory, or weights
+                that do not fit the dimensions.
+        """
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"precision '{precision}' is unknown; known are: {', '.join(PRECISIONS)}"
+            )
+        target = _device(device)
+        with torch.device('meta'):
+            network = policy_network(family, dims)
+        try:
+            # One tensor at a time in its final dtype: never a second copy of all weights.
+            cast = matrix_names(network)
+            with safe_open(weights, framework='pt', device=str(target)) as file:
+                state = {
+                    name: file.get_tensor(name).to(
+                        PRECISIONS[precision] if name in cast else torch.float32
+                    )
+                    for name in file.keys()  # noqa: SIM118  (safe_open is no mapping)
+                }
+            network.load_state_dict(state, assign=True)
+            return cls(network, max_rows=max_rows, use_cuda_graphs=use_cuda_graphs)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"device '{device}': not enough memory for {weights} in {precision}; choose a "
+                f'smaller precision or another device. {error}'
+            ) from error
+        except RuntimeError as error:
+            raise ValueError(
+                f'{weights}: does not fit the dimensions in policy.yaml: {error}'
+            ) from error
+
     @property
     def cuda_graph(self) -> Mapping[str, str]:
         return {
@@ -155,6 +219,10 @@ class TorchEngine:
     def read_velocity(self) -> np.ndarray:
         return self._buffers[self._rows].velocity.cpu().numpy().copy()
 
+    def synchronize(self) -> None:
+        if self._device.type == 'cuda':
+            torch.cuda.synchronize(self._device)
+
     def close(self) -> None:
         # Graphs first: they replay on the addresses of everything below.
         for name in ('_vision', '_prefix', '_denoise', '_buffers', '_schedule', '_network'):
@@ -210,3 +278,20 @@ class TorchEngine:
         )
         self._x.copy_(x_next)
         rows.velocity.copy_(velocity)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device '{name}' is unknown; use cpu, cuda or cuda:N") from error
+    if device.type not in ('cpu', 'cuda'):
+        raise ValueError(f"device '{name}' is not supported; use cpu, cuda or cuda:N")
+    if device.type == 'cuda':
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count <= (device.index or 0):
+            raise ValueError(
+                f"device '{name}': PyTorch {torch.__version__} sees {count} CUDA devices here; "
+                'check the driver (nvidia-smi) and that PyTorch is a CUDA build, or use cpu'
+            )
+    return device

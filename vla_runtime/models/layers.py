@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,14 +17,16 @@ class Linear(nn.Linear):
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
 
-def cast_weights(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Put the large matrices of a network into `dtype`, in place.
+def matrix_names(network: nn.Module) -> set[str]:
+    """Names of the parameters that may run in reduced precision.
 
-    Cast are the attention, MLP and projector matrices and the text table. Patch and position
+    These are the attention, MLP and projector matrices and the text table. Patch and position
     embeddings, norms with their modulation, action, state and time projections stay float32
-    (the split that openpi serves with; see also its `to_bfloat16_for_selected_params`).
+    (the split that openpi serves with; see its `to_bfloat16_for_selected_params`).
     """
-    for module in network.modules():
-        if isinstance(module, (Linear, nn.Embedding)):
-            module.to(dtype)
-    return network
+    return {
+        f'{prefix}.{name}'
+        for prefix, module in network.named_modules()
+        if isinstance(module, (Linear, nn.Embedding))
+        for name, _ in module.named_parameters(recurse=False)
+    }

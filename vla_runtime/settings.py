@@ -1,0 +1,52 @@
+"""What may be changed between two inferences, without reloading anything."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import get_args
+
+from vla_runtime.inference.guidance import check_beta
+from vla_runtime.inference.real_time_chunking import PlanSchedule
+from vla_runtime.types import Advantage
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """Live settings of a policy; each inference uses one snapshot of them.
+
+    Attributes:
+        seed: of the noise generator, 0 to 2**63 - 1.
+        denoise_steps: Euler steps, 1 to 100; None is what the bundle recommends.
+        cfg_enabled: guide with a second prompt row; needs a policy trained with advantage tags.
+        cfg_beta: guidance scale, at least 1; used when `cfg_enabled`.
+        advantage: tag of the conditioned row, for policies trained with advantage tags.
+        plan_schedule: decay of the tie to the committed plan.
+        max_guidance_weight: upper bound of that tie (LeRobot's and the paper's default is 10).
+    """
+
+    seed: int = 0
+    denoise_steps: int | None = None
+    cfg_enabled: bool = False
+    cfg_beta: float = 1.5
+    advantage: Advantage = 'positive'
+    plan_schedule: PlanSchedule = 'exp'
+    max_guidance_weight: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f'seed is {self.seed}: it must be 0 to 2**63 - 1')
+        if self.denoise_steps is not None and not 1 <= self.denoise_steps <= 100:
+            raise ValueError(f'denoise_steps is {self.denoise_steps}: it must be 1 to 100')
+        check_beta(self.cfg_beta)
+        for name, words in (('advantage', Advantage), ('plan_schedule', PlanSchedule)):
+            if getattr(self, name) not in get_args(words):
+                raise ValueError(
+                    f"{name} is '{getattr(self, name)}': it must be one of "
+                    f'{", ".join(get_args(words))}'
+                )
+        if not math.isfinite(self.max_guidance_weight) or self.max_guidance_weight < 0:
+            raise ValueError(
+                f'max_guidance_weight is {self.max_guidance_weight}: it must be a finite number '
+                'of at least 0'
+            )
