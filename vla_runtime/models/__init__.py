@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vla_runtime.dimensions import PolicyDims
 from vla_runtime.models.flow_policy import FlowPolicy
 from vla_runtime.models.pi0 import Pi0
 from vla_runtime.models.pi05 import Pi05
 
-_FAMILIES: dict[str, type[FlowPolicy]] = {'pi05': Pi05, 'pi0': Pi0}
+_FAMILIES: dict[str, Callable[[PolicyDims], FlowPolicy]] = {'pi05': Pi05, 'pi0': Pi0}
 
 
 def policy_network(family: str, dims: PolicyDims) -> FlowPolicy:

@@ -96,12 +96,12 @@ class FlowPolicy(nn.Module):
         seen = mask[:, None]
         keys, values = [], []
         x = embeddings
-        for block in self.language.blocks[:-1]:
+        for block in self.language.layers[:-1]:
             q, k, v, gate = block.project(x, rotation)
             x = block.combine(x, attend(q, k, v, seen), gate)
             keys.append(k)
             values.append(v)
-        k, v = self.language.blocks[-1].project_keys_values(x, rotation)
+        k, v = self.language.layers[-1].project_keys_values(x, rotation)
         return torch.stack([*keys, k]), torch.stack([*values, v])
 
     def velocity(
@@ -139,7 +139,7 @@ class FlowPolicy(nn.Module):
             dim=2,
         )
         modulations = self.modulations(conditioning)
-        for layer, block in enumerate(self.expert.blocks):
+        for layer, block in enumerate(self.expert.layers):
             q, k, v, gate = block.project(h, rotation, modulations[2 * layer])
             k = torch.cat([past_key[layer], k], dim=2)
             v = torch.cat([past_value[layer], v], dim=2)
@@ -172,7 +172,7 @@ class FlowPolicy(nn.Module):
         seen[:, :split, split:] = False
         seen[:, split:, split:] = self.suffix_mask(mask.device)
         modulations = self.modulations(conditioning)
-        layers = zip(self.language.blocks, self.expert.blocks, strict=True)
+        layers = zip(self.language.layers, self.expert.layers, strict=True)
         for layer, (language, expert) in enumerate(layers):
             pq, pk, pv, prefix_gate = language.project(prefix, prefix_rotation)
             sq, sk, sv, gate = expert.project(suffix, suffix_rotation, modulations[2 * layer])

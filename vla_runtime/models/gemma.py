@@ -6,6 +6,8 @@ projection, MLP), because pi0 and pi0.5 run one attention over the keys of two s
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -189,6 +191,11 @@ class Gemma(nn.Module):
             self.embedding = nn.Embedding(vocabulary, dims.width)
         self.blocks = nn.ModuleList(GemmaBlock(dims, adaptive) for _ in range(dims.depth))
         self.norm = (AdaptiveRMSNorm if adaptive else RMSNorm)(dims.width)
+
+    @property
+    def layers(self) -> list[GemmaBlock]:
+        """The blocks in order (a module list forgets what it holds)."""
+        return [cast(GemmaBlock, block) for block in self.blocks]
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(B, L) token ids to (B, L, W) float32, scaled by sqrt(W) as PaliGemma does."""

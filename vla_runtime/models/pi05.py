@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.dimensions import PolicyDims
 from vla_runtime.models.flow_policy import FlowPolicy, time_embedding
+from vla_runtime.models.gemma import AdaptiveRMSNorm
 
 
 class Pi05(FlowPolicy):
@@ -24,9 +27,10 @@ class Pi05(FlowPolicy):
         embedded = time_embedding(times, self.dims.expert.width)
         condition = F.silu(self.time_out(F.silu(self.time_in(embedded))))
         norms = [
-            norm for block in self.expert.blocks for norm in (block.input_norm, block.post_norm)
+            norm for block in self.expert.layers for norm in (block.input_norm, block.post_norm)
         ]
-        return torch.cat([norm.modulation(condition) for norm in (*norms, self.expert.norm)], dim=1)
+        adaptive = cast(list[AdaptiveRMSNorm], [*norms, self.expert.norm])
+        return torch.cat([norm.modulation(condition) for norm in adaptive], dim=1)
 
     def modulations(self, conditioning: Tensor) -> list[Tensor | None]:
         return list(conditioning.chunk(2 * self.dims.expert.depth + 1, dim=1))
