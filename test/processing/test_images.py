@@ -1,0 +1,225 @@
+"""Images to pixels: reference cases, torch as oracle, and the promises about memory and errors."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from reference_cases import find
+from safetensors.numpy import load_file
+
+from vla_runtime.processing.images import black_pixels, to_pixels
+
+
+def _noise(height: int, width: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def _sides(height: int, width: int, size: int) -> tuple[int, int]:
+    ratio = max(width / size, height / size)
+    return int(height / ratio), int(width / ratio)
+
+
+def _torch_bilinear(image: np.ndarray, size: int, padding: str) -> np.ndarray:
+    planes = torch.from_numpy(image).permute(2, 0, 1)[None].contiguous().float() / 255
+    height, width = _sides(*image.shape[:2], size)
+    resized = torch.nn.functional.interpolate(
+        planes, size=(height, width), mode='bilinear', align_corners=False
+    ).clamp(0, 1)
+    rows, columns = size - height, size - width
+    if padding == 'centre':
+        margins = (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)
+    else:
+        margins = (columns, 0, rows, 0)
+    return (torch.nn.functional.pad(resized, margins)[0] * 2 - 1).numpy()
+
+
+@pytest.mark.cases
+@pytest.mark.parametrize('case', find('processing_*.safetensors'), ids=lambda path: path.stem)
+def test_reference_images_are_reproduced(case):
+    tensors = load_file(case)
+    inputs = [name for name in tensors if re.fullmatch(r'in_\d+x\d+_\d+', name)]
+    assert inputs
+    for name in inputs:
+        key, size = name.removeprefix('in_'), int(name.rsplit('_', 1)[1])
+        centred = to_pixels(tensors[name], size, padding='centre', resample='bilinear')
+        np.testing.assert_allclose(centred, tensors[f'centred_{key}'], rtol=0, atol=1e-5)
+        left_top = to_pixels(tensors[name], size, padding='left_top', resample='bilinear')
+        expected = tensors[f'lefttop_{key}'] * 2 - 1
+        np.testing.assert_allclose(left_top, expected, rtol=0, atol=1e-5)
+
+
+@given(
+    height=st.integers(1, 200),
+    width=st.integers(1, 200),
+    size=st.integers(1, 96),
+    padding=st.sampled_from(['centre', 'left_top']),
+    seed=st.integers(0, 2**16),
+)
+@example(height=480, width=640, size=224, padding='centre', seed=0)
+@example(height=1080, width=1920, size=224, padding='centre', seed=0)
+@example(height=1920, width=1080, size=448, padding='left_top', seed=0)
+def test_bilinear_equals_torch_for_any_size(height, width, size, padding, seed):
+    if min(_sides(height, width, size)) < 1:
+        return
+    image = _noise(height, width, seed)
+    pixels = to_pixels(image, size, padding=padding, resample='bilinear')
+    np.testing.assert_allclose(pixels, _torch_bilinear(image, size, padding), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(('height', 'width'), [(480, 640), (300, 200), (37, 61), (720, 1280)])
+def test_antialias_equals_torch_antialias_within_one_grey_level(height, width):
+    image = _noise(height, width)
+    pixels = to_pixels(image, 96, padding='centre', resample='antialias')
+    sides = _sides(height, width, 96)
+    oracle = torch.nn.functional.interpolate(
+        torch.from_numpy(image).permute(2, 0, 1)[None],
+        size=sides,
+        mode='bilinear',
+        align_corners=False,
+        antialias=True,
+    )[0].numpy()
+    top, left = (96 - sides[0]) // 2, (96 - sides[1]) // 2
+    inner = pixels[:, top : top + sides[0], left : left + sides[1]]
+    grey = np.rint((inner + 1) * 127.5)
+    np.testing.assert_allclose(inner, grey / 127.5 - 1, rtol=0, atol=1e-6)
+    assert np.abs(grey - oracle).max() <= 1
+
+
+def test_resamplers_differ_where_a_picture_has_detail():
+    checkerboard = np.zeros((192, 192, 3), dtype=np.uint8)
+    checkerboard[::2, ::2] = checkerboard[1::2, 1::2] = 255
+    plain = to_pixels(checkerboard, 64, padding='centre', resample='bilinear')
+    smooth = to_pixels(checkerboard, 64, padding='centre', resample='antialias')
+    assert np.abs(plain).min() > 0.9
+    assert np.abs(smooth).max() < 0.2
+
+
+@pytest.mark.parametrize('resample', ['bilinear', 'antialias'])
+@pytest.mark.parametrize(
+    ('height', 'width', 'padding', 'top', 'bottom', 'left', 'right'),
+    [
+        (10, 20, 'centre', 5, 5, 0, 0),
+        (11, 20, 'centre', 4, 5, 0, 0),
+        (20, 11, 'centre', 0, 0, 4, 5),
+        (11, 20, 'left_top', 9, 0, 0, 0),
+        (20, 11, 'left_top', 0, 0, 9, 0),
+    ],
+)
+def test_padding_is_black_and_in_its_place(
+    resample, height, width, padding, top, bottom, left, right
+):
+    white = np.full((height, width, 3), 255, dtype=np.uint8)
+    pixels = to_pixels(white, 20, padding=padding, resample=resample)
+    expected = np.full((3, 20, 20), -1.0, dtype=np.float32)
+    expected[:, top : 20 - bottom, left : 20 - right] = 1.0
+    np.testing.assert_array_equal(pixels, expected)
+
+
+@pytest.mark.parametrize('resample', ['bilinear', 'antialias'])
+@pytest.mark.parametrize('padding', ['centre', 'left_top'])
+def test_image_of_the_right_size_is_only_scaled(resample, padding):
+    image = _noise(32, 32)
+    pixels = to_pixels(image, 32, padding=padding, resample=resample)
+    expected = image.transpose(2, 0, 1).astype(np.float32) / np.float32(255) * 2 - 1
+    np.testing.assert_array_equal(pixels, expected)
+
+
+@pytest.mark.parametrize('resample', ['bilinear', 'antialias'])
+def test_result_stays_in_range_and_channels_stay_apart(resample):
+    image = np.zeros((50, 70, 3), dtype=np.uint8)
+    image[..., 1], image[..., 2] = 128, 255
+    pixels = to_pixels(image, 70, padding='centre', resample=resample)[:, 10:60]
+    assert pixels.dtype == np.float32
+    np.testing.assert_allclose(pixels[0], -1)
+    np.testing.assert_allclose(pixels[1], 128 / 127.5 - 1, atol=1e-6)
+    np.testing.assert_array_equal(pixels[2], 1)
+
+
+@pytest.mark.parametrize('resample', ['bilinear', 'antialias'])
+@pytest.mark.parametrize(('height', 'width'), [(60, 90), (48, 48)])
+def test_strided_and_read_only_views_give_the_same_pixels(resample, height, width):
+    image = _noise(height, width)
+    expected = to_pixels(image, 48, padding='centre', resample=resample)
+    # A bgr8 message seen as RGB, and a message whose row step is wider than its width.
+    bgr = np.ascontiguousarray(image[..., ::-1])[..., ::-1]
+    padded_rows = np.zeros((height, width + 5, 3), dtype=np.uint8)
+    padded_rows[:, :width] = image
+    for view in (bgr, padded_rows[:, :width]):
+        view.flags.writeable = False
+        before = view.copy()
+        np.testing.assert_array_equal(
+            to_pixels(view, 48, padding='centre', resample=resample), expected
+        )
+        np.testing.assert_array_equal(view, before)
+
+
+def test_out_is_filled_completely_and_returned():
+    out = np.full((3, 56, 56), np.nan, dtype=np.float32)
+    for seed, (height, width) in enumerate([(96, 128), (128, 96), (56, 56)]):
+        image = _noise(height, width, seed)
+        result = to_pixels(image, 56, padding='centre', resample='bilinear', out=out)
+        assert result is out
+        fresh = to_pixels(image, 56, padding='centre', resample='bilinear')
+        np.testing.assert_array_equal(out, fresh)
+
+
+def test_out_may_be_one_camera_of_a_larger_buffer():
+    buffer = np.zeros((2, 3, 28, 28), dtype=np.float32)
+    to_pixels(_noise(20, 30), 28, padding='centre', resample='bilinear', out=buffer[1])
+    assert not buffer[0].any()
+    np.testing.assert_array_equal(
+        buffer[1], to_pixels(_noise(20, 30), 28, padding='centre', resample='bilinear')
+    )
+
+
+@pytest.mark.parametrize(
+    ('image', 'words'),
+    [
+        (np.zeros((4, 4, 3), np.float32), ['uint8', 'float32', '(4, 4, 3)']),
+        (np.zeros((4, 4, 3), bool), ['uint8', 'bool']),
+        (np.zeros((4, 4), np.uint8), ['(height, width, 3)', '(4, 4)']),
+        (np.zeros((1, 4, 4, 3), np.uint8), ['(1, 4, 4, 3)']),
+        (np.zeros((3, 4, 5), np.uint8), ['(3, 4, 5)', 'transpose']),
+        (np.zeros((4, 4, 4), np.uint8), ['(4, 4, 4)', 'RGB']),
+        (np.zeros((4, 4, 1), np.uint8), ['(4, 4, 1)', 'RGB']),
+        (np.zeros((0, 4, 3), np.uint8), ['empty', '(0, 4, 3)']),
+        ([[1, 2, 3]], ['numpy array', 'list']),
+        (np.zeros((1, 900, 3), np.uint8), ['1x900', 'narrow']),
+    ],
+)
+def test_bad_image_is_an_error_that_says_what_came(image, words):
+    with pytest.raises(ValueError) as error:
+        to_pixels(image, 28, padding='centre', resample='bilinear')
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        ({'padding': 'right'}, ['image padding', 'right', 'left_top']),
+        ({'resample': 'cubic'}, ['image resample', 'cubic', 'antialias']),
+        ({'size': 0}, ['at least 1', '0']),
+        ({'out': np.zeros((3, 8, 8))}, ['float32', 'float64']),
+        ({'out': np.zeros((3, 9, 8), np.float32)}, ['(3, 8, 8)', '(3, 9, 8)']),
+    ],
+)
+def test_bad_argument_is_an_error_that_says_what_came(arguments, words):
+    arguments = {'size': 8, 'padding': 'centre', 'resample': 'bilinear', **arguments}
+    with pytest.raises(ValueError) as error:
+        to_pixels(_noise(9, 9), **arguments)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_absent_camera_is_black():
+    pixels = black_pixels(28)
+    assert pixels.shape == (3, 28, 28) and pixels.dtype == np.float32
+    assert (pixels == -1).all()
+    dark = to_pixels(np.zeros((28, 28, 3), np.uint8), 28, padding='centre', resample='bilinear')
+    np.testing.assert_array_equal(pixels, dark)

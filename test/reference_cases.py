@@ -1,0 +1,27 @@
+"""Finds the reference cases that the tests marked `cases` run (see test/cases/README.md)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cases_folder() -> Path:
+    """The folder in VLA_RUNTIME_CASES, or the copy beside this file."""
+    chosen = os.environ.get('VLA_RUNTIME_CASES')
+    folder = Path(chosen) if chosen else Path(__file__).parent / 'cases'
+    if not folder.is_dir():
+        raise FileNotFoundError(f'VLA_RUNTIME_CASES: no folder at {folder}')
+    return folder
+
+
+def find(pattern: str) -> list[Path]:
+    """All files directly in the cases folder that match, sorted by name.
+
+    Raises:
+        FileNotFoundError: none does; a test over no cases would pass without testing anything.
+    """
+    found = sorted(cases_folder().glob(pattern))
+    if not found:
+        raise FileNotFoundError(f'no reference case {pattern!r} in {cases_folder()}')
+    return found

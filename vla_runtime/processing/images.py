@@ -1,0 +1,184 @@
+"""Camera images to the networks' pixels: resize with the aspect kept, pad black, scale to [-1, 1].
+
+Two resamplers, because checkpoints were trained with either and the difference is visible to a
+network: plain bilinear in float (four taps, aliases when shrinking) and Pillow's bilinear on uint8
+(a triangle filter as wide as the shrinking needs).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vla_runtime.processing.words import check_word
+from vla_runtime.types import ImagePadding, ImageResample
+
+_BLACK = np.float32(-1.0)
+
+
+def black_pixels(size: int) -> np.ndarray:
+    """The picture of an absent camera: (3, size, size) float32, all -1."""
+    return np.full((3, size, size), _BLACK, dtype=np.float32)
+
+
+def to_pixels(
+    image: np.ndarray,
+    size: int,
+    *,
+    padding: ImagePadding,
+    resample: ImageResample,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """Resize one image into a black square, keeping its aspect, and scale it to [-1, 1].
+
+    The resized sides are `int(side / max(h / size, w / size))`, as in LeRobot and openpi.
+
+    Args:
+        image: (h, w, 3) uint8, RGB, any strides; never written to.
+        size: S, side of the square in pixels.
+        padding: `centre` halves the padding and puts an odd pixel right or at the bottom (pi0,
+            pi0.5); `left_top` pads on the left and at the top only (SmolVLA, xVLA).
+        resample: `bilinear` interpolates x/255 in float32 without antialiasing, as LeRobot does
+            with `torch.nn.functional.interpolate(align_corners=False)`; `antialias` resizes the
+            uint8 image with Pillow's BILINEAR, as openpi's client does.
+        out: (3, S, S) float32 to write into; a new array without it.
+
+    Returns:
+        (3, S, S) float32 in [-1, 1], channels first; `out` itself when it was given.
+
+    Raises:
+        ValueError: image, size or `out` of another type or shape, an unknown word for padding or
+            resample, or an image so narrow that one side shrinks to nothing.
+    """
+    _check_image(image)
+    if size < 1:
+        raise ValueError(f'image size must be at least 1 pixel, got {size}')
+    if out is None:
+        out = np.empty((3, size, size), dtype=np.float32)
+    elif out.shape != (3, size, size) or out.dtype != np.float32:
+        raise ValueError(
+            f'out must be float32 of shape (3, {size}, {size}), got {out.dtype} of shape '
+            f'{out.shape}'
+        )
+    height, width = _resized(image.shape[0], image.shape[1], size)
+    top, left = _offsets(size - height, size - width, padding)
+
+    if height < size or width < size:
+        out.fill(_BLACK)
+    inner = out[:, top : top + height, left : left + width]
+    np.multiply(_resample(image, height, width, resample), np.float32(2.0), out=inner)
+    inner -= np.float32(1.0)
+    return out
+
+
+def _check_image(image: np.ndarray) -> None:
+    if not isinstance(image, np.ndarray):
+        raise ValueError(f'image must be a numpy array, got {type(image).__name__}')
+    if image.dtype != np.uint8:
+        raise ValueError(
+            f'image must be uint8 with values 0 to 255, got {image.dtype} of shape {image.shape}'
+        )
+    if image.ndim != 3 or image.shape[2] != 3:
+        hint = ''
+        if image.ndim == 3 and image.shape[0] == 3:
+            hint = '; channels come last here: transpose it with image.transpose(1, 2, 0)'
+        elif image.ndim == 3 and image.shape[2] in (1, 4):
+            hint = '; convert it to RGB first'
+        raise ValueError(
+            f'image must have shape (height, width, 3) in RGB, got {image.shape}{hint}'
+        )
+    if image.size == 0:
+        raise ValueError(f'image is empty: its shape is {image.shape}')
+
+
+def _resized(height: int, width: int, size: int) -> tuple[int, int]:
+    """Sides after resizing; truncated, in float64, because the checkpoints saw those very sizes."""
+    ratio = max(width / size, height / size)
+    resized = int(height / ratio), int(width / ratio)
+    if min(resized) < 1:
+        raise ValueError(
+            f'image of {height}x{width} (height x width) is too narrow: resized to fit {size} '
+            f'pixels it would be {resized[0]}x{resized[1]}'
+        )
+    return resized
+
+
+def _offsets(spare_height: int, spare_width: int, padding: ImagePadding) -> tuple[int, int]:
+    """Top and left margin."""
+    check_word('image padding', padding, ImagePadding)
+    if padding == 'centre':
+        return spare_height // 2, spare_width // 2
+    return spare_height, spare_width
+
+
+def _resample(image: np.ndarray, height: int, width: int, resample: ImageResample) -> np.ndarray:
+    """(h, w, 3) uint8 to (3, height, width) float32 in [0, 1]."""
+    check_word('image resample', resample, ImageResample)
+    if image.shape[:2] == (height, width):
+        return _to_unit(image.transpose(2, 0, 1))
+    if resample == 'bilinear':
+        return _bilinear(image, height, width)
+    return _to_unit(_pillow_bilinear(image, height, width).transpose(2, 0, 1))
+
+
+def _to_unit(image: np.ndarray) -> np.ndarray:
+    unit = image.astype(np.float32, order='C')
+    unit /= np.float32(255.0)
+    return unit
+
+
+def _pillow_bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    from PIL import Image
+
+    picture = Image.fromarray(np.ascontiguousarray(image))
+    return np.asarray(picture.resize((width, height), resample=Image.Resampling.BILINEAR))
+
+
+def _bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Four taps a pixel, gathered from the uint8 image: reads only what the result needs.
+
+    Not cv2.resize: its sample positions differ from torch's in the last float32 bits, which on
+    sharp edges is 1e-4 in the result.
+    """
+    above, below, weight_y = _taps(image.shape[0], height)
+    before, after, weight_x = _taps(image.shape[1], width)
+    # Index of (channel, row, column) in the gathered rows, so the result is planar at once.
+    row_start = np.arange(height)[:, None] * image.shape[1]
+    channel = np.arange(3)[:, None, None]
+    index_before = (row_start + before) * 3 + channel
+    index_after = (row_start + after) * 3 + channel
+
+    def along_rows(rows: np.ndarray) -> np.ndarray:
+        gathered = image[rows].reshape(-1)
+        return _mix(
+            _to_unit(np.take(gathered, index_before, mode='clip')),
+            _to_unit(np.take(gathered, index_after, mode='clip')),
+            weight_x,
+        )
+
+    mixed = _mix(along_rows(above), along_rows(below), weight_y[:, None])
+    return np.clip(mixed, 0.0, 1.0, out=mixed)
+
+
+def _mix(first: np.ndarray, second: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """(1 - weight) * first + weight * second, overwriting both."""
+    first *= np.float32(1.0) - weight
+    second *= weight
+    first += second
+    return first
+
+
+def _taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Neighbours and weight of the second one for each target pixel, half-pixel centres.
+
+    Returns:
+        lower and upper source index, both (target,) int64, and the weight of the upper one,
+        (target,) float32.
+    """
+    # torch computes `scale * (i + 0.5) - 0.5` in float32 with one fused multiply-add: the product
+    # is exact in float64, so rounding once at the end gives the same bits.
+    scale = np.float64(np.float32(source) / np.float32(target))
+    position = (scale * (np.arange(target) + 0.5) - 0.5).astype(np.float32)
+    position = np.maximum(position, np.float32(0.0))
+    lower = np.minimum(position.astype(np.int64), source - 1)
+    upper = np.minimum(lower + 1, source - 1)
+    return lower, upper, position - lower.astype(np.float32)

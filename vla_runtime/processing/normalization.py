@@ -1,0 +1,215 @@
+"""States and actions to the networks' scale and back, in the arithmetic of the training code.
+
+| kind | scale s | normalise | denormalise |
+|---|---|---|---|
+| `quantiles_openpi` | q99 - q01 + 1e-6 | (x - q01) / s * 2 - 1 | (x + 1) / 2 * s + q01 |
+| `quantiles_lerobot` | q99 - q01, or 1e-8 where 0 | 2 * (x - q01) / s - 1 | (x + 1) * s / 2 + q01 |
+| `mean_std_openpi` | std + 1e-6 | (x - mean) / s | x * s + mean |
+| `mean_std_lerobot` | std | (x - mean) / (s + 1e-8) | x * s + mean |
+| `min_max` | max - min, or 1e-8 where 0 | 2 * (x - min) / s - 1 | (x + 1) / 2 * s + min |
+
+Nothing is clipped. LeRobot computes in float32 and so do its kinds and `min_max` here. openpi's
+statistics are float64 numpy arrays, which lifts its arithmetic to float64; its kinds do the same
+and round once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vla_runtime.processing.words import check_word
+from vla_runtime.types import NormaliserKind
+
+_Formula = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+_EPS_LEROBOT = 1e-8
+_EPS_OPENPI = 1e-6
+
+
+class _Kind(NamedTuple):
+    """The two statistics a kind reads, the scale it derives, and its two formulas of
+    (x, offset, scale)."""
+
+    first: str
+    second: str
+    dtype: type[np.floating]
+    scale: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    normalise: _Formula
+    denormalise: _Formula
+
+
+def _span_or_eps(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    span = high - low
+    return np.where(span == 0, span.dtype.type(_EPS_LEROBOT), span)
+
+
+def _twice_before_division(x: np.ndarray, low: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    return 2.0 * (x - low) / scale - 1.0
+
+
+# Order of operations is kept per source: it decides the last bits.
+_KINDS: dict[str, _Kind] = {
+    'quantiles_openpi': _Kind(
+        'q01',
+        'q99',
+        np.float64,
+        lambda low, high: high - low + _EPS_OPENPI,
+        lambda x, low, scale: (x - low) / scale * 2.0 - 1.0,
+        lambda x, low, scale: (x + 1.0) / 2.0 * scale + low,
+    ),
+    'quantiles_lerobot': _Kind(
+        'q01',
+        'q99',
+        np.float32,
+        _span_or_eps,
+        _twice_before_division,
+        lambda x, low, scale: (x + 1.0) * scale / 2.0 + low,
+    ),
+    'mean_std_openpi': _Kind(
+        'mean',
+        'std',
+        np.float64,
+        lambda mean, std: std + _EPS_OPENPI,
+        lambda x, mean, scale: (x - mean) / scale,
+        lambda x, mean, scale: x * scale + mean,
+    ),
+    'mean_std_lerobot': _Kind(
+        'mean',
+        'std',
+        np.float32,
+        lambda mean, std: std,
+        lambda x, mean, std: (x - mean) / (std + std.dtype.type(_EPS_LEROBOT)),
+        lambda x, mean, std: x * std + mean,
+    ),
+    'min_max': _Kind(
+        'min',
+        'max',
+        np.float32,
+        _span_or_eps,
+        _twice_before_division,
+        lambda x, low, scale: (x + 1.0) / 2.0 * scale + low,
+    ),
+}
+
+
+class Normalizer:
+    """Normalises vectors of n numbers with fixed statistics.
+
+    Attributes:
+        kind: which formulas, see the module's docstring.
+        size: n; None for `identity` without names, which takes any width.
+    """
+
+    def __init__(
+        self,
+        kind: NormaliserKind,
+        statistics: Mapping[str, np.ndarray],
+        names: Sequence[str] = (),
+    ) -> None:
+        """Check the statistics and prepare the scale.
+
+        Args:
+            kind: `identity` or a row of the table above.
+            statistics: name (`mean`, `std`, `min`, `max`, `q01`, `q99`) to (n,) floats; those the
+                kind does not read are ignored.
+            names: n names of the dimensions, for error messages and to check the length.
+
+        Raises:
+            ValueError: an unknown kind; statistics that are missing, of the wrong length, not
+                finite, or impossible (negative std, lower bound above the upper one).
+        """
+        check_word('normaliser', kind, NormaliserKind)
+        self.kind = kind
+        self.size: int | None = len(names) if names else None
+        self._names = tuple(names)
+        self._formulas: _Kind | None = None
+        if kind == 'identity':
+            return
+        formulas = _KINDS[kind]
+        offset, second = (
+            self._statistic(statistics, name, formulas.dtype)
+            for name in (formulas.first, formulas.second)
+        )
+        self._check_plausible(formulas, offset, second)
+        self._formulas = formulas
+        self._offset = offset
+        self._scale = formulas.scale(offset, second)
+
+    def normalise(self, x: np.ndarray) -> np.ndarray:
+        """Robot units to network scale.
+
+        Args:
+            x: (..., n) floats; a padded vector is an error: pad after normalising.
+
+        Returns:
+            (..., n) float32, a new array.
+
+        Raises:
+            ValueError: x is not n wide.
+        """
+        return self._apply(x, lambda formulas: formulas.normalise)
+
+    def denormalise(self, x: np.ndarray) -> np.ndarray:
+        """Network scale to robot units; arguments, result and errors as in `normalise`."""
+        return self._apply(x, lambda formulas: formulas.denormalise)
+
+    def _apply(self, x: np.ndarray, direction: Callable[[_Kind], _Formula]) -> np.ndarray:
+        x = np.asarray(x)
+        if x.ndim == 0 or (self.size is not None and x.shape[-1] != self.size):
+            listed = f' ({", ".join(self._names)})' if self._names else ''
+            raise ValueError(
+                f'normaliser {self.kind!r} has statistics for {self.size} numbers{listed}, got an '
+                f'array of shape {x.shape}; cut padding off before'
+            )
+        if self._formulas is None:
+            return x.astype(np.float32)
+        formula = direction(self._formulas)
+        result = formula(x.astype(self._formulas.dtype), self._offset, self._scale)
+        return result.astype(np.float32, copy=False)
+
+    def _statistic(
+        self, statistics: Mapping[str, np.ndarray], name: str, dtype: type[np.floating]
+    ) -> np.ndarray:
+        if name not in statistics:
+            found = ', '.join(sorted(statistics)) or 'none'
+            raise ValueError(
+                f'normaliser {self.kind!r} needs the statistic {name!r}, which is missing (there '
+                f'are: {found})'
+            )
+        values = np.array(statistics[name], dtype=dtype)
+        if values.ndim != 1 or values.size == 0:
+            raise ValueError(
+                f'statistic {name!r} must be one row of numbers, got shape {values.shape}'
+            )
+        if self.size is None:
+            self.size = values.size
+        if values.size != self.size:
+            raise ValueError(
+                f'statistic {name!r} has {values.size} numbers, expected {self.size}'
+                + (f' ({", ".join(self._names)})' if self._names else '')
+            )
+        self._refuse(~np.isfinite(values), f'statistic {name!r} is not finite', values)
+        return values
+
+    def _check_plausible(self, formulas: _Kind, first: np.ndarray, second: np.ndarray) -> None:
+        if formulas.second == 'std':
+            self._refuse(second < 0, "statistic 'std' is negative", second)
+        else:
+            self._refuse(
+                second < first,
+                f'statistic {formulas.second!r} is below {formulas.first!r}',
+                second,
+            )
+
+    def _refuse(self, bad: np.ndarray, what: str, values: np.ndarray) -> None:
+        """Raise a ValueError naming the first few bad dimensions, if there are any."""
+        indices = np.flatnonzero(bad)
+        if not indices.size:
+            return
+        shown = ', '.join(
+            f'{self._names[i] if self._names else f"index {i}"}: {values[i]}' for i in indices[:5]
+        )
+        more = f' and {indices.size - 5} more' if indices.size > 5 else ''
+        raise ValueError(f'{what} for {shown}{more}')

@@ -1,0 +1,224 @@
+"""Rotations in the five forms that policies speak, to matrices and back (through transforms3d).
+
+Forms, all in radians where there are angles:
+- `quaternion_wxyz`, `quaternion_xyzw`: 4 numbers, any length but zero on the way in; unit length
+  and canonical sign (the first of w, x, y, z that is not zero is positive) on the way out.
+- `euler`: 3 angles about the axes that transforms3d's code names (`sxyz`: static x, then y, then
+  z; `rzyx`: rotating z, then y, then x).
+- `axis_angle`: the rotation vector, axis times angle; its length is in [0, pi] on the way out.
+- `rotation_6d`: the first column of the matrix, then the second; Gram-Schmidt on the way in
+  (Zhou et al., arXiv 1812.07035, section B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from transforms3d import euler as t3d_euler
+from transforms3d import quaternions as t3d_quaternions
+
+from vla_runtime.processing.words import check_word
+from vla_runtime.types import RotationForm
+
+_WIDTHS: dict[str, int] = {
+    'quaternion_wxyz': 4,
+    'quaternion_xyzw': 4,
+    'euler': 3,
+    'axis_angle': 3,
+    'rotation_6d': 6,
+}
+# Below this length a quaternion's or a 6D vector's direction is noise, not an orientation.
+_DEGENERATE = 1e-6
+
+
+def rotation_width(form: RotationForm) -> int:
+    """How many numbers a rotation takes in this form; ValueError for an unknown form."""
+    check_word('rotation form', form, RotationForm)
+    return _WIDTHS[form]
+
+
+def check_euler_axes(axes: str) -> None:
+    """ValueError for an axis code that transforms3d does not know."""
+    try:
+        t3d_euler.euler2mat(0.0, 0.0, 0.0, axes)
+    except (KeyError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"euler axes must be 's' or 'r' and three axes, for example 'sxyz' or 'rzyx'; got "
+            f'{axes!r}'
+        ) from error
+
+
+def to_matrix(values: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz') -> np.ndarray:
+    """Rotations to matrices.
+
+    Args:
+        values: (..., k) with k = `rotation_width(form)`.
+        form: what the k numbers are.
+        euler_axes: for `euler` only.
+
+    Returns:
+        (..., 3, 3) float64, proper rotations.
+
+    Raises:
+        ValueError: a wrong width, a value that is not finite, a quaternion of no length, or 6D
+            vectors that are zero or parallel; names the row.
+    """
+    width = rotation_width(form)
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim == 0 or values.shape[-1] != width:
+        raise ValueError(
+            f'a rotation as {form} has {width} numbers, got an array of shape {values.shape}'
+        )
+    rows = values.reshape(-1, width)
+    _refuse_rows(~np.isfinite(rows).all(axis=-1), rows, form, 'is not finite')
+    if form == 'rotation_6d':
+        matrices = _from_6d(rows)
+    elif form == 'euler':
+        matrices = _stack(t3d_euler.euler2mat(*row, axes=euler_axes) for row in rows)
+    elif form == 'axis_angle':
+        matrices = _stack(t3d_quaternions.quat2mat(_vector_to_quaternion(row)) for row in rows)
+    else:
+        quaternions = unit_quaternions(_reorder(rows, form, to_wxyz=True))
+        matrices = _stack(t3d_quaternions.quat2mat(row) for row in quaternions)
+    return matrices.reshape(*values.shape[:-1], 3, 3)
+
+
+def from_matrix(matrices: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz') -> np.ndarray:
+    """Matrices to rotations in their canonical writing, see the module's docstring.
+
+    Args:
+        matrices: (..., 3, 3) proper rotations.
+        form: what to write them as.
+        euler_axes: for `euler` only.
+
+    Returns:
+        (..., k) float64.
+    """
+    width = rotation_width(form)
+    matrices = np.asarray(matrices, dtype=np.float64)
+    flat = matrices.reshape(-1, 3, 3)
+    if form == 'rotation_6d':
+        rows = flat[:, :, :2].transpose(0, 2, 1).reshape(-1, 6)
+    elif form == 'euler':
+        rows = _stack((t3d_euler.mat2euler(matrix, axes=euler_axes) for matrix in flat), (3,))
+    else:
+        quaternions = _stack((t3d_quaternions.mat2quat(matrix) for matrix in flat), (4,))
+        quaternions = unit_quaternions(quaternions)
+        if form == 'axis_angle':
+            rows = _quaternions_to_vectors(quaternions)
+        else:
+            rows = _reorder(quaternions, form, to_wxyz=False)
+    return rows.reshape(*matrices.shape[:-2], width)
+
+
+def unit_quaternions(quaternions: np.ndarray) -> np.ndarray:
+    """Unit length and canonical sign.
+
+    Args:
+        quaternions: (n, 4) as w, x, y, z.
+
+    Returns:
+        (n, 4) float64; the first component that is not zero is positive.
+
+    Raises:
+        ValueError: a quaternion shorter than 1e-6 has no direction; names the row.
+    """
+    quaternions = np.asarray(quaternions, dtype=np.float64)
+    lengths = np.linalg.norm(quaternions, axis=-1, keepdims=True)
+    _refuse_rows(
+        lengths[:, 0] < _DEGENERATE, quaternions, 'quaternion (w, x, y, z)', 'has no length'
+    )
+    unit = quaternions / lengths
+    first = np.argmax(unit != 0.0, axis=-1)
+    leading = np.take_along_axis(unit, first[:, None], axis=-1)
+    return np.where(leading < 0.0, -unit, unit)
+
+
+def continue_from(start: np.ndarray, rows: np.ndarray, form: RotationForm) -> np.ndarray:
+    """Write each rotation so that it lies closest to the one before it.
+
+    One orientation has several writings: two quaternions, angles 2 pi apart. Whatever interpolates
+    a plan number by number (a trajectory controller, a hand-over) would otherwise turn the wrist
+    the long way round where the writing flips.
+
+    Args:
+        start: (k,) the rotation that comes before the first row, such as the robot's state.
+        rows: (n, k) rotations in the same form.
+        form: their form.
+
+    Returns:
+        (n, k) float64, the same orientations; angles may leave [-pi, pi].
+    """
+    result = np.array(rows, dtype=np.float64)
+    before = np.asarray(start, dtype=np.float64)
+    for row in result:
+        if form in ('quaternion_wxyz', 'quaternion_xyzw'):
+            if before @ row < 0.0:
+                row *= -1.0
+        elif form == 'euler':
+            row += _whole_turns(before - row)
+        elif form == 'axis_angle':
+            angle = np.linalg.norm(row)
+            # Without an angle there is no axis to add turns about.
+            if angle > _DEGENERATE:
+                axis = row / angle
+                row += _whole_turns(before @ axis - angle) * axis
+        before = row
+    return result
+
+
+def _whole_turns(angle: np.ndarray) -> np.ndarray:
+    return 2.0 * np.pi * np.round(angle / (2.0 * np.pi))
+
+
+def _from_6d(rows: np.ndarray) -> np.ndarray:
+    """Gram-Schmidt: (n, 6) to (n, 3, 3)."""
+    first, second = rows[:, :3], rows[:, 3:]
+    first_length = np.linalg.norm(first, axis=-1, keepdims=True)
+    second_length = np.linalg.norm(second, axis=-1, keepdims=True)
+    zero = np.minimum(first_length, second_length)[:, 0] < _DEGENERATE
+    _refuse_rows(zero, rows, 'rotation_6d', 'has a column of no length')
+    x = first / first_length
+    rest = second - np.sum(x * second, axis=-1, keepdims=True) * x
+    rest_length = np.linalg.norm(rest, axis=-1, keepdims=True)
+    parallel = (rest_length < _DEGENERATE * second_length)[:, 0]
+    _refuse_rows(parallel, rows, 'rotation_6d', 'has parallel columns')
+    y = rest / rest_length
+    return np.stack([x, y, np.cross(x, y)], axis=-1)
+
+
+def _vector_to_quaternion(vector: np.ndarray) -> np.ndarray:
+    angle = float(np.linalg.norm(vector))
+    # sinc keeps the limit at no rotation: sin(angle / 2) / angle -> 1 / 2.
+    half_sine_over_angle = 0.5 * np.sinc(angle / (2.0 * np.pi))
+    return np.array([np.cos(angle / 2.0), *(half_sine_over_angle * vector)])
+
+
+def _quaternions_to_vectors(quaternions: np.ndarray) -> np.ndarray:
+    """(n, 4) canonical unit quaternions to (n, 3) rotation vectors.
+
+    atan2 of both parts, since the arc cosine of w alone loses half the digits of a small turn.
+    """
+    sine = np.linalg.norm(quaternions[:, 1:], axis=-1, keepdims=True)
+    angle = 2.0 * np.arctan2(sine, quaternions[:, :1])
+    scale = np.divide(angle, sine, out=np.full_like(sine, 2.0), where=sine > 0.0)
+    return quaternions[:, 1:] * scale
+
+
+def _reorder(rows: np.ndarray, form: RotationForm, *, to_wxyz: bool) -> np.ndarray:
+    if form == 'quaternion_wxyz':
+        return rows
+    return np.roll(rows, 1 if to_wxyz else -1, axis=-1)
+
+
+def _stack(rows: Iterable[np.ndarray], shape: tuple[int, ...] = (3, 3)) -> np.ndarray:
+    """Stack what may be no rows at all."""
+    return np.array(list(rows), dtype=np.float64).reshape(-1, *shape)
+
+
+def _refuse_rows(bad: np.ndarray, rows: np.ndarray, form: str, what: str) -> None:
+    if bad.any():
+        row = int(np.argmax(bad))
+        where = f'row {row}: ' if len(rows) > 1 else ''
+        raise ValueError(f'{where}rotation as {form} {what}: {rows[row].tolist()}')

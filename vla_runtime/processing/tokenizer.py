@@ -1,0 +1,135 @@
+"""Prompts to tokens in PaliGemma's layout: BOS, the text, padding on the right.
+
+Reads the two files that PaliGemma's vocabulary is handed out as: `tokenizer.json` (tokenizers) and
+`tokenizer.model` (sentencepiece). Only the one that the bundle holds needs its library installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+_BOS_TOKEN = '<bos>'
+_PAD_TOKEN = '<pad>'
+
+
+class Tokenizer:
+    """Encodes one prompt a call; build it with `Tokenizer.load`.
+
+    Attributes:
+        vocabulary_size: one more than the largest token id, so the least number of rows that the
+            text embedding must have.
+    """
+
+    def __init__(
+        self, encode_text: Callable[[str], list[int]], *, bos: int, pad: int, vocabulary_size: int
+    ) -> None:
+        self._encode_text = encode_text
+        self._bos = bos
+        self._pad = pad
+        self.vocabulary_size = vocabulary_size
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Read a tokenizer from disk.
+
+        Args:
+            path: a `.json` file (tokenizers) or a `.model` file (sentencepiece).
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: another kind of file, one that cannot be read, or one without `<bos>`.
+        """
+        path = Path(path)
+        if path.suffix not in ('.json', '.model'):
+            raise ValueError(
+                f'{path}: a tokenizer is a tokenizer.json (tokenizers) or a tokenizer.model '
+                '(sentencepiece)'
+            )
+        if not path.is_file():
+            raise FileNotFoundError(f'{path}: no such tokenizer file')
+        return cls._load_json(path) if path.suffix == '.json' else cls._load_sentencepiece(path)
+
+    @classmethod
+    def _load_json(cls, path: Path) -> Tokenizer:
+        import tokenizers
+
+        try:
+            backend = tokenizers.Tokenizer.from_str(path.read_text(encoding='utf-8'))
+        # The library raises bare Exception for whatever it cannot parse.
+        except Exception as error:
+            raise ValueError(f'{path}: not a readable tokenizer.json: {error}') from error
+        bos = backend.token_to_id(_BOS_TOKEN)
+        if bos is None:
+            raise _no_bos(path)
+        # The file may ask for both, and would then cut prompts without a word.
+        backend.no_truncation()
+        backend.no_padding()
+        # An instruction that spells '<bos>' or '<image>' is text, as it is for sentencepiece.
+        backend.encode_special_tokens = True
+
+        def encode_text(text: str) -> list[int]:
+            return list(backend.encode(text, add_special_tokens=False).ids)
+
+        pad = backend.token_to_id(_PAD_TOKEN)
+        size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        return cls(encode_text, bos=bos, pad=0 if pad is None else pad, vocabulary_size=size)
+
+    @classmethod
+    def _load_sentencepiece(cls, path: Path) -> Tokenizer:
+        import sentencepiece
+
+        model = path.read_bytes()
+        try:
+            # The library takes an empty file for a model without a vocabulary.
+            if not model:
+                raise RuntimeError('the file is empty')
+            backend = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ValueError(f'{path}: not a readable sentencepiece model: {error}') from error
+        if backend.bos_id() < 0:
+            raise _no_bos(path)
+
+        def encode_text(text: str) -> list[int]:
+            return list(backend.encode(text, add_bos=False, add_eos=False))
+
+        pad = max(backend.pad_id(), 0)
+        size = backend.get_piece_size()
+        return cls(encode_text, bos=backend.bos_id(), pad=pad, vocabulary_size=size)
+
+    def encode(self, prompt: str, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokenise a prompt.
+
+        Args:
+            prompt: the text, as `build_prompt` wrote it.
+            length: L, the fixed number of places.
+
+        Returns:
+            tokens: (L,) int64: BOS exactly once and first, the text, then the pad id (0 where the
+                vocabulary has none: padding is masked, so its embedding is never seen).
+            mask: (L,) bool, False on padding.
+
+        Raises:
+            ValueError: the prompt does not fit; nothing is ever cut off.
+        """
+        ids = [self._bos, *self._encode_text(prompt)]
+        if len(ids) > length:
+            raise ValueError(
+                f'prompt of {len(ids)} tokens is {len(ids) - length} too long for the '
+                f"{length} places of this policy (prompt_length in the bundle's policy.yaml): "
+                f'shorten the instruction. Prompt: {prompt!r}'
+            )
+        tokens = np.full(length, self._pad, dtype=np.int64)
+        tokens[: len(ids)] = ids
+        mask = np.zeros(length, dtype=bool)
+        mask[: len(ids)] = True
+        return tokens, mask
+
+
+def _no_bos(path: Path) -> ValueError:
+    return ValueError(
+        f"{path}: the vocabulary has no '{_BOS_TOKEN}' token, so this is not a PaliGemma "
+        'tokenizer; take the one that the checkpoint was trained with'
+    )

@@ -1,0 +1,18 @@
+"""Checks a word of a bundle or a caller against its closed vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+
+def check_word(field: str, word: str, vocabulary: Any) -> None:
+    """Raise a ValueError that lists the vocabulary, unless `word` belongs to it.
+
+    Args:
+        field: where the word stands, as the reader knows it (`prompt.template`).
+        word: what came.
+        vocabulary: a `typing.Literal` of `vla_runtime.types`.
+    """
+    allowed = get_args(vocabulary)
+    if word not in allowed:
+        raise ValueError(f'{field} must be one of {", ".join(allowed)}; got {word!r}')
