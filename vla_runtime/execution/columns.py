@@ -1,0 +1,106 @@
+"""The columns of a command, in the robot's order, and the mapping of other orders onto it by name.
+
+A column is one number that the robot is commanded: a joint, a gripper, a Cartesian coordinate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+ColumnKind = Literal['position', 'velocity']
+
+
+@dataclass(frozen=True)
+class Column:
+    """One commanded number.
+
+    Attributes:
+        name: joint name, or a Cartesian coordinate's.
+        kind: `position` holds at its last value, `velocity` holds at zero.
+        feedback: a measured position arrives under this name. Without it nothing guards the
+            distance between command and robot: only for coordinates that nobody measures.
+        continuous: an angle without end stops: values that differ by whole turns are the same.
+    """
+
+    name: str
+    kind: ColumnKind = 'position'
+    feedback: bool = True
+    continuous: bool = False
+
+
+class Columns:
+    """All columns of one executor, as arrays of flags beside their names."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        if not columns:
+            raise ValueError('columns: none given; the executor needs at least one joint')
+        self.names = tuple(column.name for column in columns)
+        repeated = sorted({name for name in self.names if self.names.count(name) > 1})
+        if repeated:
+            raise ValueError(f'columns: {repeated} named more than once; names must be unique')
+        for column in columns:
+            if column.kind not in get_args(ColumnKind):
+                raise ValueError(
+                    f"columns: '{column.name}' has kind '{column.kind}', expected one of "
+                    f'{list(get_args(ColumnKind))}'
+                )
+        self.kinds: tuple[str, ...] = tuple(column.kind for column in columns)
+        self.count = len(columns)
+        self.is_velocity = np.array([column.kind == 'velocity' for column in columns])
+        self.is_position = ~self.is_velocity
+        self.has_feedback = np.array([column.feedback for column in columns])
+        self.is_continuous = np.array([column.continuous for column in columns])
+        self.any_velocity = bool(self.is_velocity.any())
+        self.any_continuous = bool(self.is_continuous.any())
+
+    def order_of(self, names: Sequence[str]) -> np.ndarray:
+        """Where each of the executor's columns stands in `names`.
+
+        Returns:
+            (columns,) int: `values[:, order]` is in the executor's order.
+
+        Raises:
+            ValueError: the two do not name the same columns, each once.
+        """
+        if tuple(names) == self.names:
+            return np.arange(self.count)
+        missing = [name for name in self.names if name not in names]
+        unknown = [name for name in names if name not in self.names]
+        repeated = sorted({name for name in names if list(names).count(name) > 1})
+        problems = [
+            f'{word} {found}'
+            for word, found in (('missing', missing), ('unknown', unknown), ('repeated', repeated))
+            if found
+        ]
+        if problems:
+            raise ValueError(
+                f'the chunk names {list(names)}, the executor commands {list(self.names)}: '
+                f"{', '.join(problems)}; make the bundle's action names and the robot file's "
+                'joints agree'
+            )
+        return np.array([list(names).index(name) for name in self.names])
+
+
+def unwrap_rows(
+    rows: np.ndarray, continuous: np.ndarray, reference: np.ndarray, at_row: int
+) -> np.ndarray:
+    """Rows whose continuous columns take the short way from row to row, near a reference.
+
+    Args:
+        rows: (steps, columns).
+        continuous: (columns,) bool; other columns are returned as they are.
+        reference: (columns,) the angles that row `at_row` is to be nearest to, radians.
+        at_row: the row that is executed first.
+
+    Returns:
+        (steps, columns), a copy.
+    """
+    result = rows.copy()
+    angles = np.unwrap(rows[:, continuous], axis=0)
+    turns = np.round((reference[continuous] - angles[at_row]) / (2.0 * np.pi))
+    result[:, continuous] = angles + turns * (2.0 * np.pi)
+    return result

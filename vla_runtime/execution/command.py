@@ -1,0 +1,202 @@
+"""What the executor says at every tick, and the words it uses for why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+
+class CommandKind(str, Enum):
+    """What a command asks of the robot.
+
+    `IDLE` is the one kind that must not be published: nothing was ever commanded, so there is
+    nothing to hold.
+    """
+
+    IDLE = 'idle'
+    HOLD = 'hold'
+    APPROACH = 'approach'
+    TRACK = 'track'
+
+
+class Reason(str, Enum):
+    """Why the executor does what it does; one word a tick, ready for a status message."""
+
+    # moving
+    TRACKING = 'tracking'
+    OVERRUN = 'overrun'
+    APPROACHING = 'approaching'
+    # waiting, nothing is wrong
+    NOT_STARTED = 'not_started'
+    STOPPED = 'stopped'
+    WAITING_FOR_CHUNK = 'waiting_for_chunk'
+    SYNCHRONOUS_WAIT = 'synchronous_wait'
+    # the policy is late
+    STARVED = 'starved'
+    # something is wrong
+    STATE_MISSING = 'state_missing'
+    STATE_STALE = 'state_stale'
+    STATE_FROM_FUTURE = 'state_from_future'
+    STATE_NOT_FINITE = 'state_not_finite'
+    TRACKING_ERROR = 'tracking_error'
+    STEP_FROM_MEASURED = 'step_from_measured'
+    TICK_LATE = 'tick_late'
+    CLOCK_JUMP = 'clock_jump'
+    CLOCK_STOPPED = 'clock_stopped'
+    CLOCK_INVALID = 'clock_invalid'
+    CLAMP_LATCH = 'clamp_latch'
+    INTERNAL_ERROR = 'internal_error'
+
+
+class Refusal(str, Enum):
+    """Why a chunk was not taken."""
+
+    NOT_RUNNING = 'not_running'
+    HOLDING = 'holding'
+    APPROACHING = 'approaching'
+    OTHER_EPISODE = 'other_episode'
+    DUPLICATE = 'duplicate'
+    OUT_OF_ORDER = 'out_of_order'
+    OBSERVATION_FROM_FUTURE = 'observation_from_future'
+    OBSERVATION_TOO_OLD = 'observation_too_old'
+    OBSERVATION_UNKNOWN = 'observation_unknown'
+    MALFORMED = 'malformed'
+    WRONG_JOINTS = 'wrong_joints'
+    NOT_FINITE = 'not_finite'
+    WRONG_STEP_TIME = 'wrong_step_time'
+    INTERVAL_EXCEEDS_HORIZON = 'interval_exceeds_horizon'
+    LIMIT = 'limit'
+    CLAMP_LATCH = 'clamp_latch'
+    USEFUL_PART_PAST = 'useful_part_past'
+    START_TOO_FAR = 'start_too_far'
+    INTERNAL_ERROR = 'internal_error'
+
+
+@dataclass(slots=True)
+class Command:
+    """One tick's command. The executor owns it and overwrites it at the next tick.
+
+    Attributes:
+        kind: what it asks for; publish everything but `IDLE`, and nothing while `dry_run`.
+        reason: why.
+        setpoints: (columns,) float64, the value to command in each column's own kind: position
+            columns a position (rad or m), velocity columns a velocity (rad/s or m/s).
+        velocities: (columns,) float64, feed-forward velocity of position columns; equal to
+            `setpoints` in velocity columns; all zero while holding.
+        step: step of the plan that is being executed, -1 while none is.
+        chunk: inference number of the chunk that the step comes from, -1 while none is.
+        row: row of that chunk, -1 while none is.
+        limited: the motion limiter changed this command.
+        dry_run: computed and reported only; must not be published.
+    """
+
+    kind: CommandKind
+    reason: Reason
+    setpoints: np.ndarray
+    velocities: np.ndarray
+    step: int = -1
+    chunk: int = -1
+    row: int = -1
+    limited: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class SubmitResult:
+    """What became of a chunk.
+
+    Attributes:
+        refusal: `None` when it was accepted.
+        text: for the person at the robot: why it was refused, or what to know about it.
+        join_step: plan step at which it takes over, -1 when refused.
+        join_index: row of the chunk that is executed first: steps consumed since its observation.
+        delay_steps: steps that went by between its observation and its arrival.
+        clamped: some of it was outside the limits and clamped.
+    """
+
+    refusal: Refusal | None
+    text: str = ''
+    join_step: int = -1
+    join_index: int = -1
+    delay_steps: int = -1
+    clamped: bool = False
+
+    @property
+    def accepted(self) -> bool:
+        return self.refusal is None
+
+
+@dataclass(frozen=True)
+class StartResult:
+    """Whether the executor started, and if not, why not."""
+
+    started: bool
+    text: str = ''
+
+
+@dataclass(frozen=True)
+class CommittedSetpoints:
+    """The plan as the executor will go on with it: what the policy may condition on.
+
+    Attributes:
+        rows: (steps, columns) float64; row i belongs to step `first_step + i`.
+        names: column names.
+        step_time_s: seconds from row to row.
+        first_step: step of row 0.
+        stamp_ns: ROS time at which the step of row 0 began (or begins).
+        past: rows at the front that belong to steps already finished.
+        certain: rows, from row 0 on, that are executed before the next chunk can take over.
+        episode: the episode that the request belongs to.
+    """
+
+    rows: np.ndarray
+    names: tuple[str, ...]
+    step_time_s: float
+    first_step: int
+    stamp_ns: int
+    past: int
+    certain: int
+    episode: int
+
+
+@dataclass
+class Counters:
+    """Everything that happened since the executor was made; only ever counts up.
+
+    `received == accepted + sum(refused)`, and
+    `accepted == taken_over + superseded + dropped + (1 if a chunk is pending)`.
+    Of the rows of every chunk whose execution is over:
+    `rows_skipped + rows_executed + rows_left == rows_finished`.
+    """
+
+    ticks: int = 0
+    steps: int = 0
+    received: int = 0
+    accepted: int = 0
+    taken_over: int = 0
+    superseded: int = 0
+    dropped: int = 0
+    late: int = 0
+    short: int = 0
+    clamped: int = 0
+    policy_restarts: int = 0
+    refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
+    rows_skipped: int = 0
+    rows_executed: int = 0
+    rows_left: int = 0
+    rows_finished: int = 0
+    overrun_ticks: int = 0
+    overrun_steps: int = 0
+    starved_ticks: int = 0
+    starvations: int = 0
+    limited_ticks: int = 0
+    requests: int = 0
+    requests_timed_out: int = 0
+    holds: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
+    clock_jumps: int = 0
+    late_ticks: int = 0
+    states_malformed: int = 0
+    states_out_of_order: int = 0
+    internal_errors: int = 0

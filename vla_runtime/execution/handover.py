@@ -1,0 +1,178 @@
+"""How one chunk follows another: the rows that are executed from the seam on.
+
+All chunks lie on one grid of steps, so a hand-over is arithmetic on rows and is done once, when a
+chunk arrives. The curve through the rows keeps its velocity across the seam in every mode, because
+it is one curve (`plan`); the modes differ in how far the rows themselves jump.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+HandoverMode = Literal['switch', 'blend', 'ensemble', 'rtc']
+EnsembleOrder = Literal['oldest_first', 'newest_first']
+
+
+@dataclass(frozen=True)
+class HandoverParameters:
+    """How to hand over.
+
+    Attributes:
+        mode: `switch` takes the new rows as they are; `blend` cross-fades over `blend_steps`;
+            `ensemble` averages what all live chunks say about a step; `rtc` takes the new rows as
+            they are, which the policy made to continue the plan (real-time chunking).
+        blend_steps: steps of the cross-fade, at least 1.
+        ensemble_decay: m of the weights `exp(-m·i)` (ACT, arXiv 2304.13705, section IV-B); 0
+            weighs all chunks alike.
+        ensemble_order: which chunk is i = 0 and weighs most. ACT's is `oldest_first`.
+    """
+
+    mode: HandoverMode = 'blend'
+    blend_steps: int = 4
+    ensemble_decay: float = 0.01
+    ensemble_order: EnsembleOrder = 'oldest_first'
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(HandoverMode):
+            raise ValueError(
+                f"handover mode '{self.mode}', expected one of {list(get_args(HandoverMode))}"
+            )
+        if self.ensemble_order not in get_args(EnsembleOrder):
+            raise ValueError(
+                f"ensemble_order '{self.ensemble_order}', expected one of "
+                f'{list(get_args(EnsembleOrder))}'
+            )
+        if self.blend_steps < 1:
+            raise ValueError(f'blend_steps is {self.blend_steps}, expected 1 or more')
+        if not 0.0 <= self.ensemble_decay < np.inf:
+            raise ValueError(
+                f'ensemble_decay is {self.ensemble_decay}, expected 0 or more, and finite'
+            )
+
+
+@dataclass(frozen=True)
+class LiveChunk:
+    """A chunk on the grid of steps.
+
+    Attributes:
+        number: inference number.
+        first_step: step of row 0: the one that was current at its observation.
+        rows: (horizon, columns) in the executor's order.
+    """
+
+    number: int
+    first_step: int
+    rows: np.ndarray
+
+    @property
+    def end_step(self) -> int:
+        """The step after the last row's."""
+        return self.first_step + len(self.rows)
+
+
+@dataclass(frozen=True)
+class SeamReport:
+    """What happened where one chunk followed another.
+
+    Attributes:
+        step: plan step at which the new chunk took over.
+        chunk: its inference number.
+        join_index: its first executed row.
+        delay_steps: steps between its observation and its arrival.
+        mode: hand-over mode.
+        late: it came after the previous one had executed its steps.
+        from_hold: the robot stood still.
+        position_jump: (columns,) new row minus what the old plan had for the same step (its last
+            setpoint, where it had no more): how far the two disagree.
+        velocity_jump: (columns,) velocity of the first step after the seam minus that of the
+            last one before it, per second, after hand-over: what the robot gets to feel.
+    """
+
+    step: int
+    chunk: int
+    join_index: int
+    delay_steps: int
+    mode: str
+    late: bool
+    from_hold: bool
+    position_jump: np.ndarray
+    velocity_jump: np.ndarray
+
+
+def blend_weights(steps: int) -> np.ndarray:
+    """(steps,) weight of the new chunk: a smoothstep that leaves 0 and reaches 1 outside them."""
+    u = np.arange(1, steps + 1) / (steps + 1)
+    return u * u * (3.0 - 2.0 * u)
+
+
+def blend_rows(old: np.ndarray, new: np.ndarray, steps: int) -> np.ndarray:
+    """New rows, cross-faded from the old ones over the first steps.
+
+    Args:
+        old: (n, columns) what the plan in force has for the same steps; as far as it goes.
+        new: (m, columns).
+        steps: length of the cross-fade; no longer than there are old and new rows.
+    """
+    steps = min(steps, len(old), len(new))
+    result = new.copy()
+    if steps:
+        weight = blend_weights(steps)[:, None]
+        result[:steps] = (1.0 - weight) * old[:steps] + weight * new[:steps]
+    return result
+
+
+def ensemble_rows(
+    chunks: Sequence[LiveChunk], join_step: int, decay: float, order: EnsembleOrder
+) -> np.ndarray:
+    """Weighted mean of what all live chunks say, for every step of the newest from the seam on.
+
+    Args:
+        chunks: oldest first; the last one is the newest.
+        join_step: step of row 0 of the result.
+        decay: m of `exp(-m·i)`; i counts the chunks that have a row for the step.
+        order: whether i counts from the oldest or from the newest.
+    """
+    newest = chunks[-1]
+    steps = np.arange(join_step, newest.end_step)
+    total = np.zeros((len(steps), newest.rows.shape[1]))
+    weights = np.zeros(len(steps))
+    rank = np.zeros(len(steps))
+    for chunk in chunks if order == 'oldest_first' else reversed(chunks):
+        covered = (steps >= chunk.first_step) & (steps < chunk.end_step)
+        weight = np.exp(-decay * rank[covered])
+        total[covered] += weight[:, None] * chunk.rows[steps[covered] - chunk.first_step]
+        weights[covered] += weight
+        rank[covered] += 1.0
+    return total / weights[:, None]
+
+
+def hand_over(
+    parameters: HandoverParameters,
+    old: np.ndarray,
+    chunks: Sequence[LiveChunk],
+    join_step: int,
+) -> np.ndarray:
+    """The rows to execute from `join_step` on.
+
+    Args:
+        parameters: how.
+        old: (n, columns) rows of the plan in force from `join_step` on, as far as it goes.
+        chunks: live chunks, oldest first; the last one takes over.
+        join_step: first step of the new chunk that is executed.
+
+    Returns:
+        (rows left of the new chunk, columns), a new array.
+    """
+    newest = chunks[-1]
+    new = newest.rows[join_step - newest.first_step :]
+    if parameters.mode == 'blend':
+        return blend_rows(old, new, parameters.blend_steps)
+    if parameters.mode == 'ensemble':
+        return ensemble_rows(
+            chunks, join_step, parameters.ensemble_decay, parameters.ensemble_order
+        )
+    return new.copy()

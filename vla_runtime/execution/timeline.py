@@ -1,0 +1,238 @@
+"""The plan in force on the grid of steps, and how much of it has been consumed.
+
+Steps are counted from the start of the episode. Step k is the span of plan time from k to k+1 in
+which the row for step k is carried out: the setpoint leaves where step k-1 ended and reaches that
+row when step k ends. So S executed steps are exactly S rows reached, a hold lies on the last row
+executed, and nothing of the row after it is ever seen. (Against a robot that is simply sent row k
+for the whole of step k, as in most training data, this lags by half a step; leaving from row k at
+time k would lead by half a step.)
+
+Plan time only passes while the robot tracks. It is counted in integer nanoseconds, so that step
+boundaries are exact at any control rate.
+
+The timeline always ends at rest: with cubic interpolation the last knot's slope is zero until a
+successor is spliced in. Running out of plan is then a smooth stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_runtime.execution.handover import LiveChunk, SeamReport, hand_over
+from vla_runtime.execution.plan import Plan, Sampler, make_plan, monotone_slopes
+from vla_runtime.execution.replanner import ExecutorParameters
+
+# Finished steps that are kept for the committed plan, so that a policy whose observation is a few
+# steps old still finds the rows that belong to it.
+PAST_STEPS = 64
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A chunk's place on the timeline.
+
+    Attributes:
+        chunk: the chunk that it executes.
+        join_step: its first executed step.
+        boundary: the step at which its successor should take over (`join_step + S`).
+        end_step: the step at which the robot holds when no successor came.
+        rows: (rows left, columns) what is executed from `join_step` on, after hand-over; goes on
+            past `end_step` to the end of the chunk.
+        seam: what happened at its start.
+    """
+
+    chunk: LiveChunk
+    join_step: int
+    boundary: int
+    end_step: int
+    rows: np.ndarray
+    seam: SeamReport
+
+    @property
+    def join_index(self) -> int:
+        return self.join_step - self.chunk.first_step
+
+
+class Timeline:
+    """The plan in force, the chunk that is spliced in behind it, and the plan time consumed."""
+
+    def __init__(self, columns: int) -> None:
+        self._sampler = Sampler()
+        self.step_ns = 0
+        self.consumed_ns = 0
+        self.in_force: Segment | None = None
+        self.pending: Segment | None = None
+        self._plan = make_plan(np.zeros((1, columns)))
+        self._before_pending = self._plan
+
+    @property
+    def step_time_s(self) -> float:
+        return self.step_ns * 1e-9
+
+    @property
+    def current_step(self) -> int:
+        """The step that plan time is in."""
+        return self.consumed_ns // self.step_ns if self.step_ns else 0
+
+    @property
+    def next_step(self) -> int:
+        """The first step that has not begun."""
+        return -(-self.consumed_ns // self.step_ns) if self.step_ns else 0
+
+    @property
+    def at_end(self) -> bool:
+        """Whether there is nothing left to execute."""
+        last = self.pending or self.in_force
+        return last is None or self.consumed_ns >= last.end_step * self.step_ns
+
+    @property
+    def executing(self) -> Segment | None:
+        """The segment in force, unless all of it has been executed."""
+        return None if self.at_end else self.in_force
+
+    def restart(self, step_ns: int, setpoints: np.ndarray) -> None:
+        """Begin an episode: step 0, holding at the setpoints."""
+        self.step_ns = step_ns
+        self.consumed_ns = 0
+        self.hold_at(setpoints)
+
+    def hold_at(self, setpoints: np.ndarray) -> None:
+        """Drop the plan; the next chunk sets out from here.
+
+        A step that has begun counts as consumed, so the next chunk joins at a step boundary.
+
+        Args:
+            setpoints: (columns,) last commanded positions, zero in velocity columns.
+        """
+        step = self.next_step
+        self.consumed_ns = step * self.step_ns
+        self.in_force = None
+        self.pending = None
+        self._plan = make_plan(np.array(setpoints, dtype=np.float64)[None, :], step)
+        self._before_pending = self._plan
+
+    def joins_at(self) -> int:
+        """The step at which a chunk that arrives now takes over."""
+        if self.in_force is None:
+            return self.next_step
+        return max(self.in_force.boundary, self.next_step)
+
+    def setpoint_at_join(self) -> np.ndarray:
+        """(columns,) where the plan is when a chunk that arrives now takes over."""
+        plan = self._before_pending
+        return plan.knots[self.joins_at() - plan.first_step]
+
+    def splice(
+        self,
+        chunks: Sequence[LiveChunk],
+        delay_steps: int,
+        parameters: ExecutorParameters,
+    ) -> Segment:
+        """Let the last of the live chunks take over at `joins_at()`; replaces one spliced before.
+
+        Args:
+            chunks: live chunks, oldest first; the last one takes over.
+            delay_steps: reported only.
+            parameters: those that are in force from the seam on.
+        """
+        chunk, join = chunks[-1], self.joins_at()
+        old_plan, old_rows = self._before_pending, self._rows_from(join)
+        rows = hand_over(parameters.handover, old_rows, chunks, join)
+        available = len(rows)
+        interval = min(parameters.replan_interval, available)
+        executed = min(parameters.replan_interval + parameters.overrun_steps, available)
+        in_force = self.in_force
+        self._plan = self._join(old_plan, join, rows[:executed], parameters)
+        seam = SeamReport(
+            step=join,
+            chunk=chunk.number,
+            join_index=join - chunk.first_step,
+            delay_steps=delay_steps,
+            mode=parameters.handover.mode,
+            late=in_force is not None and join > in_force.boundary,
+            from_hold=in_force is None,
+            position_jump=chunk.rows[join - chunk.first_step]
+            - (old_rows[0] if len(old_rows) else old_plan.knots[join - old_plan.first_step]),
+            velocity_jump=self._velocity_jump(join),
+        )
+        self.pending = Segment(chunk, join, join + interval, join + executed, rows, seam)
+        return self.pending
+
+    def _rows_from(self, step: int) -> np.ndarray:
+        """(n, columns) what the plan in force has from a step on; a hold has itself, forever."""
+        if self.in_force is None:
+            return np.repeat(self._before_pending.knots[-1:], 64, axis=0)
+        return self.in_force.rows[step - self.in_force.join_step :]
+
+    def _join(self, old: Plan, join: int, rows: np.ndarray, parameters: ExecutorParameters) -> Plan:
+        """The old plan up to the setpoint at `join`, then the rows, ending at rest.
+
+        Whatever has begun stays as it is: the slope at `join` may change only while the step that
+        leads there has not begun.
+        """
+        first = max(old.first_step, self.current_step - PAST_STEPS)
+        kept = old.knots[first - old.first_step : join - old.first_step + 1]
+        knots = np.vstack([kept, rows])
+        slopes = np.zeros_like(knots)
+        slopes[: len(kept)] = old.slopes[first - old.first_step : join - old.first_step + 1]
+        seam = len(kept) - 1
+        fresh = monotone_slopes(knots[max(seam - 1, 0) :])[min(seam, 1) :]
+        begun = self.consumed_ns > (join - 1) * self.step_ns or seam == 0
+        slopes[seam + (1 if begun else 0) :] = fresh[1 if begun else 0 :]
+        slopes[-1] = 0.0
+        return make_plan(knots, first, parameters.interpolation, slopes)
+
+    def _velocity_jump(self, join: int) -> np.ndarray:
+        """(columns,) change of the mean velocity of a step across the seam, per second."""
+        knots, at = self._plan.knots, join - self._plan.first_step
+        before = knots[at] - knots[at - 1] if at > 0 else np.zeros_like(knots[at])
+        return (knots[at + 1] - knots[at] - before) / self.step_time_s
+
+    def advance(self, dt_ns: int) -> bool:
+        """Let plan time pass, at most to the end of the plan.
+
+        Returns:
+            Whether the pending chunk took over; `in_force` is then the new one.
+        """
+        last = self.pending or self.in_force
+        if last is None:
+            return False
+        self.consumed_ns = min(self.consumed_ns + dt_ns, last.end_step * self.step_ns)
+        pending = self.pending
+        if pending is None or self.consumed_ns < pending.join_step * self.step_ns:
+            return False
+        self.in_force, self.pending = pending, None
+        self._before_pending = self._plan
+        return True
+
+    def sample_into(self, setpoints: np.ndarray, rates: np.ndarray) -> int:
+        """Setpoints and their rates (per second) at the current plan time.
+
+        Returns:
+            The step that the sample lies in.
+        """
+        plan = self._plan
+        step, rest_ns = divmod(self.consumed_ns, self.step_ns)
+        interval, fraction = step - plan.first_step, rest_ns / self.step_ns
+        if interval >= len(plan.coefficients):
+            interval, fraction = len(plan.coefficients) - 1, 1.0
+        self._sampler.sample_into(plan, interval, fraction, setpoints, rates)
+        rates /= self.step_time_s
+        return plan.first_step + interval
+
+    def committed_rows(self, past_steps: int) -> tuple[int, np.ndarray]:
+        """The first step and the rows of what was and will be executed.
+
+        Finished steps first (as many as are kept and asked for), then everything to the end of the
+        last spliced chunk, executed or not.
+        """
+        plan, last = self._plan, self.pending or self.in_force
+        first = max(self.current_step - past_steps, plan.first_step)
+        # The row of step k is the knot at which step k ends.
+        rows = plan.knots[first + 1 - plan.first_step :]
+        if last is not None:
+            rows = np.vstack([rows, last.rows[last.end_step - last.join_step :]])
+        return first, rows.copy()

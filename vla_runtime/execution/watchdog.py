@@ -1,0 +1,206 @@
+"""What stops the robot: late ticks, clocks that jump or stand still, and a measured state that is
+missing, stale, not a number or too far from what was commanded.
+
+The dead-man and late ticks are timed on a steady clock; the age of data is the difference of two
+times on the ROS clock. Both are given to every call; nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.command import Reason
+from vla_runtime.execution.state import MeasuredState
+
+MotionClock = Literal['steady', 'ros']
+
+
+@dataclass(frozen=True)
+class WatchdogParameters:
+    """When to stop. Fixed while the executor lives.
+
+    Attributes:
+        tick_timeout_s: longest time between two ticks, steady clock. After a longer one the plan
+            is dropped: it belongs to a moment that has passed.
+        max_state_age_s: oldest measured position that may be moved on, ROS clock.
+        future_tolerance_s: how far a stamp may lie ahead of the ROS clock (clocks of two
+            computers are never quite equal).
+        max_tracking_error: largest distance between a commanded and a measured position, rad or
+            m. Beyond it the robot holds until it is started again.
+        clock_jump_s: largest step of the ROS clock (against the steady clock, or between ticks
+            under `motion_clock` ros) that is not taken for a jump.
+        clock_timeout_s: under `motion_clock` ros, how long the ROS clock may stand still.
+        motion_clock: what plan time follows: `steady` on a robot, `ros` under `use_sim_time`.
+    """
+
+    tick_timeout_s: float = 0.1
+    max_state_age_s: float = 0.2
+    future_tolerance_s: float = 0.05
+    max_tracking_error: float = 0.5
+    clock_jump_s: float = 0.2
+    clock_timeout_s: float = 0.5
+    motion_clock: MotionClock = 'steady'
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name != 'motion_clock' and not value > 0.0:
+                raise ValueError(f'watchdog: {name} is {value}, expected more than 0')
+        if self.motion_clock not in get_args(MotionClock):
+            raise ValueError(
+                f"watchdog: motion_clock is '{self.motion_clock}', expected one of "
+                f'{list(get_args(MotionClock))}'
+            )
+
+
+class ClockWatch:
+    """Turns the two clocks into the plan time that passed between two ticks."""
+
+    def __init__(self, parameters: WatchdogParameters) -> None:
+        self._parameters = parameters
+        self.restart()
+
+    def restart(self) -> None:
+        """The next tick is the first."""
+        self.last_s: float | None = None
+        self._last_ros_ns = 0
+        self._still_s = 0.0
+        self._drift_s = 0.0
+        self._drift_age_s = 0.0
+        self.dt_ns = 0
+        self.detail = ''
+
+    def advance(self, now_s: float, now_ros_ns: int) -> Reason | None:
+        """Take the time of a tick; sets `dt_ns`, the plan time since the last one.
+
+        Returns:
+            Why the robot must hold, if it must; `detail` says it in words.
+        """
+        self.dt_ns = 0
+        if not math.isfinite(now_s):
+            self.detail = f'the steady clock reads {now_s}'
+            return Reason.CLOCK_INVALID
+        if self.last_s is None:
+            self.last_s, self._last_ros_ns = now_s, now_ros_ns
+            return None
+        steady_s = now_s - self.last_s
+        ros_ns = now_ros_ns - self._last_ros_ns
+        self.last_s, self._last_ros_ns = now_s, now_ros_ns
+        if self._parameters.motion_clock == 'steady':
+            fault = self._check_steady(steady_s, ros_ns)
+            self.dt_ns = round(steady_s * 1e9)
+        else:
+            fault = self._check_ros(steady_s, ros_ns)
+            self.dt_ns = ros_ns
+        if fault is None and steady_s > self._parameters.tick_timeout_s:
+            self.detail = (
+                f'{steady_s:.3f} s between two ticks, at most '
+                f'{self._parameters.tick_timeout_s:g} s allowed (tick_timeout_s)'
+            )
+            fault = Reason.TICK_LATE
+        if fault is not None:
+            self.dt_ns = 0
+        return fault
+
+    def _check_steady(self, steady_s: float, ros_ns: int) -> Reason | None:
+        """The ROS clock against the steady one, over windows of a second."""
+        if steady_s < 0.0:
+            return self._jumped('the steady clock', steady_s)
+        self._drift_s += ros_ns * 1e-9 - steady_s
+        self._drift_age_s += steady_s
+        drift_s = self._drift_s
+        if abs(drift_s) > self._parameters.clock_jump_s:
+            return self._jumped('the ROS clock', drift_s)
+        if self._drift_age_s > 1.0:
+            self._drift_s = self._drift_age_s = 0.0
+        return None
+
+    def _check_ros(self, steady_s: float, ros_ns: int) -> Reason | None:
+        if steady_s < 0.0:
+            return self._jumped('the steady clock', steady_s)
+        if ros_ns < 0 or ros_ns * 1e-9 > self._parameters.clock_jump_s:
+            return self._jumped('the ROS clock', ros_ns * 1e-9)
+        self._still_s = 0.0 if ros_ns else self._still_s + steady_s
+        if self._still_s > self._parameters.clock_timeout_s:
+            self.detail = f'the ROS clock has stood still for {self._still_s:.2f} s'
+            return Reason.CLOCK_STOPPED
+        return None
+
+    def _jumped(self, clock: str, by_s: float) -> Reason:
+        self._drift_s = self._drift_age_s = self._still_s = 0.0
+        self.detail = f'{clock} jumped by {by_s:+.3f} s'
+        return Reason.CLOCK_JUMP
+
+
+class StateWatch:
+    """Checks the measured state at every tick."""
+
+    def __init__(self, parameters: WatchdogParameters, columns: Columns) -> None:
+        self._parameters = parameters
+        self._columns = columns
+        self._guarded = np.flatnonzero(columns.has_feedback & columns.is_position)
+        self._error = np.zeros(columns.count)
+        self._max_age_ns = round(parameters.max_state_age_s * 1e9)
+        self._future_ns = round(parameters.future_tolerance_s * 1e9)
+
+    def check(self, state: MeasuredState, now_ros_ns: int) -> Reason | None:
+        """Whether the measured state may be moved on."""
+        if not state.guarded:
+            return None
+        if not state.complete:
+            return Reason.STATE_MISSING
+        age_ns = now_ros_ns - state.oldest_stamp_ns
+        if age_ns > self._max_age_ns:
+            return Reason.STATE_STALE
+        if age_ns < -self._future_ns:
+            return Reason.STATE_FROM_FUTURE
+        # A sum is finite exactly when all its parts are (positions are nowhere near overflow).
+        if not math.isfinite(state.positions.sum()):
+            return Reason.STATE_NOT_FINITE
+        return None
+
+    def describe(self, reason: Reason, state: MeasuredState, now_ros_ns: int) -> str:
+        """A fault of `check` in words."""
+        if reason is Reason.STATE_MISSING:
+            return (
+                f'no measured position ever came for {state.missing}; check the joint_states '
+                "topics and the robot file's joint names"
+            )
+        if reason is Reason.STATE_NOT_FINITE:
+            wrong = np.flatnonzero(~np.isfinite(state.positions))
+            names = [self._columns.names[column] for column in wrong]
+            return f'the measured position of {names} is not a number'
+        age_s = (now_ros_ns - state.oldest_stamp_ns) * 1e-9
+        if reason is Reason.STATE_STALE:
+            limit_s = self._parameters.max_state_age_s
+            return (
+                f'the measured position of {state.oldest_columns()} is {age_s:.3f} s old, at '
+                f'most {limit_s:g} s allowed (max_state_age_s)'
+            )
+        return (
+            f'the measured position of {state.oldest_columns()} is stamped {-age_s:.3f} s in the '
+            "future; are the computers' clocks synchronised, is use_sim_time the same everywhere?"
+        )
+
+    def too_far(self, commanded: np.ndarray, measured: np.ndarray) -> bool:
+        """Whether any commanded position is too far from the measured one."""
+        np.subtract(commanded, measured, out=self._error)
+        np.abs(self._error, out=self._error)
+        self._error[self._columns.is_velocity] = 0.0
+        self._error[~self._columns.has_feedback] = 0.0
+        return bool(self._error.max() > self._parameters.max_tracking_error)
+
+    def describe_distance(self, commanded: np.ndarray, measured: np.ndarray) -> str:
+        """The largest distance between commanded and measured, in words."""
+        error = np.where(self._columns.is_velocity, 0.0, np.abs(commanded - measured))
+        error = np.where(self._columns.has_feedback, error, 0.0)
+        worst = int(np.argmax(error))
+        return (
+            f"'{self._columns.names[worst]}' is at {measured[worst]:.4g} but commanded to "
+            f'{commanded[worst]:.4g}; at most {self._parameters.max_tracking_error:g} apart '
+            'allowed (max_tracking_error)'
+        )
