@@ -1,0 +1,107 @@
+"""Tiny policies with random weights, as real bundles on disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vla_runtime.bundle import (
+    ActionSpec,
+    BundleSpec,
+    CameraSpec,
+    ImageSpec,
+    NormalisationSpec,
+    PromptSpec,
+    StateSpec,
+    write_bundle,
+)
+from vla_runtime.dimensions import GemmaDims, PolicyDims, VisionDims
+from vla_runtime.models import policy_network
+from vla_runtime.types import AdvantageTemplate, Family, Observation
+
+TOKENIZER = Path(__file__).parent / 'cases' / 'lerobot_pi05_tiny' / 'tokenizer.json'
+JOINTS = ('shoulder', 'elbow', 'gripper')
+CAMERAS = ('top', 'wrist')
+
+
+def tiny_dims(family: Family, horizon: int = 8) -> PolicyDims:
+    language = GemmaDims(width=32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
+    return PolicyDims(
+        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28),
+        language=language,
+        expert=replace(language, width=16, mlp_dim=32),
+        vocabulary=400,
+        cameras=len(CAMERAS),
+        prompt_length=64,
+        horizon=horizon,
+        action_dim=6,
+        state_dim=6 if family == 'pi0' else 0,
+    )
+
+
+def tiny_spec(
+    family: Family = 'pi05',
+    *,
+    advantage: AdvantageTemplate | None = None,
+    delta: bool = False,
+) -> BundleSpec:
+    return BundleSpec(
+        name=f'tiny {family}',
+        family=family,
+        dims=tiny_dims(family),
+        cameras=tuple(CameraSpec(name) for name in CAMERAS),
+        images=ImageSpec(padding='centre', resample='bilinear'),
+        state=tuple(StateSpec(name, 'rad') for name in JOINTS),
+        actions=tuple(
+            ActionSpec(name, 'rad', 'delta', relative_to=name)
+            if delta and name != 'gripper'
+            else ActionSpec(name, 'rad', 'absolute')
+            for name in JOINTS
+        ),
+        step_time_s=0.05,
+        denoise_steps=3,
+        prompt=PromptSpec(
+            template='pi05_state' if family == 'pi05' else 'pi0',
+            cleaning='lerobot',
+            advantage=advantage,
+        ),
+        normalisation=NormalisationSpec(state='quantiles_lerobot', actions='mean_std_lerobot'),
+        tokenizer='tokenizer.json',
+    )
+
+
+def write_tiny_policy(target: Path, spec: BundleSpec, seed: int = 0) -> Path:
+    """Write a bundle with random weights of a size that makes everything matter.
+
+    Zero-initialised modulations would make the expert the identity, so every weight is drawn.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    network = policy_network(spec.family, spec.dims)
+    weights = {
+        name: (torch.randn(value.shape, generator=generator) * 0.2).numpy()
+        for name, value in network.state_dict().items()
+    }
+    random = np.random.default_rng(seed)
+    count = len(JOINTS)
+    statistics = {
+        'state.q01': np.full(count, -1.5),
+        'state.q99': np.full(count, 1.5),
+        'actions.mean': random.normal(size=count) * 0.1,
+        'actions.std': random.uniform(0.2, 1.0, size=count),
+    }
+    write_bundle(target, spec, weights=weights, statistics=statistics, tokenizer=TOKENIZER)
+    return target
+
+
+def observation(seed: int = 0, **changes) -> Observation:
+    """A seeded observation of the tiny policies' robot."""
+    random = np.random.default_rng(seed)
+    values = {
+        'images': {name: random.integers(0, 256, (48, 64, 3), dtype=np.uint8) for name in CAMERAS},
+        'state': random.uniform(-1, 1, len(JOINTS)).astype(np.float32),
+        'instruction': 'pick up the red cup',
+    }
+    return Observation(**{**values, **changes})
