@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from vla_runtime.bundle_rules import check_spec, check_statistics, dump_spec, parse_spec
 from vla_runtime.bundle_schema import (
@@ -225,8 +225,7 @@ def seal(folder: str | Path, spec: BundleSpec) -> BundleSpec:
 
 def write_statistics(folder: str | Path, statistics: Mapping[str, np.ndarray]) -> None:
     """Write statistics.safetensors; keys and shapes are checked when the folder is sealed."""
-    arrays = {key: np.ascontiguousarray(value) for key, value in statistics.items()}
-    save_file(arrays, str(Path(folder) / STATISTICS_FILE))
+    _write_arrays(Path(folder) / STATISTICS_FILE, statistics)
 
 
 def write_bundle(
@@ -255,8 +254,7 @@ def write_bundle(
         BundleError: the target exists, or what was given does not make a valid bundle.
     """
     with new_bundle(target, force=force) as folder:
-        arrays = {key: np.ascontiguousarray(value) for key, value in weights.items()}
-        save_file(arrays, str(folder / WEIGHTS_FILE))
+        _write_arrays(folder / WEIGHTS_FILE, weights)
         write_statistics(folder, statistics)
         shutil.copyfile(tokenizer, folder / spec.tokenizer)
         seal(folder, replace(spec, files={}))
@@ -315,6 +313,11 @@ def _files_in(folder: Path) -> list[str]:
         if path.is_symlink() or not path.is_dir():
             names.append(name)
     return names
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    # Not `save_file`: its files are readable by their owner only, whatever the umask.
+    path.write_bytes(save({key: np.ascontiguousarray(value) for key, value in arrays.items()}))
 
 
 def _verify_file(path: Path, expected: str) -> None:

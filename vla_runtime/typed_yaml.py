@@ -78,12 +78,12 @@ def key_of(field: dataclasses.Field[Any]) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses to mappings and tuples to lists; fields that are `None` are left out."""
+    """Dataclasses to mappings and tuples to lists; fields that are None or () are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             key_of(field): to_plain(getattr(value, field.name))
             for field in dataclasses.fields(value)
-            if getattr(value, field.name) is not None
+            if getattr(value, field.name) not in (None, ())
         }
     if isinstance(value, Mapping):
         return {key: to_plain(item) for key, item in value.items()}

@@ -1,0 +1,222 @@
+"""Make a policy bundle from a LeRobot or an openpi PyTorch checkpoint folder.
+
+Run it with the checkpoint alone first: one message lists everything that the folder does not say,
+with the option that supplies it. Nothing is written until everything is known and checked.
+
+examples:
+  # a LeRobot policy; names and rate come from the data set it was trained on
+  vla_runtime export outputs/train/pick/checkpoints/last/pretrained_model --out engines/pick \\
+      --tokenizer paligemma/tokenizer.model --dataset datasets/pick --units deg,gripper.pos=percent
+
+  # an openpi policy for ALOHA: joints relative to the state, grippers absolute
+  vla_runtime export checkpoints/pi05_aloha_pytorch --out engines/aloha \\
+      --tokenizer paligemma/tokenizer.model --prompt-template pi05_state --rate-hz 50 \\
+      --state-names l1,l2,l3,l4,l5,l6,lg,r1,r2,r3,r4,r5,r6,rg \\
+      --action-names l1,l2,l3,l4,l5,l6,lg,r1,r2,r3,r4,r5,r6,rg \\
+      --delta l1,l2,l3,l4,l5,l6,r1,r2,r3,r4,r5,r6 --units rad,lg=1,rg=1
+
+  # look only
+  vla_runtime export CHECKPOINT --out BUNDLE --dry-run ...
+
+What no option covers (end-effector poses, say) is written into the bundle's policy.yaml by hand;
+'vla_runtime info BUNDLE' then checks it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from vla_runtime.types import AdvantageTemplate, PromptTemplate
+
+if TYPE_CHECKING:
+    from vla_runtime.bundle import CameraSpec
+    from vla_runtime.export.options import ExportOptions
+
+_ABSENT = '=absent'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    parser.add_argument('checkpoint', type=Path, metavar='CHECKPOINT', help='the folder to read')
+    parser.add_argument(
+        '--out', type=Path, required=True, metavar='BUNDLE', help='the folder to make'
+    )
+    parser.add_argument('--force', action='store_true', help='replace a bundle that lies there')
+    parser.add_argument('--dry-run', action='store_true', help='check and show, write nothing')
+    parser.add_argument('--name', help="of the policy, for people (default: BUNDLE's name)")
+    _add_files(parser.add_argument_group('files that the folder may lack'))
+    _add_columns(parser.add_argument_group('state and actions'))
+    _add_training(parser.add_argument_group('how the policy was trained'))
+    _add_sizes(parser.add_argument_group('sizes that tensors do not show'))
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Export; 2 where the checkpoint cannot become a bundle."""
+    from vla_runtime.bundle import BundleError
+    from vla_runtime.bundle_summary import describe, line
+    from vla_runtime.export.conversion import plan_export, write_export
+    from vla_runtime.export.errors import ExportError
+
+    target: Path = arguments.out
+    try:
+        plan = plan_export(
+            arguments.checkpoint, _options(arguments), default_name=target.resolve().name
+        )
+        print(describe(plan.spec))
+        print(line('weights', f'{len(plan.tensors)} tensors, {plan.weight_bytes / 1e6:,.1f} MB'))
+        if arguments.dry_run:
+            print(f'\ndry run: nothing was written; {target} would be made')
+            return 0
+        with _progress(plan.weight_bytes) as bar:
+            write_export(plan, target, force=arguments.force, advance=bar.update)
+    except (ExportError, BundleError, OSError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 2
+    print(f'\nwrote {target}\nnext: vla_runtime info {target}')
+    return 0
+
+
+def _progress(total: int):  # type: ignore[no-untyped-def]
+    from tqdm import tqdm
+
+    # disable=None: silent where the output is not a terminal.
+    return tqdm(total=total, unit='B', unit_scale=True, desc='weights', disable=None)
+
+
+def _add_files(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        '--tokenizer',
+        type=Path,
+        metavar='FILE',
+        help="PaliGemma's tokenizer.json or tokenizer.model",
+    )
+    group.add_argument(
+        '--statistics', type=Path, metavar='FILE', help='norm_stats.json of an openpi policy'
+    )
+    group.add_argument(
+        '--asset-id', metavar='ID', help='which of several assets/ID/norm_stats.json (openpi)'
+    )
+    group.add_argument(
+        '--dataset',
+        type=Path,
+        metavar='FOLDER',
+        help='LeRobot data set: names and rate from its meta/info.json',
+    )
+
+
+def _add_columns(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        '--state-names', type=_words, metavar='NAME,…', help='measured dimensions, training order'
+    )
+    group.add_argument(
+        '--action-names', type=_words, metavar='NAME,…', help='action dimensions, training order'
+    )
+    group.add_argument(
+        '--units',
+        type=_words,
+        metavar='UNIT,NAME=UNIT,…',
+        help='a unit for all, and for single ones (state:NAME=UNIT for one of two like names): '
+        'rad deg m mm rad/s deg/s m/s 1 percent',
+    )
+    kinds = group.add_mutually_exclusive_group()
+    kinds.add_argument(
+        '--delta', type=_words, metavar='NAME,…', help='actions relative to the state'
+    )
+    kinds.add_argument('--absolute', action='store_true', help='no action is relative to the state')
+    group.add_argument(
+        '--velocity', type=_words, metavar='NAME,…', default=(), help='actions that are velocities'
+    )
+
+
+def _add_training(group: argparse._ArgumentGroup) -> None:
+    group.add_argument('--rate-hz', type=float, metavar='HZ', help='actions a second')
+    group.add_argument(
+        '--cameras',
+        type=_cameras,
+        metavar='NAME,…',
+        help=f"names in the network's order; NAME{_ABSENT} is always a masked black image",
+    )
+    group.add_argument(
+        '--prompt-template', choices=get_args(PromptTemplate), help='layout of the prompt'
+    )
+    group.add_argument(
+        '--advantage',
+        choices=get_args(AdvantageTemplate),
+        help='where the advantage tag was in training (default: trained without)',
+    )
+    group.add_argument(
+        '--denoise-steps', type=_count, metavar='N', help='Euler steps (default: 10)'
+    )
+
+
+def _add_sizes(group: argparse._ArgumentGroup) -> None:
+    group.add_argument('--horizon', type=_count, metavar='N', help='actions of a chunk')
+    group.add_argument(
+        '--prompt-length',
+        type=_count,
+        metavar='N',
+        help='tokens of the padded prompt (openpi default: 200 for pi05, 48 for pi0)',
+    )
+    group.add_argument(
+        '--vision-heads', type=_count, metavar='N', help="the vision tower's attention heads"
+    )
+    group.add_argument('--heads', type=_count, metavar='N', help="the language model's query heads")
+    group.add_argument(
+        '--kv-heads', type=_count, metavar='N', help="the language model's key/value heads"
+    )
+
+
+def _options(arguments: argparse.Namespace) -> ExportOptions:
+    from vla_runtime.export.options import ExportOptions
+
+    return ExportOptions(
+        name=arguments.name,
+        tokenizer=arguments.tokenizer,
+        statistics=arguments.statistics,
+        asset_id=arguments.asset_id,
+        dataset=arguments.dataset,
+        state_names=arguments.state_names,
+        action_names=arguments.action_names,
+        units=arguments.units,
+        rate_hz=arguments.rate_hz,
+        cameras=arguments.cameras,
+        deltas=() if arguments.absolute else arguments.delta,
+        velocities=arguments.velocity,
+        horizon=arguments.horizon,
+        denoise_steps=arguments.denoise_steps,
+        prompt_length=arguments.prompt_length,
+        prompt_template=arguments.prompt_template,
+        advantage=arguments.advantage,
+        vision_heads=arguments.vision_heads,
+        heads=arguments.heads,
+        kv_heads=arguments.kv_heads,
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(','))
+    if not all(words):
+        raise argparse.ArgumentTypeError(f"'{text}' has an empty entry")
+    return words
+
+
+def _cameras(text: str) -> tuple[CameraSpec, ...]:
+    from vla_runtime.bundle import CameraSpec
+
+    return tuple(
+        CameraSpec(word.removesuffix(_ABSENT), present=not word.endswith(_ABSENT))
+        for word in _words(text)
+    )
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return value

@@ -1,0 +1,76 @@
+"""`vla_runtime VERB`: one module a verb, found by looking into this folder.
+
+A verb's module has a docstring (its first line is the help), `add_arguments(parser)` and
+`main(arguments) -> int`; its name is the verb, dashes for underscores. It imports what is slow or
+optional (torch, rclpy) inside `main`, so that help is quick and works without them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from vla_runtime import __version__, cli
+
+_OWN_MODULE = 'main'
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb.
+
+    Args:
+        argv: arguments without the program's name; the process's own by default.
+
+    Returns:
+        The exit code: 0, 2 for wrong arguments or an unusable file, 130 for Ctrl-C.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = _parser(argv).parse_args(argv)
+    except SystemExit as stop:
+        # argparse leaves this way after help (0) and after a wrong argument (2).
+        return int(stop.code or 0)
+    try:
+        return int(arguments.run(arguments))
+    except KeyboardInterrupt:
+        print('interrupted', file=sys.stderr)
+        return 130
+
+
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog='vla_runtime',
+        description='Carry a vision-language-action policy from a checkpoint to a moving robot.',
+    )
+    parser.add_argument('--version', action='version', version=f'vla_runtime {__version__}')
+    verbs = parser.add_subparsers(title='verbs', metavar='VERB', required=True)
+    known = _verbs()
+    # Only the verb in hand is imported: what another one lacks does not get in its way.
+    chosen = [argv[0]] if argv and argv[0] in known else list(known)
+    for verb in chosen:
+        module = importlib.import_module(f'{cli.__name__}.{known[verb]}')
+        _add_verb(verbs, verb, module)
+    return parser
+
+
+def _verbs() -> dict[str, str]:
+    """Verb to module name."""
+    names = sorted(module.name for module in pkgutil.iter_modules(cli.__path__))
+    return {name.replace('_', '-'): name for name in names if name != _OWN_MODULE}
+
+
+def _add_verb(verbs: argparse._SubParsersAction, verb: str, module: ModuleType) -> None:
+    summary, _, rest = (module.__doc__ or '').partition('\n')
+    parser = verbs.add_parser(
+        verb,
+        help=summary,
+        description=summary,
+        epilog=rest.strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.main)

@@ -1,0 +1,264 @@
+"""A checkpoint's tensors: found, renamed, checked, copied; never computed with.
+
+LeRobot's and openpi's tensors differ from ours in name only, so an export copies bytes. Whatever
+the precision, nothing is rounded, and the memory needed does not grow with the checkpoint.
+Only safetensors are opened: a pickle runs code when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from safetensors import SafetensorError, safe_open
+
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.tensor_names import TEXT_HEAD, TEXT_TABLE, is_unused, our_name
+
+SINGLE_FILE = 'model.safetensors'
+INDEX_FILE = 'model.safetensors.index.json'
+PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
+# safetensors' names of the precisions that the networks load.
+ITEM_BYTES = {'F32': 4, 'BF16': 2, 'F16': 2}
+_LISTED = 10
+_BLOCK_BYTES = 1 << 22
+
+
+class CheckpointError(ExportError):
+    """Tensors that cannot be used; the message names file and tensors."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where the bytes of a tensor lie.
+
+    Attributes:
+        name: in the checkpoint.
+        path: file that holds it.
+        dtype: `F32`, `BF16` or `F16`.
+        shape: as stored.
+        offset: of its first byte in the file.
+    """
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def read_tensors(folder: str | Path) -> dict[str, StoredTensor]:
+    """Find a checkpoint's tensors, under our names where the table knows them.
+
+    Tensors that nothing uses are left out; unknown ones keep their own name, so that
+    `check_tensors` lists them.
+
+    Args:
+        folder: with `model.safetensors`, or with shards and their `model.safetensors.index.json`.
+
+    Raises:
+        CheckpointError: no safetensors, a pickle, a damaged file, a shard or tensor that the index
+            names and nobody has, two tensors of one name.
+    """
+    folder = Path(folder)
+    tensors: dict[str, StoredTensor] = {}
+    for stored in _stored_tensors(folder):
+        if is_unused(stored.name):
+            continue
+        name = our_name(stored.name) or stored.name
+        if name in tensors:
+            raise CheckpointError(
+                f"{stored.path}: tensors '{tensors[name].name}' and '{stored.name}' are the same "
+                f"tensor ('{name}') under two names; remove one"
+            )
+        tensors[name] = stored
+    head = tensors.pop(TEXT_HEAD, None)
+    if head is not None:
+        # The head may be the only copy of the tied table. Where both are there, the table is what
+        # embeds the prompt, and the head serves nothing.
+        tensors.setdefault(TEXT_TABLE, head)
+    return tensors
+
+
+def check_tensors(
+    tensors: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Compare with the network: no tensor missing, unexpected or of another shape.
+
+    Args:
+        tensors: from `read_tensors`.
+        expected: the network's names and shapes.
+
+    Raises:
+        CheckpointError: with at most 10 names and shapes, then a count.
+    """
+    lines = [
+        f"missing '{name}' {list(shape)}" for name, shape in expected.items() if name not in tensors
+    ]
+    for name, stored in tensors.items():
+        if name not in expected:
+            lines.append(f"unexpected '{stored.name}' {list(stored.shape)} ({stored.path.name})")
+        elif stored.shape != tuple(expected[name]):
+            lines.append(
+                f"'{stored.name}' has shape {list(stored.shape)} where {list(expected[name])} is "
+                f"expected for '{name}' ({stored.path.name})"
+            )
+    if lines:
+        shown = '\n  '.join(lines[:_LISTED])
+        more = f'\n  and {len(lines) - _LISTED} more' if len(lines) > _LISTED else ''
+        raise CheckpointError(f'the tensors do not fit the network:\n  {shown}{more}')
+
+
+def copy_tensors(
+    tensors: Mapping[str, StoredTensor],
+    path: str | Path,
+    *,
+    advance: Callable[[int], object] = lambda count: None,
+) -> None:
+    """Write tensors to one safetensors file under our names, byte for byte.
+
+    Args:
+        tensors: from `read_tensors`.
+        path: the file to write.
+        advance: told the bytes copied, as they are.
+    """
+    # The format wants offsets aligned for the widest type: widest first, then by name.
+    order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
+    header: dict[str, object] = {'__metadata__': {'format': 'pt'}}
+    end = 0
+    for name in order:
+        stored = tensors[name]
+        header[name] = {
+            'dtype': stored.dtype,
+            'shape': list(stored.shape),
+            'data_offsets': [end, end + stored.size],
+        }
+        end += stored.size
+    text = json.dumps(header, separators=(',', ':')).encode()
+    text += b' ' * (-len(text) % 8)
+    with Path(path).open('wb') as target:
+        target.write(struct.pack('<Q', len(text)) + text)
+        for name in order:
+            _copy(tensors[name], target, advance)
+
+
+def _copy(stored: StoredTensor, target: BinaryIO, advance: Callable[[int], object]) -> None:
+    with stored.path.open('rb') as source:
+        source.seek(stored.offset)
+        left = stored.size
+        while left:
+            block = source.read(min(left, _BLOCK_BYTES))
+            if not block:
+                raise CheckpointError(f"{stored.path}: ends inside tensor '{stored.name}'")
+            target.write(block)
+            left -= len(block)
+            advance(len(block))
+
+
+def _stored_tensors(folder: Path) -> list[StoredTensor]:
+    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    if folder.is_file():
+        _refuse_pickle(folder)
+        raise CheckpointError(f'{folder}: is a file; expected the folder that holds {SINGLE_FILE}')
+    if not folder.is_dir():
+        raise CheckpointError(
+            f'{folder}: no such folder; expected a LeRobot or openpi checkpoint on this disk '
+            '(a model on the Hugging Face hub is downloaded first, e.g. with hf download)'
+        )
+    if single.exists() and index.exists():
+        raise CheckpointError(
+            f'{folder}: has both {SINGLE_FILE} and {INDEX_FILE}; remove the one that is not meant'
+        )
+    if single.exists():
+        return _read_header(single)
+    if index.exists():
+        return _read_shards(index)
+    for path in sorted(folder.iterdir()):
+        _refuse_pickle(path)
+    raise CheckpointError(f'{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}{_nearby(folder)}')
+
+
+def _refuse_pickle(path: Path) -> None:
+    if path.suffix in PICKLE_SUFFIXES:
+        raise CheckpointError(
+            f'{path}: is a pickle, and opening a pickle runs the code inside it; convert it to '
+            f'{SINGLE_FILE} where you trust it (safetensors.torch.save_file)'
+        )
+
+
+def _nearby(folder: Path) -> str:
+    """A hint for the usual wrong folder."""
+    if (folder / 'params').is_dir():
+        return (
+            "; this looks like openpi's JAX checkpoint: convert it with openpi's "
+            'examples/convert_jax_model_to_pytorch.py'
+        )
+    if (folder / 'pretrained_model').is_dir():
+        return f'; did you mean {folder / "pretrained_model"}?'
+    if (folder / 'adapter_model.safetensors').exists():
+        return '; this is an adapter (LoRA): merge it into its base policy first'
+    return ''
+
+
+def _read_shards(index: Path) -> list[StoredTensor]:
+    try:
+        weight_map = json.loads(index.read_text(encoding='utf-8'))['weight_map']
+        shards = {str(name): str(file) for name, file in weight_map.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index}: has no usable 'weight_map': {error!r}") from None
+    found: dict[str, StoredTensor] = {}
+    for file in sorted(set(shards.values())):
+        if Path(file).name != file or not file.endswith('.safetensors'):
+            _refuse_pickle(Path(file))
+            raise CheckpointError(
+                f"{index}: shard '{file}' is not the plain name of a safetensors file"
+            )
+        path = index.parent / file
+        if not path.exists():
+            raise CheckpointError(f'{path}: is missing, but {INDEX_FILE} names it')
+        for stored in _read_header(path):
+            if shards.get(stored.name) != file:
+                raise CheckpointError(
+                    f"{path}: holds tensor '{stored.name}', which {INDEX_FILE} places in "
+                    f'{shards.get(stored.name, "no file")}'
+                )
+            found[stored.name] = stored
+    lost = [name for name in shards if name not in found]
+    if lost:
+        shown = ', '.join(f"'{name}'" for name in lost[:_LISTED])
+        more = f' and {len(lost) - _LISTED} more' if len(lost) > _LISTED else ''
+        raise CheckpointError(f'{index}: names tensors that are in no shard: {shown}{more}')
+    return list(found.values())
+
+
+def _read_header(path: Path) -> list[StoredTensor]:
+    try:
+        # The library checks the whole header: sizes, overlaps, and that the file is not cut short.
+        with safe_open(str(path), framework='np'):
+            pass
+        with path.open('rb') as file:
+            (length,) = struct.unpack('<Q', file.read(8))
+            header = json.loads(file.read(length))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f'{path}: is not a whole safetensors file: {error}') from None
+    header.pop('__metadata__', None)
+    tensors = []
+    for name, entry in header.items():
+        if entry['dtype'] not in ITEM_BYTES:
+            raise CheckpointError(
+                f"{path}: tensor '{name}' is {entry['dtype']}; expected one of "
+                f'{", ".join(ITEM_BYTES)}'
+            )
+        shape, offset = tuple(entry['shape']), 8 + length + entry['data_offsets'][0]
+        tensors.append(StoredTensor(name, path, entry['dtype'], shape, offset))
+    return tensors

@@ -1,0 +1,223 @@
+"""The columns of state and action: names, units and kinds, from the folder and the options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast, get_args
+
+import numpy as np
+
+from vla_runtime.bundle import ActionSpec, StateSpec, Unit
+from vla_runtime.export.folder import FolderFacts
+from vla_runtime.export.gaps import Gaps
+from vla_runtime.export.options import DatasetInfo, ExportOptions
+from vla_runtime.typed_yaml import did_you_mean
+from vla_runtime.types import ActionKind
+
+# LeRobot's data sets name a joint's position 'elbow.pos'; robots say 'elbow'.
+_POSITION_SUFFIX = '.pos'
+_UNIT_WORDS = ', '.join(get_args(Unit))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """State and action dimensions, in the order the policy was trained with."""
+
+    state: tuple[StateSpec, ...]
+    actions: tuple[ActionSpec, ...]
+
+
+def resolve_columns(
+    facts: FolderFacts, options: ExportOptions, dataset: DatasetInfo | None, gaps: Gaps
+) -> Columns | None:
+    """Put names, units and kinds together; None once something missing is noted in `gaps`."""
+    state_names = _names(
+        '--state-names',
+        options.state_names,
+        dataset.state_names if dataset else None,
+        None,
+        _length(facts, 'state'),
+        gaps,
+    )
+    action_names = _names(
+        '--action-names',
+        options.action_names,
+        dataset.action_names if dataset else None,
+        facts.action_names,
+        _length(facts, 'actions'),
+        gaps,
+    )
+    state_units = _units(options.units, 'state', state_names, action_names, gaps)
+    action_units = _units(options.units, 'action', action_names, state_names, gaps)
+    if options.units is None:
+        gaps.ask('--units', f'unit of all dimensions, or NAME=UNIT for each: {_UNIT_WORDS}')
+    deltas = _deltas(facts, options.deltas, action_names, gaps)
+    velocities = _known('--velocity', options.velocities, action_names, gaps)
+    if not (state_names and action_names and state_units and action_units and deltas):
+        return None
+    actions = []
+    for index, name in enumerate(action_names):
+        kind: ActionKind = 'absolute'
+        if deltas[index]:
+            kind = 'delta'
+        if name in velocities:
+            if deltas[index]:
+                gaps.conflict(f"--velocity names '{name}', which is relative to the state")
+            kind = 'velocity'
+        if kind == 'delta' and index >= len(state_names):
+            gaps.conflict(
+                f"action '{name}' is relative to state dimension {index + 1}, but the state has "
+                f'only {len(state_names)}'
+            )
+            return None
+        actions.append(
+            ActionSpec(
+                name, action_units[name], kind, state_names[index] if kind == 'delta' else None
+            )
+        )
+    return Columns(
+        tuple(StateSpec(name, state_units[name]) for name in state_names), tuple(actions)
+    )
+
+
+@dataclass(frozen=True)
+class _Length:
+    """How many columns there are: exactly `least`, or that many at `most`."""
+
+    least: int | None
+    most: int | None
+
+    def said(self) -> str:
+        if self.least is not None:
+            return f'the {self.least} '
+        return f'the (at most {self.most}) ' if self.most is not None else 'the '
+
+
+def _length(facts: FolderFacts, group: str) -> _Length:
+    exact = facts.state_length if group == 'state' else facts.action_length
+    if exact is not None:
+        return _Length(exact, exact)
+    # openpi's statistics may be padded, so they only bound the number of dimensions.
+    sizes = [
+        array.size for key, array in (facts.statistics or {}).items() if key.startswith(f'{group}.')
+    ]
+    return _Length(None, min(sizes, default=None) if sizes else None)
+
+
+def _names(
+    option: str,
+    given: tuple[str, ...] | None,
+    in_dataset: tuple[str, ...] | None,
+    stated: tuple[str, ...] | None,
+    length: _Length,
+    gaps: Gaps,
+) -> tuple[str, ...] | None:
+    what = 'measured state' if option == '--state-names' else 'action'
+    wanted = f'names of {length.said()}{what} dimensions in training order, separated by commas'
+    sources = {option: given, '--dataset': in_dataset, 'the folder': stated}
+    known = {source: names for source, names in sources.items() if names is not None}
+    if not known:
+        gaps.ask(option, wanted)
+        return None
+    (first, names), *others = known.items()
+    for source, other in others:
+        if not _same_names(names, other):
+            gaps.conflict(f'{first} says {", ".join(names)} but {source} says {", ".join(other)}')
+    least, most = length.least, length.most
+    if (least is not None and len(names) < least) or (most is not None and len(names) > most):
+        gaps.conflict(
+            f'{first} says {len(names)} names for the {what} but the folder has '
+            f'{"" if least is not None else "at most "}{most} dimensions'
+        )
+        return None
+    return names
+
+
+def _same_names(names: Sequence[str], others: Sequence[str]) -> bool:
+    return [name.removesuffix(_POSITION_SUFFIX) for name in names] == [
+        name.removesuffix(_POSITION_SUFFIX) for name in others
+    ]
+
+
+def _units(
+    given: tuple[str, ...] | None,
+    group: str,
+    names: tuple[str, ...] | None,
+    other_names: tuple[str, ...] | None,
+    gaps: Gaps,
+) -> dict[str, Unit] | None:
+    """Units of one group: `rad` is for all, `gripper=1` for one, `state:x=m` for one group's."""
+    if given is None or names is None:
+        return None
+    words = get_args(Unit)
+    units: dict[str, Unit] = {}
+    # General before single, and both before the one meant for this group only.
+    for text in sorted(given, key=lambda item: ('=' in item, ':' in item)):
+        target, equals, unit = text.rpartition('=')
+        prefix, colon, name = target.rpartition(':')
+        if colon and prefix in ('state', 'action'):
+            if prefix != group:
+                continue
+        else:
+            name = target
+        if unit not in words:
+            gaps.conflict(f"--units says '{unit}', which is no unit{did_you_mean(unit, words)}")
+        elif not equals:
+            units = dict.fromkeys(names, cast(Unit, unit))
+        elif name in names:
+            units[name] = cast(Unit, unit)
+        elif other_names is None or name not in other_names or name != target:
+            known = dict.fromkeys((*names, *(other_names or ())))
+            hint = did_you_mean(name, known)
+            gaps.conflict(f"--units names '{target}', which is no dimension{hint}")
+    still_open = [name for name in names if name not in units]
+    if still_open:
+        gaps.ask('--units', f'unit of the {group} {", ".join(still_open)}: {_UNIT_WORDS}')
+        return None
+    return units
+
+
+def _deltas(
+    facts: FolderFacts,
+    given: tuple[str, ...] | None,
+    names: tuple[str, ...] | None,
+    gaps: Gaps,
+) -> tuple[bool, ...] | None:
+    wanted = (
+        'names of the actions that the policy was trained with relative to the state; --absolute '
+        'if none'
+    )
+    if given is None or names is None:
+        if facts.deltas is None and given is None:
+            gaps.ask('--delta', wanted)
+        return facts.deltas
+    known = _known('--delta', given, names, gaps)
+    chosen = tuple(name in known for name in names)
+    if facts.deltas is not None and chosen != facts.deltas:
+        stated = [name for name, delta in zip(names, facts.deltas, strict=True) if delta]
+        gaps.conflict(
+            f'{"--delta says " + ", ".join(given) if given else "--absolute is given"} but the '
+            f'folder says {", ".join(stated) or "that no action"} '
+            f'{"are" if len(stated) > 1 else "is"} relative to the state'
+        )
+    return chosen
+
+
+def _known(
+    option: str, given: tuple[str, ...], names: tuple[str, ...] | None, gaps: Gaps
+) -> tuple[str, ...]:
+    for name in given:
+        if names is not None and name not in names:
+            gaps.conflict(f"{option} names '{name}', which is no action{did_you_mean(name, names)}")
+    return given
+
+
+def cut_statistics(
+    statistics: Mapping[str, np.ndarray] | None, columns: Columns
+) -> dict[str, np.ndarray]:
+    """Statistics of the named dimensions only; openpi may pad them further."""
+    lengths = {'state': len(columns.state), 'actions': len(columns.actions)}
+    return {
+        key: array[: lengths[key.partition('.')[0]]] for key, array in (statistics or {}).items()
+    }

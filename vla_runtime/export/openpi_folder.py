@@ -1,0 +1,143 @@
+"""An openpi PyTorch folder: converted from JAX (`config.json`) or trained (`model.safetensors`).
+
+openpi keeps most of a policy in its Python training configurations, so the folder states little:
+sizes, and the statistics under `assets/`. The rest is openpi's usual way, or asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.bundle import CameraSpec, ImageSpec, NormalisationSpec
+from vla_runtime.bundle_schema import STATISTICS
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.folder import (
+    CONFIG_FILE,
+    FolderFacts,
+    Question,
+    field_of,
+    find_tokenizer,
+    read_json,
+)
+from vla_runtime.types import Family, NormaliserKind
+
+STATISTICS_JSON = 'norm_stats.json'
+# The camera slots that every openpi pi0 and pi0.5 policy is trained with, in their order.
+CAMERAS = ('base_0_rgb', 'left_wrist_0_rgb', 'right_wrist_0_rgb')
+_PROMPT_LENGTH: Mapping[Family, int] = {'pi05': 200, 'pi0': 48}
+_NORMALISER: Mapping[Family, NormaliserKind] = {
+    'pi05': 'quantiles_openpi',
+    'pi0': 'mean_std_openpi',
+}
+
+
+def read_openpi_folder(
+    folder: Path,
+    family: Family,
+    *,
+    asset_id: str | None = None,
+    statistics_file: Path | None = None,
+) -> FolderFacts:
+    """Read all that an openpi folder says.
+
+    Args:
+        folder: with or without config.json.
+        family: told by the tensors; the folder does not say it.
+        asset_id: which of the folder's statistics, where there are several.
+        statistics_file: a norm_stats.json to use where the folder has none.
+
+    Raises:
+        ExportError: missing, ambiguous or damaged statistics or configuration.
+    """
+    path = folder / CONFIG_FILE
+    config = read_json(path) if path.exists() else {}
+
+    def stated(key: str, kind: type) -> Any:
+        return field_of(config, path, key, kind) if key in config else None
+
+    statistics_path, questions = _find_statistics(folder, asset_id, statistics_file)
+    return FolderFacts(
+        kind='openpi',
+        family=family,
+        cameras=tuple(CameraSpec(name) for name in CAMERAS),
+        cameras_stated=False,
+        images=ImageSpec(padding='centre', resample='antialias'),
+        normalisation=NormalisationSpec(_NORMALISER[family], _NORMALISER[family]),
+        statistics=_statistics(statistics_path) if statistics_path else None,
+        cleaning='openpi',
+        template='pi0' if family == 'pi0' else None,
+        horizon=stated('action_horizon', int),
+        action_dim=stated('action_dim', int),
+        variant=stated('paligemma_variant', str),
+        tokenizer=find_tokenizer(folder),
+        source=_source(folder, family, statistics_path),
+        questions=questions,
+    )
+
+
+def usual_prompt_length(family: Family) -> int:
+    """openpi's `max_token_len` where a training configuration does not set another."""
+    return _PROMPT_LENGTH[family]
+
+
+def _find_statistics(
+    folder: Path, asset_id: str | None, given: Path | None
+) -> tuple[Path | None, tuple[Question, ...]]:
+    assets = folder / 'assets'
+    found = {
+        path.parent.relative_to(assets).as_posix(): path
+        for path in sorted(assets.rglob(STATISTICS_JSON))
+    }
+    if given is not None:
+        if found:
+            raise ExportError(
+                f'--statistics says {given} but the folder has its own ({", ".join(found)} under '
+                f'{assets}); choose among those with --asset-id'
+            )
+        return given, ()
+    if asset_id is not None:
+        if asset_id not in found:
+            raise ExportError(
+                f"--asset-id says '{asset_id}' but {assets} has {', '.join(found) or 'none'}"
+            )
+        return found[asset_id], ()
+    if len(found) > 1:
+        wanted = f'which statistics under {assets} are meant: one of {", ".join(found)}'
+        return None, (Question('--asset-id', wanted),)
+    if not found:
+        wanted = f'a {STATISTICS_JSON}; openpi writes one to assets/<id>/ beside the weights'
+        return None, (Question('--statistics', wanted),)
+    return next(iter(found.values())), ()
+
+
+def _statistics(path: Path) -> dict[str, np.ndarray]:
+    document = read_json(path)
+    # openpi writes the outer key; hand-made files are seen without it.
+    groups = document.get('norm_stats', document)
+    statistics: dict[str, np.ndarray] = {}
+    for group in ('state', 'actions'):
+        numbers = field_of(groups, path, group, dict)
+        for name in STATISTICS:
+            values = numbers.get(name)
+            if values is None:
+                continue
+            try:
+                array = np.asarray(values, dtype=np.float64)
+            except (TypeError, ValueError):
+                array = np.empty((0, 0))
+            if array.ndim != 1 or not array.size:
+                raise ExportError(f'{path}: field {group}.{name}: is not a list of numbers')
+            statistics[f'{group}.{name}'] = array
+    return statistics
+
+
+def _source(folder: Path, family: Family, statistics_path: Path | None) -> dict[str, str]:
+    source = {'checkpoint': f'openpi {family}'}
+    assets = folder / 'assets'
+    if statistics_path is not None and assets in statistics_path.parents:
+        source['asset_id'] = statistics_path.parent.relative_to(assets).as_posix()
+    return source
