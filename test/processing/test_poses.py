@@ -1,0 +1,203 @@
+"""Rotation forms: oracles, round trips in every form, degenerate input."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from vla_runtime.processing.poses import (
+    check_euler_axes,
+    continue_from,
+    from_matrix,
+    rotation_width,
+    to_matrix,
+    unit_quaternions,
+)
+
+FORMS = ('quaternion_wxyz', 'quaternion_xyzw', 'euler', 'axis_angle', 'rotation_6d')
+AXES = ('sxyz', 'rzyx', 'szxz', 'rxyz')
+Z_QUARTER = np.array([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+
+vectors = hnp.arrays(np.float64, 3, elements=st.floats(-1.8, 1.8))
+
+
+def _exponential(vector: np.ndarray) -> np.ndarray:
+    """Oracle: the matrix exponential of the rotation vector."""
+    x, y, z = vector
+    skew = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+    return torch.matrix_exp(torch.from_numpy(skew)).numpy()
+
+
+@pytest.mark.parametrize(
+    ('form', 'values'),
+    [
+        ('quaternion_wxyz', [math.sqrt(0.5), 0, 0, math.sqrt(0.5)]),
+        ('quaternion_xyzw', [0, 0, math.sqrt(0.5), math.sqrt(0.5)]),
+        ('euler', [0, 0, math.pi / 2]),
+        ('axis_angle', [0, 0, math.pi / 2]),
+        ('rotation_6d', [0, 1, 0, -1, 0, 0]),
+    ],
+)
+def test_quarter_turn_about_z_in_every_form(form, values):
+    np.testing.assert_allclose(to_matrix(np.array(values), form), Z_QUARTER, atol=1e-15)
+    np.testing.assert_allclose(from_matrix(Z_QUARTER, form), values, atol=1e-15)
+    assert rotation_width(form) == len(values)
+
+
+@pytest.mark.parametrize('axes', ['sxyz', 'rxyz', 'rzyx'])
+def test_euler_angles_follow_the_axis_code(axes):
+    angles = np.array([0.3, -0.5, 1.1])
+    x, y, z = np.eye(3)
+    first, second, third = (
+        _exponential(angle * {'x': x, 'y': y, 'z': z}[letter])
+        for angle, letter in zip(angles, axes[1:], strict=True)
+    )
+    # Static axes: each turn from the left; rotating ones: from the right.
+    expected = third @ second @ first if axes[0] == 's' else first @ second @ third
+    np.testing.assert_allclose(to_matrix(angles, 'euler', axes), expected, atol=1e-14)
+    np.testing.assert_allclose(from_matrix(expected, 'euler', axes), angles, atol=1e-14)
+
+
+@given(vector=vectors)
+@example(vector=np.zeros(3))
+@example(vector=np.array([1e-9, 0.0, 0.0]))
+@example(vector=np.array([0.0, 1e-200, 0.0]))
+def test_axis_angle_is_the_exponential_map_and_keeps_small_turns(vector):
+    matrix = to_matrix(vector, 'axis_angle')
+    np.testing.assert_allclose(matrix, _exponential(vector), atol=1e-14)
+    if np.linalg.norm(vector) < 3.1:
+        np.testing.assert_allclose(from_matrix(matrix, 'axis_angle'), vector, atol=1e-13)
+
+
+@pytest.mark.parametrize('axes', AXES)
+@pytest.mark.parametrize('form', FORMS)
+@given(vector=vectors)
+@example(vector=np.zeros(3))
+@example(vector=np.array([math.pi, 0.0, 0.0]))
+@example(vector=np.array([0.0, math.pi / 2, 0.0]))
+def test_every_form_holds_every_rotation(form, axes, vector):
+    matrix = _exponential(vector)
+    values = from_matrix(matrix, form, axes)
+    assert values.shape == (rotation_width(form),)
+    # A gimbal-locked matrix gives Euler angles to the square root of the machine's precision.
+    atol = 1e-7 if form == 'euler' else 1e-13
+    np.testing.assert_allclose(to_matrix(values, form, axes), matrix, atol=atol)
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_batches_equal_single_rotations(form):
+    generator = np.random.default_rng(0)
+    vectors = generator.normal(size=(2, 5, 3))
+    matrices = to_matrix(vectors, 'axis_angle')
+    assert matrices.shape == (2, 5, 3, 3)
+    values = from_matrix(matrices, form)
+    assert values.shape == (2, 5, rotation_width(form))
+    for index in np.ndindex(2, 5):
+        np.testing.assert_array_equal(values[index], from_matrix(matrices[index], form))
+        np.testing.assert_array_equal(
+            to_matrix(values, form)[index], to_matrix(values[index], form)
+        )
+    assert to_matrix(np.zeros((0, rotation_width(form))), form).shape == (0, 3, 3)
+    assert from_matrix(np.zeros((0, 3, 3)), form).shape == (0, rotation_width(form))
+
+
+@given(values=hnp.arrays(np.float64, 4, elements=st.floats(-1, 1)), length=st.floats(0.01, 100))
+def test_quaternions_of_any_length_and_sign_mean_the_same(values, length):
+    if np.linalg.norm(values) < 0.01:
+        return
+    unit = unit_quaternions(values[None])[0]
+    assert unit @ unit == pytest.approx(1, abs=1e-15)
+    assert unit[np.flatnonzero(unit)[0]] > 0
+    for scaled in (length * values, -length * values):
+        np.testing.assert_allclose(unit_quaternions(scaled[None])[0], unit, atol=1e-14)
+    np.testing.assert_allclose(
+        to_matrix(length * values, 'quaternion_wxyz'),
+        to_matrix(-np.roll(values, -1), 'quaternion_xyzw'),
+        atol=1e-14,
+    )
+
+
+@given(
+    vector=vectors, lengths=st.tuples(st.floats(0.1, 9), st.floats(0.1, 9)), lean=st.floats(-2, 2)
+)
+def test_6d_is_orthonormalised_first_column_first(vector, lengths, lean):
+    matrix = _exponential(vector)
+    first, second = lengths[0] * matrix[:, 0], lengths[1] * matrix[:, 1]
+    skewed = np.concatenate([first, second + lean * first])
+    np.testing.assert_allclose(to_matrix(skewed, 'rotation_6d'), matrix, atol=1e-12)
+
+
+@pytest.mark.parametrize('form', FORMS)
+@given(
+    axis=hnp.arrays(np.float64, 3, elements=st.floats(-1, 1)),
+    start=vectors,
+    step=st.floats(-0.2, 0.2),
+)
+def test_continued_rotations_are_the_same_and_never_jump(form, axis, start, step):
+    if np.linalg.norm(axis) < 0.1:
+        axis = np.array([0.0, 0.0, 1.0])
+    axis = axis / np.linalg.norm(axis)
+    base = _exponential(start)
+    matrices = np.array([base @ _exponential(axis * step * i) for i in range(60)])
+    values = from_matrix(matrices, form)
+    continued = continue_from(values[0], values[1:], form)
+    np.testing.assert_allclose(to_matrix(continued, form), matrices[1:], atol=1e-7)
+    if form.startswith('quaternion'):
+        jumps = np.linalg.norm(np.diff(np.vstack([values[:1], continued]), axis=0), axis=-1)
+        assert jumps.max() <= abs(step) / 2 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ('form', 'unit'), [('euler', [0.0, 0.0, 1.0]), ('axis_angle', [0.0, 0.6, 0.8])]
+)
+def test_angle_running_past_a_half_turn_goes_on(form, unit):
+    angles = np.linspace(2.5, 8.0, 56)
+    matrices = to_matrix(angles[:, None] * np.array([unit]), form)
+    values = from_matrix(matrices, form)
+    assert np.abs(np.diff(values, axis=0)).max() > 3
+    continued = continue_from(2.5 * np.array(unit), values, form)
+    np.testing.assert_allclose(continued, angles[:, None] * np.array([unit]), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ('form', 'values', 'words'),
+    [
+        ('quaternion_wxyz', [0, 0, 0, 0], 'no length'),
+        ('quaternion_xyzw', [1e-9, 0, 0, 0], 'no length'),
+        ('rotation_6d', [0, 0, 0, 0, 1, 0], 'no length'),
+        ('rotation_6d', [0, 1, 0, 0, 0, 0], 'no length'),
+        ('rotation_6d', [1, 2, 3, -2, -4, -6], 'parallel'),
+        ('euler', [0, math.nan, 0], 'not finite'),
+        ('axis_angle', [0, math.inf, 0], 'not finite'),
+    ],
+)
+def test_degenerate_rotation_is_an_error_that_names_the_row(form, values, words):
+    good = from_matrix(np.eye(3), form)
+    with pytest.raises(ValueError, match=rf'row 2: .*{words}'):
+        to_matrix(np.array([good, good, values, good], dtype=float), form)
+    with pytest.raises(ValueError, match=words):
+        to_matrix(np.array(values, dtype=float), form)
+
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('shape', [(), (5,), (3, 2)])
+def test_wrong_width_is_an_error(form, shape):
+    with pytest.raises(ValueError, match=rf'{form} has {rotation_width(form)} numbers'):
+        to_matrix(np.zeros(shape), form)
+
+
+@pytest.mark.parametrize('axes', ['xyz', 'qxyz', '', 'sxx', None])
+def test_unknown_axis_code_is_an_error(axes):
+    with pytest.raises(ValueError, match='euler axes'):
+        check_euler_axes(axes)
+
+
+def test_unknown_form_is_an_error():
+    with pytest.raises(ValueError, match="rotation_6d; got 'rpy'"):
+        rotation_width('rpy')

@@ -1,0 +1,195 @@
+"""Prompts, letter for letter, and where the advantage tag stands."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_cases import find
+
+from vla_runtime.processing.prompts import PromptFormat, build_prompt, discretise_state
+
+TEMPLATES = ('pi05_state', 'pi05', 'pi0')
+PLACES = ('task_newline', 'in_task_space', 'before_action')
+STATE = np.array([-1.0, 0.0, 0.9999, -1.5], dtype=np.float32)
+
+tasks = st.text(min_size=1, max_size=30).filter(lambda text: text.strip().strip('_').strip())
+
+
+@pytest.mark.cases
+@pytest.mark.parametrize('case', find('processing_*.json'), ids=lambda path: path.stem)
+def test_reference_prompts_are_reproduced(case):
+    fmt = PromptFormat('pi05_state', 'lerobot', None)
+    for prompt in json.loads(case.read_text())['prompts']:
+        state = np.array(prompt['state'], dtype=np.float32)
+        assert build_prompt(fmt, prompt['task'], state) == prompt['prompt']
+
+
+@pytest.mark.parametrize(
+    ('template', 'cleaning', 'place', 'expected'),
+    [
+        ('pi05_state', 'openpi', None, 'Task: a b c, State: 0 128 255 -1;\nAction: '),
+        ('pi05_state', 'lerobot', None, 'Task: a b c, State: 0 128 255 -1;\nAction: '),
+        (
+            'pi05_state',
+            'openpi',
+            'task_newline',
+            'Task: a b c\nAdvantage: positive, State: 0 128 255 -1;\nAction: ',
+        ),
+        (
+            'pi05_state',
+            'openpi',
+            'in_task_space',
+            'Task: a b c Advantage: positive, State: 0 128 255 -1;\nAction: ',
+        ),
+        (
+            'pi05_state',
+            'openpi',
+            'before_action',
+            'Task: a b c, State: 0 128 255 -1;\nAdvantage: positive;\nAction: ',
+        ),
+        ('pi05', 'openpi', None, 'Task: a b c;\nAction: '),
+        ('pi05', 'openpi', 'task_newline', 'Task: a b c\nAdvantage: positive;\nAction: '),
+        ('pi05', 'openpi', 'in_task_space', 'Task: a b c Advantage: positive;\nAction: '),
+        ('pi05', 'openpi', 'before_action', 'Task: a b c;\nAdvantage: positive;\nAction: '),
+        ('pi0', 'openpi', None, 'a b c\n'),
+        ('pi0', 'openpi', 'task_newline', 'a b c\nAdvantage: positive\n'),
+        ('pi0', 'openpi', 'in_task_space', 'a b c Advantage: positive\n'),
+        ('pi0', 'openpi', 'before_action', 'a b c\nAdvantage: positive\n'),
+        ('pi0', 'lerobot', None, ' a_b\nc \n'),
+        ('pi0', 'lerobot', 'task_newline', ' a_b\nc \nAdvantage: positive\n'),
+        ('pi0', 'lerobot', 'in_task_space', ' a_b\nc  Advantage: positive\n'),
+        ('pi0', 'lerobot', 'before_action', ' a_b\nc \nAdvantage: positive\n'),
+    ],
+)
+def test_prompt_is_written_as_in_training(template, cleaning, place, expected):
+    fmt = PromptFormat(template, cleaning, place)
+    advantage = 'positive' if place else None
+    assert build_prompt(fmt, ' a_b\nc ', STATE, advantage) == expected
+
+
+def test_newline_that_is_there_already_is_not_doubled():
+    fmt = PromptFormat('pi0', 'lerobot', 'task_newline')
+    assert build_prompt(fmt, 'stack\n', None) == 'stack\n'
+    assert build_prompt(fmt, 'stack\n', None, 'positive') == 'stack\nAdvantage: positive\n'
+
+
+def test_case_is_kept():
+    fmt = PromptFormat('pi05', 'openpi', None)
+    assert build_prompt(fmt, 'Pick the LEGO', None) == 'Task: Pick the LEGO;\nAction: '
+
+
+@given(task=tasks, place=st.sampled_from(PLACES), template=st.sampled_from(TEMPLATES))
+def test_row_without_advantage_has_no_tag_whatever_the_format(task, place, template):
+    tagged, plain = PromptFormat(template, 'openpi', place), PromptFormat(template, 'openpi', None)
+    assert build_prompt(tagged, task, STATE) == build_prompt(plain, task, STATE)
+
+
+@given(
+    task=tasks,
+    place=st.sampled_from(PLACES),
+    template=st.sampled_from(TEMPLATES),
+    cleaning=st.sampled_from(['openpi', 'lerobot']),
+    advantage=st.sampled_from(['positive', 'negative']),
+)
+def test_tag_is_the_only_difference_of_a_tagged_row(task, place, template, cleaning, advantage):
+    fmt = PromptFormat(template, cleaning, place)
+    plain, tagged = (build_prompt(fmt, task, STATE, word) for word in (None, advantage))
+    tag = f'Advantage: {advantage}'
+    assert tagged.count(tag) == plain.count(tag) + 1
+    # At the end of a line or before the state, never glued to a word.
+    separators = {'task_newline': ('\n', ''), 'in_task_space': (' ', '')}
+    before, after = separators.get(place, ('\n', '') if template == 'pi0' else ('', ';\n'))
+    assert f'{before}{tag}{after}' in tagged
+    assert tagged.replace(f'{before}{tag}{after}', '', 1).rstrip('\n') == plain.rstrip('\n')
+
+
+@given(task=tasks, place=st.sampled_from([None, *PLACES]), template=st.sampled_from(TEMPLATES))
+def test_cleaned_prompts_have_no_empty_line_and_no_underscore(task, place, template):
+    fmt = PromptFormat(template, 'openpi', place)
+    prompt = build_prompt(fmt, task, STATE, 'positive' if place else None)
+    assert '\n\n' not in prompt
+    assert '_' not in prompt
+    lines = 1 + (place in ('task_newline', 'before_action'))
+    assert prompt.count('\n') == lines
+    assert prompt.endswith('\n' if template == 'pi0' else ';\nAction: ')
+
+
+@pytest.mark.parametrize('dtype', [np.float32, np.float64])
+def test_bins_are_256_over_minus_one_to_one_and_minus_one_below(dtype):
+    edges = np.arange(256) / 128.0 - 1.0
+    np.testing.assert_array_equal(discretise_state(edges.astype(dtype)), np.arange(256))
+    just_below = np.nextafter(edges.astype(dtype), dtype(-2))
+    np.testing.assert_array_equal(discretise_state(just_below), np.arange(256) - 1)
+    np.testing.assert_array_equal(discretise_state(np.array([-9, 1, 9], dtype)), [-1, 255, 255])
+
+
+@given(values=st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=32))
+def test_bins_follow_the_training_formula(values):
+    state = np.array(values, dtype=np.float32)
+    expected = np.digitize(state, np.linspace(-1, 1, 256 + 1)[:-1]) - 1
+    bins = discretise_state(state)
+    assert bins.dtype == np.int64 and bins.min() >= -1 and bins.max() <= 255
+    np.testing.assert_array_equal(bins, expected)
+
+
+@pytest.mark.parametrize('task', ['', '   ', '\n', ' \t\n', '_', ' __ \n'])
+@pytest.mark.parametrize('template', TEMPLATES)
+def test_empty_instruction_is_an_error(template, task):
+    for cleaning in ('openpi', 'lerobot'):
+        with pytest.raises(ValueError, match='instruction is empty'):
+            build_prompt(PromptFormat(template, cleaning, None), task, STATE)
+
+
+def test_instruction_that_is_no_text_is_an_error():
+    with pytest.raises(ValueError, match='instruction must be text, got NoneType'):
+        build_prompt(PromptFormat('pi0', 'openpi', None), None, None)
+
+
+@pytest.mark.parametrize('template', TEMPLATES)
+def test_advantage_without_a_place_names_the_bundle_field(template):
+    fmt = PromptFormat(template, 'openpi', None)
+    with pytest.raises(ValueError, match=r'prompt\.advantage.*task_newline'):
+        build_prompt(fmt, 'stack', STATE, 'positive')
+
+
+def test_unknown_advantage_is_an_error():
+    fmt = PromptFormat('pi05', 'openpi', 'task_newline')
+    with pytest.raises(ValueError, match=r"advantage must be one of positive.*'great'"):
+        build_prompt(fmt, 'stack', None, 'great')
+
+
+def test_missing_state_is_an_error_only_where_the_prompt_holds_it():
+    with pytest.raises(ValueError, match=r'pi05_state.*no state was given'):
+        build_prompt(PromptFormat('pi05_state', 'openpi', None), 'stack', None)
+    for template in ('pi05', 'pi0'):
+        assert 'stack' in build_prompt(PromptFormat(template, 'openpi', None), 'stack', None)
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+def test_state_that_is_not_finite_is_an_error_with_its_place(value):
+    state = np.array([0.0, value, 0.0])
+    with pytest.raises(ValueError, match=rf'{value} at index 1 \(1 of 3'):
+        build_prompt(PromptFormat('pi05_state', 'openpi', None), 'stack', state)
+
+
+@pytest.mark.parametrize('shape', [(), (0,), (1, 4)])
+def test_state_of_another_shape_is_an_error(shape):
+    with pytest.raises(ValueError, match='one row of numbers'):
+        discretise_state(np.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ('words', 'field'),
+    [
+        (('pi06', 'openpi', None), 'prompt.template'),
+        (('pi0', 'none', None), 'prompt.cleaning'),
+        (('pi0', 'openpi', 'start'), 'prompt.advantage'),
+    ],
+)
+def test_unknown_word_names_the_bundle_field(words, field):
+    with pytest.raises(ValueError, match=field):
+        PromptFormat(*words)
