@@ -1,0 +1,103 @@
+"""What a node says about itself: conditions in words, as `diagnostic_msgs`.
+
+Times here are steady seconds, given by the caller: a status must stay visible and current while
+`/clock` stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from builtin_interfaces.msg import Time
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+
+
+class Level(IntEnum):
+    """How bad it is; the numbers of `diagnostic_msgs/DiagnosticStatus`."""
+
+    OK = 0
+    WARN = 1
+    ERROR = 2
+    STALE = 3
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One line of a node's status.
+
+    Attributes:
+        name: what it is about, such as `inference` or `camera wrist`.
+        level: how bad it is.
+        text: for the person at the robot.
+        values: numbers and words for tools; written with `str`, floats with four digits.
+    """
+
+    name: str
+    level: Level
+    text: str
+    values: Mapping[str, object] = field(default_factory=dict)
+
+
+def to_message(
+    conditions: Iterable[Condition], *, node: str, hardware: str, stamp: Time
+) -> DiagnosticArray:
+    """Conditions as a message; names get the node's full name in front.
+
+    Args:
+        conditions: lines of status.
+        node: fully qualified name of the node.
+        hardware: what `hardware_id` says, the robot's name.
+        stamp: ROS time.
+    """
+    message = DiagnosticArray()
+    message.header.stamp = stamp
+    message.status = [
+        DiagnosticStatus(
+            level=bytes([condition.level]),
+            name=f'{node}: {condition.name}',
+            message=condition.text,
+            hardware_id=hardware,
+            values=[
+                KeyValue(key=key, value=_text(value)) for key, value in condition.values.items()
+            ],
+        )
+        for condition in conditions
+    ]
+    return message
+
+
+def values_of(status: DiagnosticStatus) -> dict[str, str]:
+    """A status's key-value pairs."""
+    return {pair.key: pair.value for pair in status.values}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'{value:.4g}' if isinstance(value, float) else str(value)
+
+
+class Throttle:
+    """Lets a text through when it is new, and again when it has been silent for a while."""
+
+    def __init__(self, period_s: float) -> None:
+        self._period_s = period_s
+        self._last: dict[str, tuple[str, float]] = {}
+
+    def passes(self, key: str, text: str, now_s: float) -> bool:
+        """Whether to say `text` about `key` now.
+
+        Args:
+            key: what it is about; each has a period of its own.
+            text: compared with the last one without its digits, so that a running number in it
+                does not make it new.
+            now_s: steady seconds.
+        """
+        words = ''.join(letter for letter in text if not letter.isdigit())
+        last = self._last.get(key)
+        if last is not None and last[0] == words and now_s - last[1] < self._period_s:
+            return False
+        self._last[key] = (words, now_s)
+        return True

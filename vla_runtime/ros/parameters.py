@@ -1,0 +1,173 @@
+"""Node parameters from one table: declared, checked, read and documented from the same rows.
+
+On-set callbacks only judge; nothing is applied in them. A node reads its parameters where it may
+take them up (the next inference, the next chunk boundary), which works on every ROS 2
+distribution and never leaves half a change applied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rcl_interfaces.msg import (
+    FloatingPointRange,
+    IntegerRange,
+    ParameterDescriptor,
+    SetParametersResult,
+)
+from rclpy.exceptions import InvalidParameterTypeException, InvalidParameterValueException
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+
+_TYPE_NAMES = {bool: 'bool', int: 'integer', float: 'double', str: 'string'}
+_ROS_TYPES = {
+    bool: Parameter.Type.BOOL,
+    int: Parameter.Type.INTEGER,
+    float: Parameter.Type.DOUBLE,
+    str: Parameter.Type.STRING,
+}
+
+
+class ParameterError(ValueError):
+    """A parameter given at start that cannot be used; names the parameter and what is allowed."""
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One row of a node's parameter table.
+
+    Attributes:
+        name: as ROS knows it.
+        default: also tells the type: bool, int, float or str.
+        description: one line for `ros2 param describe` and the README.
+        minimum: smallest number allowed, inclusive.
+        maximum: largest number allowed, inclusive.
+        words: what a string may be; anything when empty.
+        read_only: fixed when the node starts.
+    """
+
+    name: str
+    default: bool | int | float | str
+    description: str
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+    words: tuple[str, ...] = ()
+    read_only: bool = False
+
+    @property
+    def type_name(self) -> str:
+        return _TYPE_NAMES[type(self.default)]
+
+    @property
+    def allowed(self) -> str:
+        """What it may be, in words; empty when anything of its type is allowed."""
+        if self.words:
+            return ', '.join(self.words)
+        if self.minimum is None or self.maximum is None:
+            return ''
+        return f'{self.minimum} to {self.maximum}'
+
+    def problem(self, parameter: Parameter) -> str | None:
+        """Why this value is refused, or None."""
+        value = parameter.value
+        if parameter.type_ != _ROS_TYPES[type(self.default)]:
+            return f'{self.name} is {value!r}: it must be of type {self.type_name}'
+        if self.words and value not in self.words:
+            return f"{self.name} is '{value}': it must be one of {self.allowed}"
+        # rclpy's own check of ranges has a tolerance, which lets 0.999999 pass for 1.0.
+        if self.minimum is None or self.maximum is None:
+            return None
+        if not (math.isfinite(value) and self.minimum <= value <= self.maximum):
+            return f'{self.name} is {value}: it must be {self.allowed}'
+        return None
+
+    def descriptor(self) -> ParameterDescriptor:
+        descriptor = ParameterDescriptor(
+            name=self.name,
+            description=self.description,
+            type=_ROS_TYPES[type(self.default)].value,
+            read_only=self.read_only,
+            additional_constraints=self.allowed,
+        )
+        if self.minimum is not None and self.maximum is not None:
+            if isinstance(self.default, float):
+                descriptor.floating_point_range = [
+                    FloatingPointRange(
+                        from_value=float(self.minimum), to_value=float(self.maximum), step=0.0
+                    )
+                ]
+            else:
+                descriptor.integer_range = [
+                    IntegerRange(from_value=int(self.minimum), to_value=int(self.maximum), step=0)
+                ]
+        return descriptor
+
+
+ParameterTable = Sequence[ParameterSpec]
+# Judges values that are each in range by themselves: what they mean together, or for this policy.
+JointCheck = Callable[[Mapping[str, Any]], 'str | None']
+
+
+def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) -> None:
+    """Declare a table's parameters and refuse what does not fit from then on.
+
+    Args:
+        node: the node.
+        table: its parameters.
+        check: sees all values as they would be after the change; returns why not, or None. Must
+            be free of side effects.
+
+    Raises:
+        ParameterError: a value from the command line or a parameter file that does not fit.
+    """
+    rows = {row.name: row for row in table}
+
+    def on_set(parameters: list[Parameter]) -> SetParametersResult:
+        ours = [parameter for parameter in parameters if parameter.name in rows]
+        reasons = [reason for p in ours if (reason := rows[p.name].problem(p)) is not None]
+        if ours and not reasons and check is not None:
+            changed = {parameter.name: parameter.value for parameter in ours}
+            reason = check({**values(node, table), **changed})
+            reasons = [reason] if reason is not None else []
+        return SetParametersResult(successful=not reasons, reason='; '.join(reasons))
+
+    for row in table:
+        _declare_one(node, row)
+    node.add_on_set_parameters_callback(on_set)
+
+
+def _declare_one(node: Node, row: ParameterSpec) -> None:
+    try:
+        parameter = node.declare_parameter(row.name, row.default, row.descriptor())
+    except (InvalidParameterTypeException, InvalidParameterValueException) as error:
+        hint = ' (write 2.0, not 2)' if isinstance(row.default, float) else ''
+        allowed = f', {row.allowed}' if row.allowed else ''
+        raise ParameterError(
+            f'parameter {row.name}: expected {row.type_name}{hint}{allowed}: {error}'
+        ) from error
+    problem = row.problem(parameter)
+    if problem is not None:
+        raise ParameterError(f'parameter {problem}')
+
+
+def values(node: Node, table: ParameterTable) -> dict[str, Any]:
+    """The values in force of a table's parameters."""
+    return {row.name: node.get_parameter(row.name).value for row in table}
+
+
+def markdown(table: ParameterTable) -> str:
+    """A table's rows as a Markdown table for the README."""
+    lines = [
+        '| parameter | type | default | allowed | live | meaning |',
+        '|---|---|---|---|---|---|',
+    ]
+    for row in table:
+        default = f'`{str(row.default).lower() if isinstance(row.default, bool) else row.default}`'
+        lines.append(
+            f'| `{row.name}` | {row.type_name} | {default if row.default != "" else ""} '
+            f'| {row.allowed} | {"no" if row.read_only else "yes"} | {row.description} |'
+        )
+    return '\n'.join(lines)

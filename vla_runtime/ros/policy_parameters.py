@@ -1,0 +1,87 @@
+"""The policy node's parameters, and the settings of an inference made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from vla_runtime.engines.loading import BACKENDS
+from vla_runtime.inference.real_time_chunking import PlanSchedule
+from vla_runtime.ros.parameters import ParameterSpec
+from vla_runtime.settings import PolicySettings
+from vla_runtime.types import Advantage
+
+POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
+    ParameterSpec('bundle', '', 'folder of the policy bundle', read_only=True),
+    ParameterSpec('robot', '', 'robot file (config/robots/*.yaml)', read_only=True),
+    ParameterSpec('backend', 'torch', 'what runs the networks', words=BACKENDS, read_only=True),
+    ParameterSpec('device', 'cpu', 'cpu, cuda or cuda:N', read_only=True),
+    ParameterSpec(
+        'precision',
+        'float32',
+        'of the large matrices',
+        words=('float32', 'bfloat16', 'float16'),
+        read_only=True,
+    ),
+    ParameterSpec(
+        'use_cuda_graphs', True, 'replay captured CUDA graphs: same results, faster', read_only=True
+    ),
+    ParameterSpec(
+        'verify_bundle', True, 'compare every file with its SHA-256 at configure', read_only=True
+    ),
+    ParameterSpec(
+        'torch_threads',
+        0,
+        'CPU threads of the networks; 0: all cores but one, which the messages need',
+        minimum=0,
+        maximum=256,
+        read_only=True,
+    ),
+    ParameterSpec(
+        'max_observation_age_s',
+        0.5,
+        'frames and states older than this, on the ROS clock, stop inference',
+        minimum=0.01,
+        maximum=10.0,
+    ),
+    ParameterSpec(
+        'sync_tolerance_s',
+        0.05,
+        'stamps of the frames of one observation lie within this',
+        minimum=0.0,
+        maximum=1.0,
+    ),
+    ParameterSpec('seed', 0, 'of the noise', minimum=0, maximum=2**63 - 1),
+    ParameterSpec(
+        'denoise_steps',
+        0,
+        'Euler steps of an inference; 0: as the bundle recommends',
+        minimum=0,
+        maximum=100,
+    ),
+    ParameterSpec(
+        'cfg_enabled', False, 'classifier-free guidance, for policies trained with advantage tags'
+    ),
+    ParameterSpec('cfg_beta', 1.5, 'guidance scale; 1.0 is none', minimum=1.0, maximum=5.0),
+    ParameterSpec(
+        'advantage', 'positive', 'tag of the conditioned prompt', words=get_args(Advantage)
+    ),
+    ParameterSpec('real_time_chunking', False, "tie each chunk to the executor's committed plan"),
+    ParameterSpec('plan_schedule', 'exp', 'how that tie decays', words=get_args(PlanSchedule)),
+    ParameterSpec(
+        'max_guidance_weight', 10.0, 'upper bound of that tie', minimum=0.0, maximum=100.0
+    ),
+)
+
+
+def settings_from(values: Mapping[str, Any]) -> PolicySettings:
+    """The settings of one inference from the parameters' values."""
+    return PolicySettings(
+        seed=values['seed'],
+        denoise_steps=values['denoise_steps'] or None,
+        cfg_enabled=values['cfg_enabled'],
+        cfg_beta=values['cfg_beta'],
+        advantage=values['advantage'],
+        plan_schedule=values['plan_schedule'],
+        max_guidance_weight=values['max_guidance_weight'],
+    )
