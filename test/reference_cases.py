@@ -18,10 +18,7 @@ def cases_folder() -> Path:
 def find(pattern: str) -> list[Path]:
     """All files directly in the cases folder that match, sorted by name.
 
-    Raises:
-        FileNotFoundError: none does; a test over no cases would pass without testing anything.
+    May be none: a folder need not hold every form of case, and pytest reports a test over an empty
+    list as skipped.
     """
-    found = sorted(cases_folder().glob(pattern))
-    if not found:
-        raise FileNotFoundError(f'no reference case {pattern!r} in {cases_folder()}')
-    return found
+    return sorted(cases_folder().glob(pattern))

@@ -188,6 +188,13 @@ def test_hand_pointing_down_gives_a_plan_without_sign_flips():
     assert np.abs(np.diff(np.vstack([state[5:], rotations]), axis=0)).max() < 0.03
 
 
+def test_pose_columns_that_also_name_a_state_column_are_composed_once():
+    plain = _hand('euler', 'base')
+    named = ActionSpace(plain.names, plain.kinds, (1, 2, 3, 4, 5, 6, 7), plain.poses)
+    actions, state = np.full((2, 7), 0.1), np.linspace(0.1, 0.9, 8)
+    np.testing.assert_array_equal(named.to_robot(actions, state), plain.to_robot(actions, state))
+
+
 def test_two_hands_are_composed_each_with_its_own_state():
     def pose(name: str, first: int) -> PoseColumns:
         columns = tuple(range(first, first + 6))
