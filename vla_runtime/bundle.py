@@ -169,6 +169,9 @@ def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
             if (work / 'replaced').exists():
                 (work / 'replaced').rename(target)
             raise
+    except BundleError as error:
+        # Where the files were for a moment says nothing to anybody.
+        raise BundleError(str(error).replace(str(folder), str(target))) from None
     finally:
         shutil.rmtree(work)
 

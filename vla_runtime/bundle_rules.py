@@ -73,8 +73,8 @@ def check_spec(spec: BundleSpec) -> None:
     typed_yaml.parse(BundleSpec, typed_yaml.to_plain(spec))
     _check_cameras(spec)
     _check_state(spec)
-    _check_actions(spec)
     _check_poses(spec)
+    _check_actions(spec)
     if spec.step_time_s <= 0:
         raise FieldError('step_time_s', f'{spec.step_time_s} where seconds above 0 are expected')
     if spec.prompt.template not in _TEMPLATES[spec.family]:

@@ -163,7 +163,6 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         '--vision-heads', type=_count, metavar='N', help="the vision tower's attention heads"
     )
-    group.add_argument('--heads', type=_count, metavar='N', help="the language model's query heads")
     group.add_argument(
         '--kv-heads', type=_count, metavar='N', help="the language model's key/value heads"
     )
@@ -191,7 +190,6 @@ def _options(arguments: argparse.Namespace) -> ExportOptions:
         prompt_template=arguments.prompt_template,
         advantage=arguments.advantage,
         vision_heads=arguments.vision_heads,
-        heads=arguments.heads,
         kv_heads=arguments.kv_heads,
     )
 

@@ -42,7 +42,7 @@ from vla_runtime.export.tensor_dims import (
     dims_of,
     family_of,
     image_size_of,
-    language_heads_of,
+    kv_heads_of,
     vision_heads_of,
 )
 from vla_runtime.processing.tokenizer import Tokenizer
@@ -314,15 +314,11 @@ def _tokenizer(facts: FolderFacts, options: ExportOptions, gaps: Gaps) -> Path |
 def _heads(
     tensors: Mapping[str, StoredTensor], facts: FolderFacts, options: ExportOptions, gaps: Gaps
 ) -> HeadCounts | None:
-    known = language_heads_of(tensors, facts.variant)
-    language = gaps.pick(
-        '--heads', options.heads, known[0] if known else None, "the language model's query heads"
-    )
     kv = gaps.pick(
         '--kv-heads',
         options.kv_heads,
-        known[1] if known else None,
-        "the language model's key/value heads",
+        kv_heads_of(tensors, facts.variant),
+        "the language model's key/value heads (Gemma 2B has 1)",
     )
     vision = gaps.pick(
         '--vision-heads',
@@ -330,9 +326,9 @@ def _heads(
         vision_heads_of(tensors),
         "the vision tower's attention heads (SigLIP So400m has 16)",
     )
-    if vision is None or language is None or kv is None:
+    if vision is None or kv is None:
         return None
-    return HeadCounts(vision, language, kv)
+    return HeadCounts(vision, kv)
 
 
 def _check_tokenizer(path: Path, vocabulary: int) -> None:

@@ -35,7 +35,6 @@ class ExportOptions:
         prompt_template: how the policy was prompted in training.
         advantage: where the advantage tag goes; None for a policy trained without one.
         vision_heads: attention heads of the vision tower.
-        heads: query heads of the language model.
         kv_heads: key/value heads of the language model.
     """
 
@@ -57,7 +56,6 @@ class ExportOptions:
     prompt_template: PromptTemplate | None = None
     advantage: AdvantageTemplate | None = None
     vision_heads: int | None = None
-    heads: int | None = None
     kv_heads: int | None = None
 
 

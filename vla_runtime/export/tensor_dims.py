@@ -1,7 +1,8 @@
 """Sizes of a network, read off the shapes of its tensors.
 
-Everything but the head counts shows in a shape: an attention's projections are as wide as its
-heads together, however many they are.
+Almost everything shows in a shape. Two numbers do not, because a projection is as wide as its heads
+together: the vision tower's heads, and the language model's key/value heads (with those, the query
+heads follow).
 """
 
 from __future__ import annotations
@@ -16,18 +17,17 @@ from vla_runtime.types import Family
 
 # The one published vision tower (SigLIP So400m); other widths do not tell their heads.
 _VISION_HEADS = {1152: 16}
-# Gemma's published sizes, by the variant names that both projects write in config.json.
-_GEMMA_HEADS = {'gemma_2b': (8, 1), 'gemma_300m': (8, 1)}
+# Gemma's published key/value heads, by the variant names that both projects write in config.json.
+_KV_HEADS = {'gemma_2b': 1, 'gemma_300m': 1}
 _GEMMA_2B_WIDTH = 2048
 
 
 @dataclass(frozen=True)
 class HeadCounts:
-    """Attention heads; what no tensor tells."""
+    """What no tensor tells: the vision tower's heads, the language model's key/value heads."""
 
     vision: int
-    language: int
-    language_kv: int
+    kv: int
 
 
 class _Shapes:
@@ -82,14 +82,12 @@ def vision_heads_of(tensors: Mapping[str, StoredTensor]) -> int | None:
     return _VISION_HEADS.get(_Shapes(tensors)('vision.patch_embedding.weight', 4)[0])
 
 
-def language_heads_of(
-    tensors: Mapping[str, StoredTensor], variant: str | None
-) -> tuple[int, int] | None:
-    """(query, key/value) heads by the stated variant, else by Gemma 2B's width; None: unknown."""
+def kv_heads_of(tensors: Mapping[str, StoredTensor], variant: str | None) -> int | None:
+    """Key/value heads by the stated variant, else by Gemma 2B's width; None: unknown."""
     if variant is not None:
-        return _GEMMA_HEADS.get(variant)
+        return _KV_HEADS.get(variant)
     width = _Shapes(tensors)('language.embedding.weight', 2)[1]
-    return _GEMMA_HEADS['gemma_2b'] if width == _GEMMA_2B_WIDTH else None
+    return _KV_HEADS['gemma_2b'] if width == _GEMMA_2B_WIDTH else None
 
 
 def dims_of(
@@ -168,18 +166,17 @@ def _vision(tensors: Mapping[str, StoredTensor], num_heads: int) -> VisionDims:
 def _gemma(shape: _Shapes, stack: str, heads: HeadCounts) -> GemmaDims:
     queries, width = shape(f'{stack}.blocks.0.attention.q.weight', 2)
     keys, _ = shape(f'{stack}.blocks.0.attention.k.weight', 2)
-    head_dim = keys // heads.language_kv
-    if keys % heads.language_kv or queries != heads.language * head_dim:
+    head_dim = keys // heads.kv
+    if keys % heads.kv or queries % head_dim:
         raise CheckpointError(
-            f'{stack}: projections of {queries} query and {keys} key numbers do not fit '
-            f'{heads.language} query and {heads.language_kv} key/value heads; state the right '
-            'counts with --heads and --kv-heads'
+            f'{stack}: attention projections of {queries} query and {keys} key numbers do not fit '
+            f'{heads.kv} key/value heads'
         )
     return GemmaDims(
         width=width,
         depth=shape.depth(stack),
         mlp_dim=shape(f'{stack}.blocks.0.mlp.gate.weight', 2)[0],
-        num_heads=heads.language,
-        num_kv_heads=heads.language_kv,
+        num_heads=queries // head_dim,
+        num_kv_heads=heads.kv,
         head_dim=head_dim,
     )
