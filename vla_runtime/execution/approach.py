@@ -54,7 +54,7 @@ class Approach:
         self._duration_s = 1.0
         self.active = False
         self.target = np.zeros(columns.count)
-        self.speed = np.full(columns.count, parameters.approach_speed)
+        self.speed = parameters.approach_speed * columns.scale
 
     def begin(self, start: np.ndarray, goal: np.ndarray) -> None:
         """Set out from `start` for `goal`, each (columns,); velocity columns stay at zero."""
@@ -62,8 +62,7 @@ class Approach:
         self._start[self._columns.is_velocity] = 0.0
         np.subtract(goal, start, out=self._distance)
         self._distance[self._columns.is_velocity] = 0.0
-        farthest = float(np.abs(self._distance).max())
-        self._duration_s = max(farthest / self._parameters.approach_speed, 1e-3)
+        self._duration_s = max(float((np.abs(self._distance) / self.speed).max()), 1e-3)
         self._progress = 0.0
         self.active = True
 
@@ -86,5 +85,5 @@ class Approach:
         """Whether the line has been walked to its end and the command has kept up."""
         if self._progress < 1.0:
             return False
-        gap = np.abs(commanded - self.target)
+        gap = np.abs(commanded - self.target) / self._columns.scale
         return bool(gap.max() <= 0.5 * self._parameters.tolerance)

@@ -24,12 +24,15 @@ class Column:
         feedback: a measured position arrives under this name. Without it nothing guards the
             distance between command and robot: only for coordinates that nobody measures.
         continuous: an angle without end stops: values that differ by whole turns are the same.
+        scale: tolerances and the approach speed are given in radians; in this column they are
+            multiplied by this (a gripper that goes from 0 to 100: 30 or so).
     """
 
     name: str
     kind: ColumnKind = 'position'
     feedback: bool = True
     continuous: bool = False
+    scale: float = 1.0
 
 
 class Columns:
@@ -48,12 +51,17 @@ class Columns:
                     f"columns: '{column.name}' has kind '{column.kind}', expected one of "
                     f'{list(get_args(ColumnKind))}'
                 )
+            if not 0.0 < column.scale < np.inf:
+                raise ValueError(
+                    f"columns: '{column.name}' has scale {column.scale}, expected more than 0"
+                )
         self.kinds: tuple[str, ...] = tuple(column.kind for column in columns)
         self.count = len(columns)
         self.is_velocity = np.array([column.kind == 'velocity' for column in columns])
         self.is_position = ~self.is_velocity
         self.has_feedback = np.array([column.feedback for column in columns])
         self.is_continuous = np.array([column.continuous for column in columns])
+        self.scale = np.array([column.scale for column in columns])
         self.any_velocity = bool(self.is_velocity.any())
         self.any_continuous = bool(self.is_continuous.any())
 

@@ -190,7 +190,6 @@ class Counters:
     overrun_ticks: int = 0
     overrun_steps: int = 0
     starved_ticks: int = 0
-    starvations: int = 0
     limited_ticks: int = 0
     requests: int = 0
     requests_timed_out: int = 0

@@ -23,10 +23,16 @@ class StepHistory:
         self._elapsed = np.zeros(capacity, dtype=np.int64)
         self._capacity = capacity
         self._count = 0
+        self._floor_ns: int | None = None
 
     def clear(self) -> None:
         """Forget everything: what was before cannot be related to what comes."""
         self._count = 0
+        self._floor_ns = None
+
+    def forget_before(self, stamp_ns: int) -> None:
+        """Answer nothing about earlier times: what was seen then is not to be acted on."""
+        self._floor_ns = stamp_ns
 
     def record(self, stamp_ns: int, consumed_ns: int, elapsed_ns: int) -> None:
         """Remember one tick. Stamps never go back (a clock that does clears the history)."""
@@ -43,7 +49,7 @@ class StepHistory:
         After the last tick it is where that tick left it. `None` before the oldest tick kept.
         """
         held = min(self._count, self._capacity)
-        if held == 0:
+        if held == 0 or (self._floor_ns is not None and stamp_ns < self._floor_ns):
             return None
         split = self._count % self._capacity if self._count > self._capacity else 0
         # Oldest first: the part after the write position, then the part before it.

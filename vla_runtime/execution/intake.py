@@ -25,6 +25,14 @@ class Refused(Exception):  # noqa: N818 - it is an answer, not an error
         self.refusal = refusal
 
 
+class StartTooFar(Refused):
+    """The row to set out with is too far from where the robot stands."""
+
+    def __init__(self, text: str, first_row: np.ndarray) -> None:
+        super().__init__(Refusal.START_TOO_FAR, text)
+        self.first_row = first_row
+
+
 @dataclass(frozen=True)
 class Stamped:
     """What comes with a chunk besides its actions.

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_runtime.execution.handover import LiveChunk, SeamReport, hand_over
+from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.plan import Plan, Sampler, make_plan, monotone_slopes
-from vla_runtime.execution.replanner import ExecutorParameters
 
 # Finished steps that are kept for the committed plan, so that a policy whose observation is a few
 # steps old still finds the rows that belong to it.
@@ -130,6 +130,7 @@ class Timeline:
         chunks: Sequence[LiveChunk],
         delay_steps: int,
         parameters: ExecutorParameters,
+        starved: bool = False,
     ) -> Segment:
         """Let the last of the live chunks take over at `joins_at()`; replaces one spliced before.
 
@@ -137,6 +138,7 @@ class Timeline:
             chunks: live chunks, oldest first; the last one takes over.
             delay_steps: reported only.
             parameters: those that are in force from the seam on.
+            starved: reported only: the robot holds because this chunk is late.
         """
         chunk, join = chunks[-1], self.joins_at()
         old_plan, old_rows = self._before_pending, self._rows_from(join)
@@ -152,7 +154,7 @@ class Timeline:
             join_index=join - chunk.first_step,
             delay_steps=delay_steps,
             mode=parameters.handover.mode,
-            late=in_force is not None and join > in_force.boundary,
+            late=starved or (in_force is not None and join > in_force.boundary),
             from_hold=in_force is None,
             position_jump=chunk.rows[join - chunk.first_step]
             - (old_rows[0] if len(old_rows) else old_plan.knots[join - old_plan.first_step]),

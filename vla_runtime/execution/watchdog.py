@@ -38,7 +38,7 @@ class WatchdogParameters:
         motion_clock: what plan time follows: `steady` on a robot, `ros` under `use_sim_time`.
     """
 
-    tick_timeout_s: float = 0.1
+    tick_timeout_s: float = 0.05
     max_state_age_s: float = 0.2
     future_tolerance_s: float = 0.05
     max_tracking_error: float = 0.5
@@ -142,7 +142,11 @@ class StateWatch:
     def __init__(self, parameters: WatchdogParameters, columns: Columns) -> None:
         self._parameters = parameters
         self._columns = columns
-        self._guarded = np.flatnonzero(columns.has_feedback & columns.is_position)
+        self._allowed = np.where(
+            columns.has_feedback & columns.is_position,
+            parameters.max_tracking_error * columns.scale,
+            np.inf,
+        )
         self._error = np.zeros(columns.count)
         self._max_age_ns = round(parameters.max_state_age_s * 1e9)
         self._future_ns = round(parameters.future_tolerance_s * 1e9)
@@ -167,7 +171,7 @@ class StateWatch:
         """A fault of `check` in words."""
         if reason is Reason.STATE_MISSING:
             return (
-                f'no measured position ever came for {state.missing}; check the joint_states '
+                f'no measured position has come for {state.missing}; check the joint_states '
                 "topics and the robot file's joint names"
             )
         if reason is Reason.STATE_NOT_FINITE:
@@ -190,17 +194,13 @@ class StateWatch:
         """Whether any commanded position is too far from the measured one."""
         np.subtract(commanded, measured, out=self._error)
         np.abs(self._error, out=self._error)
-        self._error[self._columns.is_velocity] = 0.0
-        self._error[~self._columns.has_feedback] = 0.0
-        return bool(self._error.max() > self._parameters.max_tracking_error)
+        return bool((self._error > self._allowed).any())
 
     def describe_distance(self, commanded: np.ndarray, measured: np.ndarray) -> str:
         """The largest distance between commanded and measured, in words."""
-        error = np.where(self._columns.is_velocity, 0.0, np.abs(commanded - measured))
-        error = np.where(self._columns.has_feedback, error, 0.0)
-        worst = int(np.argmax(error))
+        worst = int(np.argmax(np.abs(commanded - measured) / self._allowed))
         return (
             f"'{self._columns.names[worst]}' is at {measured[worst]:.4g} but commanded to "
-            f'{commanded[worst]:.4g}; at most {self._parameters.max_tracking_error:g} apart '
-            'allowed (max_tracking_error)'
+            f'{commanded[worst]:.4g}; at most {self._allowed[worst]:g} apart allowed '
+            '(max_tracking_error)'
         )

@@ -1,0 +1,83 @@
+"""What is fixed while an executor lives, and a snapshot of how it is doing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.columns import Column
+from vla_runtime.execution.command import CommandKind, Reason
+from vla_runtime.execution.limits import Limits
+from vla_runtime.execution.watchdog import WatchdogParameters
+
+
+class Mode(str, Enum):
+    """What the operator wants: nothing yet, a stop, or motion."""
+
+    IDLE = 'idle'
+    STOPPED = 'stopped'
+    RUNNING = 'running'
+
+
+@dataclass(frozen=True)
+class ExecutorConfig:
+    """The robot as the executor sees it.
+
+    Attributes:
+        columns: what is commanded, in the robot's order.
+        limits: of these columns; none when not given.
+        start: how to set out.
+        watchdog: when to stop.
+        clamp_latch: this many clamped chunks in a row stop the robot until `reset`; 0 never does.
+    """
+
+    columns: tuple[Column, ...]
+    limits: Limits | None = None
+    start: StartParameters = field(default_factory=StartParameters)
+    watchdog: WatchdogParameters = field(default_factory=WatchdogParameters)
+    clamp_latch: int = 0
+
+    def __post_init__(self) -> None:
+        names = tuple(column.name for column in self.columns)
+        if self.limits is not None and self.limits.names != names:
+            raise ValueError(
+                f'limits are for {list(self.limits.names)}, the columns are {list(names)}'
+            )
+        if self.clamp_latch < 0:
+            raise ValueError(f'clamp_latch is {self.clamp_latch}, expected 0 (never) or more')
+
+
+@dataclass(frozen=True)
+class ExecutorStatus:
+    """For a status message; made outside the tick.
+
+    Attributes:
+        mode: what the operator wants.
+        kind: what the last command asked for.
+        reason: why, in a word.
+        detail: why, for the person at the robot; empty while nothing is wrong.
+        episode: the current episode.
+        step: plan step, counted from the start of the episode.
+        replan_interval: the one in force.
+        delay_estimate: steps.
+        request_open: a chunk was asked for and has not come yet.
+        chunk: inference number of the chunk in force, -1 for none.
+        pending_chunk: that of the chunk that takes over next, -1 for none.
+        clamp_latched: too many clamped chunks; `reset` opens the latch.
+        dry_run: nothing is published.
+    """
+
+    mode: Mode
+    kind: CommandKind
+    reason: Reason
+    detail: str
+    episode: int
+    step: int
+    replan_interval: int
+    delay_estimate: int
+    request_open: bool
+    chunk: int
+    pending_chunk: int
+    clamp_latched: bool
+    dry_run: bool

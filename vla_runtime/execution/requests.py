@@ -1,0 +1,74 @@
+"""When to ask for the next chunk: the delay observed so far, and what is being waited for."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from vla_runtime.execution.parameters import DelayParameters
+
+
+class DelayEstimator:
+    """A quantile of the delays observed in this episode, in steps.
+
+    The first inference warms up engines and caches and never counts.
+    """
+
+    def __init__(self) -> None:
+        self._delays: deque[int] = deque()
+        self._warming_up = True
+
+    def clear(self) -> None:
+        """A new episode, or a new policy process: nothing known, warm-up to come."""
+        self._delays.clear()
+        self._warming_up = True
+
+    def observe(self, delay_steps: int, parameters: DelayParameters) -> None:
+        """Count one delay, unless it is the warm-up's."""
+        if self._warming_up:
+            self._warming_up = False
+            return
+        self._delays.append(delay_steps)
+        while len(self._delays) > parameters.window:
+            self._delays.popleft()
+
+    def estimate(self, parameters: DelayParameters) -> int:
+        """The smallest delay that covers the quantile of those observed, within its bounds."""
+        if not self._delays:
+            return parameters.floor_steps
+        ordered = sorted(self._delays)
+        rank = math.ceil(parameters.quantile * len(ordered)) - 1
+        return min(max(ordered[rank], parameters.floor_steps), parameters.ceiling_steps)
+
+
+class Requests:
+    """Whether a chunk has been asked for and is still awaited."""
+
+    def __init__(self) -> None:
+        self._asked_at_s: float | None = None
+        self.answered = False
+
+    @property
+    def open(self) -> bool:
+        return self._asked_at_s is not None
+
+    def ask(self, now_s: float) -> None:
+        """A request went out."""
+        self._asked_at_s = now_s
+
+    def answer(self) -> None:
+        """A chunk that serves the coming boundary was accepted."""
+        self._asked_at_s = None
+        self.answered = True
+
+    def close(self) -> None:
+        """The request came to nothing (its chunk was refused, or the plan was dropped)."""
+        self._asked_at_s = None
+
+    def renew(self) -> None:
+        """A boundary was passed: what was answered is in force now, the next chunk is not."""
+        self.answered = False
+
+    def timed_out(self, now_s: float, timeout_s: float) -> bool:
+        """Whether the open request is too old to be waited for any longer."""
+        return self._asked_at_s is not None and now_s - self._asked_at_s > timeout_s
