@@ -1,0 +1,157 @@
+"""The last frames of one camera, and the count of what became of all of them.
+
+Pure: stamps and the current time come in as integer nanoseconds. ROS 2 headers have no sequence
+number, so lost frames are estimated: a gap between two stamps of k median periods (over the last
+`_PERIODS`) counts as k - 1 lost frames; a gap longer than `_OUTAGE_NS` counts as one outage.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+_DEPTH = 30
+_PERIODS = 31
+_ENOUGH_PERIODS = 5
+_OUTAGE_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One image message.
+
+    Attributes:
+        stamp_ns: its header's stamp, ROS time.
+        arrived_ns: steady time at which the node got it.
+        message: what came, not yet converted.
+    """
+
+    stamp_ns: int
+    arrived_ns: int
+    message: Any
+
+
+@dataclass
+class CameraCounters:
+    """What became of a camera's frames since the node was activated; only ever counts up.
+
+    `received` counts all that came. Of these `late` were older than the age limit on arrival,
+    `out_of_order` not newer than the frame before, `refused` unusable (encoding, size, stamp).
+    `lost` and `outages` are estimates of what never came.
+    """
+
+    received: int = 0
+    late: int = 0
+    out_of_order: int = 0
+    refused: int = 0
+    lost: int = 0
+    outages: int = 0
+
+
+class CameraBuffer:
+    """Frames of one camera, oldest first, with strictly increasing stamps."""
+
+    def __init__(self, name: str, topic: str) -> None:
+        self.name = name
+        self.topic = topic
+        self.counters = CameraCounters()
+        self.frames: deque[Frame] = deque(maxlen=_DEPTH)
+        # Why the latest message could not be used; None when it could.
+        self.fault: str | None = None
+        self._last_ns: int | None = None
+        self._periods: deque[int] = deque(maxlen=_PERIODS)
+
+    def clear(self) -> None:
+        """Forget all frames and stamps; counters stay."""
+        self.frames.clear()
+        self.fault = None
+        self._last_ns = None
+        self._periods.clear()
+
+    @property
+    def rate_hz(self) -> float:
+        """Frames a second by their stamps; 0 while unknown."""
+        if len(self._periods) < _ENOUGH_PERIODS:
+            return 0.0
+        return 1e9 / median(self._periods)
+
+    def add(self, frame: Frame, now_ns: int, max_age_ns: int) -> bool:
+        """Keep a frame, unless its stamp forbids it.
+
+        Returns:
+            whether it was kept
+        """
+        self.counters.received += 1
+        if frame.stamp_ns == 0:
+            return self._refuse('header.stamp is zero: the driver does not stamp its frames')
+        age_ns = now_ns - frame.stamp_ns
+        # Not remembered as the last stamp: else no frame would follow it for a long time.
+        if age_ns < -max_age_ns:
+            return self._refuse(
+                f'stamp is {-age_ns * 1e-9:.3f} s in the future: the clocks of driver and node '
+                'differ (synchronise them, or check use_sim_time)'
+            )
+        if self._last_ns is not None and frame.stamp_ns <= self._last_ns:
+            self.counters.out_of_order += 1
+            step = frame.stamp_ns - self._last_ns
+            self.fault = (
+                f'stamps go back in time (by {-step * 1e-9:.3f} s)'
+                if step
+                else 'the stamp does not advance: the same frame again'
+            )
+            return False
+        self._estimate_lost(frame.stamp_ns)
+        self._last_ns = frame.stamp_ns
+        if age_ns > max_age_ns:
+            self.counters.late += 1
+            self.fault = f'frames arrive {age_ns * 1e-9:.3f} s after their stamp'
+            return False
+        self.fault = None
+        self.frames.append(frame)
+        return True
+
+    def refuse(self, reason: str) -> None:
+        """Count a message that cannot be used, whatever its stamp."""
+        self.counters.received += 1
+        self._refuse(reason)
+
+    def discard(self, frame: Frame, reason: str) -> None:
+        """Drop a frame that was kept and turned out to be unusable."""
+        if frame in self.frames:
+            self.frames.remove(frame)
+        self._refuse(reason)
+
+    def expire(self, now_ns: int, max_age_ns: int) -> None:
+        """Drop frames that are too old to be used."""
+        while self.frames and now_ns - self.frames[0].stamp_ns > max_age_ns:
+            self.frames.popleft()
+
+    def why_empty(self, now_ns: int, max_age_ns: int) -> str:
+        """Why there is no frame to use, for the person at the robot."""
+        if self.fault is not None:
+            return f"camera '{self.name}' ({self.topic}): {self.fault}"
+        if self._last_ns is None:
+            return f"camera '{self.name}': no frame yet on {self.topic}"
+        age_s = (now_ns - self._last_ns) * 1e-9
+        return (
+            f"camera '{self.name}' ({self.topic}): last frame is {age_s:.2f} s old, limit "
+            f'{max_age_ns * 1e-9:g} s'
+        )
+
+    def _refuse(self, reason: str) -> bool:
+        self.counters.refused += 1
+        self.fault = reason
+        return False
+
+    def _estimate_lost(self, stamp_ns: int) -> None:
+        if self._last_ns is None:
+            return
+        gap = stamp_ns - self._last_ns
+        if gap > _OUTAGE_NS:
+            self.counters.outages += 1
+            return
+        if len(self._periods) >= _ENOUGH_PERIODS:
+            self.counters.lost += max(0, round(gap / median(self._periods)) - 1)
+        self._periods.append(gap)

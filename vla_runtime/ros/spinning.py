@@ -1,0 +1,136 @@
+"""Runs one lifecycle node as a process: what every executable's `main` has in common.
+
+Invariants:
+- the main thread only waits for a signal, so Ctrl-C works at any moment, also while a callback
+  loads a policy for a minute;
+- the context outlives the node's last words: rclpy's own signal handlers, which shut it down at
+  once, are not installed;
+- teardown order: callbacks stop, then deactivate, cleanup and shutdown run, then the node and the
+  context go;
+- an exception in a callback is logged and the node lives on.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import rclpy
+from rclpy.executors import Executor, MultiThreadedExecutor
+from rclpy.lifecycle import LifecycleNode
+from rclpy.logging import get_logger
+from rclpy.signals import SignalHandlerOptions
+
+_STATE_TRANSITIONS = {
+    'active': ('trigger_deactivate', 'trigger_cleanup', 'trigger_shutdown'),
+    'inactive': ('trigger_cleanup', 'trigger_shutdown'),
+    'unconfigured': ('trigger_shutdown',),
+}
+
+
+def run_node(make_node: Callable[[], LifecycleNode], args: Sequence[str] | None = None) -> int:
+    """Spin a lifecycle node until SIGINT or SIGTERM, then take it down in order.
+
+    Args:
+        make_node: builds the node; an exception means that it cannot start.
+        args: command line, `sys.argv` when None.
+
+    Returns:
+        exit code: 0 after a signal, 1 when the node could not start or its executor died
+    """
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        try:
+            node = make_node()
+        except Exception as error:
+            get_logger('vla_runtime').fatal(f'cannot start: {error}')
+            return 1
+        try:
+            return _spin(node, stop)
+        finally:
+            node.destroy_node()
+    finally:
+        rclpy.try_shutdown()
+
+
+def _spin(node: LifecycleNode, stop: threading.Event) -> int:
+    executor = make_executor()
+    executor.add_node(node)
+    failed = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            try:
+                executor.spin()
+            # Callbacks guard themselves; this is for what rclpy raises around them.
+            except Exception:
+                node.get_logger().error(f'exception while spinning:\n{traceback.format_exc()}')
+            else:
+                failed.set()
+                stop.set()
+
+    thread = threading.Thread(target=spin, name='ros_callbacks', daemon=True)
+    thread.start()
+    # With a time-out, because a wait without one cannot be interrupted on every platform.
+    while not stop.wait(0.5):
+        pass
+    # `spin` returns after `shutdown` too, but then `stop` was set before it.
+    died = failed.is_set()
+    executor.shutdown()
+    thread.join()
+    _take_down(node)
+    return int(died)
+
+
+def _take_down(node: LifecycleNode) -> None:
+    """Run the transitions that lead from where the node is to finalized."""
+    state = node._state_machine.current_state[1]
+    for transition in _STATE_TRANSITIONS.get(state, ()):
+        getattr(node, transition)()
+
+
+def make_executor() -> Executor:
+    """The events executor where this ROS 2 has it, the multi-threaded one elsewhere (Humble).
+
+    Wait-set executors rebuild their wait set for every message, which costs a good part of a core
+    for three cameras; the events executor does not.
+    """
+    try:
+        from rclpy.experimental.events_executor import EventsExecutor
+    except ImportError:
+        return MultiThreadedExecutor(num_threads=3)
+    return EventsExecutor()
+
+
+def guarded(
+    on_error: Callable[[str, Exception], None], name: str, callback: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A callback that never raises: `on_error(name, exception)` is told instead.
+
+    A service's callback then answers with the response as far as it was filled in.
+    """
+
+    def call(*args: Any) -> Any:
+        try:
+            return callback(*args)
+        except Exception as error:
+            on_error(name, error)
+            return args[1] if len(args) > 1 else None
+
+    return call
+
+
+def guard_transitions(node: LifecycleNode, on_error: Callable[[str, Exception], None]) -> None:
+    """Let a transition that the state does not allow fail instead of ending the node.
+
+    rclpy raises out of the service's callback there (`activate` before `configure`, for example).
+    """
+    for service in node.services:
+        if service.srv_name.endswith('/change_state'):
+            service.callback = guarded(on_error, 'change_state', service.callback)

@@ -1,0 +1,109 @@
+"""One thread that works off the newest job, so that no callback ever waits for an inference.
+
+Invariants:
+- one job waits at most: a newer one replaces it;
+- a job that cannot be done yet keeps waiting, and is tried again when `poke`d or after `poll_s`;
+- `stop` returns when the job in progress is over; nothing is attempted after it;
+- an exception ends its job, never the thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Condition, Thread
+from typing import Generic, TypeVar
+
+Job = TypeVar('Job')
+
+
+class LatestJobWorker(Generic[Job]):
+    """Runs `attempt` on the newest job in a thread of its own.
+
+    Args:
+        attempt: does a job; returns False when it must wait for something.
+        on_error: told of an exception that `attempt` raised; called in the worker's thread.
+        poll_s: steady seconds after which a waiting job is tried again without a poke.
+        name: of the thread.
+    """
+
+    def __init__(
+        self,
+        attempt: Callable[[Job], bool],
+        on_error: Callable[[Exception], None],
+        *,
+        poll_s: float,
+        name: str,
+    ) -> None:
+        self._attempt = attempt
+        self._on_error = on_error
+        self._poll_s = poll_s
+        self._changed = Condition()
+        self._waiting: Job | None = None
+        self._attempted: Job | None = None
+        self._pokes = 0
+        self._stopping = False
+        self.replaced = 0
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a job waits that has not been done yet."""
+        return self._waiting is not None
+
+    def submit(self, job: Job) -> None:
+        """Do this job next; one that is waiting is dropped for it."""
+        with self._changed:
+            # The one in progress is not lost: `_run` counts it if it could not be done.
+            self.replaced += self._waiting is not None and self._waiting is not self._attempted
+            self._waiting = job
+            self._changed.notify()
+
+    def poke(self) -> None:
+        """Something changed: try the waiting job again, if there is one."""
+        if self._waiting is None:
+            return
+        with self._changed:
+            self._pokes += 1
+            self._changed.notify()
+
+    def drop(self) -> None:
+        """Forget the waiting job."""
+        with self._changed:
+            self._waiting = None
+
+    def stop(self) -> None:
+        """Forget the waiting job, finish the one in progress, end the thread."""
+        with self._changed:
+            self._waiting = None
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._waiting is None and not self._stopping:
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                job, pokes = self._waiting, self._pokes
+                assert job is not None
+                self._attempted = job
+            done = self._try(job)
+            with self._changed:
+                self._attempted = None
+                # `_waiting` is another job when a newer one came, and None when it was dropped.
+                if done and self._waiting is job:
+                    self._waiting = None
+                elif self._waiting is job and self._pokes == pokes and not self._stopping:
+                    self._changed.wait(self._poll_s)
+                elif not done and self._waiting is not None and self._waiting is not job:
+                    self.replaced += 1
+
+    def _try(self, job: Job) -> bool:
+        try:
+            return self._attempt(job)
+        except Exception as error:
+            self._on_error(error)
+            return True
