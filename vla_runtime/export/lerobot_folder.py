@@ -314,6 +314,13 @@ def _relative_step(config: Mapping[str, Any], path: Path, before: _Pipeline) -> 
             f'{path} says use_relative_actions {config.get("use_relative_actions", False)} but '
             f'{before.path} says enabled {enabled}; they must agree'
         )
+    used = list(step.get('exclude_joints') or ())
+    written = list(config.get('relative_exclude_joints', used) or ())
+    if enabled and used != written:
+        raise ExportError(
+            f'{path} says relative_exclude_joints {written} but {before.path} says exclude_joints '
+            f'{used}; they must agree'
+        )
     return step
 
 

@@ -1,0 +1,351 @@
+"""`vla_runtime export` and `info` as their users run them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_folders import (
+    LM_HEAD,
+    TEXT_TABLE,
+    copy_lerobot_folder,
+    edit_json,
+    edit_tensors,
+    end_to_end_cases,
+    folder_of,
+    joints,
+    lerobot_arguments,
+    lerobot_folder,
+    openpi_arguments,
+    openpi_statistics,
+    pi0_tensors,
+    tiny_tensors,
+    write_openpi_folder,
+    write_shards,
+)
+from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch_file
+
+from vla_runtime.bundle import ActionSpec, CameraSpec, read_bundle
+from vla_runtime.cli.main import main
+from vla_runtime.policy import Policy
+from vla_runtime.types import Observation
+
+
+def export(folder: Path, target: Path, *arguments: str) -> int:
+    return main(['export', str(folder), '--out', str(target), *arguments])
+
+
+def fails(capsys, folder: Path, target: Path, *arguments: str) -> str:
+    """The error of an export that cannot be; nothing is left on disk."""
+    assert export(folder, target, *arguments) == 2
+    assert not target.exists()
+    text = capsys.readouterr().err
+    assert text.startswith('error: ')
+    return text
+
+
+def chunk_of(bundle: Path, cameras: tuple[str, ...] = ('top', 'wrist')) -> np.ndarray:
+    """One seeded inference in normalised actions."""
+    random = np.random.default_rng(5)
+    images = {name: random.integers(0, 256, (48, 64, 3), dtype=np.uint8) for name in cameras}
+    policy = Policy.load(bundle)
+    state = random.uniform(-0.5, 0.5, len(policy.spec.state))
+    chunk, _ = policy.infer(Observation(images, state, 'pick up the red cup'))
+    return chunk.normalised
+
+
+@pytest.mark.cases
+@pytest.mark.parametrize('case', end_to_end_cases(), ids=lambda path: path.stem.split('.')[0])
+def test_a_reference_folder_acts_as_it_does_in_lerobot(case, tmp_path):
+    description = json.loads(case.read_text())
+    assert export(folder_of(case), tmp_path / 'b', *lerobot_arguments(case)) == 0
+    policy = Policy.load(tmp_path / 'b')
+    tensors = load_file(case.with_suffix('.safetensors'))
+    noise = tensors['noise'].reshape(-1, *tensors['noise'].shape[-2:])
+    for index, observation in enumerate(description['observations']):
+        images = {name: tensors[f'{name}_{index}'] for name in policy.spec.camera_names}
+        chunk, _ = policy.infer(
+            Observation(images, tensors[f'state_{index}'], observation['task']), noise=noise[0]
+        )
+        width = tensors[f'chunk_normalised_{index}'].shape[-1]
+        normalised = tensors[f'chunk_normalised_{index}'].reshape(-1, width)
+        actions = tensors[f'chunk_{index}'].reshape(-1, len(policy.spec.actions))
+        np.testing.assert_allclose(chunk.normalised[:, :width], normalised, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(chunk.actions, actions, rtol=0, atol=1e-4)
+
+
+def test_the_same_policy_written_by_others_gives_the_same_chunk(tmp_path):
+    assert export(lerobot_folder(), tmp_path / 'reference', *lerobot_arguments()) == 0
+    expected = chunk_of(tmp_path / 'reference')
+
+    def bare(folder: Path) -> None:
+        edit_tensors(folder, lambda tensors: tensors)
+
+    def tied(folder: Path) -> None:
+        def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            table = tensors.pop(TEXT_TABLE)
+            return {**tensors, LM_HEAD: table}
+
+        edit_tensors(folder, change)
+
+    def sharded(folder: Path) -> None:
+        write_shards(folder, {f'model.{k}': v for k, v in tiny_tensors().items()})
+
+    for write in (bare, tied, sharded):
+        folder = copy_lerobot_folder(tmp_path / write.__name__ / 'policy')
+        write(folder)
+        target = tmp_path / write.__name__ / 'bundle'
+        assert export(folder, target, *lerobot_arguments()) == 0
+        np.testing.assert_array_equal(chunk_of(target), expected, err_msg=write.__name__)
+
+
+def test_bfloat16_weights_stay_bfloat16_and_act_as_their_rounding(tmp_path):
+    def rounded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor.bfloat16() for name, tensor in tensors.items()}
+
+    def widened(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor.bfloat16().float() for name, tensor in tensors.items()}
+
+    chunks = []
+    for change in (rounded, widened):
+        folder = copy_lerobot_folder(tmp_path / change.__name__ / 'policy')
+        edit_tensors(folder, change)
+        target = tmp_path / change.__name__ / 'bundle'
+        assert export(folder, target, *lerobot_arguments()) == 0
+        chunks.append(chunk_of(target))
+    weights = load_torch_file(tmp_path / 'rounded' / 'bundle' / 'weights.safetensors')
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    np.testing.assert_array_equal(chunks[0], chunks[1])
+
+
+class TestOpenpi:
+    def test_a_pi05_folder_becomes_a_bundle(self, tmp_path):
+        folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), openpi_statistics(32))
+        names = joints().split(',')
+        arguments = [item for item in openpi_arguments() if item != '--absolute']
+        arguments += ['--delta', ','.join(names[:5]), '--cameras', 'base,wrist,none=absent']
+        assert export(folder, tmp_path / 'b', *arguments) == 0
+        spec = read_bundle(tmp_path / 'b').spec
+        assert spec.cameras == (
+            CameraSpec('base'),
+            CameraSpec('wrist'),
+            CameraSpec('none', present=False),
+        )
+        assert spec.actions[0] == ActionSpec(names[0], 'rad', 'delta', names[0])
+        assert spec.actions[5] == ActionSpec('gripper', 'rad', 'absolute')
+        assert (spec.dims.prompt_length, spec.dims.horizon, spec.denoise_steps) == (200, 12, 10)
+        assert (spec.prompt.cleaning, spec.images.resample) == ('openpi', 'antialias')
+        assert spec.source['asset_id'] == 'lab/arm'
+        statistics = read_bundle(tmp_path / 'b').statistics
+        assert {array.shape for array in statistics.values()} == {(6,)}, 'padding is cut'
+        assert np.isfinite(chunk_of(tmp_path / 'b', ('base', 'wrist'))).all()
+
+    def test_a_pi0_folder_becomes_a_bundle(self, tmp_path, capsys):
+        folder = write_openpi_folder(tmp_path / 'p', pi0_tensors(), openpi_statistics(), horizon=10)
+        arguments = openpi_arguments()
+        assert 'contradict' in fails(capsys, folder, tmp_path / 'b', *arguments)
+        index = arguments.index('--prompt-template')
+        del arguments[index : index + 2]
+        assert export(folder, tmp_path / 'b', *arguments) == 0
+        spec = read_bundle(tmp_path / 'b').spec
+        assert (spec.family, spec.prompt.template, spec.dims.state_dim) == ('pi0', 'pi0', 32)
+        assert spec.dims.prompt_length == 48
+        cameras = ('base_0_rgb', 'left_wrist_0_rgb', 'right_wrist_0_rgb')
+        assert np.isfinite(chunk_of(tmp_path / 'b', cameras)).all()
+
+    def test_everything_it_lacks_is_asked_for_at_once(self, tmp_path, capsys):
+        folder = write_openpi_folder(
+            tmp_path / 'p', tiny_tensors(), {}, horizon=None, asset_id=None
+        )
+        text = fails(capsys, folder, tmp_path / 'b')
+        asked = {line.split()[0] for line in text.splitlines() if line.startswith('  --')}
+        assert asked == {
+            *('--statistics', '--state-names', '--action-names', '--units', '--delta'),
+            *('--rate-hz', '--tokenizer', '--vision-heads', '--kv-heads', '--prompt-template'),
+            '--horizon',
+        }
+
+
+class TestMissing:
+    def test_all_that_a_lerobot_folder_lacks_is_asked_for_at_once(self, tmp_path, capsys):
+        folder = copy_lerobot_folder(tmp_path / 'p')
+        (folder / 'tokenizer.json').unlink()
+        text = fails(capsys, folder, tmp_path / 'b')
+        asked = {line.split()[0] for line in text.splitlines() if line.startswith('  --')}
+        assert asked == {
+            *('--state-names', '--action-names', '--units', '--rate-hz'),
+            *('--tokenizer', '--vision-heads'),
+        }
+        assert 'names of the 6 measured state dimensions' in text
+
+    def test_what_was_asked_for_completes_the_bundle(self, tmp_path):
+        folder = copy_lerobot_folder(tmp_path / 'p')
+        (folder / 'tokenizer.json').rename(tmp_path / 'paligemma.json')
+        tokenizer = ['--tokenizer', str(tmp_path / 'paligemma.json')]
+        assert export(folder, tmp_path / 'b', *lerobot_arguments(), *tokenizer) == 0
+        assert read_bundle(tmp_path / 'b').spec.tokenizer == 'tokenizer.json'
+
+    def test_units_still_open_are_named(self, tmp_path, capsys):
+        arguments = lerobot_arguments()
+        arguments[arguments.index('rad')] = 'gripper=1,elbow_flex=deg'
+        text = fails(capsys, lerobot_folder(), tmp_path / 'b', *arguments)
+        assert 'unit of the state shoulder_pan, shoulder_lift, wrist_flex, wrist_roll:' in text
+
+    def test_units_may_differ_between_state_and_action(self, tmp_path):
+        arguments = lerobot_arguments()
+        arguments[arguments.index('rad')] = 'rad,gripper=1,action:gripper=rad/s'
+        arguments += ['--velocity', 'gripper']
+        assert export(lerobot_folder(), tmp_path / 'b', *arguments) == 0
+        spec = read_bundle(tmp_path / 'b').spec
+        assert spec.state[5].unit == '1'
+        assert spec.actions[5] == ActionSpec('gripper', 'rad/s', 'velocity')
+
+    def test_a_dataset_knows_names_and_rate(self, tmp_path):
+        names = [f'{name}.pos' for name in joints().split(',')]
+        info = tmp_path / 'dataset' / 'meta' / 'info.json'
+        info.parent.mkdir(parents=True)
+        features = {'action': {'names': names}, 'observation.state': {'names': {'motors': names}}}
+        info.write_text(json.dumps({'fps': 25, 'features': features}))
+        arguments = [
+            '--dataset',
+            str(tmp_path / 'dataset'),
+            '--units',
+            'deg',
+            '--vision-heads',
+            '4',
+        ]
+        assert export(lerobot_folder(), tmp_path / 'b', *arguments) == 0
+        spec = read_bundle(tmp_path / 'b').spec
+        assert spec.action_names == spec.state_names == tuple(names)
+        assert spec.step_time_s == 0.04
+
+
+class TestContradictions:
+    @pytest.mark.parametrize(
+        ('arguments', 'pattern'),
+        [
+            (['--horizon', '50'], '--horizon says 50 but the LeRobot pi05 folder says 12'),
+            (['--kv-heads', '2'], '--kv-heads says 2 but the LeRobot pi05 folder says 1'),
+            (['--denoise-steps', '5'], '--denoise-steps says 5 but'),
+            (['--prompt-length', '200'], '--prompt-length says 200 but'),
+            (['--prompt-template', 'pi0'], '--prompt-template says pi0 but'),
+            (['--cameras', 'left,right'], '--cameras says'),
+            (['--delta', 'gripper'], '--delta says gripper but the folder says that no action is'),
+            (['--velocity', 'gripperr'], "is no action; did you mean 'gripper'?"),
+            (['--units', 'rad,griper=1'], "which is no dimension; did you mean 'gripper'?"),
+            (['--units', 'radian'], "'radian', which is no unit; did you mean"),
+            (['--state-names', 'a,b'], '--state-names says 2 names for the measured state but'),
+            (['--rate-hz', '-3'], '--rate-hz says -3.0; expected a number above 0'),
+            (['--rate-hz', 'nan'], '--rate-hz says nan; expected'),
+            (['--asset-id', 'x'], '--asset-id says x but a LeRobot folder has its own'),
+            (['--tokenizer', '/nowhere.model'], '--tokenizer says /nowhere.model, but there is no'),
+            (['--tokenizer', __file__], 'expected a *.json or *.model file'),
+        ],
+    )
+    def test_an_option_against_the_folder_names_both(self, tmp_path, capsys, arguments, pattern):
+        # argparse keeps the last of an option given twice.
+        text = fails(capsys, lerobot_folder(), tmp_path / 'b', *lerobot_arguments(), *arguments)
+        assert pattern in text
+
+    def test_another_tokenizer_than_the_folders_is_refused(self, tmp_path, capsys):
+        other = tmp_path / 'other.json'
+        other.write_text('{}')
+        arguments = [*lerobot_arguments(), '--tokenizer', str(other)]
+        text = fails(capsys, lerobot_folder(), tmp_path / 'b', *arguments)
+        assert 'but the folder has another tokenizer.json' in text
+
+    def test_config_against_tensors_names_both(self, tmp_path, capsys):
+        folder = copy_lerobot_folder(tmp_path / 'p')
+        edit_json(folder / 'config.json', lambda d: d.update(max_action_dim=16))
+        text = fails(capsys, folder, tmp_path / 'b', *lerobot_arguments())
+        assert 'config.json says action dimensions 16 but the tensors show 32' in text
+
+    def test_a_dataset_against_the_options_names_both(self, tmp_path, capsys):
+        info = tmp_path / 'info.json'
+        info.write_text(json.dumps({'fps': 25, 'features': {'action': {'names': ['a', 'b']}}}))
+        arguments = [*lerobot_arguments(), '--dataset', str(info)]
+        text = fails(capsys, lerobot_folder(), tmp_path / 'b', *arguments)
+        assert '--rate-hz says 30.0 but --dataset says fps 25.0' in text
+        assert 'but --dataset says a, b' in text
+
+    def test_a_tokenizer_of_another_policy_is_refused(self, tmp_path, capsys):
+        folder = copy_lerobot_folder(tmp_path / 'p')
+        vocabulary = {f'word{index}': 400 + index for index in range(10)}
+        edit_json(folder / 'tokenizer.json', lambda d: d['model']['vocab'].update(vocabulary))
+        text = fails(capsys, folder, tmp_path / 'b', *lerobot_arguments())
+        assert "tokens but the policy's text table only 400" in text
+
+    def test_tensors_that_do_not_fit_are_listed(self, tmp_path, capsys):
+        folder = copy_lerobot_folder(tmp_path / 'p')
+
+        def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            del tensors['action_out_proj.bias']
+            return {**tensors, 'proprio_history_proj.weight': torch.zeros(2, 2)}
+
+        edit_tensors(folder, change)
+        text = fails(capsys, folder, tmp_path / 'b', *lerobot_arguments())
+        assert "missing 'action_out.bias' [32]" in text
+        assert "unexpected 'proprio_history_proj.weight' [2, 2]" in text
+
+
+class TestTarget:
+    def test_a_dry_run_shows_and_writes_nothing(self, tmp_path, capsys):
+        assert export(lerobot_folder(), tmp_path / 'b', *lerobot_arguments(), '--dry-run') == 0
+        assert list(tmp_path.iterdir()) == []
+        text = capsys.readouterr().out
+        assert 'shoulder_pan [rad] absolute' in text
+        assert 'nothing was written' in text
+
+    def test_a_bundle_is_replaced_only_by_force(self, tmp_path, capsys):
+        target = tmp_path / 'b'
+        assert export(lerobot_folder(), target, *lerobot_arguments(), '--name', 'first') == 0
+        assert export(lerobot_folder(), target, *lerobot_arguments()) == 2
+        assert 'exists already' in capsys.readouterr().err
+        assert read_bundle(target).spec.name == 'first'
+        assert export(lerobot_folder(), target, *lerobot_arguments(), '--force') == 0
+        assert read_bundle(target).spec.name == 'b'
+
+    def test_the_bundle_names_no_path_of_this_machine(self, tmp_path):
+        assert export(lerobot_folder(), tmp_path / 'b', *lerobot_arguments()) == 0
+        text = (tmp_path / 'b' / 'policy.yaml').read_text()
+        assert str(tmp_path) not in text
+        assert str(lerobot_folder()) not in text
+
+
+class TestInfo:
+    def test_a_bundle_is_checked_and_shown(self, tmp_path, capsys):
+        assert export(lerobot_folder(), tmp_path / 'b', *lerobot_arguments()) == 0
+        (tmp_path / 'b' / 'engines' / 'orin-trt10.3').mkdir(parents=True)
+        capsys.readouterr()
+        assert main(['info', str(tmp_path / 'b')]) == 0
+        text = capsys.readouterr().out
+        assert 'SHA-256 of each agrees' in text
+        assert 'engine      orin-trt10.3' in text
+
+    def test_a_spoiled_bundle_is_an_error_without_a_traceback(self, tmp_path, capsys):
+        assert export(lerobot_folder(), tmp_path / 'b', *lerobot_arguments()) == 0
+        (tmp_path / 'b' / 'tokenizer.json').write_text('{}')
+        assert main(['info', str(tmp_path / 'b')]) == 2
+        assert 'tokenizer.json: has changed' in capsys.readouterr().err
+        assert main(['info', str(tmp_path / 'b'), '--no-verify']) == 0
+
+
+def test_the_module_runs_as_a_program(tmp_path):
+    command = [sys.executable, '-m', 'vla_runtime', 'export', str(lerobot_folder())]
+    arguments = ['--out', str(tmp_path / 'b'), *lerobot_arguments()]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert 'next: vla_runtime info' in done.stdout
+    assert read_bundle(tmp_path / 'b').spec.name == 'b'
+    done = subprocess.run(
+        [*command, '--out', str(tmp_path / 'c')], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert '--rate-hz' in done.stderr
+    assert 'Traceback' not in done.stderr

@@ -1,0 +1,53 @@
+"""The `vla_runtime` program: verbs are found, help is quick, exit codes tell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from vla_runtime.cli import main as program
+
+
+def test_help_lists_every_verb(capsys):
+    assert program.main(['--help']) == 0
+    text = capsys.readouterr().out
+    for verb in ('export', 'info'):
+        assert verb in text
+
+
+@pytest.mark.parametrize('verb', ['export', 'info'])
+def test_every_verb_explains_itself(capsys, verb):
+    assert program.main([verb, '--help']) == 0
+    assert capsys.readouterr().out.startswith(f'usage: vla_runtime {verb}')
+
+
+@pytest.mark.parametrize(
+    'argv', [[], ['fly'], ['export'], ['export', 'x', '--out', 'y', '--horizon', '0']]
+)
+def test_wrong_arguments_end_in_2(argv, capsys):
+    assert program.main(argv) == 2
+    assert 'usage:' in capsys.readouterr().err
+
+
+def test_a_list_with_a_hole_is_refused(capsys):
+    assert program.main(['export', 'x', '--out', 'y', '--state-names', 'a,,b']) == 2
+    assert "'a,,b' has an empty entry" in capsys.readouterr().err
+
+
+def test_control_c_ends_in_130(monkeypatch, capsys):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr('vla_runtime.cli.info.main', interrupted)
+    assert program.main(['info', 'x']) == 130
+
+
+def test_help_needs_neither_torch_nor_rclpy():
+    code = (
+        'import sys; from vla_runtime.cli.main import main; main(["export", "--help"]); '
+        'sys.exit(bool({"torch", "rclpy"} & set(sys.modules)))'
+    )
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, timeout=60)
+    assert done.returncode == 0

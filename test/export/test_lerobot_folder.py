@@ -1,0 +1,308 @@
+"""LeRobot folders: what config and processors say, and every way in which they can disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_folders import copy_lerobot_folder, edit_json, joints
+from safetensors.numpy import load_file, save_file
+
+from vla_runtime.bundle import CameraSpec
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.lerobot_folder import is_lerobot_folder, read_lerobot_folder
+
+STATISTICS = 'policy_preprocessor_step_3_normalizer_processor.safetensors'
+NAMES = joints().split(',')
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return copy_lerobot_folder(tmp_path / 'policy')
+
+
+def config(folder: Path, **changes: Any) -> None:
+    edit_json(folder / 'config.json', lambda document: document.update(changes))
+
+
+def step(folder: Path, name: str, **changes: Any) -> None:
+    """Change a processor step's configuration."""
+    file = 'postprocessor' if name.startswith(('un', 'absolute')) else 'preprocessor'
+
+    def change(document: dict[str, Any]) -> None:
+        for entry in document['steps']:
+            if entry['registry_name'] == name:
+                entry['config'].update(changes)
+
+    edit_json(folder / f'policy_{file}.json', change)
+
+
+def make_relative(folder: Path, **changes: Any) -> None:
+    """Relative actions as LeRobot 0.6 writes them in all three files."""
+    relative = {'exclude_joints': ['gripper'], 'action_names': NAMES, **changes}
+    config(
+        folder,
+        use_relative_actions=True,
+        relative_exclude_joints=relative['exclude_joints'],
+        action_feature_names=relative['action_names'],
+    )
+    step(folder, 'relative_actions_processor', enabled=True, **relative)
+    step(folder, 'absolute_actions_processor', enabled=True)
+
+
+def refuses(folder: Path, pattern: str) -> None:
+    with pytest.raises(ExportError, match=pattern):
+        read_lerobot_folder(folder)
+
+
+def test_a_folder_says_all_but_names_units_and_rate(folder):
+    facts = read_lerobot_folder(folder)
+    assert is_lerobot_folder(folder)
+    assert (facts.family, facts.template, facts.cleaning) == ('pi05', 'pi05_state', 'lerobot')
+    assert facts.cameras == (CameraSpec('top'), CameraSpec('wrist'))
+    assert (facts.images.padding, facts.images.resample) == ('centre', 'bilinear')
+    assert (facts.state_length, facts.action_length, facts.action_names) == (6, 6, None)
+    assert facts.deltas == (False,) * 6
+    assert (facts.horizon, facts.prompt_length, facts.denoise_steps) == (12, 64, 10)
+    assert (facts.image_size, facts.action_dim, facts.state_dim) == (56, 32, 0)
+    assert facts.variant == 'gemma_2b'
+    assert facts.normalisation.state == facts.normalisation.actions == 'quantiles_lerobot'
+    assert facts.tokenizer == folder / 'tokenizer.json'
+    stored = load_file(folder / STATISTICS)
+    np.testing.assert_array_equal(facts.statistics['actions.q99'], stored['action.q99'])
+    np.testing.assert_array_equal(facts.statistics['state.std'], stored['observation.state.std'])
+
+
+def test_a_folder_of_another_kind_is_told_apart(tmp_path):
+    (tmp_path / 'config.json').write_text('{"action_dim": 32}')
+    assert not is_lerobot_folder(tmp_path)
+
+
+@pytest.mark.parametrize('stated', [True, False])
+def test_empty_cameras_come_last_and_are_always_masked(folder, stated):
+    def change(document: dict[str, Any]) -> None:
+        document['empty_cameras'] = 1
+        if stated:
+            # LeRobot writes the feature too, wherever it stands in the mapping.
+            empty = {'observation.images.empty_camera_0': {'type': 'VISUAL', 'shape': [3, 56, 56]}}
+            document['input_features'] = {**empty, **document['input_features']}
+
+    edit_json(folder / 'config.json', change)
+    assert read_lerobot_folder(folder).cameras == (
+        CameraSpec('top'),
+        CameraSpec('wrist'),
+        CameraSpec('empty_camera_0', present=False),
+    )
+
+
+@pytest.mark.parametrize(
+    ('mode', 'kind'),
+    [('MEAN_STD', 'mean_std_lerobot'), ('MIN_MAX', 'min_max'), ('IDENTITY', 'identity')],
+)
+def test_every_normaliser_of_lerobot_has_its_name_here(folder, mode, kind):
+    modes = {'VISUAL': 'IDENTITY', 'STATE': mode, 'ACTION': mode}
+    config(folder, normalization_mapping=modes)
+    step(folder, 'normalizer_processor', norm_map=modes)
+    step(folder, 'unnormalizer_processor', norm_map=modes)
+    facts = read_lerobot_folder(folder)
+    assert (facts.normalisation.state, facts.normalisation.actions) == (kind, kind)
+
+
+def test_a_state_that_the_processor_leaves_alone_is_not_normalised(folder):
+    step(folder, 'normalizer_processor', normalize_observation_keys=['observation.images.top'])
+    assert read_lerobot_folder(folder).normalisation.state == 'identity'
+
+
+class TestRelativeActions:
+    def test_excluded_joints_stay_absolute(self, folder):
+        make_relative(folder)
+        facts = read_lerobot_folder(folder)
+        assert facts.deltas == (True, True, True, True, True, False)
+        assert facts.action_names == tuple(NAMES)
+
+    def test_a_word_excludes_every_name_that_contains_it(self, folder):
+        make_relative(folder, exclude_joints=['WRIST', 'Gripper'])
+        assert read_lerobot_folder(folder).deltas == (True, True, True, False, False, False)
+
+    @pytest.mark.parametrize('changes', [{'exclude_joints': []}, {'action_names': None}])
+    def test_without_words_or_names_every_action_is_relative(self, folder, changes):
+        make_relative(folder, **changes)
+        assert read_lerobot_folder(folder).deltas == (True,) * 6
+
+    def test_config_and_processor_must_agree(self, folder):
+        config(folder, use_relative_actions=True)
+        refuses(
+            folder, r'config\.json says use_relative_actions True but .*preprocessor\.json says'
+        )
+
+    def test_both_processors_must_agree(self, folder):
+        make_relative(folder)
+        step(folder, 'absolute_actions_processor', enabled=False)
+        refuses(folder, r'preprocessor\.json says relative actions True but .*postprocessor\.json')
+
+    def test_excluded_joints_must_agree(self, folder):
+        make_relative(folder)
+        config(folder, relative_exclude_joints=[])
+        refuses(folder, r"relative_exclude_joints \[\] but .*says exclude_joints \['gripper'\]")
+
+    def test_names_must_agree(self, folder):
+        make_relative(folder)
+        config(folder, action_feature_names=NAMES[::-1])
+        refuses(
+            folder, r'config\.json says action_feature_names .*preprocessor\.json says action_n'
+        )
+
+    def test_there_is_a_name_for_every_action(self, folder):
+        make_relative(folder, action_names=NAMES[:5])
+        refuses(folder, 'field action_feature_names: 5 names for 6 actions')
+
+
+MODES = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
+
+DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    'another policy': (lambda f: config(f, type='smolvla'), "field type: 'smolvla' is not supp"),
+    'visual memory': (
+        lambda f: config(f, use_visual_memory=True),
+        'use_visual_memory: True is not',
+    ),
+    'state memory': (
+        lambda f: config(f, use_proprioceptive_memory=True),
+        'field use_proprioceptive_memory: True is not supported',
+    ),
+    'adapter': (lambda f: config(f, use_peft=True), 'field use_peft: True is not supported'),
+    'history': (lambda f: config(f, n_obs_steps=2), 'field n_obs_steps: 2 is not supported'),
+    'time periods': (lambda f: config(f, min_period=0.01), r'field min_period: 0\.01 is not supp'),
+    'oblong': (lambda f: config(f, image_resolution=[56, 112]), 'image_resolution: 56x112; only'),
+    'no camera': (
+        lambda f: edit_json(
+            f / 'config.json',
+            lambda d: d.update(
+                input_features={'observation.state': d['input_features']['observation.state']}
+            ),
+        ),
+        r'field input_features: no camera',
+    ),
+    'no state': (
+        lambda f: edit_json(
+            f / 'config.json', lambda d: d['input_features'].pop('observation.state')
+        ),
+        "field input_features: no 'observation.state'",
+    ),
+    'no horizon': (
+        lambda f: edit_json(f / 'config.json', lambda d: d.pop('chunk_size')),
+        r'config\.json: field chunk_size: is missing',
+    ),
+    'horizon of words': (
+        lambda f: config(f, chunk_size='12'),
+        r"chunk_size: '12' \(str\) where int",
+    ),
+    'horizon of truth': (
+        lambda f: config(f, chunk_size=True),
+        r'chunk_size: True \(bool\) where int',
+    ),
+    'not JSON': (lambda f: (f / 'config.json').write_text('{'), r'config\.json: cannot be read'),
+    'a list': (lambda f: (f / 'policy_preprocessor.json').write_text('[]'), 'is not a mapping'),
+    'older LeRobot': (
+        lambda f: (f / 'policy_preprocessor.json').unlink(),
+        r'preprocessor\.json: is missing; a LeRobot older than 0\.4',
+    ),
+    'unknown step': (
+        lambda f: edit_json(
+            f / 'policy_preprocessor.json',
+            lambda d: d['steps'].append({'registry_name': 'crop_processor', 'config': {}}),
+        ),
+        r"field steps\[7\]: the step 'crop_processor' is not supported",
+    ),
+    'no normaliser': (
+        lambda f: edit_json(f / 'policy_preprocessor.json', lambda d: d['steps'].pop(3)),
+        "has no step 'normalizer_processor'",
+    ),
+    'prompt length': (
+        lambda f: config(f, tokenizer_max_length=48),
+        'tokenizer_max_length 48 but .* max_length 64; they must agree',
+    ),
+    'left padding': (
+        lambda f: step(f, 'tokenizer_processor', padding_side='left'),
+        "field padding_side: only 'right'",
+    ),
+    'normalisers disagree': (
+        lambda f: step(f, 'normalizer_processor', norm_map={**MODES, 'STATE': 'MIN_MAX'}),
+        r'normalization_mapping\.STATE QUANTILES but .*preprocessor\.json says MIN_MAX',
+    ),
+    'unnormaliser disagrees': (
+        lambda f: step(f, 'unnormalizer_processor', norm_map={**MODES, 'ACTION': 'MIN_MAX'}),
+        r'normalization_mapping\.ACTION QUANTILES but .*postprocessor\.json says MIN_MAX',
+    ),
+    'unknown normaliser': (
+        lambda f: [
+            config(f, normalization_mapping={**MODES, 'STATE': 'QUANTILE10'}),
+            step(f, 'normalizer_processor', norm_map={**MODES, 'STATE': 'QUANTILE10'}),
+        ],
+        "normalization_mapping.STATE: 'QUANTILE10' is not supported",
+    ),
+    'normalised images': (
+        lambda f: [
+            config(f, normalization_mapping={**MODES, 'VISUAL': 'MEAN_STD'}),
+            step(f, 'normalizer_processor', norm_map={**MODES, 'VISUAL': 'MEAN_STD'}),
+        ],
+        'normalization_mapping.VISUAL: MEAN_STD is not supported',
+    ),
+    'epsilon': (
+        lambda f: step(f, 'normalizer_processor', eps=1e-6),
+        r'field eps: 1e-06 is not 1e-08',
+    ),
+    'statistics elsewhere': (
+        lambda f: edit_json(
+            f / 'policy_preprocessor.json',
+            lambda d: d['steps'][3].update(state_file='../../other.safetensors'),
+        ),
+        'not the plain name of a safetensors file',
+    ),
+    'statistics lost': (lambda f: (f / STATISTICS).unlink(), 'safetensors: cannot be read'),
+}
+
+
+@pytest.mark.parametrize('defect', DEFECTS, ids=str)
+def test_what_cannot_be_reproduced_is_refused_by_name(folder, defect):
+    spoil, pattern = DEFECTS[defect]
+    spoil(folder)
+    refuses(folder, pattern)
+
+
+class TestStatistics:
+    def change(self, folder: Path, **changes: np.ndarray | None) -> None:
+        stored = load_file(folder / STATISTICS)
+        for name, value in changes.items():
+            key = name.replace('state_', 'observation.state.').replace('action_', 'action.')
+            stored.pop(key, None)
+            if value is not None:
+                stored[key] = value
+        save_file(stored, folder / STATISTICS)
+
+    def test_a_base_model_without_statistics_is_named(self, folder):
+        self.change(folder, state_q01=None)
+        refuses(folder, r"has no 'observation\.state\.q01'; .* \(a base model\) has none")
+
+    def test_a_length_that_is_not_the_features_is_named(self, folder):
+        self.change(folder, action_q01=np.zeros(7, np.float32))
+        refuses(folder, r"tensor 'action\.q01' has shape \[7\] but config\.json says 6")
+
+    def test_both_processors_hold_the_same_action_statistics(self, folder):
+        self.change(folder, action_q01=np.full(6, -9, np.float32))
+        refuses(
+            folder, r"preprocessor_step_3.* and .*postprocessor_step_0.* differ in 'action\.q01'"
+        )
+
+    def test_statistics_that_this_runtime_never_reads_are_left_out(self, folder):
+        self.change(folder, state_q50=np.zeros(6, np.float32))
+        assert 'state.q50' not in read_lerobot_folder(folder).statistics
+
+
+def test_renamed_observations_are_kept_for_people(folder):
+    names = {'observation.images.front': 'observation.images.top'}
+    step(folder, 'rename_observations_processor', rename_map=names)
+    source = read_lerobot_folder(folder).source
+    assert source['renamed_observations'] == 'observation.images.front to observation.images.top'

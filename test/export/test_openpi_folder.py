@@ -1,0 +1,115 @@
+"""openpi folders: little is stated, and the statistics may be anywhere under assets/."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from checkpoint_folders import openpi_statistics, tiny_tensors, write_openpi_folder
+
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.openpi_folder import read_openpi_folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_openpi_folder(tmp_path / 'policy', tiny_tensors(), openpi_statistics())
+
+
+def test_a_converted_folder_states_sizes_and_statistics(folder):
+    facts = read_openpi_folder(folder, 'pi05')
+    assert [camera.name for camera in facts.cameras] == [
+        'base_0_rgb',
+        'left_wrist_0_rgb',
+        'right_wrist_0_rgb',
+    ]
+    assert (facts.horizon, facts.action_dim, facts.variant) == (12, 32, 'gemma_2b')
+    assert (facts.images.padding, facts.images.resample) == ('centre', 'antialias')
+    assert facts.normalisation.actions == 'quantiles_openpi'
+    assert facts.source == {'checkpoint': 'openpi pi05', 'asset_id': 'lab/arm'}
+    expected = openpi_statistics()['actions']['q99']
+    np.testing.assert_array_equal(facts.statistics['actions.q99'], expected)
+    assert facts.template is None, 'whether the state is in the prompt stands nowhere'
+    assert facts.deltas is None
+    assert facts.questions == ()
+
+
+def test_pi0_has_one_prompt_and_mean_and_spread(folder):
+    facts = read_openpi_folder(folder, 'pi0')
+    assert facts.template == 'pi0'
+    assert facts.normalisation.state == 'mean_std_openpi'
+
+
+def test_a_trained_folder_without_config_says_even_less(tmp_path):
+    tensors = tiny_tensors()
+    folder = write_openpi_folder(tmp_path / 'p', tensors, openpi_statistics(), horizon=None)
+    facts = read_openpi_folder(folder, 'pi05')
+    assert (facts.horizon, facts.action_dim, facts.variant) == (None, None, None)
+
+
+def test_statistics_without_their_outer_key_are_read(tmp_path):
+    numbers = openpi_statistics()
+    folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), numbers, outer_key=False)
+    assert read_openpi_folder(folder, 'pi05').statistics['state.mean'].shape == (6,)
+
+
+class TestFindingStatistics:
+    def add(self, folder, asset_id='other'):
+        path = folder / 'assets' / asset_id / 'norm_stats.json'
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({'norm_stats': openpi_statistics(7)}))
+        return path
+
+    def test_several_are_asked_about(self, folder):
+        self.add(folder)
+        (question,) = read_openpi_folder(folder, 'pi05').questions
+        assert question.option == '--asset-id'
+        assert 'lab/arm, other' in question.wanted
+
+    def test_one_of_several_is_chosen(self, folder):
+        self.add(folder)
+        facts = read_openpi_folder(folder, 'pi05', asset_id='other')
+        assert facts.statistics['state.mean'].shape == (7,)
+
+    def test_a_choice_that_is_not_there_is_named(self, folder):
+        with pytest.raises(ExportError, match=r"--asset-id says 'arms' but .*assets has lab/arm"):
+            read_openpi_folder(folder, 'pi05', asset_id='arms')
+
+    def test_none_are_asked_for(self, tmp_path):
+        folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), {}, asset_id=None)
+        facts = read_openpi_folder(folder, 'pi05')
+        assert facts.statistics is None
+        assert [question.option for question in facts.questions] == ['--statistics']
+
+    def test_none_are_supplied(self, tmp_path):
+        folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), {}, asset_id=None)
+        given = self.add(tmp_path)
+        facts = read_openpi_folder(folder, 'pi05', statistics_file=given)
+        assert facts.statistics['actions.mean'].shape == (7,)
+        assert 'asset_id' not in facts.source
+
+    def test_a_file_beside_the_folders_own_is_a_contradiction(self, folder, tmp_path):
+        with pytest.raises(ExportError, match=r'--statistics says .* the folder has its own'):
+            read_openpi_folder(folder, 'pi05', statistics_file=self.add(tmp_path))
+
+    @pytest.mark.parametrize(
+        ('document', 'pattern'),
+        [
+            ({'norm_stats': {'state': {}}}, 'norm_stats.json: field actions: is missing'),
+            ({'state': [], 'actions': {}}, r'field state: \[\] \(list\) where dict'),
+            ({'state': {'mean': 'x'}, 'actions': {}}, r'field state\.mean: is not a list of num'),
+            ({'state': {'mean': [[1]]}, 'actions': {}}, r'field state\.mean: is not a list of num'),
+            ({'state': {'mean': []}, 'actions': {}}, r'field state\.mean: is not a list of num'),
+        ],
+    )
+    def test_statistics_of_another_form_are_named(self, folder, document, pattern):
+        (folder / 'assets/lab/arm/norm_stats.json').write_text(json.dumps(document))
+        with pytest.raises(ExportError, match=pattern):
+            read_openpi_folder(folder, 'pi05')
+
+
+def test_a_config_of_another_form_is_named(folder):
+    (folder / 'config.json').write_text('{"action_horizon": "ten"}')
+    with pytest.raises(ExportError, match=r"field action_horizon: 'ten' \(str\) where int"):
+        read_openpi_folder(folder, 'pi05')
