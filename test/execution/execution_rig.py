@@ -1,0 +1,151 @@
+"""A robot and a policy around an executor, on clocks that only move when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vla_runtime.execution.columns import Column
+from vla_runtime.execution.command import Command, CommandKind, SubmitResult
+from vla_runtime.execution.config import ExecutorConfig
+from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.types import ActionChunk
+
+ROS_START_NS = 1_700_000_000_000_000_000
+STEP_NS = 40_000_000
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What one tick said, copied."""
+
+    now_s: float
+    ros_ns: int
+    command: Command
+
+    @property
+    def position(self) -> float:
+        return float(self.command.setpoints[0])
+
+
+def chunk_of(
+    rows: np.ndarray | list[float],
+    names: tuple[str, ...] = ('a', 'b'),
+    kinds: tuple[str, ...] | None = None,
+    step_time_s: float = STEP_NS * 1e-9,
+) -> ActionChunk:
+    """A chunk; a list of numbers is the same number in every column."""
+    actions = np.asarray(rows, dtype=np.float64)
+    if actions.ndim == 1:
+        actions = np.repeat(actions[:, None], len(names), axis=1)
+    return ActionChunk(
+        actions, names, kinds or ('position',) * len(names), step_time_s, actions.astype(np.float32)
+    )
+
+
+class Rig:
+    """An executor whose robot goes exactly where it is told; every tick is kept."""
+
+    def __init__(
+        self,
+        parameters: ExecutorParameters | None = None,
+        columns: tuple[Column, ...] = (Column('a'), Column('b')),
+        period_ns: int = 10_000_000,
+        dry_run: bool = False,
+        **config: object,
+    ) -> None:
+        self.parameters = parameters or ExecutorParameters(replan_interval=5)
+        self.config = ExecutorConfig(columns, **config)  # type: ignore[arg-type]
+        self.executor = ChunkExecutor(self.config, self.parameters, dry_run)
+        self.names = tuple(column.name for column in columns)
+        self.kinds = tuple(column.kind for column in columns)
+        self.period_ns = period_ns
+        self.now_s = 50.0
+        self.ros_ns = ROS_START_NS
+        self.measured = np.zeros(len(columns))
+        self.state_arrives = True
+        self.robot_follows = True
+        self.ticks: list[Tick] = []
+        self.number = 0
+
+    @property
+    def command(self) -> Command:
+        return self.ticks[-1].command
+
+    @property
+    def reason(self) -> str:
+        return self.command.reason.value
+
+    def tick(self, count: int = 1, measure: bool = True) -> Command:
+        """Let one period pass, measure, tick; `count` times."""
+        for _ in range(count):
+            self.now_s += self.period_ns * 1e-9
+            self.ros_ns += self.period_ns
+            if measure:
+                self.measure()
+            self.tick_now()
+        return self.command
+
+    def measure(self) -> None:
+        if self.state_arrives:
+            self.executor.observe_state(list(self.names), list(self.measured), self.ros_ns)
+
+    def tick_now(self) -> Command:
+        """Tick without any time passing."""
+        command = self.executor.tick(self.now_s, self.ros_ns)
+        kept = replace(
+            command, setpoints=command.setpoints.copy(), velocities=command.velocities.copy()
+        )
+        self.ticks.append(Tick(self.now_s, self.ros_ns, kept))
+        if self.robot_follows and kept.kind is not CommandKind.IDLE and not kept.dry_run:
+            moves = np.array([kind == 'position' for kind in self.kinds])
+            self.measured[moves] = kept.setpoints[moves]
+        return kept
+
+    def started(self) -> Rig:
+        """Tick once, then start."""
+        self.tick(2)
+        result = self.executor.start(self.now_s, self.ros_ns)
+        assert result.started, result.text
+        self.tick()
+        return self
+
+    def submit(
+        self,
+        rows: np.ndarray | list[float] | ActionChunk,
+        observation_ns: int | None = None,
+        number: int | None = None,
+        episode: int | None = None,
+    ) -> SubmitResult:
+        """Offer a chunk, by default observed right now and with the next number."""
+        if not isinstance(rows, ActionChunk):
+            rows = chunk_of(rows, self.names, self.kinds)
+        self.number = self.number + 1 if number is None else number
+        return self.executor.submit_chunk(
+            rows,
+            self.ros_ns if observation_ns is None else observation_ns,
+            self.executor.episode if episode is None else episode,
+            self.number,
+            self.now_s,
+            self.ros_ns,
+        )
+
+    def run_until(self, condition: Callable[[Command], bool], limit: int = 2000) -> Command:
+        """Tick until the command fulfils a condition."""
+        for _ in range(limit):
+            if condition(self.tick()):
+                return self.command
+        raise AssertionError(f'never happened in {limit} ticks; last: {self.command}')
+
+    def executed(self) -> list[tuple[int, int, int]]:
+        """(step, chunk, row) of every step, in the order of execution, each once."""
+        steps: list[tuple[int, int, int]] = []
+        for tick in self.ticks:
+            command = tick.command
+            found = (command.step, command.chunk, command.row)
+            if command.kind is CommandKind.TRACK and (not steps or steps[-1] != found):
+                steps.append(found)
+        return steps

@@ -1,0 +1,152 @@
+"""One tick's motion within every limit, for any target."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vla_runtime.execution.columns import Column, Columns
+from vla_runtime.execution.limits import ColumnLimits, make_limits
+from vla_runtime.execution.motion_limiter import MotionLimiter
+
+DT_S = 0.01
+
+
+def limiter_of(limit: ColumnLimits, kind: str = 'position', feedback: bool = True) -> MotionLimiter:
+    columns = Columns([Column('a', kind=kind, feedback=feedback)])  # type: ignore[arg-type]
+    return MotionLimiter(make_limits(('a',), {'a': limit}), columns)
+
+
+def drive(
+    limiter: MotionLimiter, targets: np.ndarray, start: float = 0.0, measured: float | None = None
+) -> np.ndarray:
+    """The commands for a series of targets; the robot follows unless it is nailed down."""
+    command, commands = np.array([start]), []
+    before = start
+    for target in targets:
+        rate = np.array([(target - before) / DT_S])
+        before = target
+        where = command.copy() if measured is None else np.array([measured])
+        limiter.apply(command, np.array([target]), rate, where, DT_S)
+        commands.append(float(command[0]))
+    return np.array(commands)
+
+
+def test_when_target_is_within_all_limits_expect_it_unchanged_bit_by_bit() -> None:
+    limiter = limiter_of(ColumnLimits(-2, 2, 3.0, 30.0, 0.5))
+    targets = (
+        np.sin(np.arange(1, 300) * DT_S * 2.0 + 0.0) * 0.7 * (1 - np.exp(-np.arange(1, 300) / 30))
+    )
+    assert (drive(limiter, targets) == targets).all()
+
+
+def test_when_target_jumps_expect_speed_limit_kept_and_target_reached() -> None:
+    commands = drive(limiter_of(ColumnLimits(velocity=2.0)), np.full(100, 1.0))
+    assert np.diff(commands, prepend=0.0).max() == pytest.approx(0.02)
+    assert commands[-1] == 1.0
+
+
+def test_when_target_jumps_expect_acceleration_kept_and_no_overshoot() -> None:
+    commands = drive(limiter_of(ColumnLimits(velocity=1.0, acceleration=5.0)), np.full(300, 1.0))
+    speed = np.diff(commands, prepend=0.0) / DT_S
+    assert np.abs(np.diff(speed, prepend=0.0)).max() <= 5.0 * DT_S * (1 + 1e-6)
+    assert commands.max() <= 1.0 + 1e-12
+    assert commands[-1] == pytest.approx(1.0, abs=1e-9)
+
+
+def test_when_behind_a_moving_target_expect_it_caught_up_with() -> None:
+    targets = 0.5 + np.arange(400) * DT_S * 0.5
+    commands = drive(limiter_of(ColumnLimits(velocity=2.0, acceleration=5.0)), targets)
+    assert commands[-1] == pytest.approx(targets[-1], abs=1e-9)
+    assert (commands - targets).max() < 0.005
+
+
+def test_when_heading_for_a_position_limit_expect_braking_in_time() -> None:
+    limiter = limiter_of(ColumnLimits(upper=0.5, velocity=2.0, acceleration=8.0))
+    commands = drive(limiter, np.arange(1, 200) * DT_S * 1.5)
+    speed = np.diff(commands, prepend=0.0) / DT_S
+    assert commands.max() <= 0.5
+    assert np.diff(speed, prepend=0.0).min() >= -8.0 * DT_S * (1 + 1e-6)
+
+
+def test_when_command_starts_outside_a_limit_expect_only_motion_back_inside() -> None:
+    commands = drive(limiter_of(ColumnLimits(upper=1.0)), np.full(5, 3.0), start=1.0)
+    assert (commands == 1.0).all()
+
+
+def test_when_robot_is_blocked_expect_command_to_stay_near_it() -> None:
+    limiter = limiter_of(ColumnLimits(step_from_measured=0.1))
+    commands = drive(limiter, np.linspace(0, 1, 50), measured=0.0)
+    assert commands.max() == pytest.approx(0.1)
+
+
+def test_when_target_is_far_from_measured_expect_too_far() -> None:
+    limiter = limiter_of(ColumnLimits(step_from_measured=0.1))
+    assert limiter.too_far(np.array([0.2]), np.array([0.0]))
+    assert not limiter.too_far(np.array([0.05]), np.array([0.0]))
+    unlimited = limiter_of(ColumnLimits())
+    assert not unlimited.too_far(np.array([5.0]), np.array([0.0]))
+
+
+def test_when_speed_is_given_expect_the_tighter_of_the_two() -> None:
+    limiter, command = limiter_of(ColumnLimits(velocity=2.0)), np.zeros(1)
+    limiter.apply(command, np.ones(1), np.zeros(1), np.zeros(1), DT_S, speed=np.array([0.5]))
+    assert command[0] == pytest.approx(0.005)
+
+
+def test_when_limited_expect_rates_to_be_those_commanded() -> None:
+    limiter, rates = limiter_of(ColumnLimits(velocity=2.0)), np.array([7.0])
+    assert limiter.apply(np.zeros(1), np.ones(1), rates, np.zeros(1), DT_S)
+    assert rates[0] == pytest.approx(2.0)
+
+
+def test_when_velocity_column_expect_value_limited_and_ramped() -> None:
+    limiter = limiter_of(ColumnLimits(velocity=1.0, acceleration=10.0), kind='velocity')
+    commands = drive(limiter, np.full(30, 5.0))
+    assert commands[0] == pytest.approx(0.1)
+    assert commands[-1] == 1.0
+
+
+def test_when_velocity_column_is_at_its_position_limit_expect_no_velocity_outwards() -> None:
+    limiter = limiter_of(ColumnLimits(lower=-1.0, upper=1.0), kind='velocity')
+    assert drive(limiter, np.full(3, 5.0), measured=1.0).tolist() == [0.0, 0.0, 0.0]
+    assert drive(limiter, np.full(3, -5.0), measured=1.0).tolist() == [-5.0, -5.0, -5.0]
+
+
+def test_when_nobody_measures_a_velocity_column_expect_position_limits_ignored() -> None:
+    limiter = limiter_of(ColumnLimits(upper=1.0), kind='velocity', feedback=False)
+    assert drive(limiter, np.full(2, 5.0), measured=2.0).tolist() == [5.0, 5.0]
+
+
+limits = st.builds(
+    ColumnLimits,
+    lower=st.floats(-3, -0.5),
+    upper=st.floats(0.5, 3),
+    velocity=st.floats(0.1, 10),
+    acceleration=st.floats(0.5, 100),
+    step_from_measured=st.just(float('inf')),
+)
+
+
+@given(limits, st.lists(st.floats(-5, 5), min_size=1, max_size=40), st.integers(1, 6))
+def test_when_targets_are_wild_expect_every_limit_kept(
+    limit: ColumnLimits, targets: list[float], repeats: int
+) -> None:
+    commands = drive(limiter_of(limit), np.repeat(targets, repeats))
+    speed = np.diff(commands, prepend=0.0) / DT_S
+    assert np.isfinite(commands).all()
+    assert commands.min() >= limit.lower and commands.max() <= limit.upper
+    assert np.abs(speed).max() <= limit.velocity * (1 + 1e-9)
+    change = np.abs(np.diff(speed, prepend=0.0)).max() / DT_S
+    assert change <= limit.acceleration * (1 + 1e-6) + 1e-6
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=40), st.floats(-1, 1), st.floats(0.01, 1))
+def test_when_robot_is_nailed_down_expect_command_never_further_than_allowed(
+    targets: list[float], measured: float, step: float
+) -> None:
+    limit = ColumnLimits(velocity=20.0, acceleration=50.0, step_from_measured=step)
+    commands = drive(limiter_of(limit), np.repeat(targets, 4), measured, measured)
+    assert np.abs(commands - measured).max() <= step + 1e-12

@@ -1,0 +1,92 @@
+"""The delay estimate, in steps, and the parameters that bound it."""
+
+from __future__ import annotations
+
+import pytest
+
+from vla_runtime.execution.parameters import DelayParameters, ExecutorParameters
+from vla_runtime.execution.requests import DelayEstimator, Requests
+
+
+def observed(delays: list[int], parameters: DelayParameters) -> int:
+    estimator = DelayEstimator()
+    for delay in delays:
+        estimator.observe(delay, parameters)
+    return estimator.estimate(parameters)
+
+
+def test_when_nothing_is_observed_expect_the_floor() -> None:
+    assert observed([], DelayParameters(floor_steps=3)) == 3
+
+
+def test_when_only_the_warm_up_is_observed_expect_it_not_to_count() -> None:
+    assert observed([90], DelayParameters(floor_steps=2, ceiling_steps=100)) == 2
+    assert observed([90, 4], DelayParameters(ceiling_steps=100)) == 4
+
+
+@pytest.mark.parametrize(
+    ('quantile', 'expected'), [(0.1, 1), (0.5, 5), (0.75, 8), (0.9, 9), (1.0, 10)]
+)
+def test_when_delays_vary_expect_the_quantile_that_covers_them(
+    quantile: float, expected: int
+) -> None:
+    delays = [0, 7, 3, 10, 1, 8, 5, 2, 9, 4, 6]
+    assert observed(delays, DelayParameters(quantile=quantile, window=10)) == expected
+
+
+def test_when_the_window_is_full_expect_old_delays_forgotten() -> None:
+    assert observed([0, 9, 9, 9, 2, 2, 2], DelayParameters(window=3)) == 2
+
+
+def test_when_delays_leave_the_bounds_expect_floor_and_ceiling() -> None:
+    assert observed([0, 50], DelayParameters(ceiling_steps=12)) == 12
+    assert observed([5, 0], DelayParameters(floor_steps=2)) == 2
+
+
+def test_when_cleared_expect_warm_up_again() -> None:
+    estimator, parameters = DelayEstimator(), DelayParameters()
+    for delay in (0, 8):
+        estimator.observe(delay, parameters)
+    estimator.clear()
+    estimator.observe(15, parameters)
+    assert estimator.estimate(parameters) == parameters.floor_steps
+
+
+def test_when_a_request_is_open_for_too_long_expect_time_out() -> None:
+    requests = Requests()
+    assert not requests.timed_out(99.0, 1.0)
+    requests.ask(10.0)
+    assert requests.open and not requests.timed_out(10.9, 1.0)
+    assert requests.timed_out(11.1, 1.0)
+    requests.close()
+    assert not requests.open
+
+
+@pytest.mark.parametrize(
+    ('field', 'value'),
+    [
+        ('replan_interval', 0),
+        ('replan_mode', 'sometimes'),
+        ('overrun', 'panic'),
+        ('max_overrun_steps', -1),
+        ('interpolation', 'quintic'),
+        ('request_timeout_s', 0.0),
+        ('max_observation_age_s', float('nan')),
+    ],
+)
+def test_when_a_parameter_makes_no_sense_expect_error_naming_it(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f'{field} is'):
+        ExecutorParameters(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    'bad', [{'quantile': 0.0}, {'quantile': 1.1}, {'window': 0}, {'floor_steps': 30}]
+)
+def test_when_a_delay_parameter_makes_no_sense_expect_error(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match='delay'):
+        DelayParameters(**bad)  # type: ignore[arg-type]
+
+
+def test_when_interval_exceeds_the_horizon_expect_error_with_the_numbers() -> None:
+    with pytest.raises(ValueError, match=r'12 steps but a chunk has only 10'):
+        ExecutorParameters(replan_interval=12).require_horizon(10)

@@ -1,0 +1,90 @@
+"""Measured positions, by name, from any number of sources."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from vla_runtime.execution.columns import Column, Columns
+from vla_runtime.execution.state import MeasuredState
+
+
+def state_of(*columns: Column) -> MeasuredState:
+    return MeasuredState(Columns(columns or (Column('a'), Column('b'), Column('grip'))))
+
+
+def test_when_names_come_in_another_order_expect_them_mapped() -> None:
+    state = state_of()
+    state.observe(['grip', 'x', 'a', 'b'], [3.0, 9.0, 1.0, 2.0], 5)
+    assert state.positions.tolist() == [1.0, 2.0, 3.0]
+    assert state.complete and state.oldest_stamp_ns == 5
+
+
+def test_when_gripper_has_its_own_topic_expect_the_oldest_stamp_to_count() -> None:
+    state = state_of()
+    state.observe(['a', 'b'], [1.0, 2.0], 50)
+    assert not state.complete and state.missing == ['grip']
+    state.observe(['grip'], [3.0], 20)
+    state.observe(['b', 'a'], [2.5, 1.5], 60)
+    assert state.positions.tolist() == [1.5, 2.5, 3.0]
+    assert state.oldest_stamp_ns == 20
+    assert state.oldest_columns() == ['grip']
+
+
+def test_when_a_joint_is_renamed_expect_its_stamp_to_grow_old() -> None:
+    state = state_of()
+    state.observe(['a', 'b', 'grip'], [1.0, 2.0, 3.0], 10)
+    state.observe(['a', 'b', 'gripper'], [1.0, 2.0, 3.0], 20)
+    assert state.oldest_stamp_ns == 10
+
+
+def test_when_a_message_is_older_than_the_last_expect_it_ignored_and_counted() -> None:
+    state = state_of(Column('a'))
+    state.observe(['a'], [1.0], 20)
+    state.observe(['a'], [7.0], 10)
+    assert state.positions.tolist() == [1.0]
+    assert state.out_of_order == 1
+
+
+def test_when_lengths_disagree_expect_it_ignored_and_counted() -> None:
+    state = state_of(Column('a'))
+    state.observe(['a'], [], 20)
+    assert not state.complete
+    assert state.malformed == 1
+
+
+def test_when_position_is_not_a_number_expect_it_kept_for_the_watchdog() -> None:
+    state = state_of(Column('a'))
+    state.observe(['a'], [math.nan], 20)
+    assert np.isnan(state.positions[0]) and state.complete
+
+
+def test_when_cleared_expect_everything_missing_and_older_stamps_taken() -> None:
+    state = state_of(Column('a'))
+    state.observe(['a'], [1.0], 20)
+    state.clear()
+    assert state.missing == ['a']
+    state.observe(['a'], [2.0], 10)
+    assert state.positions.tolist() == [2.0]
+
+
+def test_when_nobody_measures_anything_expect_complete_and_unguarded() -> None:
+    state = state_of(Column('x', feedback=False))
+    assert state.complete and not state.guarded
+
+
+def test_when_a_continuous_joint_is_a_turn_away_expect_it_brought_near() -> None:
+    state = state_of(Column('a', continuous=True), Column('b'))
+    state.observe(['a', 'b'], [-3.0, -3.0], 1)
+    state.bring_near(np.array([3.2, 3.2]))
+    assert state.positions == pytest.approx([2 * math.pi - 3.0, -3.0])
+
+
+def test_when_sources_keep_changing_their_names_expect_bounded_memory() -> None:
+    state = state_of(Column('a'))
+    for number in range(500):
+        state.observe(['a', f'x{number}'], [float(number), 0.0], number)
+    assert state.positions.tolist() == [499.0]
+    assert len(state._maps) <= 32
