@@ -1,0 +1,194 @@
+"""What a robot file says: the dataclasses that config/robots/*.yaml mirror.
+
+Only words and shapes are here; what belongs together is checked in `robot_rules`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.limits import LimitActions
+
+FORMAT = 1
+
+JointUnit = Literal['rad', 'deg', 'm', 'mm', '1', 'percent']
+ImageType = Literal['raw', 'compressed']
+Reliability = Literal['best_effort', 'reliable']
+OutputKind = Literal[
+    'joint_trajectory', 'float64_multi_array', 'joint_state', 'pose_stamped', 'twist_stamped'
+]
+Interface = Literal['position', 'velocity']
+
+POSE_KINDS = ('pose_stamped', 'twist_stamped')
+
+
+@dataclass(frozen=True)
+class RobotJoint:
+    """One measured and commanded number: a joint, or a gripper.
+
+    Attributes:
+        name: of the joint; unique in the robot.
+        unit: of its measured position, its command and its limits.
+        lower: smallest position that may be commanded; left out for a continuous joint, and where
+            the URDF shall decide.
+        upper: largest.
+        velocity: largest speed, `unit` a second; the URDF's where left out.
+        acceleration: largest, `unit` a second squared; unlimited where left out.
+        max_step: largest distance of a command from the measured position; unlimited where left
+            out.
+        continuous: an angle without end stops.
+        message_name: its name in messages and in the URDF, when not `name`; two arms under two
+            namespaces may both have a `waist`.
+        aliases: further names under which policies know it.
+        zero: its position where a policy without units (`'1'` or percent) says 0.
+        one: its position where such a policy says 1 (100 percent).
+    """
+
+    name: str
+    unit: JointUnit
+    lower: float | None = None
+    upper: float | None = None
+    velocity: float | None = None
+    acceleration: float | None = None
+    max_step: float | None = None
+    continuous: bool = False
+    message_name: str | None = None
+    aliases: tuple[str, ...] = ()
+    zero: float | None = None
+    one: float | None = None
+
+    @property
+    def in_messages(self) -> str:
+        return self.message_name or self.name
+
+
+@dataclass(frozen=True)
+class JointStateTopic:
+    """Where positions are measured (`sensor_msgs/JointState`).
+
+    Attributes:
+        topic: relative topics are in the node's namespace.
+        joints: which of the robot's joints it brings; all of them where left out.
+    """
+
+    topic: str
+    joints: tuple[str, ...] = ()
+    reliability: Reliability = 'best_effort'
+    depth: int = 10
+
+
+@dataclass(frozen=True)
+class RobotCamera:
+    """One camera's stream.
+
+    Attributes:
+        name: as policies know it; `aliases` are further such names.
+        topic: relative topics are in the node's namespace.
+        type: `raw` (`sensor_msgs/Image`) or `compressed` (`sensor_msgs/CompressedImage`).
+        reliability: what is asked of the driver; `best_effort` matches every driver.
+        depth: frames kept while the node is busy.
+        width: pixels, checked on each frame when given.
+        height: pixels, checked on each frame when given.
+    """
+
+    name: str
+    topic: str
+    type: ImageType = 'raw'
+    reliability: Reliability = 'best_effort'
+    depth: int = 2
+    width: int | None = None
+    height: int | None = None
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RobotPose:
+    """An end effector that is commanded as a pose.
+
+    Attributes:
+        name: of the pose, as in the policy's `poses`.
+        frame_id: the frame of its positions, written into each message.
+        lower: (3,) smallest x, y, z that may be commanded, m: one corner of the workspace box.
+        upper: (3,) the opposite corner.
+        velocity: largest speed along each axis, m/s.
+        angular_velocity: largest speed about each axis, rad/s.
+        aliases: further names under which policies know it.
+    """
+
+    name: str
+    frame_id: str
+    lower: tuple[float, float, float]
+    upper: tuple[float, float, float]
+    velocity: float
+    angular_velocity: float
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RobotOutput:
+    """One command topic.
+
+    Attributes:
+        kind: `joint_trajectory` (joint_trajectory_controller), `float64_multi_array`
+            (forward_command_controller), `joint_state`, `pose_stamped` (Cartesian controllers) or
+            `twist_stamped` (MoveIt Servo).
+        topic: relative topics are in the node's namespace.
+        joints: what it carries, in this order; for joint outputs.
+        pose: what it carries; for `pose_stamped` and `twist_stamped`.
+        interface: what the numbers of a joint output are.
+    """
+
+    kind: OutputKind
+    topic: str
+    joints: tuple[str, ...] = ()
+    pose: str | None = None
+    interface: Interface = 'position'
+
+
+@dataclass(frozen=True)
+class RobotSpec:
+    """All that a robot file says.
+
+    Attributes:
+        format: 1.
+        name: of the robot, for people and diagnostics.
+        joints: everything measured and commanded.
+        outputs: where commands go; one robot may have several (arm, gripper).
+        cameras: all cameras there are; a policy uses those it was trained with.
+        joint_states: where joints are measured.
+        poses: end effectors that are commanded as poses.
+        start: how to set out from standstill, in the joints' units.
+        on_violation: what happens to a chunk that violates a limit.
+        urdf: path of a URDF, relative to the robot file, whose limits are never exceeded.
+    """
+
+    format: int
+    name: str
+    joints: tuple[RobotJoint, ...]
+    outputs: tuple[RobotOutput, ...]
+    cameras: tuple[RobotCamera, ...] = ()
+    joint_states: tuple[JointStateTopic, ...] = (JointStateTopic('joint_states'),)
+    poses: tuple[RobotPose, ...] = ()
+    start: StartParameters = field(default_factory=StartParameters)
+    on_violation: LimitActions = field(default_factory=LimitActions)
+    urdf: str | None = None
+
+    def joint(self, name: str) -> RobotJoint:
+        """The joint of this name (not alias)."""
+        return next(joint for joint in self.joints if joint.name == name)
+
+
+@dataclass(frozen=True)
+class Robot(RobotSpec):
+    """A robot file that was read and checked.
+
+    Attributes:
+        file: where it was read.
+        urdf_text: the URDF that it names.
+    """
+
+    file: Path = Path()
+    urdf_text: str | None = None
