@@ -4,7 +4,7 @@ One dataclass mirrors one mapping; `parse` checks a loaded document against the 
 `to_plain` goes back. Types understood: str, bool, int, float, Literal, X | None, tuple[X, ...],
 tuples of fixed length, nested dataclasses and Mapping[str, str]. A field whose metadata has `key`
 is written under that key. Integers are sizes and counts: at least 1, or at least 0 where 0 is the
-field's default. Floats must be finite.
+field's default. Floats must be finite. No number is above 2**31 - 1.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import yaml
 
 T = TypeVar('T')
+
+# No size, count or time of a policy comes near it; it keeps typing slips out of allocators.
+_LARGEST = 2**31 - 1
 
 
 class FieldError(ValueError):
@@ -41,6 +44,8 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f'key {key.value!r} is given twice', key.start_mark
@@ -164,14 +169,18 @@ def _scalar(hint: Any, value: Any, field: str, minimum: int) -> Any:
         # bool is an int to Python, never to a person.
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise FieldError(field, f'{_said(value)} where a number is expected')
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise FieldError(field, f'{value} where a finite number is expected')
+        if abs(value) > _LARGEST:
+            raise FieldError(field, f'{value} where at most {_LARGEST} is expected')
         return float(value)
     if hint is int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise FieldError(field, f'{_said(value)} where a whole number is expected')
         if value < minimum:
             raise FieldError(field, f'{value} where at least {minimum} is expected')
+        if value > _LARGEST:
+            raise FieldError(field, f'{value} where at most {_LARGEST} is expected')
         return value
     if hint is bool:
         if not isinstance(value, bool):
