@@ -9,7 +9,8 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 PACKAGE = 'vla_runtime'
-ROOT = Path(__file__).parent
+# `colcon build --symlink-install` runs a link to this file in its build folder.
+ROOT = Path(__file__).resolve().parent
 NODES = ('policy_node', 'executor_node', 'tabletop_node')
 
 

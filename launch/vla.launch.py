@@ -1,0 +1,166 @@
+"""A policy drives a robot: the policy node and the executor node, configured and activated.
+
+ros2 launch vla_runtime vla.launch.py bundle:=/path/to/bundle robot:=so101
+"""
+
+import os
+from pathlib import Path
+
+from ament_index_python.packages import get_package_share_directory
+from launch import LaunchContext, LaunchDescription
+from launch.action import Action
+from launch.actions import (
+    DeclareLaunchArgument,
+    EmitEvent,
+    LogInfo,
+    OpaqueFunction,
+    RegisterEventHandler,
+    SetEnvironmentVariable,
+    Shutdown,
+)
+from launch.events import matches_action
+from launch.substitutions import LaunchConfiguration
+from launch_ros.actions import LifecycleNode
+from launch_ros.event_handlers import OnStateTransition
+from launch_ros.events.lifecycle import ChangeState
+from lifecycle_msgs.msg import Transition
+
+from vla_runtime.ros.robot import find_robot
+
+SHARE = Path(get_package_share_directory('vla_runtime'))
+PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
+
+ARGUMENTS = (
+    DeclareLaunchArgument('bundle', description='Folder of the policy bundle.'),
+    DeclareLaunchArgument(
+        'robot', description='Robot file, or the name of one of config/robots without .yaml.'
+    ),
+    DeclareLaunchArgument('backend', default_value='torch', description='What runs the networks.'),
+    DeclareLaunchArgument(
+        'params_file',
+        default_value='',
+        description='Your own parameters, on top of config/policy.yaml and config/executor.yaml. '
+        "Key it '/**', or '/**/vla_policy' and '/**/vla_executor'.",
+    ),
+    DeclareLaunchArgument('namespace', default_value='', description='Namespace of both nodes.'),
+    DeclareLaunchArgument(
+        'use_sim_time', default_value='false', description='Follow /clock: true or false.'
+    ),
+    DeclareLaunchArgument(
+        'replan_interval',
+        default_value='',
+        description='Steps executed from a chunk before the next takes over; empty: as configured.',
+    ),
+    DeclareLaunchArgument(
+        'cfg_beta',
+        default_value='',
+        description='Guidance scale, which also turns guidance on; empty: as configured.',
+    ),
+    DeclareLaunchArgument(
+        'autostart',
+        default_value='true',
+        description='Configure and activate both nodes: true or false.',
+    ),
+)
+
+
+def generate_launch_description() -> LaunchDescription:
+    return LaunchDescription([*ARGUMENTS, OpaqueFunction(function=start)])
+
+
+def start(context: LaunchContext) -> list[Action]:
+    """Both nodes with what the arguments say, known only when they are read."""
+    said = {
+        argument.name: LaunchConfiguration(argument.name).perform(context) for argument in ARGUMENTS
+    }
+    common = {
+        'bundle': str(Path(said['bundle']).expanduser().resolve()),
+        'robot': str(find_robot(said['robot'], SHARE / 'config' / 'robots').resolve()),
+        'use_sim_time': _truth(said, 'use_sim_time'),
+    }
+    policy_only: dict[str, object] = {'backend': said['backend']}
+    if said['cfg_beta']:
+        policy_only |= {'cfg_enabled': True, 'cfg_beta': _number(said, 'cfg_beta', float)}
+    executor_only = {}
+    if said['replan_interval']:
+        executor_only = {'replan_interval': _number(said, 'replan_interval', int)}
+    own = [said['params_file']] if said['params_file'] else []
+    policy = _node(said, 'policy', [SHARE / 'config/policy.yaml', *own, common | policy_only])
+    executor = _node(
+        said, 'executor', [SHARE / 'config/executor.yaml', *own, common | executor_only]
+    )
+    actions: list[Action] = [*lossless_images(context)]
+    for node in (policy, executor):
+        if _truth(said, 'autostart'):
+            actions += configure_and_activate(node)
+        actions.append(node)
+    if _truth(said, 'autostart'):
+        actions += [configure(policy), configure(executor)]
+    return actions
+
+
+def lossless_images(context: LaunchContext) -> list[Action]:
+    """The shared-memory profile, unless the user has one or runs another middleware."""
+    middleware = context.environment.get('RMW_IMPLEMENTATION', 'rmw_fastrtps_cpp')
+    has_own = any(context.environment.get(name) for name in PROFILE_VARIABLES)
+    if has_own or not middleware.startswith('rmw_fastrtps'):
+        return []
+    profile = os.fspath(SHARE / 'config' / 'fastdds.xml')
+    return [SetEnvironmentVariable(name, profile) for name in PROFILE_VARIABLES]
+
+
+def configure(node: LifecycleNode) -> Action:
+    return _change_state(node, Transition.TRANSITION_CONFIGURE)
+
+
+def configure_and_activate(node: LifecycleNode) -> list[Action]:
+    """Activate a node once it is configured; end the launch when it cannot be."""
+    configured = OnStateTransition(
+        target_lifecycle_node=node,
+        start_state='configuring',
+        goal_state='inactive',
+        entities=[_change_state(node, Transition.TRANSITION_ACTIVATE)],
+    )
+    failed = OnStateTransition(
+        target_lifecycle_node=node,
+        start_state='configuring',
+        goal_state='unconfigured',
+        entities=[
+            LogInfo(msg='a node could not be configured; its own error is above'),
+            Shutdown(reason='configuration failed'),
+        ],
+    )
+    return [RegisterEventHandler(configured), RegisterEventHandler(failed)]
+
+
+def _change_state(node: LifecycleNode, transition: int) -> Action:
+    return EmitEvent(
+        event=ChangeState(lifecycle_node_matcher=matches_action(node), transition_id=transition)
+    )
+
+
+def _node(said: dict[str, str], role: str, parameters: list[object]) -> LifecycleNode:
+    return LifecycleNode(
+        package='vla_runtime',
+        executable=f'{role}_node',
+        name=f'vla_{role}',
+        namespace=said['namespace'],
+        parameters=parameters,
+        output='screen',
+    )
+
+
+def _truth(said: dict[str, str], name: str) -> bool:
+    words = {'true': True, '1': True, 'false': False, '0': False}
+    try:
+        return words[said[name].lower()]
+    except KeyError:
+        raise ValueError(f'launch argument {name}:={said[name]}: expected true or false') from None
+
+
+def _number(said: dict[str, str], name: str, kind: type) -> float:
+    try:
+        return kind(said[name])
+    except ValueError:
+        what = 'a whole number' if kind is int else 'a number'
+        raise ValueError(f'launch argument {name}:={said[name]}: expected {what}') from None
