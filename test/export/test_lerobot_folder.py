@@ -175,7 +175,10 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     'adapter': (lambda f: config(f, use_peft=True), 'field use_peft: True is not supported'),
     'history': (lambda f: config(f, n_obs_steps=2), 'field n_obs_steps: 2 is not supported'),
     'time periods': (lambda f: config(f, min_period=0.01), r'field min_period: 0\.01 is not supp'),
-    'oblong': (lambda f: config(f, image_resolution=[56, 112]), 'image_resolution: 56x112; only'),
+    'oblong': (
+        lambda f: config(f, image_resolution=[56, 112]),
+        r'image_resolution: \[56, 112\]; only square',
+    ),
     'no camera': (
         lambda f: edit_json(
             f / 'config.json',
@@ -189,7 +192,7 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: edit_json(
             f / 'config.json', lambda d: d['input_features'].pop('observation.state')
         ),
-        "field input_features: no 'observation.state'",
+        r'field input_features\.observation\.state: is missing',
     ),
     'no horizon': (
         lambda f: edit_json(f / 'config.json', lambda d: d.pop('chunk_size')),
@@ -216,6 +219,12 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         r"field steps\[7\]: the step 'crop_processor' is not supported",
     ),
+    'a step twice': (
+        lambda f: edit_json(
+            f / 'policy_preprocessor.json', lambda d: d['steps'].append(d['steps'][3])
+        ),
+        r"field steps\[7\]: a second step 'normalizer_processor'",
+    ),
     'no normaliser': (
         lambda f: edit_json(f / 'policy_preprocessor.json', lambda d: d['steps'].pop(3)),
         "has no step 'normalizer_processor'",
@@ -226,7 +235,7 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     'left padding': (
         lambda f: step(f, 'tokenizer_processor', padding_side='left'),
-        "field padding_side: only 'right'",
+        r"field steps\[5\]\.config\.padding_side: only 'right'",
     ),
     'normalisers disagree': (
         lambda f: step(f, 'normalizer_processor', norm_map={**MODES, 'STATE': 'MIN_MAX'}),
@@ -252,7 +261,7 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     'epsilon': (
         lambda f: step(f, 'normalizer_processor', eps=1e-6),
-        r'field eps: 1e-06 is not 1e-08',
+        r'config\.eps: 1e-06 is not 1e-08',
     ),
     'statistics elsewhere': (
         lambda f: edit_json(

@@ -96,9 +96,12 @@ class TestFindingStatistics:
     @pytest.mark.parametrize(
         ('document', 'pattern'),
         [
-            ({'norm_stats': {'state': {}}}, 'norm_stats.json: field actions: is missing'),
+            (
+                {'norm_stats': {'state': {}}},
+                r'field norm_stats\.actions: is missing',
+            ),
             ({'state': [], 'actions': {}}, r'field state: \[\] \(list\) where dict'),
-            ({'state': {'mean': 'x'}, 'actions': {}}, r'field state\.mean: is not a list of num'),
+            ({'state': {'mean': 'x'}, 'actions': {}}, r"field state\.mean: 'x' \(str\) where list"),
             ({'state': {'mean': [[1]]}, 'actions': {}}, r'field state\.mean: is not a list of num'),
             ({'state': {'mean': []}, 'actions': {}}, r'field state\.mean: is not a list of num'),
         ],

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vla_runtime.bundle import CameraSpec, ImageSpec, NormalisationSpec
-from vla_runtime.export.errors import ExportError
 from vla_runtime.types import Family, PromptCleaning, PromptTemplate
 
 CONFIG_FILE = 'config.json'
@@ -80,51 +77,6 @@ class FolderFacts:
     tokenizer: Path | None = None
     source: Mapping[str, str] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON mapping.
-
-    Raises:
-        ExportError: missing, not JSON, or not a mapping.
-    """
-    try:
-        document = json.loads(path.read_text(encoding='utf-8'))
-    except FileNotFoundError:
-        raise ExportError(f'{path}: is missing') from None
-    except (OSError, ValueError) as error:
-        raise ExportError(f'{path}: cannot be read: {error}') from None
-    if not isinstance(document, dict):
-        raise ExportError(f'{path}: is not a mapping')
-    return document
-
-
-def field_of(
-    document: Mapping[str, Any], path: Path, key: str, kind: type | tuple[type, ...]
-) -> Any:
-    """One value of a JSON mapping, of the expected type.
-
-    Args:
-        document: the mapping.
-        path: its file, for messages.
-        key: may be dotted for nested mappings.
-        kind: expected type or types.
-
-    Raises:
-        ExportError: missing or of another type.
-    """
-    value: Any = document
-    for part in key.split('.'):
-        if not isinstance(value, Mapping) or part not in value:
-            raise ExportError(f'{path}: field {key}: is missing')
-        value = value[part]
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        expected = ' or '.join(item.__name__ for item in kinds)
-        raise ExportError(
-            f'{path}: field {key}: {value!r} ({type(value).__name__}) where {expected} is expected'
-        )
-    return value
 
 
 def find_tokenizer(folder: Path) -> Path | None:

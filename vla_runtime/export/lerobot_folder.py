@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from safetensors import SafetensorError
@@ -21,10 +21,9 @@ from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import (
     CONFIG_FILE,
     FolderFacts,
-    field_of,
     find_tokenizer,
-    read_json,
 )
+from vla_runtime.export.json_file import JsonMapping, read_json
 from vla_runtime.types import Family, NormaliserKind, PromptTemplate
 
 PREPROCESSOR_FILE = 'policy_preprocessor.json'
@@ -64,11 +63,15 @@ _EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class _Pipeline:
-    """A processor's JSON: registry name of each step to its configuration."""
+    """A processor's JSON: registry name of each step to its configuration and tensors."""
 
     path: Path
-    steps: Mapping[str, Mapping[str, Any]]
+    steps: Mapping[str, JsonMapping]
     state_files: Mapping[str, str]
+
+    def step(self, name: str) -> JsonMapping:
+        """A step's configuration, empty where the pipeline has no such step."""
+        return self.steps.get(name, JsonMapping(self.path, {}))
 
 
 def is_lerobot_folder(folder: Path) -> bool:
@@ -84,55 +87,51 @@ def read_lerobot_folder(folder: Path) -> FolderFacts:
         ExportError: a policy or processing step that this runtime does not reproduce, files that
             contradict each other, missing or damaged files.
     """
-    path = folder / CONFIG_FILE
-    config = read_json(path)
-    family = _family(config, path)
+    config = read_json(folder / CONFIG_FILE)
+    family = _family(config)
     for key, expected in _FIXED.items():
-        if config.get(key, expected) != expected:
-            raise ExportError(
-                f'{path}: field {key}: {config[key]!r} is not supported; this runtime runs '
-                f'policies with {expected!r}'
+        found = config.get(key, (bool, int, float), expected)
+        if found != expected:
+            raise config.error(
+                key, f'{found!r} is not supported; this runtime runs policies with {expected!r}'
             )
     before = _pipeline(folder / PREPROCESSOR_FILE, _PREPROCESSORS)
     after = _pipeline(folder / POSTPROCESSOR_FILE, _POSTPROCESSORS)
-    state_length = _feature_length(config, path, 'input_features', _STATE)
-    action_length = _feature_length(config, path, 'output_features', _ACTION)
-    normalisation = _normalisation(config, path, before, after)
-    names = _action_names(config, path, before, action_length)
+    state_length = _feature_length(config, 'input_features', _STATE)
+    action_length = _feature_length(config, 'output_features', _ACTION)
+    normalisation = _normalisation(config, before, after)
     return FolderFacts(
         kind='LeRobot',
         family=family,
-        cameras=_cameras(config, path),
+        cameras=_cameras(config),
         images=ImageSpec(padding='centre', resample='bilinear'),
         normalisation=normalisation,
         statistics=_statistics(folder, before, after, normalisation, state_length, action_length),
         cleaning='lerobot',
-        action_names=names,
+        action_names=_action_names(config, before, action_length),
         state_length=state_length,
         action_length=action_length,
-        deltas=_deltas(config, path, before, after, action_length),
+        deltas=_deltas(config, before, after, action_length),
         template=_TEMPLATES[family],
-        prompt_length=_prompt_length(config, path, before),
-        horizon=field_of(config, path, 'chunk_size', int),
-        denoise_steps=field_of(config, path, 'num_inference_steps', int),
-        image_size=_image_size(config, path),
-        action_dim=field_of(config, path, 'max_action_dim', int),
-        state_dim=field_of(config, path, 'max_state_dim', int) if family == 'pi0' else 0,
-        variant=field_of(config, path, 'paligemma_variant', str),
+        prompt_length=_prompt_length(config, before),
+        horizon=config.get('chunk_size', int),
+        denoise_steps=config.get('num_inference_steps', int),
+        image_size=_image_size(config),
+        action_dim=config.get('max_action_dim', int),
+        state_dim=config.get('max_state_dim', int) if family == 'pi0' else 0,
+        variant=config.get('paligemma_variant', str),
         tokenizer=find_tokenizer(folder),
-        source=_source(config, before),
+        source=_source(family, before),
     )
 
 
-def _family(config: Mapping[str, Any], path: Path) -> Family:
-    found = field_of(config, path, 'type', str)
+def _family(config: JsonMapping) -> Family:
+    found = config.get('type', str)
     for family in get_args(Family):
         if found == family:
             return family
-    raise ExportError(
-        f"{path}: field type: '{found}' is not supported; expected one of "
-        f'{", ".join(get_args(Family))}'
-    )
+    known = ', '.join(get_args(Family))
+    raise config.error('type', f"'{found}' is not supported; expected one of {known}")
 
 
 def _pipeline(path: Path, known: tuple[str, ...]) -> _Pipeline:
@@ -141,112 +140,108 @@ def _pipeline(path: Path, known: tuple[str, ...]) -> _Pipeline:
             f'{path}: is missing; a LeRobot older than 0.4 kept the statistics elsewhere: convert '
             'the policy with its lerobot/processor/migrate_policy_normalization.py'
         )
-    document = read_json(path)
-    steps: dict[str, Mapping[str, Any]] = {}
+    steps: dict[str, JsonMapping] = {}
     files: dict[str, str] = {}
-    for index, step in enumerate(field_of(document, path, 'steps', list)):
-        name = step.get('registry_name', step.get('class')) if isinstance(step, dict) else None
+    for step in read_json(path).mappings('steps'):
+        # A step that was never registered is saved under its Python class.
+        name = step.get('registry_name', str, None) or step.get('class', str, 'without a name')
         if name not in known:
             raise ExportError(
-                f"{path}: field steps[{index}]: the step '{name}' is not supported; known are "
+                f"{path}: field {step.field}: the step '{name}' is not supported; known are "
                 f'{", ".join(known)}'
             )
-        steps[name] = step.get('config', {})
+        if name in steps and name != 'device_processor':
+            raise ExportError(f"{path}: field {step.field}: a second step '{name}'")
+        steps[name] = step.mapping('config', optional=True)
         if 'state_file' in step:
-            files[name] = str(step['state_file'])
+            files[name] = step.get('state_file', str)
     return _Pipeline(path, steps, files)
 
 
-def _feature_length(config: Mapping[str, Any], path: Path, group: str, key: str) -> int:
-    features = field_of(config, path, group, dict)
-    shape = features.get(key, {}).get('shape')
-    if not isinstance(shape, list) or len(shape) != 1 or not isinstance(shape[0], int):
-        raise ExportError(
-            f"{path}: field {group}: no '{key}' with a shape of one number (found: {shape}); a "
-            'policy without it cannot drive a robot'
-        )
-    return shape[0]
+def _feature_length(config: JsonMapping, group: str, key: str) -> int:
+    features = config.mapping(group)
+    shape = features.mapping(key).get('shape', list)
+    if len(shape) != 1 or isinstance(shape[0], bool) or not isinstance(shape[0], int):
+        raise features.error(key, f'has shape {shape} where one number is expected')
+    return int(shape[0])
 
 
-def _cameras(config: Mapping[str, Any], path: Path) -> tuple[CameraSpec, ...]:
+def _cameras(config: JsonMapping) -> tuple[CameraSpec, ...]:
     """Present cameras in the order of the features, then the empty ones, as LeRobot stacks them."""
+    features = config.mapping('input_features')
     names = [
         key.removeprefix('observation.images.').removeprefix('observation.')
-        for key, feature in field_of(config, path, 'input_features', dict).items()
-        if feature.get('type') == 'VISUAL'
+        for key in features.values
+        if features.mapping(key).get('type', str) == 'VISUAL'
     ]
-    empty = [f'empty_camera_{index}' for index in range(config.get('empty_cameras', 0))]
+    empty = [f'empty_camera_{index}' for index in range(config.get('empty_cameras', int, 0))]
     present = [name for name in names if name not in empty]
     if not present:
-        raise ExportError(f'{path}: field input_features: no camera (a feature of type VISUAL)')
+        raise config.error('input_features', 'no camera (a feature of type VISUAL)')
     return tuple(
         [CameraSpec(name) for name in present] + [CameraSpec(name, present=False) for name in empty]
     )
 
 
-def _image_size(config: Mapping[str, Any], path: Path) -> int:
-    height, width = field_of(config, path, 'image_resolution', list)
-    if height != width:
-        raise ExportError(
-            f'{path}: field image_resolution: {height}x{width}; only square images are supported'
+def _image_size(config: JsonMapping) -> int:
+    size = config.get('image_resolution', list)
+    if len(size) != 2 or size[0] != size[1] or not isinstance(size[0], int):
+        raise config.error(
+            'image_resolution', f'{size}; only square images are supported, as [size, size]'
         )
-    return int(height)
+    return int(size[0])
 
 
-def _prompt_length(config: Mapping[str, Any], path: Path, before: _Pipeline) -> int:
-    length = field_of(config, path, 'tokenizer_max_length', int)
-    tokenizer = before.steps.get('tokenizer_processor', {})
-    if tokenizer.get('max_length', length) != length:
+def _prompt_length(config: JsonMapping, before: _Pipeline) -> int:
+    length = config.get('tokenizer_max_length', int)
+    tokenizer = before.step('tokenizer_processor')
+    used = tokenizer.get('max_length', int, length)
+    if used != length:
         raise ExportError(
-            f'{path} says tokenizer_max_length {length} but {before.path} says max_length '
-            f'{tokenizer["max_length"]}; they must agree'
+            f'{config.path} says tokenizer_max_length {length} but {before.path} says max_length '
+            f'{used}; they must agree'
         )
-    if tokenizer.get('padding_side', 'right') != 'right':
-        raise ExportError(f"{before.path}: field padding_side: only 'right' is supported")
+    if tokenizer.get('padding_side', str, 'right') != 'right':
+        raise tokenizer.error('padding_side', "only 'right' is supported")
     return int(length)
 
 
-def _normalisation(
-    config: Mapping[str, Any], path: Path, before: _Pipeline, after: _Pipeline
-) -> NormalisationSpec:
-    stated = field_of(config, path, 'normalization_mapping', dict)
-    for pipeline, step, groups in (
+def _normalisation(config: JsonMapping, before: _Pipeline, after: _Pipeline) -> NormalisationSpec:
+    stated = config.mapping('normalization_mapping')
+    modes = {group: stated.get(group, str, 'IDENTITY') for group in ('VISUAL', 'STATE', 'ACTION')}
+    for pipeline, name, groups in (
         (before, 'normalizer_processor', ('VISUAL', 'STATE', 'ACTION')),
         (after, 'unnormalizer_processor', ('ACTION',)),
     ):
-        if step not in pipeline.steps:
-            raise ExportError(f"{pipeline.path}: has no step '{step}'")
-        found = pipeline.steps[step].get('norm_map', {})
+        if name not in pipeline.steps:
+            raise ExportError(f"{pipeline.path}: has no step '{name}'")
+        step = pipeline.steps[name]
+        used = step.mapping('norm_map', optional=True)
         for group in groups:
-            if found.get(group, 'IDENTITY') != stated.get(group, 'IDENTITY'):
+            if used.get(group, str, 'IDENTITY') != modes[group]:
                 raise ExportError(
-                    f'{path} says normalization_mapping.{group} {stated.get(group)} but '
-                    f'{pipeline.path} says {found.get(group)}; they must agree'
+                    f'{config.path} says normalization_mapping.{group} {modes[group]} but '
+                    f'{pipeline.path} says {used.values.get(group)}; they must agree'
                 )
-        epsilon = pipeline.steps[step].get('eps', _EPSILON)
+        epsilon = step.get('eps', (int, float), _EPSILON)
         if epsilon != _EPSILON:
-            raise ExportError(f'{pipeline.path}: field eps: {epsilon} is not {_EPSILON}')
-    if stated.get('VISUAL', 'IDENTITY') != 'IDENTITY':
-        raise ExportError(
-            f'{path}: field normalization_mapping.VISUAL: {stated["VISUAL"]} is not supported; '
-            'images go in as [-1, 1]'
-        )
-    only = before.steps['normalizer_processor'].get('normalize_observation_keys')
-    state_mode = 'IDENTITY' if only is not None and _STATE not in only else stated.get('STATE')
+            raise step.error('eps', f'{epsilon} is not {_EPSILON}')
+    if modes['VISUAL'] != 'IDENTITY':
+        raise stated.error('VISUAL', f'{modes["VISUAL"]} is not supported; images go in as [-1, 1]')
+    only = before.step('normalizer_processor').words('normalize_observation_keys')
+    if only is not None and _STATE not in only:
+        modes['STATE'] = 'IDENTITY'
     return NormalisationSpec(
-        state=_normaliser(state_mode, path, 'STATE'),
-        actions=_normaliser(stated.get('ACTION'), path, 'ACTION'),
+        state=_normaliser(stated, 'STATE', modes['STATE']),
+        actions=_normaliser(stated, 'ACTION', modes['ACTION']),
     )
 
 
-def _normaliser(mode: Any, path: Path, group: str) -> NormaliserKind:
-    kind = _NORMALISERS.get('IDENTITY' if mode is None else str(mode))
-    if kind is None:
-        raise ExportError(
-            f"{path}: field normalization_mapping.{group}: '{mode}' is not supported; expected one "
-            f'of {", ".join(_NORMALISERS)}'
-        )
-    return kind
+def _normaliser(stated: JsonMapping, group: str, mode: str) -> NormaliserKind:
+    if mode not in _NORMALISERS:
+        known = ', '.join(_NORMALISERS)
+        raise stated.error(group, f"'{mode}' is not supported; expected one of {known}")
+    return _NORMALISERS[mode]
 
 
 def _statistics(
@@ -306,55 +301,54 @@ def _state_file(folder: Path, pipeline: _Pipeline, step: str) -> tuple[Path, dic
         raise ExportError(f'{path}: cannot be read: {error}') from None
 
 
-def _relative_step(config: Mapping[str, Any], path: Path, before: _Pipeline) -> Mapping[str, Any]:
-    step = before.steps.get('relative_actions_processor', {'enabled': False})
-    enabled = bool(step.get('enabled', False))
-    if enabled != bool(config.get('use_relative_actions', False)):
+def _relative_step(config: JsonMapping, before: _Pipeline) -> JsonMapping:
+    step = before.step('relative_actions_processor')
+    enabled = step.get('enabled', bool, False)
+    stated = config.get('use_relative_actions', bool, False)
+    if enabled != stated:
         raise ExportError(
-            f'{path} says use_relative_actions {config.get("use_relative_actions", False)} but '
-            f'{before.path} says enabled {enabled}; they must agree'
+            f'{config.path} says use_relative_actions {stated} but {before.path} says enabled '
+            f'{enabled}; they must agree'
         )
-    used = list(step.get('exclude_joints') or ())
-    written = list(config.get('relative_exclude_joints', used) or ())
+    used = step.words('exclude_joints') or ()
+    written = (
+        config.words('relative_exclude_joints') or ()
+        if 'relative_exclude_joints' in config
+        else used
+    )
     if enabled and used != written:
         raise ExportError(
-            f'{path} says relative_exclude_joints {written} but {before.path} says exclude_joints '
-            f'{used}; they must agree'
+            f'{config.path} says relative_exclude_joints {list(written)} but {before.path} says '
+            f'exclude_joints {list(used)}; they must agree'
         )
     return step
 
 
-def _action_names(
-    config: Mapping[str, Any], path: Path, before: _Pipeline, length: int
-) -> tuple[str, ...] | None:
-    written = config.get('action_feature_names')
-    used = _relative_step(config, path, before).get('action_names')
-    if written is not None and used is not None and list(written) != list(used):
+def _action_names(config: JsonMapping, before: _Pipeline, length: int) -> tuple[str, ...] | None:
+    written = config.words('action_feature_names')
+    used = _relative_step(config, before).words('action_names')
+    if written is not None and used is not None and written != used:
         raise ExportError(
-            f'{path} says action_feature_names {written} but {before.path} says action_names '
-            f'{used}; they must agree'
+            f'{config.path} says action_feature_names {list(written)} but {before.path} says '
+            f'action_names {list(used)}; they must agree'
         )
     names = used if used is not None else written
-    if names is None:
-        return None
-    if len(names) != length:
-        raise ExportError(
-            f'{path}: field action_feature_names: {len(names)} names for {length} actions'
-        )
-    return tuple(str(name) for name in names)
+    if names is not None and len(names) != length:
+        raise config.error('action_feature_names', f'{len(names)} names for {length} actions')
+    return names
 
 
 def _deltas(
-    config: Mapping[str, Any], path: Path, before: _Pipeline, after: _Pipeline, length: int
+    config: JsonMapping, before: _Pipeline, after: _Pipeline, length: int
 ) -> tuple[bool, ...]:
     """Which actions LeRobot trained relative to the state of the same index.
 
     Its rule: every action whose name does not contain an excluded word, without regard to case;
     without names, or without excluded words, every action.
     """
-    step = _relative_step(config, path, before)
-    enabled = bool(step.get('enabled', False))
-    back = bool(after.steps.get('absolute_actions_processor', {}).get('enabled', False))
+    step = _relative_step(config, before)
+    enabled = step.get('enabled', bool, False)
+    back = after.step('absolute_actions_processor').get('enabled', bool, False)
     if enabled != back:
         raise ExportError(
             f'{before.path} says relative actions {enabled} but {after.path} says {back}; they '
@@ -362,16 +356,18 @@ def _deltas(
         )
     if not enabled:
         return (False,) * length
-    names = step.get('action_names')
-    words = [str(word).lower() for word in step.get('exclude_joints') or () if word]
+    names = step.words('action_names')
+    words = [word.lower() for word in step.words('exclude_joints') or () if word]
     if names is None or not words:
         return (True,) * length
-    return tuple(not any(word in str(name).lower() for word in words) for name in names)
+    return tuple(not any(word in name.lower() for word in words) for name in names)
 
 
-def _source(config: Mapping[str, Any], before: _Pipeline) -> dict[str, str]:
-    source = {'checkpoint': f'LeRobot {config["type"]}'}
-    renamed = before.steps.get('rename_observations_processor', {}).get('rename_map') or {}
-    if renamed:
-        source['renamed_observations'] = ', '.join(f'{a} to {b}' for a, b in renamed.items())
+def _source(family: Family, before: _Pipeline) -> dict[str, str]:
+    source = {'checkpoint': f'LeRobot {family}'}
+    renamed = before.step('rename_observations_processor').mapping('rename_map', optional=True)
+    if renamed.values:
+        source['renamed_observations'] = ', '.join(
+            f'{theirs} to {ours}' for theirs, ours in renamed.values.items()
+        )
     return source

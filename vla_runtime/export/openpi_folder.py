@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,10 +18,9 @@ from vla_runtime.export.folder import (
     CONFIG_FILE,
     FolderFacts,
     Question,
-    field_of,
     find_tokenizer,
-    read_json,
 )
+from vla_runtime.export.json_file import JsonMapping, read_json
 from vla_runtime.types import Family, NormaliserKind
 
 STATISTICS_JSON = 'norm_stats.json'
@@ -54,11 +52,7 @@ def read_openpi_folder(
         ExportError: missing, ambiguous or damaged statistics or configuration.
     """
     path = folder / CONFIG_FILE
-    config = read_json(path) if path.exists() else {}
-
-    def stated(key: str, kind: type) -> Any:
-        return field_of(config, path, key, kind) if key in config else None
-
+    config = read_json(path) if path.exists() else JsonMapping(path, {})
     statistics_path, questions = _find_statistics(folder, asset_id, statistics_file)
     return FolderFacts(
         kind='openpi',
@@ -70,9 +64,9 @@ def read_openpi_folder(
         statistics=_statistics(statistics_path) if statistics_path else None,
         cleaning='openpi',
         template='pi0' if family == 'pi0' else None,
-        horizon=stated('action_horizon', int),
-        action_dim=stated('action_dim', int),
-        variant=stated('paligemma_variant', str),
+        horizon=config.get('action_horizon', int, None),
+        action_dim=config.get('action_dim', int, None),
+        variant=config.get('paligemma_variant', str, None),
         tokenizer=find_tokenizer(folder),
         source=_source(folder, family, statistics_path),
         questions=questions,
@@ -117,20 +111,20 @@ def _find_statistics(
 def _statistics(path: Path) -> dict[str, np.ndarray]:
     document = read_json(path)
     # openpi writes the outer key; hand-made files are seen without it.
-    groups = document.get('norm_stats', document)
+    groups = document.mapping('norm_stats') if 'norm_stats' in document else document
     statistics: dict[str, np.ndarray] = {}
     for group in ('state', 'actions'):
-        numbers = field_of(groups, path, group, dict)
+        numbers = groups.mapping(group)
         for name in STATISTICS:
-            values = numbers.get(name)
+            values = numbers.get(name, list, None)
             if values is None:
                 continue
             try:
                 array = np.asarray(values, dtype=np.float64)
             except (TypeError, ValueError):
-                array = np.empty((0, 0))
+                raise numbers.error(name, 'is not a list of numbers') from None
             if array.ndim != 1 or not array.size:
-                raise ExportError(f'{path}: field {group}.{name}: is not a list of numbers')
+                raise numbers.error(name, 'is not a list of numbers')
             statistics[f'{group}.{name}'] = array
     return statistics
 

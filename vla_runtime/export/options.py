@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vla_runtime.bundle import CameraSpec
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import field_of, read_json
+from vla_runtime.export.json_file import JsonMapping, read_json
 from vla_runtime.types import AdvantageTemplate, PromptTemplate
 
 
@@ -63,7 +61,6 @@ class ExportOptions:
 class DatasetInfo:
     """What a LeRobot data set's meta/info.json says; None where it does not."""
 
-    path: Path
     state_names: tuple[str, ...] | None
     action_names: tuple[str, ...] | None
     rate_hz: float | None
@@ -78,24 +75,20 @@ def read_dataset_info(path: Path) -> DatasetInfo:
     Raises:
         ExportError: no such file, or not of that form.
     """
-    info = path / 'meta' / 'info.json' if path.is_dir() else path
-    document = read_json(info)
-    features = field_of(document, info, 'features', dict)
+    info = read_json(path / 'meta' / 'info.json' if path.is_dir() else path)
+    features = info.mapping('features')
+    rate_hz = info.get('fps', (int, float), None)
     return DatasetInfo(
-        path=info,
-        state_names=_names(features, 'observation.state', info),
-        action_names=_names(features, 'action', info),
-        rate_hz=float(field_of(document, info, 'fps', (int, float))) if 'fps' in document else None,
+        state_names=_names(features, 'observation.state'),
+        action_names=_names(features, 'action'),
+        rate_hz=None if rate_hz is None else float(rate_hz),
     )
 
 
-def _names(features: dict[str, Any], key: str, info: Path) -> tuple[str, ...] | None:
-    names = (features.get(key) or {}).get('names')
+def _names(features: JsonMapping, key: str) -> tuple[str, ...] | None:
+    feature = features.mapping(key, optional=True)
+    wrapped = feature.values.get('names')
     # Some data sets wrap the list once: {"motors": [...]}.
-    if isinstance(names, dict) and len(names) == 1:
-        names = next(iter(names.values()))
-    if names is None:
-        return None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ExportError(f'{info}: field features.{key}.names: is not a list of names')
-    return tuple(names)
+    if isinstance(wrapped, dict) and len(wrapped) == 1:
+        return feature.mapping('names').words(next(iter(wrapped)))
+    return feature.words('names')

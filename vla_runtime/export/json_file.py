@@ -1,0 +1,103 @@
+"""JSON that others wrote: values are checked where they are taken, and errors say where they stand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vla_runtime.export.errors import ExportError
+
+_REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class JsonMapping:
+    """A mapping in a JSON file.
+
+    Attributes:
+        path: the file.
+        values: the mapping's content.
+        field: where it stands in the file; '' is the whole.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+    field: str = ''
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def get(self, key: str, kind: type | tuple[type, ...], default: Any = _REQUIRED) -> Any:
+        """One value of an expected type.
+
+        Args:
+            key: in this mapping.
+            kind: expected type or types; bool is no int here.
+            default: where the key is missing or null; without it that is an error.
+
+        Raises:
+            ExportError: missing or of another type.
+        """
+        value = self.values.get(key)
+        if value is None:
+            if default is _REQUIRED:
+                raise self.error(key, 'is missing')
+            return default
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            expected = ' or '.join(item.__name__ for item in kinds)
+            raise self.error(
+                key, f'{value!r} ({type(value).__name__}) where {expected} is expected'
+            )
+        return value
+
+    def mapping(self, key: str, *, optional: bool = False) -> JsonMapping:
+        """A mapping inside this one; an optional one that is missing is empty."""
+        values = self.get(key, dict, {} if optional else _REQUIRED)
+        return JsonMapping(self.path, values, self._where(key))
+
+    def mappings(self, key: str) -> list[JsonMapping]:
+        """A list of mappings."""
+        found = []
+        for index, item in enumerate(self.get(key, list)):
+            where = f'{key}[{index}]'
+            if not isinstance(item, dict):
+                raise self.error(where, f'{item!r} where a mapping is expected')
+            found.append(JsonMapping(self.path, item, self._where(where)))
+        return found
+
+    def words(self, key: str) -> tuple[str, ...] | None:
+        """A list of texts; None where it is missing or null."""
+        values = self.get(key, list, None)
+        if values is None:
+            return None
+        if not all(isinstance(value, str) for value in values):
+            raise self.error(key, f'{values!r} where a list of names is expected')
+        return tuple(values)
+
+    def error(self, key: str, message: str) -> ExportError:
+        """An error about one key, with file and field."""
+        return ExportError(f'{self.path}: field {self._where(key)}: {message}')
+
+    def _where(self, key: str) -> str:
+        return f'{self.field}.{key}' if self.field else key
+
+
+def read_json(path: Path) -> JsonMapping:
+    """Read a JSON file whose top is a mapping.
+
+    Raises:
+        ExportError: missing, not JSON, or not a mapping.
+    """
+    try:
+        document = json.loads(path.read_text(encoding='utf-8'))
+    except FileNotFoundError:
+        raise ExportError(f'{path}: is missing') from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ExportError(f'{path}: cannot be read: {error}') from None
+    if not isinstance(document, dict):
+        raise ExportError(f'{path}: is not a mapping')
+    return JsonMapping(path, document)
