@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,21 +19,27 @@ from checkpoint_folders import (
     edit_tensors,
     end_to_end_cases,
     folder_of,
+    full_size_names,
     joints,
     lerobot_arguments,
     lerobot_folder,
     openpi_arguments,
     openpi_statistics,
     pi0_tensors,
+    save_tensors,
     tiny_tensors,
     write_openpi_folder,
     write_shards,
+    write_sparse_checkpoint,
 )
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
 
 from vla_runtime.bundle import ActionSpec, CameraSpec, read_bundle
 from vla_runtime.cli.main import main
+from vla_runtime.dimensions import PRESETS
+from vla_runtime.export.checkpoint import read_tensors
+from vla_runtime.export.tensor_dims import HeadCounts, dims_of
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 
@@ -170,6 +177,41 @@ class TestOpenpi:
             *('--rate-hz', '--tokenizer', '--vision-heads', '--kv-heads', '--prompt-template'),
             '--horizon',
         }
+
+
+def test_a_lerobot_pi0_folder_becomes_a_bundle(tmp_path):
+    folder = copy_lerobot_folder(tmp_path / 'p')
+    save_tensors(folder, {f'model.{name}': tensor for name, tensor in pi0_tensors().items()})
+    edit_json(folder / 'config.json', lambda d: d.update(type='pi0', chunk_size=10))
+
+    def rename(document: dict) -> None:
+        step = document['steps'][4]
+        assert step['registry_name'] == 'pi05_prepare_state_tokenizer_processor_step'
+        step['registry_name'] = 'pi0_new_line_processor'
+
+    edit_json(folder / 'policy_preprocessor.json', rename)
+    assert export(folder, tmp_path / 'b', *lerobot_arguments()) == 0
+    spec = read_bundle(tmp_path / 'b').spec
+    assert (spec.family, spec.prompt.template, spec.prompt.cleaning) == ('pi0', 'pi0', 'lerobot')
+    assert np.isfinite(chunk_of(tmp_path / 'b')).all()
+
+
+@pytest.mark.parametrize('family', ['pi05', 'pi0'])
+def test_a_full_size_policy_is_planned_without_reading_its_weights(family, tmp_path, capsys):
+    folder = tmp_path / 'p'
+    statistics = {'norm_stats': openpi_statistics()}
+    (folder / 'assets' / 'droid').mkdir(parents=True)
+    (folder / 'assets' / 'droid' / 'norm_stats.json').write_text(json.dumps(statistics))
+    write_sparse_checkpoint(folder / 'model.safetensors', full_size_names(family))
+    names, tokenizer = joints(), str(lerobot_folder() / 'tokenizer.json')
+    arguments = ['--state-names', names, '--action-names', names, '--units', 'rad', '--absolute']
+    arguments += ['--rate-hz', '15', '--tokenizer', tokenizer, '--horizon', '50']
+    arguments += ['--prompt-template', 'pi05_state' if family == 'pi05' else 'pi0']
+    assert export(folder, tmp_path / 'b', *arguments, '--dry-run') == 0
+    assert 'vision 27x1152, language 18x2048, expert 18x1024' in capsys.readouterr().out
+    tensors = read_tensors(folder)
+    dims = dims_of(tensors, HeadCounts(16, 1), cameras=3, prompt_length=200, horizon=50)
+    assert replace(dims, prompt_length=PRESETS[family].prompt_length) == PRESETS[family]
 
 
 class TestMissing:

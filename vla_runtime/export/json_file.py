@@ -1,4 +1,4 @@
-"""JSON that others wrote: values are checked where they are taken, and errors say where they stand."""
+"""JSON that others wrote: a value is checked where it is taken; errors name file and field."""
 
 from __future__ import annotations
 
