@@ -1,0 +1,121 @@
+"""The controllers of the simulated robot: what `ros2_control` is on a real one.
+
+Each joint follows its newest command: a plain setpoint at once, a trajectory along straight lines
+from where its setpoint is, as `joint_trajectory_controller` does with positions-only points. A new
+trajectory drops the old one. Without a command a joint keeps its setpoint, for ever: stopping is
+the business of whoever commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class CommandError(ValueError):
+    """A command that cannot be followed; the message says why."""
+
+
+class JointFollower:
+    """The setpoints of all joints over time.
+
+    Args:
+        joint_names: in the order of the setpoints.
+        setpoints: (joints,) where they are to begin with.
+    """
+
+    def __init__(self, joint_names: Sequence[str], setpoints: np.ndarray) -> None:
+        self._names = tuple(joint_names)
+        self._setpoints = np.array(setpoints, dtype=np.float64)
+        self._trajectories: dict[tuple[str, ...], _Trajectory] = {}
+
+    def restart(self, setpoints: np.ndarray) -> None:
+        """Forget all commands and stand here."""
+        self._trajectories.clear()
+        np.copyto(self._setpoints, setpoints)
+
+    def set_positions(self, names: Sequence[str], positions: Sequence[float]) -> None:
+        """Command setpoints that hold from now on.
+
+        Raises:
+            CommandError: an unknown joint, or numbers that cannot be positions.
+        """
+        self.follow(names, [0.0], np.asarray(positions, dtype=np.float64)[None, :], 0.0)
+
+    def follow(
+        self, names: Sequence[str], times_s: Sequence[float], positions: np.ndarray, start_s: float
+    ) -> None:
+        """Command a trajectory for some of the joints.
+
+        Args:
+            names: the joints.
+            times_s: (points,) from the start, ascending.
+            positions: (points, joints) radians.
+            start_s: when it starts, on the clock that `setpoints_at` is asked with.
+
+        Raises:
+            CommandError: an unknown joint, or numbers that cannot be positions.
+        """
+        columns = self._columns(names)
+        positions = np.asarray(positions, dtype=np.float64)
+        times = np.asarray(times_s, dtype=np.float64)
+        if positions.shape != (len(times), len(columns)) or not len(times):
+            raise CommandError(
+                f'{positions.shape} positions for {len(times)} points of {len(columns)} joints'
+            )
+        if not np.isfinite(positions).all():
+            raise CommandError('a position is not a finite number')
+        if not (np.diff(times) > 0.0).all() or not times[0] >= 0.0:
+            raise CommandError('time_from_start must ascend')
+        for key in [key for key in self._trajectories if set(key) & set(names)]:
+            del self._trajectories[key]
+        self._trajectories[tuple(names)] = _Trajectory(
+            columns, start_s + times, positions, self._setpoints[columns].copy(), start_s
+        )
+
+    def setpoints_at(self, now_s: float) -> np.ndarray:
+        """(joints,) setpoints now; the array is the follower's own. Time must not go back."""
+        for key, trajectory in list(self._trajectories.items()):
+            self._setpoints[trajectory.columns] = trajectory.at(now_s)
+            if now_s >= trajectory.times_s[-1]:
+                del self._trajectories[key]
+        return self._setpoints
+
+    def _columns(self, names: Sequence[str]) -> np.ndarray:
+        unknown = [name for name in names if name not in self._names]
+        if unknown or len(set(names)) != len(names):
+            raise CommandError(
+                f'joints {list(names)} are not (each once) among {list(self._names)}'
+            )
+        return np.array([self._names.index(name) for name in names], dtype=np.int64)
+
+
+class _Trajectory:
+    """Straight lines from where the joints were, through the points, to the last one."""
+
+    def __init__(
+        self,
+        columns: np.ndarray,
+        times_s: np.ndarray,
+        positions: np.ndarray,
+        origin: np.ndarray,
+        start_s: float,
+    ) -> None:
+        self.columns = columns
+        if times_s[0] > start_s:
+            times_s = np.concatenate([[start_s], times_s])
+            positions = np.concatenate([origin[None, :], positions])
+        self.times_s = times_s
+        self._positions = positions
+        self._origin = origin
+
+    def at(self, now_s: float) -> np.ndarray:
+        if now_s < self.times_s[0]:
+            return self._origin
+        after = int(np.searchsorted(self.times_s, now_s, side='right'))
+        if after == len(self.times_s):
+            return self._positions[-1]
+        begin, end = self.times_s[after - 1], self.times_s[after]
+        share = (now_s - begin) / (end - begin)
+        return (1.0 - share) * self._positions[after - 1] + share * self._positions[after]

@@ -1,0 +1,51 @@
+"""Choose how MuJoCo renders without a screen, before mujoco is imported.
+
+MuJoCo reads MUJOCO_GL once, at import. Every module of this room imports `mujoco` from here, so
+the choice is made in one place and in time.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import glob
+import os
+import sys
+from collections.abc import Mapping
+
+
+class RenderingUnavailableError(RuntimeError):
+    """No library on this machine can render offscreen."""
+
+
+def choose_backend(environment: Mapping[str, str] = os.environ) -> str:
+    """The MUJOCO_GL value for this machine: the user's own, `egl` with a GPU, else `osmesa`.
+
+    Raises:
+        RenderingUnavailableError: neither a usable EGL device nor OSMesa is there.
+    """
+    chosen = environment.get('MUJOCO_GL', '').lower()
+    if chosen:
+        return chosen
+    if _has_egl_device():
+        return 'egl'
+    if ctypes.util.find_library('OSMesa') is None:
+        raise RenderingUnavailableError(
+            'the tabletop renders its cameras without a screen and needs OSMesa, which is not '
+            'installed and no GPU with EGL is there either; run `sudo apt install libosmesa6`, or '
+            'set MUJOCO_GL to a backend that works here (egl, glfw)'
+        )
+    return 'osmesa'
+
+
+def _has_egl_device() -> bool:
+    nodes = glob.glob('/dev/dri/renderD*') + glob.glob('/dev/nvidia[0-9]*')
+    readable = any(os.access(node, os.R_OK | os.W_OK) for node in nodes)
+    return readable and ctypes.util.find_library('EGL') is not None
+
+
+if 'mujoco' not in sys.modules:
+    os.environ['MUJOCO_GL'] = choose_backend()
+
+import mujoco  # noqa: E402
+
+__all__ = ['RenderingUnavailableError', 'choose_backend', 'mujoco']
