@@ -25,9 +25,12 @@ class MotionLimiter:
     3. Acceleration never exceeds its limit, and the approach to a position limit is slowed down
        in time for this to stay so. Holding is exempt: to hold is to stop at once.
 
+    The third is exact while ticks are equally long; when they are not, what braking lacks shows up
+    in the acceleration, never in a position or a speed.
+
     A target that is within the limits comes out unchanged, bit by bit. When the command has fallen
     behind its target, it closes the gap as fast as acceleration allows without overshooting
-    (the distance covered by braking in ticks is `v²/(2a) + v·dt/2`).
+    (`_fastest_that_stops`).
     """
 
     def __init__(self, limits: Limits, columns: Columns) -> None:
@@ -53,6 +56,7 @@ class MotionLimiter:
         self._target = np.zeros(columns.count)
         self._wanted = np.zeros(columns.count)
         self._next = np.zeros(columns.count)
+        self._where = np.zeros(columns.count)
         self._base = np.zeros(columns.count)
         self._a = np.zeros(columns.count)
         self._b = np.zeros(columns.count)
@@ -113,9 +117,9 @@ class MotionLimiter:
         if speed is not None:
             np.minimum(self._b, speed, out=self._b)
         self._clip_next(0.0, self._b)
-        np.copyto(self._base, command)
+        np.copyto(self._where, command)
         if columns.any_velocity:
-            np.copyto(self._base, measured, where=columns.is_velocity)
+            np.copyto(self._where, measured, where=columns.is_velocity)
         self._brake_before_limits(dt_s)
         return self._move(command, target, rates, measured if near else None, dt_s)
 
@@ -142,31 +146,39 @@ class MotionLimiter:
         gap += self._target
         gap -= command
         np.abs(gap, out=gap)
-        np.multiply(gap, self._inverse, out=bound)
-        bound += 0.25 * dt_s * dt_s
-        np.sqrt(bound, out=bound)
-        bound += 0.5 * dt_s
-        np.divide(gap, bound, out=bound)
-        bound *= 2.0
+        self._fastest_that_stops(gap, dt_s, bound)
         if self._columns.any_velocity:
             bound[self._columns.is_velocity] = _FAR
         self._clip_next(rates, bound)
+
+    def _fastest_that_stops(self, distance: np.ndarray, dt_s: float, out: np.ndarray) -> None:
+        """The largest speed that can be braked to standstill, tick by tick, within a distance.
+
+        A speed v of this tick and n ticks that are slower by a·dt each, until it is used up, cover
+        `(n+1)·v·dt - a·dt²·n(n+1)/2`; solved for v with the largest n that fits.
+        """
+        ticks = self._base
+        np.multiply(distance, self._inverse, out=ticks)
+        ticks /= dt_s * dt_s
+        ticks += 0.25
+        np.sqrt(ticks, out=ticks)
+        ticks -= 0.5
+        np.floor(ticks, out=ticks)
+        np.multiply(self._acceleration, 0.5 * dt_s, out=out)
+        out *= ticks
+        ticks += 1.0
+        ticks *= dt_s
+        np.divide(distance, ticks, out=ticks)
+        out += ticks
 
     def _brake_before_limits(self, dt_s: float) -> None:
         """Bound the speed towards a position limit by what can be braked before it."""
         for limit, sign in ((self._upper, 1.0), (self._lower, -1.0)):
             room, bound = self._a, self._b
-            np.subtract(limit, self._base, out=room)
+            np.subtract(limit, self._where, out=room)
             room *= sign
             np.maximum(room, 0.0, out=room)
-            np.multiply(room, self._inverse, out=bound)
-            bound += 0.25 * dt_s * dt_s
-            np.sqrt(bound, out=bound)
-            bound += 0.5 * dt_s
-            np.divide(room, bound, out=bound)
-            bound *= 2.0
-            room /= dt_s
-            np.minimum(bound, room, out=bound)
+            self._fastest_that_stops(room, dt_s, bound)
             if sign > 0.0:
                 np.minimum(self._next, bound, out=self._next)
             else:

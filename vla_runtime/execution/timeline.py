@@ -196,6 +196,8 @@ class Timeline:
     def advance(self, dt_ns: int) -> bool:
         """Let plan time pass, at most to the end of the plan.
 
+        A chunk takes over when its first step begins: a moment after the boundary, not at it.
+
         Returns:
             Whether the pending chunk took over; `in_force` is then the new one.
         """
@@ -204,26 +206,25 @@ class Timeline:
             return False
         self.consumed_ns = min(self.consumed_ns + dt_ns, last.end_step * self.step_ns)
         pending = self.pending
-        if pending is None or self.consumed_ns < pending.join_step * self.step_ns:
+        if pending is None or self.consumed_ns <= pending.join_step * self.step_ns:
             return False
         self.in_force, self.pending = pending, None
         self._before_pending = self._plan
         return True
 
     def sample_into(self, setpoints: np.ndarray, rates: np.ndarray) -> int:
-        """Setpoints and their rates (per second) at the current plan time.
+        """Setpoints and their rates (per second) at the current plan time, after `advance`.
 
         Returns:
             The step that the sample lies in.
         """
-        plan = self._plan
-        step, rest_ns = divmod(self.consumed_ns, self.step_ns)
-        interval, fraction = step - plan.first_step, rest_ns / self.step_ns
-        if interval >= len(plan.coefficients):
-            interval, fraction = len(plan.coefficients) - 1, 1.0
-        self._sampler.sample_into(plan, interval, fraction, setpoints, rates)
+        # At a boundary the step that has just ended: its row is the setpoint.
+        step = self.next_step - 1
+        fraction = (self.consumed_ns - step * self.step_ns) / self.step_ns
+        interval = step - self._plan.first_step
+        self._sampler.sample_into(self._plan, interval, fraction, setpoints, rates)
         rates /= self.step_time_s
-        return plan.first_step + interval
+        return step
 
     def committed_rows(self, past_steps: int) -> tuple[int, np.ndarray]:
         """The first step and the rows of what was and will be executed.

@@ -1,0 +1,458 @@
+"""When chunks are asked for, joined, executed, overrun, dropped; all counted in steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from execution_rig import STEP_NS, Rig, chunk_of
+
+from vla_runtime.execution.command import CommandKind, Reason, Refusal
+from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.parameters import DelayParameters, ExecutorParameters
+from vla_runtime.execution.watchdog import WatchdogParameters
+
+SWITCH = HandoverParameters(mode='switch')
+FLAT = [0.0] * 20
+
+
+def rig_of(**changes: object) -> Rig:
+    values: dict[str, object] = {'replan_interval': 5, 'handover': SWITCH}
+    return Rig(ExecutorParameters(**{**values, **changes})).started()  # type: ignore[arg-type]
+
+
+def rows_executed_of(rig: Rig, chunk: int) -> list[int]:
+    return [row for _, number, row in rig.executed() if number == chunk]
+
+
+# ---------------------------------------------------------------- the replan interval
+
+
+def test_when_next_chunk_is_there_expect_it_to_take_over_after_the_interval() -> None:
+    rig = rig_of()
+    rig.submit(FLAT)
+    rig.tick(8)
+    result = rig.submit(FLAT)
+    assert (result.join_step, result.join_index) == (5, 3)
+    rig.run_until(lambda command: command.reason is Reason.STARVED)
+    assert rows_executed_of(rig, 1) == [0, 1, 2, 3, 4]
+    assert rows_executed_of(rig, 2) == [3, 4, 5, 6, 7]
+
+
+def test_when_observation_is_mid_step_expect_that_step_to_be_row_zero() -> None:
+    rig = rig_of()
+    rig.submit(FLAT)
+    rig.tick(10)  # now in step 2, half way
+    for back_ns, index in ((0, 3), (19_000_000, 3), (21_000_000, 4), (99_000_000, 5)):
+        result = rig.submit(FLAT, observation_ns=rig.ros_ns - back_ns, number=100 - index)
+        if back_ns == 0:
+            assert result.join_index == index
+        else:
+            assert result.refusal is Refusal.OUT_OF_ORDER
+            fresh = rig_of()
+            fresh.submit(FLAT)
+            fresh.tick(10)
+            assert fresh.submit(FLAT, fresh.ros_ns - back_ns).join_index == index
+
+
+def test_when_robot_held_since_the_observation_expect_no_steps_counted_for_it() -> None:
+    rig = rig_of()
+    rig.submit(FLAT)
+    rig.run_until(lambda command: command.reason is Reason.STARVED)
+    observed_ns = rig.ros_ns
+    rig.tick(60)  # 15 steps' worth of time
+    result = rig.submit(FLAT, observation_ns=observed_ns)
+    assert (result.join_step, result.join_index) == (5, 0)
+
+
+def test_when_a_newer_chunk_comes_before_the_boundary_expect_it_to_replace_the_waiting_one() -> (
+    None
+):
+    rig = rig_of()
+    rig.submit(FLAT)
+    rig.tick(5)
+    rig.submit(FLAT)
+    rig.tick(5)
+    rig.submit(FLAT)
+    rig.run_until(lambda command: command.reason is Reason.STARVED)
+    assert rows_executed_of(rig, 2) == []
+    assert rows_executed_of(rig, 3) == [3, 4, 5, 6, 7]
+    assert rig.executor.counters.superseded == 1
+
+
+def test_when_chunk_has_one_row_expect_it_executed() -> None:
+    rig = rig_of(replan_interval=1)
+    assert rig.submit([0.02]).accepted
+    rig.run_until(lambda command: command.reason is Reason.STARVED)
+    assert rig.executed() == [(0, 1, 0)]
+    assert rig.command.setpoints == pytest.approx([0.02, 0.02])
+
+
+def test_when_interval_exceeds_the_horizon_expect_refusal_with_the_numbers() -> None:
+    rig = rig_of(replan_interval=12)
+    result = rig.submit([0.0] * 10)
+    assert result.refusal is Refusal.INTERVAL_EXCEEDS_HORIZON
+    assert '12' in result.text and '10' in result.text
+
+
+def test_when_interval_plus_delay_exceed_the_horizon_expect_warning_with_the_numbers() -> None:
+    rig = rig_of(replan_interval=8)
+    rig.submit([0.0] * 10)
+    rig.tick(10)
+    result = rig.submit([0.0] * 10)
+    assert result.accepted and result.join_index == 6
+    assert 'replan_interval 8 + delay 6' in result.text and 'only 4 steps' in result.text
+    rig.run_until(lambda command: command.reason is Reason.STARVED)
+    assert rows_executed_of(rig, 2) == [6, 7, 8, 9]
+    assert rig.executor.counters.short == 1
+
+
+# ---------------------------------------------------------------- asking
+
+
+def test_when_started_expect_a_chunk_wanted_once() -> None:
+    rig = rig_of()
+    assert rig.executor.wants_chunk
+    request = rig.executor.poll_request(rig.now_s, rig.ros_ns)
+    assert request is not None and len(request.rows) == 0
+    assert rig.executor.poll_request(rig.now_s, rig.ros_ns) is None
+
+
+def test_when_asynchronous_expect_the_request_as_many_steps_early_as_the_delay() -> None:
+    rig = rig_of(replan_interval=10, delay=DelayParameters(floor_steps=4))
+    rig.submit(FLAT)
+    rig.run_until(lambda _: rig.executor.wants_chunk)
+    assert rig.executor.status().step == 6
+
+
+def test_when_delays_were_observed_expect_requests_to_go_out_earlier() -> None:
+    rig = rig_of(replan_interval=10)
+    asked_at = []
+    rig.submit(FLAT)
+    for _ in range(6):
+        rig.run_until(lambda _: rig.executor.poll_request(rig.now_s, rig.ros_ns) is not None)
+        observed_ns = rig.ros_ns
+        step = rig.executor.status().step
+        asked_at.append(10 * (step // 10 + 1) - step)
+        rig.tick(26)  # 6.5 steps
+        assert rig.submit(FLAT, observation_ns=observed_ns).accepted
+    assert rig.executor.status().delay_estimate == 7
+    assert asked_at[-1] == 7
+    starved = [tick for tick in rig.ticks[-120:] if tick.command.reason is Reason.STARVED]
+    assert not starved
+
+
+def test_when_robot_waits_for_a_late_chunk_expect_the_wait_to_count_as_delay() -> None:
+    rig = rig_of(replan_interval=5, delay=DelayParameters(floor_steps=1))
+    rig.submit(FLAT)
+    rig.run_until(lambda command: command.step == 4)
+    observed_ns = rig.ros_ns
+    rig.tick(40)  # the rest of a step of plan and 9.25 steps of hold
+    result = rig.submit(FLAT, observation_ns=observed_ns)
+    assert result.join_index == 1 and result.delay_steps == 11
+    assert rig.executor.status().delay_estimate == 11
+
+
+def test_when_first_inference_is_slow_expect_it_not_to_count() -> None:
+    rig = rig_of(delay=DelayParameters(floor_steps=2))
+    observed_ns = rig.ros_ns
+    rig.tick(100)
+    assert rig.submit(FLAT, observation_ns=observed_ns).delay_steps == 25
+    assert rig.executor.status().delay_estimate == 2
+
+
+def test_when_synchronous_expect_execute_hold_ask_go_on() -> None:
+    rig = rig_of(replan_mode='synchronous', overrun='continue', max_overrun_steps=3)
+    rig.submit(FLAT)
+    wanted = []
+    for _ in range(20):
+        rig.tick()
+        if rig.command.kind is CommandKind.TRACK and rig.command.step < 4:
+            wanted.append(rig.executor.wants_chunk)
+    assert not any(wanted)
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+    assert rig.reason == 'synchronous_wait' and rig.executor.wants_chunk
+    rig.tick(50)
+    assert rig.reason == 'synchronous_wait'
+    assert rig.submit(FLAT).join_index == 0
+    rig.tick()
+    assert rig.command.kind is CommandKind.TRACK
+    assert rig.executor.counters.starved_ticks == 0
+
+
+def test_when_a_request_is_never_answered_expect_it_repeated() -> None:
+    rig = rig_of(request_timeout_s=0.5)
+    assert rig.executor.poll_request(rig.now_s, rig.ros_ns) is not None
+    rig.tick(49)
+    assert rig.executor.poll_request(rig.now_s, rig.ros_ns) is None
+    rig.tick(2)
+    assert rig.executor.poll_request(rig.now_s, rig.ros_ns) is not None
+    assert rig.executor.counters.requests_timed_out == 1
+
+
+def test_when_the_answer_is_refused_expect_to_ask_again() -> None:
+    rig = rig_of()
+    rig.executor.poll_request(rig.now_s, rig.ros_ns)
+    rig.submit([float('nan')] * 20)
+    assert rig.executor.wants_chunk
+
+
+def test_when_a_stray_chunk_is_refused_expect_to_keep_waiting_for_the_answer() -> None:
+    rig = rig_of()
+    rig.executor.poll_request(rig.now_s, rig.ros_ns)
+    rig.submit(FLAT, episode=99)
+    assert not rig.executor.wants_chunk
+
+
+# ---------------------------------------------------------------- late chunks
+
+
+def test_when_late_and_overrun_holds_expect_hold_on_the_last_row() -> None:
+    rig = rig_of()
+    rig.submit([0.01 * (row + 1) for row in range(20)])
+    rig.tick(40)
+    assert rig.command.kind is CommandKind.HOLD and rig.reason == 'starved'
+    assert rig.command.setpoints == pytest.approx([0.05, 0.05])
+    assert rows_executed_of(rig, 1) == [0, 1, 2, 3, 4]
+
+
+def test_when_late_and_overrun_continues_expect_at_most_so_many_steps_more_and_hold() -> None:
+    rig = rig_of(overrun='continue', max_overrun_steps=3)
+    rig.submit([0.01 * (row + 1) for row in range(20)])
+    rig.tick(60)
+    assert rig.reason == 'starved'
+    assert rows_executed_of(rig, 1) == list(range(8))
+    assert rig.command.setpoints == pytest.approx([0.08, 0.08])
+    assert rig.executor.counters.overrun_steps == 3
+    overrun = [tick for tick in rig.ticks if tick.command.reason is Reason.OVERRUN]
+    assert 11 <= len(overrun) <= 13
+    assert rig.executor.counters.overrun_ticks == len(overrun)
+
+
+def test_when_chunk_comes_during_overrun_expect_it_at_the_next_step() -> None:
+    rig = rig_of(overrun='continue', max_overrun_steps=9)
+    rig.submit(FLAT)
+    rig.tick(12)
+    observed_ns = rig.ros_ns  # in step 3, where it ends
+    rig.tick(14)  # 6.5 steps
+    result = rig.submit(FLAT, observation_ns=observed_ns)
+    assert (result.join_step, result.join_index) == (7, 4)
+    rig.tick(6)
+    assert rows_executed_of(rig, 1) == [0, 1, 2, 3, 4, 5, 6]
+    assert rows_executed_of(rig, 2)[0] == 4
+    assert rig.executor.seams[-1].late and rig.executor.counters.late == 1
+
+
+def test_when_useful_part_is_past_expect_chunk_dropped_with_the_numbers() -> None:
+    rig = rig_of(replan_interval=5)
+    rig.submit([0.0] * 20)
+    rig.tick(2)
+    result = rig.submit([0.0] * 5)
+    assert result.refusal is Refusal.USEFUL_PART_PAST
+    assert '5 rows' in result.text and 'row 5' in result.text
+
+
+# ---------------------------------------------------------------- chunks that are not taken
+
+
+def test_when_chunk_is_duplicated_expect_it_dropped() -> None:
+    rig = rig_of()
+    rig.submit(FLAT, number=3)
+    assert rig.submit(FLAT, number=3).refusal is Refusal.DUPLICATE
+    assert rig.executor.counters.refused[Refusal.DUPLICATE] == 1
+
+
+def test_when_chunk_is_older_than_the_one_in_force_expect_it_dropped() -> None:
+    rig = rig_of()
+    rig.submit(FLAT, number=3)
+    rig.tick(3)
+    older = rig.submit(FLAT, observation_ns=rig.ros_ns - 50_000_000, number=4)
+    assert older.refusal is Refusal.OUT_OF_ORDER and '0.020 s before' in older.text
+
+
+def test_when_policy_restarts_expect_its_low_numbers_taken_and_its_warm_up_not_counted() -> None:
+    rig = rig_of()
+    for number in (40, 41):
+        rig.tick(4)
+        assert rig.submit(FLAT, number=number).accepted
+    rig.tick(8)
+    observed_ns = rig.ros_ns - 10_000_000
+    rig.tick(7)
+    assert rig.submit(FLAT, number=1, observation_ns=observed_ns).accepted
+    assert rig.executor.counters.policy_restarts == 1
+    assert rig.executor.status().delay_estimate == 1
+
+
+def test_when_chunk_is_of_another_episode_expect_it_dropped() -> None:
+    rig = rig_of()
+    result = rig.submit(FLAT, episode=2)
+    assert result.refusal is Refusal.OTHER_EPISODE and 'episode 2' in result.text
+
+
+def test_when_observation_is_too_old_expect_it_dropped() -> None:
+    rig = rig_of(max_observation_age_s=0.5)
+    observed_ns = rig.ros_ns
+    rig.tick(51)
+    result = rig.submit(FLAT, observation_ns=observed_ns)
+    assert result.refusal is Refusal.OBSERVATION_TOO_OLD and '0.510 s' in result.text
+
+
+def test_when_observation_is_from_the_future_expect_it_dropped() -> None:
+    rig = rig_of()
+    result = rig.submit(FLAT, observation_ns=rig.ros_ns + 60_000_000)
+    assert result.refusal is Refusal.OBSERVATION_FROM_FUTURE
+
+
+def test_when_observation_is_a_little_ahead_expect_it_taken_as_now() -> None:
+    rig = rig_of()
+    assert rig.submit(FLAT, observation_ns=rig.ros_ns + 5_000_000).join_index == 0
+
+
+def test_when_observation_is_from_before_the_start_expect_it_dropped() -> None:
+    rig = rig_of()
+    rig.tick(50)
+    rig.executor.stop()
+    observed_ns = rig.ros_ns
+    rig.tick(30)
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert rig.submit(FLAT, observed_ns).refusal is Refusal.OBSERVATION_UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ('chunk', 'refusal', 'words'),
+    [
+        (chunk_of([[0.0, np.nan]] * 9), Refusal.NOT_FINITE, "'b' in row 0 is nan"),
+        (chunk_of([[0.0, np.inf]] * 9), Refusal.NOT_FINITE, 'inf'),
+        (chunk_of([[0.0, 0.0]] * 9, ('a', 'c')), Refusal.WRONG_JOINTS, "missing ['b']"),
+        (chunk_of([[0.0] * 3] * 9, ('a', 'b', 'c')), Refusal.WRONG_JOINTS, "unknown ['c']"),
+        (chunk_of([[0.0] * 3] * 9, ('a', 'b', 'b')), Refusal.WRONG_JOINTS, "repeated ['b']"),
+        (
+            chunk_of([[0.0, 0.0]] * 9, kinds=('position', 'velocity')),
+            Refusal.WRONG_JOINTS,
+            "'b' as velocity",
+        ),
+        (chunk_of([[0.0, 0.0]] * 9, kinds=('position',)), Refusal.MALFORMED, '1 kinds'),
+        (chunk_of([[0.0] * 3] * 9), Refusal.MALFORMED, 'shape'),
+        (chunk_of(np.zeros((0, 2))), Refusal.MALFORMED, 'shape'),
+        (chunk_of([[0.0, 0.0]] * 9, step_time_s=0.0), Refusal.WRONG_STEP_TIME, '0.001'),
+        (chunk_of([[0.0, 0.0]] * 9, step_time_s=np.nan), Refusal.WRONG_STEP_TIME, 'nan'),
+    ],
+)
+def test_when_chunk_is_wrong_expect_it_refused_whole_and_the_next_one_taken(
+    chunk: object, refusal: Refusal, words: str
+) -> None:
+    rig = rig_of()
+    result = rig.submit(chunk)  # type: ignore[arg-type]
+    assert result.refusal is refusal and words in result.text
+    assert rig.executor.counters.refused[refusal] == 1
+    rig.tick(20)
+    assert rig.executed() == []
+    assert rig.submit(FLAT).accepted
+
+
+def test_when_step_time_changes_within_an_episode_expect_refusal_until_reset() -> None:
+    rig = rig_of()
+    rig.submit(FLAT)
+    rig.tick()
+    slower = chunk_of(FLAT, step_time_s=0.05)
+    assert rig.submit(slower).refusal is Refusal.WRONG_STEP_TIME
+    rig.executor.reset(1)
+    rig.tick()
+    assert rig.submit(slower).accepted
+
+
+def test_when_a_chunk_is_garbage_expect_no_exception() -> None:
+    rig = rig_of()
+    result = rig.executor.submit_chunk(None, 0, 0, 0, rig.now_s, rig.ros_ns)  # type: ignore[arg-type]
+    assert not result.accepted
+    rig.submit(FLAT)
+    garbage = rig.executor.submit_chunk(
+        'no chunk',
+        rig.ros_ns,
+        0,
+        9,
+        rig.now_s,
+        rig.ros_ns,  # type: ignore[arg-type]
+    )
+    assert not garbage.accepted
+    assert rig.tick().kind is CommandKind.TRACK
+
+
+# ---------------------------------------------------------------- live parameters
+
+
+def test_when_interval_changes_expect_it_at_the_next_boundary() -> None:
+    rig = rig_of()
+    rig.submit(FLAT)
+    rig.tick(5)
+    rig.executor.set_parameters(ExecutorParameters(replan_interval=2, handover=SWITCH))
+    assert rig.executor.status().replan_interval == 5
+    rig.submit(FLAT)
+    rig.run_until(lambda command: command.chunk == 2)
+    assert rig.executor.status().replan_interval == 2
+    rig.run_until(lambda command: command.reason is Reason.STARVED)
+    assert rows_executed_of(rig, 1) == [0, 1, 2, 3, 4]
+    assert rows_executed_of(rig, 2) == [4, 5]
+
+
+def test_when_parameters_change_while_a_chunk_waits_expect_them_at_its_boundary() -> None:
+    rig = rig_of()
+    rig.submit(FLAT)
+    rig.tick(5)
+    rig.submit([0.1] * 20)
+    rig.executor.set_parameters(
+        ExecutorParameters(
+            replan_interval=3, handover=HandoverParameters(mode='blend', blend_steps=2)
+        )
+    )
+    rig.run_until(lambda command: command.reason is Reason.STARVED)
+    assert rows_executed_of(rig, 2) == [4, 5, 6]
+    assert rig.executor.seams[-1].mode == 'blend'
+
+
+def test_when_holding_expect_parameters_at_once() -> None:
+    rig = rig_of()
+    rig.executor.set_parameters(ExecutorParameters(replan_interval=2))
+    assert rig.executor.status().replan_interval == 2
+
+
+def test_when_interval_is_set_beyond_the_known_horizon_expect_error() -> None:
+    rig = rig_of()
+    rig.submit(FLAT)
+    with pytest.raises(ValueError, match='between 1 and 20'):
+        rig.executor.set_parameters(ExecutorParameters(replan_interval=21))
+
+
+# ---------------------------------------------------------------- episodes
+
+
+def test_when_reset_expect_nothing_of_the_last_episode_left() -> None:
+    rig = rig_of()
+    rig.submit([0.01 * row for row in range(20)])
+    for _ in range(3):
+        observed_ns = rig.ros_ns
+        rig.tick(12)
+        rig.submit([0.1] * 20, observation_ns=observed_ns)
+    assert rig.executor.status().delay_estimate > 1
+    before = rig.command.setpoints
+    observed_ns = rig.ros_ns
+    rig.executor.reset(1)
+    rig.tick()
+    assert rig.command.kind is CommandKind.HOLD
+    assert (rig.command.setpoints == before).all()
+    status = rig.executor.status()
+    assert (status.episode, status.step, status.delay_estimate) == (1, 0, 1)
+    assert rig.submit(FLAT, observed_ns).refusal is Refusal.OBSERVATION_UNKNOWN
+    assert rig.executor.committed_plan(rig.ros_ns).rows.shape == (0, 2)
+
+
+def test_when_episode_runs_in_simulated_time_expect_steps_to_follow_it() -> None:
+    rig = Rig(
+        ExecutorParameters(replan_interval=5, handover=SWITCH),
+        watchdog=WatchdogParameters(motion_clock='ros', clock_timeout_s=0.2),
+    ).started()
+    rig.submit(FLAT)
+    rig.ros_ns += STEP_NS
+    rig.now_s += 0.005
+    rig.measure()
+    rig.tick_now()
+    assert rig.executor.status().step == 1

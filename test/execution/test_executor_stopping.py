@@ -1,0 +1,493 @@
+"""What stops the robot, at which tick, why, and what lets it go on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from execution_rig import Rig
+
+from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.columns import Column
+from vla_runtime.execution.command import CommandKind, Reason, Refusal
+from vla_runtime.execution.config import ExecutorConfig, Mode
+from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
+from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.execution.watchdog import WatchdogParameters
+
+RAMP = [0.01 * (row + 1) for row in range(30)]
+SWITCH = HandoverParameters(mode='switch')
+TWO = ('a', 'b')
+
+
+def rig_of(**config: Any) -> Rig:
+    return Rig(ExecutorParameters(replan_interval=20, handover=SWITCH), **config)
+
+
+def moving(**config: Any) -> Rig:
+    """A robot in the middle of a chunk."""
+    rig = rig_of(**config).started()
+    assert rig.submit(RAMP).accepted
+    rig.tick(20)
+    assert rig.command.kind is CommandKind.TRACK
+    return rig
+
+
+def assert_held(rig: Rig, reason: Reason) -> None:
+    """The newest tick holds at the command of the one before it, at rest."""
+    before, now = rig.ticks[-2].command, rig.command
+    assert now.kind is CommandKind.HOLD and now.reason is reason
+    assert (now.setpoints == before.setpoints).all()
+    assert (now.velocities == 0.0).all()
+
+
+# ---------------------------------------------------------------- start
+
+
+def test_when_not_started_expect_idle_and_nothing_to_publish() -> None:
+    rig = rig_of()
+    rig.tick(5)
+    assert rig.command.kind is CommandKind.IDLE and rig.reason == 'not_started'
+    assert rig.submit(RAMP).refusal is Refusal.NOT_RUNNING
+    assert not rig.executor.wants_chunk
+    assert rig.executor.stop().kind is CommandKind.IDLE
+
+
+def test_when_started_expect_hold_at_the_measured_position() -> None:
+    rig = rig_of()
+    rig.measured[:] = [0.4, -0.3]
+    rig.started()
+    assert rig.command.kind is CommandKind.HOLD and rig.reason == 'waiting_for_chunk'
+    assert rig.command.setpoints.tolist() == [0.4, -0.3]
+
+
+def test_when_no_state_ever_came_expect_start_refused_naming_the_joints() -> None:
+    rig = rig_of()
+    rig.state_arrives = False
+    rig.tick(2)
+    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert not result.started and "['a', 'b']" in result.text
+    assert rig.executor.mode is Mode.IDLE
+
+
+def test_when_state_is_stale_expect_start_refused() -> None:
+    rig = rig_of()
+    rig.tick(2)
+    rig.state_arrives = False
+    rig.tick(30)
+    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert not result.started and 'max_state_age_s' in result.text
+
+
+def test_when_robot_was_moved_by_hand_expect_restart_at_its_new_position() -> None:
+    rig = moving()
+    rig.executor.stop()
+    rig.robot_follows = False
+    rig.measured[:] = [0.9, 0.1]
+    rig.tick(5)
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert rig.tick().setpoints == pytest.approx([0.9, 0.1])
+
+
+def test_when_robot_sags_a_little_expect_restart_at_the_last_command() -> None:
+    rig = moving()
+    held = rig.executor.stop().setpoints.copy()
+    rig.robot_follows = False
+    rig.measured[:] = held - 0.02
+    rig.tick(5)
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert (rig.tick().setpoints == held).all()
+
+
+def test_when_robot_is_far_outside_its_limits_expect_start_refused() -> None:
+    limits = make_limits(TWO, {'a': ColumnLimits(-1, 1)})
+    rig = rig_of(limits=limits)
+    rig.measured[:] = [1.3, 0.0]
+    rig.tick(2)
+    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert not result.started and "'a' is at 1.3" in result.text
+
+
+def test_when_robot_is_just_outside_its_limits_expect_first_command_on_the_limit() -> None:
+    rig = rig_of(limits=make_limits(TWO, {'a': ColumnLimits(-1, 1)}))
+    rig.measured[:] = [1.05, 0.0]
+    rig.started()
+    assert rig.command.setpoints.tolist() == [1.0, 0.0]
+
+
+def test_when_started_twice_expect_motion_undisturbed() -> None:
+    rig = moving()
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert rig.tick().kind is CommandKind.TRACK
+
+
+def test_when_chunk_starts_too_far_away_expect_refusal_with_the_distance() -> None:
+    rig = rig_of(start=StartParameters(tolerance=0.1, on_too_far='refuse')).started()
+    result = rig.submit([0.5] * 30)
+    assert result.refusal is Refusal.START_TOO_FAR
+    assert '0.5' in result.text and '0.1' in result.text
+    assert rig.tick(5).kind is CommandKind.HOLD
+    assert rig.command.setpoints.tolist() == [0.0, 0.0]
+
+
+def test_when_chunk_starts_too_far_away_expect_approach_at_the_set_speed_then_asking_anew() -> None:
+    rig = rig_of(start=StartParameters(tolerance=0.1, approach_speed=0.5)).started()
+    row = np.array([[0.5, -0.25]] * 30)
+    assert 'approaching' in rig.submit(row).text
+    assert not rig.executor.wants_chunk
+    rig.tick(50)
+    assert rig.command.kind is CommandKind.APPROACH
+    assert rig.command.setpoints == pytest.approx([0.25, -0.125])
+    assert rig.command.velocities == pytest.approx([0.5, -0.25])
+    assert rig.submit(row).refusal is Refusal.APPROACHING
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+    assert rig.command.setpoints == pytest.approx([0.5, -0.25])
+    positions = np.array([tick.position for tick in rig.ticks])
+    assert np.diff(positions).max() <= 0.005 + 1e-9
+    assert rig.executor.wants_chunk
+    assert rig.submit(row).accepted
+
+
+def test_when_a_column_has_another_unit_expect_its_scale_in_the_tolerance() -> None:
+    columns = (Column('a'), Column('grip', scale=100.0))
+    rig = rig_of(
+        columns=columns, start=StartParameters(tolerance=0.1, on_too_far='refuse')
+    ).started()
+    assert rig.submit(np.array([[0.0, 11.0]] * 30)).refusal is Refusal.START_TOO_FAR
+    assert rig.submit(np.array([[0.0, 9.0]] * 30)).accepted
+
+
+def test_when_held_for_long_expect_the_next_chunk_to_be_a_new_start() -> None:
+    rig = moving(start=StartParameters(tolerance=0.1, on_too_far='refuse', cold_after_s=1.0))
+    rig.run_until(lambda command: command.reason is Reason.STARVED)
+    rig.tick(110)
+    assert rig.submit([0.9] * 30).refusal is Refusal.START_TOO_FAR
+
+
+def test_when_nobody_measures_a_column_expect_nothing_published_before_its_first_row() -> None:
+    columns = (Column('x', feedback=False), Column('y', feedback=False))
+    rig = rig_of(columns=columns).started()
+    assert rig.tick(5).kind is CommandKind.IDLE
+    assert rig.submit(np.array([[0.6, 0.3]] * 30)).accepted
+    rig.tick()
+    assert rig.command.kind is CommandKind.TRACK
+    assert rig.command.setpoints == pytest.approx([0.6, 0.3])
+
+
+# ---------------------------------------------------------------- stop
+
+
+def test_when_stopped_expect_hold_at_once_and_until_start() -> None:
+    rig = moving()
+    last = rig.executor.stop()
+    assert last.kind is CommandKind.HOLD
+    assert (last.setpoints == rig.command.setpoints).all()
+    rig.tick(10)
+    assert_held(rig, Reason.STOPPED)
+    assert rig.submit(RAMP).refusal is Refusal.NOT_RUNNING
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    rig.tick()
+    assert rig.submit([0.05] * 30).accepted
+    assert rig.tick().kind is CommandKind.TRACK
+
+
+def test_when_stopped_expect_velocity_columns_at_zero() -> None:
+    columns = (Column('a'), Column('w', kind='velocity'))
+    rig = rig_of(columns=columns).started()
+    rig.submit(np.array([[0.1, 0.8]] * 30))
+    rig.tick(10)
+    assert rig.command.setpoints[1] == pytest.approx(0.8)
+    last = rig.executor.stop()
+    assert last.setpoints[1] == 0.0 and last.setpoints[0] > 0.0
+
+
+def test_when_started_and_stopped_a_thousand_times_expect_no_trace_of_it() -> None:
+    rig = rig_of().started()
+    for _ in range(1000):
+        rig.executor.stop()
+        assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    rig.tick()
+    assert_held(rig, Reason.WAITING_FOR_CHUNK)
+    assert rig.submit(RAMP).accepted
+    assert rig.tick().kind is CommandKind.TRACK
+
+
+# ---------------------------------------------------------------- the measured state
+
+
+def test_when_joint_states_stop_expect_hold_within_the_period_that_makes_them_stale() -> None:
+    rig = moving(watchdog=WatchdogParameters(max_state_age_s=0.1))
+    rig.state_arrives = False
+    rig.tick(10)
+    assert rig.command.kind is CommandKind.TRACK
+    rig.tick()
+    assert_held(rig, Reason.STATE_STALE)
+    assert "['a', 'b']" in rig.executor.detail and '0.110 s' in rig.executor.detail
+    assert not rig.executor.wants_chunk
+    assert rig.submit(RAMP).refusal is Refusal.HOLDING
+
+
+def test_when_joint_states_return_expect_a_new_chunk_asked_for_and_executed() -> None:
+    rig = moving()
+    rig.state_arrives = False
+    rig.run_until(lambda command: command.reason is Reason.STATE_STALE)
+    rig.state_arrives = True
+    rig.tick()
+    assert_held(rig, Reason.WAITING_FOR_CHUNK)
+    assert rig.executor.wants_chunk
+    assert rig.submit([rig.ticks[-1].position] * 30).accepted
+    assert rig.tick().kind is CommandKind.TRACK
+
+
+def test_when_one_joint_is_renamed_expect_hold_naming_it() -> None:
+    rig = moving()
+    for _ in range(25):
+        rig.tick(measure=False)
+        rig.executor.observe_state(['a', 'B'], list(rig.measured), rig.ros_ns)
+    assert rig.reason == 'state_stale'
+    assert "['b']" in rig.executor.detail
+
+
+@pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
+def test_when_measured_position_is_not_a_number_expect_hold_naming_the_joint(value: float) -> None:
+    rig = moving()
+    rig.robot_follows = False
+    rig.measured[1] = value
+    rig.tick()
+    assert_held(rig, Reason.STATE_NOT_FINITE)
+    assert "['b']" in rig.executor.detail
+
+
+def test_when_measured_positions_come_from_the_future_expect_hold() -> None:
+    rig = moving()
+    rig.executor.observe_state(list(TWO), [0.0, 0.0], rig.ros_ns + 500_000_000)
+    rig.tick(measure=False)
+    assert_held(rig, Reason.STATE_FROM_FUTURE)
+    assert 'use_sim_time' in rig.executor.detail
+
+
+def test_when_measured_position_jumps_expect_hold_until_started_again() -> None:
+    rig = moving(watchdog=WatchdogParameters(max_tracking_error=0.3))
+    rig.robot_follows = False
+    rig.measured[1] = 0.8
+    rig.tick()
+    assert_held(rig, Reason.TRACKING_ERROR)
+    assert "'b' is at 0.8" in rig.executor.detail
+    rig.measured[1] = rig.command.setpoints[1]
+    rig.tick(10)
+    assert rig.reason == 'tracking_error' and "'b'" in rig.executor.detail
+    assert rig.submit(RAMP).refusal is Refusal.NOT_RUNNING
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    rig.tick()
+    assert_held(rig, Reason.WAITING_FOR_CHUNK)
+
+
+def test_when_robot_is_blocked_expect_hold_once_the_error_is_too_large() -> None:
+    rig = moving(watchdog=WatchdogParameters(max_tracking_error=0.05))
+    rig.robot_follows = False
+    rig.run_until(lambda command: command.reason is Reason.TRACKING_ERROR)
+    assert_held(rig, Reason.TRACKING_ERROR)
+    assert np.abs(rig.command.setpoints - rig.measured).max() < 0.05 + 0.0026
+
+
+def test_when_plan_leads_too_far_from_measured_and_rejects_expect_hold() -> None:
+    limits = make_limits(
+        TWO,
+        {'a': ColumnLimits(step_from_measured=0.02)},
+        actions=LimitActions(step_from_measured='reject'),
+    )
+    rig = rig_of(limits=limits).started()
+    rig.submit(RAMP)
+    rig.robot_follows = False
+    rig.run_until(lambda command: command.reason is Reason.STEP_FROM_MEASURED)
+    assert_held(rig, Reason.STEP_FROM_MEASURED)
+    assert rig.command.setpoints[0] <= 0.02
+
+
+# ---------------------------------------------------------------- clocks and ticks
+
+
+def test_when_a_tick_is_late_expect_hold_and_the_plan_dropped() -> None:
+    rig = moving(watchdog=WatchdogParameters(tick_timeout_s=0.05))
+    rig.now_s += 0.2
+    rig.ros_ns += 200_000_000
+    rig.tick()
+    assert_held(rig, Reason.TICK_LATE)
+    assert rig.tick().reason is Reason.WAITING_FOR_CHUNK
+    assert rig.executor.wants_chunk
+    assert rig.executor.counters.late_ticks == 1
+
+
+def test_when_ticks_stop_coming_expect_the_dead_man_to_give_the_hold() -> None:
+    rig = moving(watchdog=WatchdogParameters(tick_timeout_s=0.05))
+    assert rig.executor.dead_man(rig.now_s + 0.04) is None
+    command = rig.executor.dead_man(rig.now_s + 0.06)
+    assert command is not None
+    assert command.kind is CommandKind.HOLD and command.reason is Reason.TICK_LATE
+    assert (command.setpoints == rig.command.setpoints).all()
+    again = rig.executor.dead_man(rig.now_s + 0.5)
+    assert again is not None and again.kind is CommandKind.HOLD
+    rig.now_s += 0.5
+    rig.ros_ns += 500_000_000
+    rig.tick()
+    assert_held(rig, Reason.TICK_LATE)
+
+
+def test_when_never_ticked_or_idle_expect_the_dead_man_to_publish_nothing() -> None:
+    rig = rig_of()
+    assert rig.executor.dead_man(1e9) is None
+    rig.tick()
+    command = rig.executor.dead_man(rig.now_s + 9)
+    assert command is not None and command.kind is CommandKind.IDLE
+
+
+@pytest.mark.parametrize('jump_s', [-3600.0, -1.0, 1.0, 3600.0])
+def test_when_ros_clock_jumps_expect_hold_and_recovery_with_new_data(jump_s: float) -> None:
+    rig = moving()
+    in_flight_ns = rig.ros_ns
+    rig.ros_ns += round(jump_s * 1e9)
+    rig.tick()
+    assert_held(rig, Reason.CLOCK_JUMP)
+    assert f'{jump_s:+.3f}' in rig.executor.detail
+    rig.tick(3)
+    assert_held(rig, Reason.WAITING_FOR_CHUNK)
+    assert not rig.submit(RAMP, observation_ns=in_flight_ns).accepted
+    assert rig.submit([rig.ticks[-1].position] * 30).accepted
+    assert rig.tick().kind is CommandKind.TRACK
+    assert rig.executor.counters.clock_jumps == 1
+
+
+def test_when_simulated_clock_is_paused_expect_nothing_to_move_and_to_go_on_after() -> None:
+    rig = moving(watchdog=WatchdogParameters(motion_clock='ros', clock_timeout_s=0.1))
+    at = rig.command.setpoints.copy()
+    for _ in range(30):
+        rig.now_s += 0.01
+        rig.measure()
+        rig.tick_now()
+        assert (rig.command.setpoints == at).all()
+    assert rig.command.kind is CommandKind.HOLD and rig.reason == 'clock_stopped'
+    step = rig.executor.status().step
+    rig.tick()
+    assert rig.command.kind is CommandKind.TRACK and rig.command.step == step
+
+
+@pytest.mark.parametrize('now_s', [math.nan, math.inf])
+def test_when_steady_clock_is_not_a_number_expect_hold(now_s: float) -> None:
+    rig = moving()
+    rig.executor.tick(now_s, rig.ros_ns)
+    rig.now_s += 0.01
+    assert rig.executor.status().reason is Reason.CLOCK_INVALID
+
+
+def test_when_tick_is_given_garbage_expect_hold_until_started_again() -> None:
+    rig = moving()
+    command = rig.executor.tick('noon', rig.ros_ns)  # type: ignore[arg-type]
+    assert command.kind is CommandKind.HOLD and command.reason is Reason.INTERNAL_ERROR
+    assert 'TypeError' in rig.executor.detail
+    assert rig.tick().reason is Reason.INTERNAL_ERROR
+    assert rig.executor.counters.internal_errors == 1
+
+
+# ---------------------------------------------------------------- limits and latch
+
+
+def test_when_clamped_chunks_come_in_a_row_expect_the_latch_until_reset() -> None:
+    limits = make_limits(TWO, {'a': ColumnLimits(-1, 0.05)})
+    rig = rig_of(limits=limits, clamp_latch=3).started()
+    results = []
+    for _ in range(3):
+        results.append(rig.submit([0.06] * 30))
+        rig.tick(4)
+    assert [result.accepted for result in results] == [True, True, False]
+    assert results[0].clamped and 'position' in results[0].text
+    assert results[2].refusal is Refusal.CLAMP_LATCH
+    assert rig.command.kind is CommandKind.HOLD and rig.reason == 'clamp_latch'
+    rig.executor.stop()
+    rig.executor.start(rig.now_s, rig.ros_ns)
+    rig.tick()
+    assert rig.reason == 'clamp_latch'
+    assert rig.submit([0.0] * 30).refusal is Refusal.CLAMP_LATCH
+    rig.executor.reset(1)
+    rig.tick()
+    assert rig.submit([0.0] * 30).accepted
+    assert rig.tick().kind is CommandKind.TRACK
+
+
+def test_when_a_good_chunk_comes_between_clamped_ones_expect_no_latch() -> None:
+    rig = rig_of(limits=make_limits(TWO, {'a': ColumnLimits(-1, 0.05)}), clamp_latch=2).started()
+    for value in (0.06, 0.0, 0.06, 0.0):
+        assert rig.submit([value] * 30).accepted
+        rig.tick(4)
+    assert rig.executor.counters.clamped == 2
+
+
+def test_when_chunk_violates_a_rejecting_limit_expect_none_of_it_executed() -> None:
+    limits = make_limits(
+        TWO, {'b': ColumnLimits(-1, 0.05)}, actions=LimitActions(position='reject')
+    )
+    rig = rig_of(limits=limits).started()
+    result = rig.submit([0.0] * 29 + [0.06])
+    assert result.refusal is Refusal.LIMIT and "'b' in row 29" in result.text
+    rig.tick(20)
+    assert rig.executed() == []
+
+
+# ---------------------------------------------------------------- dry run
+
+
+def test_when_dry_run_expect_everything_computed_and_flagged() -> None:
+    rig = rig_of(dry_run=True).started()
+    assert rig.submit(RAMP).accepted
+    rig.tick(60)
+    assert rig.command.kind is CommandKind.TRACK and rig.command.dry_run
+    assert rig.command.setpoints[0] > 0.1
+    assert (rig.measured == 0.0).all()
+
+
+def test_when_dry_run_is_switched_off_expect_nothing_of_it_to_reach_the_robot() -> None:
+    rig = rig_of(dry_run=True).started()
+    rig.submit(RAMP)
+    rig.tick(60)
+    rig.executor.set_dry_run(False)
+    assert rig.tick().kind is CommandKind.IDLE
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert rig.tick().setpoints.tolist() == [0.0, 0.0]
+
+
+def test_when_dry_run_is_switched_on_in_motion_expect_a_hold_to_publish_last() -> None:
+    rig = moving()
+    last = rig.executor.set_dry_run(True)
+    assert last.kind is CommandKind.HOLD and not last.dry_run
+    assert (last.setpoints == rig.command.setpoints).all()
+    assert rig.tick().dry_run
+    assert rig.command.kind is CommandKind.IDLE
+
+
+def test_when_dry_run_is_set_to_what_it_is_expect_stop_only() -> None:
+    rig = moving()
+    assert rig.executor.set_dry_run(False).kind is CommandKind.HOLD
+    assert rig.tick().reason is Reason.STOPPED
+
+
+# ---------------------------------------------------------------- configuration
+
+
+def test_when_limits_are_for_other_columns_expect_error() -> None:
+    with pytest.raises(ValueError, match='limits are for'):
+        ExecutorConfig((Column('a'),), limits=make_limits(['b']))
+
+
+@pytest.mark.parametrize(
+    'bad', [{'tolerance': 0.0}, {'approach_speed': -1.0}, {'on_too_far': 'jump'}]
+)
+def test_when_a_start_parameter_makes_no_sense_expect_error_naming_it(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        StartParameters(**bad)
+
+
+def test_when_latch_is_negative_expect_error() -> None:
+    with pytest.raises(ValueError, match='clamp_latch'):
+        ExecutorConfig((Column('a'),), clamp_latch=-1)
