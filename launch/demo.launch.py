@@ -11,6 +11,7 @@ from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
+from launch_ros.parameter_descriptions import ParameterValue
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
 PASSED_ON = {
@@ -43,6 +44,9 @@ def generate_launch_description() -> LaunchDescription:
         executable='tabletop_node',
         name='tabletop',
         namespace=LaunchConfiguration('namespace'),
+        parameters=[
+            {'use_sim_time': ParameterValue(LaunchConfiguration('use_sim_time'), value_type=bool)}
+        ],
         output='screen',
     )
     return LaunchDescription([*arguments, runtime, tabletop])

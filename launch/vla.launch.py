@@ -85,18 +85,18 @@ def start(context: LaunchContext) -> list[Action]:
     if said['replan_interval']:
         executor_only = {'replan_interval': _number(said, 'replan_interval', int)}
     own = [said['params_file']] if said['params_file'] else []
-    policy = _node(said, 'policy', [SHARE / 'config/policy.yaml', *own, common | policy_only])
-    executor = _node(
-        said, 'executor', [SHARE / 'config/executor.yaml', *own, common | executor_only]
-    )
-    actions: list[Action] = [*lossless_images(context)]
-    for node in (policy, executor):
-        if _truth(said, 'autostart'):
-            actions += configure_and_activate(node)
-        actions.append(node)
-    if _truth(said, 'autostart'):
-        actions += [configure(policy), configure(executor)]
-    return actions
+    actions = lossless_images(context)
+    nodes = [
+        _node(said, 'policy', [SHARE / 'config/policy.yaml', *own, common | policy_only]),
+        _node(said, 'executor', [SHARE / 'config/executor.yaml', *own, common | executor_only]),
+    ]
+    if not _truth(said, 'autostart'):
+        return [*actions, *nodes]
+    # The handlers first: no transition may go unseen.
+    for node, name in zip(nodes, ('vla_policy', 'vla_executor'), strict=True):
+        actions += configure_and_activate(node, name)
+    configure = [_change_state(node, Transition.TRANSITION_CONFIGURE) for node in nodes]
+    return [*actions, *nodes, *configure]
 
 
 def lossless_images(context: LaunchContext) -> list[Action]:
@@ -109,12 +109,8 @@ def lossless_images(context: LaunchContext) -> list[Action]:
     return [SetEnvironmentVariable(name, profile) for name in PROFILE_VARIABLES]
 
 
-def configure(node: LifecycleNode) -> Action:
-    return _change_state(node, Transition.TRANSITION_CONFIGURE)
-
-
-def configure_and_activate(node: LifecycleNode) -> list[Action]:
-    """Activate a node once it is configured; end the launch when it cannot be."""
+def configure_and_activate(node: LifecycleNode, name: str) -> list[Action]:
+    """Handlers: activate a node once it is configured; end the launch when it cannot be."""
     configured = OnStateTransition(
         target_lifecycle_node=node,
         start_state='configuring',
@@ -126,8 +122,8 @@ def configure_and_activate(node: LifecycleNode) -> list[Action]:
         start_state='configuring',
         goal_state='unconfigured',
         entities=[
-            LogInfo(msg='a node could not be configured; its own error is above'),
-            Shutdown(reason='configuration failed'),
+            LogInfo(msg=f'{name} could not be configured; its own error is above'),
+            Shutdown(reason=f'{name} could not be configured'),
         ],
     )
     return [RegisterEventHandler(configured), RegisterEventHandler(failed)]
