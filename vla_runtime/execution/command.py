@@ -199,3 +199,8 @@ class Counters:
     states_malformed: int = 0
     states_out_of_order: int = 0
     internal_errors: int = 0
+
+    @property
+    def starvations(self) -> int:
+        """How often the robot came to hold because a chunk was late."""
+        return self.holds[Reason.STARVED]
