@@ -62,6 +62,37 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(document))
 
 
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Change values of a LeRobot folder's config.json."""
+    edit_json(folder / 'config.json', lambda document: document.update(changes))
+
+
+def edit_step(folder: Path, name: str, **changes: Any) -> None:
+    """Change a processor step's configuration."""
+    file = 'postprocessor' if name.startswith(('un', 'absolute')) else 'preprocessor'
+
+    def change(document: dict[str, Any]) -> None:
+        for entry in document['steps']:
+            if entry['registry_name'] == name:
+                entry['config'].update(changes)
+
+    edit_json(folder / f'policy_{file}.json', change)
+
+
+def make_relative(folder: Path, **changes: Any) -> None:
+    """Relative actions as LeRobot 0.6 writes them in all three files."""
+    names = joints().split(',')
+    relative = {'exclude_joints': ['gripper'], 'action_names': names, **changes}
+    edit_config(
+        folder,
+        use_relative_actions=True,
+        relative_exclude_joints=relative['exclude_joints'],
+        action_feature_names=relative['action_names'],
+    )
+    edit_step(folder, 'relative_actions_processor', enabled=True, **relative)
+    edit_step(folder, 'absolute_actions_processor', enabled=True)
+
+
 def edit_tensors(
     folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 ) -> None:

@@ -347,6 +347,18 @@ class TestWriting:
         assert not (folder / 'engines').exists(), 'engines belong to the old weights'
         assert [path.name for path in folder.parent.iterdir()] == ['bundle']
 
+    @pytest.mark.parametrize('target', ['.', '..', '/'])
+    def test_a_bundle_needs_a_name(self, target):
+        with pytest.raises(BundleError, match='has no name of its own'), new_bundle(target):
+            pass
+
+    def test_a_link_to_a_bundle_is_replaced_and_its_target_kept(self, folder, tmp_path):
+        link = tmp_path / 'link'
+        link.symlink_to(folder, target_is_directory=True)
+        write(link, replace(tiny_spec(), name='other'), force=True)
+        assert read_bundle(link).spec.name == 'other'
+        assert read_bundle(folder).spec.name == 'tiny pi05'
+
     def test_force_never_replaces_what_is_not_a_bundle(self, tmp_path):
         (tmp_path / 'thesis').mkdir()
         (tmp_path / 'thesis' / 'chapter1.tex').write_text('years of work')

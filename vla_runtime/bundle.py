@@ -361,6 +361,8 @@ def _read_statistics(folder: Path, spec: BundleSpec) -> dict[str, np.ndarray]:
 
 
 def _check_target(target: Path, force: bool) -> None:
+    if target.name in ('', '..'):
+        raise BundleError(f"'{target}' has no name of its own; name the folder to make")
     if not target.exists() and not target.is_symlink():
         return
     if not force:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 from checkpoint_folders import (
     LM_HEAD,
@@ -23,6 +25,7 @@ from checkpoint_folders import (
     joints,
     lerobot_arguments,
     lerobot_folder,
+    make_relative,
     openpi_arguments,
     openpi_statistics,
     pi0_tensors,
@@ -194,6 +197,44 @@ def test_a_lerobot_pi0_folder_becomes_a_bundle(tmp_path):
     spec = read_bundle(tmp_path / 'b').spec
     assert (spec.family, spec.prompt.template, spec.prompt.cleaning) == ('pi0', 'pi0', 'lerobot')
     assert np.isfinite(chunk_of(tmp_path / 'b')).all()
+
+
+def test_relative_actions_are_added_to_the_state_they_were_trained_against(tmp_path):
+    folder = copy_lerobot_folder(tmp_path / 'p')
+    assert export(folder, tmp_path / 'absolute', *lerobot_arguments()) == 0
+    make_relative(folder)
+    assert export(folder, tmp_path / 'relative', *lerobot_arguments()) == 0
+    images = {name: np.zeros((48, 64, 3), np.uint8) for name in ('top', 'wrist')}
+    observation = Observation(images, np.linspace(-0.3, 0.4, 6), 'pick up the red cup')
+    absolute, relative = (
+        Policy.load(tmp_path / name).infer(observation)[0] for name in ('absolute', 'relative')
+    )
+    np.testing.assert_array_equal(absolute.normalised, relative.normalised)
+    # The gripper, last, is excluded.
+    added = np.broadcast_to([*observation.state[:5], 0.0], absolute.actions.shape)
+    np.testing.assert_allclose(relative.actions - absolute.actions, added, rtol=0, atol=1e-6)
+
+
+def test_a_sentencepiece_tokenizer_goes_along_too(tmp_path, capsys):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(['Task: pick up the red cup, State: 1 2 3;\nAction: '] * 9),
+        model_writer=model,
+        vocab_size=40,
+        hard_vocab_limit=False,
+        bos_piece='<bos>',
+        minloglevel=2,
+        num_threads=1,
+    )
+    tokenizer = tmp_path / 'paligemma.model'
+    tokenizer.write_bytes(model.getvalue())
+    folder = copy_lerobot_folder(tmp_path / 'p')
+    (folder / 'tokenizer.json').unlink()
+    arguments = [*lerobot_arguments(), '--tokenizer', str(tokenizer)]
+    assert export(folder, tmp_path / 'b', *arguments) == 0
+    assert read_bundle(tmp_path / 'b').tokenizer_path.name == 'tokenizer.model'
+    tokenizer.write_bytes(b'not a model')
+    assert 'paligemma.model' in fails(capsys, folder, tmp_path / 'c', *arguments)
 
 
 @pytest.mark.parametrize('family', ['pi05', 'pi0'])

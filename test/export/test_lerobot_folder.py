@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_folders import copy_lerobot_folder, edit_json, joints
+from checkpoint_folders import (
+    copy_lerobot_folder,
+    edit_config,
+    edit_json,
+    edit_step,
+    joints,
+    make_relative,
+)
 from safetensors.numpy import load_file, save_file
 
 from vla_runtime.bundle import CameraSpec
@@ -22,35 +29,6 @@ NAMES = joints().split(',')
 @pytest.fixture
 def folder(tmp_path) -> Path:
     return copy_lerobot_folder(tmp_path / 'policy')
-
-
-def config(folder: Path, **changes: Any) -> None:
-    edit_json(folder / 'config.json', lambda document: document.update(changes))
-
-
-def step(folder: Path, name: str, **changes: Any) -> None:
-    """Change a processor step's configuration."""
-    file = 'postprocessor' if name.startswith(('un', 'absolute')) else 'preprocessor'
-
-    def change(document: dict[str, Any]) -> None:
-        for entry in document['steps']:
-            if entry['registry_name'] == name:
-                entry['config'].update(changes)
-
-    edit_json(folder / f'policy_{file}.json', change)
-
-
-def make_relative(folder: Path, **changes: Any) -> None:
-    """Relative actions as LeRobot 0.6 writes them in all three files."""
-    relative = {'exclude_joints': ['gripper'], 'action_names': NAMES, **changes}
-    config(
-        folder,
-        use_relative_actions=True,
-        relative_exclude_joints=relative['exclude_joints'],
-        action_feature_names=relative['action_names'],
-    )
-    step(folder, 'relative_actions_processor', enabled=True, **relative)
-    step(folder, 'absolute_actions_processor', enabled=True)
 
 
 def refuses(folder: Path, pattern: str) -> None:
@@ -104,15 +82,15 @@ def test_empty_cameras_come_last_and_are_always_masked(folder, stated):
 )
 def test_every_normaliser_of_lerobot_has_its_name_here(folder, mode, kind):
     modes = {'VISUAL': 'IDENTITY', 'STATE': mode, 'ACTION': mode}
-    config(folder, normalization_mapping=modes)
-    step(folder, 'normalizer_processor', norm_map=modes)
-    step(folder, 'unnormalizer_processor', norm_map=modes)
+    edit_config(folder, normalization_mapping=modes)
+    edit_step(folder, 'normalizer_processor', norm_map=modes)
+    edit_step(folder, 'unnormalizer_processor', norm_map=modes)
     facts = read_lerobot_folder(folder)
     assert (facts.normalisation.state, facts.normalisation.actions) == (kind, kind)
 
 
 def test_a_state_that_the_processor_leaves_alone_is_not_normalised(folder):
-    step(folder, 'normalizer_processor', normalize_observation_keys=['observation.images.top'])
+    edit_step(folder, 'normalizer_processor', normalize_observation_keys=['observation.images.top'])
     assert read_lerobot_folder(folder).normalisation.state == 'identity'
 
 
@@ -133,24 +111,24 @@ class TestRelativeActions:
         assert read_lerobot_folder(folder).deltas == (True,) * 6
 
     def test_config_and_processor_must_agree(self, folder):
-        config(folder, use_relative_actions=True)
+        edit_config(folder, use_relative_actions=True)
         refuses(
             folder, r'config\.json says use_relative_actions True but .*preprocessor\.json says'
         )
 
     def test_both_processors_must_agree(self, folder):
         make_relative(folder)
-        step(folder, 'absolute_actions_processor', enabled=False)
+        edit_step(folder, 'absolute_actions_processor', enabled=False)
         refuses(folder, r'preprocessor\.json says relative actions True but .*postprocessor\.json')
 
     def test_excluded_joints_must_agree(self, folder):
         make_relative(folder)
-        config(folder, relative_exclude_joints=[])
+        edit_config(folder, relative_exclude_joints=[])
         refuses(folder, r"relative_exclude_joints \[\] but .*says exclude_joints \['gripper'\]")
 
     def test_names_must_agree(self, folder):
         make_relative(folder)
-        config(folder, action_feature_names=NAMES[::-1])
+        edit_config(folder, action_feature_names=NAMES[::-1])
         refuses(
             folder, r'config\.json says action_feature_names .*preprocessor\.json says action_n'
         )
@@ -163,20 +141,26 @@ class TestRelativeActions:
 MODES = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
 
 DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    'another policy': (lambda f: config(f, type='smolvla'), "field type: 'smolvla' is not supp"),
+    'another policy': (
+        lambda f: edit_config(f, type='smolvla'),
+        "field type: 'smolvla' is not supp",
+    ),
     'visual memory': (
-        lambda f: config(f, use_visual_memory=True),
+        lambda f: edit_config(f, use_visual_memory=True),
         'use_visual_memory: True is not',
     ),
     'state memory': (
-        lambda f: config(f, use_proprioceptive_memory=True),
+        lambda f: edit_config(f, use_proprioceptive_memory=True),
         'field use_proprioceptive_memory: True is not supported',
     ),
-    'adapter': (lambda f: config(f, use_peft=True), 'field use_peft: True is not supported'),
-    'history': (lambda f: config(f, n_obs_steps=2), 'field n_obs_steps: 2 is not supported'),
-    'time periods': (lambda f: config(f, min_period=0.01), r'field min_period: 0\.01 is not supp'),
+    'adapter': (lambda f: edit_config(f, use_peft=True), 'field use_peft: True is not supported'),
+    'history': (lambda f: edit_config(f, n_obs_steps=2), 'field n_obs_steps: 2 is not supported'),
+    'time periods': (
+        lambda f: edit_config(f, min_period=0.01),
+        r'field min_period: 0\.01 is not supp',
+    ),
     'oblong': (
-        lambda f: config(f, image_resolution=[56, 112]),
+        lambda f: edit_config(f, image_resolution=[56, 112]),
         r'image_resolution: \[56, 112\]; only square',
     ),
     'no camera': (
@@ -199,11 +183,11 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
         r'config\.json: field chunk_size: is missing',
     ),
     'horizon of words': (
-        lambda f: config(f, chunk_size='12'),
+        lambda f: edit_config(f, chunk_size='12'),
         r"chunk_size: '12' \(str\) where int",
     ),
     'horizon of truth': (
-        lambda f: config(f, chunk_size=True),
+        lambda f: edit_config(f, chunk_size=True),
         r'chunk_size: True \(bool\) where int',
     ),
     'not JSON': (lambda f: (f / 'config.json').write_text('{'), r'config\.json: cannot be read'),
@@ -230,37 +214,37 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
         "has no step 'normalizer_processor'",
     ),
     'prompt length': (
-        lambda f: config(f, tokenizer_max_length=48),
+        lambda f: edit_config(f, tokenizer_max_length=48),
         'tokenizer_max_length 48 but .* max_length 64; they must agree',
     ),
     'left padding': (
-        lambda f: step(f, 'tokenizer_processor', padding_side='left'),
+        lambda f: edit_step(f, 'tokenizer_processor', padding_side='left'),
         r"field steps\[5\]\.config\.padding_side: only 'right'",
     ),
     'normalisers disagree': (
-        lambda f: step(f, 'normalizer_processor', norm_map={**MODES, 'STATE': 'MIN_MAX'}),
+        lambda f: edit_step(f, 'normalizer_processor', norm_map={**MODES, 'STATE': 'MIN_MAX'}),
         r'normalization_mapping\.STATE QUANTILES but .*preprocessor\.json says MIN_MAX',
     ),
     'unnormaliser disagrees': (
-        lambda f: step(f, 'unnormalizer_processor', norm_map={**MODES, 'ACTION': 'MIN_MAX'}),
+        lambda f: edit_step(f, 'unnormalizer_processor', norm_map={**MODES, 'ACTION': 'MIN_MAX'}),
         r'normalization_mapping\.ACTION QUANTILES but .*postprocessor\.json says MIN_MAX',
     ),
     'unknown normaliser': (
         lambda f: [
-            config(f, normalization_mapping={**MODES, 'STATE': 'QUANTILE10'}),
-            step(f, 'normalizer_processor', norm_map={**MODES, 'STATE': 'QUANTILE10'}),
+            edit_config(f, normalization_mapping={**MODES, 'STATE': 'QUANTILE10'}),
+            edit_step(f, 'normalizer_processor', norm_map={**MODES, 'STATE': 'QUANTILE10'}),
         ],
         "normalization_mapping.STATE: 'QUANTILE10' is not supported",
     ),
     'normalised images': (
         lambda f: [
-            config(f, normalization_mapping={**MODES, 'VISUAL': 'MEAN_STD'}),
-            step(f, 'normalizer_processor', norm_map={**MODES, 'VISUAL': 'MEAN_STD'}),
+            edit_config(f, normalization_mapping={**MODES, 'VISUAL': 'MEAN_STD'}),
+            edit_step(f, 'normalizer_processor', norm_map={**MODES, 'VISUAL': 'MEAN_STD'}),
         ],
         'normalization_mapping.VISUAL: MEAN_STD is not supported',
     ),
     'epsilon': (
-        lambda f: step(f, 'normalizer_processor', eps=1e-6),
+        lambda f: edit_step(f, 'normalizer_processor', eps=1e-6),
         r'config\.eps: 1e-06 is not 1e-08',
     ),
     'statistics elsewhere': (
@@ -312,6 +296,6 @@ class TestStatistics:
 
 def test_renamed_observations_are_kept_for_people(folder):
     names = {'observation.images.front': 'observation.images.top'}
-    step(folder, 'rename_observations_processor', rename_map=names)
+    edit_step(folder, 'rename_observations_processor', rename_map=names)
     source = read_lerobot_folder(folder).source
     assert source['renamed_observations'] == 'observation.images.front to observation.images.top'
