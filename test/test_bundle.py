@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from tiny_policy import JOINTS, TOKENIZER, tiny_spec
 
 from vla_runtime.bundle import (
-    ActionSpec,
     Bundle,
     BundleError,
     BundleSpec,
     CameraSpec,
-    PoseSpec,
-    StateSpec,
     new_bundle,
     read_bundle,
     seal,
     write_bundle,
 )
-from vla_runtime.bundle_rules import dump_spec, parse_spec
 from vla_runtime.bundle_summary import describe
 
 COUNT = len(JOINTS)
@@ -167,127 +160,21 @@ class TestFiles:
         fails(tmp_path, r'policy\.yaml: is missing; is this folder a policy bundle\?')
 
 
-# What a hand at policy.yaml gets wrong: text there, text instead, what the error must say.
-DEFECTS: dict[str, tuple[str, str, str]] = {
-    'unknown key': ('denoise_steps:', 'denoise_step:', r"field denoise_step: .*'denoise_steps'"),
-    'unknown inner key': ('padding:', 'paddding:', r"field images\.paddding: .*'padding'"),
-    'missing key': ('name: tiny pi05\n', '', r'field name: is missing'),
-    'key twice': ('family: pi05', 'name: other\nfamily: pi05', r"line 3.*'name' is given twice"),
-    'format': ('format: 1', 'format: 2', r'field format: 2 where 1 is expected'),
-    'no format': ('format: 1\n', '', r'field format: None where 1'),
-    'family': ('family: pi05', 'family: pi5', r"field family: 'pi5' .* did you mean 'pi05'"),
-    'text for number': (
-        'denoise_steps: 3',
-        'denoise_steps: three',
-        r"'three' \(str\) where a whole",
-    ),
-    'bool for number': ('denoise_steps: 3', 'denoise_steps: true', r'true where a whole number'),
-    'fraction': ('denoise_steps: 3', 'denoise_steps: 3.5', r'3\.5 \(float\) where a whole number'),
-    'zero steps': (
-        'denoise_steps: 3',
-        'denoise_steps: 0',
-        r'field denoise_steps: 0 where at least',
-    ),
-    'negative size': (
-        'horizon: 8',
-        'horizon: -8',
-        r'field dimensions\.horizon: -8 where at least 1',
-    ),
-    'number for text': ('name: tiny pi05', 'name: 5', r'field name: 5 \(int\) .* put it in quotes'),
-    'empty text': ('name: tiny pi05', "name: ''", r"field name: '' is empty"),
-    'NaN': ('step_time_s: 0.05', 'step_time_s: .nan', r'field step_time_s: nan where a finite'),
-    'infinity': (
-        'step_time_s: 0.05',
-        'step_time_s: .inf',
-        r'field step_time_s: inf where a finite',
-    ),
-    'negative time': (
-        'step_time_s: 0.05',
-        'step_time_s: -0.05',
-        r'step_time_s: -0\.05 where seconds',
-    ),
-    'list for mapping': (
-        'images: {padding: centre, resample: bilinear}',
-        'images: []',
-        r'a list wh',
-    ),
-    'mapping for list': ('- {name: top, present: true}\n', '', r'field cameras: 1 entries but dim'),
-    'nothing for list': (
-        'denoise_steps: 3',
-        'poses:\ndenoise_steps: 3',
-        r'poses: nothing where a l',
-    ),
-    'camera twice': ('{name: wrist', '{name: top', r"field cameras\[1\]\.name: 'top' is given 2"),
-    'camera not there': (
-        '- {name: top, present: true}\n- {name: wrist, present: true}',
-        '- {name: top, present: false}\n- {name: wrist, present: false}',
-        r'field cameras: none is present',
-    ),
-    'state twice': ('- {name: elbow,', '- {name: shoulder,', r'field state\[1\]\.name: .* 2 times'),
-    'unit': (
-        '{name: elbow, unit: rad}',
-        '{name: elbow, unit: radian}',
-        r"state\[1\]\.unit: 'radian'",
-    ),
-    'unit without quotes': (
-        '{name: elbow, unit: rad}',
-        '{name: elbow, unit: 1}',
-        r'1 \(int\) where',
-    ),
-    'vision heads': ('num_heads: 2', 'num_heads: 5', r'field dimensions: vision: width 24 is not'),
-    'pi0 prompt': (
-        'template: pi05_state',
-        'template: pi0_state',
-        r'field prompt\.template: .*pi05_s',
-    ),
-    'state token': ('state_dim: 0', 'state_dim: 6', r'field dimensions\.state_dim: 6 where 0'),
-    'more actions than padded': ('action_dim: 6', 'action_dim: 2', r'field actions: 3 entries but'),
-    'absolute rate': (
-        '{name: elbow, unit: rad, k',
-        '{name: elbow, unit: rad/s, k',
-        r'does not fit',
-    ),
-    'velocity of a length': ('rad, kind: absolute}', 'rad, kind: velocity}', r"kind 'velocity'"),
-    'delta to nothing': (
-        'rad, kind: absolute}',
-        'rad, kind: delta}',
-        r'field actions\[0\]\.relative_to: is missing',
-    ),
-    'delta to a stranger': (
-        'rad, kind: absolute}',
-        'rad, kind: delta, relative_to: shouler}',
-        r"field actions\[0\]\.relative_to: 'shouler' .* did you mean 'shoulder'",
-    ),
-    'delta in another unit': (
-        'name: shoulder, unit: rad, kind: absolute}',
-        'name: shoulder, unit: deg, kind: delta, relative_to: shoulder}',
-        r"field actions\[0\]\.unit: 'deg' but its state 'shoulder' is in 'rad'",
-    ),
-    'absolute to something': (
-        'rad, kind: absolute}',
-        'rad, kind: absolute, relative_to: shoulder}',
-        r"field actions\[0\]\.relative_to: 'shoulder' is only for the kind 'delta'",
-    ),
-    'Python object': (
-        'name: tiny pi05',
-        'name: !!python/object/apply:os.getcwd []',
-        r'could not det',
-    ),
-    'not YAML': ('name: tiny pi05', 'name: [', r'policy\.yaml: line \d+'),
-    'no mapping': ('format: 1', '- format: 1', r'policy\.yaml: line'),
-    'machine path': (
-        'source: {}',
-        'source: {from: /home/me}',
-        r'source\.from',
-    ),
-}
-
-
-@pytest.mark.parametrize('defect', DEFECTS, ids=str)
-def test_a_defect_in_policy_yaml_is_named_by_file_and_field(folder, defect):
-    old, new, pattern = DEFECTS[defect]
+@pytest.mark.parametrize(
+    ('old', 'new', 'pattern'),
+    [
+        (
+            'horizon: 8',
+            'horizon: -8',
+            r'/policy\.yaml: field dimensions\.horizon: -8 where at least 1',
+        ),
+        ('name: tiny pi05', 'name: [', r'/policy\.yaml: line \d+, column \d+'),
+        ('name: tiny pi05', 'name: !!python/name:os.system', r'/policy\.yaml: line \d+'),
+    ],
+)
+def test_a_defect_in_policy_yaml_is_named_by_file_and_field(folder, old, new, pattern):
     edit(folder, old, new)
-    fails(folder, rf'policy\.yaml: .*{pattern}' if 'policy' not in pattern else pattern)
+    fails(folder, pattern)
 
 
 class TestStatistics:
@@ -424,118 +311,3 @@ class TestSealing:
         save_file({}, str(folder / 'weights.safetensors'))
         with pytest.raises(BundleError, match=r'weights\.safetensors: holds no tensors'):
             seal(folder, spec)
-
-
-POSITION = ('x', 'y', 'z')
-QUATERNION = ('qw', 'qx', 'qy', 'qz')
-
-
-def pose_spec(**changes) -> BundleSpec:
-    """A policy of one end effector; `changes` go to its pose."""
-    kind = changes.get('kind', 'delta')
-    pose = PoseSpec(
-        **{
-            'name': 'arm',
-            'position': POSITION,
-            'rotation': QUATERNION,
-            'form': 'quaternion_wxyz',
-            'kind': 'delta',
-            'frame': 'base',
-            'state_position': POSITION,
-            'state_rotation': QUATERNION,
-            **changes,
-        }
-    )
-    base = tiny_spec()
-    units = dict.fromkeys(POSITION, 'm') | dict.fromkeys(QUATERNION, '1')
-    return replace(
-        base,
-        dims=replace(base.dims, action_dim=8),
-        state=tuple(StateSpec(name, unit) for name, unit in units.items()),
-        actions=tuple(ActionSpec(name, unit, kind) for name, unit in units.items()),
-        poses=(pose,),
-    )
-
-
-class TestPoses:
-    def test_a_pose_reads_back(self):
-        spec = pose_spec()
-        assert parse_spec(dump_spec(spec)) == spec
-
-    @pytest.mark.parametrize(
-        ('changes', 'pattern'),
-        [
-            (
-                {'rotation': QUATERNION[:3]},
-                r'poses\[0\]\.rotation: 3 names but quaternion_wxyz has 4',
-            ),
-            ({'position': ('x', 'y', 'w')}, r"poses\[0\]\.position\[2\]: 'w' is not in actions"),
-            (
-                {'position': ('x', 'y', 'y')},
-                r"position\[2\]: 'y' is already used by poses\[0\]\.po",
-            ),
-            ({'euler_axes': 'sxyz'}, r"poses\[0\]\.euler_axes: is for the form 'euler'"),
-            ({'form': 'euler', 'rotation': QUATERNION[:3]}, r'poses\[0\]\.euler_axes'),
-            (
-                {'form': 'euler', 'rotation': QUATERNION[:3], 'euler_axes': 'sxxz'},
-                r"euler_axes: 'sxxz' where s or r and three axes",
-            ),
-            ({'state_position': ()}, r'poses\[0\]\.state_position: 0 names where 3 state names'),
-            (
-                {'state_rotation': ('qw', 'qx', 'qy', 'q')},
-                r"poses\[0\]\.state_rotation\[3\]: 'q' is not in state",
-            ),
-            ({'frame': 'world'}, r"poses\[0\]\.frame: 'world' is unknown"),
-        ],
-    )
-    def test_a_pose_that_does_not_fit_is_named(self, tmp_path, changes, pattern):
-        with pytest.raises(BundleError, match=pattern):
-            write(tmp_path / 'bundle', pose_spec(**changes))
-
-    def test_a_pose_and_its_actions_are_of_one_kind(self, tmp_path):
-        spec = pose_spec()
-        first, *rest = spec.actions
-        mixed = replace(spec, actions=(replace(first, kind='absolute'), *rest))
-        with pytest.raises(
-            BundleError, match=r"position\[0\]: 'x' has kind 'absolute' but the pose"
-        ):
-            write(tmp_path / 'bundle', mixed)
-
-    def test_an_absolute_pose_needs_no_measured_one(self):
-        spec = pose_spec(kind='absolute', state_position=(), state_rotation=())
-        assert parse_spec(dump_spec(spec)) == spec
-
-
-names = st.text(st.characters(exclude_categories=['C', 'Z']), min_size=1, max_size=12)
-
-
-@st.composite
-def specs(draw: Callable) -> BundleSpec:
-    """Any valid spec of joints: names of every script, every unit, kinds, both families."""
-    spec = tiny_spec(draw(st.sampled_from(['pi05', 'pi0'])))
-    joints = draw(st.lists(names, min_size=1, max_size=6, unique=True))
-    units = [draw(st.sampled_from(['rad', 'deg', 'm', 'mm', '1', 'percent'])) for _ in joints]
-    actions = []
-    for joint, unit in zip(joints, units, strict=True):
-        kind = draw(st.sampled_from(['absolute', 'delta', 'velocity']))
-        rate = draw(st.sampled_from(['rad/s', 'deg/s', 'm/s', '1', 'percent']))
-        relative_to = joint if kind == 'delta' else None
-        actions.append(ActionSpec(joint, rate if kind == 'velocity' else unit, kind, relative_to))
-    first, second = draw(st.lists(names, min_size=2, max_size=2, unique=True))
-    digests = st.text('0123456789abcdef', min_size=64, max_size=64)
-    return replace(
-        spec,
-        name=draw(names),
-        cameras=(CameraSpec(first), CameraSpec(second, draw(st.booleans()))),
-        state=tuple(StateSpec(*pair) for pair in zip(joints, units, strict=True)),
-        actions=tuple(actions),
-        step_time_s=draw(st.floats(1e-6, 1e3)),
-        denoise_steps=draw(st.integers(1, 1000)),
-        prompt=replace(spec.prompt, advantage=draw(st.sampled_from([None, 'before_action']))),
-        files={'weights.safetensors': draw(digests), 'a b/ü.json': draw(digests)},
-    )
-
-
-@given(specs())
-def test_any_valid_spec_survives_the_way_through_yaml(spec):
-    assert parse_spec(dump_spec(spec)) == spec

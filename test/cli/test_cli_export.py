@@ -46,6 +46,8 @@ from vla_runtime.export.tensor_dims import HeadCounts, dims_of
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 
+ROOT = Path(__file__).parents[2]
+
 
 def export(folder: Path, target: Path, *arguments: str) -> int:
     return main(['export', str(folder), '--out', str(target), *arguments])
@@ -422,13 +424,12 @@ class TestInfo:
 def test_the_module_runs_as_a_program(tmp_path):
     command = [sys.executable, '-m', 'vla_runtime', 'export', str(lerobot_folder())]
     arguments = ['--out', str(tmp_path / 'b'), *lerobot_arguments()]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120)
+    options = {'cwd': ROOT, 'capture_output': True, 'text': True, 'timeout': 120}
+    done = subprocess.run([*command, *arguments], **options)
     assert done.returncode == 0, done.stderr
     assert 'next: vla_runtime info' in done.stdout
     assert read_bundle(tmp_path / 'b').spec.name == 'b'
-    done = subprocess.run(
-        [*command, '--out', str(tmp_path / 'c')], capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([*command, '--out', str(tmp_path / 'c')], **options)
     assert done.returncode == 2
     assert '--rate-hz' in done.stderr
     assert 'Traceback' not in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,5 +50,6 @@ def test_help_needs_neither_torch_nor_rclpy():
         'import sys; from vla_runtime.cli.main import main; main(["export", "--help"]); '
         'sys.exit(bool({"torch", "rclpy"} & set(sys.modules)))'
     )
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, timeout=60)
+    command = [sys.executable, '-c', code]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, timeout=60)
     assert done.returncode == 0
