@@ -109,25 +109,25 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
 
 def _add_columns(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        '--state-names', type=_words, metavar='NAME,…', help='measured dimensions, training order'
+        '--state-names', type=_words, metavar='NAME,...', help='measured dimensions, training order'
     )
     group.add_argument(
-        '--action-names', type=_words, metavar='NAME,…', help='action dimensions, training order'
+        '--action-names', type=_words, metavar='NAME,...', help='action dimensions, training order'
     )
     group.add_argument(
         '--units',
         type=_words,
-        metavar='UNIT,NAME=UNIT,…',
+        metavar='UNIT,NAME=UNIT,...',
         help='a unit for all, and for single ones (state:NAME=UNIT for one of two like names): '
         'rad deg m mm rad/s deg/s m/s 1 percent',
     )
     kinds = group.add_mutually_exclusive_group()
     kinds.add_argument(
-        '--delta', type=_words, metavar='NAME,…', help='actions relative to the state'
+        '--delta', type=_words, metavar='NAME,...', help='actions relative to the state'
     )
     kinds.add_argument('--absolute', action='store_true', help='no action is relative to the state')
     group.add_argument(
-        '--velocity', type=_words, metavar='NAME,…', default=(), help='actions that are velocities'
+        '--velocity', type=_words, metavar='NAME,...', default=(), help='actions that are velocities'
     )
 
 
@@ -136,7 +136,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         '--cameras',
         type=_cameras,
-        metavar='NAME,…',
+        metavar='NAME,...',
         help=f"names in the network's order; NAME{_ABSENT} is always a masked black image",
     )
     group.add_argument(
