@@ -1,0 +1,298 @@
+"""What a user meets first: the files around the package agree, and ./run does what it says."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+import vla_runtime
+
+ROOT = Path(__file__).parents[1]
+NODES = ('policy_node', 'executor_node', 'tabletop_node')
+ROS_PACKAGES = {
+    'ament_index_python',
+    'builtin_interfaces',
+    'diagnostic_msgs',
+    'geometry_msgs',
+    'launch',
+    'launch_ros',
+    'lifecycle_msgs',
+    'rcl_interfaces',
+    'rclpy',
+    'sensor_msgs',
+    'std_msgs',
+    'std_srvs',
+    'trajectory_msgs',
+}
+# Import name to the name that pip knows.
+PIP_NAMES = {'cv2': 'opencv-python-headless', 'yaml': 'pyyaml', 'PIL': 'pillow'}
+# Asked for by whoever uses that backend, on machines that have it.
+OPTIONAL = {'tensorrt', 'cuda', 'cv_bridge'}
+
+
+def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ['bash', str(cwd / 'run'), *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def setup_py(*arguments: str) -> str:
+    return subprocess.run(
+        [sys.executable, 'setup.py', '--quiet', *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+
+
+def requirements_of_setup() -> set[str]:
+    """Names in install_requires and extras_require, read from the source."""
+    source = ast.parse((ROOT / 'setup.py').read_text())
+    named = {
+        keyword.arg: ast.literal_eval(keyword.value)
+        for call in ast.walk(source)
+        if isinstance(call, ast.Call)
+        for keyword in call.keywords
+        if keyword.arg in ('install_requires', 'extras_require')
+    }
+    lines = [
+        *named['install_requires'],
+        *(n for ns in named['extras_require'].values() for n in ns),
+    ]
+    return {re.split(r'[<>=]', line)[0] for line in lines}
+
+
+def pinned(file: str) -> set[str]:
+    lines = (ROOT / 'requirements' / file).read_text().splitlines()
+    return {line.split('==')[0] for line in lines if line and not line.startswith('#')}
+
+
+def package_xml() -> ElementTree.Element:
+    return ElementTree.parse(ROOT / 'package.xml').getroot()
+
+
+def test_package_xml_is_what_colcon_accepts() -> None:
+    root = package_xml()
+    assert root.get('format') == '3'
+    assert root.findtext('name') == 'vla_runtime'
+    assert root.findtext('version') == vla_runtime.__version__
+    assert root.findtext('export/build_type') == 'ament_python'
+    maintainer = root.find('maintainer')
+    assert maintainer is not None
+    assert re.fullmatch(r'[\w.-]+@[\w-]+(\.[\w-]+)+', maintainer.get('email', ''))
+
+
+def test_every_import_is_declared() -> None:
+    imported = set()
+    for file in [*(ROOT / 'vla_runtime').rglob('*.py'), *(ROOT / 'launch').glob('*.py')]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported.update(alias.name.split('.')[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                imported.add(node.module.split('.')[0])
+    foreign = imported - set(sys.stdlib_module_names) - {'vla_runtime'} - OPTIONAL
+    in_package_xml = {element.text for element in package_xml().findall('exec_depend')}
+    assert foreign & ROS_PACKAGES <= in_package_xml
+    assert {PIP_NAMES.get(name, name) for name in foreign - ROS_PACKAGES} <= requirements_of_setup()
+
+
+def test_every_requirement_is_pinned_for_both_kinds_of_ros() -> None:
+    torch = re.search(r'VLA_RUNTIME_TORCH:-(\w+)==', (ROOT / 'run').read_text())
+    assert torch is not None
+    for kind in ('wheels.txt', 'sourced-ros.txt'):
+        assert requirements_of_setup() == (
+            pinned('versions.txt') | (pinned(kind) & requirements_of_setup()) | {torch.group(1)}
+        )
+
+
+def test_data_files_install_what_ros_looks_for(tmp_path: Path) -> None:
+    setup_py('install_data', '--install-dir', str(tmp_path))
+    share = tmp_path / 'share' / 'vla_runtime'
+    assert (tmp_path / 'share/ament_index/resource_index/packages/vla_runtime').is_file()
+    assert (share / 'package.xml').is_file()
+    for folder in ('launch', 'config'):
+        expected = {
+            file.relative_to(ROOT) for file in (ROOT / folder).rglob('*.*') if file.suffix != '.pyc'
+        }
+        installed = {file.relative_to(share) for file in (share / folder).rglob('*.*')}
+        assert installed == expected
+    for node in NODES:
+        assert (tmp_path / 'lib/vla_runtime' / node).stat().st_mode & stat.S_IXUSR
+
+
+def test_models_of_the_simulator_are_package_data(tmp_path: Path) -> None:
+    setup_py('build', '--build-base', str(tmp_path / 'base'), '--build-lib', str(tmp_path / 'lib'))
+    built = {file.name for file in (tmp_path / 'lib/vla_runtime/sim').glob('*.xml')}
+    assert built == {file.name for file in (ROOT / 'vla_runtime/sim').glob('*.xml')} != set()
+
+
+@pytest.mark.parametrize('node', NODES)
+def test_node_executables_start_the_entry_point_of_their_prefix(tmp_path: Path, node: str) -> None:
+    setup_py('install_data', '--install-dir', str(tmp_path / 'a prefix'))
+    entry = tmp_path / 'a prefix' / 'bin' / node
+    entry.parent.mkdir()
+    entry.write_text('#!/bin/sh\nprintf "%s|" "$0" "$@"\n')
+    entry.chmod(0o755)
+    executable = tmp_path / 'a prefix' / 'lib' / 'vla_runtime' / node
+    said = subprocess.run(
+        [executable, '--ros-args', '-p', 'x:=a b'], capture_output=True, text=True, check=True
+    ).stdout.split('|')
+    assert Path(said[0]).resolve() == entry
+    assert said[1:-1] == ['--ros-args', '-p', 'x:=a b']
+
+
+@pytest.mark.parametrize('node', NODES)
+def test_node_entry_points_exist(node: str) -> None:
+    module = pytest.importorskip(f'vla_runtime.ros.{node}')
+    assert callable(module.main)
+
+
+@pytest.mark.parametrize('file', ['policy', 'executor'])
+def test_parameter_files_give_every_parameter_its_default(file: str) -> None:
+    module = pytest.importorskip(f'vla_runtime.ros.{file}_parameters')
+    table = getattr(module, f'{file.upper()}_PARAMETERS')
+    document = yaml.safe_load((ROOT / 'config' / f'{file}.yaml').read_text())
+    assert list(document) == ['/**']
+    given = document['/**']['ros__parameters']
+    from_launch = {'bundle', 'robot', 'backend'}
+    assert given == {row.name: row.default for row in table if row.name not in from_launch}
+    # 2 instead of 2.0 would be refused by ROS as an integer.
+    assert {name: type(value) for name, value in given.items()} == {
+        row.name: type(row.default) for row in table if row.name in given
+    }
+
+
+def test_fast_dds_profile_makes_segments_that_hold_many_images() -> None:
+    script = (
+        'import os, rclpy\n'
+        'before = set(os.listdir("/dev/shm"))\n'
+        'rclpy.init()\n'
+        'node = rclpy.create_node("profile_test")\n'
+        'new = set(os.listdir("/dev/shm")) - before\n'
+        'print(max(os.stat("/dev/shm/" + name).st_size for name in new))\n'
+        'node.destroy_node()\n'
+        'rclpy.shutdown()\n'
+    )
+    profile = str(ROOT / 'config' / 'fastdds.xml')
+    environment = {
+        **os.environ,
+        'RMW_IMPLEMENTATION': 'rmw_fastrtps_cpp',
+        'FASTRTPS_DEFAULT_PROFILES_FILE': profile,
+        'FASTDDS_DEFAULT_PROFILES_FILE': profile,
+        'ROS_DOMAIN_ID': '87',
+        'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST',
+    }
+    done = subprocess.run(
+        [sys.executable, '-c', script], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'XMLPARSER' not in done.stderr
+    assert int(done.stdout.split()[-1]) >= 64 * 2**20
+
+
+def test_run_is_good_bash() -> None:
+    for script in ('run', '.ci/run'):
+        subprocess.run(['bash', '-n', str(ROOT / script)], check=True)
+        assert (ROOT / script).stat().st_mode & stat.S_IXUSR
+
+
+def test_run_help_names_every_command_and_variable() -> None:
+    done = run('help')
+    assert done.returncode == 0
+    source = (ROOT / 'run').read_text()
+    for command in ('setup', 'demo', 'test', 'exec', 'help'):
+        assert re.search(rf'^  {command}\b', done.stdout, re.MULTILINE)
+    for variable in set(re.findall(r'VLA_RUNTIME_[A-Z_]+', source)):
+        assert f'  {variable} ' in done.stdout
+
+
+def test_run_refuses_an_unknown_command() -> None:
+    done = run('tests')
+    assert done.returncode == 1
+    assert "unknown command 'tests'" in done.stderr
+
+
+@pytest.fixture
+def bare_checkout(tmp_path: Path) -> Path:
+    """A checkout without an environment, so that nothing here touches the one in use."""
+    checkout = tmp_path / 'a checkout'
+    checkout.mkdir()
+    shutil.copy(ROOT / 'run', checkout)
+    return checkout
+
+
+def test_run_says_what_to_install_when_there_is_no_python(
+    bare_checkout: Path, tmp_path: Path
+) -> None:
+    tools = tmp_path / 'bin'
+    tools.mkdir()
+    for name in ('bash', 'dirname', 'sed', 'mkdir', 'sha256sum', 'cut'):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    done = run('setup', cwd=bare_checkout, PATH=str(tools), ROS_DISTRO='', VLA_RUNTIME_PYTHON='')
+    assert done.returncode == 1
+    assert 'no Python 3.10, 3.11 or 3.12 found' in done.stderr
+    assert 'sudo apt install python3.11' in done.stderr
+    assert not (bare_checkout / '.venv').exists()
+
+
+def test_run_refuses_a_python_that_is_none(bare_checkout: Path) -> None:
+    done = run('setup', cwd=bare_checkout, VLA_RUNTIME_PYTHON='false', ROS_DISTRO='')
+    assert done.returncode == 1
+    assert 'VLA_RUNTIME_PYTHON=false is not a Python 3.10, 3.11 or 3.12' in done.stderr
+
+
+def test_run_refuses_a_sourced_ros_that_it_cannot_use(bare_checkout: Path) -> None:
+    done = run('setup', cwd=bare_checkout, ROS_DISTRO='foxy', PYTHONPATH='')
+    assert done.returncode == 1
+    assert 'ROS_DISTRO=foxy is sourced, but no Python' in done.stderr
+    assert 'Humble or Jazzy' in done.stderr
+    assert not (bare_checkout / '.venv').exists()
+
+
+def test_run_shows_the_log_of_a_step_that_fails(bare_checkout: Path) -> None:
+    shutil.copytree(ROOT / 'requirements', bare_checkout / 'requirements')
+    shutil.copy(ROOT / 'setup.cfg', bare_checkout)
+    (bare_checkout / 'setup.py').write_text('')
+    nowhere = 'http://127.0.0.1:9'
+    done = run(
+        'setup',
+        cwd=bare_checkout,
+        ROS_DISTRO='',
+        PIP_CONFIG_FILE=os.devnull,
+        PIP_INDEX_URL=nowhere,
+        PIP_FIND_LINKS='',
+        PIP_RETRIES='0',
+        VLA_RUNTIME_NO_APT='1',
+    )
+    assert done.returncode == 1
+    assert '2/6 pip and setuptools' in done.stderr
+    assert 'FAILED' in done.stderr
+    assert 'the first setup needs the network' in done.stderr
+
+
+@pytest.mark.skipif(
+    not (ROOT / '.venv' / 'setup.stamps').is_file() or 'ROS_DISTRO' in os.environ,
+    reason='this environment was not made by ./run',
+)
+def test_run_works_a_second_time_without_the_network() -> None:
+    nowhere = 'http://127.0.0.1:9'
+    done = run('setup', PIP_NO_INDEX='1', HTTPS_PROXY=nowhere, HTTP_PROXY=nowhere)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].startswith('ready: ')
+    assert 'PyTorch' not in done.stderr
