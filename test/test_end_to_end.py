@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference_cases import find
+from checkpoint_folders import end_to_end_cases, folder_of, lerobot_arguments
 from safetensors.numpy import load_file
 
 from vla_runtime.cli.main import main
@@ -21,27 +21,19 @@ from vla_runtime.types import Observation
 pytestmark = pytest.mark.cases
 
 
-def checkpoint_of(case: Path) -> Path:
-    return case.with_name(case.name.replace('.end_to_end.json', ''))
-
-
-@pytest.fixture(scope='module', params=find('*.end_to_end.json'), ids=lambda path: path.stem)
+@pytest.fixture(
+    scope='module',
+    params=end_to_end_cases(),
+    ids=lambda path: path.stem.removesuffix('.end_to_end'),
+)
 def case(request, tmp_path_factory):
     """Description, tensors and the exported policy of one case."""
     path: Path = request.param
-    description = json.loads(path.read_text())
     bundle = tmp_path_factory.mktemp('end_to_end') / 'bundle'
-    joints = ','.join(description['joints'])
-    folder = checkpoint_of(path)
-    options = [
-        *('--state-names', joints, '--units', 'rad', '--rate-hz', '30'),
-        *('--vision-heads', str(description['dims']['vheads'])),
-    ]
-    config = json.loads((folder / 'config.json').read_text())
-    if config.get('action_feature_names') is None:
-        options += ['--action-names', joints]
-    assert main(['export', str(folder), '--out', str(bundle), *options]) == 0
-    return description, load_file(path.with_suffix('.safetensors')), Policy.load(bundle)
+    arguments = ['export', str(folder_of(path)), '--out', str(bundle), *lerobot_arguments(path)]
+    assert main(arguments) == 0
+    tensors = load_file(path.with_suffix('.safetensors'))
+    return json.loads(path.read_text()), tensors, Policy.load(bundle)
 
 
 def observations(description, tensors, policy):
