@@ -32,7 +32,7 @@ class Tick:
 
 
 def chunk_of(
-    rows: np.ndarray | list[float],
+    rows: np.ndarray | list[float] | list[list[float]],
     names: tuple[str, ...] = ('a', 'b'),
     kinds: tuple[str, ...] | None = None,
     step_time_s: float = STEP_NS * 1e-9,
@@ -115,7 +115,7 @@ class Rig:
 
     def submit(
         self,
-        rows: np.ndarray | list[float] | ActionChunk,
+        rows: np.ndarray | list[float] | list[list[float]] | ActionChunk,
         observation_ns: int | None = None,
         number: int | None = None,
         episode: int | None = None,

@@ -90,6 +90,18 @@ def test_when_target_is_far_from_measured_expect_too_far() -> None:
     assert not unlimited.too_far(np.array([5.0]), np.array([0.0]))
 
 
+@pytest.mark.parametrize('target', [np.nan, np.inf])
+def test_when_target_is_not_a_number_expect_error_and_the_command_untouched(target: float) -> None:
+    limiter, command = limiter_of(ColumnLimits()), np.array([0.3])
+    if np.isnan(target):
+        with pytest.raises(FloatingPointError):
+            limiter.apply(command, np.array([target]), np.zeros(1), command, DT_S)
+        assert command[0] == 0.3
+    else:
+        limiter.apply(command, np.array([target]), np.zeros(1), command, DT_S)
+        assert np.isfinite(command[0])
+
+
 def test_when_speed_is_given_expect_the_tighter_of_the_two() -> None:
     limiter, command = limiter_of(ColumnLimits(velocity=2.0)), np.zeros(1)
     limiter.apply(command, np.ones(1), np.zeros(1), np.zeros(1), DT_S, speed=np.array([0.5]))

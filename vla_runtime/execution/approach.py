@@ -86,4 +86,4 @@ class Approach:
         if self._progress < 1.0:
             return False
         gap = np.abs(commanded - self.target) / self._columns.scale
-        return bool(gap.max() <= 0.5 * self._parameters.tolerance)
+        return bool(gap.max() <= 0.01 * self._parameters.tolerance)

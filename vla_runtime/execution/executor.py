@@ -175,15 +175,13 @@ class ChunkExecutor:
         self.counters.received += 1
         try:
             self._require_motion()
-            result = self._replanner.take(
+            return self._replanner.take(
                 chunk,
                 Stamped(observation_ns, episode, number),
                 now_ros_ns,
                 self.config.watchdog.future_tolerance_s,
                 self._standstill(now_s),
             )
-            self._cold = False
-            return result
         except StartTooFar as far:
             refusal, text = far.refusal, str(far)
             if self.config.start.on_too_far == 'approach':
@@ -385,6 +383,7 @@ class ChunkExecutor:
 
     def _track(self, dt_ns: int, now_s: float) -> Command:
         replanner, commander, measured = self._replanner, self._commander, self._state.positions
+        self._cold = False
         segment = replanner.advance(dt_ns)
         step = replanner.timeline.sample_into(commander.target, commander.command.velocities)
         if replanner.timeline.at_end:

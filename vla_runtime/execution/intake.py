@@ -15,6 +15,8 @@ from vla_runtime.types import ActionChunk
 
 # Step times of one episode may differ by the rounding of a message's nanoseconds, no more.
 _STEP_TIME_SLACK_S = 1e-6
+# No robot is commanded a number like this in any unit; arithmetic on larger ones may overflow.
+_LARGEST = 1e6
 
 
 class Refused(Exception):  # noqa: N818 - it is an answer, not an error
@@ -139,11 +141,13 @@ def ordered_rows(chunk: ActionChunk, columns: Columns) -> np.ndarray:
                 "make the bundle's action kinds and the robot file agree",
             )
     rows = actions[:, order]
-    if not np.isfinite(rows).all():
-        row, column = np.argwhere(~np.isfinite(rows))[0]
+    usable = np.abs(rows) <= _LARGEST
+    if not usable.all():
+        row, column = np.argwhere(~usable)[0]
         raise Refused(
             Refusal.NOT_FINITE,
-            f"'{columns.names[column]}' in row {row} is {rows[row, column]}",
+            f"'{columns.names[column]}' in row {row} is {rows[row, column]}, expected a finite "
+            f'number of at most {_LARGEST:g}',
         )
     return rows
 

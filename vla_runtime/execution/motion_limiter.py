@@ -6,6 +6,8 @@ too.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from vla_runtime.execution.columns import Columns
@@ -98,6 +100,9 @@ class MotionLimiter:
 
         Returns:
             Whether any column was limited.
+
+        Raises:
+            FloatingPointError: the target is not a number; `command` is what it was.
         """
         columns, wanted = self._columns, self._wanted
         near = stay_near and self._step_limited
@@ -206,6 +211,8 @@ class MotionLimiter:
             self._clip_around(result, measured, command)
         np.maximum(result, self._lowest, out=result)
         np.minimum(result, self._highest, out=result)
+        if not math.isfinite(result.sum()):
+            raise FloatingPointError(f'a target is not a number: {target}')
         np.subtract(result, command, out=self.velocities)
         self.velocities /= dt_s
         if columns.any_velocity:

@@ -176,6 +176,7 @@ class Replanner:
         checked = self._check(live)
         if timeline.in_force is None:
             self._set_out(live, standstill)
+        self._counters.superseded += timeline.pending is not None
         self.order.take(stamped)
         self._live = deque(
             (other for other in self._live if other.end_step > timeline.joins_at()),
@@ -264,13 +265,13 @@ class Replanner:
                 'allowed (start tolerance)',
                 row,
             )
-        np.copyto(standstill.setpoints, row, where=standstill.unknown)
-        self.timeline.hold_at(self._at_rest(standstill.setpoints))
+        if standstill.unknown.any():
+            np.copyto(standstill.setpoints, row, where=standstill.unknown)
+            self.timeline.set_out_from(self._at_rest(standstill.setpoints))
 
     def _accept(self, delay: int, clamped: str, starved: bool) -> SubmitResult:
         counters, timeline = self._counters, self.timeline
         counters.accepted += 1
-        counters.superseded += timeline.pending is not None
         if timeline.in_force is None:
             self.parameters = self.staged
         # Whoever asked is answered, and nobody need ask whose time to ask had come.

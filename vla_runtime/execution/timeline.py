@@ -107,12 +107,17 @@ class Timeline:
         Args:
             setpoints: (columns,) last commanded positions, zero in velocity columns.
         """
-        step = self.next_step
-        self.consumed_ns = step * self.step_ns
+        self.consumed_ns = self.next_step * self.step_ns
         self.in_force = None
         self.pending = None
-        self._plan = make_plan(np.array(setpoints, dtype=np.float64)[None, :], step)
-        self._before_pending = self._plan
+        self.set_out_from(setpoints)
+        self._plan = self._before_pending
+
+    def set_out_from(self, setpoints: np.ndarray) -> None:
+        """While holding: the next chunk to be spliced sets out from these setpoints."""
+        self._before_pending = make_plan(
+            np.array(setpoints, dtype=np.float64)[None, :], self.next_step
+        )
 
     def joins_at(self) -> int:
         """The step at which a chunk that arrives now takes over."""

@@ -1,0 +1,374 @@
+"""Anything may come, in any order: what must hold at every single tick.
+
+A hypothesis state machine drives an executor with random chunks (late, dropped, duplicated,
+reordered, of other episodes, broken), measured states that stop, lag or lie, clocks that jump,
+ticks that come late, and parameters that change. A model beside it, built from what was put in and
+what came out, says what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from execution_rig import ROS_START_NS, chunk_of
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.columns import Column
+from vla_runtime.execution.command import CommandKind, Reason, SubmitResult
+from vla_runtime.execution.config import ExecutorConfig, Mode
+from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
+from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.execution.watchdog import WatchdogParameters
+
+PERIOD_NS = 10_000_000
+PERIOD_S = 0.01
+HORIZON = 16
+NAMES = ('arm', 'spin', 'wheel')
+KINDS = ('position', 'position', 'velocity')
+POSITIONS = np.array([True, True, False])
+LIMITS = make_limits(
+    NAMES,
+    {
+        'arm': ColumnLimits(-1.0, 1.0, 3.0, 40.0),
+        'spin': ColumnLimits(velocity=4.0, acceleration=60.0),
+        'wheel': ColumnLimits(-2.0, 2.0, 1.5, 20.0),
+    },
+    actions=LimitActions(acceleration='clamp'),
+)
+WATCHDOG = WatchdogParameters(tick_timeout_s=0.05, max_state_age_s=0.1, max_tracking_error=0.4)
+
+handovers = st.builds(
+    HandoverParameters,
+    mode=st.sampled_from(['switch', 'blend', 'ensemble', 'rtc']),
+    blend_steps=st.integers(1, 6),
+    ensemble_order=st.sampled_from(['oldest_first', 'newest_first']),
+    ensemble_decay=st.floats(0, 1),
+)
+parameter_sets = st.builds(
+    ExecutorParameters,
+    replan_interval=st.integers(1, HORIZON),
+    replan_mode=st.sampled_from(['asynchronous', 'synchronous']),
+    overrun=st.sampled_from(['hold', 'continue']),
+    max_overrun_steps=st.integers(0, 5),
+    interpolation=st.sampled_from(['linear', 'cubic']),
+    handover=handovers,
+)
+
+
+@dataclass
+class Observed:
+    """A moment that chunks can be made of: when it was, and which step was current."""
+
+    ros_ns: int
+    step: int
+    episode: int
+
+
+class AnythingGoes(RuleBasedStateMachine):
+    """See the module's words."""
+
+    @initialize(
+        parameters=parameter_sets,
+        on_too_far=st.sampled_from(['refuse', 'approach']),
+        latch=st.sampled_from([0, 4]),
+    )
+    def begin(self, parameters: ExecutorParameters, on_too_far: str, latch: int) -> None:
+        columns = (
+            Column('arm'),
+            Column('spin', continuous=True),
+            Column('wheel', kind='velocity'),
+        )
+        config = ExecutorConfig(
+            columns,
+            LIMITS,
+            StartParameters(on_too_far=on_too_far, approach_speed=2.0),  # type: ignore[arg-type]
+            WATCHDOG,
+            clamp_latch=latch,
+        )
+        self.executor = ChunkExecutor(config, parameters)
+        self.staged = parameters
+        self.now_s, self.ros_ns = 10.0, ROS_START_NS
+        self.measured, self.known = np.zeros(3), np.zeros(3)
+        self.state_stamp_ns: int | None = None
+        self.state_arrives = True
+        self.follows = 1.0
+        self.setpoints = np.zeros(3)
+        self.velocity = np.zeros(3)
+        self.kind = CommandKind.IDLE
+        self.number = 0
+        self.seen: list[Observed] = []
+        self.joined: dict[int, tuple[SubmitResult, Observed]] = {}
+        self.executed: list[tuple[int, int, int]] = []
+        self.interval_of: dict[int, tuple[int, int]] = {}
+        self.accepted = self.received = 0
+        self.tick_one()
+        self.tick_one()
+        self.start()
+
+    # ------------------------------------------------------------ one tick and what it may do
+
+    def tick_one(self, gap_ns: int = PERIOD_NS, jump_ns: int = 0) -> None:
+        self.now_s += gap_ns * 1e-9
+        self.ros_ns += gap_ns + jump_ns
+        if self.state_arrives:
+            self.executor.observe_state(list(NAMES), list(self.measured), self.ros_ns)
+            self.state_stamp_ns = self.ros_ns
+            self.known = self.measured.copy()
+        running = self.executor.mode is Mode.RUNNING
+        command = self.executor.tick(self.now_s, self.ros_ns)
+        must_hold = not running or gap_ns > 50_000_000 or jump_ns != 0 or self.state_is_bad()
+        if running and self.is_far():
+            must_hold = True
+        assert command.reason is not Reason.INTERNAL_ERROR, self.executor.detail
+        self.check_motion(command.setpoints, command.velocities, command.kind, gap_ns * 1e-9)
+        if must_hold:
+            assert command.kind in (CommandKind.HOLD, CommandKind.IDLE), command
+        if command.kind is CommandKind.TRACK:
+            self.check_step(command.step, command.chunk, command.row)
+        self.kind = command.kind
+        self.setpoints = command.setpoints.copy()
+        if command.kind is not CommandKind.IDLE:
+            gap = self.setpoints - self.measured
+            self.measured[POSITIONS] += self.follows * gap[POSITIONS]
+        self.seen.append(Observed(self.ros_ns, self.executor.status().step, self.executor.episode))
+
+    def state_is_bad(self) -> bool:
+        assert self.state_stamp_ns is not None
+        age_s = (self.ros_ns - self.state_stamp_ns) * 1e-9
+        return age_s > WATCHDOG.max_state_age_s or not np.isfinite(self.measured).all()
+
+    def is_far(self) -> bool:
+        gap = (self.setpoints - self.known)[POSITIONS]
+        gap[1] = (gap[1] + math.pi) % (2 * math.pi) - math.pi
+        return bool(np.abs(gap).max() > WATCHDOG.max_tracking_error + 1e-9)
+
+    def check_motion(
+        self, setpoints: np.ndarray, velocities: np.ndarray, kind: CommandKind, dt_s: float
+    ) -> None:
+        """Finite, within limits, no faster than allowed, and at rest while holding."""
+        assert np.isfinite(setpoints).all() and np.isfinite(velocities).all()
+        if kind is CommandKind.IDLE:
+            return
+        assert (setpoints[POSITIONS] >= LIMITS.lower[POSITIONS]).all()
+        assert (setpoints[POSITIONS] <= LIMITS.upper[POSITIONS]).all()
+        assert abs(setpoints[2]) <= 1.5
+        if kind is CommandKind.HOLD:
+            if self.kind is not CommandKind.IDLE and self.executor.mode is not Mode.IDLE:
+                assert (setpoints[POSITIONS] == self.setpoints[POSITIONS]).all()
+            assert setpoints[2] == 0.0 and (velocities == 0.0).all()
+            self.velocity = np.zeros(3)
+            return
+        velocity = (setpoints - self.setpoints) / dt_s
+        velocity[2] = setpoints[2]
+        assert (np.abs(velocity) <= LIMITS.velocity * (1 + 1e-9)).all()
+        change = np.abs(velocity - self.velocity)
+        assert (change <= LIMITS.acceleration * dt_s * (1 + 1e-6) + 1e-9).all()
+        self.velocity = velocity
+
+    def check_step(self, step: int, chunk: int, row: int) -> None:
+        """Steps go up one by one, a chunk's rows too, and none past S plus overrun."""
+        found = (step, chunk, row)
+        if self.executed and self.executed[-1] == found:
+            return
+        if self.executed:
+            assert step == self.executed[-1][0] + 1, (self.executed[-3:], found)
+        else:
+            assert step == 0
+        self.executed.append(found)
+        result, observed = self.joined[chunk]
+        if chunk not in self.interval_of:
+            # It takes over now: at the promised step, at the row of steps consumed since.
+            assert (step, row) == (result.join_step, result.join_index)
+            assert row == step - observed.step
+            self.interval_of[chunk] = (self.staged.replan_interval, self.staged.overrun_steps)
+        interval, overrun = self.interval_of[chunk]
+        assert result.join_index <= row < result.join_index + interval + overrun
+        assert row < HORIZON
+        assert row - step == result.join_index - result.join_step
+
+    # ------------------------------------------------------------ what may happen
+
+    @rule(ticks=st.integers(1, 40))
+    def time_passes(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self.tick_one()
+
+    @rule()
+    def start(self) -> None:
+        if self.executor.start(self.now_s, self.ros_ns).started:
+            before = self.setpoints
+            self.setpoints = self.executor.tick(self.now_s, self.ros_ns).setpoints.copy()
+            if self.kind is not CommandKind.IDLE and self.executor.mode is Mode.RUNNING:
+                near = np.abs(self.setpoints - self.known)[POSITIONS]
+                near[1] = min(near[1], abs(near[1] - 2 * math.pi))
+                assert (self.setpoints == before).all() or near.max() <= 0.2 + 1e-9
+
+    @rule(
+        back=st.integers(0, 30),
+        start=st.floats(-0.3, 0.3),
+        slope=st.floats(-0.15, 0.15),
+        wobble=st.floats(0, 0.2),
+        repeats=st.integers(1, 3),
+        ticks=st.integers(0, 60),
+    )
+    def chunk_comes(
+        self, back: int, start: float, slope: float, wobble: float, repeats: int, ticks: int
+    ) -> None:
+        """A chunk observed some ticks ago; maybe more than once, maybe after a newer one."""
+        self.start()
+        observed = self.seen[max(-1 - back, -len(self.seen))]
+        rows = np.arange(HORIZON)[:, None] * slope + wobble * np.sin(np.arange(HORIZON))[:, None]
+        rows = rows + self.setpoints * POSITIONS + start
+        rows[:, 2] = np.sin(np.arange(HORIZON) * (1 + wobble)) * 2 * start
+        self.number += 1
+        for _ in range(repeats):
+            self.offer(rows, observed, self.number)
+        for _ in range(ticks):
+            self.tick_one()
+
+    def offer(self, rows: np.ndarray, observed: Observed, number: int, episode: int = 0) -> None:
+        result = self.executor.submit_chunk(
+            chunk_of(rows, NAMES, KINDS),
+            observed.ros_ns,
+            observed.episode + episode,
+            number,
+            self.now_s,
+            self.ros_ns,
+        )
+        self.received += 1
+        if result.accepted:
+            assert number not in self.joined, 'a chunk was taken twice'
+            assert episode == 0 and np.isfinite(rows).all()
+            self.accepted += 1
+            self.joined[number] = (result, observed)
+
+    @rule(
+        row=st.integers(0, HORIZON - 1),
+        column=st.integers(0, 2),
+        value=st.sampled_from([math.nan, math.inf, -math.inf, 1e7, 1e30]),
+    )
+    def poisoned_chunk_comes(self, row: int, column: int, value: float) -> None:
+        rows = np.tile(self.setpoints, (HORIZON, 1))
+        rows[row, column] = value
+        self.number += 1
+        self.offer(rows, self.seen[-1], self.number)
+
+    @rule(episode=st.sampled_from([-1, 1]))
+    def chunk_of_another_episode_comes(self, episode: int) -> None:
+        self.number += 1
+        self.offer(np.tile(self.setpoints, (HORIZON, 1)), self.seen[-1], self.number, episode)
+
+    @rule()
+    def policy_answers(self) -> None:
+        """The well-behaved policy: what keeps the robot moving through all of this."""
+        self.state_arrives = True
+        self.tick_one()
+        self.start()
+        for _ in range(12):
+            if self.executor.poll_request(self.now_s, self.ros_ns) is not None:
+                observed = self.seen[-1]
+                for _ in range(6):
+                    self.tick_one()
+                steps = np.arange(HORIZON)[:, None] * 0.02
+                rows = self.setpoints * POSITIONS + steps * np.array([1.0, 1.0, 0.0])
+                self.number += 1
+                self.offer(np.clip(rows, -0.9, 0.9), observed, self.number)
+            for _ in range(4):
+                self.tick_one()
+
+    @rule(parameters=parameter_sets)
+    def parameters_change(self, parameters: ExecutorParameters) -> None:
+        self.executor.set_parameters(parameters)
+        self.staged = parameters
+
+    @rule(gap_ms=st.integers(51, 3000))
+    def tick_comes_late(self, gap_ms: int) -> None:
+        self.tick_one(gap_ns=gap_ms * 1_000_000)
+
+    @rule(gap_ms=st.one_of(st.integers(1, 49), st.integers(51, 500)))
+    def dead_man_looks(self, gap_ms: int) -> None:
+        command = self.executor.dead_man(self.now_s + gap_ms * 1e-3)
+        assert (command is None) == (gap_ms <= 50)
+        if command is not None:
+            assert command.kind in (CommandKind.HOLD, CommandKind.IDLE)
+            self.velocity = np.zeros(3)
+            self.tick_one(gap_ns=gap_ms * 1_000_000 + PERIOD_NS)
+
+    @rule(jump_s=st.sampled_from([-100.0, -1.0, -0.3, 0.3, 1.0, 100.0]))
+    def clock_jumps(self, jump_s: float) -> None:
+        self.tick_one(jump_ns=round(jump_s * 1e9))
+        self.seen = self.seen[-1:]
+
+    @rule(arrives=st.booleans())
+    def joint_states_stop_or_come_back(self, arrives: bool) -> None:
+        self.state_arrives = arrives
+
+    @rule(follows=st.sampled_from([0.0, 0.05, 0.3, 1.0]))
+    def robot_lags(self, follows: float) -> None:
+        self.follows = follows
+
+    @rule(column=st.integers(0, 1), by=st.sampled_from([-1.0, -0.1, 0.1, 0.7, 2 * math.pi]))
+    def robot_is_pushed(self, column: int, by: float) -> None:
+        self.measured[column] = np.clip(self.measured[column] + by, -9, 9)
+        if column == 0:
+            self.measured[0] = np.clip(self.measured[0], -1.1, 1.1)
+
+    @rule()
+    def encoder_fails(self) -> None:
+        before = self.measured.copy()
+        self.measured[0] = math.nan
+        self.state_arrives = True
+        follows, self.follows = self.follows, 0.0
+        self.tick_one()
+        self.measured, self.follows = before, follows
+
+    @rule()
+    def stop(self) -> None:
+        last = self.executor.stop()
+        assert last.kind in (CommandKind.HOLD, CommandKind.IDLE)
+        self.velocity = np.zeros(3)
+
+    @rule()
+    def reset(self) -> None:
+        self.executor.reset(self.executor.episode + 1)
+        self.executed = []
+        self.velocity = np.zeros(3)
+        self.tick_one()
+        self.seen = self.seen[-1:]
+
+    # ------------------------------------------------------------ books that must balance
+
+    @invariant()
+    def counts_add_up(self) -> None:
+        if not hasattr(self, 'executor'):
+            return
+        counters, pending = self.executor.counters, self.executor.status().pending_chunk >= 0
+        assert counters.received == self.received
+        assert counters.accepted == self.accepted
+        assert counters.received == counters.accepted + sum(counters.refused.values())
+        gone = counters.taken_over + counters.superseded + counters.dropped
+        assert counters.accepted == gone + pending
+        rows = counters.rows_skipped + counters.rows_executed + counters.rows_left
+        assert rows == counters.rows_finished
+        assert counters.rows_finished % HORIZON == 0
+        assert counters.taken_over == len(self.interval_of)
+        assert counters.internal_errors == 0
+
+    def teardown(self) -> None:
+        if not hasattr(self, 'executor'):
+            return
+        for chunk, number in Counter(chunk for _, chunk, _ in self.executed).items():
+            interval, overrun = self.interval_of[chunk]
+            assert number <= interval + overrun
+
+
+AnythingGoes.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestAnythingGoes = AnythingGoes.TestCase
