@@ -90,16 +90,11 @@ def test_when_target_is_far_from_measured_expect_too_far() -> None:
     assert not unlimited.too_far(np.array([5.0]), np.array([0.0]))
 
 
-@pytest.mark.parametrize('target', [np.nan, np.inf])
-def test_when_target_is_not_a_number_expect_error_and_the_command_untouched(target: float) -> None:
+def test_when_target_is_not_a_number_expect_error_and_the_command_untouched() -> None:
     limiter, command = limiter_of(ColumnLimits()), np.array([0.3])
-    if np.isnan(target):
-        with pytest.raises(FloatingPointError):
-            limiter.apply(command, np.array([target]), np.zeros(1), command, DT_S)
-        assert command[0] == 0.3
-    else:
-        limiter.apply(command, np.array([target]), np.zeros(1), command, DT_S)
-        assert np.isfinite(command[0])
+    with pytest.raises(FloatingPointError, match='nan'):
+        limiter.apply(command, np.array([np.nan]), np.zeros(1), command, DT_S)
+    assert command[0] == 0.3
 
 
 def test_when_speed_is_given_expect_the_tighter_of_the_two() -> None:

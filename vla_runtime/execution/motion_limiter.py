@@ -55,14 +55,18 @@ class MotionLimiter:
         self._lowest = np.where(columns.is_velocity, -_FAR, self._lower)
         self._highest = np.where(columns.is_velocity, _FAR, self._upper)
         self.velocities = np.zeros(columns.count)
-        self._target = np.zeros(columns.count)
+        self._ones = np.ones(columns.count)
+        self._result = np.zeros(columns.count)
         self._wanted = np.zeros(columns.count)
         self._next = np.zeros(columns.count)
-        self._where = np.zeros(columns.count)
-        self._base = np.zeros(columns.count)
-        self._a = np.zeros(columns.count)
-        self._b = np.zeros(columns.count)
+        self._nearest = np.zeros(columns.count)
+        self._farthest = np.zeros(columns.count)
+        self._scratch = np.zeros(columns.count)
         self._changed = np.zeros(columns.count, dtype=bool)
+        # Rows: the gap to the target, the room to the upper and to the lower limit.
+        self._distance = np.zeros((3, columns.count))
+        self._fastest = np.zeros((3, columns.count))
+        self._ticks = np.zeros((3, columns.count))
 
     def stop(self) -> None:
         """Forget the velocity: the next tick starts from standstill."""
@@ -72,10 +76,10 @@ class MotionLimiter:
         """Whether a target is further from the measured position than allowed."""
         if not self._step_limited:
             return False
-        np.subtract(target, measured, out=self._a)
-        np.abs(self._a, out=self._a)
-        np.greater(self._a, self._step, out=self._changed)
-        return bool(self._changed.any())
+        np.subtract(target, measured, out=self._scratch)
+        np.abs(self._scratch, out=self._scratch)
+        np.greater(self._scratch, self._step, out=self._changed)
+        return bool(np.count_nonzero(self._changed))
 
     def apply(
         self,
@@ -104,120 +108,117 @@ class MotionLimiter:
         Raises:
             FloatingPointError: the target is not a number; `command` is what it was.
         """
-        columns, wanted = self._columns, self._wanted
+        columns, goal, wanted = self._columns, self._result, self._wanted
         near = stay_near and self._step_limited
-        np.copyto(self._target, target)
+        np.copyto(goal, target)
         if near:
-            self._clip_around(self._target, measured, measured)
-        np.subtract(self._target, command, out=wanted)
+            np.subtract(measured, self._step, out=self._nearest)
+            np.add(measured, self._step, out=self._farthest)
+            np.maximum(goal, self._nearest, out=goal)
+            np.minimum(goal, self._farthest, out=goal)
+        np.subtract(goal, command, out=wanted)
         wanted /= dt_s
         if columns.any_velocity:
             np.copyto(wanted, target, where=columns.is_velocity)
-        np.copyto(self._next, wanted)
-        if self._accelerates:
-            self._limit_closing_speed(rates, command, dt_s)
-            np.multiply(self._acceleration, dt_s, out=self._a)
-            self._clip_next(self.velocities, self._a)
-        np.copyto(self._b, self._speed)
-        if speed is not None:
-            np.minimum(self._b, speed, out=self._b)
-        self._clip_next(0.0, self._b)
-        np.copyto(self._where, command)
+        self._measure_distances(goal, rates, command, measured, dt_s)
+        self._find_fastest(dt_s)
+        self._limit_velocity(rates, dt_s, speed)
+        self._find_result(command, near, dt_s)
+        if not math.isfinite(np.dot(goal, self._ones)):
+            raise FloatingPointError(f'a target is not a number: {target}')
+        np.subtract(goal, command, out=self.velocities)
+        self.velocities /= dt_s
         if columns.any_velocity:
-            np.copyto(self._where, measured, where=columns.is_velocity)
-        self._brake_before_limits(dt_s)
-        return self._move(command, target, rates, measured if near else None, dt_s)
+            np.copyto(self.velocities, goal, where=columns.is_velocity)
+        np.not_equal(goal, target, out=self._changed)
+        np.copyto(rates, self.velocities, where=self._changed)
+        np.copyto(command, goal)
+        return bool(np.count_nonzero(self._changed))
 
-    def _clip_next(self, centre: np.ndarray | float, width: np.ndarray) -> None:
-        """Keep the next velocity within `centre ± width`; overwrites `_base`."""
-        np.subtract(centre, width, out=self._base)
-        np.maximum(self._next, self._base, out=self._next)
-        np.add(centre, width, out=self._base)
-        np.minimum(self._next, self._base, out=self._next)
-
-    def _clip_around(self, values: np.ndarray, measured: np.ndarray, also: np.ndarray) -> None:
-        """Keep values within the largest distance from measured, or where `also` already is."""
-        np.subtract(measured, self._step, out=self._a)
-        np.minimum(self._a, also, out=self._a)
-        np.maximum(values, self._a, out=values)
-        np.add(measured, self._step, out=self._a)
-        np.maximum(self._a, also, out=self._a)
-        np.minimum(values, self._a, out=values)
-
-    def _limit_closing_speed(self, rates: np.ndarray, command: np.ndarray, dt_s: float) -> None:
-        """Close a gap to the moving target no faster than can be braked again."""
-        gap, bound = self._a, self._b
+    def _measure_distances(
+        self,
+        goal: np.ndarray,
+        rates: np.ndarray,
+        command: np.ndarray,
+        measured: np.ndarray,
+        dt_s: float,
+    ) -> None:
+        """How far the goal is ahead, apart from its own motion, and how far the limits are."""
+        gap, above, below = self._distance
         np.multiply(rates, -dt_s, out=gap)
-        gap += self._target
+        gap += goal
         gap -= command
         np.abs(gap, out=gap)
-        self._fastest_that_stops(gap, dt_s, bound)
+        np.copyto(self._scratch, command)
         if self._columns.any_velocity:
-            bound[self._columns.is_velocity] = _FAR
-        self._clip_next(rates, bound)
+            np.copyto(self._scratch, measured, where=self._columns.is_velocity)
+        np.subtract(self._upper, self._scratch, out=above)
+        np.subtract(self._scratch, self._lower, out=below)
+        np.maximum(self._distance, 0.0, out=self._distance)
 
-    def _fastest_that_stops(self, distance: np.ndarray, dt_s: float, out: np.ndarray) -> None:
-        """The largest speed that can be braked to standstill, tick by tick, within a distance.
+    def _find_fastest(self, dt_s: float) -> None:
+        """The largest speed that can be braked to standstill, tick by tick, within each distance.
 
         A speed v of this tick and n ticks that are slower by a·dt each, until it is used up, cover
-        `(n+1)·v·dt - a·dt²·n(n+1)/2`; solved for v with the largest n that fits.
+        `(n+1)·v·dt - a·dt²·n(n+1)/2`; solved for v with the largest n that fits. Without a limit
+        of acceleration n is 0: the distance may be covered in one tick.
         """
-        ticks = self._base
-        np.multiply(distance, self._inverse, out=ticks)
+        ticks, fastest = self._ticks, self._fastest
+        np.multiply(self._distance, self._inverse, out=ticks)
         ticks /= dt_s * dt_s
         ticks += 0.25
         np.sqrt(ticks, out=ticks)
         ticks -= 0.5
         np.floor(ticks, out=ticks)
-        np.multiply(self._acceleration, 0.5 * dt_s, out=out)
-        out *= ticks
+        np.multiply(self._acceleration, 0.5 * dt_s, out=self._scratch)
+        np.multiply(ticks, self._scratch, out=fastest)
         ticks += 1.0
         ticks *= dt_s
-        np.divide(distance, ticks, out=ticks)
-        out += ticks
+        np.divide(self._distance, ticks, out=ticks)
+        fastest += ticks
 
-    def _brake_before_limits(self, dt_s: float) -> None:
-        """Bound the speed towards a position limit by what can be braked before it."""
-        for limit, sign in ((self._upper, 1.0), (self._lower, -1.0)):
-            room, bound = self._a, self._b
-            np.subtract(limit, self._where, out=room)
-            room *= sign
-            np.maximum(room, 0.0, out=room)
-            self._fastest_that_stops(room, dt_s, bound)
-            if sign > 0.0:
-                np.minimum(self._next, bound, out=self._next)
-            else:
-                np.negative(bound, out=bound)
-                np.maximum(self._next, bound, out=self._next)
+    def _limit_velocity(self, rates: np.ndarray, dt_s: float, speed: np.ndarray | None) -> None:
+        """The wanted velocity within all limits; the later ones have the last word."""
+        closing, up, down = self._fastest
+        np.copyto(self._next, self._wanted)
+        if self._accelerates:
+            if self._columns.any_velocity:
+                closing[self._columns.is_velocity] = _FAR
+            self._clip_next(rates, closing)
+            np.multiply(self._acceleration, dt_s, out=closing)
+            self._clip_next(self.velocities, closing)
+        limit = self._speed
+        if speed is not None:
+            limit = np.minimum(limit, speed, out=closing)
+        np.minimum(self._next, limit, out=self._next)
+        np.negative(limit, out=self._scratch)
+        np.maximum(self._next, self._scratch, out=self._next)
+        np.minimum(self._next, up, out=self._next)
+        np.negative(down, out=down)
+        np.maximum(self._next, down, out=self._next)
 
-    def _move(
-        self,
-        command: np.ndarray,
-        target: np.ndarray,
-        rates: np.ndarray,
-        measured: np.ndarray | None,
-        dt_s: float,
-    ) -> bool:
-        """Write command and rates from the limited velocity; exactly the target where unlimited."""
-        columns, result = self._columns, self._target
+    def _clip_next(self, centre: np.ndarray, width: np.ndarray) -> None:
+        """Keep the next velocity within `centre ± width`."""
+        np.subtract(centre, width, out=self._scratch)
+        np.maximum(self._next, self._scratch, out=self._next)
+        np.add(centre, width, out=self._scratch)
+        np.minimum(self._next, self._scratch, out=self._next)
+
+    def _find_result(self, command: np.ndarray, near: bool, dt_s: float) -> None:
+        """Where the next velocity leads; exactly the goal where it was not limited."""
+        columns, result = self._columns, self._result
         np.not_equal(self._next, self._wanted, out=self._changed)
-        if self._changed.any():
-            np.multiply(self._next, dt_s, out=self._a)
-            self._a += command
+        if np.count_nonzero(self._changed):
+            np.multiply(self._next, dt_s, out=self._scratch)
+            self._scratch += command
             if columns.any_velocity:
-                np.copyto(self._a, self._next, where=columns.is_velocity)
-            np.copyto(result, self._a, where=self._changed)
-        if measured is not None:
-            self._clip_around(result, measured, command)
+                np.copyto(self._scratch, self._next, where=columns.is_velocity)
+            np.copyto(result, self._scratch, where=self._changed)
+            if near:
+                # What is too far already must not get farther; braking must not lead there.
+                np.minimum(self._nearest, command, out=self._nearest)
+                np.maximum(result, self._nearest, out=result)
+                np.maximum(self._farthest, command, out=self._farthest)
+                np.minimum(result, self._farthest, out=result)
         np.maximum(result, self._lowest, out=result)
         np.minimum(result, self._highest, out=result)
-        if not math.isfinite(result.sum()):
-            raise FloatingPointError(f'a target is not a number: {target}')
-        np.subtract(result, command, out=self.velocities)
-        self.velocities /= dt_s
-        if columns.any_velocity:
-            np.copyto(self.velocities, result, where=columns.is_velocity)
-        np.not_equal(result, target, out=self._changed)
-        np.copyto(rates, self.velocities, where=self._changed)
-        np.copyto(command, result)
-        return bool(self._changed.any())

@@ -148,6 +148,8 @@ class StateWatch:
             np.inf,
         )
         self._error = np.zeros(columns.count)
+        self._far = np.zeros(columns.count, dtype=bool)
+        self._ones = np.ones(columns.count)
         self._max_age_ns = round(parameters.max_state_age_s * 1e9)
         self._future_ns = round(parameters.future_tolerance_s * 1e9)
 
@@ -163,7 +165,7 @@ class StateWatch:
         if age_ns < -self._future_ns:
             return Reason.STATE_FROM_FUTURE
         # A sum is finite exactly when all its parts are (positions are nowhere near overflow).
-        if not math.isfinite(state.positions.sum()):
+        if not math.isfinite(np.dot(state.positions, self._ones)):
             return Reason.STATE_NOT_FINITE
         return None
 
@@ -194,7 +196,8 @@ class StateWatch:
         """Whether any commanded position is too far from the measured one."""
         np.subtract(commanded, measured, out=self._error)
         np.abs(self._error, out=self._error)
-        return bool((self._error > self._allowed).any())
+        np.greater(self._error, self._allowed, out=self._far)
+        return bool(np.count_nonzero(self._far))
 
     def describe_distance(self, commanded: np.ndarray, measured: np.ndarray) -> str:
         """The largest distance between commanded and measured, in words."""

@@ -1,0 +1,168 @@
+"""What the chunk executor costs: microseconds a tick and a chunk, without ROS.
+
+The target is 100 µs a tick at 14 joints, with every limit switched on. A chunk is taken between two
+ticks, so its cost must stay well below a control period.
+
+    python benchmark/executor_core.py [--seconds 60] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import tracemalloc
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from measurement import percentiles, write_result
+
+from vla_runtime.execution.columns import Column
+from vla_runtime.execution.command import CommandKind
+from vla_runtime.execution.config import ExecutorConfig
+from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.limits import ColumnLimits, make_limits
+from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.types import ActionChunk
+
+HORIZON = 50
+STEP_S = 1.0 / 30.0
+PERIOD_NS = 10_000_000
+DELAY_TICKS = 12
+
+
+class Drive:
+    """An executor that is driven along a sine by a policy with a constant delay."""
+
+    def __init__(self, joints: int, mode: str) -> None:
+        self.names = tuple(f'joint_{index}' for index in range(joints))
+        limit = ColumnLimits(-2.0, 2.0, 3.0, 60.0, 0.5)
+        self.executor = ChunkExecutor(
+            ExecutorConfig(
+                tuple(Column(name) for name in self.names),
+                make_limits(self.names, dict.fromkeys(self.names, limit)),
+            ),
+            ExecutorParameters(
+                replan_interval=10,
+                handover=HandoverParameters(mode=mode),  # type: ignore[arg-type]
+            ),
+        )
+        self.phases = np.arange(joints) * 0.1
+        self.now_s, self.ros_ns = 100.0, 10**12
+        self.positions = np.zeros(joints)
+        self.number = 0
+        self.due: tuple[int, int] | None = None
+        self.ticks: list[float] = []
+        self.chunks: list[float] = []
+        self.tick()
+        assert self.executor.start(self.now_s, self.ros_ns).started
+
+    def chunk(self, observed_ns: int) -> ActionChunk:
+        times = (observed_ns - 10**12) * 1e-9 + np.arange(HORIZON) * STEP_S
+        actions = 0.5 * (np.sin(times[:, None] + self.phases) - np.sin(self.phases))
+        kinds = ('position',) * len(self.names)
+        return ActionChunk(actions, self.names, kinds, STEP_S, actions.astype(np.float32))
+
+    def tick(self) -> None:
+        """One control period, with all that a node does in it."""
+        self.now_s += PERIOD_NS * 1e-9
+        self.ros_ns += PERIOD_NS
+        self.executor.observe_state(self.names, self.positions, self.ros_ns)
+        start = perf_counter()
+        command = self.executor.tick(self.now_s, self.ros_ns)
+        self.ticks.append((perf_counter() - start) * 1e6)
+        if command.kind is not CommandKind.IDLE:
+            np.copyto(self.positions, command.setpoints)
+        if self.executor.poll_request(self.now_s, self.ros_ns, past_steps=8) is not None:
+            self.due = (len(self.ticks) + DELAY_TICKS, self.ros_ns)
+        if self.due is not None and len(self.ticks) >= self.due[0]:
+            self.answer(self.due[1])
+
+    def answer(self, observed_ns: int) -> None:
+        self.due = None
+        self.number += 1
+        chunk = self.chunk(observed_ns)
+        start = perf_counter()
+        result = self.executor.submit_chunk(
+            chunk, observed_ns, 0, self.number, self.now_s, self.ros_ns
+        )
+        self.chunks.append((perf_counter() - start) * 1e6)
+        assert result.accepted, result.text
+
+
+def measure(joints: int, mode: str, seconds: float) -> dict[str, Any]:
+    """Drive for some seconds of robot time."""
+    drive = Drive(joints, mode)
+    for _ in range(300):
+        drive.tick()
+    drive.ticks.clear()
+    drive.chunks.clear()
+    drive.due = None if drive.due is None else (DELAY_TICKS, drive.due[1])
+    gc.collect()
+    gc.disable()
+    for _ in range(round(seconds * 1e9 / PERIOD_NS)):
+        drive.tick()
+    gc.enable()
+    return {
+        'joints': joints,
+        'handover': mode,
+        'tick_us': percentiles(drive.ticks),
+        'chunk_us': percentiles(drive.chunks),
+        'limited_ticks': drive.executor.counters.limited_ticks,
+        'starved_ticks': drive.executor.counters.starved_ticks,
+    }
+
+
+def memory_of_ticks(joints: int, ticks: int = 2000) -> dict[str, int]:
+    """Bytes that ticks without a chunk keep, and the largest amount that one of them needs."""
+    drive = Drive(joints, 'blend')
+    for _ in range(30):
+        drive.tick()
+    executor, positions = drive.executor, drive.positions
+    executor.observe_state(drive.names, positions, drive.ros_ns + 10**8)
+    tracemalloc.start()
+    executor.tick(drive.now_s, drive.ros_ns)
+    before, _ = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    for tick in range(ticks):
+        executor.tick(drive.now_s + tick * 1e-5, drive.ros_ns + tick * 10_000)
+    after, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return {'kept_bytes': after - before, 'peak_bytes': peak - before, 'ticks': ticks}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
+    parser.add_argument('--seconds', type=float, default=60.0, help='robot time (default: 60)')
+    parser.add_argument('--json', type=Path, help='also write the figures to this file')
+    arguments = parser.parse_args()
+    if hasattr(os, 'sched_setaffinity'):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+    rows = [
+        measure(joints, mode, arguments.seconds)
+        for joints in (6, 14)
+        for mode in ('switch', 'blend', 'ensemble')
+    ]
+    print('joints  hand-over   tick p50    p99    max µs   chunk p50    p99 µs')
+    for row in rows:
+        tick, chunk = row['tick_us'], row['chunk_us']
+        print(
+            f'{row["joints"]:6d}  {row["handover"]:9s} {tick["median"]:10.1f} {tick["p99"]:6.1f} '
+            f'{tick["max"]:9.1f} {chunk["median"]:11.1f} {chunk["p99"]:6.1f}'
+        )
+    memory = memory_of_ticks(14)
+    print(
+        f'{memory["ticks"]} ticks of 14 joints keep {memory["kept_bytes"]} bytes, '
+        f'at most {memory["peak_bytes"]} at a time'
+    )
+    if arguments.json is not None:
+        figures = {'rows': rows, 'memory': memory}
+        print('wrote', write_result('executor_core', figures, ['numpy'], arguments.json))
+
+
+if __name__ == '__main__':
+    main()
