@@ -80,24 +80,26 @@ def _text(value: object) -> str:
 
 
 class Throttle:
-    """Lets a text through when it is new, and again when it has been silent for a while."""
+    """Lets each text through once a period."""
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
-        self._last: dict[str, tuple[str, float]] = {}
+        self._said_s: dict[str, float] = {}
 
-    def passes(self, key: str, text: str, now_s: float) -> bool:
-        """Whether to say `text` about `key` now.
+    def passes(self, text: str, now_s: float) -> bool:
+        """Whether to say this now.
 
         Args:
-            key: what it is about; each has a period of its own.
-            text: compared with the last one without its digits, so that a running number in it
-                does not make it new.
+            text: without its digits it is what was said before or not, so that a running number
+                in it does not make it new.
             now_s: steady seconds.
         """
         words = ''.join(letter for letter in text if not letter.isdigit())
-        last = self._last.get(key)
-        if last is not None and last[0] == words and now_s - last[1] < self._period_s:
+        if now_s - self._said_s.get(words, float('-inf')) < self._period_s:
             return False
-        self._last[key] = (words, now_s)
+        # Nothing is kept longer than it matters.
+        self._said_s = {
+            said: when for said, when in self._said_s.items() if now_s - when < self._period_s
+        }
+        self._said_s[words] = now_s
         return True

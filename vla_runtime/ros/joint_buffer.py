@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, pi
 
 # One second of a 1 kHz driver; what is older than the age limit is dropped before that.
 _DEPTH = 1024
@@ -22,19 +22,14 @@ class JointSource:
     """Where one number of the state comes from.
 
     Attributes:
-        name: of the state, as the bundle calls it.
         topic: of the joint states.
         joint: its name in the messages.
-        scale: the state is `scale * measured + offset`, to get from the robot's units to the
-            policy's.
-        offset: see `scale`.
+        continuous: an angle in radians without end stops, which drivers may wrap around.
     """
 
-    name: str
     topic: str
     joint: str
-    scale: float = 1.0
-    offset: float = 0.0
+    continuous: bool = False
 
 
 class JointBuffer:
@@ -62,7 +57,7 @@ class JointBuffer:
             return
         self.last_ns = stamp_ns
         self.fault = None
-        self.samples.append((stamp_ns, self.source.scale * value + self.source.offset))
+        self.samples.append((stamp_ns, value))
 
     def at(self, stamp_ns: int, tolerance_ns: int, max_gap_ns: int) -> tuple[int, float] | str:
         """The joint at a time: interpolated between two samples, or held after the last one.
@@ -99,7 +94,10 @@ class JointBuffer:
         if after is None:
             return before
         fraction = (stamp_ns - before[0]) / gap_ns
-        return after[0], before[1] + fraction * (after[1] - before[1])
+        way = after[1] - before[1]
+        if self.source.continuous:
+            way = (way + pi) % (2.0 * pi) - pi
+        return after[0], before[1] + fraction * way
 
 
 class JointTopic:

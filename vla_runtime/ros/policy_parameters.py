@@ -8,6 +8,7 @@ from typing import Any, get_args
 from vla_runtime.engines.loading import BACKENDS
 from vla_runtime.inference.real_time_chunking import PlanSchedule
 from vla_runtime.ros.parameters import ParameterSpec
+from vla_runtime.ros.synchronizer import SyncLimits
 from vla_runtime.settings import PolicySettings
 from vla_runtime.types import Advantage
 
@@ -84,4 +85,12 @@ def settings_from(values: Mapping[str, Any]) -> PolicySettings:
         advantage=values['advantage'],
         plan_schedule=values['plan_schedule'],
         max_guidance_weight=values['max_guidance_weight'],
+    )
+
+
+def limits_from(values: Mapping[str, Any]) -> SyncLimits:
+    """What belongs together in one observation from the parameters' values."""
+    return SyncLimits(
+        tolerance_ns=round(values['sync_tolerance_s'] * 1e9),
+        max_age_ns=round(values['max_observation_age_s'] * 1e9),
     )

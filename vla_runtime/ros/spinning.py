@@ -1,12 +1,12 @@
-"""Runs one lifecycle node as a process: what every executable's `main` has in common.
+"""Runs one node as a process: what every executable's `main` has in common.
 
 Invariants:
 - the main thread only waits for a signal, so Ctrl-C works at any moment, also while a callback
   loads a policy for a minute;
 - the context outlives the node's last words: rclpy's own signal handlers, which shut it down at
   once, are not installed;
-- teardown order: callbacks stop, then deactivate, cleanup and shutdown run, then the node and the
-  context go;
+- teardown order: callbacks stop, then (of a lifecycle node) deactivate, cleanup and shutdown run,
+  then the node and the context go;
 - an exception in a callback is logged and the node lives on.
 """
 
@@ -15,15 +15,20 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import rclpy
 from rclpy.executors import Executor, MultiThreadedExecutor
 from rclpy.lifecycle import LifecycleNode
 from rclpy.logging import get_logger
+from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
+# Told of an exception in a callback: where, and which.
+OnError = Callable[[str, Exception], None]
+
+_SPIN_S = 0.2
 _STATE_TRANSITIONS = {
     'active': ('trigger_deactivate', 'trigger_cleanup', 'trigger_shutdown'),
     'inactive': ('trigger_cleanup', 'trigger_shutdown'),
@@ -31,19 +36,25 @@ _STATE_TRANSITIONS = {
 }
 
 
-def run_node(make_node: Callable[[], LifecycleNode], args: Sequence[str] | None = None) -> int:
-    """Spin a lifecycle node until SIGINT or SIGTERM, then take it down in order.
+def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> int:
+    """Spin a node until SIGINT or SIGTERM, then take it down in order.
 
     Args:
         make_node: builds the node; an exception means that it cannot start.
         args: command line, `sys.argv` when None.
 
     Returns:
-        exit code: 0 after a signal, 1 when the node could not start or its executor died
+        exit code: 0 after a signal, 1 when the node could not start
     """
     stop = threading.Event()
+
+    def on_signal(number: int, _: object) -> None:
+        stop.set()
+        # A second one ends the process at once: loading a policy cannot be interrupted.
+        signal.signal(number, signal.SIG_DFL)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, on_signal)
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     try:
         try:
@@ -52,40 +63,37 @@ def run_node(make_node: Callable[[], LifecycleNode], args: Sequence[str] | None 
             get_logger('vla_runtime').fatal(f'cannot start: {error}')
             return 1
         try:
-            return _spin(node, stop)
+            _spin(node, stop)
+            return 0
         finally:
             node.destroy_node()
     finally:
         rclpy.try_shutdown()
 
 
-def _spin(node: LifecycleNode, stop: threading.Event) -> int:
+def _spin(node: Node, stop: threading.Event) -> None:
     executor = make_executor()
     executor.add_node(node)
-    failed = threading.Event()
 
     def spin() -> None:
         while not stop.is_set():
             try:
-                executor.spin()
+                # One callback at a time and with a time-out: `spin` of Jazzy's events executor
+                # keeps the interpreter lock for good while it waits.
+                executor.spin_once(timeout_sec=_SPIN_S)
             # Callbacks guard themselves; this is for what rclpy raises around them.
             except Exception:
                 node.get_logger().error(f'exception while spinning:\n{traceback.format_exc()}')
-            else:
-                failed.set()
-                stop.set()
 
     thread = threading.Thread(target=spin, name='ros_callbacks', daemon=True)
     thread.start()
     # With a time-out, because a wait without one cannot be interrupted on every platform.
-    while not stop.wait(0.5):
+    while not stop.wait(_SPIN_S):
         pass
-    # `spin` returns after `shutdown` too, but then `stop` was set before it.
-    died = failed.is_set()
-    executor.shutdown()
     thread.join()
-    _take_down(node)
-    return int(died)
+    executor.shutdown()
+    if isinstance(node, LifecycleNode):
+        _take_down(node)
 
 
 def _take_down(node: LifecycleNode) -> None:
@@ -108,9 +116,7 @@ def make_executor() -> Executor:
     return EventsExecutor()
 
 
-def guarded(
-    on_error: Callable[[str, Exception], None], name: str, callback: Callable[..., Any]
-) -> Callable[..., Any]:
+def guarded(on_error: OnError, name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
     """A callback that never raises: `on_error(name, exception)` is told instead.
 
     A service's callback then answers with the response as far as it was filled in.
@@ -126,7 +132,7 @@ def guarded(
     return call
 
 
-def guard_transitions(node: LifecycleNode, on_error: Callable[[str, Exception], None]) -> None:
+def guard_transitions(node: LifecycleNode, on_error: OnError) -> None:
     """Let a transition that the state does not allow fail instead of ending the node.
 
     rclpy raises out of the service's callback there (`activate` before `configure`, for example).

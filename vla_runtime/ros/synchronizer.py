@@ -72,12 +72,18 @@ class Selection:
 
 @dataclass(frozen=True)
 class CameraStatus:
-    """One camera for a status message."""
+    """One camera for a status message.
+
+    Attributes:
+        usable: there is a frame fresh enough to be used.
+        problem: what is wrong with the camera's messages, or None.
+    """
 
     name: str
     topic: str
     counters: CameraCounters
     rate_hz: float
+    usable: bool
     problem: str | None
 
 
@@ -172,6 +178,7 @@ class Synchronizer:
                     buffer.topic,
                     copy(buffer.counters),
                     buffer.rate_hz,
+                    f'camera {buffer.name}' not in problems,
                     problems.get(f'camera {buffer.name}', buffer.fault),
                 )
                 for buffer in self._cameras.values()

@@ -1,0 +1,10 @@
+"""Tests of this room talk to ROS: each process on a domain of its own."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from graph import isolate
+
+isolate()

@@ -1,0 +1,214 @@
+"""A real ROS graph for tests: isolated domain, real processes, waiting for conditions.
+
+Every test process has a domain of its own on this machine only. A test waits for a condition and
+never for a time; that nothing was published is shown by a later message that did arrive.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import rclpy
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+from rcl_interfaces.msg import SetParametersResult
+from rcl_interfaces.srv import SetParameters
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+
+RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
+LATCHED = QoSProfile(
+    depth=1,
+    reliability=ReliabilityPolicy.RELIABLE,
+    durability=DurabilityPolicy.TRANSIENT_LOCAL,
+)
+SENSOR = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT)
+
+# Discovery alone can take seconds, and other tests may have the machine's cores.
+TIMEOUT_S = 30.0
+ROOT = Path(__file__).resolve().parents[2]
+TRANSITIONS = {
+    'configure': Transition.TRANSITION_CONFIGURE,
+    'activate': Transition.TRANSITION_ACTIVATE,
+    'deactivate': Transition.TRANSITION_DEACTIVATE,
+    'cleanup': Transition.TRANSITION_CLEANUP,
+}
+
+
+def isolate() -> None:
+    """Choose this process's domain; its children inherit it. Call before `rclpy.init`."""
+    # 1 to 101 are free of the operating system's ephemeral ports on every platform.
+    os.environ['ROS_DOMAIN_ID'] = str(1 + os.getpid() % 101)
+    os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
+    os.environ.setdefault('AMENT_PREFIX_PATH', sys.prefix)
+
+
+class Graph:
+    """A node of the test's own, spun in a thread, and the processes that the test started."""
+
+    def __init__(self, name: str = 'test') -> None:
+        self._context = rclpy.Context()
+        rclpy.init(context=self._context)
+        self.node = Node(name, context=self._context)
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self.node)
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._spin, daemon=True)
+        self._thread.start()
+        self._processes: list[Process] = []
+
+    def _spin(self) -> None:
+        while self._context.ok():
+            self._executor.spin_once(timeout_sec=0.1)
+            with self._changed:
+                self._changed.notify_all()
+
+    def wait_for(
+        self,
+        condition: Callable[[], Any],
+        what: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Any:
+        """Wait until a condition holds; fails with the processes' output when it never does.
+
+        Args:
+            condition: what it returns is returned once it is true.
+            what: is waited for, for the failure.
+            timeout_s: how long to wait at most.
+            meanwhile: called between looks, such as to go on publishing.
+        """
+        end = time.monotonic() + timeout_s
+        while True:
+            value = condition()
+            if value:
+                return value
+            if time.monotonic() > end:
+                output = '\n'.join(process.output() for process in self._processes)
+                raise AssertionError(f'waited {timeout_s:g} s in vain for {what}\n{output}')
+            if meanwhile is not None:
+                meanwhile()
+            with self._changed:
+                self._changed.wait(0.02)
+
+    def collect(self, message_type: type, topic: str, qos: QoSProfile = RELIABLE) -> list[Any]:
+        """A list that fills with what is published on a topic."""
+        received: list[Any] = []
+        self.node.create_subscription(message_type, topic, received.append, qos)
+        return received
+
+    def start(self, module: str, *arguments: str, name: str | None = None) -> Process:
+        """Start a module as a process; it is stopped when the graph closes."""
+        process = Process(module, arguments, name or module)
+        self._processes.append(process)
+        return process
+
+    def call(self, service_type: Any, name: str, request: Any) -> Any:
+        """Call a service and wait for the answer."""
+        client = self.node.create_client(service_type, name)
+        try:
+            self.wait_for(client.service_is_ready, f'service {name}')
+            future = client.call_async(request)
+            self.wait_for(future.done, f'an answer of {name}')
+            return future.result()
+        finally:
+            self.node.destroy_client(client)
+
+    def transition(self, node: str, name: str) -> bool:
+        """Ask a lifecycle node for a transition; whether it succeeded."""
+        request = ChangeState.Request()
+        request.transition.id = TRANSITIONS[name]
+        return bool(self.call(ChangeState, f'{node}/change_state', request).success)
+
+    def state(self, node: str) -> str:
+        """The lifecycle state that a node is in."""
+        answer = self.call(GetState, f'{node}/get_state', GetState.Request())
+        return str(answer.current_state.label)
+
+    def set_parameter(self, node: str, name: str, value: Any) -> SetParametersResult:
+        """Set one parameter as `ros2 param set` does."""
+        request = SetParameters.Request()
+        request.parameters = [Parameter(name, value=value).to_parameter_msg()]
+        return self.call(SetParameters, f'{node}/set_parameters', request).results[0]
+
+    def close(self) -> None:
+        """Stop all processes and leave the graph."""
+        for process in self._processes:
+            process.stop()
+        rclpy.shutdown(context=self._context)
+        self._thread.join()
+        self._executor.shutdown()
+        self.node.destroy_node()
+
+
+@contextmanager
+def graph() -> Iterator[Graph]:
+    """A graph that is closed at the end, whatever happens."""
+    made = Graph()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Process:
+    """A module of the package running as a process of its own, its output captured."""
+
+    def __init__(self, module: str, arguments: Sequence[str], name: str) -> None:
+        self._name = name
+        self._lines: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, '-m', module, *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def text(self) -> str:
+        """What it has written so far."""
+        return ''.join(self._lines)
+
+    def output(self) -> str:
+        """The same with a headline, for failures."""
+        state = 'running' if self.running else f'exited with {self._process.returncode}'
+        return f'--- {self._name} ({state})\n{self.text()}'
+
+    def stop(self, number: signal.Signals = signal.SIGINT, timeout_s: float = TIMEOUT_S) -> int:
+        """Signal it and wait for its end; killed when it does not follow. Returns the exit code."""
+        if self.running:
+            self._process.send_signal(number)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        return self._process.returncode
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.append(line)
