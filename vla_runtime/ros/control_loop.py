@@ -1,0 +1,217 @@
+"""The chunk executor on its thread: clock, lock, outputs and requests around the pure core.
+
+Invariants:
+- the core is used under one lock, held for microseconds: the tick never waits for a conversion, a
+  log line or a publisher of anything but commands;
+- the tick overwrites arrays and messages that exist already; it allocates when it asks for a
+  chunk or passes a seam, a few times a second;
+- requests and seams leave through `on_request` and `take_seams`: their messages are made elsewhere;
+- a command that cannot be sent stops the executor;
+- after `close` nothing is sent any more, and the last command sent was a hold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+
+import numpy as np
+
+from vla_runtime.execution.command import (
+    Command,
+    CommandKind,
+    CommittedSetpoints,
+    Counters,
+    Reason,
+    StartResult,
+    SubmitResult,
+)
+from vla_runtime.execution.config import ExecutorStatus, Mode
+from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.execution.handover import SeamReport
+from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.ros.conversions import ReceivedChunk, ns_to_stamp
+from vla_runtime.ros.outputs import OutputWriter
+from vla_runtime.ros.realtime import QuietGarbage
+
+# Finished steps that a request carries in front: the policy's newest frame is a little older than
+# the request, and its row 0 belongs to the step that was current then.
+_PAST_STEPS = 8
+_SEAMS_KEPT = 64
+_COLLECT_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class TimedSeam:
+    """A seam, and the ROS time of the first command after it."""
+
+    stamp_ns: int
+    seam: SeamReport
+
+
+@dataclass(frozen=True)
+class LoopStatus:
+    """A consistent snapshot, for a status message."""
+
+    executor: ExecutorStatus
+    counters: Counters
+    sent: int
+
+
+class ControlLoop:
+    """Ticks a `ChunkExecutor` and sends what it commands.
+
+    Args:
+        executor: the core; this loop is its only user.
+        writers: of all outputs.
+        ros_now_ns: the ROS clock.
+        on_request: gets the committed plan when a chunk is wanted; called in the control thread,
+            must return at once.
+    """
+
+    def __init__(
+        self,
+        executor: ChunkExecutor,
+        writers: Sequence[OutputWriter],
+        ros_now_ns: Callable[[], int],
+        on_request: Callable[[CommittedSetpoints], None],
+    ) -> None:
+        self._executor = executor
+        self._writers = tuple(writers)
+        self._ros_now_ns = ros_now_ns
+        self._on_request = on_request
+        self._garbage = QuietGarbage()
+        self._lock = Lock()
+        # One sender at a time: the writers' messages are used again and again.
+        self._sending = Lock()
+        self._setpoints = np.zeros(executor.columns.count)
+        self._sent = 0
+        self._last_chunk = -1
+        self._seams_passed = 0
+        self._seams: deque[TimedSeam] = deque(maxlen=_SEAMS_KEPT)
+        self._collected_s = 0.0
+
+    # ------------------------------------------------------------ control thread
+
+    def tick(self, now_s: float) -> None:
+        """One control period; `now_s` is the steady clock."""
+        now_ros_ns = self._ros_now_ns()
+        with self._lock:
+            command = self._executor.tick(now_s, now_ros_ns)
+            self._note_seam(now_ros_ns)
+            plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
+            running = self._executor.mode is Mode.RUNNING
+            sends = self._take(command)
+        if sends:
+            self._send(now_ros_ns)
+        if plan is not None:
+            self._on_request(plan)
+        if self._garbage.on and now_s - self._collected_s >= _COLLECT_EVERY_S:
+            self._collected_s = now_s
+            self._garbage.collect(everything=not running)
+
+    def keep_garbage_out(self) -> None:
+        """Collect garbage only in the slack after a tick, until `close`."""
+        self._garbage.begin()
+
+    def _take(self, command: Command) -> bool:
+        """Copy a command that is to be sent; under the lock."""
+        if command.kind is CommandKind.IDLE or command.dry_run:
+            return False
+        np.copyto(self._setpoints, command.setpoints)
+        return True
+
+    def _send(self, now_ros_ns: int) -> None:
+        stamp = ns_to_stamp(now_ros_ns)
+        try:
+            with self._sending:
+                for writer in self._writers:
+                    writer.send(self._setpoints, stamp)
+            self._sent += 1
+        except Exception as error:
+            with self._lock:
+                self._executor.stop(Reason.INTERNAL_ERROR)
+                self._executor.detail = f'a command could not be sent: {error}'
+            raise
+
+    def _note_seam(self, now_ros_ns: int) -> None:
+        passed = self._executor.counters.taken_over
+        if passed != self._seams_passed:
+            self._seams_passed = passed
+            if self._executor.seams:
+                self._seams.append(TimedSeam(now_ros_ns, self._executor.seams[-1]))
+
+    # ------------------------------------------------------------ any thread
+
+    def start(self, now_s: float) -> StartResult:
+        with self._lock:
+            return self._executor.start(now_s, self._ros_now_ns())
+
+    def stop(self) -> None:
+        """Hold from the next tick on."""
+        with self._lock:
+            self._executor.stop()
+
+    def reset(self, episode: int) -> None:
+        with self._lock:
+            self._executor.reset(episode)
+
+    def set_parameters(self, parameters: ExecutorParameters) -> None:
+        with self._lock:
+            self._executor.set_parameters(parameters)
+
+    def set_dry_run(self, dry_run: bool) -> None:
+        """A change stops the executor; on the way into a dry run the last command is a hold."""
+        with self._lock:
+            sends = self._take(self._executor.set_dry_run(dry_run))
+        if sends:
+            self._send(self._ros_now_ns())
+
+    def observe_state(
+        self, names: Sequence[str], positions: Sequence[float], stamp_ns: int
+    ) -> None:
+        with self._lock:
+            self._executor.observe_state(names, positions, stamp_ns)
+
+    def submit(self, received: ReceivedChunk, now_s: float) -> SubmitResult:
+        with self._lock:
+            return self._executor.submit_chunk(
+                received.chunk,
+                received.stamp_ns,
+                received.episode,
+                received.number,
+                now_s,
+                self._ros_now_ns(),
+            )
+
+    def check_alive(self, now_s: float) -> None:
+        """For a timer beside the control thread: hold when ticks have stopped coming."""
+        with self._lock:
+            command = self._executor.dead_man(now_s)
+            sends = command is not None and self._take(command)
+        if sends:
+            self._send(self._ros_now_ns())
+
+    def status(self) -> LoopStatus:
+        with self._lock:
+            counters = self._executor.counters
+            copied = replace(counters, refused=dict(counters.refused), holds=dict(counters.holds))
+            return LoopStatus(self._executor.status(), copied, self._sent)
+
+    def take_seams(self) -> list[TimedSeam]:
+        """The seams passed since the last call, oldest first."""
+        taken = []
+        while self._seams:
+            taken.append(self._seams.popleft())
+        return taken
+
+    def close(self) -> None:
+        """Hold, as the last command; only when the control thread has ended."""
+        if self._garbage.on:
+            self._garbage.end()
+        with self._lock:
+            sends = self._take(self._executor.stop())
+        if sends:
+            self._send(self._ros_now_ns())

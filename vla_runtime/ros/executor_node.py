@@ -1,0 +1,482 @@
+"""`executor_node`: the lifecycle node that moves the robot along the policy's chunks.
+
+Invariants:
+- three threads: rclpy's callbacks, the control thread (`ControlLoop.tick` at `control_rate_hz` on
+  the steady clock), and one that publishes requests; only the control thread and, beside it, the
+  dead-man's timer and the teardown send commands;
+- it asks (`committed_plan`) and the policy answers (`action_chunk`); when the policy dies, this
+  node holds the robot and goes on asking;
+- an active node commands nothing until `~/start`, and each activation begins like the first;
+- teardown, on deactivation and on shutdown: the control thread ends, then the hold is sent and
+  acknowledged, then the publishers go. The hold is the last command on the wire.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.clock import Clock, ClockType
+from rclpy.duration import Duration
+from rclpy.lifecycle import (
+    LifecycleNode,
+    LifecyclePublisher,
+    LifecycleState,
+    TransitionCallbackReturn,
+)
+from rclpy.qos import QoSProfile, ReliabilityPolicy, qos_profile_sensor_data
+from rclpy.subscription import Subscription
+from rclpy.timer import Timer
+from sensor_msgs.msg import JointState
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.bundle import BundleError, BundleSpec, read_bundle
+from vla_runtime.execution.command import CommittedSetpoints
+from vla_runtime.execution.config import ExecutorConfig
+from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.ros import executor_status
+from vla_runtime.ros.control_loop import ControlLoop
+from vla_runtime.ros.conversions import (
+    TrajectoryError,
+    message_to_chunk,
+    plan_to_message,
+    stamp_to_ns,
+)
+from vla_runtime.ros.diagnostics import Condition, Throttle, to_message
+from vla_runtime.ros.executor_parameters import (
+    EXECUTOR_PARAMETERS,
+    executor_parameters,
+    watchdog_parameters,
+)
+from vla_runtime.ros.outputs import MESSAGE_TYPES, OutputWriter
+from vla_runtime.ros.parameters import ParameterError, declare, values
+from vla_runtime.ros.realtime import parse_cpus, prefer_this_thread, share_interpreter
+from vla_runtime.ros.robot import Robot, find_robot, load_robot
+from vla_runtime.ros.robot_match import RobotMatch, match_robot
+from vla_runtime.ros.share import share_folder
+from vla_runtime.ros.spinning import guard_transitions, guarded, run_node
+from vla_runtime.ros.steady_loop import SteadyLoop
+from vla_runtime.ros.worker import LatestJobWorker
+
+CHUNK_TOPIC = 'action_chunk'
+PLAN_TOPIC = 'committed_plan'
+_STATUS_PERIOD_S = 0.2
+_QUIET_S = 5.0
+_ACKNOWLEDGE = Duration(seconds=0.5)
+_RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
+_COMMANDS = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
+
+
+class ExecutorNode(LifecycleNode):
+    """See the module's invariants."""
+
+    def __init__(self) -> None:
+        super().__init__('vla_executor')
+        self._spec: BundleSpec | None = None
+        self._command_publishers: list[LifecyclePublisher] = []
+        self._plan_publisher: LifecyclePublisher | None = None
+        self._subscribed: list[Subscription] = []
+        self._dead_man: Timer | None = None
+        self._loop: ControlLoop | None = None
+        self._thread: SteadyLoop | None = None
+        self._requests: LatestJobWorker[CommittedSetpoints] | None = None
+        declare(self, EXECUTOR_PARAMETERS, self._misfit)
+        self._fixed = values(self, EXECUTOR_PARAMETERS)
+        self._cpus = self._check_fixed()
+        share_interpreter()
+        # Counted from the wall clock, so that a node that is started again never goes on with an
+        # episode of the one before it.
+        self._episode = int(time.time())
+        self._throttle = Throttle(_QUIET_S)
+        self._asked_s: float | None = None
+        self._unreadable = 0
+        self._last_refusal = ''
+        self._steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', 10)
+        self._report = self.create_publisher(DiagnosticArray, '~/report', 10)
+        for name, callback in (
+            ('start', self._on_start),
+            ('stop', self._on_stop),
+            ('reset', self._on_reset),
+        ):
+            self.create_service(Trigger, f'~/{name}', self._guarded(name, callback))
+        self._every(_STATUS_PERIOD_S, 'status', self._publish_status)
+        guard_transitions(self, self._on_error)
+
+    # ------------------------------------------------------------ transitions
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        return self._attempt('configure', self._configure, self._clean_up)
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        super().on_activate(state)
+        result = self._attempt('activate', self._activate, self._deactivate)
+        if result is not TransitionCallbackReturn.SUCCESS:
+            super().on_deactivate(state)
+        return result
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._deactivate()
+        return super().on_deactivate(state)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._clean_up()
+        return super().on_cleanup(state)
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._deactivate()
+        self._clean_up()
+        return super().on_shutdown(state)
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._deactivate()
+        self._clean_up()
+        return TransitionCallbackReturn.SUCCESS
+
+    def _attempt(
+        self, name: str, act: Callable[[], None], undo: Callable[[], None]
+    ) -> TransitionCallbackReturn:
+        """rclpy swallows what a transition raises: log it, undo what was done, and fail."""
+        try:
+            act()
+        except Exception as error:
+            self.get_logger().error(f'{name} failed: {error}')
+            # What a person can mend says all in its text; anything else is a bug.
+            if not isinstance(error, (ValueError, OSError)):
+                self.get_logger().error(traceback.format_exc())
+            undo()
+            return TransitionCallbackReturn.FAILURE
+        return TransitionCallbackReturn.SUCCESS
+
+    def _configure(self) -> None:
+        robot, spec, match = self._read_files()
+        self._spec = spec
+        misfit = self._misfit(values(self, EXECUTOR_PARAMETERS))
+        if misfit is not None:
+            raise ParameterError(misfit)
+        self._robot, self._match = robot, match
+        self._command_publishers = [
+            self.create_lifecycle_publisher(
+                MESSAGE_TYPES[matched.output.kind], matched.output.topic, _COMMANDS
+            )
+            for matched in match.outputs
+        ]
+        self._plan_publisher = self.create_lifecycle_publisher(
+            JointTrajectory, PLAN_TOPIC, _RELIABLE
+        )
+        self.get_logger().info(
+            f"'{spec.name}' drives '{robot.name}': {', '.join(match.column_names)} at "
+            f'{self._fixed["control_rate_hz"]:g} Hz'
+        )
+
+    def _read_files(self) -> tuple[Robot, BundleSpec, RobotMatch]:
+        for name in ('robot', 'bundle'):
+            if not self._fixed[name]:
+                raise ParameterError(f'parameter {name} is not set: which {name}?')
+        robot = load_robot(find_robot(self._fixed['robot'], share_folder() / 'config' / 'robots'))
+        try:
+            # Only what it says about itself is used here; the policy node checks the weights.
+            spec = read_bundle(self._fixed['bundle'], verify=False).spec
+        except BundleError as error:
+            raise ParameterError(f'parameter bundle: {error}') from error
+        return robot, spec, match_robot(robot, spec, self._fixed['bundle'])
+
+    def _activate(self) -> None:
+        parameters = values(self, EXECUTOR_PARAMETERS)
+        self._live = parameters
+        executor = ChunkExecutor(
+            ExecutorConfig(
+                columns=self._match.columns,
+                limits=self._match.limits,
+                start=self._robot.start,
+                watchdog=watchdog_parameters(
+                    parameters, use_sim_time=self.get_parameter('use_sim_time').value
+                ),
+                clamp_latch=parameters['clamp_latch'],
+            ),
+            executor_parameters(parameters),
+            dry_run=parameters['dry_run'],
+        )
+        rate_hz = parameters['control_rate_hz']
+        writers = [
+            OutputWriter(matched, publisher, 1.0 / rate_hz)
+            for matched, publisher in zip(
+                self._match.outputs, self._command_publishers, strict=True
+            )
+        ]
+        self._requests = LatestJobWorker(
+            self._publish_plan,
+            lambda error: self._on_error('committed_plan', error),
+            poll_s=1.0,
+            name='requests',
+        )
+        self._loop = ControlLoop(executor, writers, self._now_ns, self._requests.submit)
+        self._new_episode()
+        self._thread = SteadyLoop(
+            self._loop.tick,
+            rate_hz,
+            'control',
+            lambda error: self._on_error('tick', error),
+            on_start=self._prefer_control_thread,
+        )
+        self._subscribe()
+        self._loop.keep_garbage_out()
+        self._thread.start()
+
+    def _subscribe(self) -> None:
+        self._subscribed = [
+            self.create_subscription(
+                JointTrajectory, CHUNK_TOPIC, self._guarded('chunk', self._on_chunk), _RELIABLE
+            )
+        ]
+        for source in self._robot.joint_states:
+            names = source.joints or tuple(joint.name for joint in self._robot.joints)
+            mine = {self._robot.joint(name).in_messages: name for name in names}
+            qos = (
+                qos_profile_sensor_data
+                if source.reliability == 'best_effort'
+                else QoSProfile(depth=source.depth)
+            )
+            self._subscribed.append(
+                self.create_subscription(
+                    JointState,
+                    source.topic,
+                    self._guarded('joint_states', _StateTaker(self._loop, mine)),
+                    qos,
+                )
+            )
+        timeout_s = self._fixed['tick_timeout_s']
+        self._dead_man = self._every(timeout_s / 2, 'dead man', self._check_alive)
+
+    def _deactivate(self) -> None:
+        loop, thread, requests = self._loop, self._thread, self._requests
+        if loop is None:
+            return
+        self._loop = self._thread = self._requests = None
+        for subscription in self._subscribed:
+            self.destroy_subscription(subscription)
+        self._subscribed = []
+        if self._dead_man is not None:
+            self.destroy_timer(self._dead_man)
+        if thread is not None:
+            thread.stop()
+        if requests is not None:
+            requests.stop()
+        loop.close()
+        for publisher in self._command_publishers:
+            publisher.wait_for_all_acked(_ACKNOWLEDGE)
+        self._asked_s = None
+
+    def _clean_up(self) -> None:
+        self._spec = None
+        for publisher in (*self._command_publishers, self._plan_publisher):
+            if publisher is not None:
+                self.destroy_lifecycle_publisher(publisher)
+        self._command_publishers, self._plan_publisher = [], None
+
+    # ------------------------------------------------------------ callbacks
+
+    def _on_chunk(self, message: JointTrajectory) -> None:
+        loop, spec = self._loop, self._spec
+        if loop is None or spec is None:
+            return
+        self._follow_parameters(loop)
+        try:
+            received = message_to_chunk(message, step_time_s=spec.step_time_s)
+        except TrajectoryError as error:
+            self._unreadable += 1
+            self._say(f'a message on {CHUNK_TOPIC} is no chunk: {error}')
+            return
+        result = loop.submit(received, time.monotonic())
+        if result.accepted:
+            self._asked_s = None
+        else:
+            self._last_refusal = result.text
+        if result.text:
+            self._say(f'chunk {received.number}: {result.text}')
+
+    def _on_start(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self._loop is None:
+            response.message = 'the executor is not active: configure and activate it first'
+            return response
+        result = self._loop.start(time.monotonic())
+        response.success, response.message = result.started, result.text
+        if result.started:
+            self.get_logger().info('started')
+        else:
+            self.get_logger().error(f'not started: {result.text}')
+        return response
+
+    def _on_stop(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self._loop is None:
+            response.success, response.message = True, 'the executor is not active: nothing moves'
+            return response
+        self._loop.stop()
+        self._asked_s = None
+        response.success, response.message = True, 'holding'
+        self.get_logger().info('stopped: holding')
+        return response
+
+    def _on_reset(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self._new_episode()
+        response.success, response.message = True, f'episode {self._episode}'
+        return response
+
+    def _new_episode(self) -> None:
+        self._episode += 1
+        self._asked_s = None
+        self._last_refusal = ''
+        if self._loop is not None:
+            self._loop.reset(self._episode)
+
+    def _publish_plan(self, plan: CommittedSetpoints) -> bool:
+        publisher = self._plan_publisher
+        if publisher is None:
+            return True
+        kinds = [column.kind for column in self._match.columns]
+        if self._asked_s is None:
+            self._asked_s = time.monotonic()
+        publisher.publish(
+            plan_to_message(
+                plan.rows,
+                plan.names,
+                kinds,
+                plan.step_time_s,
+                stamp_ns=plan.stamp_ns,
+                episode=plan.episode,
+                certain=plan.certain,
+            )
+        )
+        return True
+
+    def _check_alive(self) -> None:
+        if self._loop is not None:
+            self._loop.check_alive(time.monotonic())
+
+    def _publish_status(self) -> None:
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            self._publish(self._diagnostics, [executor_status.inactive()])
+            return
+        self._follow_parameters(loop)
+        status = loop.status()
+        asked_s = self._asked_s
+        answers = executor_status.Answers(
+            silent_s=None if asked_s is None else time.monotonic() - asked_s,
+            policies=self.count_publishers(CHUNK_TOPIC),
+            topic=self.resolve_topic_name(CHUNK_TOPIC),
+            unreadable=self._unreadable,
+            last_refusal=self._last_refusal,
+        )
+        control = executor_status.control(status, answers)
+        if control.level > 0:
+            self._say(control.text)
+        rate_hz = self._fixed['control_rate_hz']
+        self._publish(
+            self._diagnostics,
+            [
+                control,
+                executor_status.chunks(status, answers),
+                executor_status.timing(thread.lateness(), rate_hz, status.counters),
+            ],
+        )
+        for timed in loop.take_seams():
+            names = self._match.column_names
+            self._publish(self._report, [executor_status.seam(timed, names)])
+
+    # ------------------------------------------------------------ parameters
+
+    def _check_fixed(self) -> tuple[int, ...]:
+        """What the structural parameters mean together; returns the CPUs."""
+        period_s = 1.0 / self._fixed['control_rate_hz']
+        if self._fixed['tick_timeout_s'] < 2.0 * period_s:
+            raise ParameterError(
+                f'parameter tick_timeout_s is {self._fixed["tick_timeout_s"]:g} s, which is '
+                f'shorter than two control periods ({2.0 * period_s:g} s)'
+            )
+        return parse_cpus(self._fixed['cpu_affinity'])
+
+    def _misfit(self, wanted: Mapping[str, Any]) -> str | None:
+        """Why these parameters do not go together, or with the policy; None when they do."""
+        try:
+            parameters = executor_parameters(wanted)
+            if self._spec is not None:
+                parameters.require_horizon(self._spec.dims.horizon)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _follow_parameters(self, loop: ControlLoop) -> None:
+        """Hand over parameters that were set meanwhile; the core waits for the boundary."""
+        wanted = values(self, EXECUTOR_PARAMETERS)
+        if wanted == self._live:
+            return
+        if wanted['dry_run'] != self._live['dry_run']:
+            loop.set_dry_run(wanted['dry_run'])
+        loop.set_parameters(executor_parameters(wanted))
+        self._live = wanted
+
+    # ------------------------------------------------------------ helpers
+
+    def _now_ns(self) -> int:
+        return self.get_clock().now().nanoseconds
+
+    def _prefer_control_thread(self) -> None:
+        for problem in prefer_this_thread(self._fixed['realtime_priority'], self._cpus):
+            self.get_logger().warning(problem)
+
+    def _every(self, period_s: float, name: str, callback: Any) -> Any:
+        """A timer on the steady clock: it runs while `/clock` stands still."""
+        return self.create_timer(period_s, self._guarded(name, callback), clock=self._steady)
+
+    def _guarded(self, name: str, callback: Any) -> Any:
+        return guarded(self._on_error, name, callback)
+
+    def _on_error(self, name: str, error: Exception) -> None:
+        self._say(f'{name}: {type(error).__name__}: {error}')
+
+    def _say(self, text: str) -> None:
+        if self._throttle.passes(text, time.monotonic()):
+            self.get_logger().warning(text)
+
+    def _publish(self, publisher: Any, conditions: Sequence[Condition]) -> None:
+        publisher.publish(
+            to_message(
+                conditions,
+                node=self.get_fully_qualified_name(),
+                hardware=self._robot.name if self._spec is not None else '',
+                stamp=self.get_clock().now().to_msg(),
+            )
+        )
+
+
+class _StateTaker:
+    """Hands one topic's measured positions to the loop, under the robot's joint names."""
+
+    def __init__(self, loop: ControlLoop, mine: dict[str, str]) -> None:
+        self._loop = loop
+        self._mine = mine
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def __call__(self, message: JointState) -> None:
+        in_message = tuple(message.name)
+        names = self._names.get(in_message)
+        if names is None:
+            # Joints of other topics may bear the same name there: an empty name is nobody's.
+            names = tuple(self._mine.get(name, '') for name in in_message)
+            self._names = {in_message: names}
+        self._loop.observe_state(names, message.position, stamp_to_ns(message.header.stamp))
+
+
+def main(args: list[str] | None = None) -> int:
+    """`ros2 run vla_runtime executor_node --ros-args -p bundle:=... -p robot:=...`."""
+    return run_node(ExecutorNode, args)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What the operating system is asked for so that the tick comes on time.
+
+None of it is required: where something is not permitted, one line says so and what would mend it,
+and the node goes on without.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+# The longest that another thread of this process keeps the tick from the interpreter lock; Python's
+# own default is 5 ms.
+_SWITCH_INTERVAL_S = 0.0005
+
+
+def share_interpreter() -> None:
+    """Let the thread that ticks get the interpreter lock soon after it asks for it."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """CPU numbers from a text like `2` or `2,3`; none from an empty one.
+
+    Raises:
+        ValueError: anything else, or a CPU that this process cannot run on.
+    """
+    if not text.strip():
+        return ()
+    try:
+        cpus = tuple(int(part) for part in text.split(','))
+    except ValueError:
+        raise ValueError(
+            f"cpu_affinity is '{text}': expected CPU numbers with commas between them, like 2,3"
+        ) from None
+    available = os.sched_getaffinity(0)
+    wrong = [cpu for cpu in cpus if cpu not in available]
+    if wrong:
+        raise ValueError(
+            f"cpu_affinity is '{text}': CPU {wrong[0]} is not available here, only "
+            f'{", ".join(map(str, sorted(available)))}'
+        )
+    return cpus
+
+
+def prefer_this_thread(priority: int, cpus: tuple[int, ...]) -> list[str]:
+    """Give the calling thread a real-time priority and CPUs of its own.
+
+    Args:
+        priority: 1 to 99 for `SCHED_FIFO`, 0 to leave it.
+        cpus: CPUs to run on, none to leave it.
+
+    Returns:
+        One line for whatever is not permitted.
+    """
+    problems = []
+    if priority:
+        try:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+        except OSError as error:
+            problems.append(
+                f'realtime_priority {priority} is not permitted ({error.strerror}): the tick runs '
+                "at normal priority. Allow it with 'rtprio 98' for this user in "
+                '/etc/security/limits.d, in a container with the capability SYS_NICE, or set '
+                'realtime_priority to 0'
+            )
+    if cpus:
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            problems.append(
+                f'cpu_affinity {cpus} is not permitted ({error.strerror}): the tick runs on any '
+                'CPU; set cpu_affinity to an empty text'
+            )
+    return problems
+
+
+class QuietGarbage:
+    """Keeps the garbage collector out of the tick.
+
+    While on, nothing is collected by itself: what lives already is set aside, and what is made
+    meanwhile is collected by `collect`, when its caller has time for it.
+    """
+
+    def __init__(self) -> None:
+        self.on = False
+
+    def begin(self) -> None:
+        """From now on nothing is collected by itself."""
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self.on = True
+
+    def collect(self, *, everything: bool) -> None:
+        """Collect what was made since `begin`.
+
+        Args:
+            everything: also what survived earlier calls; takes longer.
+        """
+        gc.collect(2 if everything else 1)
+
+    def end(self) -> None:
+        """Back to normal."""
+        self.on = False
+        gc.unfreeze()
+        gc.enable()

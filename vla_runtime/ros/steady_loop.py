@@ -1,0 +1,122 @@
+"""A thread that does one thing at a fixed rate on the steady clock, and knows how late it was.
+
+Not an rclpy timer: a timer shares its executor's wait set with every subscription of the node, and
+building that in Python costs more than a tick does. This thread only sleeps and ticks.
+
+Invariants:
+- deadlines lie on one grid from the start: being late once does not move the later ones;
+- after a pause longer than a period the deadlines that passed are skipped and counted, never made
+  up for in a burst;
+- an exception in the tick is reported and ends that tick only;
+- `stop` returns after the last tick is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Thread
+
+import numpy as np
+
+_SECOND_NS = 1_000_000_000
+_KEPT = 1024
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """How late the newest ticks began, in milliseconds, and how many were skipped altogether.
+
+    Attributes:
+        ticks: since the start.
+        p50_ms: median of the newest 1024.
+        p99_ms: likewise; 0.0 before the first tick.
+        maximum_ms: of those.
+        skipped: deadlines that passed while a tick was late by more than a period, since the start.
+    """
+
+    ticks: int
+    p50_ms: float
+    p99_ms: float
+    maximum_ms: float
+    skipped: int
+
+
+class SteadyLoop:
+    """Calls `tick(now_s)` at `rate_hz` in a thread of its own.
+
+    Args:
+        tick: what to do; gets the steady time (`time.monotonic`) at which it begins.
+        rate_hz: ticks a second.
+        name: of the thread.
+        on_error: told of an exception that `tick` raised; called in the loop's thread.
+        on_start: called once in the loop's thread before the first tick (priority, affinity).
+        on_stop: called once in the loop's thread after the last tick.
+    """
+
+    def __init__(
+        self,
+        tick: Callable[[float], None],
+        rate_hz: float,
+        name: str,
+        on_error: Callable[[Exception], None],
+        on_start: Callable[[], None] | None = None,
+        on_stop: Callable[[], None] | None = None,
+    ) -> None:
+        self._tick = tick
+        self._period_ns = round(_SECOND_NS / rate_hz)
+        self._on_error = on_error
+        self._on_start = on_start
+        self._on_stop = on_stop
+        self._stopping = False
+        self._late_ns = np.zeros(_KEPT, dtype=np.int64)
+        self._ticks = 0
+        self._skipped = 0
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin; the first tick comes one period later."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the tick in progress be the last one; returns when it is over."""
+        self._stopping = True
+        self._thread.join()
+
+    def lateness(self) -> Lateness:
+        """How punctual it was; for any thread."""
+        ticks, skipped = self._ticks, self._skipped
+        newest = self._late_ns[: min(ticks, _KEPT)]
+        if not len(newest):
+            return Lateness(ticks, 0.0, 0.0, 0.0, skipped)
+        p50, p99, maximum = np.percentile(newest, (50, 99, 100)) * 1e-6
+        return Lateness(ticks, float(p50), float(p99), float(maximum), skipped)
+
+    def _run(self) -> None:
+        if self._on_start is not None:
+            self._guarded(self._on_start)
+        deadline = time.monotonic_ns() + self._period_ns
+        while not self._stopping:
+            ahead = deadline - time.monotonic_ns()
+            if ahead > 0:
+                time.sleep(ahead * 1e-9)
+            now = time.monotonic_ns()
+            late = now - deadline
+            self._late_ns[self._ticks % _KEPT] = late
+            self._ticks += 1
+            try:
+                self._tick(now * 1e-9)
+            except Exception as error:
+                self._on_error(error)
+            missed = late // self._period_ns
+            self._skipped += missed
+            deadline += (1 + missed) * self._period_ns
+        if self._on_stop is not None:
+            self._guarded(self._on_stop)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._on_error(error)
