@@ -85,17 +85,29 @@ def test_when_ensembling_expect_the_weighted_mean_of_all_live_chunks() -> None:
     assert rig.command.setpoints == pytest.approx([0.1 * weight] * 2)
 
 
-def test_when_chunk_comes_in_the_last_step_expect_no_jump_of_velocity() -> None:
+@pytest.mark.parametrize('ticks', [1, 5, 10, 15, 19])
+def test_when_chunk_comes_in_the_last_step_expect_what_has_begun_to_stay_as_it_is(
+    ticks: int,
+) -> None:
     rig = rig_with('switch')
-    ramp = 0.01 * np.arange(1, 31)
-    rig.submit(list(ramp))
+    rig.submit(list(0.01 * np.arange(1, 31)))
     rig.run_until(lambda command: command.step == 5)
-    rig.tick(12)  # the stop at the end of the plan has begun
-    rig.submit(list(ramp + 0.05))
-    rig.tick(60)
+    rig.tick(ticks - 1)  # the stop at the end of the plan has begun
+    rig.submit(list(0.06 + 0.03 * np.arange(1, 31)))
+    before = rig.command
+    rig.period_ns = 1000
+    rig.tick()
+    assert rig.command.setpoints == pytest.approx(before.setpoints, abs=1e-6)
+    assert rig.command.velocities == pytest.approx(before.velocities, abs=1e-3)
+
+
+def test_when_no_chunk_follows_expect_the_last_step_to_come_to_rest_smoothly() -> None:
+    rig = rig_with('switch')
+    rig.submit(list(0.01 * np.arange(1, 31)))
+    rig.run_until(lambda command: command.reason is Reason.STARVED)
     velocities = np.array([tick.command.velocities[0] for tick in rig.ticks])
-    assert np.abs(np.diff(velocities)).max() < 0.1
-    assert rig.command.chunk == 2
+    assert velocities.max() > 0.24
+    assert np.abs(np.diff(velocities)).max() < 0.06
 
 
 def test_when_a_fault_stopped_the_robot_expect_the_next_chunk_from_standstill() -> None:

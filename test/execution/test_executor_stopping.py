@@ -391,6 +391,19 @@ def test_when_tick_is_given_garbage_expect_hold_until_started_again() -> None:
     assert rig.executor.counters.internal_errors == 1
 
 
+def test_when_a_tick_is_a_little_late_expect_no_command_further_than_the_period_allows() -> None:
+    limits = make_limits(TWO, dict.fromkeys(TWO, ColumnLimits(velocity=0.3)))
+    rig = moving(limits=limits, control_period_s=0.01)
+    before = rig.command.setpoints[0]
+    rig.now_s += 0.03
+    rig.ros_ns += 30_000_000
+    rig.tick()
+    assert rig.command.kind is CommandKind.TRACK
+    assert rig.command.setpoints[0] - before == pytest.approx(0.3 * 0.015)
+    rig.tick(40)
+    assert not rig.command.limited
+
+
 # ---------------------------------------------------------------- limits and latch
 
 
@@ -486,6 +499,11 @@ def test_when_limits_are_for_other_columns_expect_error() -> None:
 def test_when_a_start_parameter_makes_no_sense_expect_error_naming_it(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         StartParameters(**bad)
+
+
+def test_when_control_period_is_zero_expect_error() -> None:
+    with pytest.raises(ValueError, match='control_period_s'):
+        ExecutorConfig((Column('a'),), control_period_s=0.0)
 
 
 def test_when_latch_is_negative_expect_error() -> None:

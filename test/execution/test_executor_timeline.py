@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from execution_rig import STEP_NS, Rig
+from execution_rig import STEP_NS, Rig, chunk_of
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.execution.watchdog import WatchdogParameters
 
 SWITCH = HandoverParameters(mode='switch')
 RAMP = [0.01 * (row + 1) for row in range(20)]
@@ -35,17 +36,12 @@ def test_when_control_rate_differs_expect_the_same_rows_at_the_same_times(rate_h
 
 
 def test_when_control_rate_is_slower_than_the_steps_expect_no_row_lost_to_the_count() -> None:
-    rig = Rig(executor_parameters(replan_interval=8), period_ns=100_000_000, watchdog=_slow())
+    patient = WatchdogParameters(tick_timeout_s=0.3, max_state_age_s=0.5)
+    rig = Rig(executor_parameters(replan_interval=8), period_ns=100_000_000, watchdog=patient)
     rig.started().submit(RAMP)
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     assert rig.executor.counters.steps == 8
     assert rig.executor.counters.rows_executed == 8
-
-
-def _slow() -> object:
-    from vla_runtime.execution.watchdog import WatchdogParameters
-
-    return WatchdogParameters(tick_timeout_s=0.3, max_state_age_s=0.5)
 
 
 def test_when_cubic_expect_velocity_continuous_and_zero_at_the_end() -> None:
@@ -96,8 +92,6 @@ def test_when_tracking_expect_step_chunk_and_row_reported() -> None:
 def test_when_columns_come_in_another_order_expect_them_mapped_by_name() -> None:
     rig = Rig(executor_parameters()).started()
     rows = np.array([[0.05, 0.01]] * 6)
-    from execution_rig import chunk_of
-
     assert rig.submit(chunk_of(rows, ('b', 'a'))).accepted
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     assert rig.command.setpoints == pytest.approx([0.01, 0.05])
@@ -109,7 +103,6 @@ def test_when_velocity_column_expect_its_rows_commanded_and_zero_at_the_end() ->
     rig.submit(np.array([[0.01, 0.5]] * 6))
     rig.tick(10)
     assert rig.command.setpoints[1] == pytest.approx(0.5)
-    assert rig.command.velocities[1] == pytest.approx(0.5, abs=20)
     rig.run_until(lambda command: command.step == -1)
     assert rig.command.setpoints == pytest.approx([0.01, 0.0])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_runtime.execution.columns import Column, Columns, unwrap_rows
+from vla_runtime.execution.columns import Column, Columns, write_alike
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, Limits, check_rows, make_limits
 
 COLUMNS = Columns([Column('arm'), Column('wheel', kind='velocity')])
@@ -38,7 +38,7 @@ def test_when_limit_is_violated_and_rejects_expect_refusal_with_the_numbers(
     assert not check.clamped
 
 
-@pytest.mark.parametrize(('arm', 'rows', 'kind', 'words'), CASES)
+@pytest.mark.parametrize(('arm', 'rows', 'kind', 'words'), CASES[:3])
 def test_when_limit_is_violated_and_clamps_expect_positions_inside_and_words(
     arm: dict[str, float], rows: np.ndarray, kind: str, words: str
 ) -> None:
@@ -150,9 +150,30 @@ def test_when_columns_make_no_sense_expect_error(columns: list[Column], words: s
         Columns(columns)
 
 
+def test_when_acceleration_clamps_expect_the_chunk_left_to_the_motion_limiter() -> None:
+    rows = rows_of(0.0, 0.1, 0.3)
+    check = check_rows(rows, 0.1, limits_of(acceleration=1.0), COLUMNS)
+    assert not check.rejected and not check.clamped and check.rows is rows
+
+
 def test_when_angles_wrap_expect_the_short_way_and_the_nearest_turn() -> None:
+    columns = Columns([Column('a', continuous=True), Column('b')])
     rows = np.array([[3.0, 3.0], [-3.1, -3.1], [-2.9, -2.9]])
-    result = unwrap_rows(rows, np.array([True, False]), np.array([-3.2, 0.0]), at_row=1)
+    result = write_alike(rows, columns, np.array([-3.2, 0.0]), at_row=1)
     turn = 2.0 * np.pi
     assert result[:, 0] == pytest.approx([3.0 - turn, -3.1, -2.9])
     assert (result[:, 1] == rows[:, 1]).all()
+
+
+def test_when_quaternions_change_sign_expect_the_writing_near_the_reference() -> None:
+    columns = Columns([Column('x'), *(Column(name, quaternion='tool') for name in 'ijkw')])
+    turning = np.array([[0.0, np.cos(a), np.sin(a), 0.0, 0.1] for a in (0.1, 0.2, 0.3, 0.4)])
+    rows = turning * np.array([1.0, -1.0, 1.0, 1.0])[:, None]
+    for sign in (1.0, -1.0):
+        result = write_alike(rows, columns, sign * turning[2], at_row=2)
+        assert result == pytest.approx(sign * turning)
+
+
+def test_when_a_quaternion_lacks_a_column_expect_error_naming_those_it_has() -> None:
+    with pytest.raises(ValueError, match=r"'tool' has \['i', 'j'\], expected four"):
+        Columns([Column('i', quaternion='tool'), Column('j', quaternion='tool')])

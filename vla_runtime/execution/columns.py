@@ -26,6 +26,8 @@ class Column:
         continuous: an angle without end stops: values that differ by whole turns are the same.
         scale: tolerances and the approach speed are given in radians; in this column they are
             multiplied by this (a gripper that goes from 0 to 100: 30 or so).
+        quaternion: a label that the four columns of one quaternion share, in either order of
+            components; q and -q are the same rotation, and chunks may write either.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Column:
     feedback: bool = True
     continuous: bool = False
     scale: float = 1.0
+    quaternion: str = ''
 
 
 class Columns:
@@ -61,6 +64,7 @@ class Columns:
         self.is_position = ~self.is_velocity
         self.has_feedback = np.array([column.feedback for column in columns])
         self.is_continuous = np.array([column.continuous for column in columns])
+        self.quaternions = _quaternions(columns)
         self.scale = np.array([column.scale for column in columns])
         self.any_velocity = bool(self.is_velocity.any())
         self.any_continuous = bool(self.is_continuous.any())
@@ -93,22 +97,46 @@ class Columns:
         return np.array([list(names).index(name) for name in self.names])
 
 
-def unwrap_rows(
-    rows: np.ndarray, continuous: np.ndarray, reference: np.ndarray, at_row: int
+def _quaternions(columns: Sequence[Column]) -> tuple[np.ndarray, ...]:
+    """Where the components of each quaternion stand, each (4,) int."""
+    labels = dict.fromkeys(column.quaternion for column in columns if column.quaternion)
+    groups = []
+    for label in labels:
+        group = [at for at, column in enumerate(columns) if column.quaternion == label]
+        if len(group) != 4:
+            names = [columns[at].name for at in group]
+            raise ValueError(f"columns: quaternion '{label}' has {names}, expected four columns")
+        groups.append(np.array(group))
+    return tuple(groups)
+
+
+def write_alike(
+    rows: np.ndarray, columns: Columns, reference: np.ndarray, at_row: int
 ) -> np.ndarray:
-    """Rows whose continuous columns take the short way from row to row, near a reference.
+    """The same rows, in the writing that lies nearest to a reference and changes least.
+
+    One angle has many writings, a turn apart, and one rotation two quaternions. What is between
+    two rows, or between an old plan and a new chunk, is only right when both are written alike.
 
     Args:
         rows: (steps, columns).
-        continuous: (columns,) bool; other columns are returned as they are.
-        reference: (columns,) the angles that row `at_row` is to be nearest to, radians.
+        columns: which are continuous angles, and which belong to quaternions.
+        reference: (columns,) what row `at_row` is to be near to.
         at_row: the row that is executed first.
 
     Returns:
         (steps, columns), a copy.
     """
     result = rows.copy()
-    angles = np.unwrap(rows[:, continuous], axis=0)
-    turns = np.round((reference[continuous] - angles[at_row]) / (2.0 * np.pi))
-    result[:, continuous] = angles + turns * (2.0 * np.pi)
+    if columns.any_continuous:
+        angles = np.unwrap(rows[:, columns.is_continuous], axis=0)
+        turns = np.round((reference[columns.is_continuous] - angles[at_row]) / (2.0 * np.pi))
+        result[:, columns.is_continuous] = angles + turns * (2.0 * np.pi)
+    for group in columns.quaternions:
+        quaternions = rows[:, group]
+        flips = np.where((quaternions[1:] * quaternions[:-1]).sum(axis=1) < 0.0, -1.0, 1.0)
+        signs = np.concatenate([[1.0], np.cumprod(flips)])
+        if np.dot(quaternions[at_row] * signs[at_row], reference[group]) < 0.0:
+            signs = -signs
+        result[:, group] = quaternions * signs[:, None]
     return result

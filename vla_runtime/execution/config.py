@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -30,6 +31,9 @@ class ExecutorConfig:
         start: how to set out.
         watchdog: when to stop.
         clamp_latch: this many clamped chunks in a row stop the robot until `reset`; 0 never does.
+        control_period_s: time between two ticks. A tick that comes later moves the command no
+            further than one and a half periods allow, because the robot's controller executes
+            each command in about one. Not limited when not given.
     """
 
     columns: tuple[Column, ...]
@@ -37,6 +41,7 @@ class ExecutorConfig:
     start: StartParameters = field(default_factory=StartParameters)
     watchdog: WatchdogParameters = field(default_factory=WatchdogParameters)
     clamp_latch: int = 0
+    control_period_s: float = math.inf
 
     def __post_init__(self) -> None:
         names = tuple(column.name for column in self.columns)
@@ -46,6 +51,10 @@ class ExecutorConfig:
             )
         if self.clamp_latch < 0:
             raise ValueError(f'clamp_latch is {self.clamp_latch}, expected 0 (never) or more')
+        if not self.control_period_s > 0.0:
+            raise ValueError(
+                f'control_period_s is {self.control_period_s}, expected more than 0 seconds'
+            )
 
 
 @dataclass(frozen=True)

@@ -335,7 +335,7 @@ class ChunkExecutor:
             return self._commander.command
         self._replanner.elapsed_ns += dt_ns
         if self._commander.approach.active:
-            return self._go_near(dt_ns * 1e-9)
+            return self._go_near(self._motion_time(dt_ns))
         if self._replanner.timeline.at_end:
             return self._wait(now_s)
         return self._track(dt_ns, now_s)
@@ -393,7 +393,11 @@ class ChunkExecutor:
             self._fault = Reason.STEP_FROM_MEASURED
             return self._stop_for(self._fault, now_s)
         self.detail = ''
-        return commander.track(measured, dt_ns * 1e-9, segment, step)
+        return commander.track(measured, self._motion_time(dt_ns), segment, step)
+
+    def _motion_time(self, dt_ns: int) -> float:
+        """Seconds of motion that one command may contain."""
+        return min(dt_ns * 1e-9, 1.5 * self.config.control_period_s)
 
     def _go_near(self, dt_s: float) -> Command:
         """One tick of the approach; at its end the plan is asked for anew, from where it led."""

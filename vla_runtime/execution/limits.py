@@ -40,8 +40,9 @@ class ColumnLimits:
 class LimitActions:
     """What to do with a chunk that violates a limit, per kind of limit.
 
-    `step_from_measured` is decided at every tick: `clamp` keeps the command within the distance,
-    `reject` holds.
+    To clamp an acceleration is to leave it to the motion limiter, which smooths it away: the chunk
+    does not count as clamped, for a noisy chunk is not a dangerous one. `step_from_measured` is
+    decided at every tick: `clamp` keeps the command within the distance, `reject` holds.
     """
 
     position: OnViolation = 'clamp'
@@ -173,12 +174,13 @@ def check_rows(
             _outside(rows, limits.workspace_lower, limits.workspace_upper, columns),
         ),
         ('velocity', actions.velocity, _too_fast(rows, step_time_s, limits, columns)),
-        ('acceleration', actions.acceleration, _too_sudden(rows, step_time_s, limits, columns)),
     ]
+    if actions.acceleration == 'reject':
+        excesses.append(('acceleration', 'reject', _too_sudden(rows, step_time_s, limits, columns)))
     rejected: list[str] = []
     clamped: list[str] = []
     for kind, action, (excess, describe) in excesses:
-        if not excess.size or not (excess > 0.0).any():
+        if not (excess > 0.0).any():
             continue
         row, column = divmod(int(np.argmax(excess)), excess.shape[1])
         text = f"{kind} of '{limits.names[column]}' in row {row}: {describe(row, column)}"

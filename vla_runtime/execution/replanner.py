@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_runtime.execution.approach import StartParameters
-from vla_runtime.execution.columns import Columns, unwrap_rows
+from vla_runtime.execution.columns import Columns, write_alike
 from vla_runtime.execution.command import CommittedSetpoints, Counters, Refusal, SubmitResult
 from vla_runtime.execution.handover import LiveChunk, SeamReport
 from vla_runtime.execution.history import StepHistory
@@ -223,10 +223,8 @@ class Replanner:
                 f'{index}: {index} steps lie between its observation and the end of the replan '
                 'interval in force; the policy is too slow for its horizon',
             )
-        if self._columns.any_continuous:
-            reference = self.timeline.setpoint_at_join()
-            rows = unwrap_rows(rows, self._columns.is_continuous, reference, index)
-        return LiveChunk(stamped.number, first_step, rows)
+        alike = write_alike(rows, self._columns, self.timeline.setpoint_at_join(), index)
+        return LiveChunk(stamped.number, first_step, alike)
 
     def _check(self, live: LiveChunk) -> str:
         """Check the limits and clamp in place; what was clamped, or raise `Refused`."""
