@@ -48,5 +48,6 @@ def generate_launch_description() -> LaunchDescription:
             {'use_sim_time': ParameterValue(LaunchConfiguration('use_sim_time'), value_type=bool)}
         ],
         output='screen',
+        sigterm_timeout='20',
     )
     return LaunchDescription([*arguments, runtime, tabletop])

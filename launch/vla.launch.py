@@ -143,6 +143,8 @@ def _node(said: dict[str, str], role: str, parameters: list[object]) -> Lifecycl
         namespace=said['namespace'],
         parameters=parameters,
         output='screen',
+        # Teardown ends an inference and sends the hold; launch's own 5 s can be too short for it.
+        sigterm_timeout='20',
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import pytest
 import yaml
 
 import vla_runtime
+from vla_runtime.ros.parameters import markdown
 
 ROOT = Path(__file__).parents[1]
 NODES = ('policy_node', 'executor_node', 'tabletop_node')
@@ -159,13 +161,13 @@ def test_node_executables_start_the_entry_point_of_their_prefix(tmp_path: Path, 
 
 @pytest.mark.parametrize('node', NODES)
 def test_node_entry_points_exist(node: str) -> None:
-    module = pytest.importorskip(f'vla_runtime.ros.{node}')
+    module = importlib.import_module(f'vla_runtime.ros.{node}')
     assert callable(module.main)
 
 
 @pytest.mark.parametrize('file', ['policy', 'executor'])
 def test_parameter_files_give_every_parameter_its_default(file: str) -> None:
-    module = pytest.importorskip(f'vla_runtime.ros.{file}_parameters')
+    module = importlib.import_module(f'vla_runtime.ros.{file}_parameters')
     table = getattr(module, f'{file.upper()}_PARAMETERS')
     document = yaml.safe_load((ROOT / 'config' / f'{file}.yaml').read_text())
     assert list(document) == ['/**']
@@ -176,6 +178,22 @@ def test_parameter_files_give_every_parameter_its_default(file: str) -> None:
     assert {name: type(value) for name, value in given.items()} == {
         row.name: type(row.default) for row in table if row.name in given
     }
+
+
+@pytest.mark.parametrize(
+    ('node', 'module', 'table'),
+    [
+        ('vla_policy', 'policy_parameters', 'POLICY_PARAMETERS'),
+        ('vla_executor', 'executor_parameters', 'EXECUTOR_PARAMETERS'),
+        ('tabletop', 'tabletop_node', 'TABLETOP_PARAMETERS'),
+    ],
+)
+def test_parameter_tables_of_the_readme_are_those_of_the_code(
+    node: str, module: str, table: str
+) -> None:
+    """`vla_runtime.ros.parameters.markdown` writes them; paste what it gives."""
+    rows = getattr(importlib.import_module(f'vla_runtime.ros.{module}'), table)
+    assert f'### {node}\n\n{markdown(rows)}\n' in (ROOT / 'README.md').read_text()
 
 
 def test_fast_dds_profile_makes_segments_that_hold_many_images() -> None:
