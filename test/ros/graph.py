@@ -22,7 +22,7 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.msg import SetParametersResult
 from rcl_interfaces.srv import SetParameters
-from rclpy.executors import SingleThreadedExecutor
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
@@ -67,10 +67,14 @@ class Graph:
         self._thread = threading.Thread(target=self._spin, daemon=True)
         self._thread.start()
         self._processes: list[Process] = []
+        self._clients: dict[str, Any] = {}
 
     def _spin(self) -> None:
         while self._context.ok():
-            self._executor.spin_once(timeout_sec=0.1)
+            try:
+                self._executor.spin_once(timeout_sec=0.1)
+            except ExternalShutdownException:
+                return
             with self._changed:
                 self._changed.notify_all()
 
@@ -117,14 +121,14 @@ class Graph:
 
     def call(self, service_type: Any, name: str, request: Any) -> Any:
         """Call a service and wait for the answer."""
-        client = self.node.create_client(service_type, name)
-        try:
-            self.wait_for(client.service_is_ready, f'service {name}')
-            future = client.call_async(request)
-            self.wait_for(future.done, f'an answer of {name}')
-            return future.result()
-        finally:
-            self.node.destroy_client(client)
+        # Kept, because discovery takes longer than the call.
+        if name not in self._clients:
+            self._clients[name] = self.node.create_client(service_type, name)
+        client = self._clients[name]
+        self.wait_for(client.service_is_ready, f'service {name}')
+        future = client.call_async(request)
+        self.wait_for(future.done, f'an answer of {name}')
+        return future.result()
 
     def transition(self, node: str, name: str) -> bool:
         """Ask a lifecycle node for a transition; whether it succeeded."""

@@ -175,7 +175,7 @@ class JointTopic:
             return f'{self.name}: {self.fault}'
         if joint.fault is not None:
             return f"joint '{name}' ({self.name}): {joint.fault}"
-        if not self.received:
+        if not self._seen:
             return f"joint '{name}': no message yet on {self.name}"
         if last_ns is None:
             seen = ', '.join(self._seen) or 'none'
