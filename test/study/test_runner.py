@@ -1,0 +1,103 @@
+"""Running conditions: over processes, resumable, on seeds that nothing else has used."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from vla_runtime.sim.demo_bundle import FIRST_UNSEEN_SEED
+from vla_runtime.study import runner
+from vla_runtime.study.condition import Condition, grid
+from vla_runtime.study.runner import episode_seeds, run_conditions
+
+EXPERT = Condition(driver='expert')
+NO_BUNDLE = None  # the expert needs none
+
+
+def run(conditions, seeds, work, processes=1):
+    return run_conditions(conditions, NO_BUNDLE, seeds, work, processes, progress=False)
+
+
+def test_seeds_are_unseen_and_those_of_two_studies_differ():
+    first, second = episode_seeds(0, 500), episode_seeds(1, 500)
+    # A bundle is checked on the first hundreds of the unseen ones.
+    assert min(first) >= FIRST_UNSEEN_SEED + 1_000_000
+    assert not set(first) & set(second)
+    assert first[:20] == episode_seeds(0, 20)
+
+
+@pytest.mark.parametrize(('seed', 'episodes'), [(0, 0), (0, 100_001), (-1, 20)])
+def test_no_episodes_too_many_or_a_negative_seed_is_an_error(seed, episodes):
+    with pytest.raises(ValueError, match=f'{episodes} episodes from seed {seed}'):
+        episode_seeds(seed, episodes)
+
+
+def test_two_processes_give_what_one_gives_in_the_order_of_the_seeds(tmp_path):
+    conditions, seeds = grid(EXPERT, replan_interval=(4, 8)), episode_seeds(3, 7)
+    alone = run(conditions, seeds, tmp_path / 'one')
+    shared = run(conditions, seeds, tmp_path / 'two', processes=2)
+    # repr, because what cannot be measured is NaN, which equals nothing.
+    assert repr(alone) == repr(shared)
+    assert [episode.seed for episode in alone[conditions[0]]] == list(seeds)
+    assert [episode.family for episode in alone[conditions[0]]][:3] == [
+        'colour',
+        'position',
+        'colour',
+    ]
+
+
+def test_what_was_done_is_not_done_again(tmp_path, monkeypatch):
+    conditions, seeds = grid(EXPERT, replan_interval=(4, 8)), episode_seeds(3, 2)
+    first = run(conditions[:1], seeds, tmp_path)
+    ran = []
+    real = runner.run_episode
+
+    def counted(world, driver, condition, seed, index):
+        ran.append(condition)
+        return real(world, driver, condition, seed, index)
+
+    monkeypatch.setattr(runner, 'run_episode', counted)
+    both = run(conditions, seeds, tmp_path)
+    assert ran == [conditions[1]] * 2
+    assert repr(both[conditions[0]]) == repr(first[conditions[0]])
+
+
+def test_interrupted_it_goes_on_and_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
+    conditions, seeds = grid(EXPERT, replan_interval=(4, 8)), episode_seeds(3, 2)
+    real, count = runner.run_episode, 0
+
+    def interrupted(*arguments):
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(runner, 'run_episode', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(conditions, seeds, tmp_path / 'cut')
+    # Only the condition that was complete is there.
+    (kept,) = (tmp_path / 'cut').iterdir()
+    assert json.loads(kept.read_text())['condition']['replan_interval'] == 4
+    monkeypatch.setattr(runner, 'run_episode', real)
+    assert repr(run(conditions, seeds, tmp_path / 'cut')) == repr(
+        run(conditions, seeds, tmp_path / 'whole')
+    )
+
+
+def test_other_seeds_another_condition_or_bundle_is_another_result(tmp_path, untrained):
+    base = runner.Run(Condition(), untrained, (1, 2))
+    other_bundle = tmp_path / 'bundle'
+    other_bundle.mkdir()
+    (other_bundle / 'policy.yaml').write_text('another')
+    names = {
+        runner._identity(each)
+        for each in (
+            base,
+            replace(base, seeds=(1, 3)),
+            replace(base, condition=Condition(beta=2.0)),
+            replace(base, bundle=other_bundle),
+        )
+    }
+    assert len(names) == 4
+    assert runner._identity(base) == runner._identity(replace(base))

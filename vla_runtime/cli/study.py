@@ -1,0 +1,115 @@
+"""Measure a policy closed loop on the simulated tabletop, over a declared set of conditions.
+
+The same policy and chunk executor as on a robot, on a simulated clock: inference takes as long as
+the study says, so the speed of the machine changes nothing. Results are study_NAME.json and
+study_NAME.csv, and study.html, one page for all studies in the folder. The same command goes on
+where it was interrupted.
+
+examples:
+  vla_runtime study --list
+  vla_runtime study success
+  vla_runtime study replan delay --episodes 40 --out demo_runs/study
+  vla_runtime study all --bundle engines/mine --seed 1 --processes 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vla_runtime.study.catalogue import Study
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    parser.add_argument('names', nargs='*', metavar='NAME', help='studies to run, or: all')
+    parser.add_argument('--list', action='store_true', help='what studies there are, and stop')
+    parser.add_argument(
+        '--bundle',
+        type=Path,
+        default=Path('engines/demo'),
+        help='policy for the tabletop (default: %(default)s)',
+    )
+    parser.add_argument('--episodes', type=int, metavar='N', help="a condition (default: study's)")
+    parser.add_argument('--seed', type=int, default=0, help='of scenes, tasks and noise')
+    parser.add_argument(
+        '--processes', type=int, default=2, help='one thread each (default: %(default)s)'
+    )
+    parser.add_argument(
+        '--out',
+        type=Path,
+        default=Path('demo_runs/study'),
+        metavar='DIR',
+        help='where results go (default: %(default)s)',
+    )
+    parser.add_argument(
+        '--work',
+        type=Path,
+        default=Path('demo_runs/study/conditions'),
+        metavar='DIR',
+        help='where finished conditions are kept (default: %(default)s)',
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run, write, show; 2 where the arguments or the bundle cannot be used."""
+    from vla_runtime.bundle import BundleError
+    from vla_runtime.study.catalogue import STUDIES
+
+    if arguments.list:
+        for study in STUDIES.values():
+            print(f'{study.name:12} {study.title}')
+            print(f'{"":12} {len(study.conditions)} conditions of {study.episodes} episodes')
+        return 0
+    names = list(STUDIES) if arguments.names == ['all'] else arguments.names
+    unknown = [name for name in names if name not in STUDIES]
+    if unknown or not names:
+        problem = f'there is no study {", ".join(unknown)}' if unknown else 'no study named'
+        print(f'error: {problem}; choose from {", ".join(STUDIES)}, or all', file=sys.stderr)
+        return 2
+    try:
+        for name in names:
+            _run(STUDIES[name], arguments)
+    except (BundleError, ValueError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(study: Study, arguments: argparse.Namespace) -> None:
+    import torch
+
+    from vla_runtime.bundle import read_bundle
+    from vla_runtime.study.page import study_page
+    from vla_runtime.study.results import Origin, read_studies, study_record, write_study
+    from vla_runtime.study.runner import bundle_identity, episode_seeds, run_conditions
+
+    # Tiny networks gain nothing from threads, and threads that spin on a busy machine lose tenfold.
+    torch.set_num_threads(1)
+    name = read_bundle(arguments.bundle, verify=False).spec.name
+    seeds = episode_seeds(arguments.seed, arguments.episodes or study.episodes)
+    print(f'{study.name}: {study.title}')
+    results = run_conditions(
+        study.conditions, arguments.bundle, seeds, arguments.work, arguments.processes
+    )
+    command = (
+        f'vla_runtime study {study.name} --bundle {arguments.bundle} --episodes {len(seeds)} '
+        f'--seed {arguments.seed}'
+    )
+    origin = Origin(command, name, bundle_identity(arguments.bundle), (seeds[0], seeds[-1] + 1))
+    record = study_record(study, origin, results)
+    written = write_study(arguments.out, record)
+    page = arguments.out / 'study.html'
+    page.write_text(study_page(read_studies(arguments.out)), encoding='utf-8')
+    for condition in record['conditions']:
+        label = ', '.join(f'{key} {value}' for key, value in condition['label'].items())
+        for group, summary in condition['groups'].items():
+            rate = summary['success']
+            print(
+                f'  {label}, {group}: {rate["count"]}/{summary["episodes"]} '
+                f'[{100 * rate["low"]:.0f}, {100 * rate["high"]:.0f}]%'
+            )
+    print(f'wrote {", ".join(str(path) for path in [*written, page])}')

@@ -1,0 +1,156 @@
+"""The studies that there are: what is asked, what varies, how often it is tried.
+
+A study is a tuple of conditions. One of a feature to come is a new field of `Condition` and an
+entry here, such as
+
+    Study('cache', ..., grid(BASE, vision_cache=('off', 'exact', 'change')), x='vision_cache', ...)
+    Study('backends', ..., grid(BASE, backend=('torch', 'onnx', 'tensorrt')), x='backend', ...)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vla_runtime.study.condition import Condition, grid
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question and the conditions that answer it.
+
+    Attributes:
+        name: on the command line and in file names.
+        title: a line for the page.
+        question: what one wants to know, in a sentence or two.
+        conditions: all run on the same seeds, so that they can be compared pair by pair.
+        x: the field along the plots' axis; conditions that differ in others are separate curves.
+        episodes: a condition, unless the command line says otherwise.
+        reference: the condition that the others are compared with.
+    """
+
+    name: str
+    title: str
+    question: str
+    conditions: tuple[Condition, ...]
+    x: str
+    episodes: int
+    reference: Condition | None = None
+
+    def __post_init__(self) -> None:
+        if len(set(self.conditions)) != len(self.conditions):
+            raise ValueError(f"study '{self.name}': a condition is named twice")
+        if self.reference is not None and self.reference not in self.conditions:
+            raise ValueError(f"study '{self.name}': the reference is none of its conditions")
+
+
+BASE = Condition()
+_PUSH = replace(BASE, families=('push',))
+# The replan interval alone is to vary: no delay, and each chunk as it is.
+_BARE = replace(BASE, handover='switch', delay_steps=0.0)
+_REPLAN_INTERVALS = (1, 2, 4, 8, 16)
+_MOVING = replace(_BARE, variant='moving')
+
+_STUDIES = (
+    Study(
+        'success',
+        'Does the shipped policy do its task?',
+        'Unseen scenes with still blocks, default settings. Instructions in the plain wording, '
+        'and in wordings that training never saw; the push family apart.',
+        (*grid(BASE, wording=('plain', 'held_out')), *grid(_PUSH, wording=('plain', 'held_out'))),
+        x='families',
+        episodes=200,
+    ),
+    Study(
+        'instruction',
+        'Does the instruction matter?',
+        'The same scenes and tasks; the robot is told its task, a task for another block (it '
+        'should touch that one), or the same sentence in every episode (it cannot know its task; '
+        'a third of the tasks is chance).',
+        grid(BASE, told=('task', 'other_block', 'fixed')),
+        x='told',
+        episodes=200,
+        reference=BASE,
+    ),
+    Study(
+        'replan',
+        'How many steps of a chunk should be executed?',
+        'Replan interval S from one step to the whole horizon, without delay, each chunk taken as '
+        'it is (switch), on still and on moving blocks. The scripted expert, which sees where the '
+        'blocks are, shows what the loop itself costs.',
+        (
+            *grid(_BARE, replan_interval=_REPLAN_INTERVALS),
+            *grid(_MOVING, replan_interval=_REPLAN_INTERVALS),
+            *grid(replace(_MOVING, driver='expert'), replan_interval=_REPLAN_INTERVALS),
+        ),
+        x='replan_interval',
+        episodes=100,
+    ),
+    Study(
+        'delay',
+        'What does inference time cost, and which hand-over bears it best?',
+        'Each chunk arrives so many steps (of 50 ms) after its observation, at S = 8 and a horizon '
+        'of 16, for each way of handing over. Under rtc the policy is given the committed plan.',
+        grid(
+            BASE,
+            handover=('switch', 'blend', 'ensemble', 'rtc'),
+            delay_steps=tuple(float(steps) for steps in range(9)),
+        ),
+        x='delay_steps',
+        episodes=60,
+    ),
+    Study(
+        'guidance',
+        'What does guidance by the advantage tag change?',
+        'Guidance off (the conditioned prompt alone), and the guidance scale beta. The prompt '
+        'tagged negative, without guidance, shows what the tag itself does.',
+        (
+            *grid(BASE, beta=(None, 1.0, 1.25, 1.5, 2.0, 2.5, 3.5)),
+            replace(BASE, advantage='negative'),
+        ),
+        x='beta',
+        episodes=100,
+        reference=BASE,
+    ),
+    Study(
+        'denoise',
+        'How many denoise steps does a chunk need?',
+        'Euler steps from noise to chunk; the bundle recommends 10.',
+        grid(BASE, denoise_steps=(1, 2, 5, 10)),
+        x='denoise_steps',
+        episodes=100,
+        reference=replace(BASE, denoise_steps=10),
+    ),
+    Study(
+        'precision',
+        'Does a lower precision still do the task?',
+        'Large matrices in float32, bfloat16 and float16; norms, softmax and the flow in float32.',
+        grid(BASE, precision=('float32', 'bfloat16', 'float16')),
+        x='precision',
+        episodes=100,
+        reference=BASE,
+    ),
+    Study(
+        'cameras',
+        'What if a camera is missing?',
+        'The image of a camera is None throughout the episode: a masked camera, never seen in '
+        'training.',
+        grid(BASE, absent_cameras=((), ('front',), ('wrist',), ('front', 'wrist'))),
+        x='absent_cameras',
+        episodes=100,
+        reference=BASE,
+    ),
+    Study(
+        'variants',
+        'How far does it carry beyond still blocks in the usual light?',
+        'Colour family: blocks on a belt, blocks shoved once, other light, displaced cameras.',
+        grid(
+            replace(BASE, families=('colour',)),
+            variant=('still', 'moving', 'pushed', 'lighting', 'camera_jitter'),
+        ),
+        x='variant',
+        episodes=100,
+        reference=replace(BASE, families=('colour',)),
+    ),
+)
+
+STUDIES = {study.name: study for study in _STUDIES}

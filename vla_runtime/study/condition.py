@@ -1,0 +1,125 @@
+"""What one closed-loop experiment is run under: a robot, a task, a policy and an executor setting.
+
+A condition is plain data, so that it can be written down, hashed and sent to a process. To study
+something new, give it a field here, read the field where it acts (`drivers` for the policy's side,
+`episode` for the executor's and the world's) and declare a study that varies it (`catalogue`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any, Literal, get_args
+
+from vla_runtime.execution.handover import HandoverMode
+from vla_runtime.execution.parameters import Overrun
+from vla_runtime.sim.closed_loop import Wording
+from vla_runtime.sim.scene import CAMERAS, VARIANTS, Variant
+from vla_runtime.sim.tasks import FAMILIES, Family
+from vla_runtime.types import Advantage
+
+Driver = Literal['policy', 'expert']
+Told = Literal['task', 'other_block', 'fixed']
+Precision = Literal['float32', 'bfloat16', 'float16']
+
+TOUCH: tuple[Family, ...] = ('colour', 'position')
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One cell of a study; the defaults are those of config/executor.yaml.
+
+    Attributes:
+        families: episode i is of family i modulo their number.
+        variant: of the scene.
+        belt_speed: factor on the speed of moving blocks (1 is 3 to 5 cm/s).
+        wording: of the instruction; `held_out` are sentences that training never saw.
+        told: what the robot is told: its `task`; a task of the same family for the `other_block`;
+            or the same `fixed` sentence in every episode. Success is always that of the task.
+        absent_cameras: cameras whose image is None.
+        driver: the bundle's `policy`, or the scripted `expert`, which knows where the blocks are:
+            what can be had in this loop.
+        precision: of the policy's large matrices.
+        denoise_steps: None is what the bundle recommends.
+        beta: guidance scale; None is guidance off.
+        advantage: tag of the (conditioned) prompt.
+        replan_interval: S, steps.
+        delay_steps: time from the observation to the chunk's arrival, in steps of the policy; need
+            not be whole. The executor's estimate of it begins at the right number, as it would
+            after some chunks.
+        handover: how one chunk follows another; under `rtc` the policy is given the plan.
+        overrun: what follows S steps when the next chunk is late.
+        max_overrun_steps: for `continue`.
+    """
+
+    families: tuple[Family, ...] = TOUCH
+    variant: Variant = 'still'
+    belt_speed: float = 1.0
+    wording: Wording = 'plain'
+    told: Told = 'task'
+    absent_cameras: tuple[str, ...] = ()
+    driver: Driver = 'policy'
+    precision: Precision = 'float32'
+    denoise_steps: int | None = None
+    beta: float | None = None
+    advantage: Advantage = 'positive'
+    replan_interval: int = 8
+    delay_steps: float = 1.0
+    handover: HandoverMode = 'blend'
+    overrun: Overrun = 'continue'
+    max_overrun_steps: int = 4
+
+    def __post_init__(self) -> None:
+        _require_words('families', self.families, FAMILIES)
+        _require_words('absent_cameras', self.absent_cameras, CAMERAS)
+        for name, words in (
+            ('variant', VARIANTS),
+            ('wording', get_args(Wording)),
+            ('told', get_args(Told)),
+            ('driver', get_args(Driver)),
+            ('precision', get_args(Precision)),
+            ('advantage', get_args(Advantage)),
+        ):
+            _require_words(name, (getattr(self, name),), words)
+        if not self.families:
+            raise ValueError('condition: families is empty; name at least one')
+        if not 0.0 <= self.delay_steps < 100.0:
+            raise ValueError(f'condition: delay_steps is {self.delay_steps}, expected 0 to 100')
+        if not self.belt_speed >= 0.0:
+            raise ValueError(f'condition: belt_speed is {self.belt_speed}, expected 0 or more')
+
+
+def _require_words(field: str, found: Sequence[str], words: Sequence[str]) -> None:
+    for word in found:
+        if word not in words:
+            raise ValueError(f"condition: {field} has '{word}', expected one of {list(words)}")
+
+
+def grid(base: Condition, **axes: Sequence[Any]) -> tuple[Condition, ...]:
+    """Every combination of values of some fields, the last field running fastest.
+
+    Raises:
+        TypeError: a field that a condition does not have.
+    """
+    return tuple(
+        replace(base, **dict(zip(axes, values, strict=True))) for values in product(*axes.values())
+    )
+
+
+def varied_fields(conditions: Sequence[Condition]) -> tuple[str, ...]:
+    """Names of the fields in which the conditions differ, in the order of their declaration."""
+    return tuple(
+        field.name
+        for field in fields(Condition)
+        if len({getattr(condition, field.name) for condition in conditions}) > 1
+    )
+
+
+def value_text(name: str, value: Any) -> str:
+    """A field's value for a table or an axis."""
+    if value is None:
+        return 'off' if name == 'beta' else 'default'
+    if isinstance(value, tuple):
+        return ' + '.join(value) or 'none'
+    return f'{value:g}' if isinstance(value, float) else str(value)

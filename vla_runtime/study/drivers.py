@@ -1,0 +1,92 @@
+"""Who makes the chunks of an episode: the policy of a bundle, or the scripted expert."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from vla_runtime.policy import Policy
+from vla_runtime.settings import PolicySettings
+from vla_runtime.sim.expert import HORIZON, STEP_TIME_S, Expert, Style
+from vla_runtime.sim.instructions import find_task
+from vla_runtime.sim.world import Tabletop
+from vla_runtime.study.condition import Condition
+from vla_runtime.types import ActionChunk, CommittedPlan, Observation
+
+
+class ChunkDriver(Protocol):
+    """Turns what is seen into chunks."""
+
+    # Whether it looks at images; rendering is what a tick costs most.
+    needs_images: bool
+    action_names: tuple[str, ...]
+    horizon: int
+
+    def begin(self, condition: Condition, seed: int) -> None:
+        """Begin an episode."""
+
+    def chunk(
+        self, world: Tabletop, observation: Observation, plan: CommittedPlan | None
+    ) -> ActionChunk:
+        """The chunk for an observation that was made of the world as it stands."""
+
+
+class PolicyDriver:
+    """A policy bundle; settings are a condition's, noise is the seed's.
+
+    Args:
+        bundle: folder of the bundle.
+        precision: of the large matrices.
+    """
+
+    needs_images = True
+
+    def __init__(self, bundle: str | Path, precision: str = 'float32') -> None:
+        self._policy = Policy.load(bundle, precision=precision)
+        self._policy.warm_up()
+        self.action_names = tuple(action.name for action in self._policy.spec.actions)
+        self.horizon = self._policy.spec.dims.horizon
+
+    def begin(self, condition: Condition, seed: int) -> None:
+        self._policy.reset()
+        settings = PolicySettings(
+            seed=seed, denoise_steps=condition.denoise_steps, advantage=condition.advantage
+        )
+        if condition.beta is not None:
+            settings = replace(settings, cfg_enabled=True, cfg_beta=condition.beta)
+        self._policy.settings = settings
+
+    def chunk(
+        self, world: Tabletop, observation: Observation, plan: CommittedPlan | None
+    ) -> ActionChunk:
+        return self._policy.infer(observation, plan=plan)[0]
+
+
+class ExpertDriver:
+    """The expert at its best, told by the same words; it sees the simulator's state."""
+
+    needs_images = False
+
+    def __init__(self) -> None:
+        self._expert = Expert()
+        self.action_names: tuple[str, ...] = Tabletop.joint_names
+        self.horizon = HORIZON
+
+    def begin(self, condition: Condition, seed: int) -> None:
+        pass
+
+    def chunk(
+        self, world: Tabletop, observation: Observation, plan: CommittedPlan | None
+    ) -> ActionChunk:
+        block_m = world.state().block_m
+        task = find_task(observation.instruction, block_m)
+        if task is None:
+            raise ValueError(f"expert: '{observation.instruction}' is no task of the tabletop")
+        rows = self._expert.plan(np.asarray(observation.state), block_m, task.goal, Style())
+        names = self.action_names
+        return ActionChunk(
+            rows, names, ('position',) * len(names), STEP_TIME_S, rows.astype(np.float32)
+        )

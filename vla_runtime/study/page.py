@@ -1,0 +1,225 @@
+"""All studies of a folder as one HTML page that needs no other file and no network."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+Json = dict[str, Any]
+
+# What is drawn beside success, where a study has it: summary's field, title, factor.
+_PANELS = (
+    ('steps', 'steps to success (of the successes)', 1.0),
+    ('position_jump', 'position jump at seams, mrad', 1e3),
+    ('velocity_jump', 'velocity jump at seams, rad/s', 1.0),
+    ('jerk_seams', 'jerk at seams, rad/s³', 1.0),
+    ('jerk_elsewhere', 'jerk elsewhere, rad/s³', 1.0),
+    ('jerk_overall', 'jerk overall, rad/s³', 1.0),
+    ('starved_ticks', 'starved ticks an episode (10 ms each)', 1.0),
+)
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em;
+       color: #222; }
+table { border-collapse: collapse; font-size: 13px; margin: 1em 0; }
+th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid #ddd; }
+th { text-align: right; border-bottom: 2px solid #888; vertical-align: bottom; }
+td.name { text-align: left; }
+tr.part td { color: #777; }
+code { background: #f3f3f3; padding: .1em .3em; }
+.note { color: #666; font-size: 13px; }
+svg { max-width: 100%; height: auto; }
+"""
+
+_READING = """
+<p class="note">Success is judged from the simulator's state within a time limit (touch 6 s, push
+12 s; a touch of another block first is a failure). Intervals are 95%: Wilson's score interval for
+shares, mean ± 1.96 standard errors over episodes for the rest. All conditions of a study run on
+the same seeds; <i>against the reference</i> counts the seeds won and lost, with the p of McNemar's
+exact test, not corrected for the number of comparisons. A step is 50 ms. Jumps are Euclidean norms
+over the joints: of the disagreement between new chunk and old plan about the same step before
+hand-over (position), and of the change of a step's mean velocity after it (velocity). Jerk is the
+root mean square of the third difference of commanded positions, one a step. Steps to success are
+those of the successes alone. Inference takes the simulated time that the condition says.</p>
+"""
+
+
+def study_page(studies: Sequence[Json]) -> str:
+    """The page of some studies, in the order given."""
+    links = ' · '.join(f'<a href="#{s["study"]}">{escape(s["study"])}</a>' for s in studies)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<title>Closed-loop studies</title><style>{_STYLE}</style></head><body>\n'
+        f'<h1>Closed-loop studies</h1>\n<p>{links}</p>\n{_READING}'
+        + '\n'.join(_section(study) for study in studies)
+        + '\n</body></html>\n'
+    )
+
+
+def _section(study: Json) -> str:
+    first, after = study['seeds']
+    return (
+        f'<h2 id="{study["study"]}">{escape(study["title"])}</h2>\n'
+        f'<p>{escape(study["question"])}</p>\n{_plot(study)}\n{_table(study)}\n'
+        f'<p class="note"><code>{escape(study["command"])}</code><br>seeds {first} to {after - 1}; '
+        f'bundle {escape(study["bundle"])} (policy.yaml {study["bundle_sha256"][:12]}); '
+        f'{escape(study["machine"])}</p>'
+    )
+
+
+def _table(study: Json) -> str:
+    varied = study['varied']
+    heads = [
+        *(name.replace('_', ' ') for name in varied),
+        'family',
+        'success',
+        '95%',
+        'wrong block',
+        'time out',
+        'touched what it was told',
+        'steps',
+        'delay',
+        'starved ticks',
+        'position jump, mrad',
+        'velocity jump, rad/s',
+        'jerk at seams',
+        'elsewhere',
+        'overall',
+    ]
+    if any(condition['is_reference'] for condition in study['conditions']):
+        heads.append('against the reference')
+    lines = [
+        '<tr>' + ''.join(f'<th>{escape(head)}</th>' for head in heads) + '</tr>',
+        *(
+            _table_row(study, condition, group, len(heads))
+            for condition in study['conditions']
+            for group in condition['groups']
+        ),
+    ]
+    return '<table>\n' + '\n'.join(lines) + '\n</table>'
+
+
+def _table_row(study: Json, condition: Json, group: str, columns: int) -> str:
+    summary, whole = condition['groups'][group], group == next(iter(condition['groups']))
+    success, obeyed = summary['success'], summary['obeyed']
+    names = [condition['label'][name] if whole else '' for name in study['varied']]
+    cells = [
+        f'{success["count"]}/{summary["episodes"]}',
+        f'{100 * success["low"]:.0f} to {100 * success["high"]:.0f}',
+        str(summary['wrong_block']),
+        str(summary['timeout']),
+        f'{obeyed["count"]}/{summary["episodes"]}',
+        _number(summary['steps'], 1),
+        _number(summary['delay_steps'], 1),
+        _number(summary['starved_ticks'], 1),
+        _number(summary['position_jump'], 0, 1e3),
+        _number(summary['velocity_jump'], 3),
+        *(_number(summary[name], 0) for name in ('jerk_seams', 'jerk_elsewhere', 'jerk_overall')),
+    ]
+    if len(names) + 1 + len(cells) < columns:
+        cells.append(_versus(condition) if whole else '')
+    return (
+        f'<tr{"" if whole else " class=part"}>'
+        + ''.join(f'<td class="name">{escape(name)}</td>' for name in [*names, group])
+        + ''.join(f'<td>{escape(cell)}</td>' for cell in cells)
+        + '</tr>'
+    )
+
+
+def _versus(condition: Json) -> str:
+    if condition['is_reference']:
+        return 'reference'
+    versus = condition['versus_reference']
+    return '' if versus is None else f'+{versus["won"]} -{versus["lost"]}, p {versus["p"]:.2g}'
+
+
+def _number(mean: Json, digits: int, factor: float = 1.0) -> str:
+    return '' if mean['value'] is None else f'{mean["value"] * factor:.{digits}f}'
+
+
+def _plot(study: Json) -> str:
+    """Success, then whatever else the study has, over x; a curve for each of the other fields."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+
+    ticks = list(dict.fromkeys(c['label'][study['x']] for c in study['conditions']))
+    panels = [panel for panel in _PANELS if _has(study, panel[0])]
+    rows = -(-(len(panels) + 1) // 4)
+    # Text stays text and ids stay the same: a page that is small and can be compared.
+    options: Any = {'svg.fonttype': 'none', 'svg.hashsalt': study['study'], 'font.size': 9}
+    with pyplot.rc_context(options):
+        figure, axes = pyplot.subplots(
+            rows, 4, figsize=(15, 3.4 * rows), layout='constrained', squeeze=False
+        )
+        flat = list(axes.flat)
+        _draw(flat[0], study, ticks, 'success', 'success, %', 100.0)
+        flat[0].set_ylim(-3, 103)
+        for panel, (name, title, factor) in zip(flat[1:], panels, strict=False):
+            _draw(panel, study, ticks, name, title, factor)
+            panel.set_ylim(bottom=0)
+        for panel in flat[len(panels) + 1 :]:
+            panel.set_axis_off()
+        if len(_curves(study)) > 1:
+            flat[0].legend(fontsize=8, loc='lower left')
+        text = io.StringIO()
+        figure.savefig(text, format='svg', metadata={'Date': None})
+        pyplot.close(figure)
+    return text.getvalue()[text.getvalue().index('<svg') :]
+
+
+def _draw(panel: Any, study: Json, ticks: list[str], name: str, title: str, factor: float) -> None:
+    """One measure over x, with its intervals; curves stand a little apart to be told apart."""
+    curves = _curves(study)
+    for number, (curve, conditions) in enumerate(curves.items()):
+        points = []
+        for condition in conditions:
+            found = next(iter(condition['groups'].values()))[name]
+            value = found['rate'] if name == 'success' else found['value']
+            if value is not None:
+                low = value if found['low'] is None else found['low']
+                high = value if found['high'] is None else found['high']
+                place = ticks.index(condition['label'][study['x']])
+                points.append((place, value * factor, low * factor, high * factor))
+        if not points:
+            continue
+        x, y, low, high = (list(column) for column in zip(*points, strict=True))
+        shift = (number - (len(curves) - 1) / 2) * 0.08
+        panel.errorbar(
+            [place + shift for place in x],
+            y,
+            yerr=[
+                [a - b for a, b in zip(y, low, strict=True)],
+                [b - a for a, b in zip(y, high, strict=True)],
+            ],
+            marker='o',
+            markersize=4,
+            linewidth=1.2,
+            capsize=2,
+            label=curve,
+        )
+    panel.set_title(title, fontsize=9)
+    panel.set_xlabel(study['x'].replace('_', ' '))
+    panel.set_xticks(range(len(ticks)), ticks, rotation=20 if max(map(len, ticks)) > 6 else 0)
+    panel.set_xlim(-0.5, len(ticks) - 0.5)
+    panel.grid(alpha=0.3)
+
+
+def _curves(study: Json) -> dict[str, list[Json]]:
+    """Conditions that differ in nothing but x, by what they share."""
+    others = [name for name in study['varied'] if name != study['x']]
+    curves: dict[str, list[Json]] = {}
+    for condition in study['conditions']:
+        shared = ', '.join(condition['label'][name] for name in others)
+        curves.setdefault(shared, []).append(condition)
+    return curves
+
+
+def _has(study: Json, name: str) -> bool:
+    """Whether a measure is there, and not zero throughout."""
+    return any(
+        next(iter(condition['groups'].values()))[name]['value'] for condition in study['conditions']
+    )

@@ -1,0 +1,171 @@
+"""A study's results on disk: JSON with everything that matters, CSV with a row a condition."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vla_runtime import __version__
+from vla_runtime.sim.gl import mujoco
+from vla_runtime.sim.success_rate import SuccessRate
+from vla_runtime.study.catalogue import Study
+from vla_runtime.study.condition import Condition, value_text, varied_fields
+from vla_runtime.study.episode import EpisodeResult
+from vla_runtime.study.statistics import MEANS, Mean, Summary, by_family, compare, summarise
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where results come from.
+
+    Attributes:
+        command: that gives them again.
+        bundle: name of the policy.
+        bundle_sha256: of its policy.yaml.
+        seeds: first seed, and the one after the last.
+    """
+
+    command: str
+    bundle: str
+    bundle_sha256: str
+    seeds: tuple[int, int]
+
+
+def study_record(
+    study: Study, origin: Origin, results: Mapping[Condition, Sequence[EpisodeResult]]
+) -> Json:
+    """All of a study as plain data; what cannot be measured is None."""
+    varied = varied_fields(study.conditions)
+    reference = results[study.reference] if study.reference is not None else None
+    return {
+        'study': study.name,
+        'title': study.title,
+        'question': study.question,
+        'x': study.x,
+        'varied': list(varied),
+        **asdict(origin),
+        'versions': {
+            'vla_runtime': __version__,
+            'python': platform.python_version(),
+            'mujoco': mujoco.__version__,
+        },
+        'machine': f'{platform.system()} {platform.machine()}, {os.cpu_count()} cores; simulated '
+        'clock, so the machine makes no difference to what is measured',
+        'conditions': [
+            _condition_record(condition, varied, results[condition], reference, study)
+            for condition in study.conditions
+        ],
+    }
+
+
+def _condition_record(
+    condition: Condition,
+    varied: Sequence[str],
+    episodes: Sequence[EpisodeResult],
+    reference: Sequence[EpisodeResult] | None,
+    study: Study,
+) -> Json:
+    groups = {name: summary_record(summarise(g)) for name, g in by_family(episodes).items()}
+    versus = None
+    if reference is not None and condition != study.reference:
+        versus = asdict(compare(episodes, reference))
+    return {
+        'label': {name: value_text(name, getattr(condition, name)) for name in varied},
+        'settings': asdict(condition),
+        'groups': groups,
+        'versus_reference': versus,
+        'is_reference': condition == study.reference,
+        'episodes': [
+            [e.seed, e.family, e.outcome, e.touched, e.meant, round(e.steps, 1)] for e in episodes
+        ],
+    }
+
+
+def summary_record(summary: Summary) -> Json:
+    """A summary as plain data."""
+    return {
+        'episodes': summary.success.episodes,
+        'success': _rate(summary.success),
+        'obeyed': _rate(summary.obeyed),
+        'wrong_block': summary.wrong_block,
+        'timeout': summary.timeout,
+        'refused': summary.refused,
+        'halted': summary.halted,
+        **{name: _mean(getattr(summary, name)) for name in MEANS},
+    }
+
+
+def _rate(rate: SuccessRate) -> Json:
+    low, high = rate.interval()
+    return {'count': rate.successes, 'rate': rate.rate, 'low': low, 'high': high}
+
+
+def _mean(mean: Mean) -> Json:
+    return {name: value if math.isfinite(value) else None for name, value in asdict(mean).items()}
+
+
+def write_study(folder: Path, record: Json) -> list[Path]:
+    """Write study_NAME.json and study_NAME.csv; the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / f'study_{record["study"]}'
+    json_path, csv_path = stem.with_suffix('.json'), stem.with_suffix('.csv')
+    # A line a condition: a file that can be read, and compared with the last one.
+    head = {name: value for name, value in record.items() if name != 'conditions'}
+    lines = ',\n'.join(json.dumps(condition) for condition in record['conditions'])
+    text = json.dumps(head, indent=2)[:-2] + ',\n  "conditions": [\n' + lines + '\n  ]\n}\n'
+    _replace(json_path, text)
+    rows = [row for condition in record['conditions'] for row in _csv_rows(record, condition)]
+    temporary = csv_path.with_suffix('.part')
+    with temporary.open('w', newline='', encoding='utf-8') as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator='\n')
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(temporary, csv_path)
+    return [json_path, csv_path]
+
+
+def _csv_rows(record: Json, condition: Json) -> list[Json]:
+    rows = []
+    for group, summary in condition['groups'].items():
+        row = {name: condition['label'][name] for name in record['varied']}
+        row |= {'family': group, 'episodes': summary['episodes']}
+        for name in ('success', 'obeyed'):
+            rate = summary[name]
+            row[f'{name}_count'] = rate['count']
+            for part in ('rate', 'low', 'high'):
+                row[f'{name}_{part}'] = f'{rate[part]:.4f}'
+        row |= {name: summary[name] for name in ('wrong_block', 'timeout', 'refused', 'halted')}
+        for name in MEANS:
+            for part in ('value', 'low', 'high'):
+                value = summary[name][part]
+                row[f'{name}_{part}'] = '' if value is None else f'{value:.6g}'
+        versus = (
+            condition['versus_reference']
+            if group == 'all' or len(condition['groups']) == 1
+            else None
+        )
+        for name in ('won', 'lost', 'p'):
+            row[f'versus_reference_{name}'] = '' if versus is None else f'{versus[name]:.4g}'
+        rows.append(row)
+    return rows
+
+
+def read_studies(folder: Path) -> list[Json]:
+    """Every study_*.json of a folder."""
+    paths = sorted(folder.glob('study_*.json'))
+    return [json.loads(path.read_text(encoding='utf-8')) for path in paths]
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_suffix('.part')
+    temporary.write_text(text, encoding='utf-8')
+    os.replace(temporary, path)

@@ -1,0 +1,199 @@
+"""Runs the conditions of a study: seeded, over processes, resumable.
+
+A condition's episodes are written once all of them are done, into a file named after everything
+that they depend on (condition, seeds, bundle, version). So an interrupted study goes on where it
+was, and a condition that two studies share is run once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from vla_runtime import __version__
+from vla_runtime.bundle_schema import SPEC_FILE
+from vla_runtime.sim.demo_bundle import FIRST_UNSEEN_SEED
+from vla_runtime.sim.world import Tabletop
+from vla_runtime.study.condition import Condition
+from vla_runtime.study.drivers import ChunkDriver, ExpertDriver, PolicyDriver
+from vla_runtime.study.episode import CONTROL_RATE_HZ, EpisodeResult, run_episode
+from vla_runtime.study.smoothness import Jerk
+
+# Beyond the scenes on which a demo policy is checked while it is made.
+_FIRST_SEED = FIRST_UNSEEN_SEED + 1_000_000
+_SEEDS_PER_STUDY_SEED = 100_000
+_BATCH = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """A condition, the bundle and the seeds that it is run on."""
+
+    condition: Condition
+    bundle: Path
+    seeds: tuple[int, ...]
+
+
+def episode_seeds(study_seed: int, episodes: int) -> tuple[int, ...]:
+    """The seeds of a study: never those of training, nor those that a bundle was checked on.
+
+    Raises:
+        ValueError: more episodes than a study seed has.
+    """
+    if not 0 < episodes <= _SEEDS_PER_STUDY_SEED or study_seed < 0:
+        raise ValueError(
+            f'{episodes} episodes from seed {study_seed}: expected 1 to {_SEEDS_PER_STUDY_SEED} '
+            'episodes and a seed of 0 or more'
+        )
+    first = _FIRST_SEED + study_seed * _SEEDS_PER_STUDY_SEED
+    return tuple(range(first, first + episodes))
+
+
+def run_conditions(
+    conditions: Sequence[Condition],
+    bundle: Path,
+    seeds: Sequence[int],
+    work: Path,
+    processes: int = 1,
+    progress: bool = True,
+) -> dict[Condition, list[EpisodeResult]]:
+    """Run what has not been run yet; safe to interrupt.
+
+    Args:
+        conditions: all on the same seeds.
+        bundle: folder of the policy.
+        seeds: one an episode.
+        work: where finished conditions are kept.
+        processes: each with one thread and a policy of its own; 1 runs everything in this one.
+        progress: show a bar.
+    """
+    runs = [Run(condition, bundle, tuple(seeds)) for condition in conditions]
+    paths = {run: work / f'{_identity(run)}.json' for run in runs}
+    done = {run: _read(path) for run, path in paths.items() if path.exists()}
+    left = [run for run in runs if run not in done]
+    work.mkdir(parents=True, exist_ok=True)
+    with tqdm(
+        total=len(runs) * len(seeds),
+        initial=len(done) * len(seeds),
+        unit='episode',
+        disable=not progress,
+    ) as bar:
+        for run, episodes in _run_all(left, processes, bar.update):
+            _write(paths[run], run, episodes)
+            done[run] = episodes
+            successes = sum(episode.success for episode in episodes)
+            bar.set_postfix_str(f'last condition {successes}/{len(episodes)}')
+    return {run.condition: done[run] for run in runs}
+
+
+def _run_all(
+    runs: Sequence[Run], processes: int, on_progress: Callable[[int], Any]
+) -> Iterator[tuple[Run, list[EpisodeResult]]]:
+    """Each run with its episodes, as it is finished; batches of all runs share the processes."""
+    batches = [
+        (number, first)
+        for number, run in enumerate(runs)
+        for first in range(0, len(run.seeds), _BATCH)
+    ]
+    tasks = ((runs[number], number, first) for number, first in batches)
+    found: list[dict[int, list[EpisodeResult]]] = [{} for _ in runs]
+    with _mapper(processes) as mapped:
+        for number, first, episodes in mapped(_run_batch, tasks):
+            found[number][first] = episodes
+            on_progress(len(episodes))
+            if len(found[number]) == math.ceil(len(runs[number].seeds) / _BATCH):
+                ordered = sorted(found[number].items())
+                yield runs[number], [episode for _, batch in ordered for episode in batch]
+
+
+class _mapper:  # noqa: N801
+    """`map` in this process, or unordered over others."""
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._pool: Any = None
+
+    def __enter__(self) -> Callable[..., Any]:
+        if self._processes <= 1:
+            return map
+        # A forked process inherits torch's threads and rendering contexts in an unusable state.
+        context = multiprocessing.get_context('spawn')
+        os.environ.setdefault('OMP_NUM_THREADS', '1')
+        self._pool = context.Pool(self._processes, initializer=_use_one_thread)
+        return self._pool.imap_unordered
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool.join()
+
+
+def _use_one_thread() -> None:
+    """Two one-thread processes finish before one two-thread process does."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+_worlds: list[Tabletop] = []
+_drivers: dict[tuple[str, Path, str], ChunkDriver] = {}
+
+
+def _run_batch(task: tuple[Run, int, int]) -> tuple[int, int, list[EpisodeResult]]:
+    """Some episodes of a run, in whatever process this is; world and drivers are kept."""
+    run, number, first = task
+    if not _worlds:
+        _worlds.append(Tabletop(CONTROL_RATE_HZ))
+    condition = run.condition
+    key = (condition.driver, run.bundle, condition.precision)
+    if key not in _drivers and condition.driver == 'expert':
+        _drivers[key] = ExpertDriver()
+    elif key not in _drivers:
+        _drivers[key] = PolicyDriver(run.bundle, condition.precision)
+    episodes = [
+        run_episode(_worlds[0], _drivers[key], condition, seed, first + i)
+        for i, seed in enumerate(run.seeds[first : first + _BATCH])
+    ]
+    return number, first, episodes
+
+
+def bundle_identity(bundle: Path) -> str:
+    """SHA-256 of policy.yaml, which names the SHA-256 of every other file of the bundle."""
+    return hashlib.sha256((bundle / SPEC_FILE).read_bytes()).hexdigest()
+
+
+def _identity(run: Run) -> str:
+    """A name for everything that a run's episodes depend on."""
+    by_policy = run.condition.driver == 'policy'
+    parts = {
+        'version': __version__,
+        'bundle': bundle_identity(run.bundle) if by_policy else None,
+        'condition': asdict(run.condition),
+        'seeds': run.seeds,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _write(path: Path, run: Run, episodes: Sequence[EpisodeResult]) -> None:
+    """All or nothing: a file that exists is complete."""
+    content = {
+        'condition': asdict(run.condition),
+        'episodes': [asdict(episode) for episode in episodes],
+    }
+    temporary = path.with_suffix('.part')
+    temporary.write_text(json.dumps(content), encoding='utf-8')
+    os.replace(temporary, path)
+
+
+def _read(path: Path) -> list[EpisodeResult]:
+    episodes = json.loads(path.read_text(encoding='utf-8'))['episodes']
+    return [EpisodeResult(**{**episode, 'jerk': Jerk(**episode['jerk'])}) for episode in episodes]
