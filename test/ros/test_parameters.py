@@ -1,0 +1,148 @@
+"""One table declares, judges and documents a node's parameters."""
+
+import pytest
+import rclpy
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+
+from vla_runtime.ros.parameters import ParameterError, ParameterSpec, declare, markdown, values
+from vla_runtime.ros.policy_parameters import POLICY_PARAMETERS, limits_from, settings_from
+from vla_runtime.settings import PolicySettings
+
+TABLE = (
+    ParameterSpec('gain', 1.5, 'a number', minimum=1.0, maximum=5.0),
+    ParameterSpec('steps', 4, 'a whole number', minimum=0, maximum=100),
+    ParameterSpec('mode', 'fast', 'a word', words=('fast', 'exact')),
+    ParameterSpec('enabled', False, 'a switch'),
+    ParameterSpec('file', '', 'a path', read_only=True),
+)
+
+
+@pytest.fixture(scope='module')
+def context():
+    made = rclpy.Context()
+    rclpy.init(context=made)
+    yield made
+    rclpy.shutdown(context=made)
+
+
+@pytest.fixture
+def make_node(context):
+    nodes = []
+
+    def make(**overrides):
+        given = [Parameter(name, value=value) for name, value in overrides.items()]
+        nodes.append(Node('parameters', context=context, parameter_overrides=given))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.destroy_node()
+
+
+def set_one(node, name, value):
+    return node.set_parameters([Parameter(name, value=value)])[0]
+
+
+def test_values_given_at_start_are_in_force(make_node):
+    node = make_node(gain=2.0, mode='exact')
+    declare(node, TABLE)
+    assert values(node, TABLE) == {
+        'gain': 2.0,
+        'steps': 4,
+        'mode': 'exact',
+        'enabled': False,
+        'file': '',
+    }
+
+
+@pytest.mark.parametrize(
+    ('given', 'reason'),
+    [
+        ({'gain': 2}, r'gain: expected double \(write 2.0, not 2\), 1.0 to 5.0'),
+        ({'gain': 9.0}, r'gain: expected double .*1.0 to 5.0'),
+        ({'steps': 1.5}, 'steps: expected integer, 0 to 100'),
+        ({'mode': 'slow'}, "mode is 'slow': it must be one of fast, exact"),
+        ({'enabled': 'yes'}, 'enabled: expected bool'),
+    ],
+)
+def test_value_at_start_that_does_not_fit_names_what_does(make_node, given, reason):
+    with pytest.raises(ParameterError, match=reason):
+        declare(make_node(**given), TABLE)
+
+
+@pytest.mark.parametrize(
+    ('name', 'value', 'words'),
+    [
+        ('gain', 5.1, ('1.0', '5.0')),
+        ('gain', 0.9999999, ('1.0', '5.0')),
+        ('gain', float('nan'), ('1.0', '5.0')),
+        ('gain', float('inf'), ('1.0', '5.0')),
+        ('steps', 101, ('0', '100')),
+        ('mode', 'slow', ('fast', 'exact')),
+        ('steps', 2.0, ('INTEGER', 'DOUBLE')),
+        ('file', 'other', ('read-only', 'file')),
+    ],
+)
+def test_value_that_does_not_fit_is_refused_and_the_old_one_stays(make_node, name, value, words):
+    node = make_node()
+    declare(node, TABLE)
+    before = values(node, TABLE)
+    result = set_one(node, name, value)
+    assert not result.successful
+    assert all(word in result.reason for word in words), result.reason
+    assert values(node, TABLE) == before
+
+
+@pytest.mark.parametrize(('name', 'value'), [('gain', 1.0), ('gain', 5.0), ('steps', 0)])
+def test_the_range_includes_its_ends(make_node, name, value):
+    node = make_node()
+    declare(node, TABLE)
+    assert set_one(node, name, value).successful
+    assert values(node, TABLE)[name] == value
+
+
+def test_joint_check_sees_the_values_as_they_would_be(make_node):
+    node, seen = make_node(), []
+
+    def check(given):
+        seen.append(dict(given))
+        return 'not both' if given['enabled'] and given['mode'] == 'exact' else None
+
+    declare(node, TABLE, check)
+    assert set_one(node, 'enabled', True).successful
+    assert set_one(node, 'mode', 'exact').reason == 'not both'
+    assert values(node, TABLE)['mode'] == 'fast'
+    assert seen[-1] == {**values(node, TABLE), 'mode': 'exact'}
+
+
+def test_other_parameters_of_the_node_are_none_of_the_tables_business(make_node):
+    node = make_node()
+    declare(node, TABLE, lambda given: 'never')
+    node.declare_parameter('other', 1)
+    assert set_one(node, 'other', 2).successful
+
+
+@pytest.mark.parametrize('row', [*TABLE, *POLICY_PARAMETERS], ids=lambda row: row.name)
+def test_descriptor_says_what_the_table_says(row):
+    descriptor = row.descriptor()
+    assert descriptor.description == row.description
+    assert descriptor.read_only == row.read_only
+    ranges = [*descriptor.floating_point_range, *descriptor.integer_range]
+    assert [(r.from_value, r.to_value) for r in ranges] == (
+        [] if row.minimum is None else [(row.minimum, row.maximum)]
+    )
+
+
+def test_markdown_has_a_line_for_each_parameter():
+    lines = markdown(TABLE).splitlines()
+    assert lines[2] == '| `gain` | double | `1.5` | 1.0 to 5.0 | yes | a number |'
+    assert lines[6] == '| `file` | string |  |  | no | a path |'
+    assert len(lines) == 2 + len(TABLE)
+
+
+def test_policy_nodes_defaults_are_the_policys_own():
+    defaults = {row.name: row.default for row in POLICY_PARAMETERS}
+    assert settings_from(defaults) == PolicySettings()
+    assert settings_from({**defaults, 'denoise_steps': 5}).denoise_steps == 5
+    assert limits_from({**defaults, 'sync_tolerance_s': 0.02}).tolerance_ns == 20_000_000
