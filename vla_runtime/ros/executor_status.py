@@ -70,7 +70,7 @@ def control(status: LoopStatus, answers: Answers) -> Condition:
     if reason in _WAITING and answers.silent_s is not None and answers.silent_s > _SILENT_AFTER_S:
         level = Level.WARN
         text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
-    if executor.detail:
+    if executor.detail and reason not in _TEXTS:
         text += f': {executor.detail}'
     if executor.dry_run:
         text = f'dry run, nothing is published: {text}'

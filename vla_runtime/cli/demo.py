@@ -1,0 +1,138 @@
+"""Drive the simulated tabletop robot with a policy, in closed loop, and report on it.
+
+Starts policy_node, executor_node and tabletop_node as on a real robot, gives one instruction after
+the other, and writes a folder: bag/ (rosbag2, MCAP), parameters.yaml, log/ and report.html.
+Ctrl-C ends it at any time, with the report written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vla_runtime.demo.session import DemoOptions, DemoResult
+
+_PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    parser.add_argument('--seconds', type=float, default=30.0, help='closed loop (default: 30)')
+    parser.add_argument(
+        '--out', type=Path, metavar='DIR', help='new folder (default: demo_runs/DATE_TIME)'
+    )
+    parser.add_argument(
+        '--bundle', type=Path, metavar='DIR', help='policy bundle (default: engines/demo)'
+    )
+    parser.add_argument('--robot', default='tabletop', help='robot file (default: tabletop)')
+    parser.add_argument('--backend', default='torch', help='runs the networks (default: torch)')
+    parser.add_argument(
+        '--replan-interval', type=int, metavar='S', help='steps (default: as config/executor.yaml)'
+    )
+    parser.add_argument('--cfg-beta', type=float, metavar='B', help='guide with this scale')
+    parser.add_argument('--seed', type=int, default=0, help='of scenes and instructions')
+    parser.add_argument('--namespace', default='', help='of all nodes (default: none)')
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run it; 0 after the time or Ctrl-C, 1 when something ended it, 2 for unusable arguments."""
+    _prepare_environment()
+    try:
+        from vla_runtime.demo.bag import BagError
+        from vla_runtime.demo.session import run_session
+        from vla_runtime.ros.robot import RobotError
+    except ImportError as error:
+        print(
+            f'error: the demo needs {error.name}, which is not installed; '
+            "./run demo brings everything, or: pip install 'vla_runtime[torch,sim,report]' and a "
+            'sourced ROS 2',
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        options = _options(arguments)
+        options.out.mkdir(parents=True, exist_ok=True)
+        result = run_session(options, _say)
+    except (BagError, RobotError, ValueError, OSError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 2
+    _report(options, result)
+    if result.failure:
+        print(f'error: {result.failure}', file=sys.stderr)
+        return 1
+    return 0
+
+
+def _options(arguments: argparse.Namespace) -> DemoOptions:
+    from vla_runtime.demo.session import DemoOptions
+    from vla_runtime.ros.share import share_folder
+
+    if not arguments.seconds > 0.0:
+        raise ValueError(f'--seconds {arguments.seconds:g}: expected more than 0')
+    if arguments.seed < 0:
+        raise ValueError(f'--seed {arguments.seed}: expected 0 or more')
+    bundle = arguments.bundle or share_folder() / 'engines' / 'demo'
+    if not (bundle / 'policy.yaml').is_file():
+        raise ValueError(
+            f'{bundle}: no policy bundle there (policy.yaml is missing); name one with --bundle, '
+            'or train the demo policy: vla_runtime train-demo'
+        )
+    out = arguments.out or Path('demo_runs') / datetime.now().strftime('%Y-%m-%d_%H%M%S')
+    return DemoOptions(
+        seconds=arguments.seconds,
+        out=out,
+        bundle=bundle.resolve(),
+        robot=arguments.robot,
+        backend=arguments.backend,
+        replan_interval=arguments.replan_interval,
+        cfg_beta=arguments.cfg_beta,
+        seed=arguments.seed,
+        namespace=arguments.namespace.strip('/'),
+    )
+
+
+def _prepare_environment() -> None:
+    """What the launch files set, unless the user has chosen: lossless images, this machine only."""
+    from vla_runtime.ros.share import share_folder
+
+    middleware = os.environ.get('RMW_IMPLEMENTATION', 'rmw_fastrtps_cpp')
+    if middleware.startswith('rmw_fastrtps') and not any(map(os.environ.get, _PROFILE_VARIABLES)):
+        profile = str(share_folder() / 'config' / 'fastdds.xml')
+        os.environ.update(dict.fromkeys(_PROFILE_VARIABLES, profile))
+    # A simulated robot is nobody else's business on the network.
+    os.environ.setdefault('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
+
+
+def _report(options: DemoOptions, result: DemoResult) -> None:
+    from vla_runtime.demo.report import write_report
+    from vla_runtime.sim.world import JOINT_NAMES
+
+    telemetry = result.telemetry
+    facts = {
+        'bundle': options.bundle.name,
+        'robot': options.robot,
+        'backend': options.backend,
+        'seed': str(options.seed),
+        'closed loop': f'{result.seconds:.1f} s'
+        + (', ended with Ctrl-C' if result.interrupted else ''),
+        'machine': f'{platform.machine()}, {os.cpu_count()} CPUs, Python '
+        f'{platform.python_version()}',
+        'date': datetime.now().strftime('%Y-%m-%d %H:%M'),
+    }
+    path = options.out / 'report.html'
+    write_report(path, telemetry, result.parameters, facts, JOINT_NAMES, result.failure)
+    _say(
+        f'{telemetry.completed} of {telemetry.judged} instructions completed, '
+        f'{len(telemetry.inferences)} chunks'
+    )
+    _say(f'report: {path}')
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

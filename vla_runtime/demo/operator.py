@@ -1,0 +1,140 @@
+"""What a person at the robot does: lifecycle, services, parameters and instructions, as calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lifecycle_msgs.msg import State, Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+from rcl_interfaces.srv import GetParameters, ListParameters, SetParameters
+from rclpy.node import Node
+from rclpy.parameter import Parameter, parameter_value_to_python
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from std_msgs.msg import String
+from std_srvs.srv import Trigger
+
+_LATCHED = QoSProfile(
+    depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
+)
+_POLL_S = 0.02
+# Loading a policy on a busy machine takes its time.
+CONFIGURE_TIMEOUT_S = 300.0
+ANSWER_TIMEOUT_S = 20.0
+READY_TIMEOUT_S = 60.0
+
+
+class OperatorError(RuntimeError):
+    """A node refused, or does not answer; the message says which and why."""
+
+
+class Operator:
+    """Calls services of the session's nodes and waits for the answers.
+
+    Args:
+        node: spun by somebody else.
+        check: called while waiting; raises what should end the waiting (a dead child, Ctrl-C).
+    """
+
+    def __init__(self, node: Node, check: Callable[[], None]) -> None:
+        self._node = node
+        self._check = check
+        self._clients: dict[str, Any] = {}
+        self._instructions = node.create_publisher(String, 'vla_policy/instruction', _LATCHED)
+
+    def wait_for(self, condition: Callable[[], Any], what: str, timeout_s: float) -> Any:
+        """What `condition` returns, once it is true.
+
+        Raises:
+            OperatorError: it was not in time.
+        """
+        end_s = time.monotonic() + timeout_s
+        while True:
+            self._check()
+            value = condition()
+            if value:
+                return value
+            if time.monotonic() > end_s:
+                raise OperatorError(f'waited {timeout_s:g} s in vain for {what}')
+            time.sleep(_POLL_S)
+
+    def instruct(self, instruction: str) -> None:
+        """Tell the policy what to do."""
+        self._instructions.publish(String(data=instruction))
+
+    def trigger(self, service: str) -> str:
+        """Call a `std_srvs/Trigger`; its message.
+
+        Raises:
+            OperatorError: it did not succeed; with its message.
+        """
+        response = self._call(Trigger, service, Trigger.Request())
+        if not response.success:
+            raise OperatorError(f'{service}: {response.message}')
+        return str(response.message)
+
+    def configure(self, *nodes: str) -> None:
+        """Configure lifecycle nodes, all at once."""
+        self._transition(Transition.TRANSITION_CONFIGURE, 'configure', nodes, CONFIGURE_TIMEOUT_S)
+
+    def activate(self, *nodes: str) -> None:
+        """Activate lifecycle nodes."""
+        self._transition(Transition.TRANSITION_ACTIVATE, 'activate', nodes, ANSWER_TIMEOUT_S)
+
+    def deactivate(self, *nodes: str) -> None:
+        """Deactivate lifecycle nodes."""
+        self._transition(Transition.TRANSITION_DEACTIVATE, 'deactivate', nodes, ANSWER_TIMEOUT_S)
+
+    def is_active(self, node: str) -> bool:
+        """Whether a lifecycle node is active."""
+        response = self._call(GetState, f'{node}/get_state', GetState.Request())
+        return bool(response.current_state.id == State.PRIMARY_STATE_ACTIVE)
+
+    def set_parameter(self, node: str, name: str, value: Any) -> None:
+        """Set one parameter.
+
+        Raises:
+            OperatorError: it was refused; with the reason.
+        """
+        request = SetParameters.Request()
+        request.parameters = [Parameter(name, value=value).to_parameter_msg()]
+        result = self._call(SetParameters, f'{node}/set_parameters', request).results[0]
+        if not result.successful:
+            raise OperatorError(f'{node}: {result.reason}')
+
+    def parameters(self, node: str) -> dict[str, Any]:
+        """All parameters of a node, as they are now."""
+        listed = self._call(ListParameters, f'{node}/list_parameters', ListParameters.Request())
+        names = sorted(listed.result.names)
+        request = GetParameters.Request(names=names)
+        answer = self._call(GetParameters, f'{node}/get_parameters', request)
+        return {
+            name: parameter_value_to_python(value)
+            for name, value in zip(names, answer.values, strict=True)
+        }
+
+    def _transition(
+        self, transition: int, verb: str, nodes: tuple[str, ...], timeout_s: float
+    ) -> None:
+        request = ChangeState.Request()
+        request.transition.id = transition
+        futures = [
+            (node, self._send(ChangeState, f'{node}/change_state', request)) for node in nodes
+        ]
+        for node, future in futures:
+            self.wait_for(future.done, f'{node} to {verb}', timeout_s)
+            if not future.result().success:
+                raise OperatorError(f'{node} could not {verb}; its log says why')
+
+    def _call(self, service_type: Any, name: str, request: Any) -> Any:
+        future = self._send(service_type, name, request)
+        self.wait_for(future.done, f'an answer of {name}', ANSWER_TIMEOUT_S)
+        return future.result()
+
+    def _send(self, service_type: Any, name: str, request: Any) -> Any:
+        client = self._clients.get(name)
+        if client is None:
+            client = self._clients[name] = self._node.create_client(service_type, name)
+        self.wait_for(client.service_is_ready, f'service {name}', READY_TIMEOUT_S)
+        return client.call_async(request)

@@ -1,0 +1,147 @@
+"""The report's plots, as SVG text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+
+matplotlib.use('svg')
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from vla_runtime.demo.telemetry import Attempt, Series, Telemetry
+
+_MEASURED, _COMMANDED, _SEAM, _LATE = '#1f6f8b', '#d1495b', '#b8b8b8', '#e09f3e'
+_OUTCOME = {'success': '#4f9d69', '': '#9a9a9a'}
+_FAILED = '#d1495b'
+# Points a curve keeps: more would not be seen.
+_POINTS = 1500
+
+
+def joints(telemetry: Telemetry, names: Sequence[str], start_ns: int) -> str:
+    """Commanded and measured positions, with every hand-over and every instruction marked."""
+    figure = Figure(figsize=(12, 1.7 * max(len(names), 1)), layout='constrained')
+    axes = figure.subplots(max(len(names), 1), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, name in zip(axes, names, strict=False):
+        for seam in telemetry.seams:
+            colour = _LATE if seam.late else _SEAM
+            axis.axvline(_seconds(seam.time_ns, start_ns), color=colour, linewidth=0.5)
+        _curve(axis, telemetry.measured.get(name), start_ns, _MEASURED, 'measured', 1.4)
+        _curve(axis, telemetry.commanded.get(name), start_ns, _COMMANDED, 'commanded', 0.9)
+        _attempts(axis, telemetry.attempts, start_ns)
+        axis.set_ylabel(name)
+        axis.margins(x=0.01)
+    if names:
+        axes[0].legend(loc='upper right', ncols=2, frameon=False)
+    axes[-1].set_xlabel('seconds')
+    return _svg(figure)
+
+
+def latency(telemetry: Telemetry, start_ns: int) -> str:
+    """Milliseconds of every inference, phase upon phase, and what the node adds."""
+    figure = Figure(figsize=(12, 3.2), layout='constrained')
+    axis = figure.subplots()
+    inferences = telemetry.inferences
+    times = [_seconds(one.time_ns, start_ns) for one in inferences]
+    base = np.zeros(len(inferences))
+    phases = [
+        phase
+        for phase in ('tokens', 'images', 'vision', 'prefix', 'denoise', 'actions')
+        if any(phase in one.milliseconds for one in inferences)
+    ]
+    for phase in phases:
+        part = np.array([one.milliseconds.get(phase, 0.0) for one in inferences])
+        axis.bar(times, part, bottom=base, width=0.12, label=phase)
+        base += part
+    axis.plot(
+        times,
+        [one.overhead_ms for one in inferences],
+        '.',
+        color='black',
+        markersize=4,
+        label='node, on top',
+    )
+    if phases:
+        axis.legend(loc='upper right', ncols=4, frameon=False)
+    axis.set_xlabel('seconds')
+    axis.set_ylabel('ms')
+    return _svg(figure)
+
+
+def ages(telemetry: Telemetry, start_ns: int) -> str:
+    """How old each input was when its inference began."""
+    figure = Figure(figsize=(12, 2.6), layout='constrained')
+    axis = figure.subplots()
+    sources = sorted({name for one in telemetry.inferences for name in one.ages_ms})
+    for source in sources:
+        having = [one for one in telemetry.inferences if source in one.ages_ms]
+        axis.plot(
+            [_seconds(one.time_ns, start_ns) for one in having],
+            [one.ages_ms[source] for one in having],
+            '.-',
+            linewidth=0.6,
+            markersize=4,
+            label=source,
+        )
+    if sources:
+        axis.legend(loc='upper right', ncols=4, frameon=False)
+    axis.set_xlabel('seconds')
+    axis.set_ylabel('age, ms')
+    axis.set_ylim(bottom=0.0)
+    return _svg(figure)
+
+
+def ticks(telemetry: Telemetry, start_ns: int) -> str:
+    """Lateness of the control loop over time."""
+    figure = Figure(figsize=(12, 2.0), layout='constrained')
+    axis = figure.subplots()
+    _curve(axis, telemetry.tick_p99_ms, start_ns, _MEASURED, 'p99 of the newest 1024 ticks', 1.2)
+    if telemetry.tick_p99_ms.times_ns:
+        axis.legend(loc='upper right', frameon=False)
+    axis.set_xlabel('seconds')
+    axis.set_ylabel('late, ms')
+    axis.set_ylim(bottom=0.0)
+    return _svg(figure)
+
+
+def _attempts(axis: Axes, attempts: Sequence[Attempt], start_ns: int) -> None:
+    """A band a person can find the instruction by."""
+    for attempt in attempts:
+        if attempt.end_ns:
+            colour = _OUTCOME.get(attempt.outcome, _FAILED)
+            axis.axvspan(
+                _seconds(attempt.start_ns, start_ns),
+                _seconds(attempt.end_ns, start_ns),
+                color=colour,
+                alpha=0.10,
+                linewidth=0,
+            )
+
+
+def _curve(
+    axis: Axes, series: Series | None, start_ns: int, colour: str, label: str, width: float
+) -> None:
+    if series is None or not series.times_ns:
+        return
+    times_ns, rows = series.arrays()
+    every = max(1, len(times_ns) // _POINTS)
+    times = (times_ns[::every] - start_ns) * 1e-9
+    values = rows[::every, 0].astype(float)
+    # Where nothing came for a while there is no line.
+    values[1:][np.diff(times) > 0.3] = np.nan
+    axis.plot(times, values, color=colour, linewidth=width, label=label)
+
+
+def _seconds(time_ns: int, start_ns: int) -> float:
+    return (time_ns - start_ns) * 1e-9
+
+
+def _svg(figure: Figure) -> str:
+    text = io.StringIO()
+    figure.savefig(text, format='svg')
+    svg = text.getvalue()
+    return svg[svg.index('<svg') :]

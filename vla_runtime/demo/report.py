@@ -1,0 +1,191 @@
+"""One self-contained HTML page about a session: no other file, no network, any browser."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_runtime import __version__
+from vla_runtime.demo import plots
+from vla_runtime.demo.telemetry import Attempt, Telemetry, Thumbnail
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
+       color: #1d1d1f; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; } td, th { text-align: left; padding: .2rem .9rem .2rem 0;
+       border-bottom: 1px solid #e4e4e7; vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+figure { display: inline-block; margin: 0 .8rem .8rem 0; } figure img { width: 12.5rem; }
+figcaption { font-size: .8rem; color: #55555a; max-width: 12.5rem; }
+svg { width: 100%; height: auto; } pre { background: #f4f4f5; padding: .8rem; overflow-x: auto; }
+.success { color: #2d7a46; } .failed { color: #b3283b; }
+"""
+_PHASES = ('tokens', 'images', 'vision', 'prefix', 'denoise', 'actions', 'total')
+
+
+def write_report(
+    path: Path,
+    telemetry: Telemetry,
+    parameters: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, str],
+    joint_names: Sequence[str],
+    failure: str,
+) -> None:
+    """Write the page.
+
+    Args:
+        path: of the file.
+        telemetry: what was recorded; may be empty.
+        parameters: of each node.
+        facts: what was run, for the table on top.
+        joint_names: which joints to plot, in order.
+        failure: why the session ended early; '' when it did not.
+    """
+    start_ns = _start_ns(telemetry)
+    parts = [
+        f'<h1>vla_runtime demo: {telemetry.completed} of {telemetry.judged} instructions '
+        'completed</h1>',
+        f'<p class="failed"><b>Ended early.</b></p><pre>{html.escape(failure)}</pre>'
+        if failure
+        else '',
+        _table({**facts, **_summary(telemetry)}),
+        '<h2>Instructions</h2><p>Whether one was carried out is decided by the state of the '
+        'simulator, within a time limit.</p>',
+        _attempts(telemetry.attempts, start_ns),
+        '<h2>Joints: commanded and measured</h2><p>A grey line is a hand-over from one chunk to '
+        'the next, an orange one a chunk that came late. Green bands: an instruction that was '
+        'completed.</p>',
+        plots.joints(telemetry, joint_names, start_ns),
+        '<h2>Latency of each inference, by phase</h2>',
+        plots.latency(telemetry, start_ns),
+        _phases(telemetry),
+        '<h2>Age of what each inference saw</h2>',
+        plots.ages(telemetry, start_ns),
+        '<h2>Control loop</h2>',
+        plots.ticks(telemetry, start_ns),
+        '<h2>What the cameras saw</h2>',
+        _thumbnails(telemetry, start_ns),
+        _problems(telemetry.problems),
+        '<h2>Parameters</h2>',
+        *(
+            f'<details><summary>{html.escape(node)}</summary>{_table(values)}</details>'
+            for node, values in parameters.items()
+        ),
+    ]
+    body = '\n'.join(part for part in parts if part)
+    path.write_text(
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>vla_runtime demo'
+        f'</title><style>{_STYLE}</style></head>\n<body>\n{body}\n<p>vla_runtime {__version__}</p>'
+        '\n</body></html>\n',
+        encoding='utf-8',
+    )
+
+
+def _start_ns(telemetry: Telemetry) -> int:
+    if telemetry.attempts:
+        return telemetry.attempts[0].start_ns
+    first = [series.times_ns[0] for series in telemetry.measured.values() if series.times_ns]
+    return min(first, default=0)
+
+
+def _summary(telemetry: Telemetry) -> dict[str, str]:
+    jumps = [seam.position_jump for seam in telemetry.seams if not seam.from_hold]
+    delays = [seam.delay_steps for seam in telemetry.seams]
+    totals = [one.milliseconds['total'] for one in telemetry.inferences]
+    p99 = telemetry.tick_p99_ms.rows
+    return {
+        'chunks': f'{telemetry.total("received")} received, {telemetry.total("accepted")} '
+        f'accepted, {telemetry.total("taken_over")} executed, {telemetry.total("late")} late',
+        'inference': f'median {np.median(totals):.1f} ms, p99 {np.percentile(totals, 99):.1f} ms'
+        if totals
+        else 'none',
+        'delay': f'median {np.median(delays):g} steps, at most {max(delays)}' if delays else 'none',
+        'chunks disagreeing at hand-over': f'median {np.median(jumps):.4f}, at most '
+        f'{max(jumps):.4f} (rad or m, before blending)'
+        if jumps
+        else 'none',
+        'ticks': f'{telemetry.total("ticks")}, of which starved {telemetry.total("starved_ticks")},'
+        f' overrun {telemetry.total("overrun_ticks")}, limited {telemetry.total("limited_ticks")}',
+        'tick lateness': f'p99 {p99[-1][0]:.2f} ms at the end' if p99 else 'none',
+    }
+
+
+def _attempts(attempts: Sequence[Attempt], start_ns: int) -> str:
+    if not attempts:
+        return '<p>None was given.</p>'
+    rows = []
+    for attempt in attempts:
+        mark = 'success' if attempt.outcome == 'success' else 'failed' if attempt.outcome else ''
+        took = f'{(attempt.end_ns - attempt.start_ns) * 1e-9:.1f}' if attempt.end_ns else ''
+        rows.append(
+            f'<tr><td class="number">{(attempt.start_ns - start_ns) * 1e-9:.1f}</td>'
+            f'<td>{html.escape(attempt.instruction)}</td><td class="number">{attempt.seed}</td>'
+            f'<td class="{mark}">{html.escape(attempt.outcome or "not judged: time was up")}</td>'
+            f'<td class="number">{took}</td></tr>'
+        )
+    head = '<tr><th>at, s</th><th>instruction</th><th>scene</th><th>outcome</th><th>took, s</th>'
+    return f'<table>{head}</tr>{"".join(rows)}</table>'
+
+
+def _phases(telemetry: Telemetry) -> str:
+    rows = []
+    for phase in _PHASES:
+        values = [
+            one.milliseconds[phase] for one in telemetry.inferences if phase in one.milliseconds
+        ]
+        if values:
+            numbers = [*np.percentile(values, (50, 99)), max(values)]
+            cells = ''.join(f'<td class="number">{number:.2f}</td>' for number in numbers)
+            rows.append(f'<tr><td>{phase}</td>{cells}</tr>')
+    if not rows:
+        return ''
+    head = '<tr><th>phase</th><th>median, ms</th><th>p99</th><th>most</th></tr>'
+    return f'<table>{head}{"".join(rows)}</table>'
+
+
+def _thumbnails(telemetry: Telemetry, start_ns: int) -> str:
+    """What each camera saw when an instruction was given, and when it ended."""
+    moments = [
+        (time_ns, f'{word}: {attempt.instruction}')
+        for attempt in telemetry.attempts
+        for time_ns, word in ((attempt.start_ns, 'given'), (attempt.end_ns, attempt.outcome))
+        if time_ns
+    ]
+    figures = []
+    for time_ns, caption in moments:
+        for camera in sorted({thumbnail.camera for thumbnail in telemetry.thumbnails}):
+            nearest = _nearest(telemetry.thumbnails, camera, time_ns)
+            picture = base64.b64encode(nearest.jpeg).decode('ascii')
+            at_s = (nearest.time_ns - start_ns) * 1e-9
+            figures.append(
+                f'<figure><img alt="{html.escape(camera)}" src="data:image/jpeg;base64,{picture}">'
+                f'<figcaption>{at_s:.1f} s, {html.escape(camera)}<br>{html.escape(caption)}'
+                '</figcaption></figure>'
+            )
+    return ''.join(figures) or '<p>No image was recorded.</p>'
+
+
+def _nearest(thumbnails: Sequence[Thumbnail], camera: str, time_ns: int) -> Thumbnail:
+    mine = [thumbnail for thumbnail in thumbnails if thumbnail.camera == camera]
+    return min(mine, key=lambda thumbnail: abs(thumbnail.time_ns - time_ns))
+
+
+def _problems(problems: Sequence[str]) -> str:
+    if not problems:
+        return ''
+    items = ''.join(f'<li>{html.escape(problem)}</li>' for problem in problems)
+    return f'<h2>What went wrong on the way</h2><ul>{items}</ul>'
+
+
+def _table(values: Mapping[str, Any]) -> str:
+    rows = ''.join(
+        f'<tr><td>{html.escape(str(key))}</td><td>{html.escape(str(value))}</td></tr>'
+        for key, value in values.items()
+    )
+    return f'<table>{rows}</table>'

@@ -1,0 +1,284 @@
+"""The demo: three processes, a person's part played, everything recorded, a report at the end.
+
+Invariants:
+- the same executables with the same YAML as the launch files start;
+- whatever ends the session (time, Ctrl-C, a crashed process), the executor is stopped first, the
+  processes are ended in order, and bag, parameters and report are written;
+- nothing is commanded while the scene is exchanged: the executor is inactive then.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import rclpy
+import yaml
+from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+
+from vla_runtime.demo.bag import Bag
+from vla_runtime.demo.instructions import Assignment, assignments
+from vla_runtime.demo.operator import Operator, OperatorError
+from vla_runtime.demo.recorder import Recorder
+from vla_runtime.demo.status_line import StatusLine
+from vla_runtime.demo.supervisor import ChildDiedError, Supervisor
+from vla_runtime.demo.telemetry import Attempt, Telemetry
+from vla_runtime.ros.robot import Robot, find_robot, load_robot
+from vla_runtime.ros.share import share_folder
+from vla_runtime.ros.spinning import make_executor
+from vla_runtime.sim.tasks import TIME_LIMIT_S
+
+_NODES = ('vla_policy', 'vla_executor', 'tabletop')
+_START_TIMEOUT_S = 15.0
+# What a verdict may take beyond the task's own time limit.
+_VERDICT_SLACK_S = 4.0
+
+
+class Interrupted(Exception):  # noqa: N818 - it is a wish, not an error
+    """The person pressed Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What `vla_runtime demo` was asked for.
+
+    Attributes:
+        seconds: of closed loop.
+        out: folder for bag, parameters, logs and report.
+        bundle: folder of the policy bundle.
+        robot: name or path of the robot file, which must be the tabletop's.
+        backend: what runs the networks.
+        replan_interval: steps; None as configured.
+        cfg_beta: guidance scale, which also turns guidance on; None as configured.
+        seed: of scenes and instructions.
+        namespace: of all nodes; '' for none.
+    """
+
+    seconds: float
+    out: Path
+    bundle: Path
+    robot: str
+    backend: str
+    replan_interval: int | None
+    cfg_beta: float | None
+    seed: int
+    namespace: str
+
+
+@dataclass
+class DemoResult:
+    """What came of it.
+
+    Attributes:
+        telemetry: for the report.
+        parameters: of each node, as they were.
+        failure: why it ended early; '' when it did not. Ctrl-C is no failure.
+        interrupted: by Ctrl-C.
+        seconds: of closed loop.
+    """
+
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failure: str = ''
+    interrupted: bool = False
+    seconds: float = 0.0
+
+
+def run_session(options: DemoOptions, say: Callable[[str], None]) -> DemoResult:
+    """Run the demo; returns whatever happened, for the report.
+
+    Args:
+        options: what was asked for.
+        say: prints a line for the person.
+    """
+    robot = load_robot(find_robot(options.robot, share_folder() / 'config' / 'robots'))
+    result = DemoResult()
+    interrupt = threading.Event()
+    handlers = {
+        number: signal.signal(number, lambda *_: interrupt.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        _Session(options, robot, result, interrupt, say).run()
+    except Interrupted:
+        result.interrupted = True
+        say('interrupted: ending in order')
+    except (ChildDiedError, OperatorError) as error:
+        result.failure = str(error)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return result
+
+
+class _Session:
+    def __init__(
+        self,
+        options: DemoOptions,
+        robot: Robot,
+        result: DemoResult,
+        interrupt: threading.Event,
+        say: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._robot = robot
+        self._result = result
+        self._interrupt = interrupt
+        self._say = say
+        self._assignments = assignments(options.seed)
+        self._supervisor = Supervisor(options.out / 'log')
+        self._begun_s: float | None = None
+
+    def run(self) -> None:
+        bag = Bag(self._options.out / 'bag')
+        rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+        node = Node('vla_demo', namespace=self._options.namespace)
+        executor = make_executor()
+        executor.add_node(node)
+        done = threading.Event()
+
+        def spin() -> None:
+            while not done.is_set():
+                executor.spin_once(timeout_sec=0.1)
+
+        spinner = threading.Thread(target=spin, name='ros', daemon=True)
+        spinner.start()
+        try:
+            with self._supervisor:
+                self._with_graph(node, bag)
+        finally:
+            if self._begun_s is not None:
+                self._result.seconds = time.monotonic() - self._begun_s
+            done.set()
+            spinner.join()
+            bag.close()
+            executor.shutdown()
+            node.destroy_node()
+            rclpy.try_shutdown()
+
+    def _with_graph(self, node: Node, bag: Bag) -> None:
+        telemetry = self._result.telemetry
+
+        def on_error(where: str, error: Exception) -> None:
+            telemetry.problems.append(f'recorder, {where}: {error!r}')
+
+        Recorder(node, self._robot, bag, telemetry, on_error)
+        operator = Operator(node, self._check)
+        self._require_nobody_else(node, operator)
+        first = next(self._assignments)
+        self._start_nodes(first)
+        self._say('starting policy, executor and tabletop robot ...')
+        operator.configure('vla_policy', 'vla_executor')
+        operator.activate('vla_policy')
+        self._result.parameters = {name: operator.parameters(name) for name in _NODES}
+        self._write_parameters()
+        try:
+            self._drive(operator, first)
+        finally:
+            # Motion ends here, whatever comes after.
+            with suppress(Exception):
+                self._interrupt.clear()
+                operator.trigger('vla_executor/stop')
+
+    def _require_nobody_else(self, node: Node, operator: Operator) -> None:
+        """Refuse to command a robot that was here before."""
+        topics = [node.resolve_topic_name(output.topic) for output in self._robot.outputs]
+        # Discovery on one machine; the recorder's own subscriptions are there at once.
+        quiet_until_s = time.monotonic() + 1.0
+        operator.wait_for(lambda: time.monotonic() > quiet_until_s, 'discovery', 5.0)
+        for topic in topics:
+            if node.count_subscribers(topic) > 1 or node.count_publishers(topic) > 0:
+                raise OperatorError(
+                    f'somebody else uses {topic}: another demo, or a robot. The demo must not '
+                    'command it: give it another namespace (--namespace demo2) or ROS_DOMAIN_ID'
+                )
+
+    def _start_nodes(self, first: Assignment) -> None:
+        options, config = self._options, share_folder() / 'config'
+        common = ['-p', f'bundle:={options.bundle}', '-p', f'robot:={self._robot.file}']
+        policy = [*common, '-p', f'backend:={options.backend}']
+        if options.cfg_beta is not None:
+            policy += ['-p', 'cfg_enabled:=true', '-p', f'cfg_beta:={options.cfg_beta:f}']
+        executor = list(common)
+        if options.replan_interval is not None:
+            executor += ['-p', f'replan_interval:={options.replan_interval}']
+        tabletop = ['-p', f'robot:={self._robot.file}', '-p', f'seed:={first.seed}']
+        for name, arguments in (
+            ('tabletop', tabletop),
+            ('policy', ['--params-file', str(config / 'policy.yaml'), *policy]),
+            ('executor', ['--params-file', str(config / 'executor.yaml'), *executor]),
+        ):
+            self._supervisor.start(
+                name,
+                f'vla_runtime.ros.{name}_node',
+                ['--ros-args', '-r', f'__ns:=/{options.namespace}', *arguments],
+            )
+
+    def _drive(self, operator: Operator, first: Assignment) -> None:
+        assignment, is_first = first, True
+        self._begun_s = time.monotonic()
+        line = StatusLine(self._result.telemetry, self._options.seconds, self._begun_s, self._say)
+        while self._left_s() > 0.0:
+            if not is_first:
+                operator.set_parameter('tabletop', 'seed', assignment.seed)
+                operator.trigger('tabletop/reset')
+            operator.activate('vla_executor')
+            self._carry_out(operator, assignment, line)
+            operator.trigger('vla_executor/stop')
+            operator.deactivate('vla_executor')
+            assignment, is_first = next(self._assignments), False
+        line.end()
+
+    def _carry_out(self, operator: Operator, assignment: Assignment, line: StatusLine) -> None:
+        instruction = assignment.task.instruction
+        attempt = Attempt(instruction, assignment.seed, time.time_ns())
+        self._result.telemetry.attempts.append(attempt)
+        operator.instruct(instruction)
+        self._start_motion(operator)
+        limit_s = TIME_LIMIT_S[assignment.task.family] + _VERDICT_SLACK_S
+        end_s = time.monotonic() + min(limit_s, self._left_s())
+
+        def over() -> bool:
+            line.show(instruction)
+            return bool(attempt.outcome) or time.monotonic() > end_s
+
+        operator.wait_for(over, 'a verdict', limit_s + _VERDICT_SLACK_S)
+
+    def _start_motion(self, operator: Operator) -> None:
+        """`~/start` needs fresh joint states, which may be a moment away."""
+        end_s = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                operator.trigger('vla_executor/start')
+                return
+            except OperatorError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.1)
+
+    def _left_s(self) -> float:
+        assert self._begun_s is not None
+        return self._begun_s + self._options.seconds - time.monotonic()
+
+    def _check(self) -> None:
+        if self._interrupt.is_set():
+            raise Interrupted
+        self._supervisor.check()
+
+    def _write_parameters(self) -> None:
+        """The parameters in force, as a file that starts the same nodes again."""
+        prefix = f'/{self._options.namespace}'.rstrip('/')
+        document = {
+            f'{prefix}/{name}': {'ros__parameters': values}
+            for name, values in self._result.parameters.items()
+        }
+        (self._options.out / 'parameters.yaml').write_text(
+            yaml.safe_dump(document, sort_keys=True), encoding='utf-8'
+        )

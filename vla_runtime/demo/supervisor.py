@@ -1,0 +1,128 @@
+"""Starts the executables as plain processes, listens to them, and ends them in order.
+
+Invariants:
+- each child has a session of its own: a Ctrl-C in the terminal reaches only the supervisor, which
+  then ends the children one after the other;
+- a child that does not follow SIGINT in time gets SIGTERM, then SIGKILL; none is left behind;
+- whatever a child wrote is in a log file, and its last lines are at hand for an error message.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+_LAST_LINES = 15
+_PATIENCE_S = ((signal.SIGINT, 8.0), (signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0))
+
+
+class ChildDiedError(RuntimeError):
+    """A process ended that should be running; the message has its last output."""
+
+
+class Child:
+    """One running executable.
+
+    Args:
+        name: for people.
+        module: run as `python -m module`.
+        arguments: after it.
+        log: file that its output goes to.
+    """
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._process = subprocess.Popen(
+            [sys.executable, '-m', module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors='replace',
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, name=f'{name} output', daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def last_output(self) -> str:
+        """The last lines that it wrote."""
+        return '\n'.join(self._last)
+
+    def stop(self) -> int:
+        """End it and return its exit code; negative is the signal that ended it."""
+        for number, patience_s in _PATIENCE_S:
+            if self._process.poll() is not None:
+                break
+            self._process.send_signal(number)
+            try:
+                self._process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                continue
+        code = self._process.wait()
+        self._reader.join(timeout=1.0)
+        return code
+
+    def death(self) -> str:
+        """How it ended, for a person."""
+        code = self._process.poll()
+        how = f'was ended by signal {-code}' if code and code < 0 else f'ended with code {code}'
+        return f'{self.name} {how}; its last output ({self.log}):\n{self.last_output()}'
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self.log.open('w', encoding='utf-8') as file:
+            for line in self._process.stdout:
+                self._last.append(line.rstrip('\n'))
+                file.write(line)
+                file.flush()
+
+
+class Supervisor:
+    """All children of one session; use as a context.
+
+    Args:
+        log_folder: where their output goes.
+    """
+
+    def __init__(self, log_folder: Path) -> None:
+        self._log_folder = log_folder
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Supervisor:
+        self._log_folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, name: str, module: str, arguments: Sequence[str]) -> Child:
+        """Start one more."""
+        child = Child(name, module, arguments, self._log_folder / f'{name}.log')
+        self._children.append(child)
+        return child
+
+    def check(self) -> None:
+        """Raise `ChildDiedError` unless all are running."""
+        for child in self._children:
+            if not child.running:
+                raise ChildDiedError(child.death())
+
+    def stop(self) -> None:
+        """End all, the newest first."""
+        while self._children:
+            self._children.pop().stop()

@@ -1,0 +1,115 @@
+"""What the report shows of a session, kept while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass
+class Series:
+    """Samples over time, growing.
+
+    Attributes:
+        times_ns: ROS time of each.
+        rows: one array or list of numbers each.
+    """
+
+    times_ns: list[int] = field(default_factory=list)
+    rows: list[list[float]] = field(default_factory=list)
+
+    def add(self, time_ns: int, row: list[float]) -> None:
+        self.times_ns.append(time_ns)
+        self.rows.append(row)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) times in ns and (n, columns) rows, as many as there are of both."""
+        count = min(len(self.times_ns), len(self.rows))
+        return np.array(self.times_ns[:count], dtype=np.int64), np.array(self.rows[:count])
+
+
+@dataclass(frozen=True)
+class Inference:
+    """One line of the policy's report."""
+
+    time_ns: int
+    number: int
+    milliseconds: dict[str, float]
+    ages_ms: dict[str, float]
+    overhead_ms: float
+    cache: str
+    beta: float
+    denoise_steps: int
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One hand-over from chunk to chunk."""
+
+    time_ns: int
+    chunk: int
+    delay_steps: int
+    late: bool
+    from_hold: bool
+    position_jump: float
+    velocity_jump: float
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A JPEG of what a camera saw."""
+
+    time_ns: int
+    camera: str
+    jpeg: bytes
+
+
+@dataclass
+class Attempt:
+    """One instruction, from being given to its end; `outcome` is empty while it is carried out."""
+
+    instruction: str
+    seed: int
+    start_ns: int
+    end_ns: int = 0
+    outcome: str = ''
+    text: str = ''
+
+
+@dataclass
+class Telemetry:
+    """Everything kept of one session.
+
+    Attributes:
+        measured: joint name to positions.
+        commanded: joint name to positions.
+        executor: values of the executor's conditions, by condition.
+        counters: counter of the executor to its value in each activation.
+        tick_p99_ms: over time.
+    """
+
+    measured: dict[str, Series] = field(default_factory=dict)
+    commanded: dict[str, Series] = field(default_factory=dict)
+    inferences: list[Inference] = field(default_factory=list)
+    seams: list[Seam] = field(default_factory=list)
+    thumbnails: list[Thumbnail] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    executor: dict[str, dict[str, str]] = field(default_factory=dict)
+    counters: dict[str, dict[str, int]] = field(default_factory=dict)
+    tick_p99_ms: Series = field(default_factory=Series)
+    problems: list[str] = field(default_factory=list)
+
+    def total(self, counter: str) -> int:
+        """A counter of the executor over the whole session; it begins anew at each activation."""
+        return sum(self.counters.get(counter, {}).values())
+
+    @property
+    def completed(self) -> int:
+        """Instructions that were carried out."""
+        return sum(attempt.outcome == 'success' for attempt in self.attempts)
+
+    @property
+    def judged(self) -> int:
+        """Instructions that came to an end."""
+        return sum(bool(attempt.outcome) for attempt in self.attempts)
