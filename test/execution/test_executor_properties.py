@@ -272,6 +272,7 @@ class AnythingGoes(RuleBasedStateMachine):
         self.state_arrives = True
         self.tick_one()
         self.start()
+        moved = False
         for _ in range(12):
             if self.executor.poll_request(self.now_s, self.ros_ns) is not None:
                 observed = self.seen[-1]
@@ -283,6 +284,11 @@ class AnythingGoes(RuleBasedStateMachine):
                 self.offer(np.clip(rows, -0.9, 0.9), observed, self.number)
             for _ in range(4):
                 self.tick_one()
+                moved = moved or self.kind is CommandKind.TRACK
+        # Whatever went before, a policy that answers gets the robot moving again.
+        status = self.executor.status()
+        if status.mode is Mode.RUNNING and not status.clamp_latched and not status.request_open:
+            assert moved or self.kind is CommandKind.APPROACH, status
 
     @rule(parameters=parameter_sets)
     def parameters_change(self, parameters: ExecutorParameters) -> None:

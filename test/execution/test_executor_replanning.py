@@ -360,6 +360,15 @@ def test_when_step_time_changes_within_an_episode_expect_refusal_until_reset() -
     assert rig.submit(slower).accepted
 
 
+def test_when_the_first_chunk_is_refused_expect_its_step_time_not_to_count() -> None:
+    rig = rig_of(replan_interval=5)
+    too_short = chunk_of([0.0] * 3, step_time_s=0.05)
+    assert rig.submit(too_short).refusal is Refusal.INTERVAL_EXCEEDS_HORIZON
+    assert rig.submit(FLAT).accepted
+    rig.tick(9)
+    assert rig.executor.status().step == 2
+
+
 def test_when_a_chunk_is_garbage_expect_no_exception() -> None:
     rig = rig_of()
     result = rig.executor.submit_chunk(None, 0, 0, 0, rig.now_s, rig.ros_ns)  # type: ignore[arg-type]
@@ -407,6 +416,25 @@ def test_when_parameters_change_while_a_chunk_waits_expect_them_at_its_boundary(
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     assert rows_executed_of(rig, 2) == [4, 5, 6]
     assert rig.executor.seams[-1].mode == 'blend'
+
+
+@pytest.mark.parametrize('ways', [('linear', 'cubic'), ('cubic', 'linear')])
+def test_when_interpolation_changes_expect_the_step_in_progress_undisturbed(
+    ways: tuple[str, str],
+) -> None:
+    old, new = (
+        ExecutorParameters(replan_interval=5, handover=SWITCH, interpolation=way)  # type: ignore[arg-type]
+        for way in ways
+    )
+    rig = Rig(old).started()
+    rig.submit([0.02, 0.03, 0.09, 0.1, 0.2] + [0.2] * 15)
+    rig.tick(10)
+    rig.executor.set_parameters(new)
+    rig.submit(FLAT)
+    before = rig.command
+    rig.period_ns = 1000
+    rig.tick()
+    assert rig.command.setpoints == pytest.approx(before.setpoints, abs=1e-5)
 
 
 def test_when_holding_expect_parameters_at_once() -> None:

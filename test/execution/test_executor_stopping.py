@@ -242,6 +242,33 @@ def test_when_joint_states_return_expect_a_new_chunk_asked_for_and_executed() ->
     assert rig.tick().kind is CommandKind.TRACK
 
 
+def test_when_a_fault_comes_while_a_chunk_waits_expect_a_new_one_asked_for_after_it() -> None:
+    rig = rig_of().started()
+    assert rig.executor.poll_request(rig.now_s, rig.ros_ns) is not None
+    assert rig.submit(RAMP).accepted
+    rig.now_s += 1.0
+    rig.ros_ns += 1_000_000_000
+    rig.tick()
+    assert_held(rig, Reason.TICK_LATE)
+    rig.tick()
+    assert rig.executor.wants_chunk
+    assert rig.executor.counters.dropped == 1
+
+
+def test_when_a_fault_stopped_an_ensemble_expect_older_chunks_forgotten() -> None:
+    parameters = ExecutorParameters(replan_interval=4, handover=HandoverParameters('ensemble'))
+    rig = Rig(parameters).started()
+    rig.submit([0.1] * 30)
+    rig.tick(8)
+    rig.state_arrives = False
+    rig.run_until(lambda command: command.reason is Reason.STATE_STALE)
+    rig.state_arrives = True
+    rig.tick()
+    rig.submit([0.05] * 30)
+    rig.run_until(lambda command: command.reason is Reason.STARVED)
+    assert rig.command.setpoints == pytest.approx([0.05, 0.05])
+
+
 def test_when_one_joint_is_renamed_expect_hold_naming_it() -> None:
     rig = moving()
     for _ in range(25):

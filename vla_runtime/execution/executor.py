@@ -44,7 +44,20 @@ _LEAVES_REQUEST_OPEN = (Refusal.DUPLICATE, Refusal.OUT_OF_ORDER, Refusal.OTHER_E
 
 
 class ChunkExecutor:
-    """Turns action chunks into commands; see the module's invariants."""
+    """Turns action chunks into commands; see the module's invariants.
+
+    Around it, at the control rate:
+
+        executor.observe_state(names, positions, stamp_ns)      # with every joint state
+        command = executor.tick(now_s, now_ros_ns)
+        if command.kind is not CommandKind.IDLE and not command.dry_run:
+            publish(command.setpoints)
+        request = executor.poll_request(now_s, now_ros_ns, past_steps=8)
+        if request is not None:
+            publish_committed_plan(request)
+
+    and with every chunk `executor.submit_chunk(chunk, observation_ns, episode, number, …)`.
+    """
 
     def __init__(
         self, config: ExecutorConfig, parameters: ExecutorParameters, dry_run: bool = False
@@ -301,7 +314,11 @@ class ChunkExecutor:
         except Exception as error:  # whatever it is, the robot must be told to hold
             self.counters.internal_errors += 1
             self.detail = f'{type(error).__name__}: {error}'
-            return self.stop(Reason.INTERNAL_ERROR)
+            # Nothing more is touched than must be: what is left of the plan is dropped at `start`.
+            if self._mode is Mode.RUNNING:
+                self._mode = Mode.STOPPED
+                self._stop_reason = Reason.INTERNAL_ERROR
+            return self._commander.hold(self._stop_reason)
 
     def _tick(self, now_s: float, now_ros_ns: int) -> Command:
         self.counters.ticks += 1

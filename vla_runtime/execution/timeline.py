@@ -88,11 +88,6 @@ class Timeline:
         last = self.pending or self.in_force
         return last is None or self.consumed_ns >= last.end_step * self.step_ns
 
-    @property
-    def executing(self) -> Segment | None:
-        """The segment in force, unless all of it has been executed."""
-        return None if self.at_end else self.in_force
-
     def restart(self, step_ns: int, setpoints: np.ndarray) -> None:
         """Begin an episode: step 0, holding at the setpoints."""
         self.step_ns = step_ns
@@ -181,16 +176,20 @@ class Timeline:
         leads there has not begun.
         """
         first = max(old.first_step, self.current_step - PAST_STEPS)
-        kept = old.knots[first - old.first_step : join - old.first_step + 1]
-        knots = np.vstack([kept, rows])
+        seam = join - first
+        kept = slice(first - old.first_step, join - old.first_step + 1)
+        knots = np.vstack([old.knots[kept], rows])
         slopes = np.zeros_like(knots)
-        slopes[: len(kept)] = old.slopes[first - old.first_step : join - old.first_step + 1]
-        seam = len(kept) - 1
-        fresh = monotone_slopes(knots[max(seam - 1, 0) :])[min(seam, 1) :]
-        begun = self.consumed_ns > (join - 1) * self.step_ns or seam == 0
-        slopes[seam + (1 if begun else 0) :] = fresh[1 if begun else 0 :]
+        slopes[: seam + 1] = old.slopes[kept]
+        begun = seam == 0 or self.consumed_ns > (join - 1) * self.step_ns
+        settled = seam + 1 if begun else seam
+        slopes[settled:] = monotone_slopes(knots[max(seam - 1, 0) :])[settled - max(seam - 1, 0) :]
         slopes[-1] = 0.0
-        return make_plan(knots, first, parameters.interpolation, slopes)
+        plan = make_plan(knots, first, parameters.interpolation, slopes)
+        # The curve in force stays, in whichever way it was interpolated.
+        curves = max(settled - 1, 0)
+        plan.coefficients[:curves] = old.coefficients[kept][:curves]
+        return plan
 
     def _velocity_jump(self, join: int) -> np.ndarray:
         """(columns,) change of the mean velocity of a step across the seam, per second."""
