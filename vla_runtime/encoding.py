@@ -14,7 +14,7 @@ from vla_runtime.bundle import Bundle
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.images import black_pixels, to_pixels
 from vla_runtime.processing.normalization import Normalizer
-from vla_runtime.processing.prompts import PromptFormat, build_prompt
+from vla_runtime.processing.prompts import PromptFormat, build_prompt, discretise_state
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import ActionChunk, Advantage, CommittedPlan, Observation
 
@@ -126,6 +126,12 @@ class PolicyCodec:
     def normalised_state(self, observation: Observation) -> np.ndarray:
         """(S,) float32 state in network scale."""
         return self._state_normalizer.normalise(np.asarray(observation.state, dtype=np.float32))
+
+    def state_bins(self, observation: Observation) -> np.ndarray:
+        """(S,) int64 bins of the state in the prompt; empty where the prompt has no state."""
+        if self.spec.prompt.template != 'pi05_state':
+            return np.zeros(0, dtype=np.int64)
+        return discretise_state(self.normalised_state(observation))
 
     def padded_state(self, observation: Observation, rows: int) -> np.ndarray | None:
         """(rows, dims.state_dim) float32 for a network with a state token, else None."""

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 
 import numpy as np
 
 from vla_runtime.bundle import Bundle, BundleSpec, read_bundle
-from vla_runtime.encoding import EncodedImages, PolicyCodec
+from vla_runtime.encoding import PolicyCodec
 from vla_runtime.engines.engine import PolicyEngine, StepInputs
 from vla_runtime.engines.loading import load_engine
 from vla_runtime.inference.denoise import StepObserver, denoise, flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.noise import chunk_noise
+from vla_runtime.inference.prefix_cache import PrefixCache, PrefixInputs
 from vla_runtime.inference.real_time_chunking import plan_weights
 from vla_runtime.settings import PolicySettings
 from vla_runtime.types import (
@@ -49,6 +50,7 @@ class Policy:
         self.spec: BundleSpec = bundle.spec
         self._engine = engine
         self._codec = PolicyCodec(bundle)
+        self._cache = PrefixCache(engine, bundle.spec.camera_names)
         self._number = 0
         self._settings = PolicySettings()
         self.settings = settings or PolicySettings()
@@ -141,9 +143,19 @@ class Policy:
         images = self._codec.images(observation)
         clock.mark('images')
 
-        self._encode_images(images)
+        prefix = PrefixInputs(
+            pixels=images.pixels,
+            image_mask=images.mask,
+            tokens=tokens,
+            token_mask=token_mask,
+            words=(observation.instruction, advantages),
+            state_bins=self._codec.state_bins(observation),
+            time_s=_time_s(observation),
+        )
+        vision = self._cache.encode_images(prefix, settings.cache)
+        self._engine.synchronize()
         clock.mark('vision')
-        self._engine.encode_prefix(images.mask, tokens, token_mask)
+        cache = {'vision': vision, 'prefix': self._cache.encode_prefix(prefix, settings.cache)}
         self._engine.synchronize()
         clock.mark('prefix')
         self._engine.set_schedule(times)
@@ -163,7 +175,7 @@ class Policy:
             number=self._number,
             seed=settings.seed,
             milliseconds=clock.milliseconds(),
-            cache={'vision': 'off', 'prefix': 'off'},
+            cache=cache,
             beta=settings.cfg_beta if settings.cfg_enabled else 1.0,
             denoise_steps=len(times),
             tokens=tuple(int(count) for count in token_mask.sum(axis=1)),
@@ -175,8 +187,9 @@ class Policy:
         return chunk, report
 
     def reset(self) -> None:
-        """Begin a new episode: inference numbers start at 0 again."""
+        """Begin a new episode: inference numbers start at 0 again, nothing cached survives."""
         self._number = 0
+        self._cache.clear()
 
     def warm_up(self) -> float:
         """Infer once on a black image, so that the first real inference is not the slow one.
@@ -201,6 +214,7 @@ class Policy:
                 self.infer(observation)
         finally:
             self._number, self._settings = number, settings
+            self._cache.clear()
         return (perf_counter() - start) * 1e3
 
     def close(self) -> None:
@@ -253,10 +267,11 @@ class Policy:
         )
         return normalised, weight
 
-    def _encode_images(self, images: EncodedImages) -> None:
-        for camera in np.flatnonzero(images.mask):
-            self._engine.encode_image(int(camera), images.pixels[camera])
-        self._engine.synchronize()
+
+def _time_s(observation: Observation) -> float:
+    """When the observation was made: its newest stamp, or now where it has none."""
+    stamps = observation.stamps_ns.values()
+    return max(stamps) * 1e-9 if stamps else monotonic()
 
 
 class _PhaseClock:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 from vla_runtime.inference.guidance import check_beta
+from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule
 from vla_runtime.types import Advantage
 
@@ -23,6 +24,7 @@ class PolicySettings:
         advantage: tag of the conditioned row, for policies trained with advantage tags.
         plan_schedule: decay of the tie to the committed plan.
         max_guidance_weight: upper bound of that tie (LeRobot's and the paper's default is 10).
+        cache: what of the last inference may be reused; by default only what is equal.
     """
 
     seed: int = 0
@@ -32,6 +34,7 @@ class PolicySettings:
     advantage: Advantage = 'positive'
     plan_schedule: PlanSchedule = 'exp'
     max_guidance_weight: float = 10.0
+    cache: CachePolicy = field(default_factory=CachePolicy)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:

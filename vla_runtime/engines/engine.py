@@ -5,7 +5,9 @@ Invariants:
   (a backend whose runtime cannot avoid scratch memory says so in its own docstring).
 - The prefix engine's output buffers are the expert's input buffers: `encode_prefix` is all that
   stands between a new observation and `run_steps`.
-- `vision` writes one camera's image tokens into that camera's place and leaves the others alone.
+- `encode_image` writes one camera's image tokens into that camera's place and leaves the others
+  alone; `encode_prefix` writes the keys and values of one number of rows and leaves those of other
+  numbers alone. So what was encoded stays until it is encoded anew (the prefix cache rests on it).
 - One engine belongs to one thread at a time.
 """
 
@@ -69,6 +71,9 @@ class PolicyEngine(Protocol):
             tokens: (R, L) int64, 1 <= R <= max_rows.
             token_mask: (R, L) bool, False hides padding.
         """
+
+    def use_prefix(self, rows: int) -> None:
+        """Denoise over the prefix that was last encoded for this number of rows."""
 
     def load_step_inputs(self, inputs: StepInputs) -> None:
         """Copy noise, weights, plan and state into the expert's input buffers."""

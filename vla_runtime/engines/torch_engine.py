@@ -191,6 +191,9 @@ class TorchEngine:
         rows.token_mask.copy_(torch.from_numpy(token_mask))
         self._prefix[self._rows]()
 
+    def use_prefix(self, rows: int) -> None:
+        self._rows = rows
+
     @torch.inference_mode()
     def load_step_inputs(self, inputs: StepInputs) -> None:
         schedule, rows = self._require_schedule(), self._buffers[self._rows]

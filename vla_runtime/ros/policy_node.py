@@ -159,6 +159,7 @@ class PolicyNode(LifecycleNode):
         for name in ('bundle', 'robot'):
             if not given[name]:
                 raise ValueError(f"parameter '{name}' is not set; give it as -p {name}:=PATH")
+        settings = settings_from(given)
         robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
         bundle = Path(given['bundle']).expanduser()
         # What does not fit is told before gigabytes of weights are hashed and loaded.
@@ -170,7 +171,7 @@ class PolicyNode(LifecycleNode):
             given['backend'],
             given['device'],
             precision=given['precision'],
-            settings=settings_from(given),
+            settings=settings,
             use_cuda_graphs=given['use_cuda_graphs'],
             verify=given['verify_bundle'],
         )
@@ -333,6 +334,10 @@ class PolicyNode(LifecycleNode):
 
     def _check_parameters(self, given: Mapping[str, Any]) -> str | None:
         """Whether this policy can be run so; free of side effects."""
+        try:
+            settings_from(given)
+        except ValueError as error:
+            return str(error)
         policy = self._policy
         if policy is not None and given['cfg_enabled'] and policy.spec.prompt.advantage is None:
             return (

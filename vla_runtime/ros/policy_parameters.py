@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from vla_runtime.engines.loading import BACKENDS
+from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule
 from vla_runtime.ros.parameters import ParameterSpec
 from vla_runtime.ros.synchronizer import SyncLimits
@@ -72,6 +73,40 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'max_guidance_weight', 10.0, 'upper bound of that tie', minimum=0.0, maximum=100.0
     ),
+    ParameterSpec(
+        'cache_mode',
+        'exact',
+        'reuse of image tokens and prefix: only what is equal, also what has changed little, none',
+        words=get_args(CacheMode),
+    ),
+    ParameterSpec(
+        'cache_max_age_s',
+        0.0,
+        'bounded: oldest entry reused; must be set for it',
+        minimum=0.0,
+        maximum=10.0,
+    ),
+    ParameterSpec(
+        'cache_max_reuses',
+        0,
+        'bounded: reuses of an entry in a row; must be set for it',
+        minimum=0,
+        maximum=1000,
+    ),
+    ParameterSpec(
+        'cache_max_image_change',
+        0.0,
+        "bounded: mean change of a camera's pixels, grey levels",
+        minimum=0.0,
+        maximum=255.0,
+    ),
+    ParameterSpec(
+        'cache_max_state_bins',
+        0,
+        "bounded: change of a state's bin in the prompt",
+        minimum=0,
+        maximum=256,
+    ),
 )
 
 
@@ -85,6 +120,13 @@ def settings_from(values: Mapping[str, Any]) -> PolicySettings:
         advantage=values['advantage'],
         plan_schedule=values['plan_schedule'],
         max_guidance_weight=values['max_guidance_weight'],
+        cache=CachePolicy(
+            mode=values['cache_mode'],
+            max_age_s=values['cache_max_age_s'],
+            max_reuses=values['cache_max_reuses'],
+            max_image_change=values['cache_max_image_change'],
+            max_state_bins=values['cache_max_state_bins'],
+        ),
     )
 
 

@@ -1,0 +1,249 @@
+"""The prefix cache: what of the last inference may stand, level by level.
+
+Two levels, both in the engine's own buffers, so a hit costs a comparison and no copy: the image
+tokens of each camera, and the keys and values of each number of prompt rows. A hit needs the same
+pixels, masks and tokens. Because the prefix sees itself in both directions, any change of an image
+or a token makes all keys and values stale; only image tokens survive on their own.
+
+Invariants:
+- `exact` (the default) reuses only what is equal bit for bit: a hit changes nothing;
+- `bounded` is opt-in, has a limit on age, on reuses in a row, on image and on state change, and
+  names every reuse in the report;
+- an entry is invalid while it is being rewritten, so an engine that fails half-way leaves none;
+- nothing survives `clear`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from vla_runtime.engines.engine import PolicyEngine
+
+CacheMode = Literal['exact', 'bounded', 'off']
+
+
+@dataclass(frozen=True)
+class CachePolicy:
+    """What may be reused.
+
+    Attributes:
+        mode: `exact`, `bounded` or `off`.
+        max_age_s: `bounded`: oldest entry, seconds between the observations; above 0.
+        max_reuses: `bounded`: inferences in a row that may reuse an entry; at least 1.
+        max_image_change: `bounded`: mean absolute difference of a camera's pixels in grey levels
+            (0 to 255); 0 asks for equal pixels.
+        max_state_bins: `bounded`: largest change of a state's bin in the prompt; 0 asks for equal
+            bins.
+    """
+
+    mode: CacheMode = 'exact'
+    max_age_s: float = 0.0
+    max_reuses: int = 0
+    max_image_change: float = 0.0
+    max_state_bins: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(CacheMode):
+            raise ValueError(
+                f"cache_mode is '{self.mode}': it must be one of {', '.join(get_args(CacheMode))}"
+            )
+        bounds = {
+            'cache_max_age_s': self.max_age_s,
+            'cache_max_reuses': self.max_reuses,
+            'cache_max_image_change': self.max_image_change,
+            'cache_max_state_bins': self.max_state_bins,
+        }
+        for name, value in bounds.items():
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f'{name} is {value}: it must be a finite number of at least 0')
+        if self.mode == 'bounded' and (self.max_age_s <= 0 or self.max_reuses < 1):
+            raise ValueError(
+                'cache_mode bounded reuses image tokens of images that have changed, so it needs '
+                f'its limits: cache_max_age_s is {self.max_age_s} and must be above 0, '
+                f'cache_max_reuses is {self.max_reuses} and must be at least 1'
+            )
+
+
+@dataclass(frozen=True)
+class PrefixInputs:
+    """Everything that a prefix is made of.
+
+    Attributes:
+        pixels: (V, 3, S, S) float32 in [-1, 1]; those of hidden cameras are not looked at.
+        image_mask: (V,) bool.
+        tokens: (R, L) int64; token_mask: (R, L) bool.
+        words: what the prompt rows say apart from the state.
+        state_bins: (S,) int64 bins of the state in the prompt, empty where it is not in it.
+        time_s: time of the observation, any clock that all observations share.
+    """
+
+    pixels: np.ndarray
+    image_mask: np.ndarray
+    tokens: np.ndarray
+    token_mask: np.ndarray
+    words: Hashable
+    state_bins: np.ndarray
+    time_s: float
+
+
+@dataclass(frozen=True)
+class _Image:
+    """Of which pixels a camera's image tokens are."""
+
+    pixels: np.ndarray
+    version: int
+    time_s: float
+    reuses: int = 0
+
+
+@dataclass(frozen=True)
+class _Prefix:
+    """Of what the keys and values of one number of rows are."""
+
+    images: tuple[int | None, ...]
+    tokens: np.ndarray
+    token_mask: np.ndarray
+    words: Hashable
+    state_bins: np.ndarray
+    time_s: float
+    reuses: int = 0
+
+
+class PrefixCache:
+    """Runs the vision and prefix networks as far as the engine's buffers do not hold the result.
+
+    Args:
+        engine: whose buffers are the cache.
+        cameras: names, in the engine's order, for the report.
+    """
+
+    def __init__(self, engine: PolicyEngine, cameras: tuple[str, ...]) -> None:
+        self._engine = engine
+        self._cameras = cameras
+        self._version = 0
+        self._images: dict[int, _Image] = {}
+        self._prefixes: dict[int, _Prefix] = {}
+
+    def clear(self) -> None:
+        """Forget every entry."""
+        self._images.clear()
+        self._prefixes.clear()
+
+    def encode_images(self, inputs: PrefixInputs, policy: CachePolicy) -> str:
+        """Bring every visible camera's image tokens into the engine.
+
+        Returns:
+            per camera what happened, for people: `top: hit, wrist: miss`
+        """
+        if policy.mode == 'off':
+            self.clear()
+        told = []
+        for camera in np.flatnonzero(inputs.image_mask):
+            told.append(
+                f'{self._cameras[camera]}: {self._encode_image(int(camera), inputs, policy)}'
+            )
+        return ', '.join(told)
+
+    def _encode_image(self, camera: int, inputs: PrefixInputs, policy: CachePolicy) -> str:
+        pixels = inputs.pixels[camera]
+        entry = self._images.get(camera)
+        if policy.mode != 'off' and entry is not None:
+            if np.array_equal(entry.pixels, pixels):
+                self._images[camera] = replace(entry, time_s=inputs.time_s, reuses=0)
+                return 'hit'
+            if policy.mode == 'bounded':
+                age_s = inputs.time_s - entry.time_s
+                # Half of [-1, 1] is one unit of brightness.
+                change = float(np.abs(entry.pixels - pixels).mean()) * 127.5
+                if _within(age_s, entry.reuses, policy) and change <= policy.max_image_change:
+                    self._images[camera] = replace(entry, reuses=entry.reuses + 1)
+                    return (
+                        f'reused ({entry.reuses + 1} in a row, {age_s:.3f} s old, changed by '
+                        f'{change:.2f})'
+                    )
+        self._images.pop(camera, None)
+        self._engine.encode_image(camera, pixels)
+        if policy.mode == 'off':
+            return 'off'
+        self._version += 1
+        kept = entry.pixels if entry is not None else np.empty_like(pixels)
+        np.copyto(kept, pixels)
+        self._images[camera] = _Image(kept, self._version, inputs.time_s)
+        return 'miss' if entry is not None else 'miss (first)'
+
+    def encode_prefix(self, inputs: PrefixInputs, policy: CachePolicy) -> str:
+        """Bring the keys and values of these prompt rows into the engine.
+
+        Call after `encode_images`.
+
+        Returns:
+            `hit`, `reused (...)`, `off`, or `miss` with what had changed
+        """
+        rows = len(inputs.tokens)
+        images = tuple(
+            self._images[camera].version if visible and camera in self._images else None
+            for camera, visible in enumerate(inputs.image_mask)
+        )
+        entry = self._prefixes.get(rows)
+        changed = 'first' if entry is None else _changed(entry, images, inputs)
+        if policy.mode != 'off' and entry is not None:
+            if not changed:
+                self._prefixes[rows] = replace(entry, time_s=inputs.time_s, reuses=0)
+                self._engine.use_prefix(rows)
+                return 'hit'
+            reuse = self._state_reuse(entry, images, inputs, policy)
+            if reuse:
+                self._prefixes[rows] = replace(entry, reuses=entry.reuses + 1)
+                self._engine.use_prefix(rows)
+                return reuse
+        self._prefixes.pop(rows, None)
+        self._engine.encode_prefix(inputs.image_mask, inputs.tokens, inputs.token_mask)
+        if policy.mode == 'off':
+            return 'off'
+        self._prefixes[rows] = _Prefix(
+            images,
+            inputs.tokens.copy(),
+            inputs.token_mask.copy(),
+            inputs.words,
+            inputs.state_bins.copy(),
+            inputs.time_s,
+        )
+        return f'miss ({changed})'
+
+    def _state_reuse(
+        self,
+        entry: _Prefix,
+        images: tuple[int | None, ...],
+        inputs: PrefixInputs,
+        policy: CachePolicy,
+    ) -> str:
+        """What to report if the state alone has moved, and little enough; else ''."""
+        if policy.mode != 'bounded' or images != entry.images or inputs.words != entry.words:
+            return ''
+        if inputs.state_bins.shape != entry.state_bins.shape or not inputs.state_bins.size:
+            return ''
+        age_s = inputs.time_s - entry.time_s
+        moved = int(np.abs(inputs.state_bins - entry.state_bins).max())
+        if moved > policy.max_state_bins or not _within(age_s, entry.reuses, policy):
+            return ''
+        return f'reused ({entry.reuses + 1} in a row, {age_s:.3f} s old, moved by {moved} bins)'
+
+
+def _within(age_s: float, reuses: int, policy: CachePolicy) -> bool:
+    # A negative age is a clock that went back: nothing is known about such an entry.
+    return 0 <= age_s <= policy.max_age_s and reuses < policy.max_reuses
+
+
+def _changed(entry: _Prefix, images: tuple[int | None, ...], inputs: PrefixInputs) -> str:
+    """What differs from the entry, '' when nothing does."""
+    parts: Mapping[str, bool] = {
+        'images': images != entry.images,
+        'tokens': not np.array_equal(inputs.tokens, entry.tokens),
+        'token mask': not np.array_equal(inputs.token_mask, entry.token_mask),
+    }
+    return ', '.join(part for part, differs in parts.items() if differs)
