@@ -280,8 +280,9 @@ class AnythingGoes(RuleBasedStateMachine):
                     self.tick_one()
                 steps = np.arange(HORIZON)[:, None] * 0.02
                 rows = self.setpoints * POSITIONS + steps * np.array([1.0, 1.0, 0.0])
+                rows[:, 0] = np.clip(rows[:, 0], -0.9, 0.9)
                 self.number += 1
-                self.offer(np.clip(rows, -0.9, 0.9), observed, self.number)
+                self.offer(rows, observed, self.number)
             for _ in range(4):
                 self.tick_one()
                 moved = moved or self.kind is CommandKind.TRACK
