@@ -428,7 +428,7 @@ def test_when_interpolation_changes_expect_the_step_in_progress_undisturbed(
     )
     rig = Rig(old).started()
     rig.submit([0.02, 0.03, 0.09, 0.1, 0.2] + [0.2] * 15)
-    rig.tick(10)
+    rig.tick(9)
     rig.executor.set_parameters(new)
     rig.submit(FLAT)
     before = rig.command

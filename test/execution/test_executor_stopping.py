@@ -255,6 +255,16 @@ def test_when_a_fault_comes_while_a_chunk_waits_expect_a_new_one_asked_for_after
     assert rig.executor.counters.dropped == 1
 
 
+def test_when_a_fault_comes_while_an_answer_is_awaited_expect_to_ask_again_after_it() -> None:
+    rig = rig_of().started()
+    assert rig.executor.poll_request(rig.now_s, rig.ros_ns) is not None
+    rig.state_arrives = False
+    rig.run_until(lambda command: command.reason is Reason.STATE_STALE)
+    rig.state_arrives = True
+    rig.tick()
+    assert rig.executor.wants_chunk
+
+
 def test_when_a_fault_stopped_an_ensemble_expect_older_chunks_forgotten() -> None:
     parameters = ExecutorParameters(replan_interval=4, handover=HandoverParameters('ensemble'))
     rig = Rig(parameters).started()
