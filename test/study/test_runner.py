@@ -1,10 +1,12 @@
 """Running conditions: over processes, resumable, on seeds that nothing else has used."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
+from vla_runtime.bundle import read_bundle, seal
 from vla_runtime.sim.demo_bundle import FIRST_UNSEEN_SEED
 from vla_runtime.study import runner
 from vla_runtime.study.condition import Condition, grid
@@ -88,8 +90,9 @@ def test_interrupted_it_goes_on_and_ends_as_if_it_had_not_been(tmp_path, monkeyp
 def test_other_seeds_another_condition_or_bundle_is_another_result(tmp_path, untrained):
     base = runner.Run(Condition(), untrained, (1, 2))
     other_bundle = tmp_path / 'bundle'
-    other_bundle.mkdir()
-    (other_bundle / 'policy.yaml').write_text('another')
+    shutil.copytree(untrained, other_bundle)
+    text = (other_bundle / 'policy.yaml').read_text()
+    (other_bundle / 'policy.yaml').write_text(text.replace('denoise_steps: 10', 'denoise_steps: 9'))
     names = {
         runner._identity(each)
         for each in (
@@ -101,3 +104,13 @@ def test_other_seeds_another_condition_or_bundle_is_another_result(tmp_path, unt
     }
     assert len(names) == 4
     assert runner._identity(base) == runner._identity(replace(base))
+
+
+def test_a_bundle_with_another_receipt_acts_the_same(tmp_path, untrained):
+    copy = tmp_path / 'bundle'
+    shutil.copytree(untrained, copy)
+    (copy / 'verification.json').write_text('{"verified": "again"}')
+    spec = read_bundle(copy, verify=False).spec
+    seal(copy, replace(spec, files={}))
+    assert (copy / 'policy.yaml').read_text() != (untrained / 'policy.yaml').read_text()
+    assert runner.bundle_identity(copy) == runner.bundle_identity(untrained)

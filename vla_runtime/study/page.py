@@ -64,7 +64,7 @@ def _section(study: Json) -> str:
         f'<h2 id="{study["study"]}">{escape(study["title"])}</h2>\n'
         f'<p>{escape(study["question"])}</p>\n{_plot(study)}\n{_table(study)}\n'
         f'<p class="note"><code>{escape(study["command"])}</code><br>seeds {first} to {after - 1}; '
-        f'bundle {escape(study["bundle"])} (policy.yaml {study["bundle_sha256"][:12]}); '
+        f'bundle {escape(study["bundle"])} ({study["bundle_sha256"][:12]}); '
         f'{escape(study["machine"])}</p>'
     )
 

@@ -30,7 +30,7 @@ class Origin:
     Attributes:
         command: that gives them again.
         bundle: name of the policy.
-        bundle_sha256: of its policy.yaml.
+        bundle_sha256: of what it does, see `bundle_identity`.
         seeds: first seed, and the one after the last.
     """
 

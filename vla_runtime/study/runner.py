@@ -13,14 +13,14 @@ import math
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from vla_runtime import __version__
-from vla_runtime.bundle_schema import SPEC_FILE
+from vla_runtime.bundle import VERIFICATION_FILE, read_bundle
 from vla_runtime.sim.demo_bundle import FIRST_UNSEEN_SEED
 from vla_runtime.sim.world import Tabletop
 from vla_runtime.study.condition import Condition
@@ -167,8 +167,14 @@ def _run_batch(task: tuple[Run, int, int]) -> tuple[int, int, list[EpisodeResult
 
 
 def bundle_identity(bundle: Path) -> str:
-    """SHA-256 of policy.yaml, which names the SHA-256 of every other file of the bundle."""
-    return hashlib.sha256((bundle / SPEC_FILE).read_bytes()).hexdigest()
+    """SHA-256 of all that a bundle does: its description, and with it the SHA-256 of its files.
+
+    The verification receipt, which changes nothing that the policy does, is left out.
+    """
+    spec = read_bundle(bundle, verify=False).spec
+    files = {name: sha for name, sha in spec.files.items() if name != VERIFICATION_FILE}
+    text = json.dumps(asdict(replace(spec, files=files)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _identity(run: Run) -> str:
