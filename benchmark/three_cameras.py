@@ -1,0 +1,110 @@
+"""What the node benchmarks share: a tiny policy with three cameras, its robot, the policy node."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [str(ROOT), str(ROOT / 'test'), str(ROOT / 'test' / 'ros')]
+
+from graph import LATCHED, RELIABLE, SENSOR, Graph, Process, isolate  # noqa: E402
+from sensor_msgs.msg import JointState  # noqa: E402
+from std_msgs.msg import String  # noqa: E402
+from tiny_policy import JOINTS, tiny_spec, write_tiny_policy  # noqa: E402
+from trajectory_msgs.msg import JointTrajectory  # noqa: E402
+
+from vla_runtime.bundle import CameraSpec  # noqa: E402
+from vla_runtime.ros.conversions import plan_to_message  # noqa: E402
+
+NODE = '/vla_policy'
+CAMERAS = ('top', 'left', 'right')
+PACKAGES = ('numpy', 'torch', 'ros-rclpy', 'ros-fastrtps')
+STEP_TIME_S = 0.05
+_PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
+
+
+def use_profile(shipped: bool) -> None:
+    """Let this process and its children use the shipped Fast DDS profile, or Fast DDS's default."""
+    for variable in _PROFILE_VARIABLES:
+        if shipped:
+            os.environ[variable] = str(ROOT / 'config' / 'fastdds.xml')
+        else:
+            os.environ.pop(variable, None)
+
+
+@contextmanager
+def quiet_domain():  # type: ignore[no-untyped-def]
+    """A graph of its own, in a domain that the machine's other ROS programs do not use."""
+    isolate()
+    made = Graph('benchmark')
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def start_policy_node(graph: Graph, folder: Path) -> Process:
+    """Write bundle and robot file into a folder, start the node on them, configure and activate."""
+    spec = tiny_spec()
+    spec = replace(
+        spec,
+        cameras=tuple(CameraSpec(name) for name in CAMERAS),
+        dims=replace(spec.dims, cameras=len(CAMERAS)),
+    )
+    bundle = write_tiny_policy(folder / 'bundle', spec)
+    joints = [
+        f'  - {{name: {name}, unit: rad, lower: -3.0, upper: 3.0, velocity: 10.0}}'
+        for name in JOINTS
+    ]
+    cameras = [f'  - {{name: {name}, topic: {name}/image, depth: 5}}' for name in CAMERAS]
+    lines = [
+        *('format: 1', 'name: three_cameras', 'joints:', *joints, 'cameras:', *cameras),
+        'outputs:',
+        f'  - {{kind: joint_trajectory, topic: arm, joints: [{", ".join(JOINTS)}]}}',
+    ]
+    robot = folder / 'robot.yaml'
+    robot.write_text('\n'.join(lines) + '\n', encoding='utf-8')
+    process = graph.start(
+        'vla_runtime.ros.policy_node',
+        '--ros-args',
+        *('-p', f'bundle:={bundle}'),
+        *('-p', f'robot:={robot}'),
+    )
+    for transition in ('configure', 'activate'):
+        if not graph.transition(NODE, transition):
+            raise RuntimeError(f'{transition} failed\n{process.output()}')
+    return process
+
+
+class Peers:
+    """Joint states, instruction and requests, as the robot's driver and the executor give them."""
+
+    def __init__(self, graph: Graph) -> None:
+        node = graph.node
+        self._clock = node.get_clock()
+        self._joints = node.create_publisher(JointState, '/joint_states', SENSOR)
+        self._plans = node.create_publisher(JointTrajectory, '/committed_plan', RELIABLE)
+        self._instruction = node.create_publisher(String, f'{NODE}/instruction', LATCHED)
+        self._instruction.publish(String(data='pick up the red cup'))
+
+    def publish_joints(self) -> None:
+        message = JointState(name=list(JOINTS), position=[0.1, 0.2, 0.3])
+        message.header.stamp = self._clock.now().to_msg()
+        self._joints.publish(message)
+
+    def request(self) -> None:
+        message: Any = plan_to_message(
+            [[0.1, 0.2, 0.3]] * 4,  # type: ignore[arg-type]
+            JOINTS,
+            ['position'] * len(JOINTS),
+            STEP_TIME_S,
+            stamp_ns=self._clock.now().nanoseconds,
+            episode=0,
+            certain=2,
+        )
+        self._plans.publish(message)
