@@ -1,0 +1,121 @@
+"""What the executor's tests put around it: an arm that follows its commands, and chunks by hand."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from graph import RELIABLE, SENSOR, Graph
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Float64MultiArray
+from tabletop_policy import HORIZON, STEP_TIME_S
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.ros.conversions import chunk_to_message, message_to_plan, ns_to_stamp
+from vla_runtime.sim.world import JOINT_NAMES
+from vla_runtime.types import ActionChunk
+
+HOME = np.array([0.1, -0.3, 1.6, 1.7, 0.0, 0.2])
+_PERIOD_S = 0.02
+
+
+class Arm:
+    """Publishes joint states all the time; the joints are wherever they were last commanded.
+
+    Attributes:
+        follows: whether it does.
+        silent: whether it publishes nothing.
+        names: in its messages.
+        positions: (6,) of its joints.
+        commands: what the arm's controller got, in order.
+        plans: what the executor asked with.
+    """
+
+    def __init__(self, graph: Graph, namespace: str = '') -> None:
+        self._graph = graph
+        self.follows, self.silent = True, False
+        self.names = list(JOINT_NAMES)
+        self.positions = HOME.copy()
+        self.commands: list[JointTrajectory] = []
+        self.plans: list[JointTrajectory] = []
+        node = graph.node
+        self._states = node.create_publisher(JointState, f'{namespace}/joint_states', SENSOR)
+        self._chunks = node.create_publisher(JointTrajectory, f'{namespace}/action_chunk', RELIABLE)
+        self._subscriptions = [
+            node.create_subscription(
+                JointTrajectory,
+                f'{namespace}/arm_controller/joint_trajectory',
+                self._on_arm,
+                RELIABLE,
+            ),
+            node.create_subscription(
+                Float64MultiArray,
+                f'{namespace}/gripper_controller/commands',
+                self._on_gripper,
+                RELIABLE,
+            ),
+            node.create_subscription(
+                JointTrajectory, f'{namespace}/committed_plan', self.plans.append, RELIABLE
+            ),
+        ]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop publishing and leave the graph."""
+        self._stop.set()
+        self._thread.join()
+        for subscription in self._subscriptions:
+            self._graph.node.destroy_subscription(subscription)
+        for publisher in (self._states, self._chunks):
+            self._graph.node.destroy_publisher(publisher)
+
+    def heal(self) -> None:
+        """Everything as at the beginning."""
+        self.follows, self.silent = True, False
+        self.names = list(JOINT_NAMES)
+
+    def now_ns(self) -> int:
+        return int(self._graph.node.get_clock().now().nanoseconds)
+
+    def commanded(self) -> np.ndarray:
+        """(n, 5) positions that the arm was commanded, in order."""
+        return np.array([list(command.points[0].positions) for command in self.commands])
+
+    def answer(self, number: int, rise_rad: float = 0.02, **changes) -> JointTrajectory:
+        """Answer the newest request: every joint rises by `rise_rad` a step, from where it is."""
+        plan = message_to_plan(self.plans[-1])
+        actions = self.positions + rise_rad * np.arange(1, HORIZON + 1)[:, None]
+        chunk = ActionChunk(
+            actions=changes.get('actions', actions),
+            names=changes.get('names', JOINT_NAMES),
+            kinds=('position',) * len(JOINT_NAMES),
+            step_time_s=STEP_TIME_S,
+            normalised=np.zeros((HORIZON, 0), dtype=np.float32),
+        )
+        message = chunk_to_message(
+            chunk,
+            stamp_ns=changes.get('stamp_ns', self.now_ns()),
+            episode=changes.get('episode', plan.episode),
+            number=number,
+        )
+        self._chunks.publish(message)
+        return message
+
+    def _run(self) -> None:
+        while not self._stop.wait(_PERIOD_S):
+            if self.silent:
+                continue
+            message = JointState(name=self.names, position=self.positions.tolist())
+            message.header.stamp = ns_to_stamp(self.now_ns())
+            self._states.publish(message)
+
+    def _on_arm(self, message: JointTrajectory) -> None:
+        self.commands.append(message)
+        if self.follows:
+            self.positions[:5] = message.points[0].positions
+
+    def _on_gripper(self, message: Float64MultiArray) -> None:
+        if self.follows:
+            self.positions[5] = message.data[0]
