@@ -26,6 +26,7 @@ from three_cameras import (
     PACKAGES,
     Graph,
     Peers,
+    keep_others_out,
     quiet_domain,
     start_policy_node,
     use_profile,
@@ -96,7 +97,10 @@ def _last(statuses: list[Any], camera: str) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--seconds', type=float, default=20.0, help='a profile (default: 20)')
+    parser.add_argument('--realtime', action='store_true', help='keep other programs out of it')
     arguments = parser.parse_args()
+    if arguments.realtime:
+        keep_others_out()
     figures = {}
     for profile in ('shipped', 'default'):
         use_profile(shipped=profile == 'shipped')

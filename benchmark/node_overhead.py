@@ -29,6 +29,7 @@ from three_cameras import (
     SENSOR,
     Graph,
     Peers,
+    keep_others_out,
     quiet_domain,
     start_policy_node,
     use_profile,
@@ -87,7 +88,10 @@ def measure(graph: Graph, folder: Path, chunks: int) -> dict[str, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--chunks', type=int, default=200, help='measured chunks (default: 200)')
+    parser.add_argument('--realtime', action='store_true', help='keep other programs out of it')
     arguments = parser.parse_args()
+    if arguments.realtime:
+        keep_others_out()
     use_profile(shipped=True)
     with tempfile.TemporaryDirectory() as folder, quiet_domain() as graph:
         samples = measure(graph, Path(folder), arguments.chunks)

@@ -2,7 +2,8 @@
 
 Pure: stamps and the current time come in as integer nanoseconds. ROS 2 headers have no sequence
 number, so lost frames are estimated: a gap between two stamps of k median periods (over the last
-`_PERIODS`) counts as k - 1 lost frames; a gap longer than `_OUTAGE_NS` counts as one outage.
+`_PERIODS`) counts as k - 1 lost frames; a gap longer than `_OUTAGE_NS` counts as one outage. It is
+too low where half of the frames or more are lost, because the median is then no longer the period.
 """
 
 from __future__ import annotations
