@@ -11,7 +11,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_policy import CAMERAS, JOINTS, observation, tiny_spec, write_tiny_policy
+from tiny_policy import CAMERAS, JOINTS, observation, pose_spec, tiny_spec, write_tiny_policy
 
 from vla_runtime.policy import Policy
 from vla_runtime.settings import PolicySettings
@@ -80,6 +80,11 @@ def test_noise_can_be_passed_in_and_is_recorded(policy):
     noise = np.random.default_rng(1).normal(size=(8, 6)).astype(np.float32)
     chunk, report = policy.infer(observation(), noise=noise)
     np.testing.assert_array_equal(report.noise, noise)
+    kept = report.noise
+    noise_before, noise = noise.copy(), noise
+    noise[:] = 5.0
+    np.testing.assert_array_equal(kept, noise_before)
+    noise = noise_before
     np.testing.assert_array_equal(
         policy.infer(observation(), noise=noise)[0].actions, chunk.actions
     )
@@ -115,8 +120,15 @@ def test_the_seed_changes_the_noise_at_the_next_inference(policy):
         ({'state': np.zeros(4)}, r'3 numbers \(shoulder, elbow, gripper\), got shape \(4,\)'),
         ({'state': np.zeros((1, 3))}, r'got shape \(1, 3\)'),
         ({'state': np.array(['a', 'b', 'c'])}, r'observation\.state'),
-        ({'state': np.array([0.0, np.nan, 0.0])}, 'elbow = nan'),
+        ({'state': np.array([0.0, np.nan, 0.0])}, r'no usable number: elbow = nan'),
         ({'state': np.array([0.0, 0.0, np.inf])}, 'gripper = inf'),
+        ({'state': np.array([0.0, 1e300, 0.0])}, r'no usable number: elbow = 1e\+300'),
+        ({'images': None}, r'images: expected a mapping.*NoneType'),
+        ({'images': {'top': None, 3: None}}, r"missing: \['wrist'\], unknown: \['3'\]"),
+        (
+            {'images': {n: np.zeros((1, 200, 3), np.uint8) for n in CAMERAS}},
+            r'images\[top\].*too narrow',
+        ),
         ({'instruction': ''}, 'instruction'),
         ({'instruction': ' \n'}, 'instruction'),
         ({'instruction': 'word ' * 100}, r'tokens'),
@@ -136,7 +148,11 @@ def test_a_bad_observation_is_refused_and_leaves_no_trace(bundles, changes, mess
 
 @pytest.mark.parametrize(
     ('noise', 'message'),
-    [(np.zeros((8, 5)), r'\(8, 6\)'), (np.full((8, 6), np.nan), 'finite')],
+    [
+        (np.zeros((8, 5)), r'\(8, 6\)'),
+        (np.full((8, 6), np.nan), 'finite'),
+        (np.zeros((8, 6), dtype=complex), 'complex'),
+    ],
 )
 def test_bad_noise_is_refused(policy, noise, message):
     with pytest.raises(ValueError, match=message):
@@ -222,6 +238,12 @@ def test_guidance_needs_a_policy_with_advantage_tags(policy):
         ('advantage', 'great'),
         ('plan_schedule', 'cubic'),
         ('max_guidance_weight', float('inf')),
+        ('denoise_steps', 2.5),
+        ('denoise_steps', True),
+        ('cfg_enabled', 'no'),
+        ('seed', 1.5),
+        ('seed', 'a'),
+        ('cache', 'exact'),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(field, value):
@@ -283,12 +305,20 @@ def test_a_plan_shorter_than_the_horizon_is_held_and_does_not_bind_beyond_its_en
     [
         (np.zeros((0, 3)), 'at least one row'),
         (np.zeros((4, 2)), r'3 numbers \(shoulder, elbow, gripper\)'),
-        (np.full((4, 3), np.nan), 'finite'),
+        (np.full((4, 3), np.nan), 'no usable number: shoulder = nan at step 0'),
+        (np.full((4, 3), 1e300), r'no usable number: shoulder = 1e\+300'),
     ],
 )
 def test_a_bad_plan_is_refused(policy, actions, message):
     with pytest.raises(ValueError, match=message):
         policy.infer(observation(), plan=CommittedPlan(actions, 1, 2))
+
+
+@pytest.mark.parametrize('field', ['delay_steps', 'execution_horizon'])
+def test_steps_of_a_plan_are_whole_numbers(policy, field):
+    steps = {'delay_steps': 1, 'execution_horizon': 2, field: 1.5}
+    with pytest.raises(ValueError, match=field):
+        policy.infer(observation(), plan=CommittedPlan(np.zeros((4, 3)), **steps))
 
 
 # Loading.
@@ -320,6 +350,30 @@ def test_warming_up_counts_as_no_inference(guided):
     _, report = guided.infer(observation())
     assert report.number == 0
     assert guided.settings == PolicySettings()
+
+
+def test_a_setting_changed_while_warming_up_is_kept(guided):
+    real = guided._engine.run_steps
+
+    def change_then_run():
+        guided.settings = replace(guided.settings, seed=42)
+        real()
+
+    guided._engine.run_steps = change_then_run
+    guided.warm_up()
+    assert guided.settings.seed == 42
+
+
+@pytest.mark.parametrize('form', ['quaternion_wxyz', 'rotation_6d'])
+def test_a_policy_of_pose_deltas_warms_up(tmp_path, form):
+    policy = Policy.load(write_tiny_policy(tmp_path / 'pose', pose_spec(form)))
+    assert policy.warm_up() > 0
+
+
+def test_a_closed_policy_says_so(policy):
+    policy.close()
+    with pytest.raises(ValueError, match='closed'):
+        policy.infer(observation())
 
 
 def test_weights_that_give_no_finite_number_are_refused(tmp_path):

@@ -14,13 +14,15 @@ from vla_runtime.bundle import (
     CameraSpec,
     ImageSpec,
     NormalisationSpec,
+    PoseSpec,
     PromptSpec,
     StateSpec,
     write_bundle,
 )
+from vla_runtime.bundle_schema import ROTATION_LENGTH
 from vla_runtime.dimensions import GemmaDims, PolicyDims, VisionDims
 from vla_runtime.models import policy_network
-from vla_runtime.types import AdvantageTemplate, Family, Observation
+from vla_runtime.types import AdvantageTemplate, Family, Observation, RotationForm
 
 TOKENIZER = Path(__file__).parent / 'cases' / 'lerobot_pi05_tiny' / 'tokenizer.json'
 JOINTS = ('shoulder', 'elbow', 'gripper')
@@ -73,6 +75,35 @@ def tiny_spec(
     )
 
 
+def pose_spec(form: RotationForm) -> BundleSpec:
+    """A policy whose actions are one end-effector pose, relative to the measured one."""
+    width = ROTATION_LENGTH[form]
+    position, rotation = ('x', 'y', 'z'), tuple(f'r{i}' for i in range(width))
+    names = (*position, *rotation)
+    spec = tiny_spec()
+    return replace(
+        spec,
+        dims=replace(spec.dims, action_dim=12),
+        state=tuple(StateSpec(name, 'm' if name in position else '1') for name in names),
+        actions=tuple(
+            ActionSpec(name, 'm' if name in position else '1', 'delta')
+            for name in names
+        ),
+        poses=(
+            PoseSpec(
+                name='hand',
+                position=position,
+                rotation=rotation,
+                form=form,
+                kind='delta',
+                frame='base',
+                state_position=position,
+                state_rotation=rotation,
+            ),
+        ),
+    )
+
+
 def write_tiny_policy(target: Path, spec: BundleSpec, seed: int = 0) -> Path:
     """Write a bundle with random weights of a size that makes everything matter.
 
@@ -85,10 +116,10 @@ def write_tiny_policy(target: Path, spec: BundleSpec, seed: int = 0) -> Path:
         for name, value in network.state_dict().items()
     }
     random = np.random.default_rng(seed)
-    count = len(JOINTS)
+    count = len(spec.actions)
     statistics = {
-        'state.q01': np.full(count, -1.5),
-        'state.q99': np.full(count, 1.5),
+        'state.q01': np.full(len(spec.state), -1.5),
+        'state.q99': np.full(len(spec.state), 1.5),
         'actions.mean': random.normal(size=count) * 0.1,
         'actions.std': random.uniform(0.2, 1.0, size=count),
     }

@@ -6,6 +6,7 @@ that names what was expected and what came, and it leaves no trace.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,12 +74,17 @@ class PolicyCodec:
             ValueError: wrong cameras, image type or shape, state length or values, instruction.
         """
         expected = {camera.name for camera in self.spec.cameras if camera.present}
+        if not isinstance(observation.images, Mapping):
+            raise ValueError(
+                f'observation.images: expected a mapping of camera name to image, got '
+                f'{type(observation.images).__name__}'
+            )
         came = set(observation.images)
         if came != expected:
             raise ValueError(
                 f'observation.images: expected the cameras {sorted(expected)}, got '
-                f'{sorted(came)}; missing: {sorted(expected - came)}, unknown: '
-                f'{sorted(came - expected)} (an absent camera is given as None)'
+                f'{sorted(map(str, came))}; missing: {sorted(expected - came)}, unknown: '
+                f'{sorted(map(str, came - expected))} (an absent camera is given as None)'
             )
         if all(image is None for image in observation.images.values()):
             raise ValueError('observation.images: every camera is absent; at least one is needed')
@@ -100,9 +106,12 @@ class PolicyCodec:
                 f'observation.state: expected {len(names)} numbers ({", ".join(names)}), got shape '
                 f'{state.shape} of {state.dtype}'
             )
-        bad = [f'{names[i]} = {state[i]}' for i in np.flatnonzero(~np.isfinite(state))]
+        with np.errstate(over='ignore', invalid='ignore'):
+            # After normalising, because that is where a number too large for float32 shows.
+            normalised = self._state_normalizer.normalise(state.astype(np.float32))
+        bad = [f'{names[i]} = {state[i]}' for i in np.flatnonzero(~np.isfinite(normalised))]
         if bad:
-            raise ValueError(f'observation.state: not a finite number: {", ".join(bad)}')
+            raise ValueError(f'observation.state: no usable number: {", ".join(bad)}')
 
     def images(self, observation: Observation) -> EncodedImages:
         """Resize, pad and scale every camera's image, in the bundle's camera order."""
@@ -114,13 +123,16 @@ class PolicyCodec:
                 self._pixels[index] = -1.0
                 continue
             mask[index] = True
-            to_pixels(
-                image,
-                self.spec.dims.vision.image_size,
-                padding=spec.padding,
-                resample=spec.resample,
-                out=self._pixels[index],
-            )
+            try:
+                to_pixels(
+                    image,
+                    self.spec.dims.vision.image_size,
+                    padding=spec.padding,
+                    resample=spec.resample,
+                    out=self._pixels[index],
+                )
+            except ValueError as error:
+                raise ValueError(f'observation.images[{camera.name}]: {error}') from error
         return EncodedImages(self._pixels, mask)
 
     def normalised_state(self, observation: Observation) -> np.ndarray:
@@ -177,19 +189,29 @@ class PolicyCodec:
         """
         actions = np.asarray(plan.actions, dtype=np.float64)
         names = self.spec.action_names
+        for field in ('delay_steps', 'execution_horizon'):
+            if not isinstance(getattr(plan, field), int | np.integer):
+                raise ValueError(
+                    f'plan.{field}: expected a number of steps, got {getattr(plan, field)!r}'
+                )
         if actions.ndim != 2 or not len(actions) or actions.shape[1] != len(names):
             raise ValueError(
                 f'plan.actions: expected at least one row of {len(names)} numbers '
                 f'({", ".join(names)}), got shape {actions.shape}'
             )
-        if not np.isfinite(actions).all():
-            raise ValueError('plan.actions: holds a number that is not finite')
         horizon = self.spec.dims.horizon
         rows = np.minimum(np.arange(horizon), len(actions) - 1)
         state = np.asarray(observation.state, dtype=np.float64)
-        normalised = self._action_normalizer.normalise(
-            self.action_space.from_robot(actions[rows], state)
-        )
+        with np.errstate(over='ignore', invalid='ignore'):
+            normalised = self._action_normalizer.normalise(
+                self.action_space.from_robot(actions[rows], state)
+            )
+        if not np.isfinite(normalised).all():
+            step, column = np.argwhere(~np.isfinite(normalised))[0]
+            raise ValueError(
+                f'plan.actions: no usable number: {names[column]} = '
+                f'{actions[rows[step], column]} at step {step}'
+            )
         padded = np.zeros((horizon, self.spec.dims.action_dim), dtype=np.float32)
         padded[:, : len(names)] = normalised
         return padded

@@ -52,6 +52,7 @@ class Policy:
         self._codec = PolicyCodec(bundle)
         self._cache = PrefixCache(engine, bundle.spec.camera_names)
         self._number = 0
+        self._closed = False
         self._settings = PolicySettings()
         self.settings = settings or PolicySettings()
 
@@ -131,11 +132,31 @@ class Policy:
         Raises:
             ValueError: anything that does not fit the bundle; nothing has changed then.
         """
-        settings, clock = self._settings, _PhaseClock()
+        normalised, report, clock = self._denoise(
+            observation, self._settings, self._number, plan=plan, noise=noise, on_step=on_step
+        )
+        chunk = self._codec.actions(normalised, observation)
+        clock.mark('actions')
+        self._number += 1
+        return chunk, replace(report, milliseconds=clock.milliseconds())
+
+    def _denoise(
+        self,
+        observation: Observation,
+        settings: PolicySettings,
+        number: int,
+        *,
+        plan: CommittedPlan | None = None,
+        noise: np.ndarray | None = None,
+        on_step: StepObserver | None = None,
+    ) -> tuple[np.ndarray, InferenceReport, _PhaseClock]:
+        """The chunk in normalised actions, (H, A), its report and the clock of its phases."""
+        if self._closed:
+            raise ValueError('this policy was closed; load it again')
+        clock = _PhaseClock()
         self._codec.check(observation)
-        noise = self._noise(noise, settings)
+        noise = self._noise(noise, settings, number)
         advantages = self._advantages(settings)
-        weights = row_weights(settings.cfg_beta if len(advantages) == 2 else None)
         times = flow_times(settings.denoise_steps or self.spec.denoise_steps)
         normalised_plan, plan_weight = self._plan(plan, observation, times, settings)
         tokens, token_mask = self._codec.tokens(observation, advantages)
@@ -158,23 +179,20 @@ class Policy:
         cache = {'vision': vision, 'prefix': self._cache.encode_prefix(prefix, settings.cache)}
         self._engine.synchronize()
         clock.mark('prefix')
-        self._engine.set_schedule(times)
+        self._engine.set_schedule(times, dt=-1.0 / len(times))
         inputs = StepInputs(
             x=noise,
-            row_weight=weights,
+            row_weight=row_weights(settings.cfg_beta if len(advantages) == 2 else None),
             plan=normalised_plan,
             plan_weight=plan_weight,
             state=self._codec.padded_state(observation, len(advantages)),
         )
         normalised = denoise(self._engine, inputs, on_step)
         clock.mark('denoise')
-        chunk = self._codec.actions(normalised, observation)
-        clock.mark('actions')
-
         report = InferenceReport(
-            number=self._number,
+            number=number,
             seed=settings.seed,
-            milliseconds=clock.milliseconds(),
+            milliseconds={},
             cache=cache,
             beta=settings.cfg_beta if settings.cfg_enabled else 1.0,
             denoise_steps=len(times),
@@ -183,8 +201,7 @@ class Policy:
             noise=noise,
             stamps_ns=dict(observation.stamps_ns),
         )
-        self._number += 1
-        return chunk, report
+        return normalised, report, clock
 
     def reset(self) -> None:
         """Begin a new episode: inference numbers start at 0 again, nothing cached survives."""
@@ -206,19 +223,17 @@ class Policy:
             state=np.zeros(len(self.spec.state), dtype=np.float32),
             instruction='warm up',
         )
-        number, settings = self._number, self._settings
         start = perf_counter()
-        try:
-            for rows in range(1, self._engine.max_rows + 1):
-                self._settings = replace(settings, cfg_enabled=rows == 2, cfg_beta=2.0)
-                self.infer(observation)
-        finally:
-            self._number, self._settings = number, settings
-            self._cache.clear()
+        for rows in range(1, self._engine.max_rows + 1):
+            settings = replace(self._settings, cfg_enabled=rows == 2, cfg_beta=2.0)
+            # Not decoded: a state of zeros is no pose that actions could be relative to.
+            self._denoise(observation, settings, number=0)
+        self._cache.clear()
         return (perf_counter() - start) * 1e3
 
     def close(self) -> None:
-        """Free the engine's memory; the policy must not be used afterwards."""
+        """Free the engine's memory; an inference afterwards is a ValueError."""
+        self._closed = True
         self._engine.close()
 
     def _advantages(self, settings: PolicySettings) -> tuple[Advantage | None, ...]:
@@ -229,17 +244,18 @@ class Policy:
         guided = settings.cfg_enabled and settings.cfg_beta != 1.0
         return (settings.advantage, None) if guided else (settings.advantage,)
 
-    def _noise(self, noise: np.ndarray | None, settings: PolicySettings) -> np.ndarray:
+    def _noise(self, noise: np.ndarray | None, settings: PolicySettings, number: int) -> np.ndarray:
         shape = (self.spec.dims.horizon, self.spec.dims.action_dim)
         if noise is None:
-            return chunk_noise(settings.seed, self._number, shape)
-        noise = np.ascontiguousarray(noise, dtype=np.float32)
-        if noise.shape != shape or not np.isfinite(noise).all():
+            return chunk_noise(settings.seed, number, shape)
+        given = np.asarray(noise)
+        if given.shape != shape or given.dtype.kind not in 'fiu' or not np.isfinite(given).all():
             raise ValueError(
-                f'noise: expected finite numbers of shape {shape} (horizon, padded action '
-                f'dimension), got shape {noise.shape}'
+                f'noise: expected finite real numbers of shape {shape} (horizon, padded action '
+                f'dimension), got {given.dtype} of shape {given.shape}'
             )
-        return noise
+        # A copy: the report keeps it, and the caller may go on with the array.
+        return np.array(given, dtype=np.float32, order='C')
 
     def _plan(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import get_args
 
 from vla_runtime.inference.guidance import check_beta
@@ -37,6 +38,7 @@ class PolicySettings:
     cache: CachePolicy = field(default_factory=CachePolicy)
 
     def __post_init__(self) -> None:
+        self._check_types()
         if not 0 <= self.seed < 2**63:
             raise ValueError(f'seed is {self.seed}: it must be 0 to 2**63 - 1')
         if self.denoise_steps is not None and not 1 <= self.denoise_steps <= 100:
@@ -53,3 +55,20 @@ class PolicySettings:
                 f'max_guidance_weight is {self.max_guidance_weight}: it must be a finite number '
                 'of at least 0'
             )
+
+    def _check_types(self) -> None:
+        """A truth value is no number here, and 2.5 is no count."""
+        expected: dict[str, tuple[type, str]] = {
+            'seed': (Integral, 'a whole number'),
+            'denoise_steps': (Integral, 'a whole number'),
+            'cfg_enabled': (bool, 'true or false'),
+            'cfg_beta': (Real, 'a number'),
+            'max_guidance_weight': (Real, 'a number'),
+            'cache': (CachePolicy, 'a CachePolicy'),
+        }
+        for name, (kind, words) in expected.items():
+            value = getattr(self, name)
+            if name == 'denoise_steps' and value is None:
+                continue
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise ValueError(f'{name} is {value!r}: it must be {words}')

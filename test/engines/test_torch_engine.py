@@ -14,13 +14,15 @@ from network_cases import (
     load_network_case,
     network_case_paths,
 )
+from tiny_policy import tiny_dims
 
-from vla_runtime.engines.cuda_graph import GraphedWork
+from vla_runtime.engines.cuda_graph import Capturer, GraphedWork
 from vla_runtime.engines.engine import StepInputs
 from vla_runtime.engines.torch_engine import TorchEngine
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.real_time_chunking import plan_weights
+from vla_runtime.models import policy_network
 
 pytestmark = pytest.mark.cases
 
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.cases
 def engine_for(case: NetworkCase, b: int, prompts: tuple[str, ...] = ('',)) -> TorchEngine:
     """An engine with the case's schedule, images and prompt rows encoded."""
     engine = TorchEngine(case.network)
-    engine.set_schedule(flow_times(case.steps))
+    engine.set_schedule(flow_times(case.steps), -1 / case.steps)
     pixels, image_mask = case.images(b)
     for camera in np.flatnonzero(image_mask.numpy()):
         engine.encode_image(int(camera), pixels[camera].numpy())
@@ -119,6 +121,8 @@ def test_guidance_of_a_wrong_kind_is_far_from_the_reference(path: Path):
     if 'cfg_actions_beta_2.5' not in case.tensors:
         pytest.skip('this case has no guided chunks')
     reference = case.tensors['cfg_actions_beta_2.5'][0]
+    if largest_error(case.tensors['cfg_actions_beta_1.0'][0], reference) < 1e-2:
+        pytest.skip('in this case the rows hardly differ, so neither do right and wrong')
     unguided = denoise(engine_for(case, 0), inputs_for(case, 0))
     swapped = denoise(
         engine_for(case, 0, ('uncond_', '')), inputs_for(case, 0, row_weight=row_weights(2.5))
@@ -173,34 +177,65 @@ def test_buffers_stay_where_they_are_and_repeat_bit_for_bit(path: Path):
     before = addresses()
     first = denoise(engine, inputs_for(case, 0))
     pixels, mask = case.images(0)
-    engine.encode_image(0, -pixels[0].numpy())
+    camera = int(mask.nonzero()[0])
+    engine.encode_image(camera, -pixels[camera].numpy())
     tokens, token_mask = case.prompt(0)
     engine.encode_prefix(mask.numpy(), tokens[None].numpy(), token_mask[None].numpy())
     other = denoise(engine, inputs_for(case, 0))
     assert not np.array_equal(first, other), 'a new image must give a new chunk'
-    engine.encode_image(0, pixels[0].numpy())
+    engine.encode_image(camera, pixels[camera].numpy())
     engine.encode_prefix(mask.numpy(), tokens[None].numpy(), token_mask[None].numpy())
     np.testing.assert_array_equal(denoise(engine, inputs_for(case, 0)), first)
     assert addresses() == before
 
 
-def test_another_schedule_and_back_gives_the_first_chunk_again():
-    case = load_network_case(network_case_paths()[0])
+@pytest.mark.parametrize('path', network_case_paths(), ids=lambda path: path.stem)
+def test_another_schedule_and_back_gives_the_first_chunk_again(path: Path):
+    case = load_network_case(path)
     engine = engine_for(case, 0)
     first = denoise(engine, inputs_for(case, 0))
-    engine.set_schedule(flow_times(3))
+    engine.set_schedule(flow_times(3), -1 / 3)
     horizon = case.network.dims.horizon
     weight = np.zeros((3, horizon), dtype=np.float32)
     fewer = denoise(engine, inputs_for(case, 0, plan_weight=weight))
     assert not np.array_equal(first, fewer)
-    engine.set_schedule(flow_times(case.steps))
+    engine.set_schedule(flow_times(case.steps), -1 / case.steps)
     np.testing.assert_array_equal(denoise(engine, inputs_for(case, 0)), first)
 
 
+@pytest.mark.parametrize('path', network_case_paths(), ids=lambda path: path.stem)
+def test_many_schedules_keep_only_the_last_few(path: Path):
+    case = load_network_case(path)
+    engine = engine_for(case, 0)
+    first = denoise(engine, inputs_for(case, 0))
+    for steps in range(20, 30):
+        engine.set_schedule(flow_times(steps), -1 / steps)
+    assert len(engine._schedules) == 4
+    engine.set_schedule(flow_times(case.steps), -1 / case.steps)
+    np.testing.assert_array_equal(denoise(engine, inputs_for(case, 0)), first)
+
+
+def tiny_network():
+    return policy_network('pi05', tiny_dims('pi05'))
+
+
 def test_denoising_without_a_schedule_is_an_error():
-    engine = TorchEngine(load_network_case(network_case_paths()[0]).network)
     with pytest.raises(RuntimeError, match='set_schedule'):
-        engine.run_steps()
+        TorchEngine(tiny_network()).run_steps()
+
+
+def test_a_hidden_camera_whose_tokens_overflowed_spoils_nothing():
+    engine = TorchEngine(tiny_network())
+    mask = np.array([True, False])
+    tokens, token_mask = np.ones((1, 64), dtype=np.int64), np.ones((1, 64), dtype=bool)
+    pixels = np.zeros((3, 28, 28), dtype=np.float32)
+    engine.encode_image(0, pixels)
+    engine.encode_prefix(mask, tokens, token_mask)
+    clean = engine._buffers[1].past_value.clone()
+    engine.encode_image(1, np.full_like(pixels, np.nan))
+    engine.encode_prefix(mask, tokens, token_mask)
+    assert torch.equal(engine._buffers[1].past_value, clean)
+    assert clean.isfinite().all()
 
 
 def test_work_is_captured_once_and_replayed_from_then_on():
@@ -210,26 +245,37 @@ def test_work_is_captured_once_and_replayed_from_then_on():
         captures.append(work)
         return lambda: replays.append('replay')
 
-    graphed = GraphedWork('prefix', lambda: ran.append('eager'), capture)
+    graphed = GraphedWork(lambda: ran.append('eager'), Capturer('prefix', capture))
     graphed()
     graphed()
     assert (len(captures), len(replays), ran) == (1, 2, [])
     assert graphed.status == 'captured'
 
 
-def test_a_capture_without_memory_falls_back_once_and_says_so(caplog):
+@pytest.mark.parametrize(
+    ('error', 'reason'),
+    [
+        (torch.OutOfMemoryError('CUDA out of memory. Tried to allocate'), 'out of memory'),
+        (RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED'), 'out of memory'),
+        (RuntimeError('cudaErrorStreamCaptureInvalidated'), 'out of memory'),
+        (RuntimeError('operation not permitted when stream is capturing'), 'failed'),
+    ],
+)
+def test_a_capture_that_fails_falls_back_once_for_good_and_says_so(caplog, error, reason):
     ran, tries = [], []
 
     def capture(work):
         tries.append(work)
-        raise torch.OutOfMemoryError('CUDA out of memory')
+        raise error
 
-    graphed = GraphedWork('denoise', lambda: ran.append('eager'), capture)
-    for _ in range(3):
+    capturer = Capturer('denoise', capture)
+    # The work of another schedule belongs to the same network.
+    for graphed in [GraphedWork(lambda: ran.append('eager'), capturer) for _ in range(2)]:
         graphed()
+        graphed()
+        assert graphed.status == f'eager: {reason} while capturing'
     assert len(tries) == 1, 'a capture that failed is not tried again'
-    assert len(ran) == 3
-    assert 'out of memory' in graphed.status
+    assert len(ran) == 4
     assert [r.levelname for r in caplog.records] == ['WARNING']
     assert 'denoise' in caplog.text
 
@@ -247,7 +293,7 @@ def test_captured_graphs_on_cuda_equal_eager_and_the_reference(path: Path, b: in
     finally:
         case.network.cpu()
     np.testing.assert_array_equal(chunk, again)
-    assert largest_error(chunk, case.tensors['actions'][b]) <= 2e-4
+    assert largest_error(chunk, case.tensors['actions'][b]) <= 2e-5
 
 
 @pytest.mark.parametrize(
@@ -255,11 +301,11 @@ def test_captured_graphs_on_cuda_equal_eager_and_the_reference(path: Path, b: in
     [
         ({'device': 'cuda:99'}, 'cuda:99.*CUDA devices'),
         ({'device': 'tpu'}, 'tpu'),
+        ({'device': 'cpu:3'}, 'cpu:3'),
         ({'precision': 'int3'}, 'int3.*float32, bfloat16, float16'),
     ],
 )
 def test_a_device_or_precision_that_is_not_to_be_had_is_an_error(tmp_path, changes, message):
-    case = load_network_case(network_case_paths()[0])
     options = {'device': 'cpu', 'precision': 'float32', 'max_rows': 1, 'use_cuda_graphs': True}
     with pytest.raises(ValueError, match=message):
-        TorchEngine.load(case.kind, case.network.dims, tmp_path / 'none', **{**options, **changes})
+        TorchEngine.load('pi05', tiny_dims('pi05'), tmp_path / 'none', **{**options, **changes})

@@ -148,7 +148,8 @@ def test_poisoned_padding_and_masked_cameras_change_nothing(path: Path, b: int):
     key, value, mask = past
     _, image_mask = case.images(b)
     tokens, token_mask = case.prompt(b)
-    assert not mask.all(), 'a case without padding shows nothing here'
+    if mask.all():
+        pytest.skip('nothing is padded or masked in this case')
     poisoned_images = torch.where(image_mask[:, None, None], image_tokens, 1e4)
     poisoned_tokens = torch.where(token_mask, tokens, 7)
     poisoned = PrefixEncoder(case.network)(
@@ -165,22 +166,19 @@ def test_poisoned_padding_and_masked_cameras_change_nothing(path: Path, b: int):
     assert torch.equal(case.network.velocity(x, key, value, mask, conditioning, state), clean)
 
 
-def test_time_embedding_equals_the_reference():
-    compared = 0
-    for path in find('processing_*.safetensors'):
-        tensors = load_file(path)
-        for name in tensors:
-            if name.startswith('time_embedding_'):
-                width = int(name.rpartition('_')[2])
-                ours = time_embedding(tensors['time_values'], width)
-                assert largest_error(ours, tensors[name]) <= 1e-6
-                compared += 1
-    assert compared
+@pytest.mark.parametrize('path', find('processing_*.safetensors'), ids=lambda path: path.stem)
+def test_time_embedding_equals_the_reference(path: Path):
+    tensors = load_file(path)
+    names = [name for name in tensors if name.startswith('time_embedding_')]
+    assert names
+    for name in names:
+        ours = time_embedding(tensors['time_values'], int(name.rpartition('_')[2]))
+        assert largest_error(ours, tensors[name]) <= 1e-6
 
 
-def test_the_time_table_is_every_norms_modulation_in_order():
-    case = load_network_case(network_case_paths('pi05')[0])
-    network = case.network
+@pytest.mark.parametrize('path', network_case_paths('pi05'), ids=lambda path: path.stem)
+def test_the_time_table_is_every_norms_modulation_in_order(path: Path):
+    network = load_network_case(path).network
     t = torch.tensor([0.37])
     embedded = time_embedding(t, network.dims.expert.width)
     silu = torch.nn.functional.silu

@@ -1,9 +1,12 @@
 """Capture a fixed piece of work into a CUDA graph, or say once why it runs without one.
 
 Addresses are frozen at capture, so the work must read and write only buffers that live as long as
-the graph. Invariants: the work is run eagerly before it is captured (lazy initialisation must not
-be recorded), and a capture that runs out of memory is given up once, for good, with a log line;
-the work then goes on eagerly and the report says so.
+the graph. Invariants:
+- the work is run eagerly before it is captured, because lazy initialisation must not be recorded;
+- warm-up, capture and replay happen on the work's own device, whichever device is current: a
+  capture on another device's stream records nothing and replays nothing, silently;
+- a network whose capture fails is run eagerly from then on, for good, with one log line, and the
+  report says so.
 """
 
 from __future__ import annotations
@@ -16,58 +19,112 @@ import torch
 logger = logging.getLogger(__name__)
 
 Work = Callable[[], None]
+Capture = Callable[[Work], Work]
 
 
-def capture_cuda_graph(work: Work) -> Work:
-    """Record `work` on a side stream and return its replay.
+class CudaGraphCapture:
+    """Records work on one device.
 
-    Raises:
-        torch.OutOfMemoryError: the graph's private pool does not fit.
+    All graphs share one memory pool, which is safe because they replay one after the other and
+    leave their results in buffers outside it.
+
+    Args:
+        device: a CUDA device.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device)
+
+    def __call__(self, work: Work) -> Work:
+        """Record `work` and return its replay.
+
+        Raises:
+            RuntimeError: the capture failed; most often the graph's pool does not fit in memory,
+                which PyTorch reports as OutOfMemoryError or as an invalidated capture.
+        """
+        with torch.cuda.device(self._device):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for _ in range(2):
+                    work()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                work()
+
+        def replay() -> None:
+            with torch.cuda.device(self._device):
+                graph.replay()
+
+        return replay
+
+
+class Capturer:
+    """Captures the work of one network; after one failure it never tries again.
+
+    Args:
+        name: for the log line (`vision`, `prefix`, `denoise`).
+        capture: turns work into a replay; None (a CPU, or graphs not wanted) never captures.
+    """
+
+    def __init__(self, name: str, capture: Capture | None) -> None:
+        self.name = name
+        self._capture = capture
+        self.status = 'eager'
+
+    def try_capture(self, work: Work) -> Work | None:
+        """The replay, or None where the work has to run eagerly."""
+        if self._capture is None:
+            return None
+        try:
+            return self._capture(work)
+        except RuntimeError as error:
+            self._capture = None
+            reason = 'out of memory' if _is_out_of_memory(error) else 'failed'
+            self.status = f'eager: {reason} while capturing'
+            logger.warning(
+                'The %s network could not be captured as a CUDA graph (%s) and runs without one '
+                'from now on: same results, slower. Free GPU memory, or load the policy without '
+                'guidance. %s',
+                self.name,
+                reason,
+                error,
+            )
+            return None
 
 
 class GraphedWork:
     """Work that is replayed from a graph where one could be captured.
 
     Args:
-        name: for the log line (`vision`, `prefix`, `denoise`).
-        work: reads and writes static buffers only; run as it is when there is no graph.
-        capture: turns work into a replay; None (a CPU, or graphs not wanted) runs eagerly.
+        work: reads and writes static buffers only; run as it is where there is no graph.
+        capturer: of the network that the work belongs to.
     """
 
-    def __init__(self, name: str, work: Work, capture: Callable[[Work], Work] | None) -> None:
-        self._name = name
+    def __init__(self, work: Work, capturer: Capturer) -> None:
         self._work = work
-        self._capture = capture
+        self._capturer = capturer
         self._replay: Work | None = None
-        self.status = 'eager'
+
+    @property
+    def status(self) -> str:
+        """`captured`, `eager`, or why a capture was given up."""
+        return 'captured' if self._replay is not None else self._capturer.status
 
     def __call__(self) -> None:
         """Run once; the first call captures."""
-        if self._replay is None and self._capture is not None:
-            self._try_capture(self._capture)
+        if self._replay is None:
+            self._replay = self._capturer.try_capture(self._work)
         (self._replay or self._work)()
 
-    def _try_capture(self, capture: Callable[[Work], Work]) -> None:
-        try:
-            self._replay = capture(self._work)
-            self.status = 'captured'
-        except torch.OutOfMemoryError as error:
-            self._capture = None
-            self.status = 'eager: out of memory while capturing'
-            logger.warning(
-                'No memory to capture the %s network as a CUDA graph; it runs without one from '
-                'now on (slower, same results). Free GPU memory or load fewer rows. %s',
-                self._name,
-                error,
-            )
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    # Inside a capture a failed allocation may surface as a CUDA error of another name.
+    signs = ('out of memory', 'alloc_failed', 'streamcaptureinvalidated')
+    text = str(error).lower().replace(' ', '')
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        sign.replace(' ', '') in text for sign in signs
+    )

@@ -1,8 +1,9 @@
 """The one protocol that every backend fulfils: three networks over buffers it owns.
 
 Invariants:
-- Every buffer lives from load to `close`; a method overwrites buffers, it never allocates new ones
-  (a backend whose runtime cannot avoid scratch memory says so in its own docstring).
+- Every buffer lives from load to `close`, those of a schedule from the first `set_schedule`; what
+  runs every chunk overwrites buffers and never allocates new ones (a backend whose runtime cannot
+  avoid scratch memory says so in its own docstring).
 - The prefix engine's output buffers are the expert's input buffers: `encode_prefix` is all that
   stands between a new observation and `run_steps`.
 - `encode_image` writes one camera's image tokens into that camera's place and leaves the others
@@ -51,11 +52,12 @@ class PolicyEngine(Protocol):
     def cuda_graph(self) -> Mapping[str, str]:
         """Per network (`vision`, `prefix`, `denoise`): `captured`, `eager`, or why not."""
 
-    def set_schedule(self, times: np.ndarray) -> None:
+    def set_schedule(self, times: np.ndarray, dt: float) -> None:
         """Prepare the denoise steps at these flow times.
 
         Args:
             times: (N,) flow times from 1 towards 0; step k runs at times[k].
+            dt: Euler step of every denoise step, negative.
         """
 
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:

@@ -1,13 +1,14 @@
 """The PyTorch backend, on CPU or CUDA.
 
-Inputs, outputs, keys, values and the schedule live in buffers allocated at load. On CUDA the whole
-denoise loop is one captured graph over them, as are vision and prefix. On a CPU PyTorch takes
-scratch memory inside each operator and gives it back; nothing else is allocated a chunk.
+Inputs, outputs, keys and values live in buffers allocated at load; a schedule's buffers are
+allocated when it is first set, and the last few schedules are kept. On CUDA the whole denoise loop
+is one captured graph over them, as are vision and prefix; a schedule's graph is captured when it is
+first run. On a CPU PyTorch takes scratch memory inside each operator and gives it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -17,13 +18,16 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vla_runtime.dimensions import PolicyDims
-from vla_runtime.engines.cuda_graph import GraphedWork, capture_cuda_graph
+from vla_runtime.engines.cuda_graph import Capturer, CudaGraphCapture, GraphedWork, Work
 from vla_runtime.engines.engine import StepInputs
 from vla_runtime.models import policy_network
 from vla_runtime.models.engine_modules import ExpertStep, PrefixEncoder
 from vla_runtime.models.flow_policy import FlowPolicy
 from vla_runtime.models.layers import matrix_names
 
+# Schedules (numbers of denoise steps) that are kept, each with its table and its graphs.
+_SCHEDULES_KEPT = 4
+_NETWORKS = ('vision', 'prefix', 'denoise')
 PRECISIONS = {
     'float32': torch.float32,
     'bfloat16': torch.bfloat16,
@@ -52,16 +56,18 @@ class _Rows:
 class _Schedule:
     """The denoise steps: flow times, step size and the time table."""
 
-    def __init__(self, times: np.ndarray, network: FlowPolicy, device: torch.device) -> None:
-        self.key = np.array(times)
+    def __init__(
+        self, times: np.ndarray, dt: float, network: FlowPolicy, device: torch.device
+    ) -> None:
         self.times = torch.tensor(times, dtype=torch.float32, device=device)
-        steps = len(times)
-        self.dt = torch.tensor(-1.0 / steps, dtype=torch.float32, device=device)
+        self.dt = torch.tensor(dt, dtype=torch.float32, device=device)
         # Row by row, so that a row depends on its time alone and not on how many times were asked
         # for at once (matrix products round differently for other batch sizes).
         self.table = torch.cat([network.time_conditioning(t[None]) for t in self.times])
         horizon = network.dims.horizon
-        self.plan_weight = torch.zeros(steps, 1, horizon, 1, device=device)
+        self.plan_weight = torch.zeros(len(times), 1, horizon, 1, device=device)
+        # Of each number of prompt rows.
+        self.denoise: dict[int, GraphedWork] = {}
 
 
 class TorchEngine:
@@ -85,7 +91,8 @@ class TorchEngine:
         self._device = device = network.action_in.weight.device
         dtype = network.language.embedding.weight.dtype
         graphs = use_cuda_graphs and device.type == 'cuda'
-        self._capture = capture_cuda_graph if graphs else None
+        capture = CudaGraphCapture(device) if graphs else None
+        self._capturers = {name: Capturer(name, capture) for name in _NETWORKS}
 
         vision = dims.vision
         self._pixels = torch.zeros(1, 3, vision.image_size, vision.image_size, device=device)
@@ -99,10 +106,12 @@ class TorchEngine:
         self._plan = torch.zeros_like(self._noise)
         self._buffers = {r: _Rows(dims, r, device, dtype) for r in range(1, max_rows + 1)}
         self._rows = 1
+        self._schedules: dict[tuple[float, ...], _Schedule] = {}
         self._schedule: _Schedule | None = None
-        self._vision = GraphedWork('vision', self._run_vision, self._capture)
-        self._prefix = {r: self._graphed('prefix', self._run_prefix, r) for r in self._buffers}
-        self._denoise = {r: self._graphed('denoise', self._run_steps, r) for r in self._buffers}
+        self._vision = self._graphed('vision', self._run_vision)
+        self._prefix = {
+            r: self._graphed('prefix', partial(self._run_prefix, r)) for r in self._buffers
+        }
 
     @classmethod
     def load(
@@ -138,24 +147,22 @@ class TorchEngine:
             network = policy_network(family, dims)
         try:
             # One tensor at a time in its final dtype: never a second copy of all weights.
-            cast = matrix_names(network)
+            matrices = matrix_names(network)
             with safe_open(weights, framework='pt', device=str(target)) as file:
                 state = {
                     name: file.get_tensor(name).to(
-                        PRECISIONS[precision] if name in cast else torch.float32
+                        PRECISIONS[precision] if name in matrices else torch.float32
                     )
                     for name in file.keys()  # noqa: SIM118  (safe_open is no mapping)
                 }
-            network.load_state_dict(state, assign=True)
+            _assign_weights(network, state, weights)
             return cls(network, max_rows=max_rows, use_cuda_graphs=use_cuda_graphs)
-        except torch.OutOfMemoryError as error:
-            raise ValueError(
-                f"device '{device}': not enough memory for {weights} in {precision}; choose a "
-                f'smaller precision or another device. {error}'
-            ) from error
         except RuntimeError as error:
+            if 'memory' not in str(error):
+                raise
             raise ValueError(
-                f'{weights}: does not fit the dimensions in policy.yaml: {error}'
+                f"device '{device}': not enough memory for {weights} in {precision} and its "
+                f'buffers; choose a smaller precision or another device. {error}'
             ) from error
 
     @property
@@ -163,16 +170,21 @@ class TorchEngine:
         return {
             'vision': self._vision.status,
             'prefix': self._prefix[self._rows].status,
-            'denoise': self._denoise[self._rows].status,
+            'denoise': self._denoise.status if self._schedule else 'eager',
         }
 
     @torch.inference_mode()
-    def set_schedule(self, times: np.ndarray) -> None:
-        if self._schedule is not None and np.array_equal(self._schedule.key, times):
-            return
-        # Graphs hold the addresses of the schedule they were captured with: both go together.
-        self._denoise = {r: self._graphed('denoise', self._run_steps, r) for r in self._buffers}
-        self._schedule = _Schedule(times, self._network, self._device)
+    def set_schedule(self, times: np.ndarray, dt: float) -> None:
+        key = (*map(float, times), dt)
+        schedule = self._schedules.pop(key, None)
+        if schedule is None:
+            schedule = _Schedule(times, dt, self._network, self._device)
+            for rows in self._buffers:
+                work = partial(self._run_steps, schedule, rows)
+                schedule.denoise[rows] = self._graphed('denoise', work)
+        self._schedules[key] = self._schedule = schedule
+        if len(self._schedules) > _SCHEDULES_KEPT:
+            del self._schedules[next(iter(self._schedules))]
 
     @torch.inference_mode()
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
@@ -209,12 +221,11 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self, index: int) -> None:
-        self._run_step(self._rows, index)
+        self._run_step(self._require_schedule(), self._rows, index)
 
     @torch.inference_mode()
     def run_steps(self) -> None:
-        self._require_schedule()
-        self._denoise[self._rows]()
+        self._denoise()
 
     def read_x(self) -> np.ndarray:
         return self._x[0].cpu().numpy().copy()
@@ -228,9 +239,9 @@ class TorchEngine:
 
     def close(self) -> None:
         # Graphs first: they replay on the addresses of everything below.
-        for name in ('_vision', '_prefix', '_denoise', '_buffers', '_schedule', '_network'):
+        for name in ('_vision', '_prefix', '_schedule', '_schedules', '_capturers', '_buffers'):
             setattr(self, name, None)
-        for name in ('_prefix_encoder', '_expert_step'):
+        for name in ('_network', '_prefix_encoder', '_expert_step'):
             setattr(self, name, None)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
@@ -238,8 +249,12 @@ class TorchEngine:
         if self._device.type == 'cuda':
             torch.cuda.empty_cache()
 
-    def _graphed(self, name: str, work: Callable[[int], None], rows: int) -> GraphedWork:
-        return GraphedWork(name, partial(work, rows), self._capture)
+    def _graphed(self, network: str, work: Work) -> GraphedWork:
+        return GraphedWork(work, self._capturers[network])
+
+    @property
+    def _denoise(self) -> GraphedWork:
+        return self._require_schedule().denoise[self._rows]
 
     def _require_schedule(self) -> _Schedule:
         if self._schedule is None:
@@ -258,14 +273,14 @@ class TorchEngine:
         rows.past_value.copy_(past_value)
         rows.prefix_mask.copy_(prefix_mask)
 
-    def _run_steps(self, count: int) -> None:
+    def _run_steps(self, schedule: _Schedule, count: int) -> None:
         # From the noise buffer, so that running twice (warm-up before a capture) changes nothing.
         self._x.copy_(self._noise)
-        for index in range(len(self._require_schedule().times)):
-            self._run_step(count, index)
+        for index in range(len(schedule.times)):
+            self._run_step(schedule, count, index)
 
-    def _run_step(self, count: int, index: int) -> None:
-        schedule, rows = self._require_schedule(), self._buffers[count]
+    def _run_step(self, schedule: _Schedule, count: int, index: int) -> None:
+        rows = self._buffers[count]
         x_next, velocity = self._expert_step(
             self._x,
             rows.past_key,
@@ -283,12 +298,21 @@ class TorchEngine:
         rows.velocity.copy_(velocity)
 
 
+def _assign_weights(network: FlowPolicy, state: Mapping[str, Tensor], weights: Path) -> None:
+    try:
+        network.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        raise ValueError(
+            f'{weights}: does not fit the dimensions in policy.yaml: {error}'
+        ) from error
+
+
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"device '{name}' is unknown; use cpu, cuda or cuda:N") from error
-    if device.type not in ('cpu', 'cuda'):
+    if device.type not in ('cpu', 'cuda') or (device.type == 'cpu' and device.index):
         raise ValueError(f"device '{name}' is not supported; use cpu, cuda or cuda:N")
     if device.type == 'cuda':
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0

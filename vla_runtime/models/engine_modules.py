@@ -6,6 +6,7 @@ vision engine is `siglip.VisionEncoder` as it is.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from vla_runtime.models.flow_policy import FlowPolicy
@@ -31,6 +32,9 @@ class PrefixEncoder(nn.Module):
             past_key, past_value (layers, R, kv_heads, P, D) and prefix_mask (R, P) bool
         """
         rows = tokens.shape[0]
+        # A hidden camera's tokens have weight zero, but zero times NaN is NaN: one overflow in an
+        # image must not outlive the camera.
+        image_tokens = torch.where(image_mask[:, None, None], image_tokens, 0.0)
         embeddings, mask = self.network.embed_prefix(
             image_tokens[None].expand(rows, -1, -1, -1),
             image_mask[None].expand(rows, -1),

@@ -57,6 +57,28 @@ class VisionBlock(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+class PatchEmbedding(nn.Module):
+    """Square patches to tokens: SigLIP's strided convolution, written as a matrix product.
+
+    On CUDA a float32 convolution runs in TF32 by default, a float32 matrix product does not.
+    """
+
+    def __init__(self, dims: VisionDims) -> None:
+        super().__init__()
+        self.patch_size = dims.patch_size
+        # Shaped and initialised as the convolution's, which is what checkpoints hold.
+        convolution = nn.Conv2d(3, dims.width, kernel_size=dims.patch_size)
+        self.weight, self.bias = convolution.weight, convolution.bias
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, S, S) to (n, N, width), patches row by row."""
+        n, channels, size, _ = pixels.shape
+        side = size // self.patch_size
+        patches = pixels.view(n, channels, side, self.patch_size, side, self.patch_size)
+        patches = patches.permute(0, 2, 4, 1, 3, 5).reshape(n, side * side, -1)
+        return F.linear(patches, self.weight.flatten(1), self.bias)
+
+
 class VisionEncoder(nn.Module):
     """Pixels to image tokens of language width: the vision engine.
 
@@ -67,9 +89,7 @@ class VisionEncoder(nn.Module):
 
     def __init__(self, dims: VisionDims, out_width: int) -> None:
         super().__init__()
-        self.patch_embedding = nn.Conv2d(
-            3, dims.width, kernel_size=dims.patch_size, stride=dims.patch_size
-        )
+        self.patch_embedding = PatchEmbedding(dims)
         self.position_embedding = nn.Parameter(torch.randn(dims.tokens, dims.width) * 0.02)
         self.blocks = nn.ModuleList(VisionBlock(dims) for _ in range(dims.depth))
         self.norm = nn.LayerNorm(dims.width, eps=1e-6)
@@ -85,7 +105,7 @@ class VisionEncoder(nn.Module):
             (n, N, out_width) float32 image tokens, unscaled (only text tokens carry
             PaliGemma's sqrt(width)).
         """
-        x = self.patch_embedding(pixels).flatten(2).transpose(1, 2) + self.position_embedding
+        x = self.patch_embedding(pixels) + self.position_embedding
         for block in self.blocks:
             x = block(x)
         return self.projector(self.norm(x)).float()
