@@ -106,8 +106,8 @@ def control(status: LoopStatus, answers: Answers) -> Condition:
 
 def _who(answers: Answers) -> str:
     if not answers.policies:
-        return f'and nobody publishes {answers.topic}: is the policy node running and active?'
-    return 'without an answer: see the status of the policy node'
+        return f'and nobody publishes {answers.topic}: is the policy node running, and active?'
+    return 'without an answer: is the policy node running, and what does its status say?'
 
 
 def chunks(status: LoopStatus, answers: Answers) -> Condition:

@@ -1,0 +1,142 @@
+"""`vla_runtime demo` as a person runs it: to its end, interrupted, and with a crash in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import yaml
+from graph import ROOT
+from rosbags.rosbag2 import Reader
+from tabletop_policy import write_tabletop_policy
+
+pytestmark = pytest.mark.graph
+
+_TIMEOUT_S = 120.0
+_OUTSIDE = re.compile(r'(?:src|href)="(?!data:|#)[^"]*"|<script|<link|@import')
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory):
+    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
+
+
+class Demo:
+    """A running demo in a namespace of its own."""
+
+    def __init__(self, bundle, out, seconds: float) -> None:
+        self.out = out
+        self.lines: list[str] = []
+        arguments = ['--seconds', str(seconds), '--out', str(out), '--bundle', str(bundle)]
+        self.process = subprocess.Popen(
+            [sys.executable, '-m', 'vla_runtime', 'demo', '--namespace', 'demo', *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_for_line(self, pattern: str) -> None:
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if re.search(pattern, line):
+                return
+        raise AssertionError(f'ended without {pattern}:\n{"".join(self.lines)}')
+
+    def end(self) -> tuple[int, str]:
+        try:
+            rest, _ = self.process.communicate(timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        self.lines.append(rest)
+        return self.process.returncode, ''.join(self.lines)
+
+    def child(self, module: str) -> int:
+        """Process id of one of its nodes."""
+        for entry in os.listdir('/proc'):
+            if not entry.isdigit():
+                continue
+            try:
+                with open(f'/proc/{entry}/stat') as stat:
+                    parent = int(stat.read().rsplit(')', 1)[1].split()[1])
+                with open(f'/proc/{entry}/cmdline') as file:
+                    words = file.read().split('\0')
+            except (OSError, IndexError):
+                continue
+            if parent == self.process.pid and module in words:
+                return int(entry)
+        raise AssertionError(f'{module} is not running')
+
+
+def require_report(out) -> str:
+    page = (out / 'report.html').read_text(encoding='utf-8')
+    assert page.rstrip().endswith('</html>')
+    assert not _OUTSIDE.search(page)
+    return page
+
+
+def nothing_is_left(pids) -> bool:
+    return not any(os.path.exists(f'/proc/{pid}') for pid in pids)
+
+
+def test_it_runs_to_its_end_and_leaves_bag_parameters_and_report(bundle, tmp_path):
+    demo = Demo(bundle, tmp_path / 'out', seconds=5.0)
+    code, text = demo.end()
+    assert code == 0, text
+    assert 'replan 8' in text
+    page = require_report(demo.out)
+    assert 'instructions completed' in page
+    assert page.count('<svg') == 4
+    assert 'data:image/jpeg;base64,' in page
+    parameters = yaml.safe_load((demo.out / 'parameters.yaml').read_text())
+    assert parameters['/demo/vla_executor']['ros__parameters']['replan_interval'] == 8
+    assert parameters['/demo/vla_policy']['ros__parameters']['bundle'] == str(bundle)
+    with Reader(demo.out / 'bag') as reader:
+        counts = {connection.topic: connection.msgcount for connection in reader.connections}
+    for topic in ('joint_states', 'action_chunk', 'committed_plan', 'vla_policy/report'):
+        assert counts[f'/demo/{topic}'] > 0
+    assert counts['/demo/front/image_raw/compressed'] > 0
+    assert counts['/demo/arm_controller/joint_trajectory'] > 100
+
+
+def test_ctrl_c_ends_it_cleanly_with_the_report_written(bundle, tmp_path):
+    demo = Demo(bundle, tmp_path / 'out', seconds=60.0)
+    demo.wait_for_line(r'chunk [1-9]')
+    pids = [demo.child(f'vla_runtime.ros.{name}_node') for name in ('policy', 'executor')]
+    demo.process.send_signal(signal.SIGINT)
+    code, text = demo.end()
+    assert code == 0, text
+    assert 'ended with Ctrl-C' in require_report(demo.out)
+    assert nothing_is_left(pids)
+
+
+def test_ctrl_c_while_it_starts_leaves_a_report_too(bundle, tmp_path):
+    demo = Demo(bundle, tmp_path / 'out', seconds=60.0)
+    demo.wait_for_line('starting')
+    demo.process.send_signal(signal.SIGINT)
+    code, text = demo.end()
+    assert code == 0, text
+    assert '0 of 0 instructions completed' in require_report(demo.out)
+
+
+def test_a_crashed_process_is_named_with_its_end(bundle, tmp_path):
+    demo = Demo(bundle, tmp_path / 'out', seconds=60.0)
+    demo.wait_for_line(r'chunk [1-9]')
+    os.kill(demo.child('vla_runtime.ros.policy_node'), signal.SIGKILL)
+    code, text = demo.end()
+    assert code == 1, text
+    assert 'policy was ended by signal 9' in text
+    assert 'policy was ended by signal 9' in require_report(demo.out)
+
+
+def test_a_missing_bundle_is_said_before_anything_starts(tmp_path):
+    demo = Demo(tmp_path / 'nowhere', tmp_path / 'out', seconds=5.0)
+    code, text = demo.end()
+    assert code == 2
+    assert 'no policy bundle there' in text
+    assert not (tmp_path / 'out').exists()
