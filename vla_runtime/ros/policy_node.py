@@ -91,7 +91,7 @@ class PolicyNode(LifecycleNode):
         self._episode_over = False
 
         declare(self, POLICY_PARAMETERS, self._check_parameters)
-        guard_transitions(self, self._on_exception)
+        guard_transitions(self, self._on_wrong_transition)
         group = MutuallyExclusiveCallbackGroup()
         self._status = StatusBoard(self, self._sensor_conditions, group)
         self._chunks = self.create_lifecycle_publisher(JointTrajectory, 'action_chunk', _RELIABLE)
@@ -233,6 +233,8 @@ class PolicyNode(LifecycleNode):
         if self._worker is not None:
             self._worker.stop()
         self._sensors = self._worker = self._responder = self._synchronizer = None
+        # Each activation begins like the first; whoever still means it has it latched.
+        self._instruction = ''
         self._status.drop('observation')
 
     def _free(self) -> None:
@@ -349,6 +351,10 @@ class PolicyNode(LifecycleNode):
     def _say(self, level: Level, text: str) -> None:
         replaced = 0 if self._worker is None else self._worker.replaced
         self._status.set(Condition('inference', level, text, {'requests_replaced': replaced}))
+
+    def _on_wrong_transition(self, _: str, error: Exception) -> None:
+        # Nothing changed: the state of inference stays what it was.
+        self.get_logger().warning(f'transition refused: {error}')
 
     def _on_exception(self, where: str, error: Exception) -> None:
         self._say(Level.ERROR, f'{where}: {error}')
