@@ -274,3 +274,34 @@ def test_all_misfits_are_told_at_once(arm: Robot) -> None:
     with pytest.raises(MatchError) as caught:
         match_robot(arm, spec, 'bundle')
     assert len(str(caught.value).splitlines()) == 4
+
+
+def test_a_joints_tolerances_scale_with_its_unit(tmp_path):
+    path = tmp_path / 'arm.yaml'
+    path.write_text(
+        ARM.replace('name: lift, unit: rad, lower: -1.0', 'name: lift, unit: deg, lower: -57')
+    )
+    spec = policy(
+        (StateSpec('lift', 'deg'),),
+        (ActionSpec('lift', 'deg', 'absolute'), ActionSpec('turn', 'rad', 'absolute')),
+    )
+    columns = match_robot(load_robot(path), spec, tmp_path).columns
+    assert {column.name: column.scale for column in columns} == {
+        'lift': pytest.approx(180 / np.pi),
+        'turn': 1.0,
+    }
+
+
+def test_the_columns_of_a_quaternion_belong_together(tmp_path):
+    path = tmp_path / 'arm.yaml'
+    path.write_text(ARM)
+    turn = ('qw', 'qx', 'qy', 'qz')
+    spec = policy(
+        (StateSpec('lift', 'rad'),),
+        tuple(ActionSpec(name, 'm', 'absolute') for name in 'xyz')
+        + tuple(ActionSpec(name, '1', 'absolute') for name in turn),
+        poses=(replace(TOOL, rotation=turn, form='quaternion_wxyz', euler_axes=None),),
+    )
+    columns = match_robot(load_robot(path), spec, tmp_path).columns
+    labels = {column.name: column.quaternion for column in columns}
+    assert labels == {**dict.fromkeys('xyz', ''), **dict.fromkeys(turn, 'tool')}

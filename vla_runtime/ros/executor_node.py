@@ -198,6 +198,7 @@ class ExecutorNode(LifecycleNode):
                     parameters, use_sim_time=self.get_parameter('use_sim_time').value
                 ),
                 clamp_latch=parameters['clamp_latch'],
+                control_period_s=1.0 / parameters['control_rate_hz'],
             ),
             executor_parameters(parameters),
             dry_run=parameters['dry_run'],

@@ -14,7 +14,7 @@ import numpy as np
 
 from vla_runtime.bundle import BundleSpec
 from vla_runtime.bundle_schema import SPEC_FILE, ActionSpec, PoseSpec
-from vla_runtime.execution.columns import Column
+from vla_runtime.execution.columns import Column, ColumnKind
 from vla_runtime.execution.limits import ColumnLimits, Limits, make_limits
 from vla_runtime.execution.urdf import tighten_with_urdf
 from vla_runtime.ros.robot import Robot, RobotCamera, RobotJoint, RobotOutput, RobotPose
@@ -30,6 +30,16 @@ _SIZE = {
     'percent': ('none', 1e-2),
 }
 _FULL = {'1': 1.0, 'percent': 100.0}
+# Tolerances and the approach speed are in rad (or m); so much is the same in the joint's own unit.
+# Of a unitless joint the whole way from 0 to 1 counts as one radian.
+_TOLERANCE_SCALE = {
+    'rad': 1.0,
+    'deg': 180.0 / np.pi,
+    'm': 1.0,
+    'mm': 1e3,
+    '1': 1.0,
+    'percent': 100.0,
+}
 
 
 class MatchError(ValueError):
@@ -195,13 +205,26 @@ class _Matcher:
         return joint.name, *self._convert(f'state[{index}].unit', item.unit, joint)
 
     def _column(self, action: ActionSpec) -> Column:
-        kind = 'velocity' if action.kind == 'velocity' else 'position'
+        kind: ColumnKind = 'velocity' if action.kind == 'velocity' else 'position'
         joint = self._joints.get(action.name)
         if joint is not None:
-            return Column(joint.name, kind, continuous=joint.continuous)  # type: ignore[arg-type]
+            return Column(
+                joint.name,
+                kind,
+                continuous=joint.continuous,
+                scale=_TOLERANCE_SCALE[joint.unit],
+            )
         pose = self._pose_of.get(action.name)
-        turns = pose is not None and pose.form == 'euler' and action.name in pose.rotation
-        return Column(action.name, kind, feedback=False, continuous=turns)  # type: ignore[arg-type]
+        rotation = pose if pose is not None and action.name in pose.rotation else None
+        form = rotation.form if rotation is not None else ''
+        return Column(
+            action.name,
+            kind,
+            feedback=False,
+            continuous=form == 'euler',
+            # The four columns of one quaternion belong together: q and -q are one rotation.
+            quaternion=rotation.name if rotation and form.startswith('quaternion') else '',
+        )
 
     def _action_scaling(self, index: int) -> tuple[float, float]:
         action = self._spec.actions[index]
