@@ -6,13 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_policy import tiny_spec
 
 from vla_runtime.bundle import ActionSpec, BundleSpec, CameraSpec, PoseSpec, StateSpec
-from vla_runtime.bundle_rules import check_spec, dump_spec, parse_spec
+from vla_runtime.bundle_rules import LIMITS, check_spec, dump_spec, parse_spec
+from vla_runtime.dimensions import PI0
 from vla_runtime.typed_yaml import FieldError
+
+PI0_TWO_CAMERAS = replace(PI0, cameras=2)
 
 # What a hand at policy.yaml gets wrong: text there, text instead, what the error must say.
 DEFECTS: dict[str, tuple[str, str, str]] = {
@@ -34,6 +38,26 @@ DEFECTS: dict[str, tuple[str, str, str]] = {
         'denoise_steps: 3',
         'denoise_steps: 0',
         r'field denoise_steps: 0 where at least',
+    ),
+    'too many steps': (
+        'denoise_steps: 3',
+        'denoise_steps: 101',
+        r'field denoise_steps: 101 where at most 100 is expected',
+    ),
+    'a horizon of gigabytes': (
+        'horizon: 8',
+        'horizon: 80000000',
+        r'field dimensions\.horizon: 80000000 where at most 1024',
+    ),
+    'a prompt of gigabytes': (
+        'prompt_length: 64',
+        'prompt_length: 6400000',
+        r'field dimensions\.prompt_length: 6400000 where at most 4096',
+    ),
+    'an image of gigabytes': (
+        'image_size: 28',
+        'image_size: 3976',
+        r'field dimensions: 2 cameras of 80656 tokens each .* at most 32768 are expected',
     ),
     'negative size': (
         'horizon: 8',
@@ -137,6 +161,35 @@ def test_a_defect_is_named_by_its_field(defect):
     assert old in text
     with pytest.raises(FieldError, match=pattern):
         parse_spec(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize('field', LIMITS)
+def test_every_size_has_a_limit_that_a_published_policy_keeps(field):
+    document = yaml.safe_load(dump_spec(replace(tiny_spec('pi0'), dims=PI0_TWO_CAMERAS)))
+    assert check_spec(parse_spec(yaml.safe_dump(document))) is None
+    *path, key = field.split('.')
+    inner = document
+    for part in path:
+        inner = inner[part]
+    assert inner[key] * 4 <= LIMITS[field]
+    inner[key] = LIMITS[field] + 1
+    with pytest.raises(FieldError):
+        parse_spec(yaml.safe_dump(document))
+
+
+@pytest.mark.parametrize(
+    ('stack', 'changes', 'pattern'),
+    [
+        (('language', 'expert'), {'head_dim': 7}, r'field dimensions: language: head_dim 7 is odd'),
+        (('expert',), {'width': 15}, r'field dimensions: expert: width 15 is odd'),
+    ],
+)
+def test_halves_need_an_even_number(stack, changes, pattern):
+    document = yaml.safe_load(dump_spec(tiny_spec()))
+    for name in stack:
+        document['dimensions'][name].update(changes)
+    with pytest.raises(FieldError, match=pattern):
+        parse_spec(yaml.safe_dump(document))
 
 
 POSITION = ('x', 'y', 'z')
@@ -243,7 +296,7 @@ def specs(draw: Callable) -> BundleSpec:
         state=tuple(StateSpec(*pair) for pair in zip(joints, units, strict=True)),
         actions=tuple(actions),
         step_time_s=draw(st.floats(1e-6, 1e3)),
-        denoise_steps=draw(st.integers(1, 1000)),
+        denoise_steps=draw(st.integers(1, 100)),
         prompt=replace(spec.prompt, advantage=draw(st.sampled_from([None, 'before_action']))),
         files={'weights.safetensors': draw(digests), 'a b/ü.json': draw(digests)},
     )

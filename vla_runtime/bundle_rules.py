@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 import yaml
@@ -35,6 +36,38 @@ _TEMPLATES: Mapping[Family, tuple[PromptTemplate, ...]] = {
     'pi05': ('pi05_state', 'pi05', 'pi0'),
     'pi0': ('pi0',),
 }
+
+# The greatest values that are still believed, many times those of any published policy. Beyond
+# them a slip of the hand asks for terabytes of buffers before anything else could notice it.
+LIMITS: Mapping[str, int] = {
+    'dimensions.vision.width': 16384,
+    'dimensions.vision.depth': 512,
+    'dimensions.vision.num_heads': 1024,
+    'dimensions.vision.mlp_dim': 131072,
+    'dimensions.vision.image_size': 4096,
+    'dimensions.vision.patch_size': 1024,
+    **{
+        f'dimensions.{stack}.{name}': limit
+        for stack in ('language', 'expert')
+        for name, limit in {
+            'width': 16384,
+            'depth': 512,
+            'mlp_dim': 131072,
+            'num_heads': 1024,
+            'num_kv_heads': 1024,
+            'head_dim': 1024,
+        }.items()
+    },
+    'dimensions.vocabulary': 4_194_304,
+    'dimensions.cameras': 16,
+    'dimensions.prompt_length': 4096,
+    'dimensions.horizon': 1024,
+    'dimensions.action_dim': 1024,
+    'dimensions.state_dim': 1024,
+    'denoise_steps': 100,
+}
+# Image tokens of all cameras and prompt tokens: attention masks grow with its square.
+PREFIX_LIMIT = 32768
 
 
 def parse_spec(text: str) -> BundleSpec:
@@ -70,7 +103,9 @@ def check_spec(spec: BundleSpec) -> None:
         FieldError: the first thing that is wrong, with its field.
     """
     # A spec built in Python passes the same type checks as one read from a file.
-    typed_yaml.parse(BundleSpec, typed_yaml.to_plain(spec))
+    document = typed_yaml.to_plain(spec)
+    typed_yaml.parse(BundleSpec, document)
+    _check_limits(spec, document)
     _check_cameras(spec)
     _check_state(spec)
     _check_poses(spec)
@@ -122,6 +157,22 @@ def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
             raise FieldError(key, f"the number for '{bad}' is not finite")
     for group in lengths:
         _check_group(spec, group, statistics)
+
+
+def _check_limits(spec: BundleSpec, document: Mapping[str, Any]) -> None:
+    for field, limit in LIMITS.items():
+        value: Any = document
+        for key in field.split('.'):
+            value = value[key]
+        if value > limit:
+            raise FieldError(field, f'{value} where at most {limit} is expected')
+    if spec.dims.prefix_length > PREFIX_LIMIT:
+        raise FieldError(
+            'dimensions',
+            f'{spec.dims.cameras} cameras of {spec.dims.vision.tokens} tokens each and a prompt of '
+            f'{spec.dims.prompt_length} are {spec.dims.prefix_length} tokens; at most '
+            f'{PREFIX_LIMIT} are expected',
+        )
 
 
 def _check_group(spec: BundleSpec, group: str, statistics: Mapping[str, np.ndarray]) -> None:

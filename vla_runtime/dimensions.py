@@ -79,6 +79,16 @@ class PolicyDims:
                 f'vision: width {self.vision.width} is not a multiple of num_heads '
                 f'{self.vision.num_heads}'
             )
+        if self.language.head_dim % 2:
+            raise ValueError(
+                f'language: head_dim {self.language.head_dim} is odd; the rotary embedding turns '
+                'pairs of numbers'
+            )
+        if self.expert.width % 2:
+            raise ValueError(
+                f'expert: width {self.expert.width} is odd; the flow time enters as as many sines '
+                'as cosines'
+            )
 
     @property
     def prefix_length(self) -> int:

@@ -126,6 +126,17 @@ def test_both_files_of_one_vocabulary_give_the_same_tokens(both, text):
     assert first[0].max() < both[0].vocabulary_size
 
 
+@pytest.mark.parametrize('half', ['\ud83d', '\udc00'])
+def test_half_a_character_is_named_with_its_place(tokenizer, half):
+    with pytest.raises(
+        ValueError, match=r"prompt: character 8 \('\\ud.*Prompt: 'pick up\\ud"
+    ) as error:
+        tokenizer.encode(f'pick up{half} the cup', 40)
+    str(error.value).encode('utf-8')
+    tokens, _ = tokenizer.encode('pick up 🙂 the cup', 40)
+    assert tokens[0] == BOS, 'a whole pair is a character as any other'
+
+
 def test_newline_tokenised_apart_is_the_same_as_at_the_end_of_the_text(tokenizer):
     # openpi encodes pi0's last newline by itself.
     joined, mask = tokenizer.encode('pick up the cup\n', 40)

@@ -112,8 +112,10 @@ class Tokenizer:
             mask: (L,) bool, False on padding.
 
         Raises:
-            ValueError: the prompt does not fit; nothing is ever cut off.
+            ValueError: the prompt does not fit (nothing is ever cut off), or has a character that
+                is none.
         """
+        _check_text(prompt)
         ids = [self._bos, *self._encode_text(prompt)]
         if len(ids) > length:
             raise ValueError(
@@ -126,6 +128,18 @@ class Tokenizer:
         mask = np.zeros(length, dtype=bool)
         mask[: len(ids)] = True
         return tokens, mask
+
+
+def _check_text(prompt: str) -> None:
+    """Half of a UTF-16 pair can stand in a Python text, but in no file, message or vocabulary."""
+    try:
+        prompt.encode('utf-8')
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f'prompt: character {error.start + 1} ({prompt[error.start]!r}) is half of a UTF-16 '
+            'pair and no character of its own; mend the instruction where it is decoded. '
+            f'Prompt: {prompt!r}'
+        ) from None
 
 
 def _no_bos(path: Path) -> ValueError:
