@@ -93,3 +93,9 @@ def test_the_page_needs_nothing_but_itself(record):
     assert 'A title with &lt;brackets&gt; &amp; more' in page
     assert 'vla_runtime study small' in page
     assert 'success, %' in page
+
+
+def test_a_share_that_rounds_to_beyond_its_interval_is_drawn(record):
+    whole = json.loads(json.dumps(record))
+    whole['conditions'][0]['groups']['all']['success']['high'] = 1.0 - 1e-16
+    assert '<svg' in study_page([whole])

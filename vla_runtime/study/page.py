@@ -192,8 +192,9 @@ def _draw(panel: Any, study: Json, ticks: list[str], name: str, title: str, fact
             [place + shift for place in x],
             y,
             yerr=[
-                [a - b for a, b in zip(y, low, strict=True)],
-                [b - a for a, b in zip(y, high, strict=True)],
+                # A share of 1 may lie a rounding error above its own interval.
+                [max(a - b, 0.0) for a, b in zip(y, low, strict=True)],
+                [max(b - a, 0.0) for a, b in zip(y, high, strict=True)],
             ],
             marker='o',
             markersize=4,
