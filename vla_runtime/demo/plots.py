@@ -20,6 +20,8 @@ _OUTCOME = {'success': '#4f9d69', '': '#9a9a9a'}
 _FAILED = '#d1495b'
 # Points a curve keeps: more would not be seen.
 _POINTS = 1500
+# A longer pause is a gap in the curve.
+_GAP_S = 0.08
 
 
 def joints(telemetry: Telemetry, names: Sequence[str], start_ns: int) -> str:
@@ -36,8 +38,9 @@ def joints(telemetry: Telemetry, names: Sequence[str], start_ns: int) -> str:
         axis.set_ylabel(name)
         axis.margins(x=0.01)
     if names:
-        axes[0].legend(loc='upper right', ncols=2, frameon=False)
+        axes[0].legend(loc='lower right', bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
     axes[-1].set_xlabel('seconds')
+    axes[-1].set_xlim(left=0.0)
     return _svg(figure)
 
 
@@ -66,7 +69,7 @@ def latency(telemetry: Telemetry, start_ns: int) -> str:
         label='node, on top',
     )
     if phases:
-        axis.legend(loc='upper right', ncols=4, frameon=False)
+        axis.legend(loc='lower right', bbox_to_anchor=(1.0, 1.0), ncols=7, frameon=False)
     axis.set_xlabel('seconds')
     axis.set_ylabel('ms')
     return _svg(figure)
@@ -88,7 +91,7 @@ def ages(telemetry: Telemetry, start_ns: int) -> str:
             label=source,
         )
     if sources:
-        axis.legend(loc='upper right', ncols=4, frameon=False)
+        axis.legend(loc='lower right', bbox_to_anchor=(1.0, 1.0), ncols=7, frameon=False)
     axis.set_xlabel('seconds')
     axis.set_ylabel('age, ms')
     axis.set_ylim(bottom=0.0)
@@ -132,7 +135,7 @@ def _curve(
     times = (times_ns[::every] - start_ns) * 1e-9
     values = rows[::every, 0].astype(float)
     # Where nothing came for a while there is no line.
-    values[1:][np.diff(times) > 0.3] = np.nan
+    values[1:][np.diff(times) > _GAP_S] = np.nan
     axis.plot(times, values, color=colour, linewidth=width, label=label)
 
 

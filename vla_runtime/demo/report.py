@@ -150,30 +150,33 @@ def _phases(telemetry: Telemetry) -> str:
 
 
 def _thumbnails(telemetry: Telemetry, start_ns: int) -> str:
-    """What each camera saw when an instruction was given, and when it ended."""
-    moments = [
-        (time_ns, f'{word}: {attempt.instruction}')
-        for attempt in telemetry.attempts
-        for time_ns, word in ((attempt.start_ns, 'given'), (attempt.end_ns, attempt.outcome))
-        if time_ns
-    ]
+    """What each camera saw at the beginning and at the end of each instruction."""
     figures = []
-    for time_ns, caption in moments:
-        for camera in sorted({thumbnail.camera for thumbnail in telemetry.thumbnails}):
-            nearest = _nearest(telemetry.thumbnails, camera, time_ns)
-            picture = base64.b64encode(nearest.jpeg).decode('ascii')
-            at_s = (nearest.time_ns - start_ns) * 1e-9
+    for attempt in telemetry.attempts:
+        during = [
+            thumbnail
+            for thumbnail in telemetry.thumbnails
+            if attempt.start_ns <= thumbnail.time_ns
+            and (not attempt.end_ns or thumbnail.time_ns <= attempt.end_ns)
+        ]
+        for shown in _first_and_last(during):
+            picture = base64.b64encode(shown.jpeg).decode('ascii')
+            at_s = (shown.time_ns - start_ns) * 1e-9
+            camera, caption = html.escape(shown.camera), html.escape(attempt.instruction)
             figures.append(
-                f'<figure><img alt="{html.escape(camera)}" src="data:image/jpeg;base64,{picture}">'
-                f'<figcaption>{at_s:.1f} s, {html.escape(camera)}<br>{html.escape(caption)}'
-                '</figcaption></figure>'
+                f'<figure><img alt="{camera}" src="data:image/jpeg;base64,{picture}">'
+                f'<figcaption>{at_s:.1f} s, {camera}<br>{caption}</figcaption></figure>'
             )
     return ''.join(figures) or '<p>No image was recorded.</p>'
 
 
-def _nearest(thumbnails: Sequence[Thumbnail], camera: str, time_ns: int) -> Thumbnail:
-    mine = [thumbnail for thumbnail in thumbnails if thumbnail.camera == camera]
-    return min(mine, key=lambda thumbnail: abs(thumbnail.time_ns - time_ns))
+def _first_and_last(thumbnails: Sequence[Thumbnail]) -> list[Thumbnail]:
+    """Of each camera, in the order of time."""
+    chosen: list[Thumbnail] = []
+    for camera in sorted({thumbnail.camera for thumbnail in thumbnails}):
+        mine = [thumbnail for thumbnail in thumbnails if thumbnail.camera == camera]
+        chosen += mine[:1] if len(mine) == 1 else [mine[0], mine[-1]]
+    return sorted(chosen, key=lambda thumbnail: thumbnail.time_ns)
 
 
 def _problems(problems: Sequence[str]) -> str:

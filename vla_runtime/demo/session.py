@@ -154,8 +154,6 @@ class _Session:
             with self._supervisor:
                 self._with_graph(node, bag)
         finally:
-            if self._begun_s is not None:
-                self._result.seconds = time.monotonic() - self._begun_s
             done.set()
             spinner.join()
             bag.close()
@@ -182,10 +180,17 @@ class _Session:
         try:
             self._drive(operator, first)
         finally:
-            # Motion ends here, whatever comes after.
-            with suppress(Exception):
-                self._interrupt.clear()
-                operator.trigger('vla_executor/stop')
+            self._end_motion(operator)
+
+    def _end_motion(self, operator: Operator) -> None:
+        """Whatever comes after, the robot holds and nothing is judged any more."""
+        if self._begun_s is not None:
+            self._result.seconds = time.monotonic() - self._begun_s
+        operator.instruct('')
+        # Of a dead or inactive executor there is nothing to stop.
+        with suppress(OperatorError, ChildDiedError):
+            self._interrupt.clear()
+            operator.trigger('vla_executor/stop')
 
     def _require_nobody_else(self, node: Node, operator: Operator) -> None:
         """Refuse to command a robot that was here before."""
