@@ -14,7 +14,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,8 +59,10 @@ __all__ = [
     'PromptSpec',
     'StateSpec',
     'Unit',
+    'check_target',
     'file_sha256',
     'new_bundle',
+    'progress',
     'read_bundle',
     'seal',
     'write_bundle',
@@ -106,7 +108,7 @@ def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
     """Read and check a bundle.
 
     Args:
-        folder: the bundle.
+        folder: the bundle, or its policy.yaml.
         verify: compare every file with its SHA-256 (about a second a gigabyte). Without it the
             files' names, the spec and the statistics are still checked.
 
@@ -114,6 +116,8 @@ def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
         BundleError: the first thing that is wrong, with file and field.
     """
     folder = Path(folder)
+    if folder.name == SPEC_FILE and folder.is_file():
+        folder = folder.parent
     spec = _read_spec(folder)
     spec_path = folder / SPEC_FILE
     for name in (WEIGHTS_FILE, STATISTICS_FILE, spec.tokenizer):
@@ -136,6 +140,35 @@ def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
     return Bundle(folder, spec, _read_statistics(folder, spec))
 
 
+def check_target(target: str | Path, force: bool) -> None:
+    """Check that a bundle can be made under a name, without making anything.
+
+    Args:
+        target: where the bundle shall lie.
+        force: a bundle that lies there may be replaced.
+
+    Raises:
+        BundleError: something lies there, or there can be no folder there.
+    """
+    target = Path(target)
+    if target.name in ('', '..'):
+        raise BundleError(f"'{target}' has no name of its own; name the folder to make")
+    parent = target.parent
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    if not parent.is_dir():
+        raise BundleError(f'{target}: cannot be made, because {parent} is a file')
+    if not target.exists() and not target.is_symlink():
+        return
+    if not force:
+        raise BundleError(f'{target}: exists already; choose another name or use --force')
+    if not (target / SPEC_FILE).is_file():
+        raise BundleError(
+            f'{target}: exists and is not a policy bundle (it has no {SPEC_FILE}), so --force does '
+            'not replace it; remove it yourself'
+        )
+
+
 @contextmanager
 def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
     """A folder to fill with a new bundle; it takes the target's name when the block ends well.
@@ -150,7 +183,7 @@ def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
         BundleError: the target exists, or the filled folder is not a sealed bundle.
     """
     target = Path(target)
-    _check_target(target, force)
+    check_target(target, force)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, so that the last step is a rename within one file system.
     work = Path(tempfile.mkdtemp(prefix=f'.{target.name}.', dir=target.parent))
@@ -160,7 +193,7 @@ def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
         yield folder
         # The files were hashed a moment ago, by `seal`.
         read_bundle(folder, verify=False)
-        _check_target(target, force)
+        check_target(target, force)
         if target.exists():
             target.rename(work / 'replaced')
         try:
@@ -270,7 +303,7 @@ def file_sha256(path: str | Path) -> str:
     size = path.stat().st_size
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_BLOCK_BYTES))
-    with path.open('rb', buffering=0) as file, _progress(path.name, size) as advance:
+    with path.open('rb', buffering=0) as file, progress(f'hash {path.name}', size) as advance:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
             advance(count)
@@ -278,14 +311,15 @@ def file_sha256(path: str | Path) -> str:
 
 
 @contextmanager
-def _progress(name: str, size: int):  # type: ignore[no-untyped-def]
+def progress(task: str, size: int) -> Iterator[Callable[[int], object]]:
+    """A progress bar on a terminal for a task on a large file; gives what to tell bytes to."""
     if size < _PROGRESS_BYTES:
         yield lambda count: None
         return
     from tqdm import tqdm
 
     # disable=None: silent where the output is not a terminal, such as under launch.
-    with tqdm(total=size, unit='B', unit_scale=True, desc=f'hash {name}', disable=None) as bar:
+    with tqdm(total=size, unit='B', unit_scale=True, desc=task, disable=None) as bar:
         yield bar.update
 
 
@@ -297,6 +331,10 @@ def _read_spec(folder: Path) -> BundleSpec:
         if folder.is_dir():
             raise BundleError(f'{path}: is missing; is this folder a policy bundle?') from None
         raise BundleError(f'{folder}: no such folder; expected a policy bundle') from None
+    except NotADirectoryError:
+        raise BundleError(
+            f'{folder}: is a file; expected a policy bundle, the folder that holds {SPEC_FILE}'
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f'{path}: cannot be read: {error}') from None
     try:
@@ -358,17 +396,3 @@ def _read_statistics(folder: Path, spec: BundleSpec) -> dict[str, np.ndarray]:
     except FieldError as error:
         raise BundleError(f'{path}: {error}') from None
     return statistics
-
-
-def _check_target(target: Path, force: bool) -> None:
-    if target.name in ('', '..'):
-        raise BundleError(f"'{target}' has no name of its own; name the folder to make")
-    if not target.exists() and not target.is_symlink():
-        return
-    if not force:
-        raise BundleError(f'{target}: exists already; choose another name or use --force')
-    if not (target / SPEC_FILE).is_file():
-        raise BundleError(
-            f'{target}: exists and is not a policy bundle (it has no {SPEC_FILE}), so --force does '
-            'not replace it; remove it yourself'
-        )

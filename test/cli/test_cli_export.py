@@ -297,7 +297,10 @@ class TestContradictions:
             (['--denoise-steps', '5'], '--denoise-steps says 5 but'),
             (['--prompt-length', '200'], '--prompt-length says 200 but'),
             (['--prompt-template', 'pi0'], '--prompt-template says pi0 but'),
-            (['--cameras', 'left,right'], '--cameras says'),
+            (['--vision-heads', '5'], '--vision-heads says 5, but the vision tower only divides'),
+            (['--cameras', 'left,r=absent'], '--cameras says left,r=absent but the LeRobot pi05 f'),
+            (['--dataset', '/nope'], '--dataset says /nope, but there is no such folder'),
+            (['--dataset', __file__], f'--dataset says {__file__}, but {__file__}: cannot be read'),
             (['--delta', 'gripper'], '--delta says gripper but the folder says that no action is'),
             (['--velocity', 'gripperr'], "is no action; did you mean 'gripper'?"),
             (['--units', 'rad,griper=1'], "which is no dimension; did you mean 'gripper'?"),
@@ -314,6 +317,24 @@ class TestContradictions:
         # argparse keeps the last of an option given twice.
         text = fails(capsys, lerobot_folder(), tmp_path / 'b', *lerobot_arguments(), *arguments)
         assert pattern in text
+
+    def test_a_unit_that_is_none_is_said_once(self, tmp_path, capsys):
+        arguments = [*lerobot_arguments(), '--units', 'furlong']
+        text = fails(capsys, lerobot_folder(), tmp_path / 'b', *arguments)
+        assert text.count('--units') == 1
+        assert "'furlong', which is no unit" in text
+
+    def test_heads_that_fit_are_listed_and_the_option_is_blamed(self, tmp_path, capsys):
+        folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), openpi_statistics())
+        edit_json(folder / 'config.json', lambda d: d.pop('paligemma_variant'))
+        arguments = [*openpi_arguments(), '--vision-heads', '7', '--kv-heads', '3']
+        text = fails(capsys, folder, tmp_path / 'b', *arguments)
+        shapes = {name: list(tensor.shape) for name, tensor in tiny_tensors().items()}
+        width = next(s[0] for n, s in shapes.items() if n.endswith('patch_embedding.weight'))
+        fits = ', '.join(str(heads) for heads in range(1, width + 1) if width % heads == 0)
+        assert f'--vision-heads says 7, but the vision tower only divides into {fits} heads' in text
+        assert "--kv-heads says 3, but the language model's attention only divides into 1" in text
+        assert 'the checkpoint contradicts itself' not in text
 
     def test_another_tokenizer_than_the_folders_is_refused(self, tmp_path, capsys):
         other = tmp_path / 'other.json'
@@ -373,6 +394,18 @@ class TestTarget:
         assert export(lerobot_folder(), target, *lerobot_arguments(), '--force') == 0
         assert read_bundle(target).spec.name == 'b'
 
+    def test_a_dry_run_refuses_what_the_export_would_refuse(self, tmp_path, capsys):
+        arguments = [*lerobot_arguments(), '--dry-run']
+        target = tmp_path / 'b'
+        assert export(lerobot_folder(), target, *lerobot_arguments()) == 0
+        assert export(lerobot_folder(), target, *arguments) == 2
+        assert 'exists already' in capsys.readouterr().err
+        assert export(lerobot_folder(), target, *arguments, '--force') == 0
+        assert 'would be replaced' in capsys.readouterr().out
+        below = target / 'policy.yaml' / 'c'
+        assert export(lerobot_folder(), below, *arguments) == 2
+        assert 'cannot be made, because' in capsys.readouterr().err
+
     def test_the_bundle_names_no_path_of_this_machine(self, tmp_path):
         assert export(lerobot_folder(), tmp_path / 'b', *lerobot_arguments()) == 0
         text = (tmp_path / 'b' / 'policy.yaml').read_text()
@@ -395,6 +428,9 @@ class TestInfo:
         (tmp_path / 'b' / 'tokenizer.json').write_text('{}')
         assert main(['info', str(tmp_path / 'b')]) == 2
         assert 'tokenizer.json: has changed' in capsys.readouterr().err
+        text = (lerobot_folder() / 'tokenizer.json').read_text()
+        (tmp_path / 'b' / 'tokenizer.json').write_text(text + ' ')
+        assert main(['info', str(tmp_path / 'b')]) == 2
         assert main(['info', str(tmp_path / 'b'), '--no-verify']) == 0
 
 

@@ -55,20 +55,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Export; 2 where the checkpoint cannot become a bundle."""
-    from vla_runtime.bundle import BundleError
+    from vla_runtime.bundle import BundleError, check_target
     from vla_runtime.bundle_summary import describe, line
     from vla_runtime.export.conversion import plan_export, write_export
     from vla_runtime.export.errors import ExportError
 
     target: Path = arguments.out
     try:
+        check_target(target, arguments.force)
         plan = plan_export(
             arguments.checkpoint, _options(arguments), default_name=target.resolve().name
         )
         print(describe(plan.spec))
         print(line('weights', f'{len(plan.tensors)} tensors, {plan.weight_bytes / 1e6:,.1f} MB'))
         if arguments.dry_run:
-            print(f'\ndry run: nothing was written; {target} would be made')
+            done = 'replaced' if target.exists() else 'made'
+            print(f'\ndry run: nothing was written; {target} would be {done}')
             return 0
         with _progress(plan.weight_bytes) as bar:
             write_export(plan, target, force=arguments.force, advance=bar.update)
@@ -127,7 +129,11 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
     )
     kinds.add_argument('--absolute', action='store_true', help='no action is relative to the state')
     group.add_argument(
-        '--velocity', type=_words, metavar='NAME,...', default=(), help='actions that are velocities'
+        '--velocity',
+        type=_words,
+        metavar='NAME,...',
+        default=(),
+        help='actions that are velocities',
     )
 
 

@@ -1,7 +1,10 @@
 """Check a policy bundle and show what it says.
 
-Every file is compared with its SHA-256 in policy.yaml; --no-verify leaves that out, for a quick
-look at a large bundle.
+Every file is compared with its SHA-256 in policy.yaml, the weights and the tokenizer with the
+networks that policy.yaml describes, and the weights are searched for numbers that are none.
+
+--quick reads names, shapes and the tokenizer only: a quick look at a large bundle. --no-verify
+leaves out the SHA-256 alone.
 """
 
 from __future__ import annotations
@@ -9,12 +12,21 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vla_runtime.bundle import Bundle
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
-    parser.add_argument('bundle', type=Path, metavar='BUNDLE', help='the folder to read')
+    parser.add_argument(
+        'bundle', type=Path, metavar='BUNDLE', help='the folder to read, or its policy.yaml'
+    )
     parser.add_argument('--no-verify', action='store_true', help='do not hash the files')
+    parser.add_argument(
+        '--quick', action='store_true', help='neither hash the files nor read the weights'
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -22,14 +34,36 @@ def main(arguments: argparse.Namespace) -> int:
     from vla_runtime.bundle import BundleError, read_bundle
     from vla_runtime.bundle_summary import describe, line
 
+    verify = not (arguments.no_verify or arguments.quick)
     try:
-        bundle = read_bundle(arguments.bundle, verify=not arguments.no_verify)
-    except BundleError as error:
+        bundle = read_bundle(arguments.bundle, verify=verify)
+        weights = _check(bundle, arguments.quick)
+    except (BundleError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
     print(describe(bundle.spec))
-    checked = 'names only' if arguments.no_verify else 'SHA-256 of each agrees'
+    print(line('weights', weights))
+    checked = 'SHA-256 of each agrees' if verify else 'names only'
     print(line('files', f'{len(bundle.spec.files)}, {checked}'))
     for engine in sorted(bundle.engines_folder.glob('*')):
         print(line('engine', engine.name))
     return 0
+
+
+def _check(bundle: Bundle, quick: bool) -> str:
+    """Check the files' contents; what was found about the weights, for people."""
+    from vla_runtime.bundle import progress
+    from vla_runtime.bundle_contents import check_contents, check_finite, weight_bytes
+
+    try:
+        check_contents(bundle)
+        shapes = 'fit the networks'
+    except ModuleNotFoundError as error:
+        # A machine that only serves what others exported can still check everything else.
+        shapes = f"not compared with the networks: Python package '{error.name}' is not installed"
+    size = weight_bytes(bundle)
+    if quick:
+        return f'{size / 1e6:,.1f} MB, {shapes}, numbers not read'
+    with progress('read weights', size) as advance:
+        check_finite(bundle, advance)
+    return f'{size / 1e6:,.1f} MB, {shapes}, every number is finite'

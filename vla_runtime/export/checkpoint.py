@@ -180,7 +180,7 @@ def _stored_tensors(folder: Path) -> list[StoredTensor]:
             f'{folder}: has both {SINGLE_FILE} and {INDEX_FILE}; remove the one that is not meant'
         )
     if single.exists():
-        return _read_header(single)
+        return read_header(single)
     if index.exists():
         return _read_shards(index)
     for path in sorted(folder.iterdir()):
@@ -226,7 +226,7 @@ def _read_shards(index: Path) -> list[StoredTensor]:
         path = index.parent / file
         if not path.exists():
             raise CheckpointError(f'{path}: is missing, but {INDEX_FILE} names it')
-        for stored in _read_header(path):
+        for stored in read_header(path):
             if shards.get(stored.name) != file:
                 raise CheckpointError(
                     f"{path}: holds tensor '{stored.name}', which {INDEX_FILE} places in "
@@ -241,7 +241,12 @@ def _read_shards(index: Path) -> list[StoredTensor]:
     return list(found.values())
 
 
-def _read_header(path: Path) -> list[StoredTensor]:
+def read_header(path: Path) -> list[StoredTensor]:
+    """Find the tensors of one safetensors file, under the names they have there.
+
+    Raises:
+        CheckpointError: a damaged file, or a tensor that is not of a precision networks load.
+    """
     try:
         # The library checks the whole header: sizes, overlaps, and that the file is not cut short.
         with safe_open(str(path), framework='np'):

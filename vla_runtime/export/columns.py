@@ -152,6 +152,7 @@ def _units(
         return None
     words = get_args(Unit)
     units: dict[str, Unit] = {}
+    unknown = False
     # General before single, and both before the one meant for this group only.
     for text in sorted(given, key=lambda item: ('=' in item, ':' in item)):
         target, equals, unit = text.rpartition('=')
@@ -162,6 +163,7 @@ def _units(
         else:
             name = target
         if unit not in words:
+            unknown = True
             gaps.conflict(f"--units says '{unit}', which is no unit{did_you_mean(unit, words)}")
         elif not equals:
             units = dict.fromkeys(names, cast(Unit, unit))
@@ -171,6 +173,9 @@ def _units(
             known = dict.fromkeys((*names, *(other_names or ())))
             hint = did_you_mean(name, known)
             gaps.conflict(f"--units names '{target}', which is no dimension{hint}")
+    if unknown:
+        # Said once: what the wrong word was meant for is not asked for on top.
+        return None
     still_open = [name for name in names if name not in units]
     if still_open:
         gaps.ask('--units', f'unit of the {group} {", ".join(still_open)}: {_UNIT_WORDS}')

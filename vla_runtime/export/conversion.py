@@ -41,6 +41,8 @@ from vla_runtime.export.tensor_dims import (
     HeadCounts,
     dims_of,
     family_of,
+    fitting_kv_heads,
+    fitting_vision_heads,
     image_size_of,
     kv_heads_of,
     vision_heads_of,
@@ -227,7 +229,7 @@ def _settle(
     Raises:
         ExportError: everything that is missing or contradictory, at once.
     """
-    dataset = read_dataset_info(options.dataset) if options.dataset else None
+    dataset = _dataset(options)
     columns = resolve_columns(facts, options, dataset, gaps)
     rate_hz = _rate(options, dataset, gaps)
     tokenizer = _tokenizer(facts, options, gaps)
@@ -280,6 +282,21 @@ def _settle(
     )
 
 
+def _dataset(options: ExportOptions) -> DatasetInfo | None:
+    """
+    Raises:
+        ExportError: at once, because without it everything it says would be asked for.
+    """
+    if options.dataset is None:
+        return None
+    if not options.dataset.exists():
+        raise ExportError(f'--dataset says {options.dataset}, but there is no such folder')
+    try:
+        return read_dataset_info(options.dataset)
+    except ExportError as error:
+        raise ExportError(f'--dataset says {options.dataset}, but {error}') from None
+
+
 def _rate(options: ExportOptions, dataset: DatasetInfo | None, gaps: Gaps) -> float | None:
     if options.rate_hz is not None and not (0 < options.rate_hz < math.inf):
         gaps.conflict(f'--rate-hz says {options.rate_hz}; expected a number above 0')
@@ -326,6 +343,15 @@ def _heads(
         vision_heads_of(tensors),
         "the vision tower's attention heads (SigLIP So400m has 16)",
     )
+    for option, given, fitting, what in (
+        ('--vision-heads', options.vision_heads, fitting_vision_heads, 'the vision tower'),
+        ('--kv-heads', options.kv_heads, fitting_kv_heads, "the language model's attention"),
+    ):
+        if given is not None and (fits := fitting(tensors)) and given not in fits:
+            gaps.conflict(
+                f'{option} says {given}, but {what} only divides into '
+                f'{", ".join(map(str, fits))} heads'
+            )
     if vision is None or kv is None:
         return None
     return HeadCounts(vision, kv)

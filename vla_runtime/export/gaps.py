@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
+from vla_runtime.bundle import CameraSpec
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts, Question
 
@@ -55,7 +56,9 @@ class Gaps:
             default: where nothing is stated and the project has one usual value.
         """
         if given is not None and stated is not None and given != stated:
-            self.conflict(f'{option} says {given} but the {self._kind} folder says {stated}')
+            self.conflict(
+                f'{option} says {_said(given)} but the {self._kind} folder says {_said(stated)}'
+            )
         for value in (stated, given, default):
             if value is not None:
                 return value
@@ -78,3 +81,12 @@ class Gaps:
             lines.append('These contradict each other; only one can be right:')
             lines += [f'  {text}' for text in self._conflicts]
         raise ExportError('\n'.join(lines))
+
+
+def _said(value: object) -> str:
+    """A value in the words that its option takes."""
+    if isinstance(value, tuple):
+        return ','.join(_said(item) for item in value)
+    if isinstance(value, CameraSpec):
+        return value.name if value.present else f'{value.name}=absent'
+    return str(value)

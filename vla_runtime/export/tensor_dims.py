@@ -90,6 +90,27 @@ def kv_heads_of(tensors: Mapping[str, StoredTensor], variant: str | None) -> int
     return _KV_HEADS['gemma_2b'] if width == _GEMMA_2B_WIDTH else None
 
 
+def fitting_vision_heads(tensors: Mapping[str, StoredTensor]) -> tuple[int, ...]:
+    """The head counts that the vision tower's width divides into."""
+    width = _Shapes(tensors)('vision.patch_embedding.weight', 4)[0]
+    return tuple(heads for heads in range(1, width + 1) if width % heads == 0)
+
+
+def fitting_kv_heads(tensors: Mapping[str, StoredTensor]) -> tuple[int, ...]:
+    """The key/value head counts that the language model's projections divide into.
+
+    A head is an even number of numbers wide, and the query heads are a multiple of these.
+    """
+    shape = _Shapes(tensors)
+    queries, _ = shape('language.blocks.0.attention.q.weight', 2)
+    keys, _ = shape('language.blocks.0.attention.k.weight', 2)
+    return tuple(
+        heads
+        for heads in range(1, keys // 2 + 1)
+        if keys % (2 * heads) == 0 and queries % keys == 0
+    )
+
+
 def dims_of(
     tensors: Mapping[str, StoredTensor],
     heads: HeadCounts,
