@@ -37,7 +37,7 @@ def joints(telemetry: Telemetry, names: Sequence[str], start_ns: int) -> str:
         _attempts(axis, telemetry.attempts, start_ns)
         axis.set_ylabel(name)
         axis.margins(x=0.01)
-    if names:
+    if telemetry.measured or telemetry.commanded:
         axes[0].legend(loc='lower right', bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
     axes[-1].set_xlabel('seconds')
     axes[-1].set_xlim(left=0.0)

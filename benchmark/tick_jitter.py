@@ -1,0 +1,174 @@
+"""How late the executor's ticks begin, with the policy idle and with it saturating a core.
+
+The real `executor_node` moves an arm that follows its commands, on chunks made by hand, so that it
+ticks, samples, limits and publishes all the time. 'saturating': one more process runs the demo
+policy without a pause, on one thread. Lateness is the node's own figure from /diagnostics: the
+begin of a tick on the steady clock against its deadline, over the newest 1024 ticks.
+
+The target is a p99 of 2 ms at 100 Hz while the policy saturates a core.
+
+    python benchmark/tick_jitter.py [--seconds 12] [--rates 50 100 200 500]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray
+from measurement import write_result
+from std_srvs.srv import Trigger
+from three_cameras import PACKAGES, Graph, keep_others_out, quiet_domain
+
+# Beside the helpers that three_cameras makes importable.
+from executor_bench import Arm  # isort: skip
+
+from vla_runtime.ros.diagnostics import values_of
+
+ROOT = Path(__file__).resolve().parents[1]
+NODE = '/vla_executor'
+TARGET_HZ, TARGET_P99_MS = 100.0, 2.0
+
+# What the policy process does all the time.
+POLICY_LOOP = """
+import sys
+import numpy as np
+import torch
+torch.set_num_threads(1)
+from vla_runtime.policy import Policy
+from vla_runtime.types import Observation
+policy = Policy.load(sys.argv[1])
+spec, random = policy.spec, np.random.default_rng(0)
+state = np.zeros(len(spec.state), dtype=np.float32)
+print('ready', flush=True)
+while True:
+    images = {name: random.integers(0, 256, (240, 320, 3), dtype=np.uint8)
+              for name in spec.camera_names}
+    policy.infer(Observation(images, state, 'touch the red block'))
+"""
+
+
+def measure(graph: Graph, bundle: Path, rate_hz: float, seconds: float) -> dict[str, Any]:
+    """Run the executor once and return what it says about its ticks."""
+    process = graph.start(
+        'vla_runtime.ros.executor_node',
+        '--ros-args',
+        *('--params-file', str(ROOT / 'config' / 'executor.yaml')),
+        *('-p', f'bundle:={bundle}'),
+        *('-p', 'robot:=tabletop'),
+        *('-p', f'control_rate_hz:={rate_hz:f}'),
+    )
+    diagnostics = graph.collect(DiagnosticArray, '/diagnostics')
+    arm = Arm(graph)
+    try:
+        for transition in ('configure', 'activate'):
+            if not graph.transition(NODE, transition):
+                raise RuntimeError(f'{transition} failed:\n{process.output()}')
+
+        def starts() -> bool:
+            return bool(graph.call(Trigger, f'{NODE}/start', Trigger.Request()).success)
+
+        graph.wait_for(starts, 'a start')
+        _keep_moving(graph, arm, seconds)
+        figures = {}
+        for condition in ('tick', 'control'):
+            figures |= _newest(diagnostics, condition)
+    finally:
+        arm.close()
+        process.stop()
+    return {
+        'rate_hz': rate_hz,
+        **{key: int(figures[key]) for key in ('ticks', 'skipped', 'steps', 'starved_ticks')},
+        **{key: float(figures[key]) for key in ('late_p50_ms', 'late_p99_ms', 'late_max_ms')},
+    }
+
+
+def _keep_moving(graph: Graph, arm: Arm, seconds: float) -> None:
+    """Answer every request, up and down in turn."""
+    answered, end_s = [0], time.monotonic() + seconds
+
+    def asked() -> bool:
+        return len(arm.plans) > answered[-1] or time.monotonic() > end_s
+
+    while time.monotonic() < end_s:
+        graph.wait_for(asked, 'a request')
+        if len(arm.plans) > answered[-1]:
+            answered.append(len(arm.plans))
+            arm.answer(answered[-1], rise_rad=0.01 if len(answered) % 2 else -0.01)
+
+
+def _newest(diagnostics: list[DiagnosticArray], condition: str) -> dict[str, str]:
+    for message in reversed(diagnostics):
+        for status in message.status:
+            if status.name == f'{NODE}: {condition}':
+                return values_of(status)
+    raise RuntimeError(f'no status {condition} came')
+
+
+@contextmanager
+def saturated(bundle: Path) -> Iterator[None]:
+    """The policy in another process, without a pause."""
+    process = subprocess.Popen(
+        [sys.executable, '-c', POLICY_LOOP, str(bundle)],
+        cwd=ROOT,
+        env={**os.environ, 'OMP_NUM_THREADS': '1'},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != 'ready':
+            raise RuntimeError('the policy process did not start; its error is above')
+        yield
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
+    parser.add_argument('--rates', type=float, nargs='+', default=[50.0, 100.0, 200.0, 500.0])
+    parser.add_argument('--seconds', type=float, default=12.0, help='of motion, each run')
+    parser.add_argument('--bundle', type=Path, default=ROOT / 'engines' / 'demo')
+    parser.add_argument('--realtime', action='store_true', help='run before everything else')
+    parser.add_argument('--out', type=Path, help='instead of benchmark/results')
+    arguments = parser.parse_args()
+    if arguments.realtime:
+        keep_others_out()
+    figures = []
+    print('| rate, Hz | policy | p50, ms | p99, ms | most, ms | skipped |')
+    print('|---:|---|---:|---:|---:|---:|')
+    for rate_hz in arguments.rates:
+        for policy in ('idle', 'saturating'):
+            with quiet_domain() as graph:
+                if policy == 'idle':
+                    one = measure(graph, arguments.bundle, rate_hz, arguments.seconds)
+                else:
+                    with saturated(arguments.bundle):
+                        one = measure(graph, arguments.bundle, rate_hz, arguments.seconds)
+            figures.append({'policy': policy, **one})
+            print(
+                f'| {rate_hz:g} | {policy} | {one["late_p50_ms"]:.3f} | {one["late_p99_ms"]:.3f} '
+                f'| {one["late_max_ms"]:.3f} | {one["skipped"]} |',
+                flush=True,
+            )
+    print(write_result('tick_jitter', {'runs': figures}, PACKAGES, arguments.out).name)
+    missed = [
+        one
+        for one in figures
+        if (one['rate_hz'], one['policy']) == (TARGET_HZ, 'saturating')
+        and one['late_p99_ms'] > TARGET_P99_MS
+    ]
+    return int(bool(missed))
+
+
+if __name__ == '__main__':
+    sys.exit(main())
