@@ -6,8 +6,8 @@ PyTorch for the networks' shapes, and is for whoever wants to know before a poli
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import BinaryIO
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -19,10 +19,10 @@ from vla_runtime.processing.tokenizer import Tokenizer
 _BLOCK_BYTES = 1 << 22
 _LISTED = 10
 # How a precision is read, and the bits that are all set in an infinity or a NaN and in no number.
-_EXPONENT = {
-    'F32': np.uint32(0x7F800000),
-    'F16': np.uint16(0x7C00),
-    'BF16': np.uint16(0x7F80),
+_EXPONENT: Mapping[str, tuple[np.dtype[Any], int]] = {
+    'F32': (np.dtype('<u4'), 0x7F800000),
+    'F16': (np.dtype('<u2'), 0x7C00),
+    'BF16': (np.dtype('<u2'), 0x7F80),
 }
 
 
@@ -81,13 +81,13 @@ def weight_bytes(bundle: Bundle) -> int:
 
 def _count_bad(file: BinaryIO, tensor: StoredTensor, advance: Callable[[int], object]) -> int:
     """Numbers that are NaN or infinite; `file` stands at the tensor's first byte."""
-    exponent = _EXPONENT[tensor.dtype]
+    kind, exponent = _EXPONENT[tensor.dtype]
     left, bad = tensor.size, 0
     while left:
         block = file.read(min(left, _BLOCK_BYTES))
         if not block:
             raise BundleError(f"{tensor.path}: ends inside tensor '{tensor.name}'")
-        numbers = np.frombuffer(block, dtype=exponent.dtype)
+        numbers = np.frombuffer(block, dtype=kind)
         bad += int(np.count_nonzero((numbers & exponent) == exponent))
         left -= len(block)
         advance(len(block))

@@ -7,6 +7,11 @@ network: plain bilinear in float (four taps, aliases when shrinking) and Pillow'
 
 from __future__ import annotations
 
+from functools import lru_cache, reduce
+from operator import add
+from typing import NamedTuple
+
+import cv2
 import numpy as np
 
 from vla_runtime.processing.words import check_word
@@ -17,6 +22,11 @@ _ONE, _TWO, _WHITE = np.float32(1.0), np.float32(2.0), np.float32(255.0)
 # Rows of the result worked on at once: the intermediate arrays then stay in the cache, and are
 # small enough that freeing them does not hand their pages back to the system, image after image.
 _BLOCK_ROWS = 32
+# Pillow's fixed point: a weight of one.
+_ONE_WEIGHT = 2**22
+# Lines of a result that one matrix product makes: more waste products with zeros, fewer are more
+# calls. Four of a 640x480 picture are also too little for a BLAS to wake other cores over.
+_GROUP_LINES = 4
 
 
 def black_pixels(size: int) -> np.ndarray:
@@ -78,7 +88,7 @@ def to_pixels(
     elif resample == 'bilinear':
         _bilinear(image, inner)
     else:
-        _scale(_pillow_bilinear(image, height, width), inner)
+        _scale(_triangle(image, height, width), inner)
     return out
 
 
@@ -129,13 +139,73 @@ def _scale(image: np.ndarray, out: np.ndarray) -> None:
     out -= _ONE
 
 
-def _pillow_bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    from PIL import Image
+def _triangle(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Resize (h, w, 3) uint8 into (height, width, 3) uint8 as Pillow's BILINEAR does, bit for bit.
 
-    picture = Image.fromarray(np.ascontiguousarray(image))
-    # Not Image.Resampling.BILINEAR: Humble's Pillow is 9.0 and does not have it yet.
-    bilinear = Image.BILINEAR  # type: ignore[attr-defined]
-    return np.asarray(picture.resize((width, height), resample=bilinear))
+    Along the rows first, rounded to uint8, then along the columns, as every Pillow did that
+    checkpoints were trained with; Pillow 13 turns the order for some narrow pictures, which moves
+    pixels by a grey level. Matrix products on the transposed picture, in three quarters of
+    Pillow's time.
+    """
+    columns = cv2.transpose(np.ascontiguousarray(image)).reshape(image.shape[1], -1)
+    narrow = _filter(columns, width).reshape(width, image.shape[0], 3)
+    rows = cv2.transpose(narrow).reshape(image.shape[0], -1)
+    return _filter(rows, height).reshape(height, width, 3)
+
+
+def _filter(lines: np.ndarray, target: int) -> np.ndarray:
+    """(n, m) uint8 to (target, m) uint8: each line of the result a weighted mean of neighbours."""
+    if len(lines) == target:
+        return lines
+    out = np.empty((target, lines.shape[1]), dtype=np.uint8)
+    groups = _triangle_groups(len(lines), target)
+    read = np.empty((max(group.stop - group.start for group in groups), lines.shape[1]))
+    for group in groups:
+        part = read[: group.stop - group.start]
+        np.copyto(part, lines[group.start : group.stop])
+        # Exact, in whatever order the sums are made: 30 bits of the 53.
+        mean = group.weights @ part
+        mean += 0.5
+        np.copyto(out[group.first : group.first + len(mean)], mean, casting='unsafe')
+    return out
+
+
+class _Group(NamedTuple):
+    """Neighbouring lines of a result, and the lines `start` to `stop` that they are means of."""
+
+    first: int
+    start: int
+    stop: int
+    weights: np.ndarray
+
+
+@lru_cache(maxsize=32)
+def _triangle_groups(source: int, target: int) -> tuple[_Group, ...]:
+    """Weights of a triangle as wide as the shrinking needs, in whole 2**-22 as Pillow has them."""
+    scale = source / target
+    reach = max(scale, 1.0)
+    taps = []
+    for index in range(target):
+        centre = (index + 0.5) * scale
+        start = max(int(centre - reach + 0.5), 0)
+        stop = min(int(centre + reach + 0.5), source)
+        triangle = [
+            max(1.0 - abs((place - centre + 0.5) * (1.0 / reach)), 0.0)
+            for place in range(start, stop)
+        ]
+        # `sum` compensates from Python 3.12 on; Pillow adds one by one.
+        total = reduce(add, triangle)
+        taps.append((start, [int(0.5 + weight / total * _ONE_WEIGHT) for weight in triangle]))
+    groups = []
+    for first in range(0, target, _GROUP_LINES):
+        part = taps[first : first + _GROUP_LINES]
+        low = min(start for start, _ in part)
+        high = max(start + len(weights) for start, weights in part)
+        matrix = np.zeros((len(part), high - low))
+        for row, (start, weights) in zip(matrix, part, strict=True):
+            row[start - low : start - low + len(weights)] = weights
+        groups.append(_Group(first, low, high, matrix / _ONE_WEIGHT))
+    return tuple(groups)
 
 
 def _bilinear(image: np.ndarray, out: np.ndarray) -> None:
