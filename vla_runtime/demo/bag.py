@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from threading import Lock
+from typing import Literal
 
 from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
-_VERSION = 9
+_VERSION: Literal[9] = 9
 
 
 class BagError(ValueError):

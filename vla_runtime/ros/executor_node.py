@@ -21,44 +21,33 @@ from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.clock import Clock, ClockType
-from rclpy.duration import Duration
 from rclpy.lifecycle import (
     LifecycleNode,
     LifecyclePublisher,
     LifecycleState,
     TransitionCallbackReturn,
 )
-from rclpy.qos import QoSProfile, ReliabilityPolicy, qos_profile_sensor_data
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.subscription import Subscription
 from rclpy.timer import Timer
-from sensor_msgs.msg import JointState
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.bundle import BundleError, BundleSpec, read_bundle
-from vla_runtime.execution.command import CommittedSetpoints
-from vla_runtime.execution.config import ExecutorConfig
-from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.bundle import BundleSpec
+from vla_runtime.execution.command import CommittedSetpoints, Refusal
 from vla_runtime.ros import executor_status
 from vla_runtime.ros.control_loop import ControlLoop
 from vla_runtime.ros.conversions import (
     TrajectoryError,
     message_to_chunk,
     plan_to_message,
-    stamp_to_ns,
 )
 from vla_runtime.ros.diagnostics import Condition, Throttle, to_message
-from vla_runtime.ros.executor_parameters import (
-    EXECUTOR_PARAMETERS,
-    executor_parameters,
-    watchdog_parameters,
-)
-from vla_runtime.ros.outputs import MESSAGE_TYPES, OutputWriter
+from vla_runtime.ros.executor_parameters import EXECUTOR_PARAMETERS, executor_parameters
+from vla_runtime.ros.executor_setup import check_fixed, make_core, read_files
 from vla_runtime.ros.parameters import ParameterError, declare, values
-from vla_runtime.ros.realtime import parse_cpus, prefer_this_thread, share_interpreter
-from vla_runtime.ros.robot import Robot, find_robot, load_robot
-from vla_runtime.ros.robot_match import RobotMatch, match_robot
-from vla_runtime.ros.share import share_folder
+from vla_runtime.ros.realtime import prefer_this_thread, share_interpreter
+from vla_runtime.ros.robot_link import RobotLink
 from vla_runtime.ros.spinning import guard_transitions, guarded, run_node
 from vla_runtime.ros.steady_loop import SteadyLoop
 from vla_runtime.ros.worker import LatestJobWorker
@@ -67,9 +56,7 @@ CHUNK_TOPIC = 'action_chunk'
 PLAN_TOPIC = 'committed_plan'
 _STATUS_PERIOD_S = 0.2
 _QUIET_S = 5.0
-_ACKNOWLEDGE = Duration(seconds=0.5)
 _RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
-_COMMANDS = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
 
 
 class ExecutorNode(LifecycleNode):
@@ -78,16 +65,16 @@ class ExecutorNode(LifecycleNode):
     def __init__(self) -> None:
         super().__init__('vla_executor')
         self._spec: BundleSpec | None = None
-        self._command_publishers: list[LifecyclePublisher] = []
+        self._link: RobotLink | None = None
         self._plan_publisher: LifecyclePublisher | None = None
-        self._subscribed: list[Subscription] = []
+        self._chunk_subscription: Subscription | None = None
         self._dead_man: Timer | None = None
         self._loop: ControlLoop | None = None
         self._thread: SteadyLoop | None = None
         self._requests: LatestJobWorker[CommittedSetpoints] | None = None
         declare(self, EXECUTOR_PARAMETERS, self._misfit)
         self._fixed = values(self, EXECUTOR_PARAMETERS)
-        self._cpus = self._check_fixed()
+        self._cpus = check_fixed(self._fixed)
         share_interpreter()
         # Counted from the wall clock, so that a node that is started again never goes on with an
         # episode of the one before it.
@@ -154,18 +141,13 @@ class ExecutorNode(LifecycleNode):
         return TransitionCallbackReturn.SUCCESS
 
     def _configure(self) -> None:
-        robot, spec, match = self._read_files()
+        robot, spec, match = read_files(self._fixed)
         self._spec = spec
         misfit = self._misfit(values(self, EXECUTOR_PARAMETERS))
         if misfit is not None:
             raise ParameterError(misfit)
         self._robot, self._match = robot, match
-        self._command_publishers = [
-            self.create_lifecycle_publisher(
-                MESSAGE_TYPES[matched.output.kind], matched.output.topic, _COMMANDS
-            )
-            for matched in match.outputs
-        ]
+        self._link = RobotLink(self, robot, match)
         self._plan_publisher = self.create_lifecycle_publisher(
             JointTrajectory, PLAN_TOPIC, _RELIABLE
         )
@@ -174,49 +156,22 @@ class ExecutorNode(LifecycleNode):
             f'{self._fixed["control_rate_hz"]:g} Hz'
         )
 
-    def _read_files(self) -> tuple[Robot, BundleSpec, RobotMatch]:
-        for name in ('robot', 'bundle'):
-            if not self._fixed[name]:
-                raise ParameterError(f'parameter {name} is not set: which {name}?')
-        robot = load_robot(find_robot(self._fixed['robot'], share_folder() / 'config' / 'robots'))
-        try:
-            # Only what it says about itself is used here; the policy node checks the weights.
-            spec = read_bundle(self._fixed['bundle'], verify=False).spec
-        except BundleError as error:
-            raise ParameterError(f'parameter bundle: {error}') from error
-        return robot, spec, match_robot(robot, spec, self._fixed['bundle'])
-
     def _activate(self) -> None:
+        assert self._link is not None
         parameters = values(self, EXECUTOR_PARAMETERS)
         self._live = parameters
-        executor = ChunkExecutor(
-            ExecutorConfig(
-                columns=self._match.columns,
-                limits=self._match.limits,
-                start=self._robot.start,
-                watchdog=watchdog_parameters(
-                    parameters, use_sim_time=self.get_parameter('use_sim_time').value
-                ),
-                clamp_latch=parameters['clamp_latch'],
-                control_period_s=1.0 / parameters['control_rate_hz'],
-            ),
-            executor_parameters(parameters),
-            dry_run=parameters['dry_run'],
-        )
         rate_hz = parameters['control_rate_hz']
-        writers = [
-            OutputWriter(matched, publisher, 1.0 / rate_hz)
-            for matched, publisher in zip(
-                self._match.outputs, self._command_publishers, strict=True
-            )
-        ]
+        use_sim_time = bool(self.get_parameter('use_sim_time').value)
+        core = make_core(parameters, self._robot, self._match, use_sim_time=use_sim_time)
         self._requests = LatestJobWorker(
             self._publish_plan,
             lambda error: self._on_error('committed_plan', error),
             poll_s=1.0,
             name='requests',
         )
-        self._loop = ControlLoop(executor, writers, self._now_ns, self._requests.submit)
+        self._loop = ControlLoop(
+            core, self._link.writers(1.0 / rate_hz), self._now_ns, self._requests.submit
+        )
         self._new_episode()
         self._thread = SteadyLoop(
             self._loop.tick,
@@ -225,43 +180,24 @@ class ExecutorNode(LifecycleNode):
             lambda error: self._on_error('tick', error),
             on_start=self._prefer_control_thread,
         )
-        self._subscribe()
-        self._loop.keep_garbage_out()
-        self._thread.start()
-
-    def _subscribe(self) -> None:
-        self._subscribed = [
-            self.create_subscription(
-                JointTrajectory, CHUNK_TOPIC, self._guarded('chunk', self._on_chunk), _RELIABLE
-            )
-        ]
-        for source in self._robot.joint_states:
-            names = source.joints or tuple(joint.name for joint in self._robot.joints)
-            mine = {self._robot.joint(name).in_messages: name for name in names}
-            qos = (
-                qos_profile_sensor_data
-                if source.reliability == 'best_effort'
-                else QoSProfile(depth=source.depth)
-            )
-            self._subscribed.append(
-                self.create_subscription(
-                    JointState,
-                    source.topic,
-                    self._guarded('joint_states', _StateTaker(self._loop, mine)),
-                    qos,
-                )
-            )
+        self._chunk_subscription = self.create_subscription(
+            JointTrajectory, CHUNK_TOPIC, self._guarded('chunk', self._on_chunk), _RELIABLE
+        )
+        self._link.listen(self._loop.observe_state, self._on_error)
         timeout_s = self._fixed['tick_timeout_s']
         self._dead_man = self._every(timeout_s / 2, 'dead man', self._check_alive)
+        self._loop.keep_garbage_out()
+        self._thread.start()
 
     def _deactivate(self) -> None:
         loop, thread, requests = self._loop, self._thread, self._requests
         if loop is None:
             return
         self._loop = self._thread = self._requests = None
-        for subscription in self._subscribed:
-            self.destroy_subscription(subscription)
-        self._subscribed = []
+        if self._link is not None:
+            self._link.ignore()
+        if self._chunk_subscription is not None:
+            self.destroy_subscription(self._chunk_subscription)
         if self._dead_man is not None:
             self.destroy_timer(self._dead_man)
         if thread is not None:
@@ -269,16 +205,17 @@ class ExecutorNode(LifecycleNode):
         if requests is not None:
             requests.stop()
         loop.close()
-        for publisher in self._command_publishers:
-            publisher.wait_for_all_acked(_ACKNOWLEDGE)
+        if self._link is not None:
+            self._link.wait_until_heard()
         self._asked_s = None
 
     def _clean_up(self) -> None:
         self._spec = None
-        for publisher in (*self._command_publishers, self._plan_publisher):
-            if publisher is not None:
-                self.destroy_lifecycle_publisher(publisher)
-        self._command_publishers, self._plan_publisher = [], None
+        if self._link is not None:
+            self._link.close()
+        if self._plan_publisher is not None:
+            self.destroy_lifecycle_publisher(self._plan_publisher)
+        self._link = self._plan_publisher = None
 
     # ------------------------------------------------------------ callbacks
 
@@ -296,9 +233,9 @@ class ExecutorNode(LifecycleNode):
         result = loop.submit(received, time.monotonic())
         if result.accepted:
             self._asked_s = None
-        else:
-            self._last_refusal = result.text
-        if result.text:
+        self._last_refusal = '' if result.accepted else result.text
+        # The answer to a request from before a stop is nothing to wonder about.
+        if result.text and result.refusal is not Refusal.NOT_RUNNING:
             self._say(f'chunk {received.number}: {result.text}')
 
     def _on_start(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
@@ -392,16 +329,6 @@ class ExecutorNode(LifecycleNode):
 
     # ------------------------------------------------------------ parameters
 
-    def _check_fixed(self) -> tuple[int, ...]:
-        """What the structural parameters mean together; returns the CPUs."""
-        period_s = 1.0 / self._fixed['control_rate_hz']
-        if self._fixed['tick_timeout_s'] < 2.0 * period_s:
-            raise ParameterError(
-                f'parameter tick_timeout_s is {self._fixed["tick_timeout_s"]:g} s, which is '
-                f'shorter than two control periods ({2.0 * period_s:g} s)'
-            )
-        return parse_cpus(self._fixed['cpu_affinity'])
-
     def _misfit(self, wanted: Mapping[str, Any]) -> str | None:
         """Why these parameters do not go together, or with the policy; None when they do."""
         try:
@@ -454,24 +381,6 @@ class ExecutorNode(LifecycleNode):
                 stamp=self.get_clock().now().to_msg(),
             )
         )
-
-
-class _StateTaker:
-    """Hands one topic's measured positions to the loop, under the robot's joint names."""
-
-    def __init__(self, loop: ControlLoop, mine: dict[str, str]) -> None:
-        self._loop = loop
-        self._mine = mine
-        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
-
-    def __call__(self, message: JointState) -> None:
-        in_message = tuple(message.name)
-        names = self._names.get(in_message)
-        if names is None:
-            # Joints of other topics may bear the same name there: an empty name is nobody's.
-            names = tuple(self._mine.get(name, '') for name in in_message)
-            self._names = {in_message: names}
-        self._loop.observe_state(names, message.position, stamp_to_ns(message.header.stamp))
 
 
 def main(args: list[str] | None = None) -> int:

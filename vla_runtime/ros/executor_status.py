@@ -40,7 +40,7 @@ class Answers:
         policies: publishers of the chunk topic.
         topic: the chunk topic.
         unreadable: messages on it that were no chunks.
-        last_refusal: why the newest refused chunk was refused; '' when none was.
+        last_refusal: why the newest chunk was refused; '' when it was not.
     """
 
     silent_s: float | None
@@ -113,11 +113,10 @@ def _who(answers: Answers) -> str:
 def chunks(status: LoopStatus, answers: Answers) -> Condition:
     """What became of the chunks that came."""
     counters = status.counters
-    refused = {key: count for key, count in counters.refused.items() if count}
-    level = Level.WARN if refused or answers.unreadable or counters.clamped else Level.OK
+    level = Level.WARN if answers.last_refusal else Level.OK
     text = f'{counters.received} received, {counters.accepted} accepted'
     if answers.last_refusal:
-        text += f'; last refusal: {answers.last_refusal}'
+        text += f'; the newest was refused: {answers.last_refusal}'
     return Condition('chunks', level, text, _chunk_values(counters, answers, status.executor))
 
 
