@@ -267,6 +267,22 @@ class TestPoses:
         ):
             check_spec(mixed)
 
+    def test_units_of_a_pose_are_those_it_is_composed_in(self):
+        spec = pose_spec()
+        state = tuple(replace(s, unit='mm') if s.name == 'y' else s for s in spec.state)
+        with pytest.raises(
+            FieldError, match=r"state_position\[1\]: 'y' is in 'mm' but the act.*'m'"
+        ):
+            check_spec(replace(spec, state=state))
+        state = tuple(replace(s, unit='deg') if s.name == 'qx' else s for s in spec.state)
+        with pytest.raises(
+            FieldError, match=r"state_rotation\[1\]: 'qx' is in 'deg', but the angl"
+        ):
+            check_spec(replace(spec, state=state))
+        actions = tuple(replace(a, unit='deg') if a.name == 'qx' else a for a in spec.actions)
+        with pytest.raises(FieldError, match=r"\.rotation\[1\]: 'qx' is in 'deg', but the angles"):
+            check_spec(replace(spec, actions=actions))
+
     def test_an_absolute_pose_needs_no_measured_one(self):
         spec = pose_spec(kind='absolute', state_position=(), state_rotation=())
         assert parse_spec(dump_spec(spec)) == spec

@@ -294,6 +294,8 @@ def _check_poses(spec: BundleSpec) -> None:
                         field, f"'{name}' has kind '{kinds[name]}' but the pose '{pose.kind}'"
                     )
                 used[name] = field
+                if part == 'rotation':
+                    _check_angle(spec, name, field)
         if (pose.form == 'euler') != (pose.euler_axes is not None):
             raise FieldError(f'{here}.euler_axes', "is for the form 'euler', and needed there")
         if pose.euler_axes is not None and not re.fullmatch(
@@ -318,6 +320,27 @@ def _check_pose_state(spec: BundleSpec, pose: PoseSpec, here: str) -> None:
             if name not in spec.state_names:
                 hint = did_you_mean(name, spec.state_names)
                 raise FieldError(f'{here}.{part}[{column}]', f"'{name}' is not in state{hint}")
+            if part == 'state_rotation':
+                _check_angle(spec, name, f'{here}.{part}[{column}]')
+            elif pose.kind == 'delta':
+                _check_same_unit(spec, pose.position[column], name, f'{here}.{part}[{column}]')
+
+
+def _check_angle(spec: BundleSpec, name: str, field: str) -> None:
+    units = {item.name: item.unit for item in (spec.state if 'state_' in field else spec.actions)}
+    if units[name] in ('deg', 'deg/s'):
+        raise FieldError(
+            field, f"'{name}' is in '{units[name]}', but the angles of a pose are composed in rad"
+        )
+
+
+def _check_same_unit(spec: BundleSpec, action: str, state: str, field: str) -> None:
+    moved = next(item.unit for item in spec.actions if item.name == action)
+    measured = next(item.unit for item in spec.state if item.name == state)
+    if moved != measured:
+        raise FieldError(
+            field, f"'{state}' is in '{measured}' but the action '{action}' in '{moved}'"
+        )
 
 
 def _check_file_name(name: str, field: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+import tokenizers
 import torch
 from checkpoint_folders import (
     LM_HEAD,
@@ -33,6 +34,7 @@ from checkpoint_folders import (
     write_shards,
     write_sparse_checkpoint,
 )
+from PIL import Image
 from safetensors.torch import load_file as load_torch_file
 
 from vla_runtime.bundle import ActionSpec, CameraSpec, read_bundle
@@ -134,6 +136,51 @@ class TestOpenpi:
         statistics = read_bundle(tmp_path / 'b').statistics
         assert {array.shape for array in statistics.values()} == {(6,)}, 'padding is cut'
         assert np.isfinite(chunk_of(tmp_path / 'b', ('base', 'wrist'))).all()
+
+    def test_its_policy_sees_and_acts_as_openpi_says(self, tmp_path):
+        numbers = openpi_statistics(32)
+        folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), numbers)
+        cameras = ('base', 'left', 'right')
+        arguments = [item for item in openpi_arguments() if item != '--absolute']
+        arguments += ['--delta', ','.join(joints().split(',')[:5]), '--cameras', ','.join(cameras)]
+        assert export(folder, tmp_path / 'b', *arguments) == 0
+        policy = Policy.load(tmp_path / 'b')
+        assert policy.spec.normalisation.actions == 'quantiles_openpi'
+        random = np.random.default_rng(3)
+        state = random.uniform(-0.5, 0.5, 6)
+        size = policy.spec.dims.vision.image_size
+        images = {name: random.integers(0, 256, (90, 120, 3), dtype=np.uint8) for name in cameras}
+        noise = random.normal(size=(12, 32)).astype(np.float32)
+        chunk, report = policy.infer(Observation(images, state, ' pick_up the cup'), noise=noise)
+
+        # Actions: openpi's quantile formula, and the state added to the first five.
+        q01, q99 = (np.asarray(numbers['actions'][key])[:6] for key in ('q01', 'q99'))
+        expected = (chunk.normalised[:, :6] + 1) / 2 * (q99 - q01 + 1e-6) + q01
+        expected[:, :5] += state[:5]
+        np.testing.assert_allclose(chunk.actions, expected, rtol=0, atol=1e-5)
+        # Prompt: openpi's words, with the state in openpi's quantiles.
+        q01, q99 = (np.asarray(numbers['state'][key])[:6] for key in ('q01', 'q99'))
+        scaled = (state - q01) / (q99 - q01 + 1e-6) * 2 - 1
+        bins = ' '.join(map(str, np.digitize(scaled, np.linspace(-1, 1, 257)[:-1]) - 1))
+        prompt = f'Task: pick up the cup, State: {bins};\nAction: '
+        words = tokenizers.Tokenizer.from_file(str(tmp_path / 'b' / 'tokenizer.json'))
+        ids = words.encode(prompt, add_special_tokens=False).ids
+        assert report.tokens == (len(ids) + 1,)
+        # Images: Pillow's resize, pasted into a black square, change nothing any more.
+        seen = {}
+        for name, image in images.items():
+            height = int(90 / (120 / size))
+            square = np.zeros((size, size, 3), np.uint8)
+            top = (size - height) // 2
+            small = Image.fromarray(image).resize((size, height), resample=Image.BILINEAR)
+            square[top : top + height] = np.asarray(small)
+            seen[name] = square
+        again, _ = policy.infer(Observation(seen, state, 'pick up the cup'), noise=noise)
+        np.testing.assert_array_equal(again.normalised, chunk.normalised)
+        other, _ = policy.infer(
+            Observation({**seen, 'left': 255 - seen['left']}, state, 'pick up the cup'), noise=noise
+        )
+        assert not np.array_equal(other.normalised, chunk.normalised)
 
     def test_a_pi0_folder_becomes_a_bundle(self, tmp_path, capsys):
         folder = write_openpi_folder(tmp_path / 'p', pi0_tensors(), openpi_statistics(), horizon=10)
