@@ -86,8 +86,7 @@ def pose_spec(form: RotationForm) -> BundleSpec:
         dims=replace(spec.dims, action_dim=12),
         state=tuple(StateSpec(name, 'm' if name in position else '1') for name in names),
         actions=tuple(
-            ActionSpec(name, 'm' if name in position else '1', 'delta')
-            for name in names
+            ActionSpec(name, 'm' if name in position else '1', 'delta') for name in names
         ),
         poses=(
             PoseSpec(
