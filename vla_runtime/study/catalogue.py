@@ -48,7 +48,7 @@ _PUSH = replace(BASE, families=('push',))
 # The replan interval alone is to vary: no delay, and each chunk as it is.
 _BARE = replace(BASE, handover='switch', delay_steps=0.0)
 _REPLAN_INTERVALS = (1, 2, 4, 8, 16)
-_MOVING = replace(_BARE, variant='moving', belt_speed=2.0)
+_FAST = replace(_BARE, variant='moving', belt_speed=2.0)
 
 _STUDIES = (
     Study(
@@ -97,12 +97,22 @@ _STUDIES = (
         'The same on blocks that travel 6 to 10 cm/s, twice as fast as in training. The '
         'scripted expert, which knows where the blocks are, shows what the loop alone costs.',
         (
-            *grid(_MOVING, replan_interval=_REPLAN_INTERVALS),
-            *grid(replace(_MOVING, driver='expert'), replan_interval=_REPLAN_INTERVALS),
+            *grid(_FAST, replan_interval=_REPLAN_INTERVALS),
+            *grid(replace(_FAST, driver='expert'), replan_interval=(4, 8, 16)),
         ),
         x='replan_interval',
         episodes=100,
-        reference=_MOVING,
+        reference=_FAST,
+    ),
+    Study(
+        'open_loop',
+        'Whole chunks, or half of each?',
+        'The same on blocks that travel 3 to 5 cm/s, as in training: half the horizon against all '
+        'of it, with enough episodes to tell.',
+        grid(replace(_FAST, belt_speed=1.0), replan_interval=(8, 16)),
+        x='replan_interval',
+        episodes=300,
+        reference=replace(_FAST, belt_speed=1.0),
     ),
     Study(
         'delay',

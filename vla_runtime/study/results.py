@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def study_record(
             'vla_runtime': __version__,
             'python': platform.python_version(),
             'mujoco': mujoco.__version__,
+            **{name: metadata.version(name) for name in ('numpy', 'torch')},
         },
         'machine': f'{platform.system()} {platform.machine()}, {os.cpu_count()} cores; simulated '
         'clock, so the machine makes no difference to what is measured',
