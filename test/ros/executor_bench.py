@@ -100,8 +100,12 @@ class Arm:
             episode=changes.get('episode', plan.episode),
             number=number,
         )
-        self._chunks.publish(message)
+        self.send(message)
         return message
+
+    def send(self, message: JointTrajectory) -> None:
+        """Publish a chunk as it is."""
+        self._chunks.publish(message)
 
     def _run(self) -> None:
         while not self._stop.wait(_PERIOD_S):

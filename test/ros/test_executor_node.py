@@ -240,6 +240,72 @@ def test_joint_states_that_stop_or_lose_a_name_hold_and_recover(bench):
     bench.wait_for_status('motion', lambda s: s['chunk'] == '5')
 
 
+def test_a_measured_position_that_is_no_number_holds_and_recovers(bench):
+    bench.start()
+    bench.arm.answer(0)
+    bench.wait_for_status('motion', lambda s: s.get('kind') == 'track')
+    bench.arm.follows = False
+    positions, bench.arm.positions = bench.arm.positions, np.full(6, np.nan)
+    status = bench.wait_for_status('a hold', lambda s: s['reason'] == 'state_not_finite')
+    assert status['level'] == 2
+    bench.arm.positions = positions
+    bench.wait_for_status('recovery', lambda s: s['reason'] == 'waiting_for_chunk')
+
+
+def test_a_robot_that_jumps_is_not_dragged_back(bench):
+    bench.start()
+    bench.arm.answer(0)
+    bench.wait_for_status('motion', lambda s: s.get('kind') == 'track')
+    bench.arm.follows = False
+    bench.arm.positions = bench.arm.positions + np.array([0.6, 0.0, 0.0, 0.0, 0.0, 0.0])
+    bench.wait_for_status('a stop', lambda s: s['reason'] == 'tracking_error')
+    # Started again, it goes on from where it is now.
+    bench.arm.commands.clear()
+    assert bench.call('start').success
+    bench.graph.wait_for(lambda: bench.arm.commands, 'commands')
+    bench.wait_for_commands(3)
+    assert np.allclose(bench.arm.commanded()[-1], bench.arm.positions[:5], atol=0.02)
+
+
+def test_a_burst_of_the_same_chunk_is_executed_once(bench):
+    bench.start()
+    before = bench.arm.positions.copy()
+    message = bench.arm.answer(0)
+    for _ in range(20):
+        bench.arm.send(message)
+    # A queue of ten may drop some of them, never the first.
+    status = bench.wait_for_status(
+        'the duplicates', lambda s: int(s.get('refused.duplicate', 0)) >= 5, 'chunks'
+    )
+    assert status['accepted'] == '1'
+    bench.wait_for_status('the end', lambda s: s['reason'] == 'starved')
+    assert np.allclose(bench.arm.commanded()[-1], before[:5] + 0.02 * 12, atol=0.02)
+
+
+def test_chunks_out_of_order_are_dropped_and_counted(bench):
+    bench.start()
+    newest = bench.arm.now_ns()
+    bench.arm.answer(1, stamp_ns=newest)
+    bench.arm.answer(0, stamp_ns=newest - 30_000_000)
+    status = bench.wait_for_status('both', lambda s: s['received'] == '2', 'chunks')
+    assert (status['accepted'], status['refused.out_of_order']) == ('1', '1')
+
+
+def test_a_thousand_starts_and_stops_end_as_they_began(bench):
+    client = bench.graph.node.create_client(Trigger, f'{bench.node}/start')
+    stopper = bench.graph.node.create_client(Trigger, f'{bench.node}/stop')
+    bench.graph.wait_for(client.service_is_ready, 'the service')
+    bench.start()
+    for number in range(1000):
+        future = (client if number % 2 else stopper).call_async(Trigger.Request())
+        bench.graph.wait_for(future.done, 'an answer')
+        assert future.result().success
+    status = bench.wait_for_status('a wait', lambda s: s['reason'] == 'waiting_for_chunk')
+    assert status['mode'] == 'running'
+    bench.arm.answer(9)
+    bench.wait_for_status('motion', lambda s: s['chunk'] == '9')
+
+
 def test_a_robot_that_does_not_follow_is_not_pushed_on(bench):
     bench.start()
     bench.arm.follows = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 
@@ -192,6 +193,16 @@ def test_a_killed_executor_leaves_the_policy_unharmed_and_a_new_one_goes_on(job)
     job.start_motion()
     job.graph.wait_for(lambda: len(job.chunks) >= 3, 'chunks')
     job.wait_for_status('motion', lambda s: s.get('kind') == 'track')
+
+
+def test_a_frozen_policy_makes_the_executor_hold_until_it_thaws(job):
+    job.wait_for_status('motion', lambda s: s.get('kind') == 'track')
+    os.kill(job.policy.pid, signal.SIGSTOP)
+    try:
+        job.wait_for_status('a hold', lambda s: s.get('reason') == 'starved')
+    finally:
+        os.kill(job.policy.pid, signal.SIGCONT)
+    job.wait_for_status('motion again', lambda s: s.get('kind') == 'track')
 
 
 def test_a_killed_policy_makes_the_executor_hold_and_say_so(job):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -62,6 +63,8 @@ def main(arguments: argparse.Namespace) -> int:
     except (BagError, RobotError, ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
+    # Another Ctrl-C must not cost the report, which takes a few seconds.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _report(options, result)
     if result.failure:
         print(f'error: {result.failure}', file=sys.stderr)
