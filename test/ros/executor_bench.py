@@ -33,9 +33,8 @@ class Arm:
 
     def __init__(self, graph: Graph, namespace: str = '') -> None:
         self._graph = graph
-        self.follows, self.silent = True, False
-        self.names = list(JOINT_NAMES)
-        self.positions = HOME.copy()
+        self.heal()
+        self.go_home()
         self.commands: list[JointTrajectory] = []
         self.plans: list[JointTrajectory] = []
         node = graph.node
@@ -71,8 +70,12 @@ class Arm:
         for publisher in (self._states, self._chunks):
             self._graph.node.destroy_publisher(publisher)
 
+    def go_home(self) -> None:
+        """Be where it began, by hand."""
+        self.positions = HOME.copy()
+
     def heal(self) -> None:
-        """Everything as at the beginning."""
+        """Publish and follow as it should."""
         self.follows, self.silent = True, False
         self.names = list(JOINT_NAMES)
 

@@ -71,6 +71,7 @@ class Bench:
         if self.graph.state(self.node) == 'unconfigured':
             assert self.graph.transition(self.node, 'configure')
         self.arm.heal()
+        self.arm.go_home()
         self.arm.commands.clear()
         self.arm.plans.clear()
         assert self.graph.transition(self.node, 'activate')
