@@ -164,7 +164,8 @@ def _plot(study: Json) -> str:
         for panel in flat[len(panels) + 1 :]:
             panel.set_axis_off()
         if len(_curves(study)) > 1:
-            flat[0].legend(fontsize=8, loc='lower left')
+            handles = flat[0].get_legend_handles_labels()
+            figure.legend(*handles, loc='outside lower center', ncols=6)
         text = io.StringIO()
         figure.savefig(text, format='svg', metadata={'Date': None})
         pyplot.close(figure)
