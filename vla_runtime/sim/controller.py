@@ -35,18 +35,10 @@ class JointFollower:
         self._trajectories.clear()
         np.copyto(self._setpoints, setpoints)
 
-    def set_positions(self, names: Sequence[str], positions: Sequence[float]) -> None:
-        """Command setpoints that hold from now on.
-
-        Raises:
-            CommandError: an unknown joint, or numbers that cannot be positions.
-        """
-        self.follow(names, [0.0], np.asarray(positions, dtype=np.float64)[None, :], 0.0)
-
     def follow(
         self, names: Sequence[str], times_s: Sequence[float], positions: np.ndarray, start_s: float
     ) -> None:
-        """Command a trajectory for some of the joints.
+        """Command a trajectory for some of the joints; one point at time 0 is a setpoint.
 
         Args:
             names: the joints.
