@@ -24,8 +24,8 @@ def telemetry() -> Telemetry:
         series.add(START_NS + step * 10_000_000, [float(np.sin(step / 100))])
     told.measured['elbow'] = told.commanded['elbow'] = series
     told.attempts = [
-        Attempt('touch <the> red block', 1, START_NS, START_NS + 3 * SECOND_NS, 'success', ''),
-        Attempt('touch the blue block', 2, START_NS + 4 * SECOND_NS, 0, '', ''),
+        Attempt('touch <the> red block', 1, START_NS, START_NS + 3 * SECOND_NS, 'success'),
+        Attempt('touch the blue block', 2, START_NS + 4 * SECOND_NS),
     ]
     told.seams = [Seam(START_NS + SECOND_NS, 1, 2, True, False, 0.02, 0.3)]
     told.inferences = [
@@ -40,7 +40,9 @@ def telemetry() -> Telemetry:
 
 def write(tmp_path, told, failure=''):
     path = tmp_path / 'report.html'
-    write_report(path, told, {'vla_policy': {'seed': 0}}, {'bundle': 'demo'}, ['elbow'], failure)
+    write_report(
+        path, told, {'vla_policy': {'seed': 0}}, {'bundle': 'demo'}, {'elbow': 'rad'}, failure
+    )
     return path.read_text(encoding='utf-8')
 
 
@@ -72,9 +74,8 @@ def test_a_session_that_never_began_has_a_page_too(tmp_path):
     assert page.count('<svg') == 4
 
 
-def test_the_status_line_says_what_is_known(capsys):
-    said = []
-    line = StatusLine(telemetry(), 30.0, 0.0, said.append)
+def test_the_status_line_says_what_is_known():
+    line = StatusLine(telemetry(), 30.0, 0.0)
     text = line.text('touch the red block', 12.34)
     for part in ('12.3 s of 30', 'chunk 1', 'cache off', '12 ms', 'starved 7', 'done 1 of 1'):
         assert part in text

@@ -51,6 +51,9 @@ def isolate() -> None:
     # 1 to 101 are free of the operating system's ephemeral ports on every platform.
     os.environ['ROS_DOMAIN_ID'] = str(1 + os.getpid() % 101)
     os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
+    # Humble knows only its predecessor, which later ones warn about.
+    if os.environ.get('ROS_DISTRO') == 'humble':
+        os.environ['ROS_LOCALHOST_ONLY'] = '1'
     os.environ.setdefault('AMENT_PREFIX_PATH', sys.prefix)
 
 

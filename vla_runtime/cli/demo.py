@@ -2,7 +2,7 @@
 
 Starts policy_node, executor_node and tabletop_node as on a real robot, gives one instruction after
 the other, and writes a folder: bag/ (rosbag2, MCAP), parameters.yaml, log/ and report.html.
-Ctrl-C ends it at any time, with the report written.
+Ctrl-C ends it at any time, with the report written; so do SIGTERM and SIGHUP.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import signal
 import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from vla_runtime.demo.console import say
+from vla_runtime.demo.interrupt import Interrupt, interruptible
 
 if TYPE_CHECKING:
     from vla_runtime.demo.session import DemoOptions, DemoResult
@@ -44,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Run it; 0 after the time or Ctrl-C, 1 when something ended it, 2 for unusable arguments."""
     _prepare_environment()
+    # Until the end: another Ctrl-C must not cost the report, which takes a few seconds.
+    with interruptible() as interrupt:
+        return _run(arguments, interrupt)
+
+
+def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
     try:
         from vla_runtime.demo.bag import BagError
         from vla_runtime.demo.session import run_session
@@ -59,15 +67,14 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         options = _options(arguments)
         options.out.mkdir(parents=True, exist_ok=True)
-        result = run_session(options, _say)
+        result = run_session(options, interrupt, say)
     except (BagError, RobotError, ValueError, OSError) as error:
-        print(f'error: {error}', file=sys.stderr)
+        say(f'error: {error}', stream=sys.stderr)
         return 2
-    # Another Ctrl-C must not cost the report, which takes a few seconds.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _report(options, result)
+    say('writing the report ...')
+    _report(options, result, interrupt.how)
     if result.failure:
-        print(f'error: {result.failure}', file=sys.stderr)
+        say(f'error: {result.failure}', stream=sys.stderr)
         return 1
     return 0
 
@@ -110,11 +117,13 @@ def _prepare_environment() -> None:
         os.environ.update(dict.fromkeys(_PROFILE_VARIABLES, profile))
     # A simulated robot is nobody else's business on the network.
     os.environ.setdefault('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
+    # Humble knows only its predecessor, which later ones warn about.
+    if os.environ.get('ROS_DISTRO') == 'humble':
+        os.environ.setdefault('ROS_LOCALHOST_ONLY', '1')
 
 
-def _report(options: DemoOptions, result: DemoResult) -> None:
+def _report(options: DemoOptions, result: DemoResult, ended: str) -> None:
     from vla_runtime.demo.report import write_report
-    from vla_runtime.sim.world import JOINT_NAMES
 
     telemetry = result.telemetry
     facts = {
@@ -122,20 +131,13 @@ def _report(options: DemoOptions, result: DemoResult) -> None:
         'robot': options.robot,
         'backend': options.backend,
         'seed': str(options.seed),
-        'closed loop': f'{result.seconds:.1f} s'
-        + (', ended with Ctrl-C' if result.interrupted else ''),
+        'closed loop': f'{result.seconds:.1f} s' + (f', {ended}' if ended else ''),
         'machine': f'{platform.machine()}, {os.cpu_count()} CPUs, Python '
         f'{platform.python_version()}',
         'date': datetime.now().strftime('%Y-%m-%d %H:%M'),
     }
     path = options.out / 'report.html'
-    write_report(path, telemetry, result.parameters, facts, JOINT_NAMES, result.failure)
-    _say(
-        f'{telemetry.completed} of {telemetry.judged} instructions completed, '
-        f'{len(telemetry.inferences)} chunks'
-    )
-    _say(f'report: {path}')
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
+    write_report(path, telemetry, result.parameters, facts, result.joint_units, result.failure)
+    say(f'{telemetry.completed} of {telemetry.judged} instructions completed')
+    say(f'chunks: {telemetry.chunks}')
+    say(f'report: {path}')

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lifecycle_msgs.msg import State, Transition
-from lifecycle_msgs.srv import ChangeState, GetState
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState
 from rcl_interfaces.srv import GetParameters, ListParameters, SetParameters
 from rclpy.node import Node
 from rclpy.parameter import Parameter, parameter_value_to_python
@@ -27,6 +27,18 @@ READY_TIMEOUT_S = 60.0
 
 class OperatorError(RuntimeError):
     """A node refused, or does not answer; the message says which and why."""
+
+
+class TransitionError(OperatorError):
+    """A lifecycle node refused a transition.
+
+    Attributes:
+        node: its name.
+    """
+
+    def __init__(self, node: str, verb: str) -> None:
+        super().__init__(f'{node} could not {verb}')
+        self.node = node
 
 
 class Operator:
@@ -86,11 +98,6 @@ class Operator:
         """Deactivate lifecycle nodes."""
         self._transition(Transition.TRANSITION_DEACTIVATE, 'deactivate', nodes, ANSWER_TIMEOUT_S)
 
-    def is_active(self, node: str) -> bool:
-        """Whether a lifecycle node is active."""
-        response = self._call(GetState, f'{node}/get_state', GetState.Request())
-        return bool(response.current_state.id == State.PRIMARY_STATE_ACTIVE)
-
     def set_parameter(self, node: str, name: str, value: Any) -> None:
         """Set one parameter.
 
@@ -125,7 +132,7 @@ class Operator:
         for node, future in futures:
             self.wait_for(future.done, f'{node} to {verb}', timeout_s)
             if not future.result().success:
-                raise OperatorError(f'{node} could not {verb}; its log says why')
+                raise TransitionError(node, verb)
 
     def _call(self, service_type: Any, name: str, request: Any) -> Any:
         future = self._send(service_type, name, request)

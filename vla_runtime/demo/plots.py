@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -24,22 +24,29 @@ _POINTS = 1500
 _GAP_S = 0.08
 
 
-def joints(telemetry: Telemetry, names: Sequence[str], start_ns: int) -> str:
-    """Commanded and measured positions, with every hand-over and every instruction marked."""
-    figure = Figure(figsize=(12, 1.7 * max(len(names), 1)), layout='constrained')
-    axes = figure.subplots(max(len(names), 1), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, name in zip(axes, names, strict=False):
+def joints(telemetry: Telemetry, units: Mapping[str, str], start_ns: int) -> str:
+    """Commanded and measured positions, with every hand-over and every instruction marked.
+
+    Args:
+        telemetry: of the session.
+        units: of each joint to plot, in order.
+        start_ns: where the time axis begins.
+    """
+    rows = max(len(units), 1)
+    figure = Figure(figsize=(12, 1.7 * rows), layout='constrained')
+    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (name, unit) in zip(axes, units.items(), strict=False):
         for seam in telemetry.seams:
             colour = _LATE if seam.late else _SEAM
             axis.axvline(_seconds(seam.time_ns, start_ns), color=colour, linewidth=0.5)
         _curve(axis, telemetry.measured.get(name), start_ns, _MEASURED, 'measured', 1.4)
         _curve(axis, telemetry.commanded.get(name), start_ns, _COMMANDED, 'commanded', 0.9)
         _attempts(axis, telemetry.attempts, start_ns)
-        axis.set_ylabel(name)
+        axis.set_ylabel(f'{name}, {unit}')
         axis.margins(x=0.01)
     if telemetry.measured or telemetry.commanded:
         axes[0].legend(loc='lower right', bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
-    axes[-1].set_xlabel('seconds')
+    axes[-1].set_xlabel('time, s')
     axes[-1].set_xlim(left=0.0)
     return _svg(figure)
 
@@ -70,8 +77,8 @@ def latency(telemetry: Telemetry, start_ns: int) -> str:
     )
     if phases:
         axis.legend(loc='lower right', bbox_to_anchor=(1.0, 1.0), ncols=7, frameon=False)
-    axis.set_xlabel('seconds')
-    axis.set_ylabel('ms')
+    axis.set_xlabel('time, s')
+    axis.set_ylabel('duration, ms')
     return _svg(figure)
 
 
@@ -92,7 +99,7 @@ def ages(telemetry: Telemetry, start_ns: int) -> str:
         )
     if sources:
         axis.legend(loc='lower right', bbox_to_anchor=(1.0, 1.0), ncols=7, frameon=False)
-    axis.set_xlabel('seconds')
+    axis.set_xlabel('time, s')
     axis.set_ylabel('age, ms')
     axis.set_ylim(bottom=0.0)
     return _svg(figure)
@@ -105,7 +112,7 @@ def ticks(telemetry: Telemetry, start_ns: int) -> str:
     _curve(axis, telemetry.tick_p99_ms, start_ns, _MEASURED, 'p99 of the newest 1024 ticks', 1.2)
     if telemetry.tick_p99_ms.times_ns:
         axis.legend(loc='upper right', frameon=False)
-    axis.set_xlabel('seconds')
+    axis.set_xlabel('time, s')
     axis.set_ylabel('late, ms')
     axis.set_ylim(bottom=0.0)
     return _svg(figure)

@@ -2,6 +2,7 @@
 
 Messages are taken serialised and written as they came. Raw images are the exception: at 20 Hz they
 would be 100 MB a minute, so a few a second are kept, as JPEG, under `<topic>/compressed`.
+Each topic is recorded with the QoS that its publisher offers, so that a replay offers the same.
 """
 
 from __future__ import annotations
@@ -20,8 +21,16 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.demo.bag import Bag
-from vla_runtime.demo.telemetry import Inference, Seam, Series, Telemetry, Thumbnail
+from vla_runtime.demo.bag import Bag, Offer
+from vla_runtime.demo.telemetry import (
+    IMAGE_RATE_HZ,
+    JPEG_QUALITY,
+    Inference,
+    Seam,
+    Series,
+    Telemetry,
+    Thumbnail,
+)
 from vla_runtime.ros.conversions import stamp_to_ns
 from vla_runtime.ros.diagnostics import values_of
 from vla_runtime.ros.image_messages import to_rgb
@@ -29,8 +38,7 @@ from vla_runtime.ros.outputs import MESSAGE_TYPES
 from vla_runtime.ros.robot import Robot, RobotCamera, RobotOutput
 from vla_runtime.ros.spinning import OnError, guarded
 
-_IMAGE_PERIOD_NS = 250_000_000
-_JPEG_QUALITY = 85
+_IMAGE_PERIOD_NS = 1_000_000_000 // IMAGE_RATE_HZ
 _COUNTERS = frozenset(
     {
         'requests', 'received', 'accepted', 'taken_over', 'late', 'clamped', 'steps',
@@ -41,6 +49,9 @@ _RELIABLE = QoSProfile(depth=50, reliability=ReliabilityPolicy.RELIABLE)
 _LATCHED = QoSProfile(
     depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
 )
+
+# Of the nodes' own topics.
+_USUAL_OFFER = Offer(depth=10)
 
 
 class Recorder:
@@ -64,16 +75,26 @@ class Recorder:
         self._on_error = on_error
         self._image_due_ns: dict[str, int] = {}
         for source in robot.joint_states:
-            self._listen(source.topic, JointState, qos_profile_sensor_data, self._on_joints)
+            self._listen(
+                source.topic,
+                JointState,
+                qos_profile_sensor_data,
+                self._on_joints,
+                Offer(source.depth, source.reliability == 'reliable'),
+            )
         for output in robot.outputs:
             self._listen(
-                output.topic, MESSAGE_TYPES[output.kind], _RELIABLE, self._commands(output)
+                output.topic,
+                MESSAGE_TYPES[output.kind],
+                _RELIABLE,
+                self._commands(output),
+                Offer(depth=1),
             )
         for camera in robot.cameras:
             self._listen_to_camera(camera)
         for topic in ('action_chunk', 'committed_plan'):
             self._listen(topic, JointTrajectory, _RELIABLE)
-        self._listen('vla_policy/instruction', String, _LATCHED)
+        self._listen('vla_policy/instruction', String, _LATCHED, offer=Offer(depth=1, latched=True))
         self._listen('vla_policy/report', DiagnosticArray, _RELIABLE, self._on_inference)
         self._listen('vla_executor/report', DiagnosticArray, _RELIABLE, self._on_seam)
         self._listen('tabletop/report', DiagnosticArray, _RELIABLE, self._on_verdict)
@@ -85,10 +106,11 @@ class Recorder:
         message_type: type,
         qos: QoSProfile,
         keep: Callable[[Any, int], None] | None = None,
+        offer: Offer = _USUAL_OFFER,
     ) -> None:
         """Record a topic; `keep` gets each message and the ROS time of its arrival."""
         name = self._node.resolve_topic_name(topic)
-        self._bag.add_topic(name, _type_name(message_type))
+        self._bag.add_topic(name, _type_name(message_type), offer)
 
         def on_bytes(serialised: bytes) -> None:
             now_ns = self._now_ns()
@@ -105,7 +127,8 @@ class Recorder:
         name = self._node.resolve_topic_name(camera.topic)
         if camera.type == 'raw':
             name += '/compressed'
-        self._bag.add_topic(name, _type_name(CompressedImage))
+        offer = Offer(camera.depth, camera.reliability == 'reliable')
+        self._bag.add_topic(name, _type_name(CompressedImage), offer)
 
         def on_bytes(serialised: bytes) -> None:
             now_ns = self._now_ns()
@@ -180,17 +203,16 @@ class Recorder:
             for attempt in reversed(self._telemetry.attempts):
                 if not attempt.outcome and attempt.instruction == given['instruction']:
                     attempt.end_ns = now_ns
-                    attempt.text = status.message
                     attempt.outcome = given.get('outcome', 'unknown task')
                     break
 
     def _on_diagnostics(self, message: DiagnosticArray, now_ns: int) -> None:
         prefix = self._node.get_namespace().rstrip('/') + '/vla_executor: '
-        episode = ''
+        episode, is_executor = '', False
         for status in message.status:
             if not status.name.startswith(prefix):
                 continue
-            condition = status.name.removeprefix(prefix)
+            condition, is_executor = status.name.removeprefix(prefix), True
             given = values_of(status)
             self._telemetry.executor[condition] = {**given, 'text': status.message}
             episode = given.get('episode', episode)
@@ -201,6 +223,8 @@ class Recorder:
                 self._telemetry.tick_p99_ms.add(now_ns, [float(given['late_p99_ms'])])
             if status.level == DiagnosticStatus.ERROR:
                 self._note_problem(f'executor: {status.message}')
+        # Last: who waits for it finds the counters there.
+        self._telemetry.executor_reports += is_executor
 
     def _note_problem(self, text: str) -> None:
         if text not in self._telemetry.problems:
@@ -218,7 +242,7 @@ def _positions(kind: str, message: Any) -> list[float]:
 
 def _compress(message: Image) -> CompressedImage:
     """A raw image as JPEG, with its own stamp."""
-    quality = [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY]
+    quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
     encoded = cv2.imencode('.jpg', to_rgb(message)[:, :, ::-1], quality)[1]
     compressed = CompressedImage(header=message.header, format='rgb8; jpeg compressed bgr8')
     compressed.data = array.array('B', encoded.tobytes())

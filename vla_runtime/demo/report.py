@@ -12,7 +12,13 @@ import numpy as np
 
 from vla_runtime import __version__
 from vla_runtime.demo import plots
-from vla_runtime.demo.telemetry import Attempt, Telemetry, Thumbnail
+from vla_runtime.demo.telemetry import (
+    IMAGE_RATE_HZ,
+    JPEG_QUALITY,
+    Attempt,
+    Telemetry,
+    Thumbnail,
+)
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
@@ -28,13 +34,18 @@ svg { width: 100%; height: auto; } pre { background: #f4f4f5; padding: .8rem; ov
 """
 _PHASES = ('tokens', 'images', 'vision', 'prefix', 'denoise', 'actions', 'total')
 
+_REDUCED = (
+    f'Images are reduced, here and in the bag: at most {IMAGE_RATE_HZ} a second of each camera, '
+    f'raw ones as JPEG of quality {JPEG_QUALITY}. The policy had what the cameras published.'
+)
+
 
 def write_report(
     path: Path,
     telemetry: Telemetry,
     parameters: Mapping[str, Mapping[str, Any]],
     facts: Mapping[str, str],
-    joint_names: Sequence[str],
+    joint_units: Mapping[str, str],
     failure: str,
 ) -> None:
     """Write the page.
@@ -44,7 +55,7 @@ def write_report(
         telemetry: what was recorded; may be empty.
         parameters: of each node.
         facts: what was run, for the table on top.
-        joint_names: which joints to plot, in order.
+        joint_units: of each joint to plot, in order.
         failure: why the session ended early; '' when it did not.
     """
     start_ns = _start_ns(telemetry)
@@ -61,7 +72,7 @@ def write_report(
         '<h2>Joints: commanded and measured</h2><p>A grey line is a hand-over from one chunk to '
         'the next, an orange one a chunk that came late. Green bands: an instruction that was '
         'completed.</p>',
-        plots.joints(telemetry, joint_names, start_ns),
+        plots.joints(telemetry, joint_units, start_ns),
         '<h2>Latency of each inference, by phase</h2>',
         plots.latency(telemetry, start_ns),
         _phases(telemetry),
@@ -69,7 +80,7 @@ def write_report(
         plots.ages(telemetry, start_ns),
         '<h2>Control loop</h2>',
         plots.ticks(telemetry, start_ns),
-        '<h2>What the cameras saw</h2>',
+        f'<h2>What the cameras saw</h2><p>{_REDUCED}</p>',
         _thumbnails(telemetry, start_ns),
         _problems(telemetry.problems),
         '<h2>Parameters</h2>',
@@ -100,8 +111,7 @@ def _summary(telemetry: Telemetry) -> dict[str, str]:
     totals = [one.milliseconds['total'] for one in telemetry.inferences]
     p99 = telemetry.tick_p99_ms.rows
     return {
-        'chunks': f'{telemetry.total("received")} received, {telemetry.total("accepted")} '
-        f'accepted, {telemetry.total("taken_over")} executed, {telemetry.total("late")} late',
+        'chunks': telemetry.chunks,
         'inference': f'median {np.median(totals):.1f} ms, p99 {np.percentile(totals, 99):.1f} ms'
         if totals
         else 'none',

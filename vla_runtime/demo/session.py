@@ -2,14 +2,14 @@
 
 Invariants:
 - the same executables with the same YAML as the launch files start;
-- whatever ends the session (time, Ctrl-C, a crashed process), the executor is stopped first, the
-  processes are ended in order, and bag, parameters and report are written;
+- whatever ends the session (time, a signal, a crashed process), the executor is stopped first
+  where it still lives, then the processes are ended in order and the bag is closed; parameters are
+  written once they are known, the report by the caller;
 - nothing is commanded while the scene is exchanged: the executor is inactive then.
 """
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +25,13 @@ from rclpy.signals import SignalHandlerOptions
 
 from vla_runtime.demo.bag import Bag
 from vla_runtime.demo.instructions import Assignment, assignments
-from vla_runtime.demo.operator import Operator, OperatorError
+from vla_runtime.demo.interrupt import Interrupt
+from vla_runtime.demo.operator import (
+    ANSWER_TIMEOUT_S,
+    Operator,
+    OperatorError,
+    TransitionError,
+)
 from vla_runtime.demo.recorder import Recorder
 from vla_runtime.demo.status_line import StatusLine
 from vla_runtime.demo.supervisor import ChildDiedError, Supervisor
@@ -42,7 +48,7 @@ _VERDICT_SLACK_S = 4.0
 
 
 class Interrupted(Exception):  # noqa: N818 - it is a wish, not an error
-    """The person pressed Ctrl-C."""
+    """The person pressed Ctrl-C, or another signal asked for the end."""
 
 
 @dataclass(frozen=True)
@@ -80,41 +86,36 @@ class DemoResult:
         telemetry: for the report.
         parameters: of each node, as they were.
         failure: why it ended early; '' when it did not. Ctrl-C is no failure.
-        interrupted: by Ctrl-C.
         seconds: of closed loop.
+        joint_units: unit of each joint, by its name in messages.
     """
 
     telemetry: Telemetry = field(default_factory=Telemetry)
     parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
     failure: str = ''
-    interrupted: bool = False
     seconds: float = 0.0
+    joint_units: dict[str, str] = field(default_factory=dict)
 
 
-def run_session(options: DemoOptions, say: Callable[[str], None]) -> DemoResult:
+def run_session(
+    options: DemoOptions, interrupt: Interrupt, say: Callable[[str], None]
+) -> DemoResult:
     """Run the demo; returns whatever happened, for the report.
 
     Args:
         options: what was asked for.
+        interrupt: ends it when wanted; still in charge of the signals after the return.
         say: prints a line for the person.
     """
     robot = load_robot(find_robot(options.robot, share_folder() / 'config' / 'robots'))
-    result = DemoResult()
-    interrupt = threading.Event()
-    handlers = {
-        number: signal.signal(number, lambda *_: interrupt.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    result = DemoResult(joint_units={joint.in_messages: joint.unit for joint in robot.joints})
     try:
         _Session(options, robot, result, interrupt, say).run()
     except Interrupted:
-        result.interrupted = True
-        say('interrupted: ending in order')
+        # That is no failure, and `interrupt` has how.
+        pass
     except (ChildDiedError, OperatorError) as error:
         result.failure = str(error)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     return result
 
 
@@ -124,7 +125,7 @@ class _Session:
         options: DemoOptions,
         robot: Robot,
         result: DemoResult,
-        interrupt: threading.Event,
+        interrupt: Interrupt,
         say: Callable[[str], None],
     ) -> None:
         self._options = options
@@ -135,6 +136,7 @@ class _Session:
         self._assignments = assignments(options.seed)
         self._supervisor = Supervisor(options.out / 'log')
         self._begun_s: float | None = None
+        self._ending = False
 
     def run(self) -> None:
         bag = Bag(self._options.out / 'bag')
@@ -173,7 +175,7 @@ class _Session:
         first = next(self._assignments)
         self._start_nodes(first)
         self._say('starting policy, executor and tabletop robot ...')
-        operator.configure('vla_policy', 'vla_executor')
+        self._configure(operator)
         operator.activate('vla_policy')
         self._result.parameters = {name: operator.parameters(name) for name in _NODES}
         self._write_parameters()
@@ -182,15 +184,36 @@ class _Session:
         finally:
             self._end_motion(operator)
 
+    def _configure(self, operator: Operator) -> None:
+        try:
+            operator.configure('vla_policy', 'vla_executor')
+        except TransitionError as error:
+            # Ended, so that its last words are all there.
+            child = self._supervisor.end(error.node.removeprefix('vla_'))
+            raise OperatorError(f'{error}; {child.last_output()}') from error
+
     def _end_motion(self, operator: Operator) -> None:
         """Whatever comes after, the robot holds and nothing is judged any more."""
+        self._ending = True
+        self._interrupt.acknowledge()
         if self._begun_s is not None:
             self._result.seconds = time.monotonic() - self._begun_s
         operator.instruct('')
-        # Of a dead or inactive executor there is nothing to stop.
-        with suppress(OperatorError, ChildDiedError):
-            self._interrupt.clear()
-            operator.trigger('vla_executor/stop')
+        # Of a dead executor there is nothing to stop, and who asks once more does not want to wait.
+        with suppress(OperatorError, ChildDiedError, Interrupted):
+            self._stop_motion(operator)
+
+    def _stop_motion(self, operator: Operator) -> None:
+        """Let the executor hold, and hear what it counted up to then."""
+        operator.trigger('vla_executor/stop')
+        telemetry = self._result.telemetry
+        before = telemetry.executor_reports
+
+        def heard() -> bool:
+            mode = telemetry.executor.get('control', {}).get('mode')
+            return telemetry.executor_reports > before and mode != 'running'
+
+        operator.wait_for(heard, 'the status of vla_executor after its stop', ANSWER_TIMEOUT_S)
 
     def _require_nobody_else(self, node: Node, operator: Operator) -> None:
         """Refuse to command a robot that was here before."""
@@ -229,14 +252,14 @@ class _Session:
     def _drive(self, operator: Operator, first: Assignment) -> None:
         assignment, is_first = first, True
         self._begun_s = time.monotonic()
-        line = StatusLine(self._result.telemetry, self._options.seconds, self._begun_s, self._say)
+        line = StatusLine(self._result.telemetry, self._options.seconds, self._begun_s)
         while self._left_s() > 0.0:
             if not is_first:
                 operator.set_parameter('tabletop', 'seed', assignment.seed)
                 operator.trigger('tabletop/reset')
             operator.activate('vla_executor')
             self._carry_out(operator, assignment, line)
-            operator.trigger('vla_executor/stop')
+            self._stop_motion(operator)
             operator.deactivate('vla_executor')
             assignment, is_first = next(self._assignments), False
         line.end()
@@ -273,9 +296,12 @@ class _Session:
         return self._begun_s + self._options.seconds - time.monotonic()
 
     def _check(self) -> None:
-        if self._interrupt.is_set():
+        if self._interrupt.wanted:
+            if not self._ending:
+                self._say('interrupted: ending in order')
             raise Interrupted
-        self._supervisor.check()
+        # In the end only who is stopped must still be there.
+        self._supervisor.check(*(['executor'] if self._ending else []))
 
     def _write_parameters(self) -> None:
         """The parameters in force, as a file that starts the same nodes again."""

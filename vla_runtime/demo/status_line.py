@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable
 
+from vla_runtime.demo.console import say
 from vla_runtime.demo.telemetry import Telemetry
 
 _TERMINAL_PERIOD_S = 0.2
@@ -20,16 +20,12 @@ class StatusLine:
         telemetry: what is known.
         seconds: that the session shall take.
         begun_s: steady time of its beginning.
-        say: prints a whole line.
     """
 
-    def __init__(
-        self, telemetry: Telemetry, seconds: float, begun_s: float, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, telemetry: Telemetry, seconds: float, begun_s: float) -> None:
         self._telemetry = telemetry
         self._seconds = seconds
         self._begun_s = begun_s
-        self._say = say
         self._terminal = sys.stdout.isatty()
         self._due_s = 0.0
 
@@ -42,14 +38,14 @@ class StatusLine:
         text = self.text(instruction, now_s - self._begun_s)
         if self._terminal:
             width = shutil.get_terminal_size().columns - 1
-            print(f'\r\033[K{text[:width]}', end='', flush=True)
+            say(f'\r\033[K{text[:width]}', end='')
         else:
-            self._say(text)
+            say(text)
 
     def end(self) -> None:
         """Leave the line standing."""
         if self._terminal:
-            print(flush=True)
+            say('')
 
     def text(self, instruction: str, elapsed_s: float) -> str:
         """The line for now."""

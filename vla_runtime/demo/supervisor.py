@@ -3,12 +3,16 @@
 Invariants:
 - each child has a session of its own: a Ctrl-C in the terminal reaches only the supervisor, which
   then ends the children one after the other;
-- a child that does not follow SIGINT in time gets SIGTERM, then SIGKILL; none is left behind;
+- a child that does not follow SIGINT in time gets SIGTERM, then SIGKILL;
+- on Linux the kernel kills the children when the supervisor's process dies without ending them, by
+  SIGKILL for example: none is left behind;
 - whatever a child wrote is in a log file, and its last lines are at hand for an error message.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
 import subprocess
 import sys
@@ -21,12 +25,26 @@ _LAST_LINES = 15
 _PATIENCE_S = ((signal.SIGINT, 8.0), (signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0))
 
 
+_PR_SET_PDEATHSIG = 1
+# Loaded here: between fork and exec only what needs no lock is safe.
+_LIBC = ctypes.CDLL(None) if sys.platform == 'linux' else None
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends; prctl(2)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        # The parent may have died before.
+        if os.getppid() != parent:
+            os._exit(1)
+
+
 class ChildDiedError(RuntimeError):
     """A process ended that should be running; the message has its last output."""
 
 
 class Child:
-    """One running executable.
+    """One running executable. The thread that makes it must live as long as it shall.
 
     Args:
         name: for people.
@@ -38,6 +56,7 @@ class Child:
     def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
         self.name = name
         self.log = log
+        parent = os.getpid()
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._process = subprocess.Popen(
             [sys.executable, '-m', module, *arguments],
@@ -47,21 +66,19 @@ class Child:
             text=True,
             errors='replace',
             start_new_session=True,
+            preexec_fn=lambda: _die_with(parent),
         )
         self._reader = threading.Thread(target=self._read, name=f'{name} output', daemon=True)
         self._reader.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     @property
     def running(self) -> bool:
         return self._process.poll() is None
 
     def last_output(self) -> str:
-        """The last lines that it wrote."""
-        return '\n'.join(self._last)
+        """The last lines that it wrote, and where the others are."""
+        lines = '\n'.join(self._last)
+        return f'its last output ({self.log}):\n{lines}'
 
     def stop(self) -> int:
         """End it and return its exit code; negative is the signal that ended it."""
@@ -81,7 +98,7 @@ class Child:
         """How it ended, for a person."""
         code = self._process.poll()
         how = f'was ended by signal {-code}' if code and code < 0 else f'ended with code {code}'
-        return f'{self.name} {how}; its last output ({self.log}):\n{self.last_output()}'
+        return f'{self.name} {how}; {self.last_output()}'
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -116,11 +133,17 @@ class Supervisor:
         self._children.append(child)
         return child
 
-    def check(self) -> None:
-        """Raise `ChildDiedError` unless all are running."""
+    def check(self, *names: str) -> None:
+        """Raise `ChildDiedError` unless those of these names are running; all without names."""
         for child in self._children:
-            if not child.running:
+            if not child.running and (not names or child.name in names):
                 raise ChildDiedError(child.death())
+
+    def end(self, name: str) -> Child:
+        """End one; all of its output is at hand then."""
+        child = next(child for child in self._children if child.name == name)
+        child.stop()
+        return child
 
     def stop(self) -> None:
         """End all, the newest first."""

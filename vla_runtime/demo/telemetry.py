@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+# How often an image of a camera is kept, and how: raw ones of 20 Hz are 100 MB a minute.
+IMAGE_RATE_HZ = 4
+JPEG_QUALITY = 85
+
 
 @dataclass
 class Series:
@@ -74,7 +78,6 @@ class Attempt:
     start_ns: int
     end_ns: int = 0
     outcome: str = ''
-    text: str = ''
 
 
 @dataclass
@@ -85,6 +88,7 @@ class Telemetry:
         measured: joint name to positions.
         commanded: joint name to positions.
         executor: values of the executor's conditions, by condition.
+        executor_reports: how often it said something.
         counters: counter of the executor to its value in each activation.
         tick_p99_ms: over time.
     """
@@ -96,6 +100,7 @@ class Telemetry:
     thumbnails: list[Thumbnail] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     executor: dict[str, dict[str, str]] = field(default_factory=dict)
+    executor_reports: int = 0
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
     tick_p99_ms: Series = field(default_factory=Series)
     problems: list[str] = field(default_factory=list)
@@ -103,6 +108,15 @@ class Telemetry:
     def total(self, counter: str) -> int:
         """A counter of the executor over the whole session; it begins anew at each activation."""
         return sum(self.counters.get(counter, {}).values())
+
+    @property
+    def chunks(self) -> str:
+        """What became of the policy's answers, for a person."""
+        return (
+            f'{len(self.inferences)} sent by the policy, {self.total("received")} received by the '
+            f'executor, {self.total("accepted")} accepted, {self.total("taken_over")} executed, '
+            f'{self.total("late")} late'
+        )
 
     @property
     def completed(self) -> int:

@@ -1,0 +1,33 @@
+"""What `vla_runtime demo` chooses for the person before anything starts."""
+
+import os
+
+import pytest
+
+from vla_runtime.cli import demo
+
+
+def prepared(monkeypatch, **given: str) -> dict[str, str]:
+    environment = dict(given)
+    monkeypatch.setattr(os, 'environ', environment)
+    demo._prepare_environment()
+    return environment
+
+
+def test_it_stays_on_this_machine(monkeypatch):
+    environment = prepared(monkeypatch, ROS_DISTRO='jazzy')
+    assert environment['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'LOCALHOST'
+    assert 'ROS_LOCALHOST_ONLY' not in environment
+    assert environment['FASTRTPS_DEFAULT_PROFILES_FILE'].endswith('fastdds.xml')
+
+
+def test_humble_is_told_in_the_way_that_it_knows(monkeypatch):
+    assert prepared(monkeypatch, ROS_DISTRO='humble')['ROS_LOCALHOST_ONLY'] == '1'
+
+
+@pytest.mark.parametrize(
+    'chosen', [{'ROS_LOCALHOST_ONLY': '0'}, {'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'}]
+)
+def test_what_the_person_has_chosen_stays(monkeypatch, chosen):
+    environment = prepared(monkeypatch, ROS_DISTRO='humble', **chosen)
+    assert {name: environment[name] for name in chosen} == chosen

@@ -1,0 +1,25 @@
+"""Words for the person, on a terminal that may go away while the demo runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+
+def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
+    """Print at once; when nobody can read it any more, go on without words.
+
+    Args:
+        text: to print.
+        end: after it.
+        stream: standard output when None.
+    """
+    stream = stream or sys.stdout
+    try:
+        print(text, end=end, file=stream, flush=True)
+    except OSError:
+        # What is still buffered would fail again when the interpreter ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
