@@ -40,7 +40,7 @@ ARGUMENTS = (
         'params_file',
         default_value='',
         description='Your own parameters, on top of config/policy.yaml and config/executor.yaml. '
-        "Key it '/**', or '/**/vla_policy' and '/**/vla_executor'.",
+        "Key it '/**/vla_policy' and '/**/vla_executor'; '/**' sets both nodes at once.",
     ),
     DeclareLaunchArgument('namespace', default_value='', description='Namespace of both nodes.'),
     DeclareLaunchArgument(
@@ -110,23 +110,32 @@ def lossless_images(context: LaunchContext) -> list[Action]:
 
 
 def configure_and_activate(node: LifecycleNode, name: str) -> list[Action]:
-    """Handlers: activate a node once it is configured; end the launch when it cannot be."""
+    """Handlers: activate a node once it is configured; end the launch where either fails."""
     configured = OnStateTransition(
         target_lifecycle_node=node,
         start_state='configuring',
         goal_state='inactive',
         entities=[_change_state(node, Transition.TRANSITION_ACTIVATE)],
     )
-    failed = OnStateTransition(
-        target_lifecycle_node=node,
-        start_state='configuring',
-        goal_state='unconfigured',
-        entities=[
-            LogInfo(msg=f'{name} could not be configured; its own error is above'),
-            Shutdown(reason=f'{name} could not be configured'),
-        ],
-    )
-    return [RegisterEventHandler(configured), RegisterEventHandler(failed)]
+    failed = [
+        OnStateTransition(
+            target_lifecycle_node=node,
+            start_state=start_state,
+            goal_state=goal_state,
+            entities=[
+                LogInfo(msg=f'{name} could not be {what}; its own error is above'),
+                Shutdown(reason=f'{name} could not be {what}'),
+            ],
+        )
+        for start_state, goal_state, what in (
+            ('configuring', 'unconfigured', 'configured'),
+            ('activating', 'inactive', 'activated'),
+            # The state between an error and its handling.
+            ('configuring', 'errorprocessing', 'configured'),
+            ('activating', 'errorprocessing', 'activated'),
+        )
+    ]
+    return [RegisterEventHandler(handler) for handler in (configured, *failed)]
 
 
 def _change_state(node: LifecycleNode, transition: int) -> Action:

@@ -119,6 +119,7 @@ class Rig:
         observation_ns: int | None = None,
         number: int | None = None,
         episode: int | None = None,
+        tied: bool = True,
     ) -> SubmitResult:
         """Offer a chunk, by default observed right now and with the next number."""
         if not isinstance(rows, ActionChunk):
@@ -131,6 +132,7 @@ class Rig:
             self.number,
             self.now_s,
             self.ros_ns,
+            tied,
         )
 
     def run_until(self, condition: Callable[[Command], bool], limit: int = 2000) -> Command:

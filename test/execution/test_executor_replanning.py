@@ -394,10 +394,10 @@ def test_when_interval_changes_expect_it_at_the_next_boundary() -> None:
     rig.submit(FLAT)
     rig.tick(5)
     rig.executor.set_parameters(ExecutorParameters(replan_interval=2, handover=SWITCH))
-    assert rig.executor.status().replan_interval == 5
+    assert rig.executor.status().parameters.replan_interval == 5
     rig.submit(FLAT)
     rig.run_until(lambda command: command.chunk == 2)
-    assert rig.executor.status().replan_interval == 2
+    assert rig.executor.status().parameters.replan_interval == 2
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     assert rows_executed_of(rig, 1) == [0, 1, 2, 3, 4]
     assert rows_executed_of(rig, 2) == [4, 5]
@@ -440,7 +440,7 @@ def test_when_interpolation_changes_expect_the_step_in_progress_undisturbed(
 def test_when_holding_expect_parameters_at_once() -> None:
     rig = rig_of()
     rig.executor.set_parameters(ExecutorParameters(replan_interval=2))
-    assert rig.executor.status().replan_interval == 2
+    assert rig.executor.status().parameters.replan_interval == 2
 
 
 def test_when_interval_is_set_beyond_the_known_horizon_expect_error() -> None:

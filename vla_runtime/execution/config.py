@@ -10,6 +10,7 @@ from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.limits import Limits
+from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.watchdog import WatchdogParameters
 
 
@@ -68,7 +69,8 @@ class ExecutorStatus:
         detail: why, for the person at the robot; empty while nothing is wrong.
         episode: the current episode.
         step: plan step, counted from the start of the episode.
-        replan_interval: the one in force.
+        parameters: those in force.
+        untied: under `rtc`, the chunk in force was not tied to the plan, and was blended.
         delay_estimate: steps.
         request_open: a chunk was asked for and has not come yet.
         chunk: inference number of the chunk in force, -1 for none.
@@ -83,7 +85,8 @@ class ExecutorStatus:
     detail: str
     episode: int
     step: int
-    replan_interval: int
+    parameters: ExecutorParameters
+    untied: bool
     delay_estimate: int
     request_open: bool
     chunk: int

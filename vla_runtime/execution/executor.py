@@ -135,7 +135,7 @@ class ChunkExecutor:
         """Take up other parameters at the next chunk boundary.
 
         Raises:
-            ValueError: the replan interval exceeds the horizon of the last chunk.
+            ValueError: they want more steps than the last chunk had.
         """
         self._replanner.stage(parameters)
 
@@ -174,6 +174,7 @@ class ChunkExecutor:
         number: int,
         now_s: float,
         now_ros_ns: int,
+        tied: bool = True,
     ) -> SubmitResult:
         """Offer a chunk. It is checked in full and taken whole, or refused whole; never raises.
 
@@ -184,13 +185,14 @@ class ChunkExecutor:
             number: its inference number.
             now_s: steady clock.
             now_ros_ns: ROS clock.
+            tied: it was made to continue the plan that the request carried.
         """
         self.counters.received += 1
         try:
             self._require_motion()
             return self._replanner.take(
                 chunk,
-                Stamped(observation_ns, episode, number),
+                Stamped(observation_ns, episode, number, tied),
                 now_ros_ns,
                 self.config.watchdog.future_tolerance_s,
                 self._standstill(now_s),
@@ -273,6 +275,11 @@ class ChunkExecutor:
         return self._replanner.seams
 
     @property
+    def parameters(self) -> ExecutorParameters:
+        """Those in force: what was set meanwhile waits for the next boundary."""
+        return self._replanner.parameters
+
+    @property
     def mode(self) -> Mode:
         return self._mode
 
@@ -291,7 +298,8 @@ class ChunkExecutor:
             detail=self.detail,
             episode=replanner.episode,
             step=timeline.current_step,
-            replan_interval=replanner.parameters.replan_interval,
+            parameters=replanner.parameters,
+            untied=replanner.untied,
             delay_estimate=replanner.delays.estimate(replanner.parameters.delay),
             request_open=replanner.requests.open,
             chunk=timeline.in_force.chunk.number if timeline.in_force else -1,

@@ -24,7 +24,8 @@ class HandoverParameters:
     Attributes:
         mode: `switch` takes the new rows as they are; `blend` cross-fades over `blend_steps`;
             `ensemble` averages what all live chunks say about a step; `rtc` takes the new rows as
-            they are, which the policy made to continue the plan (real-time chunking).
+            they are, which the policy made to continue the plan (real-time chunking); a chunk
+            that was not made so is blended.
         blend_steps: steps of the cross-fade, at least 1.
         ensemble_decay: m of the weights `exp(-m·i)` (ACT, arXiv 2304.13705, section IV-B); 0
             weighs all chunks alike.
@@ -62,11 +63,13 @@ class LiveChunk:
         number: inference number.
         first_step: step of row 0: the one that was current at its observation.
         rows: (horizon, columns) in the executor's order.
+        tied: the policy made it to continue the plan.
     """
 
     number: int
     first_step: int
     rows: np.ndarray
+    tied: bool = True
 
     @property
     def end_step(self) -> int:
@@ -83,7 +86,7 @@ class SeamReport:
         chunk: its inference number.
         join_index: its first executed row.
         delay_steps: steps between its observation and its arrival.
-        mode: hand-over mode.
+        mode: how it was handed over: `blend` for an untied chunk under `rtc`.
         late: it came after the previous one had executed its steps.
         from_hold: the robot stood still.
         position_jump: (columns,) new row minus what the old plan had for the same step (its last
@@ -150,6 +153,11 @@ def ensemble_rows(
     return total / weights[:, None]
 
 
+def mode_for(parameters: HandoverParameters, newest: LiveChunk) -> HandoverMode:
+    """How this chunk is handed over; one that was not tied to the plan cannot be trusted to."""
+    return 'blend' if parameters.mode == 'rtc' and not newest.tied else parameters.mode
+
+
 def hand_over(
     parameters: HandoverParameters,
     old: np.ndarray,
@@ -169,9 +177,10 @@ def hand_over(
     """
     newest = chunks[-1]
     new = newest.rows[join_step - newest.first_step :]
-    if parameters.mode == 'blend':
+    mode = mode_for(parameters, newest)
+    if mode == 'blend':
         return blend_rows(old, new, parameters.blend_steps)
-    if parameters.mode == 'ensemble':
+    if mode == 'ensemble':
         return ensemble_rows(
             chunks, join_step, parameters.ensemble_decay, parameters.ensemble_order
         )

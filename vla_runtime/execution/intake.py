@@ -43,11 +43,13 @@ class Stamped:
         observation_ns: stamp of its observation, ROS clock.
         episode: episode that it was made for.
         number: inference number.
+        tied: it was made to continue the plan that the request carried.
     """
 
     observation_ns: int
     episode: int
     number: int
+    tied: bool = True
 
 
 class ChunkOrder:

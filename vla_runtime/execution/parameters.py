@@ -96,9 +96,18 @@ class ExecutorParameters:
         return self.max_overrun_steps if continues else 0
 
     def require_horizon(self, horizon: int) -> None:
-        """Raise `ValueError` unless a chunk of this horizon can serve the replan interval."""
+        """Raise `ValueError` where more steps are wanted than a chunk of this horizon has."""
         if self.replan_interval > horizon:
             raise ValueError(
                 f'replan_interval is {self.replan_interval} steps but a chunk has only '
                 f'{horizon}; set replan_interval between 1 and {horizon}'
             )
+        for name, steps, least in (
+            ('blend_steps', self.handover.blend_steps, 1),
+            ('max_overrun_steps', self.max_overrun_steps, 0),
+        ):
+            if steps > horizon:
+                raise ValueError(
+                    f'{name} is {steps} but a chunk has only {horizon} steps; set {name} between '
+                    f'{least} and {horizon}'
+                )

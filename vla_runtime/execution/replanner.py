@@ -95,6 +95,14 @@ class Replanner:
 
     # ------------------------------------------------------------ episodes and parameters
 
+    @property
+    def untied(self) -> bool:
+        """Whether, under `rtc`, the chunk in force took over from a plan it was not tied to."""
+        segment = self.timeline.in_force
+        if segment is None or self.parameters.handover.mode != 'rtc':
+            return False
+        return segment.seam.mode != 'rtc' and not segment.seam.from_hold
+
     def reset(self, episode: int, setpoints: np.ndarray) -> None:
         """Begin an episode, holding at the setpoints; nothing of the last one survives."""
         self.drop(setpoints)
@@ -112,7 +120,7 @@ class Replanner:
         """Take up other parameters at the next chunk boundary.
 
         Raises:
-            ValueError: the replan interval exceeds the horizon of the last chunk.
+            ValueError: they want more steps than the last chunk had.
         """
         if self._horizon:
             parameters.require_horizon(self._horizon)
@@ -224,7 +232,7 @@ class Replanner:
                 'interval in force; the policy is too slow for its horizon',
             )
         alike = write_alike(rows, self._columns, self.timeline.setpoint_at_join(), index)
-        return LiveChunk(stamped.number, first_step, alike)
+        return LiveChunk(stamped.number, first_step, alike, stamped.tied)
 
     def _check(self, live: LiveChunk) -> str:
         """Check the limits and clamp in place; what was clamped, or raise `Refused`."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.execution.handover import LiveChunk, SeamReport, hand_over
+from vla_runtime.execution.handover import LiveChunk, SeamReport, hand_over, mode_for
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.plan import Plan, Sampler, make_plan, monotone_slopes
 
@@ -153,7 +153,7 @@ class Timeline:
             chunk=chunk.number,
             join_index=join - chunk.first_step,
             delay_steps=delay_steps,
-            mode=parameters.handover.mode,
+            mode=mode_for(parameters.handover, chunk),
             late=starved or (in_force is not None and join > in_force.boundary),
             from_hold=in_force is None,
             position_jump=chunk.rows[join - chunk.first_step]

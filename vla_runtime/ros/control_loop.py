@@ -45,10 +45,12 @@ _COLLECT_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class TimedSeam:
-    """A seam, and the ROS time of the first command after it."""
+    """A seam, the ROS time of the first command after it, and the parameters in force from it."""
 
     stamp_ns: int
     seam: SeamReport
+    parameters: ExecutorParameters
+    dry_run: bool
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class ControlLoop:
         now_ros_ns = self._ros_now_ns()
         with self._lock:
             command = self._executor.tick(now_s, now_ros_ns)
-            self._note_seam(now_ros_ns)
+            self._note_seam(now_ros_ns, command.dry_run)
             plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
             running = self._executor.mode is Mode.RUNNING
             sends = self._take(command)
@@ -136,12 +138,16 @@ class ControlLoop:
                 self._executor.detail = f'a command could not be sent: {error}'
             raise
 
-    def _note_seam(self, now_ros_ns: int) -> None:
+    def _note_seam(self, now_ros_ns: int, dry_run: bool) -> None:
         passed = self._executor.counters.taken_over
         if passed != self._seams_passed:
             self._seams_passed = passed
             if self._executor.seams:
-                self._seams.append(TimedSeam(now_ros_ns, self._executor.seams[-1]))
+                self._seams.append(
+                    TimedSeam(
+                        now_ros_ns, self._executor.seams[-1], self._executor.parameters, dry_run
+                    )
+                )
 
     # ------------------------------------------------------------ any thread
 
@@ -184,6 +190,7 @@ class ControlLoop:
                 received.number,
                 now_s,
                 self._ros_now_ns(),
+                received.tied,
             )
 
     def check_alive(self, now_s: float) -> None:

@@ -8,9 +8,11 @@ Both travel as a `JointTrajectory`, so that every ROS tool can show and record t
 - `positions` hold the columns that are commanded as positions, `velocities` those commanded as
   velocities. A message with both kinds fills both, and NaN stands where a column is of the other
   kind;
-- `header.frame_id`: what JointTrajectory has no field for, in words: `chunk episode=3 number=17`,
-  `plan episode=3 certain=4`. A chunk answers the request of its episode; `certain` counts the rows
-  that will be executed whatever the answer is.
+- `header.frame_id`: what JointTrajectory has no field for, in words:
+  `chunk episode=3 number=17 tied=1`, `plan episode=3 certain=4`. A chunk answers the request of its
+  episode, and is `tied` when it was made to continue that request's plan (real-time chunking; one
+  that does not say so is not); `certain` counts the rows that will be executed whatever the answer
+  is.
 
 An empty plan (no points) is a request too: the executor is not executing anything.
 Stamps are integers of nanoseconds from end to end; nothing here goes through float seconds.
@@ -29,7 +31,7 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 from vla_runtime.types import ActionChunk
 
 _SECOND_NS = 1_000_000_000
-_CHUNK_TAG = re.compile(r'chunk episode=(\d+) number=(\d+)')
+_CHUNK_TAG = re.compile(r'chunk episode=(\d+) number=(\d+)(?: tied=([01]))?')
 _PLAN_TAG = re.compile(r'plan episode=(\d+) certain=(\d+)')
 
 
@@ -46,12 +48,14 @@ class ReceivedChunk:
         stamp_ns: ROS time of the observation.
         episode: of the request that it answers.
         number: inference number.
+        tied: it was made to continue the request's plan.
     """
 
     chunk: ActionChunk
     stamp_ns: int
     episode: int
     number: int
+    tied: bool
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,13 @@ def ns_to_stamp(stamp_ns: int) -> Time:
 
 
 def chunk_to_message(
-    chunk: ActionChunk, *, stamp_ns: int, episode: int, number: int
+    chunk: ActionChunk, *, stamp_ns: int, episode: int, number: int, tied: bool = False
 ) -> JointTrajectory:
     """The message that answers a request."""
     message = _to_message(
         chunk.actions, chunk.names, chunk.kinds, chunk.step_time_s, stamp_ns=stamp_ns
     )
-    message.header.frame_id = f'chunk episode={episode} number={number}'
+    message.header.frame_id = f'chunk episode={episode} number={number} tied={int(tied)}'
     return message
 
 
@@ -113,7 +117,8 @@ def message_to_chunk(
     tag = _CHUNK_TAG.fullmatch(message.header.frame_id)
     if tag is None:
         raise TrajectoryError(
-            f"header.frame_id is '{message.header.frame_id}', expected 'chunk episode=E number=N'"
+            f"header.frame_id is '{message.header.frame_id}', expected "
+            "'chunk episode=E number=N tied=0 or 1'"
         )
     if not message.points:
         raise TrajectoryError('points: a chunk needs at least one')
@@ -132,6 +137,7 @@ def message_to_chunk(
         stamp_ns=stamp_to_ns(message.header.stamp),
         episode=int(tag[1]),
         number=int(tag[2]),
+        tied=tag[3] == '1',
     )
 
 

@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
@@ -34,7 +35,7 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle import BundleSpec
-from vla_runtime.execution.command import CommittedSetpoints, Refusal
+from vla_runtime.execution.command import CommittedSetpoints, Refusal, StartResult
 from vla_runtime.ros import executor_status
 from vla_runtime.ros.control_loop import ControlLoop
 from vla_runtime.ros.conversions import (
@@ -47,6 +48,7 @@ from vla_runtime.ros.executor_parameters import EXECUTOR_PARAMETERS, executor_pa
 from vla_runtime.ros.executor_setup import check_fixed, make_core, read_files
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.realtime import prefer_this_thread, share_interpreter
+from vla_runtime.ros.rivals import other_publishers
 from vla_runtime.ros.robot_link import RobotLink
 from vla_runtime.ros.spinning import guard_transitions, guarded, run_node
 from vla_runtime.ros.steady_loop import SteadyLoop
@@ -54,6 +56,11 @@ from vla_runtime.ros.worker import LatestJobWorker
 
 CHUNK_TOPIC = 'action_chunk'
 PLAN_TOPIC = 'committed_plan'
+_ONE_EXECUTOR = (
+    'one robot takes commands from one node: end the other one, or run it in a namespace of its '
+    'own (a node that was killed leaves the graph after some 20 s)'
+)
+_SUCCESS, _FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 _STATUS_PERIOD_S = 0.2
 _QUIET_S = 5.0
 _RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
@@ -98,47 +105,48 @@ class ExecutorNode(LifecycleNode):
     # ------------------------------------------------------------ transitions
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        return self._attempt('configure', self._configure, self._clean_up)
+        if self._managed('configure', self._configure):
+            return _SUCCESS
+        self._managed('configure', self._clean_up)
+        return _FAILURE
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         super().on_activate(state)
-        result = self._attempt('activate', self._activate, self._deactivate)
-        if result is not TransitionCallbackReturn.SUCCESS:
-            super().on_deactivate(state)
-        return result
+        if self._managed('activate', self._activate):
+            return _SUCCESS
+        self._managed('activate', self._deactivate)
+        super().on_deactivate(state)
+        return _FAILURE
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._deactivate()
-        return super().on_deactivate(state)
+        done = self._managed('deactivate', self._deactivate)
+        return super().on_deactivate(state) if done else TransitionCallbackReturn.ERROR
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._clean_up()
-        return super().on_cleanup(state)
+        done = self._managed('cleanup', self._clean_up)
+        return super().on_cleanup(state) if done else TransitionCallbackReturn.ERROR
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._deactivate()
-        self._clean_up()
+        self._managed('shutdown', self._deactivate)
+        self._managed('shutdown', self._clean_up)
         return super().on_shutdown(state)
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._deactivate()
-        self._clean_up()
-        return TransitionCallbackReturn.SUCCESS
+        stopped = self._managed('error', self._deactivate)
+        cleaned = self._managed('error', self._clean_up)
+        return _SUCCESS if stopped and cleaned else _FAILURE
 
-    def _attempt(
-        self, name: str, act: Callable[[], None], undo: Callable[[], None]
-    ) -> TransitionCallbackReturn:
-        """rclpy swallows what a transition raises: log it, undo what was done, and fail."""
+    def _managed(self, transition: str, step: Callable[[], None]) -> bool:
+        """Run a transition's step; rclpy would swallow what it raises without a word."""
         try:
-            act()
+            step()
         except Exception as error:
-            self.get_logger().error(f'{name} failed: {error}')
+            self.get_logger().error(f'{transition} failed: {error}')
             # What a person can mend says all in its text; anything else is a bug.
             if not isinstance(error, (ValueError, OSError)):
                 self.get_logger().error(traceback.format_exc())
-            undo()
-            return TransitionCallbackReturn.FAILURE
-        return TransitionCallbackReturn.SUCCESS
+            return False
+        return True
 
     def _configure(self) -> None:
         robot, spec, match = read_files(self._fixed)
@@ -190,32 +198,37 @@ class ExecutorNode(LifecycleNode):
         self._thread.start()
 
     def _deactivate(self) -> None:
+        """End what `_activate` began, however far it came; a step that fails keeps none back."""
         loop, thread, requests = self._loop, self._thread, self._requests
-        if loop is None:
-            return
+        subscription, dead_man = self._chunk_subscription, self._dead_man
         self._loop = self._thread = self._requests = None
-        if self._link is not None:
-            self._link.ignore()
-        if self._chunk_subscription is not None:
-            self.destroy_subscription(self._chunk_subscription)
-        if self._dead_man is not None:
-            self.destroy_timer(self._dead_man)
-        if thread is not None:
-            thread.stop()
-        if requests is not None:
-            requests.stop()
-        loop.close()
-        if self._link is not None:
-            self._link.wait_until_heard()
+        self._chunk_subscription = self._dead_man = None
         self._asked_s = None
+        # The last one given is the first one done.
+        with ExitStack() as steps:
+            if loop is not None:
+                if self._link is not None:
+                    steps.callback(self._link.wait_until_heard)
+                steps.callback(loop.close)
+            if requests is not None:
+                steps.callback(requests.stop)
+            if thread is not None:
+                steps.callback(thread.stop)
+            if dead_man is not None:
+                steps.callback(self.destroy_timer, dead_man)
+            if subscription is not None:
+                steps.callback(self.destroy_subscription, subscription)
+            if self._link is not None:
+                steps.callback(self._link.ignore)
 
     def _clean_up(self) -> None:
-        self._spec = None
-        if self._link is not None:
-            self._link.close()
-        if self._plan_publisher is not None:
-            self.destroy_lifecycle_publisher(self._plan_publisher)
-        self._link = self._plan_publisher = None
+        link, publisher = self._link, self._plan_publisher
+        self._link = self._plan_publisher = self._spec = None
+        with ExitStack() as steps:
+            if publisher is not None:
+                steps.callback(self.destroy_lifecycle_publisher, publisher)
+            if link is not None:
+                steps.callback(link.close)
 
     # ------------------------------------------------------------ callbacks
 
@@ -242,8 +255,12 @@ class ExecutorNode(LifecycleNode):
         if self._loop is None:
             response.message = 'the executor is not active: configure and activate it first'
             return response
-        result = self._loop.start(time.monotonic())
-        response.success, response.message = result.started, result.text
+        rival = self._rival()
+        if rival:
+            result = StartResult(False, f'{rival}; {_ONE_EXECUTOR}')
+        else:
+            result = self._loop.start(time.monotonic())
+        response.success, response.message = result.started, result.text or 'started'
         if result.started:
             self.get_logger().info('started')
         else:
@@ -303,15 +320,15 @@ class ExecutorNode(LifecycleNode):
             return
         self._follow_parameters(loop)
         status = loop.status()
-        asked_s = self._asked_s
+        asked_s, chunk_topic = self._asked_s, self.resolve_topic_name(CHUNK_TOPIC)
         answers = executor_status.Answers(
             silent_s=None if asked_s is None else time.monotonic() - asked_s,
-            policies=self.count_publishers(CHUNK_TOPIC),
-            topic=self.resolve_topic_name(CHUNK_TOPIC),
+            policies=self.count_publishers(chunk_topic),
+            topic=chunk_topic,
             unreadable=self._unreadable,
             last_refusal=self._last_refusal,
         )
-        control = executor_status.control(status, answers)
+        control = executor_status.control(status, answers, self._rival())
         if control.level > 0:
             self._say(control.text)
         rate_hz = self._fixed['control_rate_hz']
@@ -350,6 +367,13 @@ class ExecutorNode(LifecycleNode):
         self._live = wanted
 
     # ------------------------------------------------------------ helpers
+
+    def _rival(self) -> str:
+        """Who else speaks where only one executor may; empty when nobody does."""
+        link, plans = self._link, self._plan_publisher
+        if link is None or plans is None:
+            return ''
+        return other_publishers(self, [*link.topics, plans.topic_name])
 
     def _now_ns(self) -> int:
         return self.get_clock().now().nanoseconds

@@ -197,6 +197,29 @@ def executor_parameters(values: Mapping[str, Any]) -> ExecutorParameters:
     )
 
 
+def values_in_force(parameters: ExecutorParameters, *, dry_run: bool) -> dict[str, Any]:
+    """The other way round: the value of every live parameter, under the name that ROS knows."""
+    handover, delay = parameters.handover, parameters.delay
+    return {
+        'replan_interval': parameters.replan_interval,
+        'replan_mode': parameters.replan_mode,
+        'overrun': parameters.overrun,
+        'max_overrun_steps': parameters.max_overrun_steps,
+        'interpolation': parameters.interpolation,
+        'handover_mode': handover.mode,
+        'blend_steps': handover.blend_steps,
+        'ensemble_decay': handover.ensemble_decay,
+        'ensemble_order': handover.ensemble_order,
+        'delay_quantile': delay.quantile,
+        'delay_window': delay.window,
+        'delay_floor_steps': delay.floor_steps,
+        'delay_ceiling_steps': delay.ceiling_steps,
+        'request_timeout_s': parameters.request_timeout_s,
+        'max_observation_age_s': parameters.max_observation_age_s,
+        'dry_run': dry_run,
+    }
+
+
 def watchdog_parameters(values: Mapping[str, Any], *, use_sim_time: bool) -> WatchdogParameters:
     """When to stop; under `use_sim_time` plan time follows the ROS clock, so a pause pauses it."""
     return WatchdogParameters(

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_runtime.execution.command import Counters, Reason
-from vla_runtime.execution.config import ExecutorStatus
+from vla_runtime.execution.config import ExecutorStatus, Mode
+from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.control_loop import LoopStatus, TimedSeam
 from vla_runtime.ros.diagnostics import Condition, Level
+from vla_runtime.ros.executor_parameters import values_in_force
 from vla_runtime.ros.steady_loop import Lateness
 
 _MOVING = (Reason.TRACKING, Reason.APPROACHING)
@@ -28,6 +30,10 @@ _WAITING = (Reason.WAITING_FOR_CHUNK, Reason.SYNCHRONOUS_WAIT, Reason.STARVED, R
 _SILENT_AFTER_S = 1.0
 # p99 of the lateness above this share of the period is worth a warning.
 _LATE_SHARE = 0.5
+_UNTIED = (
+    '; handover_mode is rtc but the chunk is not tied to the plan, so it was blended: set '
+    'real_time_chunking of the policy node to true'
+)
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,14 @@ def inactive() -> Condition:
     return Condition('control', Level.OK, 'inactive: nothing is commanded', {'mode': 'inactive'})
 
 
-def control(status: LoopStatus, answers: Answers) -> Condition:
-    """What the robot is told to do, and why."""
+def control(status: LoopStatus, answers: Answers, rival: str) -> Condition:
+    """What the robot is told to do, and why.
+
+    Args:
+        status: of the loop.
+        answers: what came.
+        rival: who else commands this robot; empty for nobody.
+    """
     executor, counters = status.executor, status.counters
     reason = executor.reason
     text = _TEXTS.get(reason, f'holding: {reason.value}').format(
@@ -72,6 +84,12 @@ def control(status: LoopStatus, answers: Answers) -> Condition:
         text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
     if executor.detail and reason not in _TEXTS:
         text += f': {executor.detail}'
+    if executor.untied:
+        level = max(level, Level.WARN)
+        text += _UNTIED
+    if rival and executor.mode is Mode.RUNNING:
+        level = Level.ERROR
+        text = f'two nodes command one robot: {rival}; stop one of them; {text}'
     if executor.dry_run:
         text = f'dry run, nothing is published: {text}'
     return Condition(
@@ -87,7 +105,7 @@ def control(status: LoopStatus, answers: Answers) -> Condition:
             'step': executor.step,
             'chunk': executor.chunk,
             'pending_chunk': executor.pending_chunk,
-            'replan_interval': executor.replan_interval,
+            'replan_interval': executor.parameters.replan_interval,
             'delay_steps': executor.delay_estimate,
             'request_open': executor.request_open,
             'clamp_latched': executor.clamp_latched,
@@ -100,8 +118,14 @@ def control(status: LoopStatus, answers: Answers) -> Condition:
             'overrun_steps': counters.overrun_steps,
             'limited_ticks': counters.limited_ticks,
             **{f'holds.{key.value}': count for key, count in counters.holds.items() if count},
+            **_parameters(executor.parameters, dry_run=executor.dry_run),
         },
     )
+
+
+def _parameters(parameters: ExecutorParameters, *, dry_run: bool) -> dict[str, object]:
+    in_force = values_in_force(parameters, dry_run=dry_run)
+    return {f'parameter.{name}': value for name, value in in_force.items()}
 
 
 def _who(answers: Answers) -> str:
@@ -177,10 +201,11 @@ def seam(timed: TimedSeam, names: tuple[str, ...]) -> Condition:
     position, velocity = np.abs(report.position_jump), np.abs(report.velocity_jump)
     worst = int(np.argmax(position))
     text = f'chunk {report.chunk} took over at its row {report.join_index}'
+    untied = timed.parameters.handover.mode == 'rtc' != report.mode and not report.from_hold
     return Condition(
         'seam',
-        Level.WARN if report.late else Level.OK,
-        text + (', late' if report.late else ''),
+        Level.WARN if report.late or untied else Level.OK,
+        text + (', late' if report.late else '') + (_UNTIED if untied else ''),
         {
             'stamp_ns': timed.stamp_ns,
             'chunk': report.chunk,
@@ -193,5 +218,6 @@ def seam(timed: TimedSeam, names: tuple[str, ...]) -> Condition:
             'position_jump': float(position[worst]),
             'position_jump_of': names[worst],
             'velocity_jump': float(velocity.max()),
+            **_parameters(timed.parameters, dry_run=timed.dry_run),
         },
     )

@@ -43,6 +43,7 @@ from vla_runtime.ros.diagnostics import Condition, Level
 from vla_runtime.ros.parameters import declare, values
 from vla_runtime.ros.policy_parameters import POLICY_PARAMETERS, limits_from, settings_from
 from vla_runtime.ros.responder import Answer, Circumstances, Request, Responder
+from vla_runtime.ros.rivals import several_publishers
 from vla_runtime.ros.robot import Robot, find_robot, load_robot
 from vla_runtime.ros.robot_match import RobotMatch, match_robot
 from vla_runtime.ros.sensors import Sensors, make_synchronizer
@@ -52,6 +53,7 @@ from vla_runtime.ros.status_board import StatusBoard
 from vla_runtime.ros.synchronizer import Synchronizer
 from vla_runtime.ros.worker import LatestJobWorker
 
+_REQUEST_TOPIC = 'committed_plan'
 _LATCHED = QoSProfile(
     depth=1,
     reliability=ReliabilityPolicy.RELIABLE,
@@ -216,8 +218,8 @@ class PolicyNode(LifecycleNode):
         )
         self._requests = self.create_subscription(
             JointTrajectory,
-            'committed_plan',
-            guarded(self._on_exception, 'committed_plan', self._on_request),
+            _REQUEST_TOPIC,
+            guarded(self._on_exception, _REQUEST_TOPIC, self._on_request),
             _NEWEST,
         )
 
@@ -236,6 +238,7 @@ class PolicyNode(LifecycleNode):
         # Each activation begins like the first; whoever still means it has it latched.
         self._instruction = ''
         self._status.drop('observation')
+        self._status.drop('requests')
 
     def _free(self) -> None:
         if self._policy is not None:
@@ -311,6 +314,7 @@ class PolicyNode(LifecycleNode):
                 stamp_ns=answer.stamp_ns,
                 episode=answer.episode,
                 number=answer.report.number,
+                tied=answer.plan is not None,
             )
         )
         overhead_ms = answer.overhead_ms(monotonic_ns())
@@ -330,6 +334,8 @@ class PolicyNode(LifecycleNode):
         now_ns = self._ros_time_ns()
         refusals = responder.readiness(now_ns, monotonic_ns(), self._instruction)
         self._status.set(policy_status.observation(refusals))
+        several = several_publishers(self, self.resolve_topic_name(_REQUEST_TOPIC))
+        self._status.set(policy_status.requests(several))
         yield from map(policy_status.camera, synchronizer.camera_statuses(now_ns))
         problems = synchronizer.joint_problems(now_ns)
         yield policy_status.joints(problems, synchronizer.clock_jumps)

@@ -59,6 +59,14 @@ def observation(refusals: Iterable[Refusal]) -> Condition:
     )
 
 
+def requests(several: str) -> Condition:
+    """Whether the requests come from one executor; `several` names them when they do not."""
+    if not several:
+        return Condition('requests', Level.OK, 'at most one node asks for chunks')
+    text = f'{several}; run one executor with one policy, each pair in a namespace of its own'
+    return Condition('requests', Level.WARN, text)
+
+
 def camera(status: CameraStatus) -> Condition:
     """One camera: whether it can be used, and what became of its frames."""
     counters = status.counters

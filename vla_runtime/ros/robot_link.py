@@ -68,9 +68,14 @@ class RobotLink:
 
     def ignore(self) -> None:
         """Hand over no more."""
-        for subscription in self._subscriptions:
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
             self._node.destroy_subscription(subscription)
-        self._subscriptions = []
+
+    @property
+    def topics(self) -> list[str]:
+        """Full name of the topic of every output."""
+        return [publisher.topic_name for publisher in self._publishers]
 
     def wait_until_heard(self) -> None:
         """Give the last command time to arrive."""
@@ -79,9 +84,9 @@ class RobotLink:
 
     def close(self) -> None:
         """Destroy the publishers."""
-        for publisher in self._publishers:
+        publishers, self._publishers = self._publishers, []
+        for publisher in publishers:
             self._node.destroy_lifecycle_publisher(publisher)
-        self._publishers = []
 
 
 class _StateTaker:

@@ -80,9 +80,10 @@ class SteadyLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let the tick in progress be the last one; returns when it is over."""
+        """Let the tick in progress be the last one; returns when it is over, or never began."""
         self._stopping = True
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def lateness(self) -> Lateness:
         """How punctual it was; for any thread."""

@@ -1,0 +1,47 @@
+"""Who else publishes on a topic that only one node may speak on.
+
+Two executors on one arm alternate commands on one controller: each goes where it is told, neither
+sees a fault, and the robot shakes between two plans. Only the graph shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rclpy.node import Node
+
+
+def other_publishers(node: Node, own_topics: Sequence[str]) -> str:
+    """Which topic another node publishes too, and which node that is; empty when none does.
+
+    Args:
+        node: asks the graph.
+        own_topics: full name of the topic of each of the node's own publishers. They are counted
+            and not told by the node's name, because the other node often bears the same.
+    """
+    for topic in dict.fromkeys(own_topics):
+        own = own_topics.count(topic)
+        if node.count_publishers(topic) > own:
+            return f'{topic} is also published by {_names(node, topic, own)}'
+    return ''
+
+
+def several_publishers(node: Node, topic: str) -> str:
+    """Who they are, when more than one node publishes a topic; empty otherwise."""
+    count = node.count_publishers(topic)
+    return f'{count} publishers on {topic}: {_names(node, topic, 0)}' if count > 1 else ''
+
+
+def _names(node: Node, topic: str, own: int) -> str:
+    mine = node.get_fully_qualified_name()
+    names = [
+        f'{info.node_namespace.rstrip("/")}/{info.node_name}'
+        for info in node.get_publishers_info_by_topic(topic)
+    ]
+    for _ in range(own):
+        if mine in names:
+            names.remove(mine)
+    return ', '.join(
+        'another node of the same name, ' + name if own and name == mine else name
+        for name in sorted(names)
+    )
