@@ -41,7 +41,9 @@ the same seeds; <i>against the reference</i> counts the seeds won and lost, with
 exact test, not corrected for the number of comparisons. A step is 50 ms. Jumps are Euclidean norms
 over the joints: of the disagreement between new chunk and old plan about the same step before
 hand-over (position), and of the change of a step's mean velocity after it (velocity). Jerk is the
-root mean square of the third difference of commanded positions, one a step. Steps to success are
+root mean square of the third difference of commanded positions, one a step; <i>elsewhere</i> takes
+in what a blend spreads over the steps after its seam, and <i>overall</i> the setting out from
+standstill (which is seen only where the first chunk comes two steps late or more). Steps to success are
 those of the successes alone. Inference takes the simulated time that the condition says.</p>
 """
 

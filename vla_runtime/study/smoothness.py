@@ -20,7 +20,7 @@ class Jerk:
     Attributes:
         seams: over the windows that reach across a seam.
         elsewhere: over those that reach across none.
-        overall: over all.
+        overall: over all, where the robot sets out from standstill among them.
     """
 
     seams: float
