@@ -48,6 +48,16 @@ def test_when_a_message_is_older_than_the_last_expect_it_ignored_and_counted() -
     assert state.out_of_order == 1
 
 
+def test_when_the_last_stamp_is_distrusted_expect_one_older_message_taken() -> None:
+    state = state_of(Column('a'))
+    state.observe(['a'], [1.0], 120)
+    state.distrust()
+    state.observe(['a'], [2.0], 60)
+    state.observe(['a'], [3.0], 50)
+    assert (state.positions.tolist(), state.oldest_stamp_ns) == ([2.0], 60)
+    assert state.out_of_order == 1
+
+
 def test_when_lengths_disagree_expect_it_ignored_and_counted() -> None:
     state = state_of(Column('a'))
     state.observe(['a'], [], 20)

@@ -27,6 +27,7 @@ class MeasuredState:
         self.positions = np.zeros(columns.count)
         self._stamps = np.full(columns.count, _NEVER, dtype=np.int64)
         self._oldest = _NEVER if self._index else None
+        self._distrusted = False
         self.malformed = 0
         self.out_of_order = 0
 
@@ -60,9 +61,20 @@ class MeasuredState:
         """Forget all: stamps of the past say nothing any more."""
         self._stamps[:] = _NEVER
         self._oldest = _NEVER if self._index else None
+        self._distrusted = False
+
+    def distrust(self) -> None:
+        """Take the next message even if its stamp is older than the last one's.
+
+        For a stamp of the future, such as one of before the clock was set back that came late: to
+        drop all messages until time has caught up with it could take for ever.
+        """
+        self._distrusted = True
 
     def observe(self, names: Sequence[str], positions: Sequence[float], stamp_ns: int) -> None:
         """Take one message. Names that are not commanded are ignored; bad messages are counted.
+
+        A message older than the last one is dropped, unless the last one is distrusted.
 
         Args:
             names: joint names, in the message's order.
@@ -79,11 +91,12 @@ class MeasuredState:
             return
         if not len(target):
             return
-        if stamp_ns < self._stamps[target].max():
+        if stamp_ns < self._stamps[target].max() and not self._distrusted:
             self.out_of_order += 1
             return
         self.positions[target] = np.asarray(positions, dtype=np.float64)[source]
         self._stamps[target] = stamp_ns
+        self._distrusted = False
         self._oldest = int(self._stamps[self._columns.has_feedback].min())
 
     def _map(self, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:

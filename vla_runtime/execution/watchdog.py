@@ -154,7 +154,7 @@ class StateWatch:
         self._future_ns = round(parameters.future_tolerance_s * 1e9)
 
     def check(self, state: MeasuredState, now_ros_ns: int) -> Reason | None:
-        """Whether the measured state may be moved on."""
+        """Whether the measured state may be moved on; one from the future is distrusted."""
         if not state.guarded:
             return None
         if not state.complete:
@@ -163,6 +163,7 @@ class StateWatch:
         if age_ns > self._max_age_ns:
             return Reason.STATE_STALE
         if age_ns < -self._future_ns:
+            state.distrust()
             return Reason.STATE_FROM_FUTURE
         # A sum is finite exactly when all its parts are (positions are nowhere near overflow).
         if not math.isfinite(np.dot(state.positions, self._ones)):
