@@ -43,8 +43,8 @@ over the joints: of the disagreement between new chunk and old plan about the sa
 hand-over (position), and of the change of a step's mean velocity after it (velocity). Jerk is the
 root mean square of the third difference of commanded positions, one a step; <i>elsewhere</i> takes
 in what a blend spreads over the steps after its seam, and <i>overall</i> the setting out from
-standstill (which is seen only where the first chunk comes two steps late or more). Steps to success are
-those of the successes alone. Inference takes the simulated time that the condition says.</p>
+standstill (which is seen only where the first chunk comes two steps late or more). Steps to
+success are those of the successes alone. Inference takes the simulated time that the condition says.</p>
 """
 
 
