@@ -44,7 +44,8 @@ hand-over (position), and of the change of a step's mean velocity after it (velo
 root mean square of the third difference of commanded positions, one a step; <i>elsewhere</i> takes
 in what a blend spreads over the steps after its seam, and <i>overall</i> the setting out from
 standstill (which is seen only where the first chunk comes two steps late or more). Steps to
-success are those of the successes alone. Inference takes the simulated time that the condition says.</p>
+success are those of the successes alone. Inference takes the simulated time that the condition
+says.</p>
 """
 
 
