@@ -84,6 +84,8 @@ class Condition:
             _require_words(name, (getattr(self, name),), words)
         if not self.families:
             raise ValueError('condition: families is empty; name at least one')
+        if set(self.absent_cameras) == set(CAMERAS):
+            raise ValueError('condition: absent_cameras leaves no camera; a policy needs one')
         if not 0.0 <= self.delay_steps < 100.0:
             raise ValueError(f'condition: delay_steps is {self.delay_steps}, expected 0 to 100')
         if not self.belt_speed >= 0.0:
