@@ -223,6 +223,14 @@ def test_a_bad_chunk_is_refused_whole_and_said(bench):
     bench.graph.wait_for(lambda: len(bench.arm.plans) >= 2, 'another request')
 
 
+def test_a_chunk_longer_than_the_horizon_is_not_even_read(bench):
+    bench.start()
+    bench.arm.answer(0, actions=np.tile(bench.arm.positions, (HORIZON + 1, 1)))
+    status = bench.wait_for_status('the refusal', lambda s: s['unreadable'] == '1', 'chunks')
+    assert status['accepted'] == '0'
+    bench.graph.wait_for(lambda: len(bench.arm.plans) >= 2, 'another request')
+
+
 def test_joint_states_that_stop_or_lose_a_name_hold_and_recover(bench):
     bench.start()
     bench.arm.answer(0)

@@ -379,7 +379,12 @@ class Replanner:
         counters.rows_finished += horizon
 
     def finish_plan(self, setpoints: np.ndarray) -> None:
-        """The plan is executed to its end: hold at the setpoints, remember what chunks said."""
+        """The plan is executed to its end: hold at the setpoints.
+
+        What chunks said is forgotten with it: steps stand still in a hold, so that a chunk would
+        stay live for ever, and a robot at rest has nothing to average with.
+        """
+        self._live.clear()
         timeline = self.timeline
         if timeline.in_force is not None:
             self._finish(timeline.in_force, timeline.next_step)
@@ -390,7 +395,6 @@ class Replanner:
         """A fault, a stop or a start: nothing of the past is executed any more."""
         self.requests.close()
         self.requests.renew()
-        self._live.clear()
         self.finish_plan(setpoints)
 
     def _at_rest(self, setpoints: np.ndarray) -> np.ndarray:

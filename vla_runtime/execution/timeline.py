@@ -141,7 +141,7 @@ class Timeline:
             starved: reported only: the robot holds because this chunk is late.
         """
         chunk, join = chunks[-1], self.joins_at()
-        old_plan, old_rows = self._before_pending, self._rows_from(join)
+        old_plan, old_rows = self._leading_to(join), self._rows_from(join)
         rows = hand_over(parameters.handover, old_rows, chunks, join)
         available = len(rows)
         interval = min(parameters.replan_interval, available)
@@ -162,6 +162,15 @@ class Timeline:
         )
         self.pending = Segment(chunk, join, join + interval, join + executed, rows, seam)
         return self.pending
+
+    def _leading_to(self, join: int) -> Plan:
+        """The plan that is walked until `join`.
+
+        A chunk that was spliced before has bent the step that leads to the join. Once that step
+        has begun its curve stays, whatever becomes of the chunk; until then the bend goes with it.
+        """
+        begun = self.consumed_ns > (join - 1) * self.step_ns
+        return self._plan if begun and self.pending is not None else self._before_pending
 
     def _rows_from(self, step: int) -> np.ndarray:
         """(n, columns) what the plan in force has from a step on; a hold has itself, forever."""

@@ -237,6 +237,14 @@ class ExecutorNode(LifecycleNode):
         if loop is None or spec is None:
             return
         self._follow_parameters(loop)
+        # Before it is read: however long a message is, it must not keep the ticks waiting.
+        if len(message.points) > spec.dims.horizon:
+            self._unreadable += 1
+            self._say(
+                f'a chunk of {len(message.points)} points on {CHUNK_TOPIC} is refused: the '
+                f"policy's horizon is {spec.dims.horizon}"
+            )
+            return
         try:
             received = message_to_chunk(message, step_time_s=spec.step_time_s)
         except TrajectoryError as error:
