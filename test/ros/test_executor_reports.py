@@ -124,8 +124,12 @@ def test_an_untied_chunk_under_rtc_is_blended_and_the_cause_named(bench: Reporte
     bench.start()
     # It sets out from a hold: there is nothing to be tied to.
     assert bench.next_seam(0)['level'] == '0'
-    bench.wait_for_request()
-    seam = bench.next_seam(1)
+    # On a busy machine a chunk may come so late that it sets out from a hold again.
+    for number in range(1, 20):
+        bench.wait_for_request()
+        seam = bench.next_seam(number)
+        if seam['from_hold'] == 'false':
+            break
     assert (seam['mode'], seam['level']) == ('blend', '1')
     assert 'real_time_chunking' in seam['text']
     assert bench.graph.set_parameter(bench.node, 'handover_mode', 'blend').successful
