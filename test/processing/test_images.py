@@ -260,3 +260,17 @@ def test_absent_camera_is_black():
     assert (pixels == -1).all()
     dark = to_pixels(np.zeros((28, 28, 3), np.uint8), 28, padding='centre', resample='bilinear')
     np.testing.assert_array_equal(pixels, dark)
+
+
+def test_threads_do_not_disturb_each_other():
+    random = np.random.default_rng(3)
+    images = [random.integers(0, 256, (90 + i, 120, 3), dtype=np.uint8) for i in range(8)]
+
+    def pixels(image):
+        return to_pixels(image, 56, padding='centre', resample='antialias')
+
+    alone = [pixels(image) for image in images]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            for one, other in zip(alone, pool.map(pixels, images), strict=True):
+                np.testing.assert_array_equal(one, other)

@@ -7,6 +7,8 @@ network: plain bilinear in float (four taps, aliases when shrinking) and Pillow'
 
 from __future__ import annotations
 
+import math
+import threading
 from functools import lru_cache, reduce
 from operator import add
 from typing import NamedTuple
@@ -147,24 +149,54 @@ def _triangle(image: np.ndarray, height: int, width: int) -> np.ndarray:
     pixels by a grey level. Matrix products on the transposed picture, in three quarters of
     Pillow's time.
     """
-    columns = cv2.transpose(np.ascontiguousarray(image)).reshape(image.shape[1], -1)
-    narrow = _filter(columns, width).reshape(width, image.shape[0], 3)
-    rows = cv2.transpose(narrow).reshape(image.shape[0], -1)
-    return _filter(rows, height).reshape(height, width, 3)
+    columns = _transposed(np.ascontiguousarray(image), 'columns')
+    narrow = _filter(columns, width, 'narrow').reshape(width, image.shape[0], 3)
+    rows = _transposed(narrow, 'rows')
+    return _filter(rows, height, 'result').reshape(height, width, 3)
 
 
-def _filter(lines: np.ndarray, target: int) -> np.ndarray:
+class _Scratch(threading.local):
+    """Arrays that a thread keeps from one image to the next.
+
+    Handed back and taken anew for every image, their pages cost more than the filter itself.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+        """The array of this name, with whatever it held; the next `take` of it overwrites."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[name] = np.empty(size, dtype=np.uint8)
+        return buffer[:size].view(dtype).reshape(shape)
+
+
+_SCRATCH = _Scratch()
+
+
+def _transposed(image: np.ndarray, name: str) -> np.ndarray:
+    """(h, w, 3) uint8 to (w, h * 3)."""
+    height, width, channels = image.shape
+    out = _SCRATCH.take(name, (width, height, channels), np.uint8)
+    return cv2.transpose(image, dst=out).reshape(width, -1)
+
+
+def _filter(lines: np.ndarray, target: int, name: str) -> np.ndarray:
     """(n, m) uint8 to (target, m) uint8: each line of the result a weighted mean of neighbours."""
     if len(lines) == target:
         return lines
-    out = np.empty((target, lines.shape[1]), dtype=np.uint8)
+    out = _SCRATCH.take(name, (target, lines.shape[1]), np.uint8)
     groups = _triangle_groups(len(lines), target)
-    read = np.empty((max(group.stop - group.start for group in groups), lines.shape[1]))
+    longest = max(group.stop - group.start for group in groups)
+    read = _SCRATCH.take('read', (longest, lines.shape[1]), np.float64)
+    means = _SCRATCH.take('means', (_GROUP_LINES, lines.shape[1]), np.float64)
     for group in groups:
         part = read[: group.stop - group.start]
         np.copyto(part, lines[group.start : group.stop])
         # Exact, in whatever order the sums are made: 30 bits of the 53.
-        mean = group.weights @ part
+        mean = np.matmul(group.weights, part, out=means[: len(group.weights)])
         mean += 0.5
         np.copyto(out[group.first : group.first + len(mean)], mean, casting='unsafe')
     return out
