@@ -40,6 +40,7 @@ def engine_for(case: NetworkCase, b: int, prompts: tuple[str, ...] = ('',)) -> T
         torch.stack([tokens for tokens, _ in rows]).numpy(),
         torch.stack([mask for _, mask in rows]).numpy(),
     )
+    engine.use_prefix(len(rows))
     return engine
 
 
@@ -169,7 +170,8 @@ def test_buffers_stay_where_they_are_and_repeat_bit_for_bit(path: Path):
         rows = [
             v
             for buffers in engine._buffers.values()
-            for v in vars(buffers).values()
+            for owner in (buffers, *buffers.slots)
+            for v in vars(owner).values()
             if isinstance(v, torch.Tensor)
         ]
         return [tensor.data_ptr() for tensor in own + rows]
@@ -231,10 +233,10 @@ def test_a_hidden_camera_whose_tokens_overflowed_spoils_nothing():
     pixels = np.zeros((3, 28, 28), dtype=np.float32)
     engine.encode_image(0, pixels)
     engine.encode_prefix(mask, tokens, token_mask)
-    clean = engine._buffers[1].past_value.clone()
+    clean = engine._buffers[1].slots[0].past_value.clone()
     engine.encode_image(1, np.full_like(pixels, np.nan))
     engine.encode_prefix(mask, tokens, token_mask)
-    assert torch.equal(engine._buffers[1].past_value, clean)
+    assert torch.equal(engine._buffers[1].slots[0].past_value, clean)
     assert clean.isfinite().all()
 
 

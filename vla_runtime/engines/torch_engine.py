@@ -2,8 +2,9 @@
 
 Inputs, outputs, keys and values live in buffers allocated at load; a schedule's buffers are
 allocated when it is first set, and the last few schedules are kept. On CUDA the whole denoise loop
-is one captured graph over them, as are vision and prefix; a schedule's graph is captured when it is
-first run. On a CPU PyTorch takes scratch memory inside each operator and gives it back.
+is one captured graph over them, as are vision and prefix; a schedule's graphs, one for each
+`Variant`, are captured when first run. On a CPU PyTorch takes scratch memory inside each operator
+and gives it back.
 """
 
 from __future__ import annotations
@@ -19,55 +20,20 @@ from torch import Tensor
 
 from vla_runtime.dimensions import PolicyDims
 from vla_runtime.engines.cuda_graph import Capturer, CudaGraphCapture, GraphedWork, Work
-from vla_runtime.engines.engine import StepInputs
+from vla_runtime.engines.engine import MAX_SAMPLES, SLOTS, Feature, StepInputs
+from vla_runtime.engines.torch_buffers import RowBuffers, Schedule, Variant
 from vla_runtime.models import policy_network
-from vla_runtime.models.engine_modules import ExpertStep, PrefixEncoder
+from vla_runtime.models.engine_modules import ExpertStep, JacobianExpertStep, PrefixEncoder
 from vla_runtime.models.flow_policy import FlowPolicy
 from vla_runtime.models.layers import matrix_names
 
 # Schedules (numbers of denoise steps) that are kept, each with its table and its graphs.
 _SCHEDULES_KEPT = 4
-_NETWORKS = ('vision', 'prefix', 'denoise')
 PRECISIONS = {
     'float32': torch.float32,
     'bfloat16': torch.bfloat16,
     'float16': torch.float16,
 }
-
-
-class _Rows:
-    """The buffers of one number of prompt rows."""
-
-    def __init__(
-        self, dims: PolicyDims, rows: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        language = dims.language
-        past = (language.depth, rows, language.num_kv_heads, dims.prefix_length, language.head_dim)
-        self.tokens = torch.zeros(rows, dims.prompt_length, dtype=torch.long, device=device)
-        self.token_mask = torch.zeros(rows, dims.prompt_length, dtype=torch.bool, device=device)
-        self.past_key = torch.zeros(past, dtype=dtype, device=device)
-        self.past_value = torch.zeros(past, dtype=dtype, device=device)
-        self.prefix_mask = torch.zeros(rows, dims.prefix_length, dtype=torch.bool, device=device)
-        self.row_weight = torch.zeros(rows, device=device)
-        self.state = torch.zeros(rows, dims.state_dim, device=device) if dims.state_dim else None
-        self.velocity = torch.zeros(rows, dims.horizon, dims.action_dim, device=device)
-
-
-class _Schedule:
-    """The denoise steps: flow times, step size and the time table."""
-
-    def __init__(
-        self, times: np.ndarray, dt: float, network: FlowPolicy, device: torch.device
-    ) -> None:
-        self.times = torch.tensor(times, dtype=torch.float32, device=device)
-        self.dt = torch.tensor(dt, dtype=torch.float32, device=device)
-        # Row by row, so that a row depends on its time alone and not on how many times were asked
-        # for at once (matrix products round differently for other batch sizes).
-        self.table = torch.cat([network.time_conditioning(t[None]) for t in self.times])
-        horizon = network.dims.horizon
-        self.plan_weight = torch.zeros(len(times), 1, horizon, 1, device=device)
-        # Of each number of prompt rows.
-        self.denoise: dict[int, GraphedWork] = {}
 
 
 class TorchEngine:
@@ -79,6 +45,9 @@ class TorchEngine:
         use_cuda_graphs: capture graphs; ignored on a CPU.
     """
 
+    slots = SLOTS
+    features: frozenset[Feature] = frozenset({'jacobian', 'action_time', 'samples', 'overlap'})
+
     def __init__(
         self, network: FlowPolicy, *, max_rows: int = 2, use_cuda_graphs: bool = True
     ) -> None:
@@ -88,11 +57,17 @@ class TorchEngine:
         self._network = network
         self._prefix_encoder = PrefixEncoder(network)
         self._expert_step = ExpertStep(network)
+        self._jacobian_step = JacobianExpertStep(network)
         self._device = device = network.action_in.weight.device
         dtype = network.language.embedding.weight.dtype
         graphs = use_cuda_graphs and device.type == 'cuda'
-        capture = CudaGraphCapture(device) if graphs else None
-        self._capturers = {name: Capturer(name, capture) for name in _NETWORKS}
+        # What encodes and what denoises may replay at the same time, so they share no pool.
+        encode, denoise = (CudaGraphCapture(device) if graphs else None for _ in range(2))
+        self._capturers = {
+            'vision': Capturer('vision', encode),
+            'prefix': Capturer('prefix', encode),
+            'denoise': Capturer('denoise', denoise),
+        }
 
         vision = dims.vision
         self._pixels = torch.zeros(1, 3, vision.image_size, vision.image_size, device=device)
@@ -101,16 +76,24 @@ class TorchEngine:
             dims.cameras, vision.tokens, dims.language.width, device=device
         )
         self._image_mask = torch.zeros(dims.cameras, dtype=torch.bool, device=device)
-        self._noise = torch.zeros(1, dims.horizon, dims.action_dim, device=device)
+        chunk = (dims.horizon, dims.action_dim)
+        self._noise = torch.zeros(MAX_SAMPLES, *chunk, device=device)
         self._x = torch.zeros_like(self._noise)
-        self._plan = torch.zeros_like(self._noise)
-        self._buffers = {r: _Rows(dims, r, device, dtype) for r in range(1, max_rows + 1)}
-        self._rows = 1
-        self._schedules: dict[tuple[float, ...], _Schedule] = {}
-        self._schedule: _Schedule | None = None
+        self._x_shape: tuple[int, ...] = chunk
+        self._plan = torch.zeros(1, *chunk, device=device)
+        self._clean = torch.zeros(dims.horizon, 1, dtype=torch.bool, device=device)
+        self._buffers = {
+            r: RowBuffers(dims, r, self.slots, device, dtype) for r in range(1, max_rows + 1)
+        }
+        # What is denoised, and over what.
+        self._variant = Variant()
+        self._schedules: dict[tuple[float, ...], Schedule] = {}
+        self._schedule: Schedule | None = None
         self._vision = self._graphed('vision', self._run_vision)
         self._prefix = {
-            r: self._graphed('prefix', partial(self._run_prefix, r)) for r in self._buffers
+            (r, slot): self._graphed('prefix', partial(self._run_prefix, r, slot))
+            for r in self._buffers
+            for slot in range(self.slots)
         }
 
     @classmethod
@@ -169,19 +152,15 @@ class TorchEngine:
     def cuda_graph(self) -> Mapping[str, str]:
         return {
             'vision': self._vision.status,
-            'prefix': self._prefix[self._rows].status,
+            'prefix': self._prefix[self._variant.rows, self._variant.slot].status,
             'denoise': self._denoise.status if self._schedule else 'eager',
         }
 
-    @torch.inference_mode()
     def set_schedule(self, times: np.ndarray, dt: float) -> None:
         key = (*map(float, times), dt)
         schedule = self._schedules.pop(key, None)
         if schedule is None:
-            schedule = _Schedule(times, dt, self._network, self._device)
-            for rows in self._buffers:
-                work = partial(self._run_steps, schedule, rows)
-                schedule.denoise[rows] = self._graphed('denoise', work)
+            schedule = Schedule(times, dt, self._network, self._device)
         self._schedules[key] = self._schedule = schedule
         if len(self._schedules) > _SCHEDULES_KEPT:
             del self._schedules[next(iter(self._schedules))]
@@ -194,24 +173,31 @@ class TorchEngine:
 
     @torch.inference_mode()
     def encode_prefix(
-        self, image_mask: np.ndarray, tokens: np.ndarray, token_mask: np.ndarray
+        self, image_mask: np.ndarray, tokens: np.ndarray, token_mask: np.ndarray, slot: int = 0
     ) -> None:
-        self._rows = tokens.shape[0]
-        rows = self._buffers[self._rows]
+        count = tokens.shape[0]
+        rows = self._buffers[count]
         self._image_mask.copy_(torch.from_numpy(image_mask))
         rows.tokens.copy_(torch.from_numpy(tokens))
         rows.token_mask.copy_(torch.from_numpy(token_mask))
-        self._prefix[self._rows]()
+        self._prefix[count, slot]()
 
-    def use_prefix(self, rows: int) -> None:
-        self._rows = rows
+    def use_prefix(self, rows: int, slot: int = 0) -> None:
+        self._variant = self._variant._replace(rows=rows, slot=slot)
 
     @torch.inference_mode()
     def load_step_inputs(self, inputs: StepInputs) -> None:
-        schedule, rows = self._require_schedule(), self._buffers[self._rows]
-        self._noise.copy_(torch.from_numpy(inputs.x)[None])
+        schedule, rows = self._require_schedule(), self._buffers[self._variant.rows]
+        self._x_shape = inputs.x.shape
+        samples = self._samples(inputs.x)
+        self._variant = self._variant._replace(
+            samples=len(samples), jacobian=inputs.jacobian, action_time=inputs.clean_actions > 0
+        )
+        self._noise[: len(samples)].copy_(samples)
         self._x.copy_(self._noise)
         self._plan.copy_(torch.from_numpy(inputs.plan)[None])
+        self._clean.fill_(False)
+        self._clean[: inputs.clean_actions] = True
         schedule.plan_weight.copy_(torch.from_numpy(inputs.plan_weight)[:, None, :, None])
         rows.row_weight.copy_(torch.from_numpy(inputs.row_weight))
         if rows.state is not None:
@@ -221,17 +207,28 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self, index: int) -> None:
-        self._run_step(self._require_schedule(), self._rows, index)
+        self._run_step(self._require_schedule(), self._variant, index)
 
     @torch.inference_mode()
     def run_steps(self) -> None:
         self._denoise()
 
     def read_x(self) -> np.ndarray:
-        return self._x[0].cpu().numpy().copy()
+        x = self._x[: self._variant.samples].cpu().numpy()
+        return x.reshape(self._x_shape).copy()
+
+    @torch.inference_mode()
+    def write_x(self, x: np.ndarray) -> None:
+        self._x[: self._variant.samples].copy_(self._samples(x))
 
     def read_velocity(self) -> np.ndarray:
-        return self._buffers[self._rows].velocity.cpu().numpy().copy()
+        rows, samples = self._variant.rows, self._variant.samples
+        velocity = self._buffers[rows].velocity[: rows * samples].cpu().numpy()
+        return velocity.reshape(rows, *self._x_shape).copy()
+
+    def _samples(self, x: np.ndarray) -> Tensor:
+        """(N, H, A) of one chunk or of several."""
+        return torch.from_numpy(x.reshape(-1, *x.shape[-2:]))
 
     def synchronize(self) -> None:
         if self._device.type == 'cuda':
@@ -241,7 +238,7 @@ class TorchEngine:
         # Graphs first: they replay on the addresses of everything below.
         for name in ('_vision', '_prefix', '_schedule', '_schedules', '_capturers', '_buffers'):
             setattr(self, name, None)
-        for name in ('_network', '_prefix_encoder', '_expert_step'):
+        for name in ('_network', '_prefix_encoder', '_expert_step', '_jacobian_step'):
             setattr(self, name, None)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
@@ -254,9 +251,13 @@ class TorchEngine:
 
     @property
     def _denoise(self) -> GraphedWork:
-        return self._require_schedule().denoise[self._rows]
+        schedule, variant = self._require_schedule(), self._variant
+        if variant not in schedule.denoise:
+            work = partial(self._run_steps, schedule, variant)
+            schedule.denoise[variant] = self._graphed('denoise', work)
+        return schedule.denoise[variant]
 
-    def _require_schedule(self) -> _Schedule:
+    def _require_schedule(self) -> Schedule:
         if self._schedule is None:
             raise RuntimeError('set_schedule must be called before denoising')
         return self._schedule
@@ -264,29 +265,35 @@ class TorchEngine:
     def _run_vision(self) -> None:
         self._encoded.copy_(self._network.vision(self._pixels))
 
-    def _run_prefix(self, count: int) -> None:
+    def _run_prefix(self, count: int, slot: int) -> None:
         rows = self._buffers[count]
         past_key, past_value, prefix_mask = self._prefix_encoder(
             self._image_tokens, self._image_mask, rows.tokens, rows.token_mask
         )
-        rows.past_key.copy_(past_key)
-        rows.past_value.copy_(past_value)
-        rows.prefix_mask.copy_(prefix_mask)
+        prefix = rows.slots[slot]
+        prefix.past_key.copy_(past_key)
+        prefix.past_value.copy_(past_value)
+        prefix.prefix_mask.copy_(prefix_mask)
 
-    def _run_steps(self, schedule: _Schedule, count: int) -> None:
+    def _run_steps(self, schedule: Schedule, variant: Variant) -> None:
         # From the noise buffer, so that running twice (warm-up before a capture) changes nothing.
         self._x.copy_(self._noise)
         for index in range(len(schedule.times)):
-            self._run_step(schedule, count, index)
+            self._run_step(schedule, variant, index)
 
-    def _run_step(self, schedule: _Schedule, count: int, index: int) -> None:
-        rows = self._buffers[count]
-        x_next, velocity = self._expert_step(
-            self._x,
-            rows.past_key,
-            rows.past_value,
-            rows.prefix_mask,
-            schedule.table[index : index + 1],
+    def _run_step(self, schedule: Schedule, variant: Variant, index: int) -> None:
+        rows = self._buffers[variant.rows]
+        prefix = rows.slots[variant.slot]
+        conditioning = schedule.table[index : index + 1]
+        if variant.action_time:
+            conditioning = torch.where(self._clean, schedule.clean, conditioning)[None]
+        expert_step = self._jacobian_step if variant.jacobian else self._expert_step
+        x_next, velocity = expert_step(
+            self._x[: variant.samples],
+            prefix.past_key,
+            prefix.past_value,
+            prefix.prefix_mask,
+            conditioning,
             schedule.times[index],
             schedule.dt,
             rows.row_weight,
@@ -294,8 +301,8 @@ class TorchEngine:
             schedule.plan_weight[index],
             rows.state,
         )
-        self._x.copy_(x_next)
-        rows.velocity.copy_(velocity)
+        self._x[: variant.samples].copy_(x_next)
+        rows.velocity[: variant.rows * variant.samples].copy_(velocity)
 
 
 def _assign_weights(network: FlowPolicy, state: Mapping[str, Tensor], weights: Path) -> None:

@@ -203,6 +203,7 @@ class PrefixCache:
                 return reuse
         self._prefixes.pop(rows, None)
         self._engine.encode_prefix(inputs.image_mask, inputs.tokens, inputs.token_mask)
+        self._engine.use_prefix(rows)
         if policy.mode == 'off':
             return 'off'
         self._prefixes[rows] = _Prefix(

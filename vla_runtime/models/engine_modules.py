@@ -69,9 +69,10 @@ class ExpertStep(nn.Module):
         """Move x one step along the flow; mix, plan term and update are float32.
 
         Args:
-            x: (1, H, A) float32, shared by all rows.
+            x: (1, H, A) float32, shared by all rows; (N, H, A) for N chunks over one prefix.
             past_key, past_value: (layers, R, kv_heads, P, D); prefix_mask: (R, P) bool.
-            time_conditioning: (1, C) row of the schedule's table.
+            time_conditioning: (1, C) row of the schedule's table, or (1, H, C) where every action
+                has its own flow time.
             t, dt: () float32, flow time and step (negative).
             row_weight: (R,) float32; [1] without guidance, [beta, 1 - beta] with it.
             plan: (1, H, A) float32, plan_weight: (1, H, 1) float32, zero without a plan: the
@@ -79,11 +80,69 @@ class ExpertStep(nn.Module):
             state: (R, S) float32, pi0 only.
 
         Returns:
-            x_next (1, H, A) and velocity (R, H, A), float32
+            x_next (N, H, A) and velocity (R * N, H, A), row by row, float32
         """
-        velocity = self.network.velocity(
-            x, past_key, past_value, prefix_mask, time_conditioning, state
+        velocity, mixed = self.mixed_velocity(
+            x, past_key, past_value, prefix_mask, time_conditioning, row_weight, state
         )
-        mixed = (row_weight[:, None, None] * velocity).sum(dim=0, keepdim=True)
         mixed = mixed - plan_weight * (plan - (x - t * mixed))
         return x + dt * mixed, velocity
+
+    def mixed_velocity(
+        self,
+        x: Tensor,
+        past_key: Tensor,
+        past_value: Tensor,
+        prefix_mask: Tensor,
+        time_conditioning: Tensor,
+        row_weight: Tensor,
+        state: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Every row's velocity (R * N, H, A), and their sum by weight (N, H, A)."""
+        samples, rows = x.shape[0], prefix_mask.shape[0]
+        if samples == 1:
+            velocity = self.network.velocity(
+                x, past_key, past_value, prefix_mask, time_conditioning, state
+            )
+            return velocity, (row_weight[:, None, None] * velocity).sum(dim=0, keepdim=True)
+        velocity = self.network.velocity(
+            x.repeat(rows, 1, 1), past_key, past_value, prefix_mask, time_conditioning, state
+        )
+        by_row = velocity.view(rows, *x.shape)
+        return velocity, (row_weight[:, None, None, None] * by_row).sum(dim=0)
+
+
+class JacobianExpertStep(ExpertStep):
+    """The same step with the plan term through the network: the paper's own guidance.
+
+    Where `ExpertStep` adds `w * (plan - x_0)` with `x_0 = x - t * v(x)`, this adds the product of
+    that vector with the Jacobian of x_0 with respect to x (arXiv 2506.07339, equation 2; its tau is
+    1 - t). One backward pass a step; needs autograd, so it is PyTorch's alone.
+    """
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def forward(
+        self,
+        x: Tensor,
+        past_key: Tensor,
+        past_value: Tensor,
+        prefix_mask: Tensor,
+        time_conditioning: Tensor,
+        t: Tensor,
+        dt: Tensor,
+        row_weight: Tensor,
+        plan: Tensor,
+        plan_weight: Tensor,
+        state: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `ExpertStep.forward`."""
+        x = x.detach().clone().requires_grad_()
+        velocity, mixed = self.mixed_velocity(
+            x, past_key, past_value, prefix_mask, time_conditioning, row_weight, state
+        )
+        clean = x - t * mixed
+        error = (plan_weight * (plan - clean)).detach()
+        (correction,) = torch.autograd.grad(clean, x, error)
+        x_next = x + dt * (mixed - correction)
+        return x_next.detach(), velocity.detach()

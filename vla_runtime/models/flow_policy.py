@@ -56,11 +56,14 @@ class FlowPolicy(nn.Module):
         raise NotImplementedError
 
     def modulations(self, conditioning: Tensor) -> list[Tensor | None]:
-        """Split conditioning rows (B, C) into one modulation a norm (two a block, one final)."""
+        """Split conditioning (..., C) into one modulation a norm (two a block, one final)."""
         raise NotImplementedError
 
     def embed_suffix(self, x: Tensor, conditioning: Tensor, state: Tensor | None) -> Tensor:
-        """Noisy actions (B, H, A) and pi0's state (B, S) to suffix tokens (B, T, expert width)."""
+        """Noisy actions (B, H, A) and pi0's state (B, S) to suffix tokens (B, T, expert width).
+
+        The conditioning is (B or 1, C), or (B or 1, H, C) with one row for each action.
+        """
         raise NotImplementedError
 
     def suffix_mask(self, device: torch.device) -> Tensor:
@@ -117,13 +120,19 @@ class FlowPolicy(nn.Module):
 
         Args:
             x: (B or 1, H, A) float32; one x serves all rows of the prefix.
-            past_key, past_value: (layers, B, kv_heads, P, D); prefix_mask: (B, P) bool.
-            conditioning: (B or 1, C) rows of `time_conditioning`.
-            state: (B, S), pi0 only.
+            past_key, past_value: (layers, R, kv_heads, P, D); prefix_mask: (R, P) bool. R is B, or
+                a divisor of it: then B / R successive x share each row.
+            conditioning: (B or 1, C) rows of `time_conditioning`; (B or 1, H, C) with one row for
+                each action.
+            state: (R, S), pi0 only.
 
         Returns:
             (B, H, A) float32
         """
+        shared = max(1, x.shape[0] // prefix_mask.shape[0])
+        if shared > 1:
+            prefix_mask = prefix_mask.repeat_interleave(shared, dim=0)
+            state = None if state is None else state.repeat_interleave(shared, dim=0)
         batch = prefix_mask.shape[0]
         h = self.embed_suffix(x, conditioning, state)
         h = h.expand(batch, -1, -1)
@@ -141,8 +150,8 @@ class FlowPolicy(nn.Module):
         modulations = self.modulations(conditioning)
         for layer, block in enumerate(self.expert.layers):
             q, k, v, gate = block.project(h, rotation, modulations[2 * layer])
-            k = torch.cat([past_key[layer], k], dim=2)
-            v = torch.cat([past_value[layer], v], dim=2)
+            k = torch.cat([_shared(past_key[layer], shared), k], dim=2)
+            v = torch.cat([_shared(past_value[layer], shared), v], dim=2)
             h = block.combine(h, attend(q, k, v, seen), gate, modulations[2 * layer + 1])
         h, _ = self.expert.norm(h, modulations[-1])
         return self.action_out(h[:, -self.dims.horizon :])
@@ -186,3 +195,8 @@ class FlowPolicy(nn.Module):
             suffix = expert.combine(suffix, attended[:, split:], gate, modulations[2 * layer + 1])
         suffix, _ = self.expert.norm(suffix, modulations[-1])
         return self.action_out(suffix[:, -self.dims.horizon :])
+
+
+def _shared(past: Tensor, count: int) -> Tensor:
+    """Each row of (R, kv_heads, P, D) `count` times."""
+    return past if count == 1 else past.repeat_interleave(count, dim=0)

@@ -97,9 +97,13 @@ class AdaptiveRMSNorm(nn.Module):
         nn.init.zeros_(self.modulation.bias)
 
     def forward(self, x: Tensor, modulation: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(B, T, W) and modulation (B or 1, 3 W) to normed (B, T, W) and gate (B or 1, 1, W)."""
+        """(B, T, W) to normed (B, T, W) and gate (B or 1, 1 or T, W).
+
+        The modulation is (B or 1, 3 W), or (B or 1, T, 3 W) where each token has its own flow time.
+        """
         assert modulation is not None
-        scale, shift, gate = modulation[:, None].chunk(3, dim=-1)
+        of_tokens = modulation if modulation.dim() == 3 else modulation[:, None]
+        scale, shift, gate = of_tokens.chunk(3, dim=-1)
         return normalise_rms(x) * (1.0 + scale) + shift, gate
 
 

@@ -36,7 +36,8 @@ class Pi0(FlowPolicy):
         if state is None:
             raise ValueError('pi0 needs the state (B, S) of its state token')
         weight = self.action_time_in.weight[:, : self.dims.expert.width]
-        mixed = F.linear(self.action_in(x), weight) + conditioning[:, None]
+        time = conditioning if conditioning.dim() == 3 else conditioning[:, None]
+        mixed = F.linear(self.action_in(x), weight) + time
         actions = self.action_time_out(F.silu(mixed)).expand(state.shape[0], -1, -1)
         return torch.cat([self.state_projection(state)[:, None], actions], dim=1)
 

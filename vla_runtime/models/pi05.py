@@ -33,7 +33,7 @@ class Pi05(FlowPolicy):
         return torch.cat([norm.modulation(condition) for norm in adaptive], dim=1)
 
     def modulations(self, conditioning: Tensor) -> list[Tensor | None]:
-        return list(conditioning.chunk(2 * self.dims.expert.depth + 1, dim=1))
+        return list(conditioning.chunk(2 * self.dims.expert.depth + 1, dim=-1))
 
     def embed_suffix(self, x: Tensor, conditioning: Tensor, state: Tensor | None) -> Tensor:
         return self.action_in(x)
