@@ -1,0 +1,59 @@
+"""What the ONNX files of a bundle are called, and what goes into and comes out of each.
+
+    onnx/vision.onnx                       one camera's pixels to its image tokens
+    onnx/prefix.onnx, prefix_r2.onnx       image tokens and 1 or 2 prompt rows to keys and values
+    onnx/expert.onnx, expert_r2.onnx       one denoise step over 1 or 2 rows
+    onnx/monolithic.onnx, ..._r2.onnx      everything, all denoise steps unrolled: the baseline
+    onnx/weights.data                      the weights of all of them, once
+
+Every shape is static. Names, shapes and types of inputs and outputs are those of `GraphInputs` in
+the order in which they are listed. Pure names: every runtime's engine may import this.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+Network = Literal['vision', 'prefix', 'expert', 'monolithic']
+Precision = Literal['float32', 'float16', 'bfloat16']
+
+ONNX_FOLDER = 'onnx'
+WEIGHTS_DATA = 'weights.data'
+# Numbers of prompt rows that are exported: 1, and 2 for guidance.
+ROWS = (1, 2)
+
+PREFIX_INPUTS = ('image_tokens', 'image_mask', 'tokens', 'token_mask')
+PREFIX_OUTPUTS = ('past_key', 'past_value', 'prefix_mask')
+EXPERT_INPUTS = (
+    'x',
+    *PREFIX_OUTPUTS,
+    'time_conditioning',
+    't',
+    'dt',
+    'row_weight',
+    'plan',
+    'plan_weight',
+    'state',  # pi0 only
+)
+EXPERT_OUTPUTS = ('x_next', 'velocity')
+# The monolithic graph takes `pixels` (V, 3, S, S), whole tables of time_conditioning (N, C),
+# t (N,) and plan_weight (N, 1, H, 1), and gives the chunk.
+MONOLITHIC_INPUTS = ('pixels', *PREFIX_INPUTS[1:], 'x', *EXPERT_INPUTS[4:])
+
+
+def graph_name(network: Network, rows: int = 1) -> str:
+    """File name of a network's graph for so many prompt rows (`vision` has none)."""
+    suffix = f'_r{rows}' if rows > 1 and network != 'vision' else ''
+    return f'{network}{suffix}.onnx'
+
+
+def graph_path(bundle_folder: Path, network: Network, rows: int = 1) -> Path:
+    """Where a bundle keeps a network's graph."""
+    return bundle_folder / ONNX_FOLDER / graph_name(network, rows)
+
+
+def graph_names() -> list[str]:
+    """All graph files of a bundle that has them."""
+    networks: tuple[Network, ...] = ('prefix', 'expert', 'monolithic')
+    return ['vision.onnx', *(graph_name(network, rows) for network in networks for rows in ROWS)]
