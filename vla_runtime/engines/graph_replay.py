@@ -1,0 +1,175 @@
+"""Replay of captured CUDA graphs without PyTorch: capture, keep the fastest, check, or say why not.
+
+Addresses are frozen at capture, so the work must read and write only buffers that live as long as
+the graph. Invariants:
+- work is run plainly before it is captured, because lazy initialisation must not be recorded;
+- a graph is used only after it was seen to follow its inputs: two different inputs gave two
+  different outputs, and both as the plain runs do;
+- a network whose capture fails runs plainly from then on, for good, with one log line, and the
+  report says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from vla_runtime.engines.cuda_runtime import CudaError, CudaRuntime, Graph
+from vla_runtime.engines.tensorrt_adapter import TensorRTError
+
+logger = logging.getLogger(__name__)
+
+Work = Callable[[], None]
+# Replays whose fastest is a graph's time.
+_TIMED_REPLAYS = 3
+# Largest difference of replay and plain run, as a share of what the two inputs' outputs differ by.
+_TOLERANCE = 1e-3
+
+
+class Probe(Protocol):
+    """How a piece of work is tried on two inputs."""
+
+    def vary(self, seed: int) -> None:
+        """Fill the work's input buffers with numbers drawn from this seed."""
+
+    def outputs(self) -> np.ndarray:
+        """Wait, and give all that the work writes, flat float32."""
+
+
+class GraphCapturer:
+    """Captures the work of one network; after one failure it never tries again.
+
+    Args:
+        name: for the log line (`vision`, `prefix`, `denoise`).
+        runtime: of the device.
+        captures: how often work is captured to keep the fastest graph; 0 never captures.
+    """
+
+    def __init__(self, name: str, runtime: CudaRuntime, captures: int) -> None:
+        self.name = name
+        self.runtime = runtime
+        self._captures = captures
+        self.status = 'eager'
+
+    @property
+    def active(self) -> bool:
+        return self._captures > 0
+
+    def capture(self, work: Work) -> Graph | None:
+        """The fastest of several captured graphs, or None where the work has to run plainly."""
+        if not self.active:
+            return None
+        best: Graph | None = None
+        try:
+            work()
+            self.runtime.synchronize()
+            fastest = 0.0
+            for _ in range(self._captures):
+                graph = self.runtime.capture(work)
+                seconds = self._time(graph)
+                slower: Graph | None = graph
+                if best is None or seconds < fastest:
+                    slower, best, fastest = best, graph, seconds
+                if slower is not None:
+                    self.runtime.destroy(slower)
+        except (CudaError, TensorRTError) as error:
+            if best is not None:
+                # Another graph beside it did not fit: the one that does is good.
+                return best
+            short = isinstance(error, CudaError) and error.out_of_memory
+            self.give_up('out of memory while capturing' if short else 'failed while capturing')
+            logger.warning('%s', error)
+        return best
+
+    def give_up(self, reason: str) -> None:
+        """Run this network plainly from now on."""
+        self._captures = 0
+        self.status = f'eager: {reason}'
+        logger.warning(
+            'The %s network runs without a CUDA graph from now on (%s): same results, slower.',
+            self.name,
+            reason,
+        )
+
+    def _time(self, graph: Graph) -> float:
+        def replay() -> None:
+            self.runtime.launch(graph)
+
+        replay()
+        return min(self.runtime.milliseconds(replay) for _ in range(_TIMED_REPLAYS))
+
+
+class GraphedWork:
+    """Work that is replayed from a graph where one could be captured and follows its inputs.
+
+    Args:
+        work: reads and writes static buffers only; run as it is where there is no graph.
+        capturer: of the network that the work belongs to.
+    """
+
+    def __init__(self, work: Work, capturer: GraphCapturer) -> None:
+        self._work = work
+        self._capturer = capturer
+        self._graph: Graph | None = None
+        self.prepared = False
+
+    @property
+    def status(self) -> str:
+        """`captured`, `eager`, or why there is no graph."""
+        return 'captured' if self._graph is not None else self._capturer.status
+
+    def prepare(self, probe: Probe) -> None:
+        """Capture, and compare replays with plain runs on two inputs; changes the inputs.
+
+        Raises:
+            ValueError: the plain runs give the same numbers for both inputs, or ones that are not
+                finite: the engine is broken, with or without a graph.
+        """
+        self.prepared = True
+        plain = _runs(self._work, probe)
+        if not all(np.isfinite(output).all() for output in plain):
+            raise ValueError(
+                f'the {self._capturer.name} engine gives numbers that are not finite for ordinary '
+                'inputs; export with float32 or bfloat16 and build again'
+            )
+        spread = float(np.abs(plain[0] - plain[1]).max())
+        if spread == 0.0:
+            raise ValueError(
+                f'the {self._capturer.name} engine gives the same numbers for two different '
+                'inputs; build it again'
+            )
+        graph = self._capturer.capture(self._work)
+        if graph is None:
+            return
+        replays = _runs(lambda: self._capturer.runtime.launch(graph), probe)
+        errors = [np.abs(a - b).max() for a, b in zip(plain, replays, strict=True)]
+        # Written so that NaN is an error.
+        if not max(errors) <= _TOLERANCE * spread:
+            self._capturer.runtime.destroy(graph)
+            self._capturer.give_up('a replay differed from a plain run')
+            return
+        self._graph = graph
+
+    def close(self) -> None:
+        """Free the graph."""
+        if self._graph is not None:
+            self._capturer.runtime.destroy(self._graph)
+            self._graph = None
+
+    def __call__(self) -> None:
+        if self._graph is not None:
+            self._capturer.runtime.launch(self._graph)
+        else:
+            self._work()
+
+
+def _runs(work: Work, probe: Probe) -> list[np.ndarray]:
+    outputs = []
+    for seed in (1, 2):
+        probe.vary(seed)
+        work()
+        outputs.append(probe.outputs())
+    return outputs

@@ -1,0 +1,399 @@
+"""All that differs between TensorRT 8.6, 10 and 11; nothing else in the package names their API.
+
+| | 8.6 (JetPack 6.0) | 10.3 and later | 11 |
+|---|---|---|---|
+| network | explicit batch is a flag | implied | the flag is gone |
+| types | chosen by the builder: pinned here layer by layer | strongly typed | only strongly typed |
+| bfloat16, int64 | no (int64 inputs become int32) | yes | yes |
+| context without memory | a method of its own | a strategy, or that method | a strategy |
+| its memory | a property, size unknown | a call with the size | likewise |
+| progress | none | `IProgressMonitor` | `IProgressMonitor` |
+
+Invariants: the precision is what the ONNX file says on every version; float32 products are never
+run in TF32; a message that TensorRT logs as an error is part of the error that is raised.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import mmap
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+# Names of TensorRT's data types to numpy's; bfloat16 is held as uint16.
+_DTYPES = {
+    'FLOAT': 'float32',
+    'HALF': 'float16',
+    'BF16': 'bfloat16',
+    'INT32': 'int32',
+    'INT64': 'int64',
+    'BOOL': 'bool',
+}
+# Layers of 8.6 that carry their own types.
+_TYPED_LAYERS = ('CONSTANT', 'SHAPE', 'CAST', 'IDENTITY')
+_SUPPORTED = '8.6, 10.3 and later'
+# (what TensorRT is doing, steps done, steps in all); False stops the build.
+Progress = Callable[[str, int, int], bool]
+
+
+class TensorRTError(RuntimeError):
+    """TensorRT refused or failed; the message holds what it logged."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output of an engine; `dtype` is numpy's name or `bfloat16`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    is_input: bool
+
+
+@dataclass
+class BuildOptions:
+    """How an engine is built.
+
+    Attributes:
+        workspace_bytes: most device memory a layer may take as scratch; None for TensorRT's own
+            choice.
+        timing_cache: what earlier builds on this GPU and version measured.
+        reduced: the ONNX file has float16 tensors (only 8.6 wants to be told).
+        progress: told how far the build is, where the version can tell.
+    """
+
+    workspace_bytes: int | None = None
+    timing_cache: bytes = b''
+    reduced: bool = False
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """A finished build.
+
+    Attributes:
+        plan: the serialized engine; a buffer of TensorRT's own, not copied.
+        timing_cache: to hand to the next build.
+        layers: number of layers of the parsed network.
+        pinned: on 8.6, number of layers pinned to each type.
+    """
+
+    plan: memoryview
+    timing_cache: bytes
+    layers: int
+    pinned: dict[str, int] = field(default_factory=dict)
+
+
+class Network:
+    """A loaded engine with one execution context.
+
+    The context has no memory of its own until `use_scratch`: engines that run one after the other
+    share one block.
+    """
+
+    def __init__(self, adapter: TensorRT, engine: Any, context: Any, label: str) -> None:
+        self._adapter, self._engine, self._context = adapter, engine, context
+        self.label = label
+        self.tensors = {info.name: info for info in adapter.tensors(engine)}
+        self.scratch_bytes = adapter.scratch_bytes(engine)
+
+    def use_scratch(self, address: int, size: int) -> None:
+        """Give the context its scratch memory, at least `scratch_bytes`."""
+        self._adapter.set_scratch(self._context, address, size)
+
+    def bind(self, addresses: dict[str, int]) -> None:
+        """Set the addresses of all inputs and outputs, multiples of 256."""
+        for name, address in addresses.items():
+            if not self._context.set_tensor_address(name, address):
+                raise TensorRTError(
+                    f"{self.label}: tensor '{name}' cannot be bound. {self._adapter.complaints()}"
+                )
+
+    def enqueue(self, stream: int) -> None:
+        """Run once on the bound addresses; may be captured after a first plain run."""
+        if not self._context.execute_async_v3(stream):
+            raise TensorRTError(f'{self.label}: could not be run. {self._adapter.complaints()}')
+
+    def close(self) -> None:
+        """Free the context, then the engine."""
+        self._context = None
+        self._engine = None
+
+
+class TensorRT:
+    """One imported TensorRT.
+
+    Args:
+        module: `tensorrt`, or its lean runtime, which cannot build.
+
+    Raises:
+        ValueError: a version that is not supported.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self._trt: Any = module
+        self.version: str = module.__version__
+        numbers = re.match(r'(\d+)\.(\d+)', self.version)
+        found = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+        if found < (8, 6) or (9, 0) <= found < (10, 3):
+            raise ValueError(
+                f"backend 'tensorrt': TensorRT {self.version} is not supported; use {_SUPPORTED}"
+            )
+        self.major = found[0]
+        self._logger = _make_logger(module)
+        self._runtime: Any = None
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Precisions of ONNX files that this version runs."""
+        return ('float32', 'float16') + (('bfloat16',) if self.major >= 10 else ())
+
+    @property
+    def reports_progress(self) -> bool:
+        return hasattr(self._trt, 'IProgressMonitor')
+
+    def complaints(self) -> str:
+        """What TensorRT has logged as errors since it was last asked."""
+        told, self._logger.errors = self._logger.errors, []
+        return 'TensorRT says: ' + ' | '.join(told) if told else 'TensorRT gave no reason.'
+
+    # The runtime half.
+
+    def load(self, path: Path) -> Network:
+        """Deserialize an engine file and make its context.
+
+        Raises:
+            TensorRTError: not an engine, or one of another version or GPU.
+        """
+        self.complaints()
+        if self._runtime is None:
+            self._runtime = self._trt.Runtime(self._logger)
+        with path.open('rb') as file:
+            try:
+                data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError:
+                raise TensorRTError(f'{path}: the file is empty') from None
+            # Mapped, so that the file and the engine are not both in memory at once.
+            engine = self._runtime.deserialize_cuda_engine(data)
+        if engine is None:
+            raise TensorRTError(f'{path}: is no engine for here. {self.complaints()}')
+        if self.major >= 10:
+            strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+            context = engine.create_execution_context(strategy)
+        else:
+            context = engine.create_execution_context_without_device_memory()
+        if context is None:
+            raise TensorRTError(f'{path}: no context could be made. {self.complaints()}')
+        return Network(self, engine, context, path.name)
+
+    def tensors(self, engine: Any) -> list[TensorInfo]:
+        """Inputs and outputs of an engine."""
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        return [
+            TensorInfo(
+                name=name,
+                shape=tuple(int(size) for size in engine.get_tensor_shape(name)),
+                dtype=_dtype_name(engine.get_tensor_dtype(name)),
+                is_input=engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT,
+            )
+            for name in names
+        ]
+
+    def scratch_bytes(self, engine: Any) -> int:
+        """Device memory that a context of this engine needs while it runs."""
+        return int(engine.device_memory_size_v2 if self.major >= 10 else engine.device_memory_size)
+
+    def set_scratch(self, context: Any, address: int, size: int) -> None:
+        if self.major >= 10:
+            context.set_device_memory(address, size)
+        else:
+            context.device_memory = address
+
+    # The builder half.
+
+    def build(self, onnx: Path, options: BuildOptions) -> BuiltEngine:
+        """Build an engine from an ONNX file; its weights are read from beside it.
+
+        Raises:
+            TensorRTError: an operator it does not know, or no implementation fits.
+            KeyboardInterrupt: `options.progress` was interrupted or returned False.
+        """
+        trt = self._trt
+        self.complaints()
+        try:
+            builder = trt.Builder(self._logger)
+        except TypeError as error:
+            raise TensorRTError(f'no builder could be made. {self.complaints()}') from error
+        network = builder.create_network(self._network_flags())
+        parser = trt.OnnxParser(network, self._logger)
+        if not parser.parse_from_file(str(onnx)):
+            errors = [parser.get_error(index) for index in range(parser.num_errors)]
+            told = ' | '.join(f'node {error.node()}: {error.desc()}' for error in errors)
+            raise TensorRTError(f'{onnx}: cannot be parsed: {told or self.complaints()}')
+        config = builder.create_builder_config()
+        pinned = self._configure(config, network, options)
+        monitor = None
+        if options.progress is not None and self.reports_progress:
+            monitor = _make_monitor(trt, options.progress)
+            config.progress_monitor = monitor
+        plan = builder.build_serialized_network(network, config)
+        if monitor is not None and monitor.interrupted:
+            raise KeyboardInterrupt
+        if plan is None:
+            raise TensorRTError(f'{onnx}: could not be built. {self.complaints()}')
+        cache = config.get_timing_cache()
+        return BuiltEngine(
+            plan=memoryview(plan),
+            timing_cache=bytes(cache.serialize()) if cache is not None else b'',
+            layers=int(network.num_layers),
+            pinned=pinned,
+        )
+
+    def _network_flags(self) -> int:
+        flags = self._trt.NetworkDefinitionCreationFlag
+        name = 'STRONGLY_TYPED' if self.major >= 10 else 'EXPLICIT_BATCH'
+        return 1 << int(getattr(flags, name))
+
+    def _configure(self, config: Any, network: Any, options: BuildOptions) -> dict[str, int]:
+        trt = self._trt
+        if options.workspace_bytes is not None:
+            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
+        # On by default: it would round what the file says is float32 to 10 bits.
+        config.clear_flag(trt.BuilderFlag.TF32)
+        cache = config.create_timing_cache(options.timing_cache)
+        if cache is None or not config.set_timing_cache(cache, False):
+            logger.warning('the timing cache is of another GPU or version and is begun anew')
+            config.set_timing_cache(config.create_timing_cache(b''), False)
+        if self.major >= 10:
+            return {}
+        # Nothing of ours needs cuBLAS or cuDNN, which not every installation of 8.6 has.
+        sources = config.get_tactic_sources()
+        for name in ('CUBLAS', 'CUBLAS_LT', 'CUDNN'):
+            sources &= ~(1 << int(getattr(trt.TacticSource, name)))
+        config.set_tactic_sources(sources)
+        if not options.reduced:
+            return {}
+        config.set_flag(trt.BuilderFlag.FP16)
+        config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
+        return self._pin_types(network)
+
+    def _pin_types(self, network: Any) -> dict[str, int]:
+        """Pin every layer to the type that the ONNX file gave it.
+
+        Once float16 is allowed, 8.6 runs any layer in it that is faster so, and norms and softmax
+        in float16 have cost whole policies their success.
+        """
+        trt = self._trt
+        typed = [getattr(trt.LayerType, name) for name in _TYPED_LAYERS]
+        floats = (trt.DataType.FLOAT, trt.DataType.HALF)
+        pinned = dict.fromkeys((_DTYPES['FLOAT'], _DTYPES['HALF']), 0)
+        for index in range(network.num_layers):
+            layer = network.get_layer(index)
+            dtypes = [layer.get_output(number).dtype for number in range(layer.num_outputs)]
+            if layer.type in typed or not dtypes or any(dtype not in floats for dtype in dtypes):
+                continue
+            layer.precision = dtypes[0]
+            for number, dtype in enumerate(dtypes):
+                layer.set_output_type(number, dtype)
+            pinned[_dtype_name(dtypes[0])] += 1
+        return pinned
+
+
+def import_tensorrt() -> TensorRT:
+    """The installed TensorRT.
+
+    Raises:
+        ValueError: none is installed, it cannot be imported, or its version is not supported.
+    """
+    try:
+        return TensorRT(importlib.import_module('tensorrt'))
+    except ModuleNotFoundError as error:
+        if error.name != 'tensorrt':
+            raise ValueError(_import_failed(error)) from error
+        raise ValueError(
+            "backend 'tensorrt': the Python package 'tensorrt' is not installed; on a Jetson it "
+            'comes with JetPack (python3-libnvinfer; a virtual environment needs '
+            '--system-site-packages), elsewhere: pip install tensorrt. Or choose another backend'
+        ) from error
+    except (ImportError, OSError) as error:
+        raise ValueError(_import_failed(error)) from error
+
+
+def _import_failed(error: Exception) -> str:
+    return (
+        f"backend 'tensorrt': the Python package 'tensorrt' cannot be imported: {error}; check "
+        'that its libraries are of the same release and of this Python'
+    )
+
+
+def _dtype_name(dtype: Any) -> str:
+    name = dtype.name
+    return _DTYPES.get(name, name.lower())
+
+
+def _make_logger(trt: Any) -> Any:
+    """A logger that hands messages to Python's and keeps the errors."""
+    severities = trt.ILogger.Severity
+    levels = {
+        severities.INTERNAL_ERROR: logging.ERROR,
+        severities.ERROR: logging.ERROR,
+        severities.WARNING: logging.WARNING,
+        severities.INFO: logging.DEBUG,
+    }
+
+    class Logger(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, msg: str) -> None:
+            level = levels.get(severity)
+            if level == logging.ERROR:
+                self.errors = [*self.errors, msg][-3:]
+            if level is not None:
+                logger.log(logging.DEBUG if level == logging.ERROR else level, '%s', msg)
+
+    return Logger()
+
+
+def _make_monitor(trt: Any, progress: Progress) -> Any:
+    """TensorRT's progress monitor; Ctrl-C stops the build at its next step.
+
+    TensorRT calls it from inside its own code, where no Python exception may pass.
+    """
+
+    class Monitor(trt.IProgressMonitor):
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.interrupted = False
+            self._steps: dict[str, int] = {}
+
+        def phase_start(self, phase_name: str, parent_phase: str, num_steps: int) -> None:
+            self._steps[phase_name] = num_steps
+            self._tell(phase_name, 0)
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._tell(phase_name, self._steps.pop(phase_name, 0))
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            return self._tell(phase_name, step + 1)
+
+        def _tell(self, phase: str, step: int) -> bool:
+            try:
+                if not self.interrupted and not progress(phase, step, self._steps.get(phase, step)):
+                    self.interrupted = True
+            except KeyboardInterrupt:
+                self.interrupted = True
+            except Exception:
+                logger.exception('the progress of a build could not be shown')
+            return not self.interrupted
+
+    return Monitor()
