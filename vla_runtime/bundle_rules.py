@@ -107,6 +107,12 @@ def check_spec(spec: BundleSpec) -> None:
     typed_yaml.parse(BundleSpec, document)
     _check_limits(spec, document)
     _check_cameras(spec)
+    if spec.trained_delay_steps > spec.dims.horizon:
+        raise FieldError(
+            'trained_delay_steps',
+            f'{spec.trained_delay_steps} is more than the {spec.dims.horizon} actions of a chunk '
+            '(dimensions.horizon)',
+        )
     _check_state(spec)
     _check_poses(spec)
     _check_actions(spec)

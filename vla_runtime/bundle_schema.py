@@ -158,6 +158,8 @@ class BundleSpec:
         normalisation: kinds; their numbers are in statistics.safetensors.
         tokenizer: file name, `*.json` (tokenizers) or `*.model` (sentencepiece).
         poses: groups of actions that are end-effector poses.
+        trained_delay_steps: longest prefix of known actions, each at flow time 0, that the policy
+            was trained with (arXiv 2512.05964); 0: all actions always shared one flow time.
         source: where the bundle came from, for people: tools, versions; never a machine's path.
         files: file name to SHA-256, of every file but policy.yaml and `engines/`.
     """
@@ -175,6 +177,7 @@ class BundleSpec:
     normalisation: NormalisationSpec
     tokenizer: str
     poses: tuple[PoseSpec, ...] = ()
+    trained_delay_steps: int = 0
     source: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import get_args
 
-from vla_runtime.inference.guidance import check_beta
+from vla_runtime.engines.engine import MAX_SAMPLES
+from vla_runtime.inference.guidance import CfgMode, check_beta
 from vla_runtime.inference.prefix_cache import CachePolicy
-from vla_runtime.inference.real_time_chunking import PlanSchedule
+from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
 from vla_runtime.types import Advantage
 
 
@@ -22,9 +23,16 @@ class PolicySettings:
         denoise_steps: Euler steps, 1 to 100; None is what the bundle recommends.
         cfg_enabled: guide with a second prompt row; needs a policy trained with advantage tags.
         cfg_beta: guidance scale, at least 1; used when `cfg_enabled`.
+        cfg_mode: `fused` runs both prompt rows together, `serial` one after the other, the same
+            numbers within rounding; `auto` is fused where the engine was built for two rows.
         advantage: tag of the conditioned row, for policies trained with advantage tags.
-        plan_schedule: decay of the tie to the committed plan.
-        max_guidance_weight: upper bound of that tie (LeRobot's and the paper's default is 10).
+        rtc_mode: how a chunk is tied to the committed plan, where one is given: `guided`,
+            `jacobian`, `hard_prefix`, or `off` (see `inference.real_time_chunking`).
+        plan_schedule: decay of that tie, and of what actions count when a sample is chosen.
+        max_guidance_weight: upper bound of that tie (LeRobot's and the paper's default is 10);
+            `guided` and `jacobian`.
+        samples: chunks denoised together over one prefix, 1 to 16; the one that continues the
+            committed plan best is returned, without a plan the first.
         cache: what of the last inference may be reused; by default only what is equal.
     """
 
@@ -32,9 +40,12 @@ class PolicySettings:
     denoise_steps: int | None = None
     cfg_enabled: bool = False
     cfg_beta: float = 1.5
+    cfg_mode: CfgMode = 'auto'
     advantage: Advantage = 'positive'
+    rtc_mode: RtcMode = 'guided'
     plan_schedule: PlanSchedule = 'exp'
     max_guidance_weight: float = 10.0
+    samples: int = 1
     cache: CachePolicy = field(default_factory=CachePolicy)
 
     def __post_init__(self) -> None:
@@ -44,7 +55,14 @@ class PolicySettings:
         if self.denoise_steps is not None and not 1 <= self.denoise_steps <= 100:
             raise ValueError(f'denoise_steps is {self.denoise_steps}: it must be 1 to 100')
         check_beta(self.cfg_beta)
-        for name, words in (('advantage', Advantage), ('plan_schedule', PlanSchedule)):
+        if not 1 <= self.samples <= MAX_SAMPLES:
+            raise ValueError(f'samples is {self.samples}: it must be 1 to {MAX_SAMPLES}')
+        for name, words in (
+            ('advantage', Advantage),
+            ('cfg_mode', CfgMode),
+            ('rtc_mode', RtcMode),
+            ('plan_schedule', PlanSchedule),
+        ):
             if getattr(self, name) not in get_args(words):
                 raise ValueError(
                     f"{name} is '{getattr(self, name)}': it must be one of "
@@ -64,6 +82,7 @@ class PolicySettings:
             'cfg_enabled': (bool, 'true or false'),
             'cfg_beta': (Real, 'a number'),
             'max_guidance_weight': (Real, 'a number'),
+            'samples': (Integral, 'a whole number'),
             'cache': (CachePolicy, 'a CachePolicy'),
         }
         for name, (kind, words) in expected.items():

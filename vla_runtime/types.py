@@ -103,12 +103,21 @@ class InferenceReport:
         milliseconds: wall time per phase (`images`, `tokens`, `vision`, `prefix`, `denoise`,
             `actions`, `total`).
         cache: `off`, or per level what happened (`vision`: hits of cameras, `prefix`: hit or miss).
+        runs: how often each network ran: `vision`, `prefix`, `expert`.
         beta: guidance scale in force; 1.0 without guidance.
+        guidance: how the prompt rows were run: `none` (one row), `fused` or `serial`.
+        rtc_mode: how the chunk was tied to the committed plan; `off` where it was not.
+        clean_steps: first actions that the network was given as known, at a flow time of their own.
         denoise_steps: number of Euler steps.
         tokens: valid tokens per prompt row.
+        samples: chunks that were denoised together.
+        sample: index of the one that was chosen.
+        sample_distances: of every sample from the committed plan, in normalised units (see
+            `inference.sampling`); empty where there was nothing to choose by.
         cuda_graph: per network (`vision`, `prefix`, `denoise`) `captured`, `eager`, or why a
             capture was given up.
-        noise: (horizon, model action dim) float32, what the chunk was denoised from.
+        noise: (horizon, model action dim) float32, what the chunk was denoised from; with several
+            samples (samples, horizon, model action dim).
         stamps_ns: stamps of the frames and the state that went in.
     """
 
@@ -116,9 +125,16 @@ class InferenceReport:
     seed: int
     milliseconds: Mapping[str, float]
     cache: Mapping[str, str]
+    runs: Mapping[str, int]
     beta: float
+    guidance: str
+    rtc_mode: str
+    clean_steps: int
     denoise_steps: int
     tokens: tuple[int, ...]
+    samples: int
+    sample: int
+    sample_distances: tuple[float, ...]
     cuda_graph: Mapping[str, str]
     noise: np.ndarray
     stamps_ns: Mapping[str, int]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,11 +25,12 @@ def denoise(
     Args:
         engine: with its schedule set and its prefix encoded.
         inputs: noise, row weights, plan and state.
-        on_step: called after each step with (index, x (H, A), velocity (R, H, A)); recording runs
-            step by step, otherwise all steps are one call (one graph launch on CUDA).
+        on_step: called after each step with (index, x (H, A), velocity (R, H, A)), or x (N, H, A)
+            and velocity (R, N, H, A) for N noises; recording runs step by step, otherwise all
+            steps are one call (one graph launch on CUDA).
 
     Returns:
-        (H, A) float32 chunk in normalised action space
+        (H, A) float32 chunk in normalised action space, or (N, H, A) for N noises
     """
     engine.load_step_inputs(inputs)
     if on_step is None:
@@ -38,3 +40,51 @@ def denoise(
             engine.step(index)
             on_step(index, engine.read_x(), engine.read_velocity())
     return engine.read_x()
+
+
+def denoise_serially(
+    engine: PolicyEngine,
+    inputs: StepInputs,
+    times: np.ndarray,
+    slots: Sequence[int],
+    on_step: StepObserver | None = None,
+) -> np.ndarray:
+    """Denoise one guided chunk on an engine with one prompt row: the rows one after the other.
+
+    Every step runs the expert once for each slot, from the same x. Mix, plan term and Euler update
+    are those of the expert step, in float32, here.
+
+    Args:
+        engine: with the schedule of `times` set and one row encoded in each slot.
+        inputs: as for `denoise` with R rows, the same state in all of them; no Jacobian.
+        times: (N,) flow times of the schedule.
+        slots: R slots, in the order of `inputs.row_weight`.
+        on_step: as for `denoise`.
+
+    Returns:
+        as `denoise`
+    """
+    dt = np.float32(-1.0 / len(times))
+    alone = replace(
+        inputs,
+        row_weight=np.ones(1, dtype=np.float32),
+        plan_weight=np.zeros_like(inputs.plan_weight),
+        state=None if inputs.state is None else inputs.state[:1],
+    )
+    engine.use_prefix(1, slots[0])
+    engine.load_step_inputs(alone)
+    x = inputs.x
+    for index, t in enumerate(times.astype(np.float32)):
+        rows = []
+        for slot in slots:
+            engine.use_prefix(1, slot)
+            engine.write_x(x)
+            engine.step(index)
+            rows.append(engine.read_velocity()[0])
+        velocity = np.stack(rows)
+        mixed = np.tensordot(inputs.row_weight, velocity, axes=1)
+        tie = inputs.plan_weight[index][:, None]
+        x = x + dt * (mixed - tie * (inputs.plan - (x - t * mixed)))
+        if on_step is not None:
+            on_step(index, x.copy(), velocity)
+    return x

@@ -2,13 +2,20 @@
 
 `v = v_uncond + beta * (v_cond - v_uncond)` at every denoise step, both rows from the same x. Inside
 the expert step that is a weighted sum over rows, with the weights of `row_weights`.
+
+Fused, the two rows are one prefix and one expert step. Serial, for engines built with one row, each
+is a prefix of its own and an expert step of its own, and the sum is made outside the engine: the
+same numbers within rounding, at twice the expert's cost.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
+
+CfgMode = Literal['auto', 'fused', 'serial']
 
 
 def check_beta(beta: float) -> float:
@@ -38,3 +45,23 @@ def row_weights(beta: float | None) -> np.ndarray:
         return np.ones(1, dtype=np.float32)
     beta = check_beta(beta)
     return np.array([beta, 1.0 - beta], dtype=np.float32)
+
+
+def resolve_cfg_mode(wanted: CfgMode, max_rows: int) -> Literal['fused', 'serial']:
+    """How guidance is run on an engine that was built for so many prompt rows.
+
+    Args:
+        wanted: `auto` is fused where the engine has two rows and serial where it has one.
+        max_rows: of the engine.
+
+    Raises:
+        ValueError: fused on an engine with one row.
+    """
+    if wanted == 'auto':
+        return 'fused' if max_rows >= 2 else 'serial'
+    if wanted == 'fused' and max_rows < 2:
+        raise ValueError(
+            f"cfg_mode is 'fused', but this engine was built for {max_rows} prompt row; use "
+            "'auto' or 'serial', or build an engine for two rows"
+        )
+    return wanted

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 
-def chunk_noise(seed: int, number: int, shape: tuple[int, int]) -> np.ndarray:
-    """Standard normal noise of one inference.
+def chunk_noise(seed: int, number: int, shape: tuple[int, int], sample: int = 0) -> np.ndarray:
+    """Standard normal noise of one sample of one inference.
 
     A Philox generator (Salmon et al., SC 2011) keyed by the seed and the inference number, so the
     noise of inference n needs nothing of the n - 1 before it.
@@ -15,9 +15,12 @@ def chunk_noise(seed: int, number: int, shape: tuple[int, int]) -> np.ndarray:
         seed: 0 to 2**64 - 1.
         number: inference number, from 0.
         shape: (H, A).
+        sample: of the inference, from 0; each has a stretch of the counter of its own.
 
     Returns:
         float32 array of that shape
     """
-    generator = np.random.Generator(np.random.Philox(key=[seed, number]))
+    # The counter has 256 bits, lowest word first: no sample ever reaches the next one's.
+    bits = np.random.Philox(key=[seed, number], counter=[0, 0, 0, sample])
+    generator = np.random.Generator(bits)
     return generator.standard_normal(shape, dtype=np.float32)

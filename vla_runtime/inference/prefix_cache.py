@@ -1,9 +1,10 @@
 """The prefix cache: what of the last inference may stand, level by level.
 
 Two levels, both in the engine's own buffers, so a hit costs a comparison and no copy: the image
-tokens of each camera, and the keys and values of each number of prompt rows. A hit needs the same
-pixels, masks and tokens. Because the prefix sees itself in both directions, any change of an image
-or a token makes all keys and values stale; only image tokens survive on their own.
+tokens of each camera, and the keys and values of each slot of each number of prompt rows. A hit
+needs the same pixels, masks and tokens. Because the prefix sees itself in both directions, any
+change of an image or a token makes all keys and values stale; only image tokens survive on their
+own.
 
 Invariants:
 - `exact` (the default) reuses only what is equal bit for bit: a hit changes nothing;
@@ -120,6 +121,9 @@ class PrefixCache:
     Args:
         engine: whose buffers are the cache.
         cameras: names, in the engine's order, for the report.
+
+    Attributes:
+        runs: how often the networks `vision` and `prefix` have run.
     """
 
     def __init__(self, engine: PolicyEngine, cameras: tuple[str, ...]) -> None:
@@ -127,7 +131,9 @@ class PrefixCache:
         self._cameras = cameras
         self._version = 0
         self._images: dict[int, _Image] = {}
-        self._prefixes: dict[int, _Prefix] = {}
+        # By number of rows and slot.
+        self._prefixes: dict[tuple[int, int], _Prefix] = {}
+        self.runs = {'vision': 0, 'prefix': 0}
 
     def clear(self) -> None:
         """Forget every entry."""
@@ -168,6 +174,7 @@ class PrefixCache:
                     )
         self._images.pop(camera, None)
         self._engine.encode_image(camera, pixels)
+        self.runs['vision'] += 1
         if policy.mode == 'off':
             return 'off'
         self._version += 1
@@ -176,37 +183,35 @@ class PrefixCache:
         self._images[camera] = _Image(kept, self._version, inputs.time_s)
         return 'miss' if entry is not None else 'miss (first)'
 
-    def encode_prefix(self, inputs: PrefixInputs, policy: CachePolicy) -> str:
-        """Bring the keys and values of these prompt rows into the engine.
+    def encode_prefix(self, inputs: PrefixInputs, policy: CachePolicy, slot: int = 0) -> str:
+        """Bring the keys and values of these prompt rows into a slot of the engine.
 
-        Call after `encode_images`.
+        Call after `encode_images`. What the engine denoises over is left alone.
 
         Returns:
             `hit`, `reused (...)`, `off`, or `miss` with what had changed
         """
-        rows = len(inputs.tokens)
+        place = len(inputs.tokens), slot
         images = tuple(
             self._images[camera].version if visible and camera in self._images else None
             for camera, visible in enumerate(inputs.image_mask)
         )
-        entry = self._prefixes.get(rows)
+        entry = self._prefixes.get(place)
         changed = 'first' if entry is None else _changed(entry, images, inputs)
         if policy.mode != 'off' and entry is not None:
             if not changed:
-                self._prefixes[rows] = replace(entry, time_s=inputs.time_s, reuses=0)
-                self._engine.use_prefix(rows)
+                self._prefixes[place] = replace(entry, time_s=inputs.time_s, reuses=0)
                 return 'hit'
             reuse = self._state_reuse(entry, images, inputs, policy)
             if reuse:
-                self._prefixes[rows] = replace(entry, reuses=entry.reuses + 1)
-                self._engine.use_prefix(rows)
+                self._prefixes[place] = replace(entry, reuses=entry.reuses + 1)
                 return reuse
-        self._prefixes.pop(rows, None)
-        self._engine.encode_prefix(inputs.image_mask, inputs.tokens, inputs.token_mask)
-        self._engine.use_prefix(rows)
+        self._prefixes.pop(place, None)
+        self._engine.encode_prefix(inputs.image_mask, inputs.tokens, inputs.token_mask, slot)
+        self.runs['prefix'] += 1
         if policy.mode == 'off':
             return 'off'
-        self._prefixes[rows] = _Prefix(
+        self._prefixes[place] = _Prefix(
             images,
             inputs.tokens.copy(),
             inputs.token_mask.copy(),

@@ -1,7 +1,12 @@
 """Real-time chunking (arXiv 2506.07339): tie a new chunk to the plan that is being executed.
 
-With an identity Jacobian, as LeRobot computes it, the correction is elementwise and lives inside
-the expert step: `v' = v - w * (plan - (x - t v))`. This file gives w per denoise step and action.
+Three modes, all through the plan term of the expert step, `v' = v - w * (plan - (x - t v))`:
+- `guided`: w falls off over the overlap and is bounded; the correction is elementwise, which is the
+  paper's with an identity Jacobian, as LeRobot computes it;
+- `jacobian`: the same w, and the correction is multiplied by the Jacobian of the denoised chunk, as
+  the paper has it (the engine does that);
+- `hard_prefix`: the first actions are the plan's at every step and in the end; see `clamp_weights`.
+This file gives w per denoise step and action.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 PlanSchedule = Literal['linear', 'exp']
+RtcMode = Literal['off', 'guided', 'jacobian', 'hard_prefix']
 
 
 def prefix_weights(
@@ -74,3 +80,23 @@ def plan_weights(
     """Weight of the plan per denoise step and action, (N, H) float32."""
     per_action = prefix_weights(schedule, delay, execution_horizon, horizon)
     return np.outer(guidance_weights(times, maximum), per_action).astype(np.float32)
+
+
+def clamp_weights(times: np.ndarray, steps: int, horizon: int) -> np.ndarray:
+    """Plan weights that hold the first actions on the straight path from their noise to the plan.
+
+    With w = 1/t the plan term is `v' = (x - plan) / t`: whatever the network says, an action that
+    is at `t * noise + (1 - t) * plan` stays there (the inpainting of RePaint, arXiv 2201.09865, for
+    a flow), and one that is at the plan stays at the plan.
+
+    Args:
+        times: (N,) flow times from 1 towards 0, all above 0.
+        steps: first actions that are clamped, 0 to H.
+        horizon: H.
+
+    Returns:
+        (N, H) float32
+    """
+    weights = np.zeros((len(times), horizon))
+    weights[:, :steps] = 1.0 / times[:, None]
+    return weights.astype(np.float32)

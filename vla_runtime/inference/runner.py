@@ -1,0 +1,134 @@
+"""The two halves of an inference: encode into a slot, denoise from it.
+
+Invariants:
+- `encode` writes image tokens and one slot (two with serial guidance) and selects nothing;
+- `denoise` reads the slots that `encode` names and writes no prefix;
+- between them nothing is shared but the slot and what `encode` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_runtime.engines.engine import PolicyEngine
+from vla_runtime.inference.clock import PhaseClock
+from vla_runtime.inference.denoise import StepObserver, denoise, denoise_serially
+from vla_runtime.inference.prefix_cache import PrefixCache
+from vla_runtime.inference.request import ChunkRequest
+from vla_runtime.inference.sampling import plan_distances
+
+_ROW_NAMES = ('conditioned', 'unconditioned')
+
+
+@dataclass(frozen=True)
+class EncodedPrefix:
+    """Where a request's prefix lies.
+
+    Attributes:
+        slots: one, or one for each row of serial guidance.
+        cache: per level what happened, for the report.
+        runs: how often the `vision` and the `prefix` network ran.
+    """
+
+    slots: tuple[int, ...]
+    cache: Mapping[str, str]
+    runs: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class DenoisedChunk:
+    """What came out of the denoise loop.
+
+    Attributes:
+        chunk: (H, A) float32 in normalised action space, of the chosen sample.
+        sample: index of that sample.
+        distances: of every sample from the committed plan; empty without a choice.
+        runs: how often the `expert` network ran.
+    """
+
+    chunk: np.ndarray
+    sample: int
+    distances: tuple[float, ...]
+    runs: Mapping[str, int]
+
+
+class ChunkRunner:
+    """Runs requests on one engine through one prefix cache.
+
+    Args:
+        engine: loaded.
+        cameras: names, in the engine's order, for the report.
+    """
+
+    def __init__(self, engine: PolicyEngine, cameras: tuple[str, ...]) -> None:
+        self._engine = engine
+        self.cache = PrefixCache(engine, cameras)
+
+    def encode(self, request: ChunkRequest, clock: PhaseClock, slot: int = 0) -> EncodedPrefix:
+        """Run vision and prefix as far as the cache does not hold them.
+
+        Args:
+            request: it.
+            clock: of the request; `vision` and `prefix` are marked.
+            slot: to encode into; the second row of serial guidance takes the next one.
+        """
+        cache = self.cache
+        before = dict(cache.runs)
+        vision = cache.encode_images(request.prefixes[0], request.cache)
+        self._engine.synchronize()
+        clock.mark('vision')
+        slots = tuple(slot + index for index in range(len(request.prefixes)))
+        told = [
+            cache.encode_prefix(prefix, request.cache, slot)
+            for slot, prefix in zip(slots, request.prefixes, strict=True)
+        ]
+        self._engine.synchronize()
+        clock.mark('prefix')
+        if len(told) > 1:
+            told = [f'{name}: {text}' for name, text in zip(_ROW_NAMES, told, strict=True)]
+        return EncodedPrefix(
+            slots,
+            cache={'vision': vision, 'prefix': ', '.join(told)},
+            runs={network: count - before[network] for network, count in cache.runs.items()},
+        )
+
+    def denoise(
+        self,
+        request: ChunkRequest,
+        encoded: EncodedPrefix,
+        clock: PhaseClock,
+        on_step: StepObserver | None = None,
+    ) -> DenoisedChunk:
+        """Run the expert and choose among the samples.
+
+        Args:
+            request: it.
+            encoded: what `encode` returned for it.
+            clock: of the request; `denoise` is marked.
+            on_step: see `inference.denoise.denoise`.
+        """
+        engine, steps = self._engine, len(request.times)
+        engine.set_schedule(request.times, dt=-1.0 / steps)
+        if request.guidance == 'serial':
+            chunks = denoise_serially(engine, request.inputs, request.times, encoded.slots, on_step)
+        else:
+            engine.use_prefix(len(request.prefixes[0].tokens), encoded.slots[0])
+            chunks = denoise(engine, request.inputs, on_step)
+        chunks = chunks.reshape(-1, *chunks.shape[-2:])
+        if request.clamped:
+            chunks[:, : request.clamped] = request.inputs.plan[: request.clamped]
+        sample, distances = 0, np.zeros(0)
+        if request.overlap is not None:
+            distances = plan_distances(chunks, request.overlap)
+            # A distance that is no number never wins; if all are, the chunk is refused anyway.
+            sample = int(np.where(np.isfinite(distances), distances, np.inf).argmin())
+        clock.mark('denoise')
+        return DenoisedChunk(
+            chunks[sample],
+            sample,
+            tuple(map(float, distances)),
+            runs={'expert': steps * len(encoded.slots)},
+        )
