@@ -5,7 +5,7 @@ from __future__ import annotations
 from vla_runtime.bundle import Bundle
 from vla_runtime.engines.engine import PolicyEngine
 
-BACKENDS = ('torch',)
+BACKENDS = ('torch', 'onnxruntime')
 
 
 def load_engine(
@@ -39,5 +39,22 @@ def load_engine(
             precision=precision,
             max_rows=max_rows,
             use_cuda_graphs=use_cuda_graphs,
+        )
+    if backend == 'onnxruntime':
+        try:
+            from vla_runtime.engines.onnx_engine import OnnxEngine
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"backend 'onnxruntime': the Python package '{error.name}' is not installed; "
+                'install ONNX Runtime (pip install onnxruntime, or onnxruntime-gpu for CUDA), or '
+                'choose another backend'
+            ) from error
+        return OnnxEngine(
+            bundle.spec.family,
+            bundle.spec.dims,
+            bundle.folder,
+            device=device,
+            precision=precision,
+            max_rows=max_rows,
         )
     raise ValueError(f"backend '{backend}' is unknown; known are: {', '.join(BACKENDS)}")

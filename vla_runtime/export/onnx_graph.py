@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 import torch
@@ -73,7 +74,7 @@ class GraphWriter:
         inputs: Sequence[Value],
         shape: Sequence[int],
         dtype: torch.dtype | None = None,
-        **attributes: object,
+        **attributes: Any,
     ) -> Value:
         """Add a node of one output; its dtype is the first input's unless given."""
         (out,) = self.nodes(operator, inputs, [shape], dtype, **attributes)
@@ -85,7 +86,7 @@ class GraphWriter:
         inputs: Sequence[Value],
         shapes: Sequence[Sequence[int]],
         dtype: torch.dtype | None = None,
-        **attributes: object,
+        **attributes: Any,
     ) -> list[Value]:
         """Add a node of several outputs."""
         self._count += 1
@@ -164,5 +165,3 @@ class GraphWriter:
             ir_version=IR_VERSION,
             producer_name='vla_runtime',
         )
-
-

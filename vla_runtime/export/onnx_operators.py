@@ -46,7 +46,7 @@ def _writes(*operators: str) -> Callable[[Lowering], Lowering]:
     return register
 
 
-# --- elementwise -----------------------------------------------------------------------------------
+# --- elementwise ------------------------------------------------------------------------------
 
 
 def _operand(graph: GraphWriter, value: Any, like: torch.dtype) -> Value:
@@ -135,7 +135,7 @@ def _to(graph: GraphWriter, traced: Tensor, x: Value, *unused: Any, **named: Any
     return graph.cast(x, traced.dtype)
 
 
-# --- sums ------------------------------------------------------------------------------------------
+# --- sums -------------------------------------------------------------------------------------
 
 
 @_writes('mean.dim')
@@ -192,7 +192,7 @@ def _layer_norm(
     )
 
 
-# --- matrix products -------------------------------------------------------------------------------
+# --- matrix products --------------------------------------------------------------------------
 
 
 @_writes('scaled_dot_product_attention.default')
@@ -214,7 +214,7 @@ def _attention(
     return graph.node('MatMul', [graph.cast(weights, v.dtype), v], traced.shape, v.dtype)
 
 
-# --- what only moves numbers -----------------------------------------------------------------------
+# --- what only moves numbers ------------------------------------------------------------------
 
 
 @_writes(
@@ -272,9 +272,7 @@ def _chunk(
     return split(graph, x, [tuple(part.shape) for part in traced], dim)
 
 
-def split(
-    graph: GraphWriter, x: Value, shapes: Sequence[tuple[int, ...]], dim: int
-) -> list[Value]:
+def split(graph: GraphWriter, x: Value, shapes: Sequence[tuple[int, ...]], dim: int) -> list[Value]:
     """Cut along one axis into parts of these shapes."""
     if len(shapes) == 1:
         return [x]

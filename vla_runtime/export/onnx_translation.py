@@ -24,7 +24,7 @@ from vla_runtime.export.onnx_operators import lowering, split
 from vla_runtime.export.onnx_weights import BundleWeights
 
 _SKIPPED = ('_assert_tensor_metadata.default',)
-_VIEWS_OF_ONE = ('to.dtype',)
+_CONVERSION = 'aten.to.dtype'
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,8 @@ class _Translation:
         target = node.target
         if getattr(target, '__name__', '') == 'getitem':
             source, index = node.args
-            self._known[node] = self._known[source][index]  # type: ignore[index]
+            assert isinstance(source, Node)
+            self._known[node] = self._known[source][index]
             return
         operator = str(target).removeprefix('aten.')
         if operator in _SKIPPED:
@@ -158,8 +159,9 @@ class _Translation:
     def _write_linears(self, nodes: list[Node]) -> None:
         """Linear layers over one input, as one matrix product."""
         graph = self._graph
-        x, first = (self._known[argument] for argument in nodes[0].args[:2])
-        layers = [[self._known[argument] for argument in node.args[1:]] for node in nodes]
+        x = self._known_argument(nodes[0].args[0])
+        layers = [[self._known_argument(item) for item in node.args[1:]] for node in nodes]
+        first = layers[0][0]
         dtype = (first.traced if isinstance(first, _Weight) else first).dtype
         weight = self._weight_value([layer[0] for layer in layers], transposed=True)
         x = graph.cast(self._value(x), dtype)
@@ -208,7 +210,9 @@ def _each(argument: Any, change: Any) -> Any:
 
 def _depends_on_input(arguments: list[Any]) -> bool:
     return any(
-        _depends_on_input(list(item)) if isinstance(item, (list, tuple)) else isinstance(item, Value)
+        _depends_on_input(list(item))
+        if isinstance(item, (list, tuple))
+        else isinstance(item, Value)
         for item in arguments
     )
 
@@ -226,11 +230,11 @@ def _linear_groups(nodes: list[Node]) -> dict[Node, list[Node]]:
             continue
         source, weight = node.args[0], node.args[1]
         assert isinstance(source, Node) and isinstance(weight, Node)
-        if str(source.target).removeprefix('aten.') in _VIEWS_OF_ONE:
-            source = source.args[0]  # type: ignore[assignment]
-        has_bias = len(node.args) > 2 and node.args[2] is not None
-        key = (source, weight.meta['val'].dtype, has_bias)
+        if str(source.target) == _CONVERSION:
+            source = source.all_input_nodes[0]
         # A weight that is computed stands alone.
-        alone = weight.op != 'placeholder'
-        groups.setdefault((node, *key[1:]) if alone else key, []).append(node)  # type: ignore[arg-type]
+        together = source if weight.op == 'placeholder' else node
+        has_bias = len(node.args) > 2 and node.args[2] is not None
+        key = (together, weight.meta['val'].dtype, has_bias)
+        groups.setdefault(key, []).append(node)
     return {node: group for group in groups.values() for node in group}

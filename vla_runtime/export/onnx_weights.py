@@ -109,7 +109,7 @@ class WeightFile:
             return onnx.helper.make_tensor(
                 name, ONNX_TYPE[value.dtype], value.shape, value.view(-1).tolist()
             )
-        digest = hashlib.sha256(value.view(torch.uint8).numpy()).hexdigest()
+        digest = hashlib.sha256(value.view(-1).view(torch.uint8).numpy().data).hexdigest()
         if digest not in self._places:
             self._places[digest] = self._write(value)
         return self._proto(name, value.dtype, value.shape, self._places[digest])
