@@ -1,0 +1,296 @@
+"""What must be true of the CUDA path before its speed means anything.
+
+Each check takes a device and a size, compares numbers with numbers, and returns a `Finding`. On a
+CPU they run too, without graphs, so that their own logic is tested there.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from random_policy import (
+    ChunkInputs,
+    denoise_chunk,
+    encode,
+    infer,
+    random_inputs,
+    random_network,
+    sized_dims,
+    torch_engine,
+)
+
+from vla_runtime.engines.engine import PolicyEngine
+from vla_runtime.inference.denoise import flow_times
+
+# Largest difference allowed, as a share of the reference's largest number. float32: sums in another
+# order, ten steps deep. bfloat16: eight bits of mantissa in every product.
+FLOAT32_BOUND = 1e-4
+BFLOAT16_BOUND = 3e-2
+# Two different inputs must move the chunk by more than this share of its largest number.
+DISTINCT = 1e-2
+CAMERAS = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        passed: every bound was kept.
+        note: one line for people.
+        figures: all numbers behind it.
+    """
+
+    passed: bool
+    note: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
+    """Largest difference as a share of the reference's largest number; infinite for NaN."""
+    if not np.isfinite(value).all():
+        return float('inf')
+    return float(np.abs(value - reference).max() / np.abs(reference).max())
+
+
+def variants(inputs: ChunkInputs) -> dict[str, ChunkInputs]:
+    """The inputs for every way in which a torch engine can denoise them."""
+    steps = inputs.step_inputs
+    samples = np.stack([steps.x, steps.x[::-1], -steps.x])
+    changes: dict[str, dict[str, Any]] = {
+        'plain': {},
+        'jacobian': {'jacobian': True},
+        'samples': {'x': samples},
+        'action_time': {'clean_actions': 2},
+    }
+    return {
+        name: replace(inputs, step_inputs=replace(steps, **change))
+        for name, change in changes.items()
+    }
+
+
+def correctness(device: str, size: str) -> Finding:
+    """Chunks of the device against those of the CPU in float32, the same weights on both."""
+    figures: dict[str, float] = {}
+    worst = {'float32': 0.0, 'bfloat16': 0.0}
+    for family in ('pi05', 'pi0'):
+        dims = sized_dims(family, size, CAMERAS)
+        for precision in worst:
+            network = random_network(family, dims, device, precision)
+            # The weights as rounded, so that what differs is the computation alone.
+            reference = random_network(family, dims, 'cpu', precision).float()
+            engine = torch_engine(network, graphs=True)
+            truth = torch_engine(reference, graphs=False)
+            for rows in (1, 2):
+                every = variants(random_inputs(dims, rows, seed=rows))
+                chosen = every if precision == 'float32' else {'plain': every['plain']}
+                for name, inputs in chosen.items():
+                    error = relative_error(infer(engine, inputs), infer(truth, inputs))
+                    figures[f'{family} {precision} rows={rows} {name}'] = error
+                    worst[precision] = max(worst[precision], error)
+            engine.close()
+            truth.close()
+    passed = worst['float32'] <= FLOAT32_BOUND and worst['bfloat16'] <= BFLOAT16_BOUND
+    note = (
+        f'largest difference from the CPU in float32: float32 {worst["float32"]:.1e} (bound '
+        f'{FLOAT32_BOUND:.0e}), bfloat16 {worst["bfloat16"]:.1e} (bound {BFLOAT16_BOUND:.0e})'
+    )
+    return Finding(passed, note, figures)
+
+
+def replay_errors(
+    graphed: PolicyEngine, eager: PolicyEngine, first: ChunkInputs, second: ChunkInputs
+) -> dict[str, float]:
+    """How a replaying engine answers to changing inputs, against eager runs.
+
+    Args:
+        graphed: the engine that is checked; eager: the one that is believed.
+        first, second: they share nothing; what is run besides is the second observation with the
+            first noise, so that a prefix that stands still cannot hide behind the noise.
+
+    Returns:
+        `distance`, how far the observation alone moves the eager chunk, and the errors: for each of
+        the inputs in turn, the first again, and both slots after both were filled; all relative
+    """
+    observed = replace(second, step_inputs=first.step_inputs)
+    expected = infer(eager, first)
+    answers = {'first': (infer(graphed, first), expected)}
+    for name, inputs in {'other observation': observed, 'other noise': second}.items():
+        answers[name] = (infer(graphed, inputs), infer(eager, inputs))
+    answers['first again'] = (infer(graphed, first), expected)
+    encode(graphed, second, slot=1)
+    answers['slot 0'] = (denoise_chunk(graphed, first, slot=0), expected)
+    answers['slot 1'] = (denoise_chunk(graphed, second, slot=1), answers['other noise'][1])
+    return {
+        'distance': relative_error(answers['other observation'][1], expected),
+        **{name: relative_error(got, wanted) for name, (got, wanted) in answers.items()},
+    }
+
+
+def graph_freshness(device: str, size: str) -> Finding:
+    """Two inputs give two outputs, and a replay equals an eager run, for rows and variants alike.
+
+    On CUDA every network must have been captured; on a CPU none.
+    """
+    expected_status = 'captured' if device.startswith('cuda') else 'eager'
+    dims = sized_dims('pi05', size, CAMERAS)
+    network = random_network('pi05', dims, device, 'bfloat16')
+    graphed, eager = torch_engine(network, graphs=True), torch_engine(network, graphs=False)
+    figures: dict[str, Any] = {}
+    failures = []
+    for rows in (1, 2):
+        firsts, seconds = (variants(random_inputs(dims, rows, seed)) for seed in (10, 20))
+        for name in firsts:
+            errors = replay_errors(graphed, eager, firsts[name], seconds[name])
+            status = dict(graphed.cuda_graph)
+            label = f'rows={rows} {name}'
+            figures[label] = {**errors, 'cuda_graph': status}
+            distance = errors.pop('distance')
+            if distance < DISTINCT:
+                failures.append(f'{label}: the observation moves the chunk by {distance:.1e} only')
+            # Attention's backward pass may add in any order, so no two runs need agree to the bit.
+            bound = BFLOAT16_BOUND if name == 'jacobian' else 0.0
+            failures += [f'{label}, {n}: off by {e:.1e}' for n, e in errors.items() if e > bound]
+            failures += [f'{label}: {n} is {s}' for n, s in status.items() if s != expected_status]
+    graphed.close()
+    eager.close()
+    return Finding(
+        not failures,
+        '; '.join(failures)
+        or f'replay equals eager bit for bit, slots kept apart; all {expected_status}',
+        figures,
+    )
+
+
+def guidance(device: str, size: str) -> Finding:
+    """Fused and serial guidance against the velocities combined in float64 on the host."""
+    dims = sized_dims('pi05', size, CAMERAS)
+    network = random_network('pi05', dims, device, 'float32')
+    engine = torch_engine(network, graphs=True)
+    pair = random_inputs(dims, 2, seed=3)
+    alone = random_inputs(dims, 1, seed=3)
+    # No plan here: what is checked is the sum over rows alone.
+    no_plan = np.zeros_like(pair.step_inputs.plan_weight)
+    pair = replace(pair, step_inputs=replace(pair.step_inputs, plan_weight=no_plan))
+    alone = replace(alone, step_inputs=replace(alone.step_inputs, plan_weight=no_plan))
+    fused = infer(engine, pair)
+    serial = serial_chunk(engine, pair, alone)
+    conditioned = infer(engine, alone)
+    figures = {
+        'per-step identity': identity_error(engine, pair),
+        'fused against serial': relative_error(fused, serial),
+        'guided against conditioned': relative_error(fused, conditioned),
+    }
+    engine.close()
+    passed = (
+        figures['per-step identity'] <= FLOAT32_BOUND
+        and figures['fused against serial'] <= FLOAT32_BOUND
+        and figures['guided against conditioned'] >= DISTINCT
+    )
+    note = (
+        f'x[k+1] = x[k] + dt sum(w v) to {figures["per-step identity"]:.1e}, fused equals serial '
+        f'to {figures["fused against serial"]:.1e} (bound {FLOAT32_BOUND:.0e}); guidance moves '
+        f'the chunk by {figures["guided against conditioned"]:.1e}'
+    )
+    return Finding(passed, note, figures)
+
+
+def identity_error(engine: PolicyEngine, inputs: ChunkInputs) -> float:
+    """Largest relative error of x[k+1] = x[k] + dt sum(w v) in float64, over all steps."""
+    encode(engine, inputs)
+    steps = len(inputs.step_inputs.plan_weight)
+    engine.use_prefix(inputs.rows)
+    engine.set_schedule(flow_times(steps), -1.0 / steps)
+    engine.load_step_inputs(inputs.step_inputs)
+    weights = inputs.step_inputs.row_weight.astype(np.float64)[:, None, None]
+    worst = 0.0
+    for index in range(steps):
+        before = engine.read_x().astype(np.float64)
+        engine.step(index)
+        moved = before - (weights * engine.read_velocity()).sum(axis=0) / steps
+        worst = max(worst, relative_error(engine.read_x(), moved))
+    return worst
+
+
+def serial_chunk(engine: PolicyEngine, pair: ChunkInputs, alone: ChunkInputs) -> np.ndarray:
+    """The guided chunk from two single-row passes a step, combined and moved in float64."""
+    for row in (0, 1):
+        one = replace(
+            pair, tokens=pair.tokens[row : row + 1], token_mask=pair.token_mask[row : row + 1]
+        )
+        encode(engine, one, slot=row)
+    steps = len(pair.step_inputs.plan_weight)
+    engine.use_prefix(1, 0)
+    engine.set_schedule(flow_times(steps), -1.0 / steps)
+    engine.load_step_inputs(alone.step_inputs)
+    x = pair.step_inputs.x.astype(np.float64)
+    for index in range(steps):
+        velocity = np.zeros_like(x)
+        for row, weight in enumerate(pair.step_inputs.row_weight.astype(np.float64)):
+            engine.use_prefix(1, row)
+            engine.write_x(x.astype(np.float32))
+            engine.step(index)
+            velocity += weight * engine.read_velocity()[0]
+        x -= velocity / steps
+    return x
+
+
+def allocated_bytes(device: str, *, no_engine: bool = False) -> int:
+    """Bytes in tensors on the device now; with `no_engine` without cuBLAS's scratch memory.
+
+    PyTorch keeps one scratch buffer a stream for good. It can be given back only while no captured
+    graph holds its address.
+    """
+    gc.collect()
+    if device.startswith('cuda'):
+        if no_engine:
+            torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated(device)
+    # type() and not isinstance(): some objects run code when asked for their class.
+    tensors = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def memory(device: str, size: str, chunks: int = 50) -> Finding:
+    """Steady state allocates nothing, and `close` gives everything back."""
+    before = allocated_bytes(device, no_engine=True)
+    figures = _memory_of_an_engine(device, size, chunks)
+    left = allocated_bytes(device, no_engine=True) - before
+    note = (
+        f'{2 * chunks} chunks grew it by {figures["growth bytes"]} bytes; {left} bytes are left '
+        'after close'
+    )
+    passed = figures['growth bytes'] <= 0 and left <= 0
+    return Finding(passed, note, {**figures, 'left after close bytes': left})
+
+
+def _memory_of_an_engine(device: str, size: str, chunks: int) -> dict[str, int]:
+    dims = sized_dims('pi05', size, CAMERAS)
+    engine = torch_engine(random_network('pi05', dims, device, 'bfloat16'), graphs=True)
+    inputs = [random_inputs(dims, rows, seed=rows) for rows in (1, 2)]
+
+    def growth(rounds: int) -> int:
+        start = allocated_bytes(device)
+        for _ in range(rounds):
+            for one in inputs:
+                infer(engine, one)
+        return allocated_bytes(device) - start
+
+    figures = {'warm-up bytes': growth(1), 'growth bytes': growth(chunks)}
+    engine.close()
+    return figures
+
+
+CHECKS: dict[str, Callable[[str, str], Finding]] = {
+    'correctness': correctness,
+    'graph freshness': graph_freshness,
+    'guidance': guidance,
+    'memory': memory,
+}

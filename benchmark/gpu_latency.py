@@ -1,0 +1,174 @@
+"""Milliseconds of each phase of one policy: captured graphs, eager, and `torch.compile`.
+
+A miss is an inference of which nothing is cached: every camera, prefix, denoise. A hit reuses the
+prefix: denoise alone. Each is the wall time from inputs in host memory to the chunk in host memory.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_checks import relative_error
+from measurement import percentiles
+from random_policy import (
+    ChunkInputs,
+    denoise_chunk,
+    infer,
+    random_inputs,
+    torch_engine,
+    with_cameras,
+)
+
+from vla_runtime.engines.engine import PolicyEngine
+from vla_runtime.models.flow_policy import FlowPolicy
+
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How the networks are run."""
+
+    name: str
+    graphs: bool
+    compiled: bool = False
+
+
+GRAPH = Mode('graph', graphs=True)
+EAGER = Mode('eager', graphs=False)
+COMPILED = Mode('compile', graphs=False, compiled=True)
+COMPILED_GRAPH = Mode('compile + graph', graphs=True, compiled=True)
+
+
+def time_phases(engine: PolicyEngine, inputs: ChunkInputs, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds per phase, `repeats` samples of each after a warm-up.
+
+    Returns:
+        `vision` (one camera), `prefix`, `denoise`, `miss` (all of them) and `hit` (denoise alone)
+    """
+    cameras = len(inputs.pixels)
+    samples: dict[str, list[float]] = {
+        phase: [] for phase in ('vision', 'prefix', 'denoise', 'miss', 'hit')
+    }
+    for repeat in range(repeats + WARM_UP):
+        marks = [_now(engine)]
+        for camera, pixels in enumerate(inputs.pixels):
+            engine.encode_image(camera, pixels)
+        marks.append(_now(engine))
+        engine.encode_prefix(inputs.image_mask, inputs.tokens, inputs.token_mask)
+        marks.append(_now(engine))
+        denoise_chunk(engine, inputs)
+        marks.append(_now(engine))
+        denoise_chunk(engine, inputs)
+        marks.append(_now(engine))
+        if repeat < WARM_UP:
+            continue
+        vision, prefix, denoise, hit = np.diff(marks) * 1e3
+        taken = (vision / cameras, prefix, denoise, vision + prefix + denoise, hit)
+        for phase, milliseconds in zip(samples, taken, strict=True):
+            samples[phase].append(float(milliseconds))
+    return samples
+
+
+def _now(engine: PolicyEngine) -> float:
+    engine.synchronize()
+    return perf_counter()
+
+
+def compile_network(network: FlowPolicy, backend: str) -> None:
+    """Put `torch.compile` before vision, prefill and velocity; compiled when first run.
+
+    What is around them (copies, velocity mix, Euler update) is a handful of small operations.
+    """
+    options: dict[str, Any] = {'dynamic': False, 'backend': backend}
+    network.vision.compile(**options)
+    # Instance attributes before the methods of the class.
+    network.encode_prefix = torch.compile(network.encode_prefix, **options)  # type: ignore[method-assign]
+    network.velocity = torch.compile(network.velocity, **options)  # type: ignore[method-assign]
+
+
+def measure(
+    network: FlowPolicy,
+    family: str,
+    cameras: int,
+    rows: int,
+    mode: Mode,
+    *,
+    repeats: int,
+    compiler: str = 'inductor',
+) -> dict[str, Any]:
+    """Latency of one configuration, and how far its chunk is from the eager one.
+
+    Args:
+        network: weights on the device; any number of cameras.
+        family: of the network.
+        cameras, rows: views and prompt rows, the engine made for exactly these.
+        repeats: samples of each phase.
+        compiler: backend of `torch.compile`.
+
+    Returns:
+        percentiles of each phase in ms, first run in s, status of the graphs, error, memory in GiB
+    """
+    torch.compiler.reset()
+    # A view of its own of the same weights: what is compiled must not leak into the next mode.
+    network = with_cameras(network, family, cameras)
+    inputs = random_inputs(network.dims, rows, seed=1)
+    device = network.action_in.weight.device
+    if device.type == 'cuda':
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    eager = torch_engine(network, graphs=False, max_rows=rows)
+    expected = infer(eager, inputs)
+    eager.close()
+    if mode.compiled:
+        compile_network(network, compiler)
+    engine = torch_engine(network, graphs=mode.graphs, max_rows=rows)
+    start = perf_counter()
+    chunk = infer(engine, inputs)
+    first_s = perf_counter() - start
+    samples = time_phases(engine, inputs, repeats)
+    status = dict(engine.cuda_graph)
+    engine.close()
+    return {
+        'views': cameras,
+        'rows': rows,
+        'mode': mode.name,
+        'milliseconds': {phase: percentiles(values) for phase, values in samples.items()},
+        'first_run_s': first_s,
+        'cuda_graph': status,
+        'error_against_eager': relative_error(chunk, expected),
+        'peak_memory_gib': torch.cuda.max_memory_allocated(device) / 2**30
+        if device.type == 'cuda'
+        else None,
+    }
+
+
+def configurations(quick: bool, compiled: bool) -> list[tuple[int, int, Mode]]:
+    """(views, rows, mode) in the order of their worth: what does not fit in the time is last."""
+    views = (2,) if quick else (3, 2, 1)
+    plain = [(v, rows, mode) for v in views for rows in (1, 2) for mode in (GRAPH, EAGER)]
+    slow = [(views[0], rows, mode) for rows in (1, 2) for mode in (COMPILED, COMPILED_GRAPH)]
+    return plain + (slow if compiled else [])
+
+
+def table(results: list[Mapping[str, Any]]) -> list[str]:
+    """Lines for people: median ms of each phase."""
+    head = f'{"views":>5} {"rows":>4}  {"mode":<16}'
+    phases = ('vision', 'prefix', 'denoise', 'miss', 'hit')
+    lines = [head + ''.join(f'{phase:>10}' for phase in phases) + f'{"memory":>12}']
+    for result in results:
+        medians = [result['milliseconds'][phase]['median'] for phase in phases]
+        memory = result['peak_memory_gib']
+        lines.append(
+            f'{result["views"]:>5} {result["rows"]:>4}  {result["mode"]:<16}'
+            + ''.join(f'{median:>10.2f}' for median in medians)
+            + (f'{memory:>8.1f} GiB' if memory is not None else '')
+        )
+    return lines

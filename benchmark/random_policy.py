@@ -1,0 +1,160 @@
+"""Networks with seeded random weights, and inputs for them: all that a measurement of speed needs.
+
+Imports torch, numpy and the networks alone, so that it runs where nothing else is installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from vla_runtime.dimensions import PRESETS, GemmaDims, PolicyDims, VisionDims
+from vla_runtime.engines.engine import PolicyEngine, StepInputs
+from vla_runtime.engines.torch_engine import PRECISIONS, TorchEngine
+from vla_runtime.inference.denoise import flow_times
+from vla_runtime.models import policy_network
+from vla_runtime.models.flow_policy import FlowPolicy
+from vla_runtime.models.layers import matrix_names
+
+SIZES = ('tiny', 'reduced', 'full')
+
+
+@dataclass(frozen=True)
+class ChunkInputs:
+    """Everything that one chunk is made of; see `engines.engine` for the shapes."""
+
+    pixels: np.ndarray
+    image_mask: np.ndarray
+    tokens: np.ndarray
+    token_mask: np.ndarray
+    step_inputs: StepInputs
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+
+def sized_dims(family: str, size: str, cameras: int) -> PolicyDims:
+    """The family's dimensions: full, reduced (about 80 M parameters) or tiny (for tests)."""
+    full = replace(PRESETS[family], cameras=cameras)
+    if size == 'full':
+        return full
+    if size == 'reduced':
+        language = GemmaDims(768, depth=4, mlp_dim=3072, num_heads=8, num_kv_heads=1, head_dim=256)
+        vision = replace(full.vision, width=576, depth=4, num_heads=8, mlp_dim=2152)
+        vocabulary = 4096
+    else:
+        language = GemmaDims(32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
+        vision = VisionDims(24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28)
+        vocabulary = 400
+    return replace(
+        full,
+        vision=vision,
+        language=language,
+        expert=replace(language, width=language.width // 2, mlp_dim=language.mlp_dim // 2),
+        vocabulary=vocabulary,
+        prompt_length=full.prompt_length if size == 'reduced' else 24,
+        horizon=full.horizon if size == 'reduced' else 8,
+    )
+
+
+@torch.no_grad()
+def random_network(
+    family: str, dims: PolicyDims, device: str, precision: str, seed: int = 0
+) -> FlowPolicy:
+    """A network whose every weight matters, and whose activations stay of order one.
+
+    The same seed gives the same weights on every device; they are rounded to `precision`. The text
+    table and matrices of more than 2^22 numbers are drawn on the device itself: fast, but another
+    device draws others.
+
+    Raises:
+        ValueError: unknown family or precision.
+    """
+    with torch.device('meta'):
+        network = policy_network(family, dims)
+    matrices = matrix_names(network)
+    state = {}
+    for index, (name, like) in enumerate(network.state_dict().items()):
+        drawn_on = device if like.numel() > 2**22 else 'cpu'
+        generator = torch.Generator(drawn_on).manual_seed(seed * 100_003 + index)
+        fan_in = like[0].numel() if like.dim() > 1 else 100
+        dtype = PRECISIONS[precision] if name in matrices else torch.float32
+        drawn = torch.randn(like.shape, generator=generator, device=drawn_on)
+        state[name] = drawn.mul_(fan_in**-0.5).to(device, dtype)
+    network.load_state_dict(state, assign=True)
+    for module in network.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.weight.add_(1.0)
+    return network.eval().requires_grad_(False)
+
+
+def with_cameras(network: FlowPolicy, family: str, cameras: int) -> FlowPolicy:
+    """The same weights, not copied, for another number of cameras."""
+    with torch.device('meta'):
+        other = policy_network(family, replace(network.dims, cameras=cameras))
+    other.load_state_dict(network.state_dict(), assign=True)
+    return other.eval().requires_grad_(False)
+
+
+def random_inputs(
+    dims: PolicyDims, rows: int, seed: int, *, steps: int = 10, beta: float = 2.0
+) -> ChunkInputs:
+    """Seeded inputs; two rows are a guided pair of prompts of different lengths.
+
+    The padding's content is random too: what is masked must not matter.
+    """
+    random = np.random.default_rng(seed)
+    size = dims.vision.image_size
+    lengths = [dims.prompt_length * 3 // 4, dims.prompt_length // 2][:rows]
+    plan_weight = np.zeros((steps, dims.horizon), dtype=np.float32)
+    plan_weight[:, : dims.horizon // 4] = 0.5
+    chunk = (dims.horizon, dims.action_dim)
+    return ChunkInputs(
+        pixels=random.uniform(-1, 1, (dims.cameras, 3, size, size)).astype(np.float32),
+        image_mask=np.ones(dims.cameras, dtype=bool),
+        tokens=random.integers(0, dims.vocabulary, (rows, dims.prompt_length)),
+        token_mask=np.arange(dims.prompt_length) < np.array(lengths)[:, None],
+        step_inputs=StepInputs(
+            x=random.standard_normal(chunk).astype(np.float32),
+            row_weight=np.array([beta, 1 - beta] if rows == 2 else [1.0], dtype=np.float32),
+            plan=random.uniform(-1, 1, chunk).astype(np.float32),
+            plan_weight=plan_weight,
+            state=np.repeat(random.uniform(-1, 1, (1, dims.state_dim)), rows, axis=0).astype(
+                np.float32
+            )
+            if dims.state_dim
+            else None,
+        ),
+    )
+
+
+def encode(engine: PolicyEngine, inputs: ChunkInputs, slot: int = 0) -> None:
+    """Images and prefix, into one slot."""
+    for camera, pixels in enumerate(inputs.pixels):
+        engine.encode_image(camera, pixels)
+    engine.encode_prefix(inputs.image_mask, inputs.tokens, inputs.token_mask, slot)
+
+
+def denoise_chunk(engine: PolicyEngine, inputs: ChunkInputs, slot: int = 0) -> np.ndarray:
+    """The chunk (H, A) over what the slot holds."""
+    steps = len(inputs.step_inputs.plan_weight)
+    engine.use_prefix(inputs.rows, slot)
+    engine.set_schedule(flow_times(steps), -1.0 / steps)
+    engine.load_step_inputs(inputs.step_inputs)
+    engine.run_steps()
+    return engine.read_x()
+
+
+def infer(engine: PolicyEngine, inputs: ChunkInputs, slot: int = 0) -> np.ndarray:
+    """Encode all, then denoise."""
+    encode(engine, inputs, slot)
+    return denoise_chunk(engine, inputs, slot)
+
+
+def torch_engine(network: FlowPolicy, *, graphs: bool, max_rows: int = 2) -> TorchEngine:
+    """An engine over the network."""
+    return TorchEngine(network, max_rows=max_rows, use_cuda_graphs=graphs)

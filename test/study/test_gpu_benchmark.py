@@ -1,0 +1,209 @@
+"""benchmark/gpu.py: its checks pass what is right and fail what is not, with torch and numpy alone.
+
+There is no GPU here, so everything runs on the CPU at a tiny size; graphs are then 'eager'.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / 'benchmark'))
+
+import gpu  # noqa: E402
+import gpu_checks  # noqa: E402
+import gpu_latency  # noqa: E402
+import random_policy  # noqa: E402
+
+# What a GPU machine may lack; some of it this project needs elsewhere.
+ABSENT = ('cv2', 'sentencepiece', 'tokenizers', 'rclpy', 'mujoco', 'onnx', 'onnxruntime', 'PIL')
+TINY = ['--device', 'cpu', '--size', 'tiny', '--compiler', 'eager']
+
+
+def tiny(rows: int, seed: int = 0, family: str = 'pi05'):
+    """A network, and inputs for it."""
+    dims = random_policy.sized_dims(family, 'tiny', cameras=2)
+    network = random_policy.random_network(family, dims, 'cpu', 'float32')
+    return network, random_policy.random_inputs(dims, rows, seed)
+
+
+def engine(network, **options):
+    return random_policy.torch_engine(network, graphs=False, **options)
+
+
+class StaleEngine:
+    """A real engine whose prefix keeps what was encoded first, as a stale graph would."""
+
+    def __init__(self, real) -> None:
+        self._real, self._encoded = real, set()
+
+    def encode_prefix(self, image_mask, tokens, token_mask, slot=0):
+        if slot not in self._encoded:
+            self._encoded.add(slot)
+            self._real.encode_prefix(image_mask, tokens, token_mask, slot)
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+
+def test_without_a_gpu_it_says_so_and_ends(capsys):
+    if torch.cuda.is_available():
+        pytest.skip('this machine has a GPU')
+    assert gpu.main([]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('error: no GPU: PyTorch')
+    assert 'nvidia-smi' in error
+
+
+def test_it_runs_from_the_source_tree_without_what_a_gpu_machine_lacks(tmp_path):
+    out = tmp_path / 'gpu.json'
+    blocked = '; '.join(f'sys.modules[{name!r}] = None' for name in ABSENT)
+    code = f'import sys; {blocked}; import runpy; sys.argv = {["gpu.py", *TINY]!r} + sys.argv[1:]; '
+    code += f'runpy.run_path({str(ROOT / "benchmark" / "gpu.py")!r}, run_name="__main__")'
+    command = [sys.executable, '-c', code, '--quick', '--json', str(out)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == f'wrote {out}'
+    result = json.loads(out.read_text())
+    assert result['versions']['torch'] == torch.__version__
+    assert '--quick' in result['command']
+    figures = result['figures']
+    assert set(figures['checks']) == set(gpu_checks.CHECKS)
+    assert all(check['passed'] for check in figures['checks'].values())
+    assert [(r['rows'], r['mode']) for r in figures['latency']] == [
+        (1, 'graph'),
+        (1, 'eager'),
+        (2, 'graph'),
+        (2, 'eager'),
+    ]
+
+
+def test_what_does_not_fit_in_the_time_is_named_and_not_measured():
+    arguments = gpu._arguments([*TINY, '--budget-s', '0'])
+    results, left_out = gpu.run_latency(arguments, gpu.Clock(arguments.budget_s))
+    assert results == []
+    assert len(left_out) == 16
+    assert all('time budget' in reason for reason in left_out.values())
+
+
+def test_a_check_that_raises_has_failed_and_the_others_run(monkeypatch):
+    def broken(device, size):
+        raise RuntimeError('out of memory')
+
+    checks = {'broken': broken, 'guidance': gpu_checks.guidance}
+    monkeypatch.setattr(gpu_checks, 'CHECKS', checks)
+    found = gpu.run_checks('cpu', 'tiny', gpu.Clock(10.0))
+    assert found['broken']['passed'] is False
+    assert found['broken']['note'] == 'RuntimeError: out of memory'
+    assert found['guidance']['passed'] is True
+
+
+def test_an_exit_code_of_1_says_that_a_check_failed(monkeypatch, capsys):
+    failing = {'wrong': lambda device, size: gpu_checks.Finding(False, 'off by 1')}
+    monkeypatch.setattr(gpu_checks, 'CHECKS', failing)
+    assert gpu.main([*TINY, '--budget-s', '0']) == 1
+    assert 'FAILED  off by 1' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('family', ['pi05', 'pi0'])
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(family):
+    dims = random_policy.sized_dims(family, 'tiny', cameras=2)
+    first, again, other = (
+        random_policy.random_network(family, dims, 'cpu', 'bfloat16', seed).state_dict()
+        for seed in (0, 0, 1)
+    )
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_another_number_of_cameras_shares_the_weights():
+    network, _ = tiny(1)
+    other = random_policy.with_cameras(network, 'pi05', 3)
+    assert other.dims == replace(network.dims, cameras=3)
+    assert other.action_in.weight.data_ptr() == network.action_in.weight.data_ptr()
+
+
+def test_a_wrong_weight_is_an_error_that_correctness_would_refuse():
+    network, inputs = tiny(1)
+    expected = random_policy.infer(engine(network), inputs)
+    network.vision.blocks[0].mlp.fc1.weight.data[0] *= 3.0
+    wrong = random_policy.infer(engine(network), inputs)
+    assert gpu_checks.relative_error(wrong, expected) > gpu_checks.FLOAT32_BOUND
+    assert gpu_checks.relative_error(np.full_like(expected, np.nan), expected) == float('inf')
+
+
+@pytest.mark.parametrize('name', ['plain', 'jacobian', 'samples', 'action_time'])
+def test_a_prefix_that_stands_still_is_seen_in_every_variant(name):
+    network, first = tiny(2, seed=10)
+    _, second = tiny(2, seed=20)
+    first, second = (gpu_checks.variants(inputs)[name] for inputs in (first, second))
+    honest = gpu_checks.replay_errors(engine(network), engine(network), first, second)
+    assert honest.pop('distance') > gpu_checks.DISTINCT
+    assert set(honest.values()) == {0.0}
+    stale = gpu_checks.replay_errors(StaleEngine(engine(network)), engine(network), first, second)
+    assert stale['other observation'] > gpu_checks.BFLOAT16_BOUND / 3
+
+
+def test_guidance_that_is_none_breaks_the_identity():
+    network, inputs = tiny(2)
+    plan_weight = np.zeros_like(inputs.step_inputs.plan_weight)
+    steps = replace(inputs.step_inputs, plan_weight=plan_weight)
+    inputs = replace(inputs, step_inputs=steps)
+    subject = engine(network)
+    assert gpu_checks.identity_error(subject, inputs) <= gpu_checks.FLOAT32_BOUND
+    # The engine is given one weight, the identity is checked with another.
+    real, unguided = subject.load_step_inputs, np.array([1, 0], dtype=np.float32)
+    subject.load_step_inputs = lambda given: real(replace(given, row_weight=unguided))
+    assert gpu_checks.identity_error(subject, inputs) > gpu_checks.DISTINCT
+
+
+def test_memory_that_grows_fails_the_check(monkeypatch):
+    kept = []
+    real = gpu_checks.infer
+
+    def leaking(subject, inputs):
+        kept.append(torch.zeros(8))
+        return real(subject, inputs)
+
+    monkeypatch.setattr(gpu_checks, 'infer', leaking)
+    found = gpu_checks.memory('cpu', 'tiny', chunks=2)
+    assert not found.passed
+    assert found.figures['growth bytes'] == 4 * 8 * 4
+    assert found.figures['left after close bytes'] == 6 * 8 * 4
+
+
+@pytest.mark.parametrize('mode', [gpu_latency.COMPILED, gpu_latency.GRAPH])
+def test_a_configuration_is_measured_and_compared_with_eager(mode):
+    network, _ = tiny(1)
+    result = gpu_latency.measure(network, 'pi05', 1, 2, mode, repeats=3, compiler='eager')
+    assert result['error_against_eager'] <= gpu_checks.FLOAT32_BOUND
+    assert {p['count'] for p in result['milliseconds'].values()} == {3}
+    shown = gpu_latency.table([result])
+    assert len(shown) == 2
+    assert mode.name in shown[1]
+    # What was compiled stays with the copy that was measured.
+    assert 'velocity' not in vars(network)
+
+
+def test_compiled_networks_are_what_runs():
+    network, inputs = tiny(1)
+    calls = []
+
+    def counting(graph, example_inputs):
+        calls.append(len(example_inputs))
+        return graph.forward
+
+    gpu_latency.compile_network(network, counting)
+    random_policy.infer(engine(network), inputs)
+    # Vision, prefill and velocity; what is run again is not compiled again.
+    assert len(calls) == 3
+    random_policy.infer(engine(network), inputs)
+    assert len(calls) == 3
