@@ -1,0 +1,201 @@
+"""Say on paper whether a policy fits on a device, and the least time that each phase can take.
+
+MODEL is a family (pi05, pi0), in its published size, or the folder of a bundle. The times are
+floors from published bandwidth and arithmetic rates and from counted operations and bytes (the
+roofline model): no real run is faster, most are clearly slower, and nothing was measured.
+
+A miss is an inference of which nothing is cached: every view, prefix and all denoise steps; a hit
+reuses the prefix. Two rows are guidance (fused).
+
+examples:
+  vla_runtime roofline --list
+  vla_runtime roofline pi05 --device agx-orin
+  vla_runtime roofline pi05 --device orin-nano orin-nx thor --precision float16 --views 2
+  vla_runtime roofline engines/mine --device thor --steps 5 --json roofline.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_runtime.devices import DEVICES, GIB, MATRIX_BYTES
+from vla_runtime.dimensions import PRESETS
+
+if TYPE_CHECKING:
+    from vla_runtime.dimensions import PolicyDims
+
+_ROWS = (1, 2)
+_STEPS = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    parser.add_argument('model', nargs='?', metavar='MODEL', help='pi05, pi0 or a bundle')
+    parser.add_argument('--list', action='store_true', help='show the known devices, and stop')
+    parser.add_argument(
+        '--device', nargs='+', choices=list(DEVICES), metavar='NAME', help='one or more of --list'
+    )
+    parser.add_argument(
+        '--precision',
+        choices=list(MATRIX_BYTES),
+        default='bfloat16',
+        help='of the large matrices (default: bfloat16)',
+    )
+    parser.add_argument(
+        '--views',
+        type=int,
+        metavar='V',
+        help="cameras; of a bundle, those whose image has changed (default: the model's)",
+    )
+    parser.add_argument(
+        '--steps', type=int, metavar='N', help="denoise steps (default: the bundle's, or 10)"
+    )
+    parser.add_argument('--json', type=Path, metavar='OUT', help='write all figures to this file')
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Compute and print; 0 also where it does not fit, 2 for unusable arguments."""
+    from vla_runtime.bundle import BundleError
+
+    if arguments.list:
+        print(device_table())
+        return 0
+    try:
+        answer = answer_of(arguments)
+        print('\n\n'.join(describe(answer, device) for device in answer['devices'].values()))
+        if arguments.json:
+            arguments.json.write_text(json.dumps(answer, indent=1) + '\n')
+            print(f'\nwrote {arguments.json}')
+    except (BundleError, ValueError, OSError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 2
+    return 0
+
+
+def device_table() -> str:
+    """Every known device in a line."""
+    lines = [f'{"device":16}{"memory":>9}{"bandwidth":>13}{"half":>15}{"float32":>15}  source']
+    for key, device in DEVICES.items():
+        lines.append(
+            f'{key:16}{device.memory_gib:>5g} GiB{device.bandwidth_gb_s:>8g} GB/s'
+            f'{device.half_tflops:>8g} TFLOP/s{device.float32_tflops:>7g} TFLOP/s  {device.source}'
+        )
+    return '\n'.join(lines)
+
+
+def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """All figures, as they go into the JSON.
+
+    Raises:
+        ValueError: no model or device, an unknown family, views or steps out of range.
+        BundleError: the folder is no bundle.
+    """
+    from vla_runtime.roofline import fits, memory_need, phase_floors, published_rates
+
+    if not arguments.model or not arguments.device:
+        missing = '--device' if arguments.model else 'MODEL'
+        raise ValueError(
+            f'{missing} is missing, such as in: vla_runtime roofline pi05 --device agx-orin '
+            '(--list shows the devices)'
+        )
+    dims, views, steps = _model(arguments)
+    precision = arguments.precision
+    need = memory_need(dims, precision=precision, rows=max(_ROWS))
+    devices = {}
+    for key in arguments.device:
+        device = DEVICES[key]
+        rates = published_rates(device, precision)
+        floors = {
+            rows: phase_floors(
+                dims, rates, precision=precision, rows=rows, steps=steps, views=views
+            )
+            for rows in _ROWS
+        }
+        devices[key] = {
+            **asdict(device),
+            'fits': fits(need, device),
+            'floors_ms': {
+                f'{rows}_rows': {phase: asdict(one) for phase, one in of_rows.items()}
+                for rows, of_rows in floors.items()
+            },
+        }
+    return {
+        'model': arguments.model,
+        'precision': precision,
+        'views': views,
+        'steps': steps,
+        'prefix_tokens': dims.prefix_length,
+        'memory_bytes': {**asdict(need), 'total': need.total},
+        'devices': devices,
+    }
+
+
+def _model(arguments: argparse.Namespace) -> tuple[PolicyDims, int, int]:
+    """Dimensions, views and steps that are meant."""
+    from vla_runtime.bundle import read_bundle
+
+    dims, steps, views = PRESETS.get(arguments.model), _STEPS, arguments.views
+    for name, value in (('--views', views), ('--steps', arguments.steps)):
+        if value is not None and value < 1:
+            raise ValueError(f'{name} {value}: expected a whole number of at least 1')
+    if dims is not None:
+        dims = replace(dims, cameras=views or dims.cameras)
+    elif Path(arguments.model).exists():
+        spec = read_bundle(arguments.model, verify=False).spec
+        dims, steps = spec.dims, spec.denoise_steps
+        if views and views > dims.cameras:
+            raise ValueError(f'--views {views}: this policy has {dims.cameras} cameras')
+    else:
+        raise ValueError(
+            f"MODEL '{arguments.model}' is neither a known family ({', '.join(PRESETS)}) nor the "
+            'folder of a bundle'
+        )
+    return dims, views or dims.cameras, arguments.steps or steps
+
+
+def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
+    """The answer for one device, as lines for people."""
+    need = {name: _size(count) for name, count in answer['memory_bytes'].items()}
+    free = device['memory_gib'] - device['reserved_gib']
+    lines = [
+        f'{answer["model"]} on {device["name"]}: {"fits" if device["fits"] else "DOES NOT FIT"}',
+        f'  networks   {answer["precision"]} matrices, {answer["views"]} view(s), prefix of '
+        f'{answer["prefix_tokens"]} tokens, {answer["steps"]} denoise steps',
+        f'  memory     {need["total"]} of {free:g} GiB ({device["memory_gib"]:g} less '
+        f'{device["reserved_gib"]:g} for system and CUDA): weights {need["weights"]}, keys and '
+        f'values {need["past"]}, activations about {need["activations"]}',
+        f'  published  {device["bandwidth_gb_s"]:g} GB/s, half {device["half_tflops"]:g} TFLOP/s, '
+        f'float32 {device["float32_tflops"]:g} TFLOP/s',
+        f'  source     {device["source"]}',
+        '',
+        f'  {"at least, ms":24}{"1 row":>10}{"2 rows":>10}  bound by',
+    ]
+    labels = {
+        'vision': 'vision, one view',
+        'prefix': 'prefix',
+        'step': 'denoise, one step',
+        'denoise': f'denoise, {answer["steps"]} steps',
+        'miss': f'miss, {answer["views"]} view(s)',
+        'hit': 'hit',
+    }
+    floors = [device['floors_ms'][f'{rows}_rows'] for rows in _ROWS]
+    for phase, label in labels.items():
+        times = ''.join(f'{_digits(of_rows[phase]["milliseconds"]):>10}' for of_rows in floors)
+        # Said once where one and two rows are bound by the same.
+        bounds = dict.fromkeys(of_rows[phase]['bound'] for of_rows in floors)
+        lines.append(f'  {label:24}{times}  {", then ".join(bounds)}')
+    return '\n'.join(lines)
+
+
+def _size(count: int) -> str:
+    return f'{count / GIB:.2f} GiB' if count >= GIB / 10 else f'{count / 2**20:.1f} MiB'
+
+
+def _digits(milliseconds: float) -> str:
+    return f'{milliseconds:.2f}' if milliseconds >= 0.1 else f'{milliseconds:.2g}'

@@ -1,0 +1,222 @@
+"""Published memory, bandwidth and arithmetic rates of the devices that policies are served on.
+
+Rates are dense: where a document gives the rate with structured sparsity, half of it stands here,
+and a quarter of a sparse INT8 rate (an eighth of a sparse FP4 rate) for half precision, which is
+how tensor cores scale. float32 is that of the plain cores, because no network here uses TF32.
+Nothing in this table was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+GIB = 2**30
+# Bytes of a number of the large matrices.
+MATRIX_BYTES: Mapping[str, int] = {'float32': 4, 'float16': 2, 'bfloat16': 2}
+
+# What is not there for a policy: CUDA's context and libraries; on a Jetson, whose memory is the
+# system's too, also Linux, ROS 2, the camera drivers and the other nodes.
+_CONTEXT_GIB = 1.0
+_JETSON_GIB = 3.0
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device, from its maker's documents.
+
+    Attributes:
+        name: for people.
+        memory_gib: all of it; on a Jetson shared with the system.
+        reserved_gib: of that, not to be had for a policy (an estimate).
+        bandwidth_gb_s: of its memory, 10^9 bytes a second.
+        float32_tflops: plain cores, 10^12 operations a second.
+        half_tflops: dense tensor cores, float16 and bfloat16, accumulated in float32.
+        source: where the figures are published.
+        cuda_name: as the driver names it.
+    """
+
+    name: str
+    memory_gib: float
+    reserved_gib: float
+    bandwidth_gb_s: float
+    float32_tflops: float
+    half_tflops: float
+    source: str
+    cuda_name: str
+
+    def flops_per_s(self, precision: str) -> float:
+        """Operations a second in a precision of `MATRIX_BYTES`."""
+        return 1e12 * (self.float32_tflops if precision == 'float32' else self.half_tflops)
+
+    @property
+    def bytes_per_s(self) -> float:
+        return 1e9 * self.bandwidth_gb_s
+
+
+def _jetson(
+    name: str,
+    memory_gib: float,
+    bandwidth_gb_s: float,
+    float32_tflops: float,
+    half_tflops: float,
+    source: str,
+    cuda_name: str = 'Orin',
+) -> Device:
+    return Device(
+        f'NVIDIA Jetson {name}',
+        memory_gib,
+        _JETSON_GIB,
+        bandwidth_gb_s,
+        float32_tflops,
+        half_tflops,
+        source,
+        cuda_name,
+    )
+
+
+def _card(
+    name: str,
+    memory_gib: float,
+    bandwidth_gb_s: float,
+    float32_tflops: float,
+    half_tflops: float,
+    source: str,
+) -> Device:
+    return Device(
+        f'NVIDIA {name}',
+        memory_gib,
+        _CONTEXT_GIB,
+        bandwidth_gb_s,
+        float32_tflops,
+        half_tflops,
+        source,
+        # The driver leaves the form factor out.
+        f'NVIDIA {name.partition(" SXM")[0]}',
+    )
+
+
+DEVICES: Mapping[str, Device] = {
+    'orin-nano': _jetson(
+        'Orin Nano 8GB (Super, 25 W)',
+        8,
+        102.0,
+        2.1,
+        16.7,
+        'NVIDIA, Jetson Orin Nano Super Developer Kit datasheet: 67 sparse INT8 TOPS; 1024 cores '
+        'at 1.02 GHz',
+    ),
+    'orin-nano-15w': _jetson(
+        'Orin Nano 8GB (15 W)',
+        8,
+        68.0,
+        1.28,
+        10.0,
+        'NVIDIA, Jetson Orin Nano Series datasheet: 40 sparse INT8 TOPS; 1024 cores at 625 MHz',
+    ),
+    'orin-nx': _jetson(
+        'Orin NX 16GB (25 W)',
+        16,
+        102.4,
+        1.88,
+        15.0,
+        'NVIDIA, Jetson Orin NX Series datasheet: 60 sparse INT8 TOPS of the GPU (100 with DLAs); '
+        '1024 cores at 918 MHz',
+    ),
+    'agx-orin-32gb': _jetson(
+        'AGX Orin 32GB',
+        32,
+        204.8,
+        3.33,
+        27.0,
+        'NVIDIA, Jetson AGX Orin Series Technical Brief v1.2: 108 sparse INT8 TOPS of the GPU '
+        '(200 with DLAs); 1792 cores at 930 MHz',
+    ),
+    'agx-orin': _jetson(
+        'AGX Orin 64GB',
+        64,
+        204.8,
+        5.3,
+        42.5,
+        'NVIDIA, Jetson AGX Orin Series Technical Brief v1.2: 170 sparse INT8 TOPS of the GPU '
+        '(275 with DLAs); 2048 cores at 1.3 GHz',
+    ),
+    'thor-t4000': _jetson(
+        'T4000',
+        64,
+        273.0,
+        4.7,
+        150.0,
+        'NVIDIA, Jetson Thor Series datasheet: 1200 sparse FP4 TFLOPS; 1536 cores at 1.53 GHz',
+        'Thor',
+    ),
+    'thor': _jetson(
+        'AGX Thor (T5000)',
+        128,
+        273.0,
+        8.06,
+        258.75,
+        'NVIDIA, Jetson Thor Series datasheet: 2070 sparse FP4 TFLOPS; 2560 cores at 1.57 GHz',
+        'Thor',
+    ),
+    'l4': _card('L4', 24, 300.0, 30.3, 121.0, 'NVIDIA, L4 datasheet: 242 sparse FP16 TFLOPS'),
+    'l40s': _card('L40S', 48, 864.0, 91.6, 362.05, 'NVIDIA, L40S datasheet'),
+    'rtx-4090': _card(
+        'GeForce RTX 4090',
+        24,
+        1008.0,
+        82.6,
+        165.2,
+        'NVIDIA, Ada GPU Architecture whitepaper, FP16 with FP32 accumulate',
+    ),
+    'rtx-5090': _card(
+        'GeForce RTX 5090',
+        32,
+        1792.0,
+        104.8,
+        209.5,
+        'NVIDIA, RTX Blackwell GPU Architecture whitepaper, FP16 with FP32 accumulate',
+    ),
+    'a100': _card(
+        'A100-SXM4-80GB', 80, 2039.0, 19.5, 312.0, 'NVIDIA, A100 Tensor Core GPU datasheet'
+    ),
+    'h100': _card(
+        'H100 SXM',
+        80,
+        3350.0,
+        67.0,
+        989.5,
+        'NVIDIA, H100 Tensor Core GPU datasheet: 1979 sparse BF16 TFLOPS',
+    ),
+    'h200': _card(
+        'H200 SXM',
+        141,
+        4800.0,
+        67.0,
+        989.5,
+        'NVIDIA, H200 Tensor Core GPU datasheet: 1979 sparse BF16 TFLOPS',
+    ),
+}
+
+
+def device_of_cuda(name: str, total_bytes: int) -> Device | None:
+    """The table's device that a driver names so, or None.
+
+    Jetsons of one generation share a name, so the nearest memory decides; the driver always reports
+    a little less than is fitted.
+
+    Args:
+        name: as the driver gives it, e.g. `Orin` or `NVIDIA H200`.
+        total_bytes: memory as the driver gives it.
+    """
+    found = total_bytes / GIB
+    same = [device for device in DEVICES.values() if _same_name(device.cuda_name, name)]
+    near = [device for device in same if abs(device.memory_gib - found) < 0.25 * device.memory_gib]
+    # The first of equals is the one with today's clocks.
+    return min(near, key=lambda device: abs(device.memory_gib - found), default=None)
+
+
+def _same_name(ours: str, theirs: str) -> bool:
+    # `NVIDIA L4` is not `NVIDIA L40S`, and `NVIDIA H100 80GB HBM3` is an H100.
+    words = theirs.split()
+    return ours.split() == words[: len(ours.split())] or words == ['NVIDIA', *ours.split()]
