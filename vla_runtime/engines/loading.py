@@ -5,7 +5,7 @@ from __future__ import annotations
 from vla_runtime.bundle import Bundle
 from vla_runtime.engines.engine import PolicyEngine
 
-BACKENDS = ('torch', 'onnxruntime')
+BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
 
 
 def load_engine(
@@ -56,5 +56,18 @@ def load_engine(
             device=device,
             precision=precision,
             max_rows=max_rows,
+        )
+    if backend == 'tensorrt':
+        from vla_runtime.engines.tensorrt_engine import TensorRTEngine
+
+        return TensorRTEngine.load(
+            bundle.folder,
+            bundle.spec.family,
+            bundle.spec.dims,
+            device=device,
+            precision=precision,
+            max_rows=max_rows,
+            denoise_steps=bundle.spec.denoise_steps,
+            use_cuda_graphs=use_cuda_graphs,
         )
     raise ValueError(f"backend '{backend}' is unknown; known are: {', '.join(BACKENDS)}")

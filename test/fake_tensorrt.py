@@ -1,0 +1,404 @@
+"""The `tensorrt` module where there is no GPU, with the names of one release and no others.
+
+Stands in at the edge of TensorRT, below our own adapter. An engine is built from an ONNX file by
+keeping its path, and runs on ONNX Runtime over the fake device's memory, so what comes out was
+computed from what lies at the bound addresses. Which names a release has is read from
+`tensorrt_names.json`; asking for any other name fails as on the real module, and every name that
+was asked for is kept in `used`.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnxruntime
+from fake_cuda import FakeCuda
+
+NAMES = json.loads((Path(__file__).parent / 'tensorrt_names.json').read_text())
+RELEASES = tuple(NAMES)
+_TYPES = {
+    'tensor(float)': ('FLOAT', np.float32),
+    'tensor(float16)': ('HALF', np.float16),
+    'tensor(int64)': ('INT64', np.int64),
+    'tensor(bool)': ('BOOL', np.bool_),
+}
+
+
+class Named:
+    """An object of a class of TensorRT: only what its release has can be read or set."""
+
+    kind = ''
+
+    def __init__(self, trt: FakeTensorRT) -> None:
+        self.__dict__['trt'] = trt
+
+    def __getattribute__(self, name: str):
+        kind = type(self).kind
+        if kind and not name.startswith('_') and name != 'trt':
+            object.__getattribute__(self, 'trt').use(kind, name)
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if type(self).kind and not name.startswith('_'):
+            self.trt.use(type(self).kind, name)
+        super().__setattr__(name, value)
+
+
+def _choices(trt: FakeTensorRT, kind: str):
+    """An enumeration with the members that this release has."""
+    members = IntEnum(kind, {name: i for i, name in enumerate(NAMES[trt.__version__][kind])})
+
+    class Choices:
+        def __getattr__(self, name: str):
+            trt.use(kind, name)
+            return members[name]
+
+    return Choices()
+
+
+class FakeTensorRT:
+    """The module.
+
+    Args:
+        release: a key of `tensorrt_names.json`.
+        cuda: the device that engines run on.
+    """
+
+    def __init__(self, release: str, cuda: FakeCuda | None = None) -> None:
+        self.__version__ = release
+        self.cuda = cuda or FakeCuda()
+        self.used: set[tuple[str, str]] = set()
+        self.fail_parse = self.fail_build = ''
+        # Faults of engines: nothing is written, or nothing but NaN.
+        self.freeze_outputs = self.poison_outputs = False
+        self.layers: list[FakeLayer] = []
+        self.configs: list[FakeConfig] = []
+        self.steps_told = 0
+        for kind in (
+            'BuilderFlag',
+            'DataType',
+            'ExecutionContextAllocationStrategy',
+            'LayerType',
+            'MemoryPoolType',
+            'NetworkDefinitionCreationFlag',
+            'TacticSource',
+            'TensorIOMode',
+        ):
+            if kind in NAMES[release]:
+                setattr(self, kind, _choices(self, kind))
+        self.ILogger = _make_logger_base()
+        if 'IProgressMonitor' in NAMES[release]:
+            self.IProgressMonitor = type('IProgressMonitor', (), {})
+        self.Runtime = lambda logger: FakeRuntime(self, logger)
+        self.Builder = lambda logger: FakeBuilder(self, logger)
+        self.OnnxParser = lambda network, logger: FakeParser(self, network, logger)
+
+    def use(self, kind: str, name: str) -> None:
+        if name not in NAMES[self.__version__][kind]:
+            raise AttributeError(f'TensorRT {self.__version__}: {kind} has no {name}')
+        self.used.add((kind, name))
+
+
+def _make_logger_base() -> type:
+    severity = IntEnum(
+        'Severity', {'INTERNAL_ERROR': 0, 'ERROR': 1, 'WARNING': 2, 'INFO': 3, 'VERBOSE': 4}
+    )
+
+    class ILogger:
+        Severity = severity
+
+    return ILogger
+
+
+class FakeRuntime(Named):
+    kind = 'Runtime'
+
+    def __init__(self, trt: FakeTensorRT, logger) -> None:
+        super().__init__(trt)
+        assert trt.cuda.devices, 'TensorRT does not survive a machine without a driver'
+        self._logger = logger
+
+    def deserialize_cuda_engine(self, data):
+        try:
+            plan = json.loads(bytes(memoryview(data)))
+            release = plan['release']
+        except (ValueError, KeyError):
+            release = None
+        if release != self.trt.__version__:
+            severity = self._logger.Severity.ERROR
+            self._logger.log(severity, 'the serialization of the plan does not fit')
+            return None
+        return FakeEngine(self.trt, Path(plan['onnx']))
+
+
+@cache
+def _session(onnx: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(onnx, options, providers=['CPUExecutionProvider'])
+
+
+class FakeEngine(Named):
+    kind = 'ICudaEngine'
+
+    def __init__(self, trt: FakeTensorRT, onnx: Path) -> None:
+        super().__init__(trt)
+        self._session = _session(onnx.resolve())
+        self._inputs = {item.name: item for item in self._session.get_inputs()}
+        self._outputs = {item.name: item for item in self._session.get_outputs()}
+        self._tensors = self._inputs | self._outputs
+
+    @property
+    def device_memory_size(self) -> int:
+        return 1000
+
+    @property
+    def device_memory_size_v2(self) -> int:
+        return 1000
+
+    @property
+    def num_io_tensors(self) -> int:
+        return len(self._tensors)
+
+    def get_tensor_name(self, index: int) -> str:
+        return list(self._tensors)[index]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def get_tensor_mode(self, name: str):
+        modes = self.trt.TensorIOMode
+        return modes.INPUT if name in self._inputs else modes.OUTPUT
+
+    def get_tensor_dtype(self, name: str):
+        kind = _TYPES[self._tensors[name].type][0]
+        # 8.6 turns the parser's int64 into int32.
+        if kind == 'INT64' and 'INT64' not in NAMES[self.trt.__version__]['DataType']:
+            kind = 'INT32'
+        return getattr(self.trt.DataType, kind)
+
+    def create_execution_context(self, strategy=None):
+        assert strategy is None or strategy.name == 'USER_MANAGED'
+        return FakeContext(self)
+
+    def create_execution_context_without_device_memory(self):
+        return FakeContext(self)
+
+    def _run(self, addresses: dict[str, int]) -> None:
+        cuda = self.trt.cuda
+        arrays = {}
+        for name, tensor in self._tensors.items():
+            dtype = _TYPES[tensor.type][1]
+            if self.get_tensor_dtype(name).name == 'INT32':
+                dtype = np.int32
+            arrays[name] = cuda.array(addresses[name], tuple(tensor.shape), dtype)
+        feeds = {
+            name: arrays[name].astype(_TYPES[tensor.type][1])
+            for name, tensor in self._inputs.items()
+        }
+        if self.trt.freeze_outputs:
+            return
+        for name, value in zip(self._outputs, self._session.run(None, feeds), strict=True):
+            poisoned = self.trt.poison_outputs and value.dtype != np.bool_
+            arrays[name][...] = np.nan if poisoned else value
+
+
+class FakeContext(Named):
+    kind = 'IExecutionContext'
+
+    def __init__(self, engine: FakeEngine) -> None:
+        super().__init__(engine.trt)
+        self._engine = engine
+        self._addresses: dict[str, int] = {}
+        self._scratch = 0
+
+    @property
+    def device_memory(self) -> int:
+        return self._scratch
+
+    @device_memory.setter
+    def device_memory(self, address: int) -> None:
+        self._scratch = address
+
+    def set_device_memory(self, address: int, size: int) -> None:
+        assert size >= 1000
+        self._scratch = address
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        if name not in self._engine._tensors:
+            return False
+        self._addresses[name] = address
+        return True
+
+    def execute_async_v3(self, stream: int) -> bool:
+        assert self._scratch, 'a context without scratch memory was run'
+        if set(self._addresses) != set(self._engine._tensors):
+            return False
+        frozen, engine = dict(self._addresses), self._engine
+        self.trt.cuda.put(stream, lambda: engine._run(frozen))
+        return True
+
+
+class FakeLayer(Named):
+    """A layer with outputs of the given types."""
+
+    kind = 'ILayer'
+
+    def __init__(self, trt: FakeTensorRT, layer_type: str, *dtypes: str) -> None:
+        super().__init__(trt)
+        self._type = getattr(trt.LayerType, layer_type)
+        self._dtypes = [getattr(trt.DataType, name) for name in dtypes]
+        self._set: dict[int, object] = {}
+        self._precision = None
+
+    @property
+    def type(self):
+        return self._type
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self._dtypes)
+
+    def get_output(self, index: int):
+        return SimpleNamespace(dtype=self._dtypes[index])
+
+    @property
+    def precision(self):
+        return self._precision
+
+    @precision.setter
+    def precision(self, dtype) -> None:
+        self._precision = dtype
+
+    def set_output_type(self, index: int, dtype) -> None:
+        self._set[index] = dtype
+
+
+class FakeNetwork(Named):
+    kind = 'INetworkDefinition'
+
+    def __init__(self, trt: FakeTensorRT, flags: int) -> None:
+        super().__init__(trt)
+        self._flags, self._onnx = flags, None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.trt.layers)
+
+    def get_layer(self, index: int) -> FakeLayer:
+        return self.trt.layers[index]
+
+
+class FakeParser(Named):
+    kind = 'OnnxParser'
+
+    def __init__(self, trt: FakeTensorRT, network: FakeNetwork, logger) -> None:
+        super().__init__(trt)
+        self._network = network
+
+    def parse_from_file(self, path: str) -> bool:
+        self._network._onnx = path
+        return not self.trt.fail_parse
+
+    @property
+    def num_errors(self) -> int:
+        return 1
+
+    def get_error(self, index: int):
+        return SimpleNamespace(node=lambda: 3, desc=lambda: self.trt.fail_parse)
+
+
+class FakeCache(Named):
+    kind = 'ITimingCache'
+
+    def __init__(self, trt: FakeTensorRT, data: bytes) -> None:
+        super().__init__(trt)
+        self._data = data
+
+    def serialize(self) -> bytes:
+        return self._data + b'+'
+
+
+class FakeConfig(Named):
+    kind = 'IBuilderConfig'
+
+    def __init__(self, trt: FakeTensorRT) -> None:
+        super().__init__(trt)
+        self._flags: set[str] = {'TF32'}
+        self._limits: dict[str, int] = {}
+        self._sources, self._cache, self._monitor = 0b11111, None, None
+
+    def set_memory_pool_limit(self, pool, size: int) -> None:
+        self._limits[pool.name] = size
+
+    def set_flag(self, flag) -> None:
+        self._flags.add(flag.name)
+
+    def clear_flag(self, flag) -> None:
+        self._flags.discard(flag.name)
+
+    def create_timing_cache(self, data: bytes) -> FakeCache:
+        return FakeCache(self.trt, bytes(data))
+
+    def set_timing_cache(self, cache: FakeCache, ignore_mismatch: bool) -> bool:
+        if cache._data.startswith(b'elsewhere'):
+            return False
+        self._cache = cache
+        return True
+
+    def get_timing_cache(self) -> FakeCache:
+        return self._cache
+
+    def get_tactic_sources(self) -> int:
+        return self._sources
+
+    def set_tactic_sources(self, sources: int) -> bool:
+        self._sources = sources
+        return True
+
+    @property
+    def progress_monitor(self):
+        return self._monitor
+
+    @progress_monitor.setter
+    def progress_monitor(self, monitor) -> None:
+        self._monitor = monitor
+
+
+class FakeBuilder(Named):
+    kind = 'Builder'
+
+    def __init__(self, trt: FakeTensorRT, logger) -> None:
+        if trt.cuda.devices is None:
+            # As the real bindings say it when the library returns no builder.
+            raise TypeError('factory function returned nullptr')
+        super().__init__(trt)
+        self._logger = logger
+
+    def create_network(self, flags: int) -> FakeNetwork:
+        return FakeNetwork(self.trt, flags)
+
+    def create_builder_config(self) -> FakeConfig:
+        config = FakeConfig(self.trt)
+        self.trt.configs.append(config)
+        return config
+
+    def build_serialized_network(self, network: FakeNetwork, config: FakeConfig) -> bytes | None:
+        monitor = config._monitor
+        if monitor is not None:
+            monitor.phase_start('Building', None, 3)
+            for step in range(3):
+                if not monitor.step_complete('Building', step):
+                    return None
+                self.trt.steps_told += 1
+            monitor.phase_finish('Building')
+        if self.trt.fail_build:
+            self._logger.log(self._logger.Severity.ERROR, self.trt.fail_build)
+            return None
+        plan = {'release': self.trt.__version__, 'onnx': network._onnx}
+        return json.dumps(plan).encode()

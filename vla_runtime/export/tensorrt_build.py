@@ -1,0 +1,292 @@
+"""ONNX files to TensorRT engines, on the machine that will run them.
+
+Invariants:
+- nothing is built that cannot fit, that this TensorRT cannot read, or that is there already and
+  came from the same ONNX files;
+- each engine appears in its folder complete or not at all, with what `engine.json` says of it, and
+  what earlier builds measured (the timing cache) is kept after each, so an interrupted build goes
+  on where it stopped.
+
+Imports tensorrt, cuda-python and numpy only: a Jetson that builds need not have PyTorch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vla_runtime.engines.cuda_runtime import CudaRuntime
+from vla_runtime.engines.onnx_files import ONNX_FOLDER
+from vla_runtime.engines.tensorrt_adapter import BuildOptions, Progress, TensorRT, TensorRTError
+from vla_runtime.engines.tensorrt_store import (
+    TIMING_CACHE,
+    EngineFile,
+    Metadata,
+    engine_names,
+    files_sha256,
+    folder_name,
+    read_metadata,
+    rebuild_command,
+    write_file,
+    write_metadata,
+)
+from vla_runtime.export.tensorrt_onnx import OnnxSummary, summarise
+
+# Beside weights and workspace: CUDA's own, the kernels that are tried, activations.
+_OVERHEAD_BYTES = 1 << 30
+# TensorRT's own choice is all of the GPU; what our largest product can use stays below this.
+DEFAULT_WORKSPACE = 1 << 30
+_MEMINFO = Path('/proc/meminfo')
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """What building one engine takes, in bytes.
+
+    The parser holds the weights on the host, the builder copies them to the device to try kernels
+    on, and the finished engine is held on the host once more before it is written.
+    """
+
+    device: int
+    host: int
+
+    @classmethod
+    def of(cls, weight_bytes: int, workspace_bytes: int) -> MemoryEstimate:
+        device = weight_bytes + workspace_bytes + _OVERHEAD_BYTES
+        return cls(device=device, host=2 * weight_bytes + _OVERHEAD_BYTES)
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What a build will do.
+
+    Attributes:
+        folder: where the engines go.
+        graphs: every engine's ONNX file, by engine name.
+        digests: SHA-256 of each graph with its weights.
+        done: engines that are there already and need not be built.
+        precision: of the ONNX files.
+        workspace_bytes: scratch memory that a layer may take.
+        estimate: of the largest build.
+    """
+
+    folder: Path
+    graphs: dict[str, OnnxSummary]
+    digests: dict[str, str]
+    done: dict[str, EngineFile]
+    precision: str
+    workspace_bytes: int
+    estimate: MemoryEstimate
+
+    @property
+    def to_build(self) -> list[str]:
+        return [name for name in self.graphs if name not in self.done]
+
+
+def plan_build(
+    bundle: Path,
+    adapter: TensorRT,
+    runtime: CudaRuntime,
+    *,
+    rows: Iterable[int],
+    precision: str | None = None,
+    workspace_bytes: int = DEFAULT_WORKSPACE,
+    force: bool = False,
+) -> BuildPlan:
+    """Look at everything that can be known before anything is built.
+
+    Args:
+        bundle: the bundle's folder, with its ONNX files.
+        adapter, runtime: the TensorRT and the GPU at hand.
+        rows: numbers of prompt rows to build for.
+        precision: that the ONNX files must have; None takes theirs.
+        workspace_bytes: scratch memory that a layer may take.
+        force: build again what is there.
+
+    Raises:
+        ValueError: ONNX files that are missing, of mixed or other precision, or not readable by
+            this TensorRT; or a build that cannot fit into memory.
+    """
+    folder = bundle / ONNX_FOLDER
+    graphs = {name: summarise(folder / f'{name}.onnx') for name in engine_names(rows)}
+    found = _precision(folder, graphs, precision)
+    if found not in adapter.precisions:
+        raise ValueError(
+            f'{folder}: the files are {found}, which TensorRT {adapter.version} cannot run; export '
+            f'them in {" or ".join(adapter.precisions)}'
+        )
+    for summary in graphs.values():
+        if problems := summary.unsupported(adapter.version):
+            raise ValueError(
+                f'{summary.path}: TensorRT {adapter.version} cannot read {", ".join(problems)}'
+            )
+    weight_bytes = max(summary.weight_bytes for summary in graphs.values())
+    target = bundle / 'engines' / folder_name(runtime.info.name, adapter.version)
+    digests = _digests(graphs)
+    plan = BuildPlan(
+        folder=target,
+        graphs=graphs,
+        digests=digests,
+        done={} if force else _done(bundle, target, digests, found),
+        precision=found,
+        workspace_bytes=workspace_bytes,
+        estimate=MemoryEstimate.of(weight_bytes, workspace_bytes),
+    )
+    if plan.to_build:
+        check_fits(plan.estimate, runtime)
+    return plan
+
+
+def build_engines(
+    plan: BuildPlan,
+    adapter: TensorRT,
+    runtime: CudaRuntime,
+    *,
+    captures: int,
+    progress: Progress | None = None,
+    report: Callable[[str, EngineFile], object] = lambda name, entry: None,
+) -> Metadata:
+    """Build what the plan says is to be built, and try to load each.
+
+    Args:
+        plan: from `plan_build`.
+        adapter, runtime: the TensorRT and the GPU at hand.
+        captures: how often a CUDA graph will be captured at load, to keep the fastest.
+        progress: told how far a build is, where this TensorRT can tell.
+        report: told of each engine once it is written.
+
+    Raises:
+        TensorRTError: a graph cannot be built; engines that were finished stay.
+        OSError: the folder cannot be written.
+    """
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    device = runtime.info
+    metadata = Metadata(
+        tensorrt=adapter.version,
+        gpu=device.name,
+        capability=device.capability,
+        processors=device.processors,
+        precision=plan.precision,
+        captures=captures,
+        engines=dict(plan.done),
+    )
+    for name in plan.to_build:
+        entry = _build_one(name, plan, adapter, progress)
+        metadata = replace(metadata, engines={**metadata.engines, name: entry})
+        write_metadata(plan.folder, metadata)
+        report(name, entry)
+    # Again where nothing was built: the number of captures may be another.
+    write_metadata(plan.folder, metadata)
+    return metadata
+
+
+def check_fits(estimate: MemoryEstimate, runtime: CudaRuntime) -> None:
+    """Refuse a build that cannot fit, before it takes an hour to find out.
+
+    Raises:
+        ValueError: with what it needs, what is free, and what can be done.
+    """
+    free_device, free_host = runtime.free_bytes(), available_host_bytes()
+    if runtime.info.integrated:
+        # One memory for both, as on a Jetson.
+        needs = [('memory', estimate.device + estimate.host, free_host)]
+    else:
+        needs = [('GPU memory', estimate.device, free_device), ('memory', estimate.host, free_host)]
+    for name, need, free in needs:
+        if free is not None and need > free:
+            raise ValueError(
+                f'building needs about {need / 1e9:.1f} GB of {name} and {free / 1e9:.1f} GB are '
+                'free: end what else runs, give a smaller --workspace, export the ONNX files in '
+                'float16 or bfloat16, or add swap. Nothing was built'
+            )
+
+
+def available_host_bytes() -> int | None:
+    """Memory that new work may take without swapping; None where the system does not say."""
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:
+        return None
+    sizes = {name: value.split() for name, _, value in (line.partition(':') for line in lines)}
+    available = sizes.get('MemAvailable')
+    return int(available[0]) * 1024 if available else None
+
+
+def _build_one(
+    name: str, plan: BuildPlan, adapter: TensorRT, progress: Progress | None
+) -> EngineFile:
+    cache = plan.folder / TIMING_CACHE
+    options = BuildOptions(
+        workspace_bytes=plan.workspace_bytes,
+        timing_cache=cache.read_bytes() if cache.is_file() else b'',
+        reduced=plan.precision != 'float32',
+        progress=progress,
+    )
+    start = time.monotonic()
+    built = adapter.build(plan.graphs[name].path, options)
+    seconds = time.monotonic() - start
+    path = plan.folder / f'{name}.engine'
+    write_file(path, built.plan)
+    if built.timing_cache:
+        write_file(cache, built.timing_cache)
+    try:
+        network = adapter.load(path)
+    except TensorRTError:
+        path.unlink()
+        raise
+    scratch = network.scratch_bytes
+    network.close()
+    return EngineFile(
+        file=path.name,
+        size=path.stat().st_size,
+        onnx_sha256=plan.digests[name],
+        seconds=round(seconds, 1),
+        scratch_bytes=scratch,
+        layers=built.layers,
+        pinned=built.pinned,
+    )
+
+
+def _precision(folder: Path, graphs: dict[str, OnnxSummary], wanted: str | None) -> str:
+    found = sorted({summary.precision for summary in graphs.values()})
+    if len(found) > 1:
+        raise ValueError(
+            f'{folder}: the files differ in precision ({", ".join(found)}); export them again'
+        )
+    if wanted is not None and wanted != found[0]:
+        raise ValueError(
+            f"--precision {wanted}: the files in {folder} are {found[0]}, and an engine's "
+            'precision is that of its ONNX files; export them again in the one that you want'
+        )
+    return found[0]
+
+
+def _digests(graphs: dict[str, OnnxSummary]) -> dict[str, str]:
+    """One hash of each graph and its weights; a file that several share is read once."""
+    single = {path: '' for summary in graphs.values() for path in summary.files}
+    for path in single:
+        single[path] = files_sha256([path])
+    return {
+        name: '-'.join(single[path][:32] for path in summary.files)
+        for name, summary in graphs.items()
+    }
+
+
+def _done(
+    bundle: Path, folder: Path, digests: dict[str, str], precision: str
+) -> dict[str, EngineFile]:
+    """Engines that are there, whole, and from these ONNX files."""
+    try:
+        metadata = read_metadata(folder, rebuild_command(bundle))
+    except ValueError:
+        return {}
+    return {
+        name: entry
+        for name, entry in metadata.engines.items()
+        if digests.get(name) == entry.onnx_sha256
+        and metadata.precision == precision
+        and (folder / entry.file).is_file()
+        and (folder / entry.file).stat().st_size == entry.size
+    }
