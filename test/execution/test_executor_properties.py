@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.columns import Column
-from vla_runtime.execution.command import CommandKind, Reason, SubmitResult
+from vla_runtime.execution.command import Command, CommandKind, Reason, SubmitResult
 from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.handover import HandoverParameters
@@ -43,6 +43,8 @@ LIMITS = make_limits(
     },
     actions=LimitActions(acceleration='clamp'),
 )
+TOLERANCE = StartParameters().tolerance
+WAITS = (Reason.STARVED, Reason.SYNCHRONOUS_WAIT, Reason.WAITING_FOR_CHUNK)
 WATCHDOG = WatchdogParameters(tick_timeout_s=0.05, max_state_age_s=0.1, max_tracking_error=0.4)
 
 handovers = st.builds(
@@ -109,6 +111,7 @@ class AnythingGoes(RuleBasedStateMachine):
         self.executed: list[tuple[int, int, int]] = []
         self.interval_of: dict[int, tuple[int, int]] = {}
         self.accepted = self.received = 0
+        self.latched = False
         self.tick_one()
         self.tick_one()
         self.start()
@@ -118,17 +121,21 @@ class AnythingGoes(RuleBasedStateMachine):
     def tick_one(self, gap_ns: int = PERIOD_NS, jump_ns: int = 0) -> None:
         self.now_s += gap_ns * 1e-9
         self.ros_ns += gap_ns + jump_ns
+        # A time that comes twice was, from now on, the second time.
+        self.seen = [seen for seen in self.seen if seen.ros_ns < self.ros_ns]
         if self.state_arrives:
             self.executor.observe_state(list(NAMES), list(self.measured), self.ros_ns)
-            self.state_stamp_ns = self.ros_ns
-            self.known = self.measured.copy()
+            if self.state_stamp_ns is None or self.ros_ns >= self.state_stamp_ns:
+                self.state_stamp_ns = self.ros_ns
+                self.known = self.measured.copy()
         running = self.executor.mode is Mode.RUNNING
         command = self.executor.tick(self.now_s, self.ros_ns)
-        must_hold = not running or gap_ns > 50_000_000 or jump_ns != 0 or self.state_is_bad()
+        jumped = abs(jump_ns) > 200_000_000
+        must_hold = not running or gap_ns > 50_000_000 or jumped or self.state_is_bad()
         if running and self.is_far():
             must_hold = True
         assert command.reason is not Reason.INTERNAL_ERROR, self.executor.detail
-        self.check_motion(command.setpoints, command.velocities, command.kind, gap_ns * 1e-9)
+        self.check_motion(command, gap_ns * 1e-9)
         if must_hold:
             assert command.kind in (CommandKind.HOLD, CommandKind.IDLE), command
         if command.kind is CommandKind.TRACK:
@@ -138,40 +145,56 @@ class AnythingGoes(RuleBasedStateMachine):
         if command.kind is not CommandKind.IDLE:
             gap = self.setpoints - self.measured
             self.measured[POSITIONS] += self.follows * gap[POSITIONS]
+        if jumped or command.reason is Reason.CLOCK_JUMP:
+            # Nothing of before can be told from what comes.
+            self.state_stamp_ns = self.ros_ns
+            self.seen = []
         self.seen.append(Observed(self.ros_ns, self.executor.status().step, self.executor.episode))
 
     def state_is_bad(self) -> bool:
         assert self.state_stamp_ns is not None
         age_s = (self.ros_ns - self.state_stamp_ns) * 1e-9
-        return age_s > WATCHDOG.max_state_age_s or not np.isfinite(self.measured).all()
+        return age_s > WATCHDOG.max_state_age_s or not np.isfinite(self.known).all()
 
     def is_far(self) -> bool:
         gap = (self.setpoints - self.known)[POSITIONS]
         gap[1] = (gap[1] + math.pi) % (2 * math.pi) - math.pi
         return bool(np.abs(gap).max() > WATCHDOG.max_tracking_error + 1e-9)
 
-    def check_motion(
-        self, setpoints: np.ndarray, velocities: np.ndarray, kind: CommandKind, dt_s: float
-    ) -> None:
+    def check_motion(self, command: Command, dt_s: float) -> None:
         """Finite, within limits, no faster than allowed, and at rest while holding."""
+        setpoints, velocities, kind = command.setpoints, command.velocities, command.kind
         assert np.isfinite(setpoints).all() and np.isfinite(velocities).all()
         if kind is CommandKind.IDLE:
             return
-        assert (setpoints[POSITIONS] >= LIMITS.lower[POSITIONS]).all()
-        assert (setpoints[POSITIONS] <= LIMITS.upper[POSITIONS]).all()
-        assert abs(setpoints[2]) <= 1.5
+        self.check_inside(setpoints, kind)
+        assert (np.abs(velocities) <= LIMITS.velocity * (1 + 1e-9)).all()
+        velocity = (setpoints - self.setpoints) / dt_s
+        velocity[2] = setpoints[2]
+        change = np.abs(velocity - self.velocity)
+        gentle = (change <= LIMITS.acceleration * dt_s * (1 + 1e-6) + 1e-9).all()
         if kind is CommandKind.HOLD:
             if self.kind is not CommandKind.IDLE and self.executor.mode is not Mode.IDLE:
                 assert (setpoints[POSITIONS] == self.setpoints[POSITIONS]).all()
             assert setpoints[2] == 0.0 and (velocities == 0.0).all()
+            # A fault and the operator stop at once; the end of a plan does not.
+            assert gentle or command.reason not in WAITS, command
             self.velocity = np.zeros(3)
             return
-        velocity = (setpoints - self.setpoints) / dt_s
-        velocity[2] = setpoints[2]
         assert (np.abs(velocity) <= LIMITS.velocity * (1 + 1e-9)).all()
-        change = np.abs(velocity - self.velocity)
-        assert (change <= LIMITS.acceleration * dt_s * (1 + 1e-6) + 1e-9).all()
+        assert gentle, (command, change / dt_s)
         self.velocity = velocity
+
+    def check_inside(self, setpoints: np.ndarray, kind: CommandKind) -> None:
+        """Within the limits, or on the way back inside from where the robot was found."""
+        lower, upper = LIMITS.lower[POSITIONS], LIMITS.upper[POSITIONS]
+        if kind is not CommandKind.TRACK and self.kind is not CommandKind.IDLE:
+            lower = np.minimum(lower, self.setpoints[POSITIONS])
+            upper = np.maximum(upper, self.setpoints[POSITIONS])
+        elif kind is CommandKind.HOLD:
+            lower, upper = lower - TOLERANCE, upper + TOLERANCE
+        assert (setpoints[POSITIONS] >= lower).all() and (setpoints[POSITIONS] <= upper).all()
+        assert abs(setpoints[2]) <= 1.5
 
     def check_step(self, step: int, chunk: int, row: int) -> None:
         """Steps go up one by one, a chunk's rows too, and none past S plus overrun."""
@@ -206,6 +229,9 @@ class AnythingGoes(RuleBasedStateMachine):
         if self.executor.start(self.now_s, self.ros_ns).started:
             before = self.setpoints
             self.setpoints = self.executor.tick(self.now_s, self.ros_ns).setpoints.copy()
+            outside = np.abs(self.setpoints - np.clip(self.setpoints, LIMITS.lower, LIMITS.upper))
+            assert outside[0] == 0.0 or self.setpoints[0] == self.known[0]
+            assert outside[0] <= TOLERANCE
             if self.kind is not CommandKind.IDLE and self.executor.mode is Mode.RUNNING:
                 near = np.abs(self.setpoints - self.known)[POSITIONS]
                 near[1] = min(near[1], abs(near[1] - 2 * math.pi))
@@ -312,7 +338,11 @@ class AnythingGoes(RuleBasedStateMachine):
     @rule(jump_s=st.sampled_from([-100.0, -1.0, -0.3, 0.3, 1.0, 100.0]))
     def clock_jumps(self, jump_s: float) -> None:
         self.tick_one(jump_ns=round(jump_s * 1e9))
-        self.seen = self.seen[-1:]
+
+    @rule(nudge_ms=st.integers(-40, 40))
+    def clock_is_set_by_a_little(self, nudge_ms: int) -> None:
+        """As time servers do; too little to be a jump, unless there are many of them."""
+        self.tick_one(jump_ns=nudge_ms * 1_000_000)
 
     @rule(arrives=st.booleans())
     def joint_states_stop_or_come_back(self, arrives: bool) -> None:
@@ -343,13 +373,22 @@ class AnythingGoes(RuleBasedStateMachine):
         assert last.kind in (CommandKind.HOLD, CommandKind.IDLE)
         self.velocity = np.zeros(3)
 
-    @rule()
-    def reset(self) -> None:
-        self.executor.reset(self.executor.episode + 1)
+    @rule(by_operator=st.booleans())
+    def episode_begins(self, by_operator: bool) -> None:
+        begin = self.executor.reset if by_operator else self.executor.begin_episode
+        begin(self.executor.episode + 1)
+        assert not (by_operator and self.executor.latch.closed)
+        self.latched = self.latched and not by_operator
         self.executed = []
         self.velocity = np.zeros(3)
         self.tick_one()
         self.seen = self.seen[-1:]
+
+    @invariant()
+    def only_the_operator_opens_the_latch(self) -> None:
+        if hasattr(self, 'executor'):
+            assert self.executor.latch.closed or not self.latched
+            self.latched = self.executor.latch.closed
 
     # ------------------------------------------------------------ books that must balance
 

@@ -118,10 +118,22 @@ def test_when_started_expect_a_chunk_wanted_once() -> None:
 
 
 def test_when_asynchronous_expect_the_request_as_many_steps_early_as_the_delay() -> None:
-    rig = rig_of(replan_interval=10, delay=DelayParameters(floor_steps=4))
+    continuing = {'overrun': 'continue', 'max_overrun_steps': 2}
+    rig = rig_of(replan_interval=10, delay=DelayParameters(floor_steps=4), **continuing)
     rig.submit(FLAT)
     rig.run_until(lambda _: rig.executor.wants_chunk)
     assert rig.executor.status().step == 6
+
+
+@pytest.mark.parametrize(('interpolation', 'step'), [('cubic', 5), ('linear', 6)])
+def test_when_the_last_step_would_brake_expect_the_request_a_step_earlier(
+    interpolation: str, step: int
+) -> None:
+    delay = DelayParameters(floor_steps=4)
+    rig = rig_of(replan_interval=10, delay=delay, interpolation=interpolation)
+    rig.submit(FLAT)
+    rig.run_until(lambda _: rig.executor.wants_chunk)
+    assert rig.executor.status().step == step
 
 
 def test_when_delays_were_observed_expect_requests_to_go_out_earlier() -> None:
@@ -136,7 +148,8 @@ def test_when_delays_were_observed_expect_requests_to_go_out_earlier() -> None:
         rig.tick(26)  # 6.5 steps
         assert rig.submit(FLAT, observation_ns=observed_ns).accepted
     assert rig.executor.status().delay_estimate == 7
-    assert asked_at[-1] == 7
+    # And one, so that the chunk is there before the last step begins to brake.
+    assert asked_at[-1] == 8
     starved = [tick for tick in rig.ticks[-120:] if tick.command.reason is Reason.STARVED]
     assert not starved
 

@@ -102,62 +102,10 @@ def test_when_robot_sags_a_little_expect_restart_at_the_last_command() -> None:
     assert (rig.tick().setpoints == held).all()
 
 
-def test_when_robot_is_far_outside_its_limits_expect_start_refused() -> None:
-    limits = make_limits(TWO, {'a': ColumnLimits(-1, 1)})
-    rig = rig_of(limits=limits)
-    rig.measured[:] = [1.3, 0.0]
-    rig.tick(2)
-    result = rig.executor.start(rig.now_s, rig.ros_ns)
-    assert not result.started and "'a' is at 1.3" in result.text
-
-
-def test_when_robot_is_just_outside_its_limits_expect_first_command_on_the_limit() -> None:
-    rig = rig_of(limits=make_limits(TWO, {'a': ColumnLimits(-1, 1)}))
-    rig.measured[:] = [1.05, 0.0]
-    rig.started()
-    assert rig.command.setpoints.tolist() == [1.0, 0.0]
-
-
 def test_when_started_twice_expect_motion_undisturbed() -> None:
     rig = moving()
     assert rig.executor.start(rig.now_s, rig.ros_ns).started
     assert rig.tick().kind is CommandKind.TRACK
-
-
-def test_when_chunk_starts_too_far_away_expect_refusal_with_the_distance() -> None:
-    rig = rig_of(start=StartParameters(tolerance=0.1, on_too_far='refuse')).started()
-    result = rig.submit([0.5] * 30)
-    assert result.refusal is Refusal.START_TOO_FAR
-    assert '0.5' in result.text and '0.1' in result.text
-    assert rig.tick(5).kind is CommandKind.HOLD
-    assert rig.command.setpoints.tolist() == [0.0, 0.0]
-
-
-def test_when_chunk_starts_too_far_away_expect_approach_at_the_set_speed_then_asking_anew() -> None:
-    rig = rig_of(start=StartParameters(tolerance=0.1, approach_speed=0.5)).started()
-    row = np.array([[0.5, -0.25]] * 30)
-    assert 'approaching' in rig.submit(row).text
-    assert not rig.executor.wants_chunk
-    rig.tick(50)
-    assert rig.command.kind is CommandKind.APPROACH
-    assert rig.command.setpoints == pytest.approx([0.25, -0.125])
-    assert rig.command.velocities == pytest.approx([0.5, -0.25])
-    assert rig.submit(row).refusal is Refusal.APPROACHING
-    rig.run_until(lambda command: command.kind is CommandKind.HOLD)
-    assert rig.command.setpoints == pytest.approx([0.5, -0.25])
-    positions = np.array([tick.position for tick in rig.ticks])
-    assert np.diff(positions).max() <= 0.005 + 1e-9
-    assert rig.executor.wants_chunk
-    assert rig.submit(row).accepted
-
-
-def test_when_a_column_has_another_unit_expect_its_scale_in_the_tolerance() -> None:
-    columns = (Column('a'), Column('grip', scale=100.0))
-    rig = rig_of(
-        columns=columns, start=StartParameters(tolerance=0.1, on_too_far='refuse')
-    ).started()
-    assert rig.submit(np.array([[0.0, 11.0]] * 30)).refusal is Refusal.START_TOO_FAR
-    assert rig.submit(np.array([[0.0, 9.0]] * 30)).accepted
 
 
 def test_when_held_for_long_expect_the_next_chunk_to_be_a_new_start() -> None:

@@ -63,6 +63,47 @@ def test_when_behind_a_moving_target_expect_it_caught_up_with() -> None:
     assert (commands - targets).max() < 0.005
 
 
+def test_when_the_rates_of_a_plan_exceed_the_limit_expect_them_clipped() -> None:
+    limiter, rates = limiter_of(ColumnLimits(velocity=2.0)), np.array([3.0])
+    assert not limiter.apply(np.zeros(1), np.array([0.02]), rates, np.zeros(1), DT_S)
+    assert rates[0] == 2.0
+
+
+def test_when_velocity_column_expect_its_value_as_its_rate() -> None:
+    limiter, rates = limiter_of(ColumnLimits(velocity=2.0), kind='velocity'), np.array([7.0])
+    command = np.zeros(1)
+    limiter.apply(command, np.array([0.5]), rates, np.zeros(1), DT_S)
+    assert rates[0] == command[0] == 0.5
+
+
+def test_when_braking_expect_the_shortest_way_the_acceleration_allows() -> None:
+    limiter = limiter_of(ColumnLimits(velocity=1.0, acceleration=10.0))
+    command, rates = np.zeros(1), np.zeros(1)
+    for tick in range(1, 40):
+        limiter.apply(command, np.array([tick * 0.005]), np.array([0.5]), command, DT_S)
+    assert limiter.velocities[0] == pytest.approx(0.5)
+    speeds = []
+    while limiter.moving:
+        before = command[0]
+        limiter.brake(command, rates, command.copy(), DT_S)
+        speeds.append((command[0] - before) / DT_S)
+        assert rates[0] == limiter.velocities[0]
+    assert speeds == pytest.approx([0.4, 0.3, 0.2, 0.1, 0.0], abs=1e-9)
+
+
+def test_when_braking_beside_a_robot_that_is_stuck_expect_no_motion_further_away() -> None:
+    limiter = limiter_of(ColumnLimits(acceleration=1.0, step_from_measured=0.1))
+    limiter.velocities[:] = 1.0
+    command = np.array([0.095])
+    for _ in range(20):
+        limiter.brake(command, np.zeros(1), np.zeros(1), DT_S)
+    assert command[0] == pytest.approx(0.1)
+    command[:] = 0.3
+    limiter.velocities[:] = 1.0
+    limiter.brake(command, np.zeros(1), np.zeros(1), DT_S)
+    assert command[0] == 0.3
+
+
 def test_when_heading_for_a_position_limit_expect_braking_in_time() -> None:
     limiter = limiter_of(ColumnLimits(upper=0.5, velocity=2.0, acceleration=8.0))
     commands = drive(limiter, np.arange(1, 200) * DT_S * 1.5)
@@ -74,6 +115,17 @@ def test_when_heading_for_a_position_limit_expect_braking_in_time() -> None:
 def test_when_command_starts_outside_a_limit_expect_only_motion_back_inside() -> None:
     commands = drive(limiter_of(ColumnLimits(upper=1.0)), np.full(5, 3.0), start=1.0)
     assert (commands == 1.0).all()
+
+
+def test_when_command_is_found_outside_a_limit_expect_it_back_at_the_given_speed() -> None:
+    limiter, command = limiter_of(ColumnLimits(upper=1.0)), np.array([1.05])
+    assert limiter.outside(command)
+    limiter.apply(command, np.ones(1), np.zeros(1), command, DT_S, speed=np.array([0.5]))
+    assert command[0] == pytest.approx(1.045)
+    limiter.apply(command, np.full(1, 3.0), np.zeros(1), command, DT_S)
+    assert command[0] == pytest.approx(1.045)
+    limiter.apply(command, np.ones(1), np.zeros(1), command, DT_S)
+    assert command[0] == 1.0 and not limiter.outside(command)
 
 
 def test_when_robot_is_blocked_expect_command_to_stay_near_it() -> None:

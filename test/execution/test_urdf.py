@@ -24,6 +24,8 @@ URDF = """<?xml version="1.0"?>
   <joint name="camera" type="fixed"/>
 </robot>"""
 
+LIMIT_FIELDS = ('lower', 'upper', 'velocity')
+
 
 def test_when_urdf_is_read_expect_limits_of_movable_joints_only() -> None:
     limits = read_urdf_limits(URDF)
@@ -97,4 +99,15 @@ def test_when_a_mapped_column_is_unknown_expect_error() -> None:
 )
 def test_when_urdf_is_broken_expect_error_saying_where(urdf: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
+        read_urdf_limits(urdf)
+
+
+@pytest.mark.parametrize('field', ['lower', 'upper', 'velocity'])
+@pytest.mark.parametrize('value', ['nan', 'inf', '-inf', '1e999'])
+def test_when_a_limit_is_not_finite_expect_error_naming_joint_and_field(
+    field: str, value: str
+) -> None:
+    limit = ' '.join(f'{name}="{value if name == field else 1}"' for name in LIMIT_FIELDS)
+    urdf = f'<robot><joint name="a" type="revolute"><limit {limit}/></joint></robot>'
+    with pytest.raises(ValueError, match=rf"joint 'a' <limit {field}='{value}'> is not finite"):
         read_urdf_limits(urdf)

@@ -9,6 +9,9 @@ import numpy as np
 
 from vla_runtime.execution.columns import Columns
 
+# Share of the start's tolerance that nobody sees.
+NEGLIGIBLE = 0.01
+
 OnStartTooFar = Literal['refuse', 'approach']
 
 
@@ -22,6 +25,8 @@ class StartParameters:
         on_too_far: `refuse` the chunk, or `approach` its first row at a set speed and ask again
             from there.
         approach_speed: speed of the fastest column while approaching, rad/s or m/s.
+        approach_timeout_s: an approach that has not arrived so many seconds after it should have
+            ends in a hold, until `start`: something is in the way.
         cold_after_s: a hold of this length makes the next chunk a new start, seconds on the steady
             clock. After a fault, a stop or a reset it always is.
     """
@@ -29,10 +34,11 @@ class StartParameters:
     tolerance: float = 0.2
     on_too_far: OnStartTooFar = 'approach'
     approach_speed: float = 0.3
+    approach_timeout_s: float = 5.0
     cold_after_s: float = 2.0
 
     def __post_init__(self) -> None:
-        for name in ('tolerance', 'approach_speed', 'cold_after_s'):
+        for name in ('tolerance', 'approach_speed', 'approach_timeout_s', 'cold_after_s'):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f'start: {name} is {getattr(self, name)}, expected more than 0')
         if self.on_too_far not in get_args(OnStartTooFar):
@@ -43,27 +49,35 @@ class StartParameters:
 
 
 class Approach:
-    """A straight line in joint space at a set speed; all columns arrive together."""
+    """A straight line in joint space at a set speed; all columns arrive together.
 
-    def __init__(self, columns: Columns, parameters: StartParameters) -> None:
+    Args:
+        columns: the executor's.
+        parameters: how fast, and for how long.
+        fastest: (columns,) speed limits; where they are below the set speed they are kept to.
+    """
+
+    def __init__(self, columns: Columns, parameters: StartParameters, fastest: np.ndarray) -> None:
         self._columns = columns
         self._parameters = parameters
         self._start = np.zeros(columns.count)
+        self._goal = np.zeros(columns.count)
         self._distance = np.zeros(columns.count)
-        self._progress = 0.0
         self._duration_s = 1.0
+        self.elapsed_s = 0.0
         self.active = False
         self.target = np.zeros(columns.count)
-        self.speed = parameters.approach_speed * columns.scale
+        self.speed = np.minimum(parameters.approach_speed * columns.scale, fastest)
 
     def begin(self, start: np.ndarray, goal: np.ndarray) -> None:
         """Set out from `start` for `goal`, each (columns,); velocity columns stay at zero."""
         np.copyto(self._start, start)
         self._start[self._columns.is_velocity] = 0.0
-        np.subtract(goal, start, out=self._distance)
-        self._distance[self._columns.is_velocity] = 0.0
+        np.copyto(self._goal, goal)
+        self._goal[self._columns.is_velocity] = 0.0
+        np.subtract(self._goal, self._start, out=self._distance)
         self._duration_s = max(float((np.abs(self._distance) / self.speed).max()), 1e-3)
-        self._progress = 0.0
+        self.elapsed_s = 0.0
         self.active = True
 
     def stop(self) -> None:
@@ -72,18 +86,35 @@ class Approach:
 
     def advance(self, dt_s: float, rates: np.ndarray) -> np.ndarray:
         """Where to be after `dt_s` more seconds; `rates` is overwritten with the velocity."""
-        self._progress = min(1.0, self._progress + dt_s / self._duration_s)
-        if self._progress < 1.0:
-            np.divide(self._distance, self._duration_s, out=rates)
-        else:
+        self.elapsed_s += dt_s
+        progress = self.elapsed_s / self._duration_s
+        if progress >= 1.0:
             rates[:] = 0.0
-        np.multiply(self._distance, self._progress, out=self.target)
+            np.copyto(self.target, self._goal)
+            return self.target
+        np.divide(self._distance, self._duration_s, out=rates)
+        np.multiply(self._distance, progress, out=self.target)
         self.target += self._start
         return self.target
 
     def arrived(self, commanded: np.ndarray) -> bool:
         """Whether the line has been walked to its end and the command has kept up."""
-        if self._progress < 1.0:
+        if self.elapsed_s < self._duration_s:
             return False
         gap = np.abs(commanded - self.target) / self._columns.scale
-        return bool(gap.max() <= 0.01 * self._parameters.tolerance)
+        return bool(gap.max() <= NEGLIGIBLE * self._parameters.tolerance)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it should have arrived long ago."""
+        return self.elapsed_s > self._duration_s + self._parameters.approach_timeout_s
+
+    def describe(self, commanded: np.ndarray) -> str:
+        """How far it came, in words."""
+        gap = np.abs(commanded - self.target) / self._columns.scale
+        worst = int(np.argmax(gap))
+        return (
+            f"'{self._columns.names[worst]}' has come to {commanded[worst]:.4g} and should have "
+            f'been at {self.target[worst]:.4g} after {self._duration_s:.2g} s; given up after '
+            f'{self.elapsed_s:.2g} s (approach_timeout_s): something may be in its way'
+        )

@@ -28,6 +28,8 @@ class Reason(str, Enum):
     TRACKING = 'tracking'
     OVERRUN = 'overrun'
     APPROACHING = 'approaching'
+    # the plan is at its end: coming to rest, to hold
+    BRAKING = 'braking'
     # waiting, nothing is wrong
     NOT_STARTED = 'not_started'
     STOPPED = 'stopped'
@@ -42,6 +44,7 @@ class Reason(str, Enum):
     STATE_NOT_FINITE = 'state_not_finite'
     TRACKING_ERROR = 'tracking_error'
     STEP_FROM_MEASURED = 'step_from_measured'
+    APPROACH_TIMEOUT = 'approach_timeout'
     TICK_LATE = 'tick_late'
     CLOCK_JUMP = 'clock_jump'
     CLOCK_STOPPED = 'clock_stopped'
@@ -83,8 +86,8 @@ class Command:
         reason: why.
         setpoints: (columns,) float64, the value to command in each column's own kind: position
             columns a position (rad or m), velocity columns a velocity (rad/s or m/s).
-        velocities: (columns,) float64, feed-forward velocity of position columns; equal to
-            `setpoints` in velocity columns; all zero while holding.
+        velocities: (columns,) float64, feed-forward velocity of position columns, within the
+            velocity limit; equal to `setpoints` in velocity columns; all zero while holding.
         step: step of the plan that is being executed, -1 while none is.
         chunk: inference number of the chunk that the step comes from, -1 while none is.
         row: row of that chunk, -1 while none is.

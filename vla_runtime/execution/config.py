@@ -50,12 +50,25 @@ class ExecutorConfig:
             raise ValueError(
                 f'limits are for {list(self.limits.names)}, the columns are {list(names)}'
             )
+        if self.limits is not None:
+            self._require_endless(self.limits)
         if self.clamp_latch < 0:
             raise ValueError(f'clamp_latch is {self.clamp_latch}, expected 0 (never) or more')
         if not self.control_period_s > 0.0:
             raise ValueError(
                 f'control_period_s is {self.control_period_s}, expected more than 0 seconds'
             )
+
+    def _require_endless(self, limits: Limits) -> None:
+        """A position limit means nothing where positions a turn apart are the same."""
+        for column, lower, upper in zip(
+            self.columns, limits.hard_lower, limits.hard_upper, strict=True
+        ):
+            if column.continuous and (math.isfinite(lower) or math.isfinite(upper)):
+                raise ValueError(
+                    f"limits: '{column.name}' is continuous, without end stops, but has position "
+                    'limits; leave out one or the other'
+                )
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,14 @@ class StepHistory:
         self._consumed = np.zeros(capacity, dtype=np.int64)
         self._elapsed = np.zeros(capacity, dtype=np.int64)
         self._capacity = capacity
-        self._count = 0
+        # Ticks are numbered; tick n lies in slot n % capacity.
+        self._first = 0
+        self._end = 0
         self._floor_ns: int | None = None
 
     def clear(self) -> None:
         """Forget everything: what was before cannot be related to what comes."""
-        self._count = 0
+        self._first = self._end
         self._floor_ns = None
 
     def forget_before(self, stamp_ns: int) -> None:
@@ -35,12 +37,19 @@ class StepHistory:
         self._floor_ns = stamp_ns
 
     def record(self, stamp_ns: int, consumed_ns: int, elapsed_ns: int) -> None:
-        """Remember one tick. Stamps never go back (a clock that does clears the history)."""
-        slot = self._count % self._capacity
+        """Remember one tick.
+
+        A clock that is set back by a little passes some times twice. What is stamped with one of
+        them was, from now on, seen the second time: the first is forgotten.
+        """
+        while self._end > self._first and self._stamps[(self._end - 1) % self._capacity] > stamp_ns:
+            self._end -= 1
+        slot = self._end % self._capacity
         self._stamps[slot] = stamp_ns
         self._consumed[slot] = consumed_ns
         self._elapsed[slot] = elapsed_ns
-        self._count += 1
+        self._end += 1
+        self._first = max(self._first, self._end - self._capacity)
 
     def at(self, stamp_ns: int) -> tuple[int, int] | None:
         """Consumed and elapsed plan time, nanoseconds, at a ROS time.
@@ -48,24 +57,29 @@ class StepHistory:
         Between two ticks the plan ran on from the first, at most to where the second found it.
         After the last tick it is where that tick left it. `None` before the oldest tick kept.
         """
-        held = min(self._count, self._capacity)
-        if held == 0 or (self._floor_ns is not None and stamp_ns < self._floor_ns):
+        if self._floor_ns is not None and stamp_ns < self._floor_ns:
             return None
-        split = self._count % self._capacity if self._count > self._capacity else 0
-        # Oldest first: the part after the write position, then the part before it.
-        if split and stamp_ns < self._stamps[0]:
-            start, stop = split, self._capacity
-        else:
-            start, stop = 0, split or held
-        found = start + int(np.searchsorted(self._stamps[start:stop], stamp_ns, side='right')) - 1
-        if found < start:
+        number = self._newest_until(stamp_ns)
+        if number < self._first:
             return None
-        consumed, elapsed = int(self._consumed[found]), int(self._elapsed[found])
-        following = (found + 1) % self._capacity
-        if following == self._count % self._capacity:
+        slot = number % self._capacity
+        consumed, elapsed = int(self._consumed[slot]), int(self._elapsed[slot])
+        if number + 1 == self._end:
             return consumed, elapsed
-        since = stamp_ns - int(self._stamps[found])
+        since = stamp_ns - int(self._stamps[slot])
+        following = (number + 1) % self._capacity
         return (
             min(consumed + since, int(self._consumed[following])),
             min(elapsed + since, int(self._elapsed[following])),
         )
+
+    def _newest_until(self, stamp_ns: int) -> int:
+        """Number of the newest tick that is not after a time; less than `_first` for none."""
+        low, high = self._first, self._end
+        while low < high:
+            middle = (low + high) // 2
+            if self._stamps[middle % self._capacity] <= stamp_ns:
+                low = middle + 1
+            else:
+                high = middle
+        return low - 1

@@ -1,6 +1,6 @@
-"""Whether a chunk may be used: its place in the order of things, its shape, its joints.
+"""Whether a chunk may be used now: its order, age and step time, its place in the plan, its start.
 
-What is said here is said before anything of the chunk is used. Limits come next (`limits`).
+What is wrong with a chunk wherever the robot is, is found before (`chunk_check`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import Columns, write_alike
 from vla_runtime.execution.command import Refusal
-from vla_runtime.types import ActionChunk
+from vla_runtime.execution.handover import LiveChunk
+from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.execution.timeline import Timeline
 
 # Step times of one episode may differ by the rounding of a message's nanoseconds, no more.
 _STEP_TIME_SLACK_S = 1e-6
-# No robot is commanded a number like this in any unit; arithmetic on larger ones may overflow.
-_LARGEST = 1e6
 
 
 class Refused(Exception):  # noqa: N818 - it is an answer, not an error
@@ -50,6 +50,24 @@ class Stamped:
     episode: int
     number: int
     tied: bool = True
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """Where the robot is when a chunk arrives, in case that it holds.
+
+    Attributes:
+        setpoints: (columns,) last commanded values; the executor's own array. Columns of
+            `unknown` are overwritten with the first row of the chunk that sets out.
+        unknown: (columns,) bool, positions that were neither measured nor commanded yet.
+        cold: the chunk's start has to be near, because nothing was executed just before.
+        starved: the robot holds because this chunk is late.
+    """
+
+    setpoints: np.ndarray
+    unknown: np.ndarray
+    cold: bool
+    starved: bool
 
 
 class ChunkOrder:
@@ -109,70 +127,75 @@ def require_age(
         )
 
 
-def ordered_rows(chunk: ActionChunk, columns: Columns) -> np.ndarray:
-    """The chunk's actions in the executor's order.
-
-    Returns:
-        (horizon, columns) float64, finite, a copy.
-
-    Raises:
-        Refused: wrong shape, wrong joints, wrong kinds, or a value that is not a number.
-    """
-    try:
-        actions = np.array(chunk.actions, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise Refused(Refusal.MALFORMED, f'actions are no array of numbers: {error}') from error
-    names, kinds = tuple(chunk.names), tuple(chunk.kinds)
-    if actions.ndim != 2 or not len(actions) or actions.shape[1] != len(names):
-        raise Refused(
-            Refusal.MALFORMED,
-            f'actions have shape {actions.shape}, expected (1 or more, {len(names)}) for the '
-            f'names {list(names)}',
-        )
-    if len(kinds) != len(names):
-        raise Refused(Refusal.MALFORMED, f'{len(kinds)} kinds for {len(names)} names')
-    try:
-        order = columns.order_of(names)
-    except ValueError as error:
-        raise Refused(Refusal.WRONG_JOINTS, str(error)) from error
-    for name, expected, at in zip(columns.names, columns.kinds, order, strict=True):
-        if kinds[at] != expected:
-            raise Refused(
-                Refusal.WRONG_JOINTS,
-                f"the chunk gives '{name}' as {kinds[at]}, the executor commands its {expected}; "
-                "make the bundle's action kinds and the robot file agree",
-            )
-    rows = actions[:, order]
-    usable = np.abs(rows) <= _LARGEST
-    if not usable.all():
-        row, column = np.argwhere(~usable)[0]
-        raise Refused(
-            Refusal.NOT_FINITE,
-            f"'{columns.names[column]}' in row {row} is {rows[row, column]}, expected a finite "
-            f'number of at most {_LARGEST:g}',
-        )
-    return rows
-
-
-def step_nanoseconds(chunk: ActionChunk, step_ns: int) -> int:
-    """The chunk's step time in nanoseconds, which is the episode's.
+def step_nanoseconds(step_time_s: float, step_ns: int) -> int:
+    """A chunk's step time in nanoseconds, which is the episode's.
 
     Args:
-        chunk: the chunk.
-        step_ns: step time of the episode, 0 when this chunk is its first.
+        step_time_s: of the chunk.
+        step_ns: of the episode, 0 when this chunk is its first.
 
     Raises:
-        Refused: no sensible time, or another than that of the episode's first chunk.
+        Refused: another than that of the episode's first chunk.
     """
-    step_s = chunk.step_time_s
-    if not 1e-3 <= step_s <= 10.0:
-        raise Refused(
-            Refusal.WRONG_STEP_TIME, f'step time is {step_s} s, expected 0.001 to 10 seconds'
-        )
-    if step_ns and abs(step_s - step_ns * 1e-9) > _STEP_TIME_SLACK_S:
+    if step_ns and abs(step_time_s - step_ns * 1e-9) > _STEP_TIME_SLACK_S:
         raise Refused(
             Refusal.WRONG_STEP_TIME,
-            f'step time is {step_s:g} s, but this episode runs at {step_ns * 1e-9:g} s; reset the '
-            'executor after changing the policy',
+            f'step time is {step_time_s:g} s, but this episode runs at {step_ns * 1e-9:g} s; reset '
+            'the executor after changing the policy',
         )
-    return step_ns or round(step_s * 1e9)
+    return step_ns or round(step_time_s * 1e9)
+
+
+def place(
+    stamped: Stamped,
+    first_step: int,
+    rows: np.ndarray,
+    timeline: Timeline,
+    parameters: ExecutorParameters,
+    columns: Columns,
+) -> LiveChunk:
+    """The chunk on the grid of steps, written as the plan is that it takes over from.
+
+    Args:
+        stamped: what came with it.
+        first_step: the step that was current at its observation.
+        rows: (horizon, columns) in the executor's order.
+        timeline: what it is to be spliced into.
+        parameters: those that it comes into force with.
+        columns: the executor's.
+
+    Raises:
+        Refused: it has too few rows to serve there.
+    """
+    if parameters.replan_interval > len(rows):
+        raise Refused(
+            Refusal.INTERVAL_EXCEEDS_HORIZON,
+            f'replan_interval is {parameters.replan_interval} steps but the chunk has only '
+            f'{len(rows)}; set replan_interval between 1 and {len(rows)}',
+        )
+    index = timeline.joins_at() - first_step
+    if index >= len(rows):
+        raise Refused(
+            Refusal.USEFUL_PART_PAST,
+            f'chunk {stamped.number} has {len(rows)} rows, but it could only be joined at row '
+            f'{index}: {index} steps lie between its observation and the end of the replan '
+            'interval in force; the policy is too slow for its horizon',
+        )
+    alike = write_alike(rows, columns, timeline.setpoint_at_join(), index)
+    return LiveChunk(stamped.number, first_step, alike, stamped.tied)
+
+
+def require_near(
+    row: np.ndarray, standstill: Standstill, tolerance: float, columns: Columns
+) -> None:
+    """Raise `StartTooFar` for a first row that is too far from where the robot stands."""
+    distance = np.abs(row - standstill.setpoints) / columns.scale
+    distance[columns.is_velocity | standstill.unknown] = 0.0
+    worst = int(np.argmax(distance))
+    if distance[worst] > tolerance:
+        raise StartTooFar(
+            f"'{columns.names[worst]}' would start at {row[worst]:.4g}, the robot is at "
+            f'{standstill.setpoints[worst]:.4g}; at most {tolerance * columns.scale[worst]:g} '
+            'apart allowed (start tolerance)',
+            row,
+        )

@@ -195,6 +195,30 @@ def check_rows(
     return ChunkCheck('; '.join(rejected), '; '.join(clamped), inside)
 
 
+def check_handed_over(
+    before: np.ndarray, rows: np.ndarray, step_time_s: float, limits: Limits, columns: Columns
+) -> str:
+    """What is too fast across a seam or in the rows that follow it; empty when nothing is.
+
+    The check of a chunk knows nothing of what it takes over from: here is the step from there to
+    its first executed row, and whatever a cross-fade adds.
+
+    Args:
+        before: (columns,) where the plan is when the chunk takes over.
+        rows: (steps, columns) what is executed from then on.
+        step_time_s: seconds from row to row.
+        limits: the limits.
+        columns: which columns are positions and which are velocities.
+    """
+    excess, describe = _too_fast(np.vstack([before, rows]), step_time_s, limits, columns)
+    # A velocity column's own value was checked with the chunk; `before` is not of the chunk.
+    excess[0] = -np.inf
+    row, column = divmod(int(np.argmax(excess)), excess.shape[1])
+    if not excess[row, column] > 0.0:
+        return ''
+    return f"velocity of '{limits.names[column]}' at the seam: {describe(row, column)}"
+
+
 def _outside(
     rows: np.ndarray, lower: np.ndarray, upper: np.ndarray, columns: Columns
 ) -> tuple[np.ndarray, _Describe]:

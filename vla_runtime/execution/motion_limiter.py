@@ -21,9 +21,9 @@ class MotionLimiter:
     """Keeps one tick's command inside every limit; owns its scratch arrays.
 
     Invariants, in this order of importance:
-    1. A position never leaves its limits, and never moves further away from the measured one than
-       allowed.
-    2. Speed never exceeds its limit.
+    1. A position never leaves its limits (one that is found outside only moves back inside), and
+       never moves further away from the measured one than allowed.
+    2. Speed never exceeds its limit, neither from tick to tick nor as told beside a position.
     3. Acceleration never exceeds its limit, and the approach to a position limit is slowed down
        in time for this to stay so. Holding is exempt: to hold is to stop at once.
 
@@ -41,6 +41,7 @@ class MotionLimiter:
         self._upper = np.minimum(limits.hard_upper, _FAR)
         self._speed = np.minimum(limits.velocity, _FAR)
         self._acceleration = np.minimum(limits.acceleration, _FAR)
+        self._slowest = -self._speed
         self._inverse = 2.0 / limits.acceleration
         self._accelerates = bool(np.isfinite(limits.acceleration).any())
         self._step = np.where(
@@ -71,6 +72,15 @@ class MotionLimiter:
     def stop(self) -> None:
         """Forget the velocity: the next tick starts from standstill."""
         self.velocities[:] = 0.0
+
+    @property
+    def moving(self) -> bool:
+        """Whether the last command moved."""
+        return bool(np.count_nonzero(self.velocities))
+
+    def outside(self, command: np.ndarray) -> bool:
+        """Whether any position lies outside its limits."""
+        return bool(((command < self._lowest) | (command > self._highest)).any())
 
     def too_far(self, target: np.ndarray, measured: np.ndarray) -> bool:
         """Whether a target is further from the measured position than allowed."""
@@ -112,8 +122,7 @@ class MotionLimiter:
         near = stay_near and self._step_limited
         np.copyto(goal, target)
         if near:
-            np.subtract(measured, self._step, out=self._nearest)
-            np.add(measured, self._step, out=self._farthest)
+            self._measure_reach(measured)
             np.maximum(goal, self._nearest, out=goal)
             np.minimum(goal, self._farthest, out=goal)
         np.subtract(goal, command, out=wanted)
@@ -126,14 +135,59 @@ class MotionLimiter:
         self._find_result(command, near, dt_s)
         if not math.isfinite(np.dot(goal, self._ones)):
             raise FloatingPointError(f'a target is not a number: {target}')
+        np.not_equal(goal, target, out=self._changed)
+        self._take(command, dt_s)
+        np.copyto(rates, self.velocities, where=self._changed)
+        if columns.any_velocity:
+            np.copyto(rates, command, where=columns.is_velocity)
+        np.maximum(rates, self._slowest, out=rates)
+        np.minimum(rates, self._speed, out=rates)
+        return bool(np.count_nonzero(self._changed))
+
+    def brake(
+        self,
+        command: np.ndarray,
+        rates: np.ndarray,
+        measured: np.ndarray,
+        dt_s: float,
+        stay_near: bool = True,
+    ) -> None:
+        """Slow `command` down for one tick as fast as acceleration allows, in place.
+
+        Args:
+            command: (columns,) what was commanded; overwritten with what is commanded now.
+            rates: (columns,) overwritten with the command's velocity.
+            measured: (columns,) measured positions, finite.
+            dt_s: seconds since the last command, larger than 0.
+            stay_near: keep to the largest distance from the measured position.
+        """
+        near = stay_near and self._step_limited
+        if near:
+            self._measure_reach(measured)
+        np.copyto(self._result, command)
+        self._wanted[:] = 0.0
+        self._next[:] = 0.0
+        if self._columns.any_velocity:
+            self._result[self._columns.is_velocity] = 0.0
+        np.multiply(self._acceleration, dt_s, out=self._fastest[0])
+        self._clip_next(self.velocities, self._fastest[0])
+        self._find_result(command, near, dt_s)
+        self._take(command, dt_s)
+        np.copyto(rates, self.velocities)
+
+    def _measure_reach(self, measured: np.ndarray) -> None:
+        """How far from the measured positions a command may be."""
+        np.subtract(measured, self._step, out=self._nearest)
+        np.add(measured, self._step, out=self._farthest)
+
+    def _take(self, command: np.ndarray, dt_s: float) -> None:
+        """Make the result the command, and remember its velocity."""
+        goal, columns = self._result, self._columns
         np.subtract(goal, command, out=self.velocities)
         self.velocities /= dt_s
         if columns.any_velocity:
             np.copyto(self.velocities, goal, where=columns.is_velocity)
-        np.not_equal(goal, target, out=self._changed)
-        np.copyto(rates, self.velocities, where=self._changed)
         np.copyto(command, goal)
-        return bool(np.count_nonzero(self._changed))
 
     def _measure_distances(
         self,
@@ -220,5 +274,8 @@ class MotionLimiter:
                 np.maximum(result, self._nearest, out=result)
                 np.maximum(self._farthest, command, out=self._farthest)
                 np.minimum(result, self._farthest, out=result)
-        np.maximum(result, self._lowest, out=result)
-        np.minimum(result, self._highest, out=result)
+        # What is outside already must not get farther.
+        np.minimum(self._lowest, command, out=self._scratch)
+        np.maximum(result, self._scratch, out=result)
+        np.maximum(self._highest, command, out=self._scratch)
+        np.minimum(result, self._scratch, out=result)

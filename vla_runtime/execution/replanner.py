@@ -1,9 +1,9 @@
 """Which chunk is executed when: the way of a chunk from its arrival to its last executed row.
 
-A chunk is checked in full (order, age, joints, values, limits), then spliced into the timeline
-behind the one in force, at the index that the robot has reached since its observation. It takes
-over at the boundary of the one in force. Whether the robot may move at all is not decided here but
-in `executor`.
+A chunk that `chunk_check` found fit is checked against what the robot is doing (order, age, the
+step across the seam), then spliced into the timeline behind the one in force, at the index that the
+robot has reached since its observation. It takes over at the boundary of the one in force. Whether
+the robot may move at all is not decided here but in `executor`.
 
 Parameters are staged: they come into force with the next chunk that takes over.
 """
@@ -11,12 +11,13 @@ Parameters are staged: they come into force with the next chunk that takes over.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
 from vla_runtime.execution.approach import StartParameters
-from vla_runtime.execution.columns import Columns, write_alike
+from vla_runtime.execution.chunk_check import CheckedChunk
+from vla_runtime.execution.clamp_latch import ClampLatch
+from vla_runtime.execution.columns import Columns
 from vla_runtime.execution.command import CommittedSetpoints, Counters, Refusal, SubmitResult
 from vla_runtime.execution.handover import LiveChunk, SeamReport
 from vla_runtime.execution.history import StepHistory
@@ -24,38 +25,20 @@ from vla_runtime.execution.intake import (
     ChunkOrder,
     Refused,
     Stamped,
-    StartTooFar,
-    ordered_rows,
+    Standstill,
+    place,
     require_age,
+    require_near,
     step_nanoseconds,
 )
-from vla_runtime.execution.limits import Limits, check_rows
+from vla_runtime.execution.limits import Limits, check_handed_over
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.requests import DelayEstimator, Requests
 from vla_runtime.execution.timeline import Segment, Timeline
-from vla_runtime.types import ActionChunk
 
 _HISTORY_TICKS = 8192
 _SEAMS_KEPT = 256
 _LIVE_CHUNKS = 256
-
-
-@dataclass(frozen=True)
-class Standstill:
-    """Where the robot is when a chunk arrives, in case that it holds.
-
-    Attributes:
-        setpoints: (columns,) last commanded values; the executor's own array. Columns of
-            `unknown` are overwritten with the first row of the chunk that sets out.
-        unknown: (columns,) bool, positions that were neither measured nor commanded yet.
-        cold: the chunk's start has to be near, because nothing was executed just before.
-        starved: the robot holds because this chunk is late.
-    """
-
-    setpoints: np.ndarray
-    unknown: np.ndarray
-    cold: bool
-    starved: bool
 
 
 class Replanner:
@@ -66,14 +49,14 @@ class Replanner:
         columns: Columns,
         limits: Limits,
         start: StartParameters,
-        clamp_latch: int,
+        latch: ClampLatch,
         parameters: ExecutorParameters,
         counters: Counters,
     ) -> None:
         self._columns = columns
         self._limits = limits
         self._start = start
-        self._clamp_latch = clamp_latch
+        self._latch = latch
         self._counters = counters
         self.parameters = parameters
         self.staged = parameters
@@ -86,8 +69,6 @@ class Replanner:
         self.episode = 0
         # Plan time that would have passed had the next chunk always been there.
         self.elapsed_ns = 0
-        self.latched = False
-        self._clamped_in_row = 0
         self._live: deque[LiveChunk] = deque(maxlen=_LIVE_CHUNKS)
         self._horizon = 0
         self._pending_delay = 0
@@ -103,8 +84,8 @@ class Replanner:
             return False
         return segment.seam.mode != 'rtc' and not segment.seam.from_hold
 
-    def reset(self, episode: int, setpoints: np.ndarray) -> None:
-        """Begin an episode, holding at the setpoints; nothing of the last one survives."""
+    def begin_episode(self, episode: int, setpoints: np.ndarray) -> None:
+        """Hold at the setpoints; nothing of the last episode survives."""
         self.drop(setpoints)
         self.timeline.restart(0, setpoints)
         self.history.clear()
@@ -112,8 +93,6 @@ class Replanner:
         self.order.clear()
         self.episode = episode
         self.elapsed_ns = 0
-        self.latched = False
-        self._clamped_in_row = 0
         self._horizon = 0
 
     def stage(self, parameters: ExecutorParameters) -> None:
@@ -134,20 +113,20 @@ class Replanner:
 
     def take(
         self,
-        chunk: ActionChunk,
+        checked: CheckedChunk,
         stamped: Stamped,
         now_ros_ns: int,
         future_tolerance_s: float,
         standstill: Standstill,
     ) -> SubmitResult:
-        """Check a chunk in full and let it take over at the next boundary.
+        """Let a chunk take over at the next boundary.
 
         Raises:
             Refused: nothing of it is used.
         """
         unset = self.timeline.step_ns == 0
         try:
-            return self._take(chunk, stamped, now_ros_ns, future_tolerance_s, standstill)
+            return self._take(checked, stamped, now_ros_ns, future_tolerance_s, standstill)
         except BaseException:
             # The step time of an episode is that of the first chunk taken, not of one refused.
             if unset:
@@ -156,14 +135,14 @@ class Replanner:
 
     def _take(
         self,
-        chunk: ActionChunk,
+        checked: CheckedChunk,
         stamped: Stamped,
         now_ros_ns: int,
         future_tolerance_s: float,
         standstill: Standstill,
     ) -> SubmitResult:
-        if self.latched:
-            raise Refused(Refusal.CLAMP_LATCH, self.latch_text())
+        if self._latch.closed:
+            raise Refused(Refusal.CLAMP_LATCH, self._latch.text)
         if stamped.episode != self.episode:
             raise Refused(
                 Refusal.OTHER_EPISODE,
@@ -172,26 +151,26 @@ class Replanner:
         self.order.require_newer(stamped)
         require_age(stamped, now_ros_ns, self.staged.max_observation_age_s, future_tolerance_s)
         past = self._past_of(stamped)
-        rows = ordered_rows(chunk, self._columns)
+        if checked.refusal is not None:
+            raise Refused(checked.refusal, checked.text)
         timeline = self.timeline
-        step_ns = step_nanoseconds(chunk, timeline.step_ns)
+        step_ns = step_nanoseconds(checked.step_time_s, timeline.step_ns)
         if not timeline.step_ns:
             timeline.restart(step_ns, standstill.setpoints)
         if timeline.in_force is not None and timeline.at_end:
             self.finish_plan(standstill.setpoints)
         delay = self._observe_delay(stamped, past)
-        live = self._place(stamped, past[0] // timeline.step_ns, rows)
-        checked = self._check(live)
+        live = place(
+            stamped, past[0] // step_ns, checked.rows, timeline, self.staged, self._columns
+        )
+        lives = [other for other in self._live if other.end_step > timeline.joins_at()] + [live]
+        clamped = self._check_clamps(checked, lives, standstill)
         if timeline.in_force is None:
             self._set_out(live, standstill)
         self._counters.superseded += timeline.pending is not None
         self.order.take(stamped)
-        self._live = deque(
-            (other for other in self._live if other.end_step > timeline.joins_at()),
-            maxlen=_LIVE_CHUNKS,
-        )
-        self._live.append(live)
-        return self._accept(delay, checked, standstill.starved)
+        self._live = deque(lives, maxlen=_LIVE_CHUNKS)
+        return self._accept(delay, clamped, standstill.starved)
 
     def _past_of(self, stamped: Stamped) -> tuple[int, int]:
         past = self.history.at(stamped.observation_ns)
@@ -215,62 +194,34 @@ class Replanner:
         self.delays.observe(delay, self.staged.delay)
         return delay
 
-    def _place(self, stamped: Stamped, first_step: int, rows: np.ndarray) -> LiveChunk:
-        """The chunk on the grid of steps; raise `Refused` when it cannot serve there."""
-        if self.staged.replan_interval > len(rows):
-            raise Refused(
-                Refusal.INTERVAL_EXCEEDS_HORIZON,
-                f'replan_interval is {self.staged.replan_interval} steps but the chunk has only '
-                f'{len(rows)}; set replan_interval between 1 and {len(rows)}',
-            )
-        index = self.timeline.joins_at() - first_step
-        if index >= len(rows):
-            raise Refused(
-                Refusal.USEFUL_PART_PAST,
-                f'chunk {stamped.number} has {len(rows)} rows, but it could only be joined at row '
-                f'{index}: {index} steps lie between its observation and the end of the replan '
-                'interval in force; the policy is too slow for its horizon',
-            )
-        alike = write_alike(rows, self._columns, self.timeline.setpoint_at_join(), index)
-        return LiveChunk(stamped.number, first_step, alike, stamped.tied)
+    def _check_clamps(
+        self, checked: CheckedChunk, lives: list[LiveChunk], standstill: Standstill
+    ) -> str:
+        """What is clamped, in the chunk or across its seam; raise `Refused` where it may not be.
 
-    def _check(self, live: LiveChunk) -> str:
-        """Check the limits and clamp in place; what was clamped, or raise `Refused`."""
-        check = check_rows(live.rows, self.timeline.step_time_s, self._limits, self._columns)
-        if check.rejected:
-            raise Refused(Refusal.LIMIT, check.rejected)
-        if not check.clamped:
-            self._clamped_in_row = 0
-            return ''
-        self._counters.clamped += 1
-        self._clamped_in_row += 1
-        if 0 < self._clamp_latch <= self._clamped_in_row:
-            self.latched = True
-            raise Refused(Refusal.CLAMP_LATCH, f'{self.latch_text()}; the last: {check.clamped}')
-        live.rows[:] = check.rows
-        return check.clamped
-
-    def latch_text(self) -> str:
-        """Why the latch is closed, and what opens it."""
-        return (
-            f'{self._clamped_in_row} chunks in a row were outside the limits; find out why, then '
-            'reset the executor'
-        )
+        A cold start is free of the latter: there the start's tolerance decides how far away the
+        first row may be, and the motion limiter how fast it is reached.
+        """
+        timeline, found = self.timeline, [checked.clamped]
+        if timeline.in_force is not None or not standstill.cold:
+            rows = timeline.handed_over(lives, self.staged)
+            before, step_s = timeline.setpoint_at_join(), timeline.step_time_s
+            too_fast = check_handed_over(before, rows, step_s, self._limits, self._columns)
+            if too_fast and self._limits.actions.velocity == 'reject':
+                raise Refused(Refusal.LIMIT, too_fast)
+            found.append(too_fast)
+        clamped = '; '.join(text for text in found if text)
+        self._counters.clamped += bool(clamped)
+        self._latch.count(clamped=bool(clamped))
+        if self._latch.closed:
+            raise Refused(Refusal.CLAMP_LATCH, f'{self._latch.text}; the last: {clamped}')
+        return clamped
 
     def _set_out(self, live: LiveChunk, standstill: Standstill) -> None:
-        """From standstill: raise `StartTooFar` when the first row is too far away."""
+        """From standstill; positions that nobody knows are taken to be the first row's."""
         row = live.rows[self.timeline.joins_at() - live.first_step]
-        distance = np.abs(row - standstill.setpoints) / self._columns.scale
-        distance[self._columns.is_velocity | standstill.unknown] = 0.0
-        worst = int(np.argmax(distance))
-        if standstill.cold and distance[worst] > self._start.tolerance:
-            allowed = self._start.tolerance * self._columns.scale[worst]
-            raise StartTooFar(
-                f"'{self._columns.names[worst]}' would start at {row[worst]:.4g}, the robot is "
-                f'at {standstill.setpoints[worst]:.4g}; at most {allowed:g} apart '
-                'allowed (start tolerance)',
-                row,
-            )
+        if standstill.cold:
+            require_near(row, standstill, self._start.tolerance, self._columns)
         if standstill.unknown.any():
             np.copyto(standstill.setpoints, row, where=standstill.unknown)
             self.timeline.set_out_from(self._at_rest(standstill.setpoints))
@@ -312,13 +263,17 @@ class Replanner:
         """Whether the time has come to have the next chunk made."""
         timeline = self.timeline
         segment = timeline.in_force
-        if self.latched or self.requests.answered:
+        if self._latch.closed or self.requests.answered:
             return False
         if segment is None or timeline.at_end:
             return timeline.pending is None
         if self.parameters.replan_mode == 'synchronous':
             return False
         lead = self.delays.estimate(self.parameters.delay)
+        if self.parameters.interpolation == 'cubic':
+            # A step that has begun keeps its curve. So where the last one brakes, its successor
+            # has to be there before it begins.
+            lead += timeline.brakes_early
         return timeline.current_step >= segment.boundary - lead
 
     def committed_plan(self, now_ros_ns: int, past_steps: int) -> CommittedSetpoints:

@@ -125,6 +125,19 @@ class Timeline:
         plan = self._before_pending
         return plan.knots[self.joins_at() - plan.first_step]
 
+    @property
+    def brakes_early(self) -> bool:
+        """Whether the chunk in force comes to rest at its boundary, and so slows down before it."""
+        return self.in_force is not None and self.in_force.end_step == self.in_force.boundary
+
+    def handed_over(
+        self, chunks: Sequence[LiveChunk], parameters: ExecutorParameters
+    ) -> np.ndarray:
+        """(steps, columns) what `splice` would execute from `joins_at()` on; changes nothing."""
+        join = self.joins_at()
+        rows = hand_over(parameters.handover, self._rows_from(join), chunks, join)
+        return rows[: parameters.replan_interval + parameters.overrun_steps]
+
     def splice(
         self,
         chunks: Sequence[LiveChunk],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -22,7 +23,7 @@ def read_urdf_limits(urdf: str) -> dict[str, ColumnLimits]:
         urdf: the XML text.
 
     Raises:
-        ValueError: not XML, no robot, or a limit that is not a number.
+        ValueError: not XML, no robot, or a limit that is not a finite number.
     """
     try:
         robot = ElementTree.fromstring(urdf)
@@ -60,12 +61,15 @@ def _number(joint: str, element: ElementTree.Element, field: str, default: float
     text = element.get(field)
     if text is None:
         return default
+    where = f"URDF: joint '{joint}' <{element.tag} {field}='{text}'>"
     try:
-        return float(text)
+        value = float(text)
     except ValueError as error:
-        raise ValueError(
-            f"URDF: joint '{joint}' <{element.tag} {field}='{text}'> is not a number"
-        ) from error
+        raise ValueError(f'{where} is not a number') from error
+    # Nothing compares with not-a-number, and an infinite limit is none.
+    if not math.isfinite(value):
+        raise ValueError(f'{where} is not finite; give the limit, or leave the field out')
+    return value
 
 
 def tighten_with_urdf(limits: Limits, urdf: str, joints: Mapping[str, str] | None = None) -> Limits:

@@ -1,0 +1,235 @@
+"""Setting out: how near the first command has to be, and the way to where a plan begins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from execution_rig import Rig
+
+from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.columns import Column
+from vla_runtime.execution.command import CommandKind, Refusal
+from vla_runtime.execution.config import Mode
+from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.limits import ColumnLimits, make_limits
+from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.execution.watchdog import WatchdogParameters
+
+TWO = ('a', 'b')
+PERIOD_S = 0.01
+
+
+def rig_of(**config: object) -> Rig:
+    return Rig(
+        ExecutorParameters(replan_interval=20, handover=HandoverParameters(mode='switch')),
+        **config,  # type: ignore[arg-type]
+    )
+
+
+def speeds(rig: Rig) -> np.ndarray:
+    """(ticks, columns) of all commands since the first that is more than idle."""
+    given = [tick.command for tick in rig.ticks if tick.command.kind is not CommandKind.IDLE]
+    return np.diff([command.setpoints for command in given], axis=0) / PERIOD_S
+
+
+# ---------------------------------------------------------------- to the start of a plan
+
+
+def test_when_chunk_starts_too_far_away_expect_refusal_with_the_distance() -> None:
+    rig = rig_of(start=StartParameters(tolerance=0.1, on_too_far='refuse')).started()
+    result = rig.submit([0.5] * 30)
+    assert result.refusal is Refusal.START_TOO_FAR
+    assert '0.5' in result.text and '0.1' in result.text
+    assert rig.tick(5).kind is CommandKind.HOLD
+    assert rig.command.setpoints.tolist() == [0.0, 0.0]
+
+
+def test_when_chunk_starts_too_far_away_expect_approach_at_the_set_speed_then_asking_anew() -> None:
+    rig = rig_of(start=StartParameters(tolerance=0.1, approach_speed=0.5)).started()
+    row = np.array([[0.5, -0.25]] * 30)
+    assert 'approaching' in rig.submit(row).text
+    assert not rig.executor.wants_chunk
+    rig.tick(50)
+    assert rig.command.kind is CommandKind.APPROACH
+    assert rig.command.setpoints == pytest.approx([0.25, -0.125])
+    assert rig.command.velocities == pytest.approx([0.5, -0.25])
+    assert rig.submit(row).refusal is Refusal.APPROACHING
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+    assert rig.command.setpoints == pytest.approx([0.5, -0.25])
+    positions = np.array([tick.position for tick in rig.ticks])
+    assert np.diff(positions).max() <= 0.005 + 1e-9
+    assert rig.executor.wants_chunk
+    assert rig.submit(row).accepted
+
+
+def test_when_a_column_has_another_unit_expect_its_scale_in_the_tolerance() -> None:
+    columns = (Column('a'), Column('grip', scale=100.0))
+    rig = rig_of(
+        columns=columns, start=StartParameters(tolerance=0.1, on_too_far='refuse')
+    ).started()
+    assert rig.submit(np.array([[0.0, 11.0]] * 30)).refusal is Refusal.START_TOO_FAR
+    assert rig.submit(np.array([[0.0, 9.0]] * 30)).accepted
+
+
+def test_when_the_velocity_limit_is_below_the_approach_speed_expect_the_limit() -> None:
+    limits = make_limits(TWO, {'a': ColumnLimits(velocity=0.2)})
+    rig = rig_of(limits=limits, start=StartParameters(tolerance=0.1, approach_speed=1.0)).started()
+    rig.submit([0.5] * 30)
+    rig.tick(20)
+    assert rig.command.velocities == pytest.approx([0.2, 0.2])
+    assert not rig.command.limited
+
+
+@pytest.mark.parametrize('acceleration', [0.5, 5.0])
+def test_when_arriving_expect_the_acceleration_limit_kept(acceleration: float) -> None:
+    limit = ColumnLimits(velocity=2.0, acceleration=acceleration)
+    limits = make_limits(TWO, dict.fromkeys(TWO, limit))
+    rig = rig_of(limits=limits, start=StartParameters(tolerance=0.1, approach_speed=0.5)).started()
+    rig.submit([0.5] * 30)
+    rig.tick()
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+    assert rig.reason == 'waiting_for_chunk'
+    assert np.abs(np.diff(speeds(rig), axis=0)).max() <= acceleration * PERIOD_S * (1 + 1e-6)
+    assert rig.command.setpoints == pytest.approx([0.5, 0.5], abs=0.01)
+
+
+# ---------------------------------------------------------------- against an obstacle
+
+
+def blocked_rig(**start: object) -> Rig:
+    """On its way over 0.5 at 0.5 a second, and something holds the robot after a tenth of it."""
+    limits = make_limits(TWO, dict.fromkeys(TWO, ColumnLimits(step_from_measured=0.05)))
+    rig = rig_of(
+        limits=limits,
+        start=StartParameters(tolerance=0.1, approach_speed=0.5, **start),  # type: ignore[arg-type]
+    ).started()
+    rig.submit([0.5] * 30)
+    rig.tick(10)
+    assert rig.command.kind is CommandKind.APPROACH
+    rig.robot_follows = False
+    return rig
+
+
+def test_when_the_approach_is_blocked_expect_a_hold_that_says_so_after_the_time_out() -> None:
+    rig = blocked_rig(approach_timeout_s=2.0)
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+    # A second for the way, and the two of the time-out.
+    assert (len(rig.ticks) - 3) * PERIOD_S == pytest.approx(3.0, abs=0.03)
+    assert rig.reason == 'approach_timeout'
+    assert "'a'" in rig.executor.detail and 'approach_timeout_s' in rig.executor.detail
+    assert rig.executor.mode is Mode.STOPPED
+    assert np.abs(rig.command.setpoints - rig.measured).max() <= 0.05 + 1e-9
+    assert not rig.executor.wants_chunk
+    rig.tick(5)
+    assert rig.reason == 'approach_timeout' and rig.command.kind is CommandKind.HOLD
+
+
+def test_when_the_obstacle_goes_away_in_time_expect_the_approach_to_arrive() -> None:
+    rig = blocked_rig(approach_timeout_s=2.0)
+    rig.tick(200)
+    assert rig.command.kind is CommandKind.APPROACH
+    rig.robot_follows = True
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+    assert rig.reason == 'waiting_for_chunk'
+    assert rig.command.setpoints == pytest.approx([0.5, 0.5], abs=0.001)
+
+
+def test_when_started_again_after_the_time_out_expect_a_new_approach() -> None:
+    rig = blocked_rig(approach_timeout_s=0.5)
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+    rig.robot_follows = True
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    rig.tick()
+    assert rig.reason == 'waiting_for_chunk' and rig.executor.detail == ''
+    assert 'approaching' in rig.submit([0.5] * 30).text
+
+
+def test_when_time_out_is_not_positive_expect_error() -> None:
+    with pytest.raises(ValueError, match='approach_timeout_s'):
+        StartParameters(approach_timeout_s=0.0)
+
+
+# ---------------------------------------------------------------- back inside the limits
+
+
+def outside_rig(start: StartParameters, at: float = 1.05, **config: object) -> Rig:
+    rig = rig_of(limits=make_limits(TWO, {'a': ColumnLimits(-1, 1, 2.0)}), start=start, **config)
+    rig.measured[:] = [at, 0.0]
+    rig.tick(2)
+    return rig
+
+
+@pytest.mark.parametrize('at', [1.15, -1.15])
+def test_when_started_just_outside_a_limit_expect_the_way_back_at_the_set_speed(at: float) -> None:
+    rig = outside_rig(StartParameters(approach_speed=0.5), at)
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert 'outside' in rig.executor.detail
+    # The first tick after a start only takes the time.
+    rig.tick(2)
+    assert rig.command.kind is CommandKind.APPROACH
+    assert abs(rig.command.setpoints[0] - at) <= 0.5 * PERIOD_S + 1e-12
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+    assert rig.reason == 'waiting_for_chunk'
+    assert rig.command.setpoints == pytest.approx([np.sign(at), 0.0])
+    assert np.abs(speeds(rig)).max() <= 0.5 + 1e-9
+    # Each command is nearer to the limits than the one before it.
+    assert (np.diff(np.abs([tick.command.setpoints[0] for tick in rig.ticks[2:]])) <= 0.0).all()
+    assert rig.submit(np.array([[np.sign(at) * 0.95, 0.0]] * 30)).accepted
+    rig.tick(100)
+    assert abs(rig.command.setpoints[0]) <= 1.0
+
+
+def test_when_started_outside_a_limit_and_approaching_is_not_allowed_expect_refusal() -> None:
+    rig = outside_rig(StartParameters(on_too_far='refuse'))
+    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert not result.started and "'a' is at 1.05" in result.text and 'on_too_far' in result.text
+    assert rig.tick().kind is CommandKind.IDLE
+
+
+def test_when_started_outside_by_a_hair_expect_no_refusal() -> None:
+    rig = outside_rig(StartParameters(on_too_far='refuse'), at=1.0 + 1e-4)
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert rig.tick().setpoints.tolist() == [1.0, 0.0]
+
+
+def test_when_stopped_on_the_way_back_inside_expect_hold_where_it_is() -> None:
+    rig = outside_rig(StartParameters(approach_speed=0.5))
+    rig.executor.start(rig.now_s, rig.ros_ns)
+    rig.tick(3)
+    before = rig.command.setpoints.copy()
+    held = rig.executor.stop()
+    assert held.kind is CommandKind.HOLD and (held.setpoints == before).all()
+
+
+def test_when_an_unmeasured_column_was_never_commanded_expect_no_way_back_without_it() -> None:
+    columns = (Column('a'), Column('x', feedback=False))
+    rig = rig_of(columns=columns, limits=make_limits(('a', 'x'), {'a': ColumnLimits(-1, 1)}))
+    rig.measured[:] = [1.05, 0.0]
+    rig.tick(2)
+    assert not rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert rig.tick().kind is CommandKind.IDLE
+
+
+def test_when_blocked_outside_a_limit_expect_the_time_out() -> None:
+    watchdog = WatchdogParameters(max_tracking_error=0.5)
+    start = StartParameters(approach_speed=0.5, approach_timeout_s=0.5)
+    rig = rig_of(
+        limits=make_limits(TWO, {'a': ColumnLimits(-1, 1, step_from_measured=0.01)}),
+        start=start,
+        watchdog=watchdog,
+    )
+    rig.robot_follows = False
+    rig.measured[:] = [1.1, 0.0]
+    rig.started()
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+    assert rig.reason == 'approach_timeout'
+    assert 1.09 - 1e-9 <= rig.command.setpoints[0] <= 1.1
+
+
+def test_when_robot_is_far_outside_its_limits_expect_start_refused() -> None:
+    limits = make_limits(TWO, {'a': ColumnLimits(-1, 1)})
+    rig = rig_of(limits=limits)
+    rig.measured[:] = [1.3, 0.0]
+    rig.tick(2)
+    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert not result.started and "'a' is at 1.3" in result.text

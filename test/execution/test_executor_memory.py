@@ -1,0 +1,95 @@
+"""The steady tick allocates nothing that lasts, and next to nothing while it runs."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from execution_rig import Rig
+
+from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.columns import Column
+from vla_runtime.execution.command import CommandKind
+from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.limits import ColumnLimits, make_limits
+from vla_runtime.execution.parameters import ExecutorParameters
+
+JOINTS = 14
+ROWS = 1500  # a minute of steps
+TICKS = 3000
+# Python's numbers, and views of arrays that exist.
+PASSING_BYTES = 2048
+# What Python keeps for itself, such as a larger free list; less than a byte a tick.
+KEPT_BYTES = 1024
+
+
+@pytest.fixture
+def moving() -> Iterator[Rig]:
+    """In the middle of one long chunk, every limit switched on, garbage collection off."""
+    columns = tuple(Column(f'joint_{number}') for number in range(JOINTS))
+    names = [column.name for column in columns]
+    limit = ColumnLimits(-2.0, 2.0, 3.0, 60.0, 0.5)
+    rig = Rig(
+        ExecutorParameters(replan_interval=ROWS, handover=HandoverParameters('switch')),
+        columns,
+        limits=make_limits(names, dict.fromkeys(names, limit)),
+        start=StartParameters(on_too_far='refuse'),
+    ).started()
+    rows = 0.5 * np.sin(0.05 * np.arange(ROWS)[:, None] + np.zeros(JOINTS))
+    assert rig.submit(rows).accepted
+    rig.tick(50)
+    gc.collect()
+    gc.disable()
+    yield rig
+    gc.enable()
+
+
+def tick(rig: Rig) -> None:
+    """One period of a robot that follows, without the rig's own record of it."""
+    rig.now_s += rig.period_ns * 1e-9
+    rig.ros_ns += rig.period_ns
+    rig.executor.observe_state(rig.names, rig.measured, rig.ros_ns)
+    command = rig.executor.tick(rig.now_s, rig.ros_ns)
+    assert command.kind is CommandKind.TRACK, command
+    np.copyto(rig.measured, command.setpoints)
+    assert rig.executor.poll_request(rig.now_s, rig.ros_ns) is None
+
+
+def test_when_tracking_for_thousands_of_ticks_expect_no_growth(moving: Rig) -> None:
+    for _ in range(100):
+        tick(moving)
+    tracemalloc.start()
+    try:
+        tick(moving)
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(TICKS):
+            tick(moving)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < KEPT_BYTES
+    # It was the tick of a moving robot that was measured.
+    assert moving.executor.counters.steps > TICKS / 4
+
+
+def test_when_ticking_expect_next_to_nothing_allocated_in_passing(moving: Rig) -> None:
+    executor, largest = moving.executor, 0
+    tracemalloc.start()
+    try:
+        for _ in range(200):
+            tick(moving)
+            moving.now_s += 0.01
+            moving.ros_ns += moving.period_ns
+            executor.observe_state(moving.names, moving.measured, moving.ros_ns)
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            command = executor.tick(moving.now_s, moving.ros_ns)
+            _, peak = tracemalloc.get_traced_memory()
+            np.copyto(moving.measured, command.setpoints)
+            largest = max(largest, peak - before)
+    finally:
+        tracemalloc.stop()
+    assert 0 < largest < PASSING_BYTES

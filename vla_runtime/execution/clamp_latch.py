@@ -1,0 +1,40 @@
+"""The latch that too many clamped chunks in a row close, and that only the operator opens."""
+
+from __future__ import annotations
+
+
+class ClampLatch:
+    """Counts clamped chunks in a row.
+
+    It may outlive the executor that counts with it: the next one, of a node that was deactivated
+    and activated again, finds it as the last one left it.
+
+    Args:
+        allowed: this many in a row close it; 0 never does.
+    """
+
+    def __init__(self, allowed: int) -> None:
+        if allowed < 0:
+            raise ValueError(f'clamp_latch is {allowed}, expected 0 (never) or more')
+        self._allowed = allowed
+        self._in_row = 0
+        self.closed = False
+
+    def count(self, *, clamped: bool) -> None:
+        """One more chunk that could be used, clamped or as it was."""
+        self._in_row = self._in_row + 1 if clamped else 0
+        if 0 < self._allowed <= self._in_row:
+            self.closed = True
+
+    def open(self) -> None:
+        """Count anew; for the operator alone."""
+        self._in_row = 0
+        self.closed = False
+
+    @property
+    def text(self) -> str:
+        """Why it is closed, and what opens it."""
+        return (
+            f'{self._allowed} chunks in a row were outside the limits; find out why, then reset '
+            'the executor'
+        )

@@ -1,0 +1,108 @@
+"""What may stop the motion at a tick.
+
+In the order in which it is looked at: the clocks, the measured state, its distance from the
+command, the latch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vla_runtime.execution.clamp_latch import ClampLatch
+from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.command import Command, Counters, Reason
+from vla_runtime.execution.state import MeasuredState
+from vla_runtime.execution.watchdog import ClockWatch, StateWatch, WatchdogParameters
+
+
+class Guard:
+    """Looks at every tick whether the robot may move.
+
+    Attributes:
+        state: the measured positions.
+        fault: why the robot may not move, as of the last tick.
+        detail: the same in words; it stays while nothing clears it, so that a stop keeps its cause.
+    """
+
+    def __init__(
+        self,
+        parameters: WatchdogParameters,
+        columns: Columns,
+        latch: ClampLatch,
+        counters: Counters,
+    ) -> None:
+        self._columns = columns
+        self._latch = latch
+        self._counters = counters
+        self._clock = ClockWatch(parameters)
+        self._state_watch = StateWatch(parameters, columns)
+        self._tick_timeout_s = parameters.tick_timeout_s
+        self.state = MeasuredState(columns)
+        self.fault: Reason | None = None
+        self.detail = ''
+
+    @property
+    def dt_ns(self) -> int:
+        """Plan time since the last tick, nanoseconds; 0 after a fault of a clock."""
+        return self._clock.dt_ns
+
+    def observe(self, names: Sequence[str], positions: Sequence[float], stamp_ns: int) -> None:
+        """Take measured positions by name; see `MeasuredState.observe`."""
+        self.state.observe(names, positions, stamp_ns)
+        self._counters.states_malformed = self.state.malformed
+        self._counters.states_out_of_order = self.state.out_of_order
+
+    def why_not_start(self, now_ros_ns: int) -> str:
+        """What of the measured state keeps the robot from starting; empty when nothing does."""
+        fault = self._state_watch.check(self.state, now_ros_ns)
+        return self._state_watch.describe(fault, self.state, now_ros_ns) if fault else ''
+
+    def restart(self) -> None:
+        """The operator started: faults of before are over, and the next tick is the first."""
+        self.fault = None
+        self.detail = ''
+        self._clock.restart()
+
+    def advance(self, now_s: float, now_ros_ns: int) -> Reason | None:
+        """Take the time of a tick; what is wrong with the clocks, if anything."""
+        fault = self._clock.advance(now_s, now_ros_ns)
+        if fault is Reason.CLOCK_JUMP:
+            self._counters.clock_jumps += 1
+            # Stamps of before can no longer be compared with those to come.
+            self.state.clear()
+        elif fault is Reason.TICK_LATE:
+            self._counters.late_ticks += 1
+        return fault
+
+    def check(self, clock_fault: Reason | None, now_ros_ns: int, command: Command) -> Reason | None:
+        """Everything there is; sets `fault`, and `detail` when one begins."""
+        if clock_fault is not None:
+            self.detail = self._clock.detail
+            self.fault = clock_fault
+        else:
+            self.fault = self._check_state(now_ros_ns, command)
+        return self.fault
+
+    def _check_state(self, now_ros_ns: int, command: Command) -> Reason | None:
+        state, watch = self.state, self._state_watch
+        fault = watch.check(state, now_ros_ns)
+        if fault is not None:
+            if fault is not self.fault:
+                self.detail = watch.describe(fault, state, now_ros_ns)
+            return fault
+        if self._columns.any_continuous:
+            state.bring_near(command.setpoints)
+        if not command.dry_run and watch.too_far(command.setpoints, state.positions):
+            self.detail = watch.describe_distance(command.setpoints, state.positions)
+            return Reason.TRACKING_ERROR
+        if self._latch.closed:
+            self.detail = self._latch.text
+            return Reason.CLAMP_LATCH
+        return None
+
+    def silent_s(self, now_s: float) -> float | None:
+        """Seconds since the last tick where those are too many; `None` where they are not."""
+        last_s = self._clock.last_s
+        if last_s is None or now_s - last_s <= self._tick_timeout_s:
+            return None
+        return now_s - last_s
