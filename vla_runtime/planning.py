@@ -36,6 +36,7 @@ _NEEDS: Mapping[Feature, str] = {
         'needs a flow time for every action'
     ),
     'samples': 'samples above 1 needs several chunks in one call',
+    'overlap': "pipeline 'throughput' needs one prefix encoded while another is denoised over",
 }
 
 
@@ -91,6 +92,8 @@ class RequestPlanner:
             needed.append('action_time')
         if settings.samples > 1:
             needed.append('samples')
+        if settings.pipeline == 'throughput':
+            needed.append('overlap')
         for feature in needed:
             if feature not in self._features:
                 raise ValueError(
@@ -204,7 +207,7 @@ class RequestPlanner:
             np.zeros((dims.horizon, dims.action_dim), dtype=np.float32),
             np.zeros((len(times), dims.horizon), dtype=np.float32),
         )
-        if plan is None:
+        if plan is None or (settings.rtc_mode == 'off' and settings.samples == 1):
             return free
         normalised = self._codec.plan(plan, observation)
         # Beyond the plan's end there is nothing to be tied to.
@@ -217,6 +220,8 @@ class RequestPlanner:
             return replace(free, overlap=overlap)
         if settings.rtc_mode == 'hard_prefix':
             clamped = min(plan.delay_steps, end)
+            if not clamped:
+                return replace(free, overlap=overlap)
             return _Tie(
                 normalised,
                 clamp_weights(times, clamped, dims.horizon),

@@ -5,11 +5,13 @@ Invariants:
 - An observation that is refused changes nothing: the next good one gives the chunk that it would
   have given anyway.
 - Settings take effect at the next inference, never within one.
-- One thread at a time calls `infer`; any thread may read or replace `settings`.
+- One thread at a time calls `infer`, `submit` and `reset`; any thread may read or replace
+  `settings`.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -22,11 +24,14 @@ from vla_runtime.engines.engine import PolicyEngine
 from vla_runtime.engines.loading import load_engine
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import StepObserver
+from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.runner import ChunkRunner, DenoisedChunk, EncodedPrefix
 from vla_runtime.planning import RequestPlanner
 from vla_runtime.settings import PolicySettings
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
+
+Inference = tuple[ActionChunk, InferenceReport]
 
 
 class Policy:
@@ -46,6 +51,7 @@ class Policy:
         self._codec = PolicyCodec(bundle)
         self._planner = RequestPlanner(self._codec, engine)
         self._runner = ChunkRunner(engine, bundle.spec.camera_names)
+        self._pipeline: ChunkPipeline[Inference] = ChunkPipeline(self._runner)
         self._number = 0
         self._closed = False
         self._settings = PolicySettings()
@@ -133,56 +139,88 @@ class Policy:
         Raises:
             ValueError: anything that does not fit the bundle; nothing has changed then.
         """
-        clock, settings, number = PhaseClock(), self._settings, self._number
-        request, encoded, denoised = self._run(
-            observation, settings, number, clock, plan=plan, noise=noise, on_step=on_step
-        )
-        chunk = self._codec.actions(denoised.chunk, observation)
-        clock.mark('actions')
-        self._number += 1
-        report = InferenceReport(
-            number=number,
-            seed=settings.seed,
-            milliseconds=clock.milliseconds(),
-            cache=encoded.cache,
-            runs={**encoded.runs, **denoised.runs},
-            beta=settings.cfg_beta if settings.cfg_enabled else 1.0,
-            guidance=request.guidance,
-            rtc_mode=request.rtc_mode,
-            clean_steps=request.inputs.clean_actions,
-            denoise_steps=len(request.times),
-            tokens=request.tokens,
-            samples=settings.samples,
-            sample=denoised.sample,
-            sample_distances=denoised.distances,
-            cuda_graph=dict(self._engine.cuda_graph),
-            noise=request.noise,
-            stamps_ns=dict(observation.stamps_ns),
-        )
-        return chunk, report
+        return self.submit(observation, plan=plan, noise=noise, on_step=on_step).result()
 
-    def _run(
+    def submit(
         self,
         observation: Observation,
-        settings: PolicySettings,
-        number: int,
-        clock: PhaseClock,
         *,
         plan: CommittedPlan | None = None,
         noise: np.ndarray | None = None,
         on_step: StepObserver | None = None,
-    ) -> tuple[ChunkRequest, EncodedPrefix, DenoisedChunk]:
-        """One inference up to the chunk in normalised actions."""
+    ) -> Future[Inference]:
+        """Begin an inference.
+
+        With `pipeline` `latency` it is over on return. With `throughput` it is encoded, and
+        denoised while the next one is encoded: same chunks, in the same order, but a chunk that
+        turns out not to be finite has used up its inference number. Waits while `has_room` is
+        False.
+
+        Args, raises: as for `infer`; what goes wrong in the networks is raised by the future.
+        """
         if self._closed:
             raise ValueError('this policy was closed; load it again')
+        clock, settings, number = PhaseClock(), self._settings, self._number
         request = self._planner.plan(
             observation, settings, number, plan=plan, noise=noise, clock=clock
         )
+
+        def finish(
+            encoded: EncodedPrefix, denoised: DenoisedChunk, overlap_ms: float = 0.0
+        ) -> Inference:
+            chunk = self._codec.actions(denoised.chunk, observation)
+            clock.mark('actions')
+            report = InferenceReport(
+                number=number,
+                seed=settings.seed,
+                milliseconds=clock.milliseconds(),
+                pipeline=settings.pipeline,
+                overlap_ms=overlap_ms,
+                cache=encoded.cache,
+                runs={**encoded.runs, **denoised.runs},
+                beta=settings.cfg_beta if settings.cfg_enabled else 1.0,
+                guidance=request.guidance,
+                rtc_mode=request.rtc_mode,
+                clean_steps=request.inputs.clean_actions,
+                denoise_steps=len(request.times),
+                tokens=request.tokens,
+                samples=settings.samples,
+                sample=denoised.sample,
+                sample_distances=denoised.distances,
+                cuda_graph=dict(self._engine.cuda_graph),
+                noise=request.noise,
+                stamps_ns=dict(observation.stamps_ns),
+            )
+            return chunk, report
+
+        if settings.pipeline == 'throughput':
+            future = self._pipeline.submit(request, clock, finish, on_step)
+        else:
+            future = Future()
+            future.set_result(finish(*self._run(request, clock, on_step)))
+        self._number += 1
+        return future
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `submit` would begin at once."""
+        return self._pipeline.has_room
+
+    def drain(self) -> None:
+        """Wait until every inference that was submitted is over."""
+        self._pipeline.drain()
+
+    def _run(
+        self, request: ChunkRequest, clock: PhaseClock, on_step: StepObserver | None = None
+    ) -> tuple[EncodedPrefix, DenoisedChunk]:
+        """Both halves of an inference, one after the other."""
+        self._pipeline.drain()
         encoded = self._runner.encode(request, clock)
-        return request, encoded, self._runner.denoise(request, encoded, clock, on_step)
+        return encoded, self._runner.denoise(request, encoded, clock, on_step)
 
     def reset(self) -> None:
         """Begin a new episode: inference numbers start at 0 again, nothing cached survives."""
+        self._pipeline.drain()
         self._number = 0
         self._runner.cache.clear()
 
@@ -204,12 +242,17 @@ class Policy:
         start = perf_counter()
         for guided in (False, True) if self.spec.prompt.advantage else (False,):
             settings = replace(self._settings, cfg_enabled=guided, cfg_beta=2.0)
+            clock = PhaseClock()
+            request = self._planner.plan(
+                observation, settings, 0, plan=None, noise=None, clock=clock
+            )
             # Not decoded: a state of zeros is no pose that actions could be relative to.
-            self._run(observation, settings, 0, PhaseClock())
+            self._run(request, clock)
         self._runner.cache.clear()
         return (perf_counter() - start) * 1e3
 
     def close(self) -> None:
         """Free the engine's memory; an inference afterwards is a ValueError."""
         self._closed = True
+        self._pipeline.close()
         self._engine.close()

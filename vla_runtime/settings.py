@@ -9,6 +9,7 @@ from typing import get_args
 
 from vla_runtime.engines.engine import MAX_SAMPLES
 from vla_runtime.inference.guidance import CfgMode, check_beta
+from vla_runtime.inference.pipeline import PipelineMode
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
 from vla_runtime.types import Advantage
@@ -34,6 +35,8 @@ class PolicySettings:
         samples: chunks denoised together over one prefix, 1 to 16; the one that continues the
             committed plan best is returned, without a plan the first.
         cache: what of the last inference may be reused; by default only what is equal.
+        pipeline: `latency` runs one inference after the other; `throughput` encodes the next
+            while the last is denoised: the same chunks, more of them a second.
     """
 
     seed: int = 0
@@ -47,6 +50,7 @@ class PolicySettings:
     max_guidance_weight: float = 10.0
     samples: int = 1
     cache: CachePolicy = field(default_factory=CachePolicy)
+    pipeline: PipelineMode = 'latency'
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -62,6 +66,7 @@ class PolicySettings:
             ('cfg_mode', CfgMode),
             ('rtc_mode', RtcMode),
             ('plan_schedule', PlanSchedule),
+            ('pipeline', PipelineMode),
         ):
             if getattr(self, name) not in get_args(words):
                 raise ValueError(

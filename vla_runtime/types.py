@@ -101,7 +101,9 @@ class InferenceReport:
         number: inference number since `reset`; with `seed` it names the noise.
         seed: seed of the noise generator.
         milliseconds: wall time per phase (`images`, `tokens`, `vision`, `prefix`, `denoise`,
-            `actions`, `total`).
+            `actions`, `total`; in the throughput pipeline also `wait`, from encoded to denoised).
+        pipeline: `latency` (one inference after the other) or `throughput` (two at a time).
+        overlap_ms: time in which this inference was encoded while the one before was denoised.
         cache: `off`, or per level what happened (`vision`: hits of cameras, `prefix`: hit or miss).
         runs: how often each network ran: `vision`, `prefix`, `expert`.
         beta: guidance scale in force; 1.0 without guidance.
@@ -124,6 +126,8 @@ class InferenceReport:
     number: int
     seed: int
     milliseconds: Mapping[str, float]
+    pipeline: str
+    overlap_ms: float
     cache: Mapping[str, str]
     runs: Mapping[str, int]
     beta: float

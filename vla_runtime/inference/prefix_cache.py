@@ -17,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -26,6 +26,10 @@ import numpy as np
 from vla_runtime.engines.engine import PolicyEngine
 
 CacheMode = Literal['exact', 'bounded', 'off']
+
+
+# Number of prompt rows, and slot.
+Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -132,13 +136,16 @@ class PrefixCache:
         self._version = 0
         self._images: dict[int, _Image] = {}
         # By number of rows and slot.
-        self._prefixes: dict[tuple[int, int], _Prefix] = {}
+        self._prefixes: dict[Place, _Prefix] = {}
+        # The slot of each number of rows that was used last.
+        self._latest: dict[int, int] = {}
         self.runs = {'vision': 0, 'prefix': 0}
 
     def clear(self) -> None:
         """Forget every entry."""
         self._images.clear()
         self._prefixes.clear()
+        self._latest.clear()
 
     def encode_images(self, inputs: PrefixInputs, policy: CachePolicy) -> str:
         """Bring every visible camera's image tokens into the engine.
@@ -183,6 +190,32 @@ class PrefixCache:
         self._images[camera] = _Image(kept, self._version, inputs.time_s)
         return 'miss' if entry is not None else 'miss (first)'
 
+    def place(
+        self, prefixes: Sequence[PrefixInputs], policy: CachePolicy, held: Collection[Place] = ()
+    ) -> tuple[int, ...]:
+        """The slots for the prefixes of one request: where they lie, or else where to put them.
+
+        Call after `encode_images`.
+
+        Args:
+            prefixes: one, or the rows of serial guidance, which need as many slots.
+            policy: what may be reused.
+            held: places that are being read; what lies there is found, and nothing is put there.
+        """
+        rows = len(prefixes[0].tokens)
+        latest = self._latest.get(rows, 0)
+        slots = [latest, *(slot for slot in range(self._engine.slots) if slot != latest)]
+        # One after the other, a bounded reuse is of the latest entry; here too.
+        standing = slots if policy.mode == 'exact' else slots[:1]
+        free = (slot for slot in slots if (rows, slot) not in held)
+        first = next((s for s in standing if self._stands((rows, s), prefixes[0], policy)), None)
+        if first is None:
+            first = next(free)
+            if first != latest and policy.mode == 'bounded':
+                self._prefixes.pop((rows, first), None)
+        self._latest[rows] = first
+        return (first, *(slot for slot in slots if slot != first))[: len(prefixes)]
+
     def encode_prefix(self, inputs: PrefixInputs, policy: CachePolicy, slot: int = 0) -> str:
         """Bring the keys and values of these prompt rows into a slot of the engine.
 
@@ -192,20 +225,15 @@ class PrefixCache:
             `hit`, `reused (...)`, `off`, or `miss` with what had changed
         """
         place = len(inputs.tokens), slot
-        images = tuple(
-            self._images[camera].version if visible and camera in self._images else None
-            for camera, visible in enumerate(inputs.image_mask)
-        )
+        told = self._stands(place, inputs, policy)
         entry = self._prefixes.get(place)
+        if told and entry is not None:
+            fresh = replace(entry, time_s=inputs.time_s, reuses=0)
+            older = replace(entry, reuses=entry.reuses + 1)
+            self._prefixes[place] = fresh if told == 'hit' else older
+            return told
+        images = self._versions(inputs)
         changed = 'first' if entry is None else _changed(entry, images, inputs)
-        if policy.mode != 'off' and entry is not None:
-            if not changed:
-                self._prefixes[place] = replace(entry, time_s=inputs.time_s, reuses=0)
-                return 'hit'
-            reuse = self._state_reuse(entry, images, inputs, policy)
-            if reuse:
-                self._prefixes[place] = replace(entry, reuses=entry.reuses + 1)
-                return reuse
         self._prefixes.pop(place, None)
         self._engine.encode_prefix(inputs.image_mask, inputs.tokens, inputs.token_mask, slot)
         self.runs['prefix'] += 1
@@ -220,6 +248,23 @@ class PrefixCache:
             inputs.time_s,
         )
         return f'miss ({changed})'
+
+    def _versions(self, inputs: PrefixInputs) -> tuple[int | None, ...]:
+        """Which image tokens lie in the engine, per camera; None for a hidden one."""
+        return tuple(
+            self._images[camera].version if visible and camera in self._images else None
+            for camera, visible in enumerate(inputs.image_mask)
+        )
+
+    def _stands(self, place: Place, inputs: PrefixInputs, policy: CachePolicy) -> str:
+        """What to report if a place holds what may be used for the inputs; else ''."""
+        entry = self._prefixes.get(place)
+        if policy.mode == 'off' or entry is None:
+            return ''
+        images = self._versions(inputs)
+        if not _changed(entry, images, inputs):
+            return 'hit'
+        return self._state_reuse(entry, images, inputs, policy)
 
     def _state_reuse(
         self,

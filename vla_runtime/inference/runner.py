@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from vla_runtime.engines.engine import PolicyEngine
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import StepObserver, denoise, denoise_serially
-from vla_runtime.inference.prefix_cache import PrefixCache
+from vla_runtime.inference.prefix_cache import Place, PrefixCache
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.sampling import plan_distances
 
@@ -28,14 +28,21 @@ class EncodedPrefix:
     """Where a request's prefix lies.
 
     Attributes:
+        rows: prompt rows in a slot.
         slots: one, or one for each row of serial guidance.
         cache: per level what happened, for the report.
         runs: how often the `vision` and the `prefix` network ran.
     """
 
+    rows: int
     slots: tuple[int, ...]
     cache: Mapping[str, str]
     runs: Mapping[str, int]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """What the denoise loop reads."""
+        return tuple((self.rows, slot) for slot in self.slots)
 
 
 @dataclass(frozen=True)
@@ -67,20 +74,22 @@ class ChunkRunner:
         self._engine = engine
         self.cache = PrefixCache(engine, cameras)
 
-    def encode(self, request: ChunkRequest, clock: PhaseClock, slot: int = 0) -> EncodedPrefix:
+    def encode(
+        self, request: ChunkRequest, clock: PhaseClock, held: Collection[Place] = ()
+    ) -> EncodedPrefix:
         """Run vision and prefix as far as the cache does not hold them.
 
         Args:
             request: it.
             clock: of the request; `vision` and `prefix` are marked.
-            slot: to encode into; the second row of serial guidance takes the next one.
+            held: what is being denoised over meanwhile; it is not written.
         """
         cache = self.cache
         before = dict(cache.runs)
         vision = cache.encode_images(request.prefixes[0], request.cache)
         self._engine.synchronize()
         clock.mark('vision')
-        slots = tuple(slot + index for index in range(len(request.prefixes)))
+        slots = cache.place(request.prefixes, request.cache, held)
         told = [
             cache.encode_prefix(prefix, request.cache, slot)
             for slot, prefix in zip(slots, request.prefixes, strict=True)
@@ -90,7 +99,8 @@ class ChunkRunner:
         if len(told) > 1:
             told = [f'{name}: {text}' for name, text in zip(_ROW_NAMES, told, strict=True)]
         return EncodedPrefix(
-            slots,
+            rows=len(request.prefixes[0].tokens),
+            slots=slots,
             cache={'vision': vision, 'prefix': ', '.join(told)},
             runs={network: count - before[network] for network, count in cache.runs.items()},
         )
@@ -115,7 +125,7 @@ class ChunkRunner:
         if request.guidance == 'serial':
             chunks = denoise_serially(engine, request.inputs, request.times, encoded.slots, on_step)
         else:
-            engine.use_prefix(len(request.prefixes[0].tokens), encoded.slots[0])
+            engine.use_prefix(*encoded.places[0])
             chunks = denoise(engine, request.inputs, on_step)
         chunks = chunks.reshape(-1, *chunks.shape[-2:])
         if request.clamped:

@@ -1,0 +1,154 @@
+"""Two inferences at a time: the next request is encoded while the last one is denoised.
+
+The encoding runs in the thread that submits, the denoising in one of the pipeline's own; on a GPU
+the engine puts them on a stream each. A chunk is the one that it would have been one after the
+other, because the stages share nothing but slots (`inference.runner`). Invariants:
+- chunks come out in the order in which requests went in;
+- while a request is encoded at most one other is unfinished, and none of the slots that it reads
+  is written;
+- an exception goes to the future of its own request and to no other;
+- after `drain` nothing runs; after `close` nothing runs ever again.
+One thread submits and drains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Condition, Thread
+from time import perf_counter
+from typing import Generic, Literal, TypeVar
+
+from vla_runtime.inference.clock import PhaseClock
+from vla_runtime.inference.denoise import StepObserver
+from vla_runtime.inference.request import ChunkRequest
+from vla_runtime.inference.runner import ChunkRunner, DenoisedChunk, EncodedPrefix
+
+# `latency`: one inference after the other; `throughput`: two at a time.
+PipelineMode = Literal['latency', 'throughput']
+
+Result = TypeVar('Result')
+# Makes of what the networks gave what the future gives: runs in the pipeline's thread.
+Finish = Callable[[EncodedPrefix, DenoisedChunk, float], Result]
+
+# (start, end) on the clock of `perf_counter`, seconds.
+_Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class _Job(Generic[Result]):
+    request: ChunkRequest
+    clock: PhaseClock
+    encoded: EncodedPrefix
+    encoding: _Span
+    on_step: StepObserver | None
+    finish: Finish[Result]
+    future: Future[Result]
+
+
+class ChunkPipeline(Generic[Result]):
+    """Runs requests through a runner, the two halves of an inference beside each other.
+
+    Args:
+        runner: whose engine has the feature `overlap`.
+    """
+
+    def __init__(self, runner: ChunkRunner) -> None:
+        self._runner = runner
+        self._jobs: SimpleQueue[_Job[Result] | None] = SimpleQueue()
+        self._changed = Condition()
+        self._unfinished: list[EncodedPrefix] = []
+        # Of the chunk denoised last: what the next one's encoding overlapped with.
+        self._denoising: _Span = (0.0, 0.0)
+        self._thread: Thread | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request would be encoded at once."""
+        return len(self._unfinished) <= 1
+
+    def submit(
+        self,
+        request: ChunkRequest,
+        clock: PhaseClock,
+        finish: Finish[Result],
+        on_step: StepObserver | None = None,
+    ) -> Future[Result]:
+        """Encode a request, and leave it to be denoised.
+
+        Waits while two are unfinished. Serial guidance uses the slots of both: such a request
+        overlaps with none.
+
+        Args:
+            request: it.
+            clock: of the request; besides the runner's phases `wait` is marked, from the end of
+                the encoding to the beginning of the denoising.
+            finish: called with what the halves gave and the milliseconds in which this encoding
+                and the denoising of the request before ran at the same time.
+            on_step: see `inference.denoise.denoise`; called in the pipeline's thread.
+
+        Returns:
+            what `finish` returns, or what it or the denoising raised
+        """
+        self._wait_for(0 if request.guidance == 'serial' else 1)
+        with self._changed:
+            held = self._unfinished[0].places if self._unfinished else ()
+        if len(held) > 1:
+            self._wait_for(0)
+            held = ()
+        start = perf_counter()
+        encoded = self._runner.encode(request, clock, held)
+        span = start, perf_counter()
+        future: Future[Result] = Future()
+        with self._changed:
+            self._unfinished.append(encoded)
+        if self._thread is None:
+            self._thread = Thread(target=self._work, name='denoising', daemon=True)
+            self._thread.start()
+        self._jobs.put(_Job(request, clock, encoded, span, on_step, finish, future))
+        return future
+
+    def drain(self) -> None:
+        """Wait until nothing is left to be denoised."""
+        self._wait_for(0)
+
+    def close(self) -> None:
+        """Finish what was submitted and end the thread."""
+        self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+
+    def _wait_for(self, unfinished: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._unfinished) <= unfinished)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            result: Result | None = None
+            failure: BaseException | None = None
+            try:
+                result = self._denoise(job)
+            except BaseException as error:
+                failure = error
+            # Room first: whoever is told of the chunk may look for it.
+            with self._changed:
+                self._unfinished.pop(0)
+                self._changed.notify_all()
+            if failure is not None:
+                job.future.set_exception(failure)
+            else:
+                job.future.set_result(result)  # type: ignore[arg-type]
+
+    def _denoise(self, job: _Job[Result]) -> Result:
+        job.clock.mark('wait')
+        start = perf_counter()
+        denoised = self._runner.denoise(job.request, job.encoded, job.clock, job.on_step)
+        before, self._denoising = self._denoising, (start, perf_counter())
+        return job.finish(job.encoded, denoised, _overlap_ms(job.encoding, before))
+
+
+def _overlap_ms(a: _Span, b: _Span) -> float:
+    return max(0.0, min(a[1], b[1]) - max(a[0], b[0])) * 1e3
