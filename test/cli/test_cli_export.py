@@ -49,7 +49,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def export(folder: Path, target: Path, *arguments: str) -> int:
-    return main(['export', str(folder), '--out', str(target), *arguments])
+    # Without ONNX files, which test_cli_verify.py and test/export make: they take seconds.
+    return main(
+        ['export', str(folder), '--out', str(target), '--onnx-precision', 'none', *arguments]
+    )
 
 
 def fails(capsys, folder: Path, target: Path, *arguments: str) -> str:

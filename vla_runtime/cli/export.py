@@ -1,7 +1,11 @@
-"""Make a policy bundle from a LeRobot or an openpi PyTorch checkpoint folder.
+"""Make a policy bundle from a LeRobot or openpi PyTorch checkpoint, or ONNX files for a bundle.
 
 Run it with the checkpoint alone first: one message lists everything that the folder does not say,
 with the option that supplies it. Nothing is written until everything is known and checked.
+
+The bundle gets ONNX files too (vision, prefix, expert, and all in one), in the precision that
+--onnx-precision says, each compared with PyTorch on seeded inputs: where one differs beyond the
+bounds, no bundle is written. 'vla_runtime verify BUNDLE' repeats the comparison anywhere.
 
 examples:
   # a LeRobot policy; names and rate come from the data set it was trained on
@@ -15,6 +19,9 @@ examples:
       --action-names l1,l2,l3,l4,l5,l6,lg,r1,r2,r3,r4,r5,r6,rg \\
       --delta l1,l2,l3,l4,l5,l6,r1,r2,r3,r4,r5,r6 --units rad,lg=1,rg=1
 
+  # ONNX files in another precision, from a bundle that is there already
+  vla_runtime export engines/pick --out engines/pick_float16 --onnx-precision float16
+
   # look only
   vla_runtime export CHECKPOINT --out BUNDLE --dry-run ...
 
@@ -26,13 +33,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from vla_runtime.engines.onnx_files import Precision
 from vla_runtime.types import AdvantageTemplate, PromptTemplate
 
 if TYPE_CHECKING:
-    from vla_runtime.bundle import CameraSpec
+    from vla_runtime.bundle import BundleSpec, CameraSpec
     from vla_runtime.export.options import ExportOptions
 
 _ABSENT = '=absent'
@@ -40,13 +50,22 @@ _ABSENT = '=absent'
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
-    parser.add_argument('checkpoint', type=Path, metavar='CHECKPOINT', help='the folder to read')
+    parser.add_argument(
+        'checkpoint', type=Path, metavar='CHECKPOINT', help='the folder to read, or a policy bundle'
+    )
     parser.add_argument(
         '--out', type=Path, required=True, metavar='BUNDLE', help='the folder to make'
     )
     parser.add_argument('--force', action='store_true', help='replace a bundle that lies there')
     parser.add_argument('--dry-run', action='store_true', help='check and show, write nothing')
     parser.add_argument('--name', help="of the policy, for people (default: BUNDLE's name)")
+    parser.add_argument(
+        '--onnx-precision',
+        choices=(*get_args(Precision), 'none'),
+        default='float32',
+        help="of the ONNX files' matrix products; norms, softmax, time and updates stay float32, "
+        'indices integers (default: float32; none leaves the files out)',
+    )
     _add_files(parser.add_argument_group('files that the folder may lack'))
     _add_columns(parser.add_argument_group('state and actions'))
     _add_training(parser.add_argument_group('how the policy was trained'))
@@ -55,37 +74,85 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Export; 2 where the checkpoint cannot become a bundle."""
-    from vla_runtime.bundle import BundleError, check_target
-    from vla_runtime.bundle_summary import describe, line
-    from vla_runtime.export.conversion import plan_export, write_export
+    from vla_runtime.bundle import SPEC_FILE, BundleError, check_target
     from vla_runtime.export.errors import ExportError
 
     target: Path = arguments.out
     try:
         check_target(target, arguments.force)
-        plan = plan_export(
-            arguments.checkpoint, _options(arguments), default_name=target.resolve().name
-        )
-        print(describe(plan.spec))
-        print(line('weights', f'{len(plan.tensors)} tensors, {plan.weight_bytes / 1e6:,.1f} MB'))
-        if arguments.dry_run:
-            done = 'replaced' if target.exists() else 'made'
-            print(f'\ndry run: nothing was written; {target} would be {done}')
-            return 0
-        with _progress(plan.weight_bytes) as bar:
-            write_export(plan, target, force=arguments.force, advance=bar.update)
+        if (arguments.checkpoint / SPEC_FILE).is_file():
+            written = _export_bundle(arguments)
+        else:
+            written = _export_checkpoint(arguments)
     except (ExportError, BundleError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
+    if not written:
+        done = 'replaced' if target.exists() else 'made'
+        print(f'\ndry run: nothing was written; {target} would be {done}')
+        return 0
     print(f'\nwrote {target}\nnext: vla_runtime info {target}')
     return 0
 
 
-def _progress(total: int):  # type: ignore[no-untyped-def]
+def _export_checkpoint(arguments: argparse.Namespace) -> bool:
+    """Export a checkpoint folder; False for a dry run."""
+    from vla_runtime.bundle_summary import describe, line
+    from vla_runtime.export.conversion import plan_export, write_export
+    from vla_runtime.export.onnx_bundle import add_onnx
+
+    target: Path = arguments.out
+    plan = plan_export(
+        arguments.checkpoint, _options(arguments), default_name=target.resolve().name
+    )
+    print(describe(plan.spec))
+    print(line('weights', f'{len(plan.tensors)} tensors, {plan.weight_bytes / 1e6:,.1f} MB'))
+    if arguments.dry_run:
+        return False
+
+    def finish(folder: Path, spec: BundleSpec) -> None:
+        if arguments.onnx_precision != 'none':
+            add_onnx(folder, spec, arguments.onnx_precision, _bar)
+
+    with _bar('weights', plan.weight_bytes) as advance:
+        write_export(plan, target, force=arguments.force, advance=advance, finish=finish)
+    return True
+
+
+def _export_bundle(arguments: argparse.Namespace) -> bool:
+    """Export a bundle's ONNX files; False for a dry run."""
+    from vla_runtime.bundle import read_bundle
+    from vla_runtime.bundle_summary import describe
+    from vla_runtime.export.errors import ExportError
+    from vla_runtime.export.onnx_bundle import export_bundle
+    from vla_runtime.export.options import ExportOptions
+
+    source = arguments.checkpoint
+    if _options(arguments) != ExportOptions():
+        raise ExportError(
+            f'{source}: is a policy bundle, which says everything itself: only --out, --force, '
+            '--dry-run and --onnx-precision apply'
+        )
+    if arguments.onnx_precision == 'none':
+        raise ExportError(
+            f'{source}: is a policy bundle; --onnx-precision none leaves nothing to do'
+        )
+    bundle = read_bundle(source)
+    print(describe(bundle.spec))
+    if arguments.dry_run:
+        return False
+    export_bundle(bundle, arguments.out, arguments.onnx_precision, force=arguments.force, bars=_bar)
+    return True
+
+
+@contextmanager
+def _bar(task: str, total: int) -> Iterator[Callable[[int], object]]:
     from tqdm import tqdm
 
+    unit = {'unit': 'file'} if task == 'verify' else {'unit': 'B', 'unit_scale': True}
     # disable=None: silent where the output is not a terminal.
-    return tqdm(total=total, unit='B', unit_scale=True, desc='weights', disable=None)
+    with tqdm(total=total, desc=task, disable=None, **unit) as bar:
+        yield bar.update
 
 
 def _add_files(group: argparse._ArgumentGroup) -> None:

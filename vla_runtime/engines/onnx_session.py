@@ -7,7 +7,7 @@ error: ONNX Runtime alone would warn and go on with the CPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ _PROVIDERS = {
     'tensorrt': 'TensorrtExecutionProvider',
 }
 _LOG_ERRORS = 3
+_WEIGHTS_FOLDER = 'session.model_external_initializers_file_folder_path'
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class Session:
         path: of the graph.
         placement: where to run it.
         options: ONNX Runtime's session options; `session_options()` unless given.
+        model: the graph, where it is not the file's own; its weights are found beside the file.
         **more: further arguments of ONNX Runtime's InferenceSession.
 
     Raises:
@@ -137,6 +139,7 @@ class Session:
         path: Path,
         placement: Placement,
         options: onnxruntime.SessionOptions | None = None,
+        model: bytes | None = None,
         **more: Any,
     ) -> None:
         self.path = path
@@ -146,10 +149,12 @@ class Session:
                 f"{path}: is missing, so backend 'onnxruntime' cannot run this bundle; make its "
                 'ONNX files: vla_runtime export BUNDLE --out NEW_BUNDLE'
             )
+        options = options or session_options()
+        options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
         try:
             self._session = onnxruntime.InferenceSession(
-                str(path),
-                sess_options=options or session_options(),
+                model or str(path),
+                sess_options=options,
                 providers=[(placement.provider, placement.options())],
                 **more,
             )
@@ -169,6 +174,10 @@ class Session:
         """A buffer for an input or output of this graph."""
         item = {**self.inputs, **self.outputs}[name]
         return Buffer(self.placement, item.shape, item.type)
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run once over arrays, all outputs into new ones."""
+        return dict(zip(self.outputs, self._session.run(None, dict(inputs)), strict=True))
 
     def binding(self) -> Binding:
         """Inputs and outputs to bind, for `Binding.run`."""

@@ -140,6 +140,7 @@ def write_export(
     *,
     force: bool = False,
     advance: Callable[[int], object] = lambda count: None,
+    finish: Callable[[Path, BundleSpec], object] = lambda folder, spec: None,
 ) -> Bundle:
     """Write a planned bundle; the target appears complete or not at all.
 
@@ -148,6 +149,7 @@ def write_export(
         target: the bundle's folder.
         force: replace a bundle that lies there.
         advance: told the bytes of weights copied, as they are.
+        finish: adds further files to the folder before it is sealed, such as `onnx/`.
 
     Raises:
         BundleError: the target exists.
@@ -164,6 +166,7 @@ def write_export(
         copy_tensors(plan.tensors, folder / WEIGHTS_FILE, advance=advance)
         write_statistics(folder, plan.statistics)
         shutil.copyfile(plan.tokenizer, folder / plan.spec.tokenizer)
+        finish(folder, plan.spec)
         seal(folder, plan.spec)
     return read_bundle(target, verify=False)
 

@@ -44,9 +44,8 @@ class BundleWeights:
     def names(self) -> list[str]:
         return list(self._stored)
 
-    def size(self, name: str) -> int:
-        """Bytes that the tensor takes in the file."""
-        return self._stored[name].size
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored[name].shape
 
     def read(self, name: str) -> Tensor:
         """The tensor as float32."""

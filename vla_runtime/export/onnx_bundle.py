@@ -1,0 +1,111 @@
+"""ONNX files in a bundle: written, compared with PyTorch, and only then part of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from vla_runtime.bundle import Bundle, new_bundle, read_bundle, seal
+from vla_runtime.bundle_schema import (
+    ENGINES_FOLDER,
+    SPEC_FILE,
+    VERIFICATION_FILE,
+    BundleSpec,
+)
+from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision
+from vla_runtime.export.errors import ExportError
+
+# Task and total to what is told the progress; bytes for `write onnx`, files for `verify`.
+Bars = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
+
+
+def no_bars(task: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
+    """Shows nothing."""
+    return nullcontext(lambda count: None)
+
+
+def add_onnx(folder: Path, spec: BundleSpec, precision: Precision, bars: Bars = no_bars) -> None:
+    """Write a bundle's ONNX files and their receipt, before it is sealed.
+
+    The receipt goes into verification.json under `onnx`, beside what stands there.
+
+    Args:
+        folder: being filled, with weights.safetensors.
+        spec: its policy.yaml to be.
+        precision: of the matrix products.
+        bars: makes progress bars.
+
+    Raises:
+        ExportError: `onnx` or `onnxruntime` is not installed, or the disk has not enough room.
+        VerificationError: the files differ from PyTorch beyond the bounds; names the tensors.
+    """
+    try:
+        from vla_runtime.export.onnx_export import onnx_bytes, write_onnx
+        from vla_runtime.export.onnx_verification import (
+            VerificationError,
+            verification_steps,
+            verify_onnx,
+        )
+    except ModuleNotFoundError as error:
+        raise ExportError(
+            f"ONNX files need the Python package '{error.name}', which is not installed: "
+            'pip install onnx onnxruntime torch, or leave them out with --onnx-precision none'
+        ) from error
+    size = onnx_bytes(spec, precision)
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise ExportError(
+            f'{size / 1e9:.1f} GB of ONNX weights do not fit on this disk, which has '
+            f'{free / 1e9:.1f} GB left; choose a smaller --onnx-precision'
+        )
+    with bars('write onnx', size) as advance:
+        write_onnx(folder, spec, precision, advance=advance)
+    with bars('verify', verification_steps()) as advance:
+        receipt = verify_onnx(folder, spec, advance=advance)
+    if receipt.failures:
+        lines = '\n  '.join(receipt.failures[:10])
+        raise VerificationError(
+            f'the ONNX files in {precision} are not the networks, so no bundle is written:\n  '
+            f'{lines}\ntry another --onnx-precision'
+        )
+    path = folder / VERIFICATION_FILE
+    known = json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
+    document = {**known, 'onnx': receipt.as_dict()}
+    path.write_text(json.dumps(document, indent=1) + '\n', encoding='utf-8')
+
+
+def export_bundle(
+    source: Bundle, target: Path, precision: Precision, *, force: bool = False, bars: Bars = no_bars
+) -> Bundle:
+    """A copy of a bundle with ONNX files, in place of those that it has.
+
+    Engines that were built from its old files are left behind.
+
+    Args:
+        source: the bundle to copy.
+        target: the new bundle's folder; the source's own with `force`.
+        precision: of the matrix products.
+        force: replace a bundle that lies at the target.
+        bars: makes progress bars.
+
+    Raises:
+        BundleError: the target exists.
+        ExportError: as `add_onnx`.
+    """
+    with new_bundle(target, force=force) as folder:
+        for name in source.spec.files:
+            if name.split('/')[0] not in (ONNX_FOLDER, ENGINES_FOLDER, SPEC_FILE):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source.folder / name, folder / name)
+        add_onnx(folder, source.spec, precision, bars)
+        kept = {
+            name: digest
+            for name, digest in source.spec.files.items()
+            if not name.startswith(f'{ONNX_FOLDER}/') and name != VERIFICATION_FILE
+        }
+        seal(folder, replace(source.spec, files=kept))
+    return read_bundle(target, verify=False)

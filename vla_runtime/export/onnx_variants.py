@@ -1,0 +1,78 @@
+"""Forms of an exported graph that any ONNX Runtime can be asked for float32 numbers with.
+
+They exist for verification alone, in memory: the weights stay in their file, and every rounding to
+half of the real graph is still made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def comparable(path: Path, *, widen_bfloat16: bool) -> bytes:
+    """A graph whose inputs and outputs are float32 where the file's are in half.
+
+    Args:
+        path: of the graph file.
+        widen_bfloat16: compute bfloat16 matrix products in float32 and round their results: what
+            a device does that sums in float32, on one that knows no bfloat16 products.
+    """
+    model = onnx.load(path, load_external_data=False)
+    _widen_ports(model.graph)
+    if widen_bfloat16:
+        _widen_products(model)
+    return model.SerializeToString()
+
+
+def _widen_ports(graph: onnx.GraphProto) -> None:
+    before, after = [], []
+    for port in graph.input:
+        kind = port.type.tensor_type.elem_type
+        if kind in _HALVES:
+            inner = _rename(graph, port.name)
+            before.append(helper.make_node('Cast', [port.name], [inner], to=kind))
+            port.type.tensor_type.elem_type = TensorProto.FLOAT
+    for port in graph.output:
+        kind = port.type.tensor_type.elem_type
+        if kind in _HALVES:
+            inner = _rename(graph, port.name)
+            after.append(helper.make_node('Cast', [inner], [port.name], to=TensorProto.FLOAT))
+            port.type.tensor_type.elem_type = TensorProto.FLOAT
+    nodes = [*before, *graph.node, *after]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _rename(graph: onnx.GraphProto, name: str) -> str:
+    """Give the tensor another name in all nodes; returns it."""
+    inner = f'{name}/half'
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for index, other in enumerate(names):
+                if other == name:
+                    names[index] = inner
+    return inner
+
+
+def _widen_products(model: onnx.ModelProto) -> None:
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+    values = (*inferred.input, *inferred.value_info, *inferred.output)
+    types = {value.name: value.type.tensor_type.elem_type for value in values}
+    nodes = []
+    for node in model.graph.node:
+        out = node.output[0]
+        if node.op_type != 'MatMul' or types[out] != TensorProto.BFLOAT16:
+            nodes.append(node)
+            continue
+        wide = [f'{out}/{name}' for name in ('a', 'b', 'product')]
+        for source, target in zip(node.input, wide, strict=False):
+            nodes.append(helper.make_node('Cast', [source], [target], to=TensorProto.FLOAT))
+        nodes.append(helper.make_node('MatMul', wide[:2], wide[2:], name=node.name))
+        nodes.append(helper.make_node('Cast', wide[2:], [out], to=TensorProto.BFLOAT16))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)

@@ -1,0 +1,395 @@
+"""The receipt of exported networks: every file against PyTorch, and what was found.
+
+Two questions are asked. Does every graph keep norms, softmax, time, masks and the update in
+float32 and its indices in integers (`onnx_precision`, on the graph itself)? And do its numbers
+equal those of the PyTorch modules in float32 on the seeded inputs of `onnx_cases`: each output of
+each file on PyTorch's own inputs, then whole chunks, decomposed and monolithic, each file fed with
+what the one before it gave? One file runs at a time, so that memory holds the weights once.
+
+Errors are absolute, in units of the reference's largest number where that is above one. The bounds
+hold for networks of any size; what float32 gives is far below (README, "ONNX").
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+
+from vla_runtime.bundle_schema import WEIGHTS_FILE, BundleSpec
+from vla_runtime.engines.onnx_files import (
+    EXPERT_INPUTS,
+    ONNX_FOLDER,
+    PREFIX_OUTPUTS,
+    ROWS,
+    Network,
+    Precision,
+    graph_name,
+    graph_names,
+    graph_path,
+)
+from vla_runtime.engines.onnx_session import Placement, Session, session_options
+from vla_runtime.engines.time_table import TimeTable
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.onnx_cases import SEED, Case, Reference, seeded_cases
+from vla_runtime.export.onnx_precision import precision_faults, precision_of
+from vla_runtime.export.onnx_variants import comparable
+from vla_runtime.export.onnx_weights import BundleWeights
+from vla_runtime.inference.denoise import flow_times
+
+_LISTED = 10
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Largest errors that are accepted: of one file's outputs, and of a whole chunk."""
+
+    tensor: float
+    chunk: float
+
+
+BOUNDS: dict[Precision, Bounds] = {
+    'float32': Bounds(tensor=5e-5, chunk=5e-5),
+    'float16': Bounds(tensor=1e-2, chunk=1e-2),
+    'bfloat16': Bounds(tensor=8e-2, chunk=8e-2),
+}
+
+
+class VerificationError(ExportError):
+    """Files that are not what the PyTorch modules are; the message says which tensor."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor against the reference, over several cases."""
+
+    file: str
+    tensor: str
+    max_error: float
+    mean_error: float
+    bound: float
+
+    @property
+    def passed(self) -> bool:
+        # A NaN is not below any bound.
+        return bool(self.max_error <= self.bound)
+
+
+@dataclass(frozen=True)
+class ChunkComparison:
+    """One whole chunk against the reference; `growth` is the largest error after each step."""
+
+    graphs: str
+    case: int
+    max_error: float
+    mean_error: float
+    bound: float
+    growth: list[float] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.max_error <= self.bound)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What was compared and what was found; `as_dict` is what verification.json holds."""
+
+    precision: Precision
+    device: str
+    cases: list[dict[str, object]]
+    tensors: list[Comparison]
+    chunks: list[ChunkComparison]
+    notes: list[str]
+
+    @property
+    def failures(self) -> list[str]:
+        """A line for everything beyond its bound."""
+        lines = [
+            f"{item.file}: tensor '{item.tensor}' differs from PyTorch by {item.max_error:.3g} "
+            f'(mean {item.mean_error:.3g}); the bound for {self.precision} is {item.bound:g}'
+            for item in self.tensors
+            if not item.passed
+        ]
+        return lines + [
+            f'{item.graphs}: the chunk of case {item.case} differs from PyTorch by '
+            f'{item.max_error:.3g} (mean {item.mean_error:.3g}); the bound for {self.precision} is '
+            f'{item.bound:g}'
+            for item in self.chunks
+            if not item.passed
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            'what': 'every ONNX file against the PyTorch modules in float32, on seeded inputs',
+            'precision': self.precision,
+            'kept_exact': 'walked node by node: norms, softmax, time, masks, velocity mix and '
+            'update in float32, indices in integers',
+            'device': self.device,
+            'versions': {
+                'python': platform.python_version(),
+                'torch': str(torch.__version__),
+                'onnx': onnx.__version__,
+                'onnxruntime': onnxruntime.__version__,
+                'numpy': np.__version__,
+            },
+            'machine': platform.machine(),
+            'seed': SEED,
+            'errors': "absolute; divided by the reference's largest number where above 1",
+            'bounds': asdict(BOUNDS[self.precision]),
+            'notes': self.notes,
+            'cases': self.cases,
+            'tensors': [asdict(item) for item in self.tensors],
+            'chunks': [asdict(item) for item in self.chunks],
+        }
+
+
+def verify_onnx(
+    folder: Path,
+    spec: BundleSpec,
+    *,
+    device: str = 'cpu',
+    advance: Callable[[int], object] = lambda count: None,
+) -> Receipt:
+    """Compare a bundle's ONNX files with its PyTorch modules.
+
+    Args:
+        folder: of the bundle.
+        spec: its policy.yaml.
+        device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
+        advance: told 1 for each of the `verification_steps`.
+
+    Returns:
+        The receipt; ask it for `failures`.
+
+    Raises:
+        VerificationError: a graph that breaks the rules of precision.
+        ValueError: files missing, or a provider that is not here.
+    """
+    placement = Placement.of(device)
+    precision = check_graphs(folder)
+    return _Verifier(folder, spec, precision, placement, advance).run()
+
+
+def verification_steps() -> int:
+    """How often `verify_onnx` calls `advance`."""
+    return 3 + 1 + 3 * len(ROWS)
+
+
+def check_graphs(folder: Path) -> Precision:
+    """Walk all graphs of a bundle.
+
+    Returns:
+        What their matrix products are in.
+
+    Raises:
+        VerificationError: a graph that computes an index, norm or the like in the wrong precision.
+        ValueError: a file is missing or no ONNX file.
+    """
+    for name in graph_names():
+        if not (folder / ONNX_FOLDER / name).is_file():
+            raise ValueError(
+                f'{folder / ONNX_FOLDER / name}: is missing; export the bundle again: '
+                'vla_runtime export BUNDLE --out NEW_BUNDLE'
+            )
+    precision = precision_of(graph_path(folder, 'vision'))
+    faults = [
+        f'{name}: {fault}'
+        for name in graph_names()
+        for fault in precision_faults(folder / ONNX_FOLDER / name, precision)
+    ]
+    if faults:
+        shown = '\n  '.join(faults[:_LISTED])
+        more = f'\n  and {len(faults) - _LISTED} more' if len(faults) > _LISTED else ''
+        raise VerificationError(
+            f'{folder / ONNX_FOLDER}: computes in the wrong precision:\n  {shown}{more}\n'
+            'export the bundle again'
+        )
+    return precision
+
+
+class _Verifier:
+    """Runs the files one after the other and collects comparisons."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: BundleSpec,
+        precision: Precision,
+        placement: Placement,
+        advance: Callable[[int], object],
+    ) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._precision = precision
+        self._placement = placement
+        self._advance = advance
+        self._widened = precision == 'bfloat16' and placement.memory == 'cpu'
+        self._cases = seeded_cases(spec)
+        # What ONNX Runtime made of each case, from the pixels on.
+        self._own: list[dict[str, np.ndarray]] = [{} for _ in self._cases]
+        self._errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        self._chunks: list[ChunkComparison] = []
+
+    def run(self) -> Receipt:
+        reference = Reference(self._spec, BundleWeights(self._folder / WEIGHTS_FILE))
+        reference.image_tokens(self._cases)
+        self._advance(1)
+        self._vision()
+        reference.prefixes(self._cases)
+        self._advance(1)
+        for rows in ROWS:
+            self._prefix(rows)
+        table = reference.chunks(self._cases)
+        self._advance(1)
+        own_table = self._time_table(table)
+        for rows in ROWS:
+            self._expert(rows, table, own_table)
+        for rows in ROWS:
+            self._monolithic(rows, own_table)
+        bound = BOUNDS[self._precision].tensor
+        tensors = [
+            Comparison(file, tensor, *_worst(errors), bound)
+            for (file, tensor), errors in self._errors.items()
+        ]
+        return Receipt(
+            self._precision,
+            f'{self._placement.device} ({self._placement.provider})',
+            [case.words for case in self._cases],
+            tensors,
+            self._chunks,
+            ['bfloat16 products computed in float32 and rounded: the CPU has none of its own']
+            if self._widened
+            else [],
+        )
+
+    def _vision(self) -> None:
+        session = self._open('vision')
+        for case, own in zip(self._cases, self._own, strict=True):
+            images = [session.run({'pixels': image[None]}) for image in case.pixels]
+            own['image_tokens'] = np.concatenate([image['image_tokens'] for image in images])
+            expected = case.reference['image_tokens']
+            self._compare('vision', 'image_tokens', own['image_tokens'], expected)
+        self._advance(1)
+
+    def _prefix(self, rows: int) -> None:
+        session, name = self._open('prefix', rows), graph_name('prefix', rows)
+        for case, own in self._of(rows):
+            given = {name: getattr(case, name) for name in ('image_mask', 'tokens', 'token_mask')}
+            found = session.run({'image_tokens': case.reference['image_tokens'], **given})
+            # What stands at padded places is never seen.
+            seen = case.reference['prefix_mask']
+            for tensor in PREFIX_OUTPUTS[:2]:
+                expected = case.reference[tensor].swapaxes(0, 1).swapaxes(1, 3)[seen]
+                valid = found[tensor].swapaxes(0, 1).swapaxes(1, 3)[seen]
+                self._compare(name, tensor, valid, expected)
+            self._compare(name, 'prefix_mask', found['prefix_mask'], seen)
+            own |= session.run({'image_tokens': own['image_tokens'], **given})
+        self._advance(1)
+
+    def _time_table(self, table: np.ndarray) -> np.ndarray:
+        times = flow_times(self._spec.denoise_steps)
+        path = self._folder / WEIGHTS_FILE
+        own = TimeTable(self._spec.family, self._spec.dims, path)(times)
+        self._compare('time table', 'time_conditioning', own, table)
+        return own
+
+    def _expert(self, rows: int, table: np.ndarray, own_table: np.ndarray) -> None:
+        session, name = self._open('expert', rows), graph_name('expert', rows)
+        for case, own in self._of(rows):
+            trace, growth = case.reference['trace'], []
+            past = {key: case.reference[key] for key in PREFIX_OUTPUTS}
+            own_past = {key: own[key] for key in PREFIX_OUTPUTS}
+            x = case.x
+            for k in range(self._spec.denoise_steps):
+                alone = session.run(self._step(case, past, table, k, trace[k]))
+                self._compare(name, 'x_next', alone['x_next'], trace[k + 1])
+                expected = case.reference['velocity'][k]
+                self._compare(name, 'velocity', alone['velocity'], expected)
+                x = session.run(self._step(case, own_past, own_table, k, x))['x_next']
+                growth.append(_error(x, trace[k + 1])[0])
+            self._add_chunk(f'vision, prefix and {name}', case, x, growth)
+        self._advance(1)
+
+    def _monolithic(self, rows: int, table: np.ndarray) -> None:
+        session, name = self._open('monolithic', rows), graph_name('monolithic', rows)
+        for case, _ in self._of(rows):
+            values = self._step(case, {}, table, 0, case.x) | {
+                'pixels': case.pixels,
+                'image_mask': case.image_mask,
+                'tokens': case.tokens,
+                'token_mask': case.token_mask,
+                'time_conditioning': table,
+                't': flow_times(self._spec.denoise_steps).astype(np.float32),
+                'plan_weight': case.plan_weight,
+            }
+            self._add_chunk(name, case, session.run(values)['x_next'], [])
+        self._advance(1)
+
+    def _step(
+        self, case: Case, past: dict[str, np.ndarray], table: np.ndarray, k: int, x: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        steps = self._spec.denoise_steps
+        values = {
+            **past,
+            'x': x,
+            'time_conditioning': table[k : k + 1],
+            't': flow_times(steps).astype(np.float32)[k],
+            'dt': np.float32(-1.0 / steps),
+            'row_weight': case.row_weight,
+            'plan': case.plan,
+            'plan_weight': case.plan_weight[k],
+        }
+        if case.state is not None:
+            values['state'] = case.state
+        return {name: np.asarray(values[name]) for name in EXPERT_INPUTS if name in values}
+
+    def _open(self, network: Network, rows: int = 1) -> Session:
+        path = graph_path(self._folder, network, rows)
+        options = session_options()
+        # Weights are used where they lie in the file: no packed and no converted second copy.
+        options.add_session_config_entry('session.disable_prepacking', '1')
+        options.enable_cpu_mem_arena = False
+        folding = [] if self._precision == 'float32' else ['ConstantFolding']
+        return Session(
+            path,
+            self._placement,
+            options,
+            comparable(path, widen_bfloat16=self._widened),
+            disabled_optimizers=folding,
+        )
+
+    def _of(self, rows: int) -> list[tuple[Case, dict[str, np.ndarray]]]:
+        pairs = zip(self._cases, self._own, strict=True)
+        return [(case, own) for case, own in pairs if case.rows == rows]
+
+    def _compare(self, file: str, tensor: str, found: np.ndarray, expected: np.ndarray) -> None:
+        file = f'{file}.onnx' if file == 'vision' else file
+        self._errors.setdefault((file, tensor), []).append(_error(found, expected))
+
+    def _add_chunk(self, graphs: str, case: Case, x: np.ndarray, growth: list[float]) -> None:
+        number = next(i for i, other in enumerate(self._cases) if other is case)
+        errors = _error(x, case.reference['trace'][-1])
+        bound = BOUNDS[self._precision].chunk
+        self._chunks.append(ChunkComparison(graphs, number, *errors, bound, growth))
+
+
+def _error(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+    """Largest and mean error; NaN where there is one."""
+    if found.shape != expected.shape:
+        return float('nan'), float('nan')
+    wide = expected.astype(np.float64)
+    difference = np.abs(found.astype(np.float64) - wide) / max(1.0, float(np.abs(wide).max()))
+    return float(difference.max()), float(difference.mean())
+
+
+def _worst(errors: list[tuple[float, float]]) -> tuple[float, float]:
+    largest, mean = np.array(errors).T
+    return float(largest.max()), float(mean.mean())
