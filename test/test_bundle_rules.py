@@ -34,6 +34,11 @@ DEFECTS: dict[str, tuple[str, str, str]] = {
     ),
     'bool for number': ('denoise_steps: 3', 'denoise_steps: true', r'true where a whole number'),
     'fraction': ('denoise_steps: 3', 'denoise_steps: 3.5', r'3\.5 \(float\) where a whole number'),
+    'trained delay beyond the chunk': (
+        'trained_delay_steps: 0',
+        'trained_delay_steps: 9',
+        r'field trained_delay_steps: 9 is more than the 8 actions',
+    ),
     'zero steps': (
         'denoise_steps: 3',
         'denoise_steps: 0',

@@ -232,6 +232,13 @@ def test_guidance_needs_a_policy_with_advantage_tags(policy):
     [
         ('cfg_beta', 0.5),
         ('cfg_beta', float('nan')),
+        ('cfg_beta', float('inf')),
+        ('cfg_mode', 'parallel'),
+        ('rtc_mode', 'soft'),
+        ('samples', 0),
+        ('samples', 17),
+        ('samples', True),
+        ('samples', 2.0),
         ('seed', -1),
         ('denoise_steps', 0),
         ('denoise_steps', 101),

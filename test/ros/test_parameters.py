@@ -143,6 +143,7 @@ def test_markdown_has_a_line_for_each_parameter():
 
 def test_policy_nodes_defaults_are_the_policys_own():
     defaults = {row.name: row.default for row in POLICY_PARAMETERS}
-    assert settings_from(defaults) == PolicySettings()
+    assert settings_from({**defaults, 'real_time_chunking': True}) == PolicySettings()
+    assert settings_from(defaults) == PolicySettings(rtc_mode='off')
     assert settings_from({**defaults, 'denoise_steps': 5}).denoise_steps == 5
     assert limits_from({**defaults, 'sync_tolerance_s': 0.02}).tolerance_ns == 20_000_000

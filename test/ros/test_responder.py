@@ -71,7 +71,7 @@ class Scene:
         plan = ReceivedPlan(
             rows, self.match.column_names, ('position',) * 3, 0.05, NOW, episode, certain
         )
-        circumstances = Circumstances(now_ns, TASK, PolicySettings(), tie_to_plan=False)
+        circumstances = Circumstances(now_ns, TASK, PolicySettings(rtc_mode='off'))
         circumstances = replace(circumstances, **given)
         return self.responder.answer(Request(plan, arrived_ns=8), lambda: circumstances)
 
@@ -105,7 +105,7 @@ def test_plan_is_tied_in_the_policys_units(scene, bundle):
     scene.look()
     rows = np.tile([10.0, 20.0, 30.0], (4, 1))
     assert scene.ask(rows=rows).plan is None
-    answer = scene.ask(NOW + 1, rows=rows, certain=2, tie_to_plan=True)
+    answer = scene.ask(NOW + 1, rows=rows, certain=2, settings=PolicySettings())
     policy = Policy.load(bundle)
     observation = Observation({'top': IMAGE, 'wrist': IMAGE}, STATE, TASK)
     policy.infer(observation)
@@ -113,6 +113,15 @@ def test_plan_is_tied_in_the_policys_units(scene, bundle):
     expected, _ = policy.infer(observation, plan=plan)
     np.testing.assert_allclose(answer.chunk.actions, np.degrees(expected.actions), atol=1e-4)
     np.testing.assert_array_equal(answer.plan.actions, rows)
+
+
+def test_samples_are_compared_with_a_plan_that_the_chunk_is_not_tied_to(scene):
+    scene.look()
+    settings = PolicySettings(rtc_mode='off', samples=3)
+    answer = scene.ask(rows=np.tile([10.0, 20.0, 30.0], (4, 1)), settings=settings)
+    assert answer.plan is None
+    assert len(answer.report.sample_distances) == 3
+    assert scene.ask(NOW + 1, settings=settings).report.sample_distances == ()
 
 
 def test_inference_numbers_count_within_an_episode(scene):

@@ -75,6 +75,7 @@ class Drivers:
     def heal(self) -> None:
         """All drivers do what they should."""
         self.silent: set[str] = set()
+        self.moving = True
         self.offset_ns: dict[str, int | None] = {}
         self.encoding = 'bgr8'
         self.arm_joints = ['elbow', 'base', 'shoulder']
@@ -105,7 +106,7 @@ class Drivers:
 
     def __call__(self) -> None:
         """One round of all sources."""
-        self._round += 1
+        self._round += self.moving
         if 'top' not in self.silent:
             self._publish_top(self._stamp('top'))
         if 'wrist' not in self.silent:

@@ -293,7 +293,6 @@ class PolicyNode(LifecycleNode):
                 now_ns=self._ros_time_ns(),
                 instruction=self._instruction,
                 settings=settings_from(given),
-                tie_to_plan=given['real_time_chunking'],
             )
 
         answer = responder.answer(request, read)
@@ -343,15 +342,12 @@ class PolicyNode(LifecycleNode):
     def _check_parameters(self, given: Mapping[str, Any]) -> str | None:
         """Whether this policy can be run so; free of side effects."""
         try:
-            settings_from(given)
+            settings = settings_from(given)
+            policy = self._policy
+            if policy is not None:
+                policy.check(settings)
         except ValueError as error:
             return str(error)
-        policy = self._policy
-        if policy is not None and given['cfg_enabled'] and policy.spec.prompt.advantage is None:
-            return (
-                f"cfg_enabled: policy '{policy.spec.name}' was trained without advantage tags, so "
-                'there is nothing to guide with'
-            )
         return None
 
     def _say(self, level: Level, text: str) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from vla_runtime.engines.engine import MAX_SAMPLES
 from vla_runtime.engines.loading import BACKENDS
+from vla_runtime.inference.guidance import CfgMode
 from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
-from vla_runtime.inference.real_time_chunking import PlanSchedule
+from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
 from vla_runtime.ros.parameters import ParameterSpec
 from vla_runtime.ros.synchronizer import SyncLimits
 from vla_runtime.settings import PolicySettings
@@ -66,12 +68,32 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ),
     ParameterSpec('cfg_beta', 1.5, 'guidance scale; 1.0 is none', minimum=1.0, maximum=5.0),
     ParameterSpec(
+        'cfg_mode',
+        'auto',
+        'both prompt rows together or one after the other; auto: together where the engine can',
+        words=get_args(CfgMode),
+    ),
+    ParameterSpec(
         'advantage', 'positive', 'tag of the conditioned prompt', words=get_args(Advantage)
     ),
     ParameterSpec('real_time_chunking', False, "tie each chunk to the executor's committed plan"),
+    ParameterSpec(
+        'rtc_mode',
+        'guided',
+        "how: drawn to it, drawn through the network's Jacobian (backend torch), or its first "
+        'actions fixed',
+        words=tuple(word for word in get_args(RtcMode) if word != 'off'),
+    ),
     ParameterSpec('plan_schedule', 'exp', 'how that tie decays', words=get_args(PlanSchedule)),
     ParameterSpec(
         'max_guidance_weight', 10.0, 'upper bound of that tie', minimum=0.0, maximum=100.0
+    ),
+    ParameterSpec(
+        'samples',
+        1,
+        'chunks denoised together; the one that continues the committed plan best is used',
+        minimum=1,
+        maximum=MAX_SAMPLES,
     ),
     ParameterSpec(
         'cache_mode',
@@ -117,9 +139,12 @@ def settings_from(values: Mapping[str, Any]) -> PolicySettings:
         denoise_steps=values['denoise_steps'] or None,
         cfg_enabled=values['cfg_enabled'],
         cfg_beta=values['cfg_beta'],
+        cfg_mode=values['cfg_mode'],
         advantage=values['advantage'],
+        rtc_mode=values['rtc_mode'] if values['real_time_chunking'] else 'off',
         plan_schedule=values['plan_schedule'],
         max_guidance_weight=values['max_guidance_weight'],
+        samples=values['samples'],
         cache=CachePolicy(
             mode=values['cache_mode'],
             max_age_s=values['cache_max_age_s'],

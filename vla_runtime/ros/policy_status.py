@@ -29,16 +29,23 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
         'instruction': answer.instruction,
         'seed': inner.seed,
         'beta': inner.beta,
+        'guidance': inner.guidance,
         'denoise_steps': inner.denoise_steps,
         'tokens': ' '.join(map(str, inner.tokens)),
+        'rtc_mode': inner.rtc_mode,
+        'rtc_clean_steps': inner.clean_steps,
         'plan_rows': 0 if answer.plan is None else len(answer.plan.actions),
         'plan_delay_steps': 0 if answer.plan is None else answer.plan.delay_steps,
+        'samples': inner.samples,
+        'sample': inner.sample,
+        'sample_distances': ' '.join(f'{distance:.4f}' for distance in inner.sample_distances),
         'overhead_ms': overhead_ms,
     }
     values |= {f'ms.{phase}': float(value) for phase, value in inner.milliseconds.items()}
     values |= {f'age_ms.{source}': value for source, value in answer.ages_ms.items()}
     values |= {f'stamp_ns.{source}': stamp for source, stamp in inner.stamps_ns.items()}
     values |= {f'cache.{level}': state for level, state in inner.cache.items()}
+    values |= {f'runs.{network}': count for network, count in inner.runs.items()}
     values |= {f'cuda_graph.{network}': state for network, state in inner.cuda_graph.items()}
     values |= {f'parameter.{name}': value for name, value in parameters.items()}
     text = f'chunk {inner.number}: {inner.milliseconds["total"]:.1f} ms'

@@ -49,14 +49,12 @@ class Circumstances:
     Attributes:
         now_ns: ROS time.
         instruction: the task in plain words; empty when none was given.
-        settings: of the policy.
-        tie_to_plan: real-time chunking.
+        settings: of the policy; `rtc_mode` says whether chunks are tied to the plan.
     """
 
     now_ns: int
     instruction: str
     settings: PolicySettings
-    tie_to_plan: bool
 
 
 @dataclass(frozen=True)
@@ -182,16 +180,15 @@ class Responder:
             step_time_s=self._policy.spec.step_time_s,
             horizon=self._policy.spec.dims.horizon,
         )
-        tied = plan if given.tie_to_plan else None
         self._policy.settings = given.settings
-        chunk, report = self._policy.infer(observation, plan=self._in_policy_units(tied))
+        chunk, report = self._policy.infer(observation, plan=self._in_policy_units(plan))
         return Answer(
             chunk=self._in_robot_units(chunk),
             report=report,
             stamp_ns=selection.stamp_ns,
             episode=request.plan.episode,
             instruction=given.instruction,
-            plan=tied,
+            plan=None if report.rtc_mode == 'off' else plan,
             ages_ms={name: (given.now_ns - stamp) * 1e-6 for name, stamp in stamps.items()},
             ready_ns=max(
                 request.arrived_ns, *(frame.arrived_ns for frame in selection.frames.values())

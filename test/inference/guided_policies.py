@@ -1,0 +1,35 @@
+"""Tiny policies that can be guided, on engines built for two rows and for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from tiny_policy import tiny_spec, write_tiny_policy
+
+from vla_runtime.bundle import read_bundle
+from vla_runtime.engines.loading import load_engine
+from vla_runtime.policy import Policy
+from vla_runtime.settings import PolicySettings
+
+NOISE = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+
+
+def write_guided(folder: Path, family: str = 'pi05', **changes) -> Path:
+    """pi05 has its state in the prompt, pi0 as a token of its own; both have advantage tags."""
+    spec = tiny_spec(family, advantage='task_newline', **changes)
+    return write_tiny_policy(folder / f'guided {family}', spec)
+
+
+def load_policy(bundle: Path, max_rows: int = 2, **settings) -> Policy:
+    """A policy whose torch engine was built for so many prompt rows."""
+    checked = read_bundle(bundle)
+    engine = load_engine(
+        checked,
+        'torch',
+        'cpu',
+        precision='float32',
+        max_rows=max_rows,
+        use_cuda_graphs=False,
+    )
+    return Policy(checked, engine, PolicySettings(**settings))

@@ -1,0 +1,259 @@
+"""How a chunk is tied to the committed plan, mode by mode, against loops written for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from guided_policies import NOISE, load_policy, write_guided
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_policy import observation, tiny_spec, write_tiny_policy
+
+from vla_runtime.inference.clock import PhaseClock
+from vla_runtime.inference.denoise import flow_times
+from vla_runtime.inference.real_time_chunking import clamp_weights
+from vla_runtime.policy import Policy
+from vla_runtime.types import CommittedPlan
+
+STEPS = 10
+ROWS = np.cumsum(np.full((6, 3), 0.1), axis=0)
+MODES = ('guided', 'jacobian', 'hard_prefix')
+families = pytest.mark.parametrize('family', ['pi05', 'pi0'])
+modes = pytest.mark.parametrize('mode', MODES)
+
+
+@pytest.fixture(scope='module')
+def bundles(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp('bundles')
+    made = {family: write_guided(folder, family) for family in ('pi05', 'pi0')}
+    for family in ('pi05', 'pi0'):
+        spec = replace(tiny_spec(family), trained_delay_steps=3)
+        made[f'trained {family}'] = write_tiny_policy(folder / f'trained {family}', spec)
+    return made
+
+
+def committed(delay: int, horizon: int = 6, rows: np.ndarray = ROWS) -> CommittedPlan:
+    return CommittedPlan(rows, delay_steps=delay, execution_horizon=horizon)
+
+
+def infer(bundle: Path, mode: str, plan: CommittedPlan | None, **settings):
+    policy = load_policy(bundle, rtc_mode=mode, denoise_steps=STEPS, **settings)
+    return policy.infer(observation(), plan=plan, noise=NOISE)
+
+
+@given(
+    steps=st.integers(1, 50),
+    clamped=st.integers(0, 8),
+    noise=st.floats(-4, 4),
+    plan=st.floats(-4, 4),
+    velocity=st.floats(-20, 20),
+)
+def test_clamp_weights_hold_an_action_on_its_straight_path(steps, clamped, noise, plan, velocity):
+    times = flow_times(steps)
+    weights = clamp_weights(times, clamped, 8)
+    assert (weights[:, clamped:] == 0).all()
+    x = noise
+    for t, weight in zip(times, weights, strict=True):
+        assert x == pytest.approx(t * noise + (1 - t) * plan, abs=1e-4)
+        if clamped:
+            tied = velocity - float(weight[0]) * (plan - (x - t * velocity))
+            x += -1 / steps * tied
+        else:
+            return
+    assert x == pytest.approx(plan, abs=1e-4)
+
+
+@families
+@pytest.mark.parametrize('delay', [1, 4, 6])
+def test_a_hard_prefix_is_clamped_at_every_step(bundles, family, delay):
+    """Against RePaint's loop: overwrite, run the network, move on; no weights anywhere."""
+    policy = load_policy(bundles[family], rtc_mode='hard_prefix', denoise_steps=STEPS)
+    plan = policy._codec.plan(committed(delay), observation())
+    chunk, report = policy.infer(observation(), plan=committed(delay), noise=NOISE)
+    np.testing.assert_array_equal(chunk.normalised[:delay], plan[:delay])
+    assert (report.rtc_mode, report.clean_steps) == ('hard_prefix', 0)
+
+    # The engine still holds prefix and state; without a tie its velocity is the network's.
+    engine = policy._engine
+    untied = replace(policy.settings, rtc_mode='off')
+    free = policy._planner.plan(
+        observation(), untied, 0, plan=None, noise=NOISE, clock=PhaseClock()
+    )
+    engine.load_step_inputs(free.inputs)
+    x = NOISE.copy()
+    for k in range(STEPS):
+        t = 1 - k / STEPS
+        x[:delay] = t * NOISE[:delay] + (1 - t) * plan[:delay]
+        engine.write_x(x)
+        engine.step(k)
+        x = x - engine.read_velocity()[0] / STEPS
+    np.testing.assert_allclose(chunk.normalised[delay:], x[delay:], atol=5e-5)
+
+
+@families
+@pytest.mark.parametrize('delay', [1, 3])
+def test_a_policy_trained_with_known_actions_sees_them_at_flow_time_zero(bundles, family, delay):
+    """Against a loop over the network with a time for every action (arXiv 2512.05964)."""
+    policy = load_policy(
+        bundles[f'trained {family}'], 1, rtc_mode='hard_prefix', denoise_steps=STEPS
+    )
+    plan = policy._codec.plan(committed(delay), observation())
+    chunk, report = policy.infer(observation(), plan=committed(delay), noise=NOISE)
+    np.testing.assert_array_equal(chunk.normalised[:delay], plan[:delay])
+    assert report.clean_steps == delay
+    np.testing.assert_array_equal(report.noise, NOISE)
+
+    network, slot = policy._engine._network, policy._engine._buffers[1].slots[0]
+    state = policy._codec.padded_state(observation(), 1)
+    x = torch.from_numpy(NOISE.copy())
+    for k in range(STEPS):
+        x[:delay] = torch.from_numpy(plan[:delay])
+        times = torch.full((8,), 1 - k / STEPS)
+        times[:delay] = 0.0
+        with torch.no_grad():
+            velocity = network.velocity(
+                x[None],
+                slot.past_key,
+                slot.past_value,
+                slot.prefix_mask,
+                torch.cat([network.time_conditioning(t[None]) for t in times])[None],
+                None if state is None else torch.from_numpy(state),
+            )
+        x = x - velocity[0] / STEPS
+    np.testing.assert_allclose(chunk.normalised[delay:], x[delay:].numpy(), atol=5e-5)
+    untrained = replace(policy.spec, trained_delay_steps=0)
+    policy._planner._spec = untrained
+    other, _ = policy.infer(observation(), plan=committed(delay), noise=NOISE)
+    assert np.abs(other.normalised[delay:] - chunk.normalised[delay:]).max() > 1e-3
+
+
+def test_a_delay_beyond_the_trained_one_is_clamped_and_reported(bundles):
+    policy = load_policy(bundles['trained pi05'], 1, rtc_mode='hard_prefix', denoise_steps=STEPS)
+    chunk, report = policy.infer(observation(), plan=committed(5), noise=NOISE)
+    assert report.clean_steps == 3
+    plan = policy._codec.plan(committed(5), observation())
+    np.testing.assert_array_equal(chunk.normalised[:5], plan[:5])
+
+
+@modes
+@families
+def test_each_mode_draws_the_chunk_to_the_plan(bundles, family, mode):
+    free = infer(bundles[family], mode, None)
+    assert free[1].rtc_mode == 'off'
+    tied, report = infer(bundles[family], mode, committed(4))
+    assert report.rtc_mode == mode
+    distance = np.abs(tied.actions[:4] - ROWS[:4]).mean()
+    assert distance < 0.3 * np.abs(free[0].actions[:4] - ROWS[:4]).mean()
+
+
+def test_only_the_hard_prefix_is_the_plan_exactly(bundles):
+    """LeRobot's frozen part is not frozen; this is what the third mode is for."""
+    distance = {
+        mode: np.abs(infer(bundles['pi05'], mode, committed(3))[0].actions[:3] - ROWS[:3]).max()
+        for mode in MODES
+    }
+    assert distance['hard_prefix'] < 1e-6
+    assert distance['guided'] > 1e-4
+    assert distance['jacobian'] > 1e-4
+
+
+def test_the_modes_differ(bundles):
+    chunks = [infer(bundles['pi05'], mode, committed(3))[0].actions for mode in MODES]
+    for i, chunk in enumerate(chunks):
+        for other in chunks[:i]:
+            assert np.abs(chunk - other).max() > 1e-3
+
+
+@modes
+def test_a_short_plan_is_held_and_binds_nothing_beyond_its_end(bundles, mode):
+    long = np.concatenate([ROWS[:3], np.full((5, 3), 7.0)])
+    short, _ = infer(bundles['pi05'], mode, committed(2, 8, ROWS[:3]))
+    same, _ = infer(bundles['pi05'], mode, committed(2, 3, long))
+    # Through the Jacobian a difference far along the plan would show, were its weight not zero.
+    np.testing.assert_array_equal(short.actions, same.actions)
+
+
+def test_a_delay_longer_than_the_plan_clamps_what_there_is(bundles):
+    chunk, _ = infer(bundles['pi05'], 'hard_prefix', committed(6, 6, ROWS[:2]))
+    np.testing.assert_allclose(chunk.actions[:2], ROWS[:2], atol=1e-6)
+
+
+@pytest.mark.parametrize('mode', ['hard_prefix', 'off'])
+def test_without_a_delay_or_a_mode_the_chunk_is_free(bundles, mode):
+    free, _ = infer(bundles['pi05'], mode, None)
+    tied, report = infer(bundles['pi05'], mode, committed(4 if mode == 'off' else 0))
+    assert report.rtc_mode == 'off', 'an executor must not take it for a chunk that continues'
+    np.testing.assert_array_equal(tied.actions, free.actions)
+
+
+@modes
+def test_toggling_a_mode_leaves_nothing_behind(bundles, mode):
+    policy = load_policy(bundles['pi05'], denoise_steps=STEPS)
+
+    def ask(rtc_mode: str) -> np.ndarray:
+        policy.settings = replace(policy.settings, rtc_mode=rtc_mode)
+        return policy.infer(observation(), plan=committed(3), noise=NOISE)[0].actions
+
+    free, tied = ask('off'), ask(mode)
+    assert not np.array_equal(free, tied)
+    np.testing.assert_array_equal(ask('off'), free)
+    np.testing.assert_array_equal(ask(mode), tied)
+
+
+@modes
+@families
+def test_each_mode_works_under_guidance(bundles, family, mode):
+    settings = {'cfg_enabled': True, 'cfg_beta': 2.0, 'cfg_mode': 'fused'}
+    tied, report = infer(bundles[family], mode, committed(3), **settings)
+    assert (report.guidance, report.rtc_mode) == ('fused', mode)
+    unguided, _ = infer(bundles[family], mode, committed(3))
+    assert np.abs(tied.actions - unguided.actions).max() > 1e-3
+
+
+# What an engine cannot do.
+
+
+def lacking(bundle: Path, feature: str) -> Policy:
+    policy = load_policy(bundle, 1)
+    policy._planner._features = policy._engine.features - {feature}
+    return policy
+
+
+@pytest.mark.parametrize(
+    ('name', 'feature', 'change', 'message'),
+    [
+        ('pi05', 'jacobian', {'rtc_mode': 'jacobian'}, "rtc_mode 'jacobian'.*torch backend"),
+        ('pi05', 'samples', {'samples': 2}, 'samples above 1.*torch backend'),
+        (
+            'trained pi05',
+            'action_time',
+            {'rtc_mode': 'hard_prefix'},
+            r"rtc_mode 'hard_prefix'.*trained_delay_steps.*torch backend",
+        ),
+        (
+            'pi05',
+            'none',
+            {'rtc_mode': 'jacobian', 'cfg_enabled': True, 'cfg_mode': 'serial'},
+            "rtc_mode 'jacobian'.*serial.*'fused'",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_the_old_settings_stay(
+    bundles, name, feature, change, message
+):
+    policy = lacking(bundles[name], feature)
+    before = policy.settings
+    with pytest.raises(ValueError, match=message):
+        policy.settings = replace(before, **change)
+    assert policy.settings == before
+
+
+def test_a_clamp_without_a_time_for_every_action_needs_nothing_of_the_engine(bundles):
+    policy = lacking(bundles['pi05'], 'action_time')
+    policy.settings = replace(policy.settings, rtc_mode='hard_prefix')
+    chunk, _ = policy.infer(observation(), plan=committed(3))
+    np.testing.assert_allclose(chunk.actions[:3], ROWS[:3], atol=1e-6)
