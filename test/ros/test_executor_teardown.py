@@ -14,6 +14,8 @@ from vla_runtime.ros.executor_node import ExecutorNode
 
 pytestmark = pytest.mark.graph
 
+THREADS = {'control', 'dead man', 'requests'}
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[ExecutorNode]:
@@ -34,7 +36,7 @@ def state(node: ExecutorNode) -> str:
 
 
 def own_threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate()} & {'control', 'requests'}
+    return {thread.name for thread in threading.enumerate()} & THREADS
 
 
 def fail(*_: object) -> None:
@@ -51,7 +53,7 @@ def test_an_activation_that_fails_half_way_leaves_no_thread(
     assert not own_threads()
     monkeypatch.undo()
     node.trigger_activate()
-    assert (state(node), own_threads()) == ('active', {'control', 'requests'})
+    assert (state(node), own_threads()) == ('active', THREADS)
     node.trigger_deactivate()
     assert (state(node), own_threads()) == ('inactive', set())
 
@@ -60,7 +62,7 @@ def test_a_deactivation_that_fails_still_ends_the_commands_and_is_said(
     node: ExecutorNode, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     node.trigger_activate()
-    monkeypatch.setattr(node, 'destroy_timer', fail)
+    monkeypatch.setattr(node, 'destroy_subscription', fail)
     node.trigger_deactivate()
     # An error leads back to where the node can be configured again.
     assert state(node) == 'unconfigured'

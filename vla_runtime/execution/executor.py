@@ -3,7 +3,8 @@
 Invariants:
 - Pure: every call is given the time. Nothing here reads a clock, sleeps, logs or starts a thread.
 - `tick` and `submit_chunk` never raise: what cannot be handled ends in a hold that says why.
-- One thread at a time. A node that ticks in one thread and receives in another holds a lock.
+- One thread at a time, but for `check_chunk`, which is any thread's. A node that ticks in one
+  thread and receives in another holds a lock.
 - The `Command` returned by `tick`, `stop` and `dead_man` is one object that the next call
   overwrites.
 - To hold is to repeat the last commanded position and to command zero velocity, from the very tick
@@ -223,6 +224,7 @@ class ChunkExecutor:
             refusal, text = far.refusal, str(far)
             if self.config.start.on_too_far == 'approach':
                 self._commander.set_out_for(far.first_row)
+                self.detail = text
                 text += '; approaching it first'
         except Refused as refused:
             refusal, text = refused.refusal, str(refused)

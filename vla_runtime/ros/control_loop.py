@@ -1,8 +1,8 @@
 """The chunk executor on its thread: clock, lock, outputs and requests around the pure core.
 
 Invariants:
-- the core is used under one lock, held for microseconds: the tick never waits for a conversion, a
-  log line or a publisher of anything but commands;
+- the core is used under one lock, held for microseconds: neither the tick nor the dead-man waits
+  for a conversion, the check of a chunk, a log line or a publisher of anything but commands;
 - the tick overwrites arrays and messages that exist already; it allocates when it asks for a
   chunk or passes a seam, a few times a second;
 - requests and seams leave through `on_request` and `take_seams`: their messages are made elsewhere;
@@ -161,8 +161,14 @@ class ControlLoop:
             self._executor.stop()
 
     def reset(self, episode: int) -> None:
+        """The operator's reset: an episode begins, and the latch opens."""
         with self._lock:
             self._executor.reset(episode)
+
+    def begin_episode(self, episode: int) -> None:
+        """An episode begins; the latch stays as it is."""
+        with self._lock:
+            self._executor.begin_episode(episode)
 
     def set_parameters(self, parameters: ExecutorParameters) -> None:
         with self._lock:
@@ -182,9 +188,11 @@ class ControlLoop:
             self._executor.observe_state(names, positions, stamp_ns)
 
     def submit(self, received: ReceivedChunk, now_s: float) -> SubmitResult:
+        # Most of the work, and none that the tick would have to wait for.
+        checked = self._executor.check_chunk(received.chunk)
         with self._lock:
             return self._executor.submit_chunk(
-                received.chunk,
+                checked,
                 received.stamp_ns,
                 received.episode,
                 received.number,
@@ -194,7 +202,7 @@ class ControlLoop:
             )
 
     def check_alive(self, now_s: float) -> None:
-        """For a timer beside the control thread: hold when ticks have stopped coming."""
+        """For a thread beside the control thread: hold when ticks have stopped coming."""
         with self._lock:
             command = self._executor.dead_man(now_s)
             sends = command is not None and self._take(command)

@@ -1,14 +1,14 @@
 """`executor_node`: the lifecycle node that moves the robot along the policy's chunks.
 
 Invariants:
-- three threads: rclpy's callbacks, the control thread (`ControlLoop.tick` at `control_rate_hz` on
-  the steady clock), and one that publishes requests; only the control thread and, beside it, the
-  dead-man's timer and the teardown send commands;
+- while it is active the robot is in the hands of an `ExecutorSession` and its threads; what is here
+  are rclpy's callbacks, which nothing that moves the robot waits for;
 - it asks (`committed_plan`) and the policy answers (`action_chunk`); when the policy dies, this
   node holds the robot and goes on asking;
-- an active node commands nothing until `~/start`, and each activation begins like the first;
-- teardown, on deactivation and on shutdown: the control thread ends, then the hold is sent and
-  acknowledged, then the publishers go. The hold is the last command on the wire.
+- an active node commands nothing until `~/start`, and each activation begins like the first, but
+  for the latch of clamped chunks, which only `~/reset` opens;
+- teardown, on deactivation and on shutdown: the session ends, with the hold as the last command on
+  the wire, then the publishers go.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from rclpy.lifecycle import (
     TransitionCallbackReturn,
 )
 from rclpy.qos import QoSProfile, ReliabilityPolicy
-from rclpy.subscription import Subscription
-from rclpy.timer import Timer
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle import BundleSpec
+from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import CommittedSetpoints, Refusal, StartResult
 from vla_runtime.ros import executor_status
 from vla_runtime.ros.control_loop import ControlLoop
@@ -45,16 +44,14 @@ from vla_runtime.ros.conversions import (
 )
 from vla_runtime.ros.diagnostics import Condition, Throttle, to_message
 from vla_runtime.ros.executor_parameters import EXECUTOR_PARAMETERS, executor_parameters
+from vla_runtime.ros.executor_session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.ros.executor_setup import check_fixed, make_core, read_files
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.realtime import prefer_this_thread, share_interpreter
 from vla_runtime.ros.rivals import other_publishers
 from vla_runtime.ros.robot_link import RobotLink
 from vla_runtime.ros.spinning import guard_transitions, guarded, run_node
-from vla_runtime.ros.steady_loop import SteadyLoop
-from vla_runtime.ros.worker import LatestJobWorker
 
-CHUNK_TOPIC = 'action_chunk'
 PLAN_TOPIC = 'committed_plan'
 _ONE_EXECUTOR = (
     'one robot takes commands from one node: end the other one, or run it in a namespace of its '
@@ -74,14 +71,11 @@ class ExecutorNode(LifecycleNode):
         self._spec: BundleSpec | None = None
         self._link: RobotLink | None = None
         self._plan_publisher: LifecyclePublisher | None = None
-        self._chunk_subscription: Subscription | None = None
-        self._dead_man: Timer | None = None
-        self._loop: ControlLoop | None = None
-        self._thread: SteadyLoop | None = None
-        self._requests: LatestJobWorker[CommittedSetpoints] | None = None
+        self._session: ExecutorSession | None = None
         declare(self, EXECUTOR_PARAMETERS, self._misfit)
         self._fixed = values(self, EXECUTOR_PARAMETERS)
         self._cpus = check_fixed(self._fixed)
+        self._latch = ClampLatch(self._fixed['clamp_latch'])
         share_interpreter()
         # Counted from the wall clock, so that a node that is started again never goes on with an
         # episode of the one before it.
@@ -168,58 +162,31 @@ class ExecutorNode(LifecycleNode):
         assert self._link is not None
         parameters = values(self, EXECUTOR_PARAMETERS)
         self._live = parameters
-        rate_hz = parameters['control_rate_hz']
         use_sim_time = bool(self.get_parameter('use_sim_time').value)
-        core = make_core(parameters, self._robot, self._match, use_sim_time=use_sim_time)
-        self._requests = LatestJobWorker(
-            self._publish_plan,
-            lambda error: self._on_error('committed_plan', error),
-            poll_s=1.0,
-            name='requests',
+        core = make_core(
+            parameters, self._robot, self._match, self._latch, use_sim_time=use_sim_time
         )
-        self._loop = ControlLoop(
-            core, self._link.writers(1.0 / rate_hz), self._now_ns, self._requests.submit
+        self._session = ExecutorSession(
+            self,
+            self._link,
+            self._fixed['control_rate_hz'],
+            self._fixed['tick_timeout_s'],
+            SessionHooks(
+                now_ns=self._now_ns,
+                on_chunk=self._on_chunk,
+                publish_plan=self._publish_plan,
+                prefer_thread=self._prefer_this_thread,
+                on_error=self._on_error,
+            ),
         )
-        self._new_episode()
-        self._thread = SteadyLoop(
-            self._loop.tick,
-            rate_hz,
-            'control',
-            lambda error: self._on_error('tick', error),
-            on_start=self._prefer_control_thread,
-        )
-        self._chunk_subscription = self.create_subscription(
-            JointTrajectory, CHUNK_TOPIC, self._guarded('chunk', self._on_chunk), _RELIABLE
-        )
-        self._link.listen(self._loop.observe_state, self._on_error)
-        timeout_s = self._fixed['tick_timeout_s']
-        self._dead_man = self._every(timeout_s / 2, 'dead man', self._check_alive)
-        self._loop.keep_garbage_out()
-        self._thread.start()
+        self._forget_answers()
+        self._session.begin(core, self._episode)
 
     def _deactivate(self) -> None:
-        """End what `_activate` began, however far it came; a step that fails keeps none back."""
-        loop, thread, requests = self._loop, self._thread, self._requests
-        subscription, dead_man = self._chunk_subscription, self._dead_man
-        self._loop = self._thread = self._requests = None
-        self._chunk_subscription = self._dead_man = None
+        session, self._session = self._session, None
         self._asked_s = None
-        # The last one given is the first one done.
-        with ExitStack() as steps:
-            if loop is not None:
-                if self._link is not None:
-                    steps.callback(self._link.wait_until_heard)
-                steps.callback(loop.close)
-            if requests is not None:
-                steps.callback(requests.stop)
-            if thread is not None:
-                steps.callback(thread.stop)
-            if dead_man is not None:
-                steps.callback(self.destroy_timer, dead_man)
-            if subscription is not None:
-                steps.callback(self.destroy_subscription, subscription)
-            if self._link is not None:
-                steps.callback(self._link.ignore)
+        if session is not None:
+            session.end()
 
     def _clean_up(self) -> None:
         link, publisher = self._link, self._plan_publisher
@@ -286,16 +253,19 @@ class ExecutorNode(LifecycleNode):
         return response
 
     def _on_reset(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        self._new_episode()
+        self._forget_answers()
+        if self._loop is not None:
+            self._loop.reset(self._episode)
+        else:
+            self._latch.open()
         response.success, response.message = True, f'episode {self._episode}'
         return response
 
-    def _new_episode(self) -> None:
+    def _forget_answers(self) -> None:
+        """An episode begins: nobody has been asked in it, or has answered."""
         self._episode += 1
         self._asked_s = None
         self._last_refusal = ''
-        if self._loop is not None:
-            self._loop.reset(self._episode)
 
     def _publish_plan(self, plan: CommittedSetpoints) -> bool:
         publisher = self._plan_publisher
@@ -317,13 +287,9 @@ class ExecutorNode(LifecycleNode):
         )
         return True
 
-    def _check_alive(self) -> None:
-        if self._loop is not None:
-            self._loop.check_alive(time.monotonic())
-
     def _publish_status(self) -> None:
-        loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
+        loop, session = self._loop, self._session
+        if loop is None or session is None:
             self._publish(self._diagnostics, [executor_status.inactive()])
             return
         self._follow_parameters(loop)
@@ -345,7 +311,7 @@ class ExecutorNode(LifecycleNode):
             [
                 control,
                 executor_status.chunks(status, answers),
-                executor_status.timing(thread.lateness(), rate_hz, status.counters),
+                executor_status.timing(session.lateness(), rate_hz, status.counters),
             ],
         )
         for timed in loop.take_seams():
@@ -366,13 +332,14 @@ class ExecutorNode(LifecycleNode):
 
     def _follow_parameters(self, loop: ControlLoop) -> None:
         """Hand over parameters that were set meanwhile; the core waits for the boundary."""
-        wanted = values(self, EXECUTOR_PARAMETERS)
-        if wanted == self._live:
+        # Taken note of first: what cannot be taken up is said once, and not tried at every status.
+        before, self._live = self._live, values(self, EXECUTOR_PARAMETERS)
+        wanted = self._live
+        if wanted == before:
             return
-        if wanted['dry_run'] != self._live['dry_run']:
-            loop.set_dry_run(wanted['dry_run'])
-        loop.set_parameters(executor_parameters(wanted))
-        self._live = wanted
+        if wanted['dry_run'] != before['dry_run']:
+            self._guarded('dry_run', loop.set_dry_run)(wanted['dry_run'])
+        self._guarded('parameters', loop.set_parameters)(executor_parameters(wanted))
 
     # ------------------------------------------------------------ helpers
 
@@ -386,9 +353,14 @@ class ExecutorNode(LifecycleNode):
     def _now_ns(self) -> int:
         return self.get_clock().now().nanoseconds
 
-    def _prefer_control_thread(self) -> None:
+    @property
+    def _loop(self) -> ControlLoop | None:
+        """While the node is active."""
+        return self._session.loop if self._session is not None else None
+
+    def _prefer_this_thread(self) -> None:
         for problem in prefer_this_thread(self._fixed['realtime_priority'], self._cpus):
-            self.get_logger().warning(problem)
+            self._say(problem)
 
     def _every(self, period_s: float, name: str, callback: Any) -> Any:
         """A timer on the steady clock: it runs while `/clock` stands still."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vla_runtime.bundle import BundleError, BundleSpec, read_bundle
+from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.ros.executor_parameters import executor_parameters, watchdog_parameters
@@ -57,9 +58,14 @@ def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch]
 
 
 def make_core(
-    given: Mapping[str, Any], robot: Robot, match: RobotMatch, *, use_sim_time: bool
+    given: Mapping[str, Any],
+    robot: Robot,
+    match: RobotMatch,
+    latch: ClampLatch,
+    *,
+    use_sim_time: bool,
 ) -> ChunkExecutor:
-    """A new executor that has commanded nothing yet."""
+    """A new executor that has commanded nothing yet; the latch is the one of before it."""
     config = ExecutorConfig(
         columns=match.columns,
         limits=match.limits,
@@ -68,4 +74,4 @@ def make_core(
         clamp_latch=given['clamp_latch'],
         control_period_s=1.0 / given['control_rate_hz'],
     )
-    return ChunkExecutor(config, executor_parameters(given), dry_run=given['dry_run'])
+    return ChunkExecutor(config, executor_parameters(given), given['dry_run'], latch)

@@ -14,11 +14,11 @@ from vla_runtime.ros.diagnostics import Condition, Level
 from vla_runtime.ros.executor_parameters import values_in_force
 from vla_runtime.ros.steady_loop import Lateness
 
-_MOVING = (Reason.TRACKING, Reason.APPROACHING)
 _TEXTS = {
     Reason.TRACKING: 'executing chunk {chunk}, step {step}',
     Reason.OVERRUN: 'the next chunk is late: going on with chunk {chunk}, step {step}',
-    Reason.APPROACHING: 'approaching the first row of a chunk',
+    Reason.APPROACHING: 'approaching at the set speed',
+    Reason.BRAKING: 'coming to rest, to hold: nothing is left to execute',
     Reason.NOT_STARTED: 'not started: call ~/start',
     Reason.STOPPED: 'stopped: holding until ~/start',
     Reason.WAITING_FOR_CHUNK: 'holding: waiting for the first chunk',
@@ -82,7 +82,7 @@ def control(status: LoopStatus, answers: Answers, rival: str) -> Condition:
     if reason in _WAITING and answers.silent_s is not None and answers.silent_s > _SILENT_AFTER_S:
         level = Level.WARN
         text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
-    if executor.detail and reason not in _TEXTS:
+    if executor.detail and (reason not in _TEXTS or reason is Reason.APPROACHING):
         text += f': {executor.detail}'
     if executor.untied:
         level = max(level, Level.WARN)
