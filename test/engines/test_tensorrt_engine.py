@@ -11,64 +11,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_cuda import FakeCuda
-from fake_tensorrt import RELEASES, FakeTensorRT
-from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
+from fake_tensorrt import RELEASES
+from tensorrt_machine import STEPS, Machine, linked_copy, write_exported_policy
+from tiny_policy import tiny_dims
 
 from vla_runtime.engines import tensorrt_engine
-from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.engine import StepInputs
-from vla_runtime.engines.tensorrt_adapter import TensorRT
 from vla_runtime.engines.tensorrt_engine import TensorRTEngine
 from vla_runtime.engines.torch_engine import TorchEngine
-from vla_runtime.export.onnx_export import write_onnx
-from vla_runtime.export.tensorrt_build import build_engines, plan_build
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.types import Family
-
-STEPS = 3
 
 
 @pytest.fixture(scope='module')
 def bundles(tmp_path_factory) -> dict[Family, Path]:
     """Tiny bundles of both families with their ONNX files."""
-    folders: dict[Family, Path] = {}
-    for family in ('pi05', 'pi0'):
-        spec = tiny_spec(family, advantage='task_newline')
-        folder = write_tiny_policy(tmp_path_factory.mktemp(family) / 'policy', spec)
-        write_onnx(folder, spec, 'float32')
-        folders[family] = folder
-    return folders
-
-
-class Machine:
-    """A fake GPU with a fake TensorRT, on which a bundle is built and loaded."""
-
-    def __init__(self, monkeypatch, bundle: Path, release: str = RELEASES[-1], **cuda) -> None:
-        self.cuda = FakeCuda(**cuda)
-        self.trt = FakeTensorRT(release, self.cuda)
-        self.bundle = bundle
-        monkeypatch.setattr(tensorrt_engine, 'import_tensorrt', lambda: TensorRT(self.trt))
-        monkeypatch.setattr(
-            tensorrt_engine, 'CudaRuntime', lambda index: CudaRuntime(index, self.cuda)
-        )
-
-    def build(self, captures: int = 1, **options) -> None:
-        runtime = CudaRuntime(0, self.cuda)
-        adapter = TensorRT(self.trt)
-        plan = plan_build(self.bundle, adapter, runtime, **{'rows': (1, 2), **options})
-        build_engines(plan, adapter, runtime, captures=captures)
-        runtime.close()
-
-    def load(self, family: Family = 'pi05', **options) -> TensorRTEngine:
-        values = {
-            'device': 'cuda',
-            'precision': 'float32',
-            'max_rows': 2,
-            'denoise_steps': STEPS,
-            'use_cuda_graphs': True,
-        }
-        return TensorRTEngine.load(self.bundle, family, tiny_dims(family), **{**values, **options})
+    families: tuple[Family, ...] = ('pi05', 'pi0')
+    return {
+        family: write_exported_policy(tmp_path_factory.mktemp(family) / 'policy', family)
+        for family in families
+    }
 
 
 @pytest.fixture
@@ -76,11 +38,8 @@ def machine(monkeypatch, bundles, tmp_path):
     """Make a machine with a bundle of its own (engines are written into it)."""
 
     def make(family: Family = 'pi05', **options) -> Machine:
-        folder = tmp_path / f'{family}_{len(list(tmp_path.iterdir()))}'
-        folder.mkdir()
-        for path in bundles[family].iterdir():
-            (folder / path.name).symlink_to(path)
-        return Machine(monkeypatch, folder, **options)
+        target = tmp_path / f'{family}_{len(list(tmp_path.iterdir()))}'
+        return Machine(monkeypatch, linked_copy(bundles[family], target), **options)
 
     return make
 

@@ -1,0 +1,78 @@
+"""A machine with a fake GPU and a fake TensorRT, on which bundles are built and loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fake_cuda import FakeCuda
+from fake_tensorrt import RELEASES, FakeTensorRT
+from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
+
+from vla_runtime.bundle import read_bundle, seal
+from vla_runtime.engines import tensorrt_engine
+from vla_runtime.engines.cuda_runtime import CudaRuntime
+from vla_runtime.engines.tensorrt_adapter import TensorRT
+from vla_runtime.engines.tensorrt_engine import TensorRTEngine
+from vla_runtime.engines.tensorrt_store import Metadata
+from vla_runtime.export.onnx_export import write_onnx
+from vla_runtime.export.tensorrt_build import build_engines, plan_build
+from vla_runtime.types import Family
+
+STEPS = tiny_spec().denoise_steps
+
+
+def write_exported_policy(target: Path, family: Family = 'pi05', precision='float32') -> Path:
+    """A tiny bundle of random weights with its ONNX files, guidance included."""
+    write_tiny_policy(target, tiny_spec(family, advantage='task_newline'))
+    spec = read_bundle(target).spec
+    write_onnx(target, spec, precision)
+    seal(target, spec)
+    return target
+
+
+class Machine:
+    """What `build` and `load` find there.
+
+    Args:
+        monkeypatch: pytest's; makes the engine find this machine.
+        bundle: the bundle's folder.
+        release: of TensorRT.
+        cuda: see `FakeCuda`.
+    """
+
+    def __init__(self, monkeypatch, bundle: Path, release: str = RELEASES[-1], **cuda) -> None:
+        self.cuda = FakeCuda(**cuda)
+        self.trt = FakeTensorRT(release, self.cuda)
+        self.bundle = bundle
+        monkeypatch.setattr(tensorrt_engine, 'import_tensorrt', lambda: TensorRT(self.trt))
+        monkeypatch.setattr(tensorrt_engine, 'CudaRuntime', self.runtime)
+
+    def runtime(self, index: int = 0) -> CudaRuntime:
+        return CudaRuntime(index, self.cuda)
+
+    def build(self, captures: int = 1, **options) -> Metadata:
+        runtime, adapter = self.runtime(), TensorRT(self.trt)
+        plan = plan_build(self.bundle, adapter, runtime, **{'rows': (1, 2), **options})
+        metadata = build_engines(plan, adapter, runtime, captures=captures)
+        runtime.close()
+        return metadata
+
+    def load(self, family: Family = 'pi05', **options) -> TensorRTEngine:
+        values = {
+            'device': 'cuda',
+            'precision': 'float32',
+            'max_rows': 2,
+            'denoise_steps': STEPS,
+            'use_cuda_graphs': True,
+        }
+        return TensorRTEngine.load(self.bundle, family, tiny_dims(family), **{**values, **options})
+
+
+def linked_copy(bundle: Path, target: Path) -> Path:
+    """A bundle's files under another name, so that engines can be written beside them."""
+    for path in bundle.rglob('*'):
+        if path.is_file():
+            link = target / path.relative_to(bundle)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path)
+    return target
