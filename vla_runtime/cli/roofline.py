@@ -70,7 +70,9 @@ def main(arguments: argparse.Namespace) -> int:
         answer = answer_of(arguments)
         print('\n\n'.join(describe(answer, device) for device in answer['devices'].values()))
         if arguments.json:
-            arguments.json.write_text(json.dumps(answer, indent=1) + '\n')
+            command = ' '.join(['vla_runtime', *sys.argv[1:]])
+            document = {'command': command, **answer}
+            arguments.json.write_text(json.dumps(document, indent=1) + '\n')
             print(f'\nwrote {arguments.json}')
     except (BundleError, ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)

@@ -1,0 +1,154 @@
+"""Measure a policy on this device: milliseconds per phase, cache hit and miss, memory, roofline.
+
+Three kinds of inference, in turn: a miss (every view has a new image), one new view, and a hit (all
+as before: denoise alone). 'least' is the roofline, from counted operations and bytes at the
+device's published rates (vla_runtime roofline --list), or at rates measured here where it is in no
+table, as every CPU; networks small enough for a cache can beat it.
+
+examples:
+  vla_runtime bench engines/demo
+  vla_runtime bench engines/mine --device cuda --precision bfloat16 --rows 2
+  vla_runtime bench engines/mine --backend onnxruntime --views 1 --repeats 100
+  vla_runtime bench engines/mine --backend tensorrt --device cuda --precision float16 --json o.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from vla_runtime.devices import MATRIX_BYTES
+
+_PACKAGES = (
+    'torch',
+    'onnxruntime',
+    'onnxruntime-gpu',
+    'tensorrt',
+    'cuda-python',
+    'numpy',
+    'opencv-python-headless',
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    parser.add_argument('bundle', type=Path, metavar='BUNDLE', help='the folder')
+    parser.add_argument('--backend', default='torch', help='runs the networks (default: torch)')
+    parser.add_argument('--device', default='cpu', help='cpu, cuda or cuda:N (default: cpu)')
+    parser.add_argument(
+        '--precision',
+        choices=list(MATRIX_BYTES),
+        default='float32',
+        help='of the large matrices (default: float32)',
+    )
+    parser.add_argument(
+        '--views', type=int, metavar='V', help='cameras that see something (default: all)'
+    )
+    parser.add_argument('--rows', type=int, default=1, metavar='R', help='2: guided (default: 1)')
+    parser.add_argument(
+        '--steps', type=int, metavar='N', help="denoise steps (default: the bundle's)"
+    )
+    parser.add_argument(
+        '--repeats', type=int, default=30, metavar='N', help='of each kind (default: 30)'
+    )
+    parser.add_argument(
+        '--threads', type=int, metavar='N', help="PyTorch's CPU threads (default: its own choice)"
+    )
+    parser.add_argument('--json', type=Path, metavar='OUT', help='write all figures to this file')
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Measure and print; 2 where bundle, device or options cannot be served."""
+    from vla_runtime.bench import BenchOptions, run_bench
+    from vla_runtime.bundle import BundleError
+    from vla_runtime.measurement import machine, versions
+
+    options = BenchOptions(
+        backend=arguments.backend,
+        device=arguments.device,
+        precision=arguments.precision,
+        views=arguments.views,
+        rows=arguments.rows,
+        steps=arguments.steps,
+        repeats=arguments.repeats,
+    )
+    try:
+        _set_threads(arguments.threads)
+        figures = run_bench(arguments.bundle, options, _progress)
+        result = {
+            'command': ' '.join(['vla_runtime', *sys.argv[1:]]),
+            'date': datetime.now(timezone.utc).strftime('%Y-%m-%d'),
+            'machine': machine(),
+            'versions': versions(_PACKAGES),
+            'figures': figures,
+        }
+        print(describe(figures))
+        if arguments.json:
+            arguments.json.write_text(json.dumps(result, indent=1) + '\n')
+            print(f'\nwrote {arguments.json}')
+    except (BundleError, ValueError, OSError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 2
+    return 0
+
+
+def describe(figures: Mapping[str, Any]) -> str:
+    """The figures as lines for people."""
+    where = figures['device_name'] or figures['device']
+    lines = [
+        f'{figures["policy"]}: {figures["backend"]} on {where}, {figures["precision"]}, '
+        f'{figures["views"]} view(s), {figures["rows"]} row(s), {figures["steps"]} denoise steps',
+    ]
+    for kind, phases in figures['milliseconds'].items():
+        lines += ['', f'{kind + ", ms":20}{"median":>9}{"p95":>9}{"p99":>9}{"least":>9}']
+        floors = figures['floors_ms'].get(kind, {})
+        for phase, found in phases.items():
+            least = _least(phase, floors)
+            lines.append(
+                f'  {phase:18}{found["median"]:>9.2f}{found["p95"]:>9.2f}{found["p99"]:>9.2f}'
+                + (f'{least:>9.3g}  {found["median"] / least:.1f} times' if least else '')
+            )
+    rates, memory = figures['rates'], figures['memory']
+    if rates:
+        rate = f'{rates["flops_per_s"] / 1e12:.3g} TFLOP/s, {rates["bytes_per_s"] / 1e9:.3g} GB/s'
+        lines += ['', f"'least' from {rate}; {rates['source']}"]
+    else:
+        lines += ['', "no 'least': this device is in no table, and its rates need PyTorch"]
+    lines += [
+        f'resident memory: {memory["resident_peak"] / 2**20:,.0f} MiB at most, '
+        f'{memory["resident_before"] / 2**20:,.0f} before loading',
+        'CUDA graphs: ' + ', '.join(f'{name} {how}' for name, how in figures['cuda_graph'].items()),
+    ]
+    if memory['device_is']:
+        size = '' if memory['device'] is None else f'{memory["device"] / 2**20:,.0f} MiB '
+        lines.append(f'device memory: {size}{memory["device_is"]}')
+    return '\n'.join(lines)
+
+
+def _least(phase: str, floors: Mapping[str, Mapping[str, float]]) -> float | None:
+    """The floor of a phase; of the whole inference their sum."""
+    if phase == 'total' and floors:
+        return sum(floor['milliseconds'] for floor in floors.values())
+    return floors[phase]['milliseconds'] if phase in floors else None
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    if threads < 1:
+        raise ValueError(f'--threads {threads}: expected at least 1')
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _progress(rounds: range) -> Iterable[int]:
+    from tqdm import tqdm
+
+    # disable=None: silent where the output is not a terminal.
+    return tqdm(rounds, desc='measure', unit='round', disable=None)

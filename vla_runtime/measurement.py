@@ -1,0 +1,52 @@
+"""What every measurement says beside its figures: percentiles, versions, and the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, system and load of this machine; never its name."""
+    cpu = ''
+    info = Path('/proc/cpuinfo')
+    if info.exists():
+        lines = (line for line in info.read_text().splitlines() if line.startswith('model name'))
+        cpu = next(lines, '').partition(':')[2].strip()
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    return {
+        'cpu': cpu or platform.processor() or platform.machine(),
+        'cores': os.cpu_count(),
+        'memory_gib': round(memory / 2**30),
+        'system': platform.platform(terse=True),
+        'load_1min': round(os.getloadavg()[0], 2),
+    }
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Installed versions; a package that is not installed is left out."""
+    found = {'python': platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def percentiles(samples: Sequence[float] | np.ndarray) -> dict[str, float]:
+    """Median, p95, p99, maximum, and how many there were."""
+    values = np.asarray(samples, dtype=float)
+    return {
+        'median': float(np.median(values)),
+        'p95': float(np.percentile(values, 95)),
+        'p99': float(np.percentile(values, 99)),
+        'max': float(values.max()),
+        'count': len(values),
+    }
