@@ -1,0 +1,192 @@
+"""Building engines: what is refused before it is tried, what is kept, what a stop leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_tensorrt import RELEASES
+from tensorrt_machine import Machine, linked_copy, write_exported_policy
+
+from vla_runtime.engines.tensorrt_adapter import TensorRT, TensorRTError
+from vla_runtime.engines.tensorrt_store import TIMING_CACHE
+from vla_runtime.export import tensorrt_build
+from vla_runtime.export.tensorrt_build import MemoryEstimate, build_engines, check_fits, plan_build
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp('build')
+    return {
+        precision: write_exported_policy(base / precision, 'pi05', precision)
+        for precision in ('float32', 'bfloat16')
+    }
+
+
+@pytest.fixture
+def machine(monkeypatch, exported, tmp_path):
+    def make(precision: str = 'float32', **options) -> Machine:
+        bundle = tmp_path / precision
+        if not bundle.exists():
+            linked_copy(exported[precision], bundle)
+        return Machine(monkeypatch, bundle, **options)
+
+    return make
+
+
+def plan_on(here: Machine, **options):
+    return plan_build(
+        here.bundle, TensorRT(here.trt), here.runtime(), **{'rows': (1, 2), **options}
+    )
+
+
+def test_engines_are_built_once_and_again_when_the_onnx_files_change(machine):
+    here = machine()
+    assert len(plan_on(here).to_build) == 5
+    here.build()
+    assert plan_on(here).to_build == []
+    assert len(plan_on(here, force=True).to_build) == 5
+    graph = here.bundle / 'onnx' / 'expert.onnx'
+    data = graph.read_bytes()
+    graph.unlink()
+    # Another producer's name: as good a graph, but not the one that was built.
+    graph.write_bytes(data.replace(b'vla_runtime', b'vla_rantime'))
+    assert plan_on(here).to_build == ['expert']
+
+
+def test_changed_weights_mean_building_everything_again(machine):
+    here = machine()
+    here.build()
+    weights = here.bundle / 'onnx' / 'weights.data'
+    data = bytearray(weights.read_bytes())
+    data[0] ^= 1
+    weights.unlink()
+    weights.write_bytes(data)
+    assert len(plan_on(here).to_build) == 5
+
+
+def test_a_damaged_engine_is_built_again_alone(machine):
+    here = machine()
+    here.build()
+    (plan_on(here).folder / 'prefix.engine').write_bytes(b'half')
+    assert plan_on(here).to_build == ['prefix']
+
+
+def test_a_build_that_was_stopped_goes_on(machine):
+    here = machine()
+    plan = plan_on(here)
+
+    def stop_at_the_third(name, entry):
+        if name == plan.to_build[2]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_engines(
+            plan, TensorRT(here.trt), here.runtime(), captures=1, report=stop_at_the_third
+        )
+    assert plan_on(here).to_build == plan.to_build[3:]
+
+
+def test_a_failed_build_keeps_what_was_finished_and_leaves_no_half_file(machine):
+    here = machine()
+    here.build(rows=(1,))
+    here.trt.fail_build = 'out of tactics'
+    with pytest.raises(TensorRTError, match='out of tactics'):
+        here.build()
+    plan = plan_on(here)
+    assert plan.to_build == ['prefix_r2', 'expert_r2']
+    assert sorted(path.name for path in plan.folder.iterdir()) == [
+        'engine.json',
+        'expert.engine',
+        'prefix.engine',
+        TIMING_CACHE,
+        'vision.engine',
+    ]
+
+
+def test_measurements_are_handed_from_build_to_build(machine):
+    here = machine()
+    here.build()
+    assert (plan_on(here).folder / TIMING_CACHE).read_bytes() == b'+++++'
+
+
+def test_the_workspace_reaches_tensorrt(machine):
+    here = machine()
+    here.build(workspace_bytes=7 << 20)
+    assert [config._limits for config in here.trt.configs] == [{'WORKSPACE': 7 << 20}] * 5
+
+
+def test_only_the_rows_asked_for_are_built(machine):
+    assert plan_on(machine(), rows=(1,)).to_build == ['vision', 'prefix', 'expert']
+
+
+def test_bfloat16_is_refused_on_8_6_and_built_later(machine):
+    with pytest.raises(ValueError, match=r'bfloat16, which TensorRT 8\.6\.1 cannot run'):
+        plan_on(machine('bfloat16', release=RELEASES[0]))
+    assert plan_on(machine('bfloat16', release=RELEASES[1])).precision == 'bfloat16'
+
+
+def test_another_precision_than_the_files_is_refused(machine):
+    with pytest.raises(ValueError, match=r'--precision float16: the files in .* are float32'):
+        plan_on(machine(), precision='float16')
+    assert plan_on(machine(), precision='float32').precision == 'float32'
+
+
+def test_files_of_mixed_precision_are_refused(machine, exported):
+    here = machine()
+    graph = here.bundle / 'onnx' / 'expert_r2.onnx'
+    graph.unlink()
+    graph.write_bytes((exported['bfloat16'] / 'onnx' / 'expert_r2.onnx').read_bytes())
+    with pytest.raises(ValueError, match=r'differ in precision \(bfloat16, float32\)'):
+        plan_on(here)
+
+
+def test_a_bundle_without_onnx_files_is_told_what_to_do(machine):
+    here = machine()
+    (here.bundle / 'onnx' / 'prefix.onnx').unlink()
+    with pytest.raises(ValueError, match=r'prefix\.onnx: is missing; .* vla_runtime export'):
+        plan_on(here)
+
+
+def test_what_cannot_fit_is_refused_before_tensorrt_is_asked(machine, monkeypatch):
+    monkeypatch.setattr(tensorrt_build, 'available_host_bytes', lambda: 3 << 30)
+    here = machine()
+    with pytest.raises(ValueError, match=r'needs about 4\.3 GB of memory and 3\.2 GB are free'):
+        plan_on(here, workspace_bytes=2 << 30)
+    assert here.trt.used == set()
+    # What is there already needs no memory to build.
+    monkeypatch.setattr(tensorrt_build, 'available_host_bytes', lambda: 64 << 30)
+    here.build()
+    monkeypatch.setattr(tensorrt_build, 'available_host_bytes', lambda: 0)
+    assert plan_on(here).to_build == []
+
+
+def test_a_gpu_with_memory_of_its_own_is_checked_apart_from_the_host(machine, monkeypatch):
+    here = machine(total_bytes=4 << 30)
+    runtime = here.runtime()
+    properties = here.cuda.cudaGetDeviceProperties
+    here.cuda.cudaGetDeviceProperties = lambda index: (
+        properties(index)[0],
+        type('P', (), {**vars(properties(index)[1]), 'integrated': 0}),
+    )
+    discrete = here.runtime()
+    monkeypatch.setattr(tensorrt_build, 'available_host_bytes', lambda: 4 << 30)
+    estimate = MemoryEstimate.of(weight_bytes=1 << 30, workspace_bytes=1 << 30)
+    assert (estimate.device, estimate.host) == (3 << 30, 3 << 30)
+    check_fits(estimate, discrete)
+    with pytest.raises(ValueError, match=r'6\.4 GB of memory'):
+        check_fits(estimate, runtime)
+    with pytest.raises(ValueError, match='of GPU memory'):
+        check_fits(MemoryEstimate(device=5 << 30, host=1), discrete)
+
+
+def test_an_unknown_amount_of_host_memory_refuses_nothing(machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(tensorrt_build, '_MEMINFO', tmp_path / 'none')
+    check_fits(MemoryEstimate(device=1 << 40, host=1 << 40), machine().runtime())
+
+
+def test_available_memory_is_read_as_the_kernel_gives_it(monkeypatch, tmp_path):
+    path = tmp_path / 'meminfo'
+    path.write_text('MemTotal:  16000 kB\nMemAvailable:  2048 kB\n')
+    monkeypatch.setattr(tensorrt_build, '_MEMINFO', path)
+    assert tensorrt_build.available_host_bytes() == 2 << 20
