@@ -74,7 +74,8 @@ def send_burst(bench) -> None:
 def test_a_burst_of_chunks_is_counted_whole_and_the_robot_moves_smoothly_on(bench):
     bench.start()
     send_burst(bench)
-    bench.wait_for_status('motion', lambda s: s['kind'] == 'track')
+    # Counted, because on a busy machine the motion may be over before the burst is sent.
+    bench.wait_for_status('motion', lambda s: int(s['steps']) > 0)
     bench.wait_for_status('the end of the last one', lambda s: s['reason'] == 'starved')
     status = bench.wait_for_status('a count', lambda s: received(s) > 1, 'chunks')
     assert received(status) == accounted(status) <= BURST

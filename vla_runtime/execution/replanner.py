@@ -164,13 +164,16 @@ class Replanner:
             stamped, past[0] // step_ns, checked.rows, timeline, self.staged, self._columns
         )
         lives = [other for other in self._live if other.end_step > timeline.joins_at()] + [live]
-        clamped = self._check_clamps(checked, lives, standstill)
+        rows = None
+        if timeline.in_force is not None or not standstill.cold:
+            rows = timeline.handed_over(lives, self.staged)
+        clamped = self._check_clamps(checked, rows)
         if timeline.in_force is None:
             self._set_out(live, standstill)
         self._counters.superseded += timeline.pending is not None
         self.order.take(stamped)
         self._live = deque(lives, maxlen=_LIVE_CHUNKS)
-        return self._accept(delay, clamped, standstill.starved)
+        return self._accept(delay, clamped, standstill.starved, rows)
 
     def _past_of(self, stamped: Stamped) -> tuple[int, int]:
         past = self.history.at(stamped.observation_ns)
@@ -194,19 +197,20 @@ class Replanner:
         self.delays.observe(delay, self.staged.delay)
         return delay
 
-    def _check_clamps(
-        self, checked: CheckedChunk, lives: list[LiveChunk], standstill: Standstill
-    ) -> str:
+    def _check_clamps(self, checked: CheckedChunk, rows: np.ndarray | None) -> str:
         """What is clamped, in the chunk or across its seam; raise `Refused` where it may not be.
 
-        A cold start is free of the latter: there the start's tolerance decides how far away the
-        first row may be, and the motion limiter how fast it is reached.
+        Args:
+            checked: the chunk.
+            rows: what it is after hand-over. `None` for a cold start: there the start's tolerance
+                decides how far away the first row may be, and the motion limiter how fast it is
+                reached.
         """
         timeline, found = self.timeline, [checked.clamped]
-        if timeline.in_force is not None or not standstill.cold:
-            rows = timeline.handed_over(lives, self.staged)
+        if rows is not None:
+            wanted = self.staged.replan_interval + self.staged.overrun_steps
             before, step_s = timeline.setpoint_at_join(), timeline.step_time_s
-            too_fast = check_handed_over(before, rows, step_s, self._limits, self._columns)
+            too_fast = check_handed_over(before, rows[:wanted], step_s, self._limits, self._columns)
             if too_fast and self._limits.actions.velocity == 'reject':
                 raise Refused(Refusal.LIMIT, too_fast)
             found.append(too_fast)
@@ -226,7 +230,9 @@ class Replanner:
             np.copyto(standstill.setpoints, row, where=standstill.unknown)
             self.timeline.set_out_from(self._at_rest(standstill.setpoints))
 
-    def _accept(self, delay: int, clamped: str, starved: bool) -> SubmitResult:
+    def _accept(
+        self, delay: int, clamped: str, starved: bool, rows: np.ndarray | None
+    ) -> SubmitResult:
         counters, timeline = self._counters, self.timeline
         counters.accepted += 1
         if timeline.in_force is None:
@@ -235,7 +241,7 @@ class Replanner:
         if self.requests.open or self.due:
             self.requests.answer()
         self._pending_delay, self._pending_starved = delay, starved
-        segment = self._splice()
+        segment = self._splice(rows)
         counters.late += segment.seam.late
         self._horizon = len(segment.chunk.rows)
         text = [f'clamped: {clamped}'] if clamped else []
@@ -251,9 +257,9 @@ class Replanner:
             None, '; '.join(text), segment.join_step, segment.join_index, delay, bool(clamped)
         )
 
-    def _splice(self) -> Segment:
+    def _splice(self, rows: np.ndarray | None = None) -> Segment:
         return self.timeline.splice(
-            self._live, self._pending_delay, self.staged, self._pending_starved
+            self._live, self._pending_delay, self.staged, self._pending_starved, rows
         )
 
     # ------------------------------------------------------------ requests

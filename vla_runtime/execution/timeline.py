@@ -133,10 +133,9 @@ class Timeline:
     def handed_over(
         self, chunks: Sequence[LiveChunk], parameters: ExecutorParameters
     ) -> np.ndarray:
-        """(steps, columns) what `splice` would execute from `joins_at()` on; changes nothing."""
+        """(rows left of the newest chunk, columns) what follows `joins_at()`; changes nothing."""
         join = self.joins_at()
-        rows = hand_over(parameters.handover, self._rows_from(join), chunks, join)
-        return rows[: parameters.replan_interval + parameters.overrun_steps]
+        return hand_over(parameters.handover, self._rows_from(join), chunks, join)
 
     def splice(
         self,
@@ -144,6 +143,7 @@ class Timeline:
         delay_steps: int,
         parameters: ExecutorParameters,
         starved: bool = False,
+        rows: np.ndarray | None = None,
     ) -> Segment:
         """Let the last of the live chunks take over at `joins_at()`; replaces one spliced before.
 
@@ -152,10 +152,12 @@ class Timeline:
             delay_steps: reported only.
             parameters: those that are in force from the seam on.
             starved: reported only: the robot holds because this chunk is late.
+            rows: what `handed_over` gave for the same, where that is known already.
         """
         chunk, join = chunks[-1], self.joins_at()
         old_plan, old_rows = self._leading_to(join), self._rows_from(join)
-        rows = hand_over(parameters.handover, old_rows, chunks, join)
+        if rows is None:
+            rows = self.handed_over(chunks, parameters)
         available = len(rows)
         interval = min(parameters.replan_interval, available)
         executed = min(parameters.replan_interval + parameters.overrun_steps, available)
