@@ -28,9 +28,13 @@ def _folder() -> Path:
     return folder
 
 
-@lru_cache
 def tiny_onnx_bundle(family: Family = 'pi05', precision: Precision = 'float32') -> Path:
     """A tiny policy with guidance and its ONNX files; not to be changed (`copy_bundle`)."""
+    return _tiny_onnx_bundle(family, precision)
+
+
+@lru_cache
+def _tiny_onnx_bundle(family: Family, precision: Precision) -> Path:
     target = _folder() / f'{family}_{precision}'
     write_tiny_policy(target, tiny_spec(family, advantage='task_newline'))
     spec = read_bundle(target).spec

@@ -352,7 +352,7 @@ def test_a_provider_that_onnx_runtime_drops_is_an_error(monkeypatch):
 
 
 def test_another_precision_than_the_files_is_an_error():
-    with pytest.raises(ValueError, match="'float16' was asked for.*exported in float32"):
+    with pytest.raises(ValueError, match=r"'float16' was asked for.*exported in float32"):
         Policy.load(tiny_onnx_bundle(), 'onnxruntime', precision='float16')
 
 

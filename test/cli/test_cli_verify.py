@@ -1,0 +1,90 @@
+"""`vla_runtime export` with ONNX files and `verify`, as their users run them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from checkpoint_folders import lerobot_arguments, lerobot_folder
+from onnx_bundles import copy_bundle, load_graph, reseal, save_graph, tiny_onnx_bundle
+from onnx_faults import change_weight, norm_in_half, position_in_half
+from tiny_policy import tiny_spec, write_tiny_policy
+
+from vla_runtime.bundle import read_bundle
+from vla_runtime.cli.main import main
+
+
+def test_a_bundle_made_by_export_is_verified_and_its_receipt_written(tmp_path, capsys):
+    bundle = tmp_path / 'bundle'
+    arguments = ['export', str(lerobot_folder()), '--out', str(bundle), *lerobot_arguments()]
+    assert main([*arguments, '--onnx-precision', 'float16']) == 0
+    assert 'onnx/expert_r2.onnx' in read_bundle(bundle).spec.files
+    made = json.loads((bundle / 'verification.json').read_text())['onnx']
+    capsys.readouterr()
+    assert main(['verify', str(bundle), '--json', str(tmp_path / 'receipt.json')]) == 0
+    text = capsys.readouterr().out
+    assert 'float16 on cpu (CPUExecutionProvider), 6 cases' in text
+    assert 'all within the bounds' in text
+    again = json.loads((tmp_path / 'receipt.json').read_text())
+    assert again['cases'] == made['cases']
+    assert again['tensors'] == made['tensors']
+
+
+@pytest.mark.parametrize(
+    ('fault', 'message'),
+    [(norm_in_half, 'ReduceMean'), (position_in_half, 'must not be in half')],
+)
+def test_a_planted_precision_fault_is_exit_code_1_and_named(tmp_path, capsys, fault, message):
+    bundle = copy_bundle(tiny_onnx_bundle('pi05', 'float16'), tmp_path / 'planted')
+    model = load_graph(bundle, 'prefix.onnx')
+    fault(model)
+    save_graph(model, bundle, 'prefix.onnx')
+    # Whoever made the file also hashed it: the hash says nothing about what is in it.
+    reseal(bundle)
+    assert main(['verify', str(bundle)]) == 1
+    text = capsys.readouterr().err
+    assert text.startswith('FAILED: ')
+    assert 'prefix.onnx' in text
+    assert message in text
+
+
+def test_other_numbers_are_exit_code_1_and_the_tensor_is_named(tmp_path, capsys):
+    bundle = copy_bundle(tiny_onnx_bundle(), tmp_path / 'changed')
+    change_weight(bundle, 'expert.blocks.0.mlp', 1.01)
+    reseal(bundle)
+    assert main(['verify', str(bundle)]) == 1
+    captured = capsys.readouterr()
+    assert "FAILED: expert.onnx: tensor 'velocity' differs from PyTorch" in captured.err
+    assert 'all within' not in captured.out
+
+
+def test_what_cannot_be_compared_is_exit_code_2(tmp_path, capsys):
+    assert main(['verify', str(tmp_path / 'nowhere')]) == 2
+    assert 'no such folder' in capsys.readouterr().err
+    plain = write_tiny_policy(tmp_path / 'plain', tiny_spec())
+    assert main(['verify', str(plain)]) == 2
+    assert 'vision.onnx: is missing' in capsys.readouterr().err
+    changed = copy_bundle(tiny_onnx_bundle(), tmp_path / 'changed')
+    change_weight(changed, 'expert.blocks.0.mlp', 1.01)
+    assert main(['verify', str(changed)]) == 2
+    assert 'weights.data: has changed' in capsys.readouterr().err
+    assert main(['verify', str(tiny_onnx_bundle()), '--device', 'tpu']) == 2
+    assert "device 'tpu' is unknown" in capsys.readouterr().err
+
+
+def test_onnx_files_for_a_bundle_take_only_the_options_that_apply(tmp_path, capsys):
+    source = str(tiny_onnx_bundle())
+    target = tmp_path / 'made'
+    assert main(['export', source, '--out', str(target), '--horizon', '9']) == 2
+    assert 'only --out, --force, --dry-run and --onnx-precision apply' in capsys.readouterr().err
+    assert main(['export', source, '--out', str(target), '--onnx-precision', 'none']) == 2
+    assert main(['export', source, '--out', str(target), '--dry-run']) == 0
+    assert 'nothing was written' in capsys.readouterr().out
+    assert not target.exists()
+
+
+def test_help_has_examples_and_exit_codes(capsys):
+    assert main(['verify', '--help']) == 0
+    text = capsys.readouterr().out
+    assert 'vla_runtime verify engines/pick' in text
+    assert 'exit codes: 0' in text
