@@ -101,7 +101,7 @@ class InferenceReport:
         number: inference number since `reset`; with `seed` it names the noise.
         seed: seed of the noise generator.
         milliseconds: wall time per phase (`images`, `tokens`, `vision`, `prefix`, `denoise`,
-            `actions`, `total`; in the throughput pipeline also `wait`, from encoded to denoised).
+            `actions`, `total`; in the throughput pipeline also `wait`, for the one before it).
         pipeline: `latency` (one inference after the other) or `throughput` (two at a time).
         overlap_ms: time in which this inference was encoded while the one before was denoised.
         cache: `off`, or per level what happened (`vision`: hits of cameras, `prefix`: hit or miss).

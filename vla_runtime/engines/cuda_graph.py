@@ -5,6 +5,7 @@ the graph. Invariants:
 - the work is run eagerly before it is captured, because lazy initialisation must not be recorded;
 - warm-up, capture and replay happen on the work's own device, whichever device is current: a
   capture on another device's stream records nothing and replays nothing, silently;
+- one capture at a time in the process; another thread's work goes on meanwhile;
 - a network whose capture fails is run eagerly from then on, for good, with one log line, and the
   report says so.
 """
@@ -13,10 +14,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from threading import Lock
 
 import torch
 
 logger = logging.getLogger(__name__)
+
+# Beginning a capture waits for the device, which fails while another capture is under way.
+_capturing = Lock()
 
 Work = Callable[[], None]
 Capture = Callable[[Work], Work]
@@ -45,14 +50,20 @@ class CudaGraphCapture:
             RuntimeError: the capture failed; most often the graph's pool does not fit in memory,
                 which PyTorch reports as OutOfMemoryError or as an invalidated capture.
         """
-        with torch.cuda.device(self._device):
+        with _capturing, torch.cuda.device(self._device):
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 for _ in range(2):
                     work()
             torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            # What other threads do (allocate, wait) must not spoil this thread's capture.
+            with torch.cuda.graph(
+                graph,
+                pool=self._pool,
+                stream=self._stream,
+                capture_error_mode='thread_local',
+            ):
                 work()
 
         def replay() -> None:

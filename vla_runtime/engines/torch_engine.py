@@ -3,13 +3,14 @@
 Inputs, outputs, keys and values live in buffers allocated at load; a schedule's buffers are
 allocated when it is first set, and the last few schedules are kept. On CUDA the whole denoise loop
 is one captured graph over them, as are vision and prefix; a schedule's graphs, one for each
-`Variant`, are captured when first run. On a CPU PyTorch takes scratch memory inside each operator
-and gives it back.
+`Variant`, are captured when first run. Encoding and denoising have a CUDA stream each, so that two
+threads overlap them. On a CPU PyTorch takes scratch memory inside each operator and gives it back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from vla_runtime.dimensions import PolicyDims
 from vla_runtime.engines.cuda_graph import Capturer, CudaGraphCapture, GraphedWork, Work
+from vla_runtime.engines.cuda_streams import CudaStreams, Place
 from vla_runtime.engines.engine import MAX_SAMPLES, SLOTS, Feature, StepInputs
 from vla_runtime.engines.torch_buffers import RowBuffers, Schedule, Variant
 from vla_runtime.models import policy_network
@@ -95,6 +97,8 @@ class TorchEngine:
             for r in self._buffers
             for slot in range(self.slots)
         }
+        # Last: they begin when everything above is complete.
+        self._streams = CudaStreams(device) if device.type == 'cuda' else None
 
     @classmethod
     def load(
@@ -157,73 +161,82 @@ class TorchEngine:
         }
 
     def set_schedule(self, times: np.ndarray, dt: float) -> None:
-        key = (*map(float, times), dt)
-        schedule = self._schedules.pop(key, None)
-        if schedule is None:
-            schedule = Schedule(times, dt, self._network, self._device)
-        self._schedules[key] = self._schedule = schedule
-        if len(self._schedules) > _SCHEDULES_KEPT:
-            del self._schedules[next(iter(self._schedules))]
+        with self._denoising():
+            key = (*map(float, times), dt)
+            schedule = self._schedules.pop(key, None)
+            if schedule is None:
+                schedule = Schedule(times, dt, self._network, self._device)
+            self._schedules[key] = self._schedule = schedule
+            if len(self._schedules) > _SCHEDULES_KEPT:
+                del self._schedules[next(iter(self._schedules))]
 
     @torch.inference_mode()
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
-        self._pixels.copy_(torch.from_numpy(pixels)[None])
-        self._vision()
-        self._image_tokens[camera].copy_(self._encoded[0])
+        with self._encoding():
+            self._pixels.copy_(torch.from_numpy(pixels)[None])
+            self._vision()
+            self._image_tokens[camera].copy_(self._encoded[0])
 
     @torch.inference_mode()
     def encode_prefix(
         self, image_mask: np.ndarray, tokens: np.ndarray, token_mask: np.ndarray, slot: int = 0
     ) -> None:
-        count = tokens.shape[0]
-        rows = self._buffers[count]
-        self._image_mask.copy_(torch.from_numpy(image_mask))
-        rows.tokens.copy_(torch.from_numpy(tokens))
-        rows.token_mask.copy_(torch.from_numpy(token_mask))
-        self._prefix[count, slot]()
+        with self._encoding((tokens.shape[0], slot)):
+            count = tokens.shape[0]
+            rows = self._buffers[count]
+            self._image_mask.copy_(torch.from_numpy(image_mask))
+            rows.tokens.copy_(torch.from_numpy(tokens))
+            rows.token_mask.copy_(torch.from_numpy(token_mask))
+            self._prefix[count, slot]()
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
         self._variant = self._variant._replace(rows=rows, slot=slot)
 
     @torch.inference_mode()
     def load_step_inputs(self, inputs: StepInputs) -> None:
-        schedule, rows = self._require_schedule(), self._buffers[self._variant.rows]
-        self._x_shape = inputs.x.shape
-        samples = self._samples(inputs.x)
-        self._variant = self._variant._replace(
-            samples=len(samples), jacobian=inputs.jacobian, action_time=inputs.clean_actions > 0
-        )
-        self._noise[: len(samples)].copy_(samples)
-        self._x.copy_(self._noise)
-        self._plan.copy_(torch.from_numpy(inputs.plan)[None])
-        self._clean.fill_(False)
-        self._clean[: inputs.clean_actions] = True
-        schedule.plan_weight.copy_(torch.from_numpy(inputs.plan_weight)[:, None, :, None])
-        rows.row_weight.copy_(torch.from_numpy(inputs.row_weight))
-        if rows.state is not None:
-            if inputs.state is None:
-                raise ValueError('this policy has a state token: StepInputs.state is missing')
-            rows.state.copy_(torch.from_numpy(inputs.state))
+        with self._denoising():
+            schedule, rows = self._require_schedule(), self._buffers[self._variant.rows]
+            self._x_shape = inputs.x.shape
+            samples = self._samples(inputs.x)
+            self._variant = self._variant._replace(
+                samples=len(samples), jacobian=inputs.jacobian, action_time=inputs.clean_actions > 0
+            )
+            self._noise[: len(samples)].copy_(samples)
+            self._x.copy_(self._noise)
+            self._plan.copy_(torch.from_numpy(inputs.plan)[None])
+            self._clean.fill_(False)
+            self._clean[: inputs.clean_actions] = True
+            schedule.plan_weight.copy_(torch.from_numpy(inputs.plan_weight)[:, None, :, None])
+            rows.row_weight.copy_(torch.from_numpy(inputs.row_weight))
+            if rows.state is not None:
+                if inputs.state is None:
+                    raise ValueError('this policy has a state token: StepInputs.state is missing')
+                rows.state.copy_(torch.from_numpy(inputs.state))
 
     @torch.inference_mode()
     def step(self, index: int) -> None:
-        self._run_step(self._require_schedule(), self._variant, index)
+        with self._denoising(self._place):
+            self._run_step(self._require_schedule(), self._variant, index)
 
     @torch.inference_mode()
     def run_steps(self) -> None:
-        self._denoise()
+        with self._denoising(self._place):
+            self._denoise()
 
     def read_x(self) -> np.ndarray:
-        x = self._x[: self._variant.samples].cpu().numpy()
+        with self._denoising():
+            x = self._x[: self._variant.samples].cpu().numpy()
         return x.reshape(self._x_shape).copy()
 
     @torch.inference_mode()
     def write_x(self, x: np.ndarray) -> None:
-        self._x[: self._variant.samples].copy_(self._samples(x))
+        with self._denoising():
+            self._x[: self._variant.samples].copy_(self._samples(x))
 
     def read_velocity(self) -> np.ndarray:
         rows, samples = self._variant.rows, self._variant.samples
-        velocity = self._buffers[rows].velocity[: rows * samples].cpu().numpy()
+        with self._denoising():
+            velocity = self._buffers[rows].velocity[: rows * samples].cpu().numpy()
         return velocity.reshape(rows, *self._x_shape).copy()
 
     def _samples(self, x: np.ndarray) -> Tensor:
@@ -231,10 +244,12 @@ class TorchEngine:
         return torch.from_numpy(x.reshape(-1, *x.shape[-2:]))
 
     def synchronize(self) -> None:
-        if self._device.type == 'cuda':
-            torch.cuda.synchronize(self._device)
+        if self._streams is not None:
+            self._streams.synchronize()
 
     def close(self) -> None:
+        if self._streams is not None:
+            torch.cuda.synchronize(self._device)
         # Graphs first: they replay on the addresses of everything below.
         for name in ('_vision', '_prefix', '_schedule', '_schedules', '_capturers', '_buffers'):
             setattr(self, name, None)
@@ -245,6 +260,16 @@ class TorchEngine:
                 setattr(self, name, None)
         if self._device.type == 'cuda':
             torch.cuda.empty_cache()
+
+    def _encoding(self, place: Place | None = None) -> AbstractContextManager[None]:
+        return nullcontext() if self._streams is None else self._streams.encode(place)
+
+    def _denoising(self, place: Place | None = None) -> AbstractContextManager[None]:
+        return nullcontext() if self._streams is None else self._streams.denoise(place)
+
+    @property
+    def _place(self) -> Place:
+        return self._variant.rows, self._variant.slot
 
     def _graphed(self, network: str, work: Work) -> GraphedWork:
         return GraphedWork(work, self._capturers[network])

@@ -15,7 +15,7 @@ class PhaseClock:
     def mark(self, phase: str) -> None:
         """The time since the last mark belongs to `phase`."""
         now = perf_counter()
-        self._phases[phase] = (now - self._last) * 1e3
+        self._phases[phase] = self._phases.get(phase, 0.0) + (now - self._last) * 1e3
         self._last = now
 
     def milliseconds(self) -> dict[str, float]:

@@ -83,8 +83,8 @@ class ChunkPipeline(Generic[Result]):
 
         Args:
             request: it.
-            clock: of the request; besides the runner's phases `wait` is marked, from the end of
-                the encoding to the beginning of the denoising.
+            clock: of the request; besides the runner's phases `wait` is marked, for room before the
+                encoding and for the chunk before it after.
             finish: called with what the halves gave and the milliseconds in which this encoding
                 and the denoising of the request before ran at the same time.
             on_step: see `inference.denoise.denoise`; called in the pipeline's thread.
@@ -99,6 +99,7 @@ class ChunkPipeline(Generic[Result]):
             self._wait_for(0)
             held = ()
         start = perf_counter()
+        clock.mark('wait')
         encoded = self._runner.encode(request, clock, held)
         span = start, perf_counter()
         future: Future[Result] = Future()
