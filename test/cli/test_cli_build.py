@@ -1,0 +1,130 @@
+"""`vla_runtime build`: what it says, and its exit codes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from tensorrt_machine import Machine, linked_copy, write_exported_policy
+from tiny_policy import tiny_spec, write_tiny_policy
+
+from vla_runtime.cli.main import main
+from vla_runtime.engines import cuda_runtime, tensorrt_adapter
+from vla_runtime.engines.tensorrt_adapter import TensorRT
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory) -> Path:
+    return write_exported_policy(tmp_path_factory.mktemp('cli_build') / 'policy')
+
+
+@pytest.fixture
+def machine(monkeypatch, exported, tmp_path):
+    def make(**options) -> Machine:
+        bundle = tmp_path / 'policy'
+        here = Machine(
+            monkeypatch, bundle if bundle.exists() else linked_copy(exported, bundle), **options
+        )
+        monkeypatch.setattr(tensorrt_adapter, 'import_tensorrt', lambda: TensorRT(here.trt))
+        make_runtime = here.runtime
+        monkeypatch.setattr(cuda_runtime, 'CudaRuntime', lambda index: make_runtime(index))
+        return here
+
+    return make
+
+
+def build(here: Machine, *options: str) -> int:
+    return main(['build', str(here.bundle), *options])
+
+
+def test_building_shows_the_plan_and_every_engine(machine, capsys):
+    here = machine()
+    assert build(here) == 0
+    out = capsys.readouterr().out
+    assert 'Orin, TensorRT 11.4.0.106, float32' in out
+    assert out.count('to build') == 5 and out.count(' layers') == 5
+    assert 'needs about' in out
+    assert f'built {here.bundle / "engines" / "orin-trt11.4.0.106"}' in out
+    here.load().close()
+
+
+def test_what_is_there_is_kept(machine, capsys):
+    here = machine()
+    build(here)
+    builds = len(here.trt.configs)
+    capsys.readouterr()
+    assert build(here) == 0
+    out = capsys.readouterr().out
+    assert out.count('is there') == 5 and 'up to date' in out and 'needs about' not in out
+    assert len(here.trt.configs) == builds
+    assert build(here, '--force') == 0
+    assert len(here.trt.configs) == 2 * builds
+
+
+def test_a_dry_run_builds_nothing(machine, capsys):
+    here = machine()
+    assert build(here, '--dry-run') == 0
+    assert 'dry run: nothing was built' in capsys.readouterr().out
+    assert not (here.bundle / 'engines').exists() and here.trt.configs == []
+
+
+def test_a_policy_without_advantage_tags_is_built_for_one_row(machine, capsys):
+    here = machine()
+    spec = here.bundle / 'policy.yaml'
+    text, count = re.subn(r',? *\n? *advantage: task_newline', '', spec.read_text())
+    assert count == 1
+    spec.unlink()
+    spec.write_text(text)
+    assert build(here, '--dry-run') == 0
+    assert capsys.readouterr().out.count('to build') == 3
+
+
+def test_options_reach_the_build(machine):
+    here = machine()
+    assert build(here, '--rows', '1', '--workspace', '64', '--autotune', '7') == 0
+    assert [config._limits for config in here.trt.configs] == [{'WORKSPACE': 64 << 20}] * 3
+    (folder,) = (here.bundle / 'engines').iterdir()
+    assert '"captures": 7' in (folder / 'engine.json').read_text()
+
+
+@pytest.mark.parametrize(
+    ('options', 'cuda', 'told'),
+    [
+        (['--precision', 'float16'], {}, '--precision float16: the files in'),
+        (['--device', 'cpu'], {}, "device 'cpu' is not supported by backend 'tensorrt'"),
+        (['--device', 'cuda:3'], {}, 'there are 1 CUDA devices here'),
+        ([], {'devices': None}, 'no CUDA device answers here'),
+        (['--workspace', '9999999'], {}, 'Nothing was built'),
+    ],
+)
+def test_what_is_not_possible_is_told_with_exit_code_2(machine, capsys, options, cuda, told):
+    here = machine(**cuda)
+    assert build(here, *options) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('error: ') and told in error
+
+
+def test_a_failed_build_is_told_with_exit_code_2(machine, capsys):
+    here = machine()
+    here.trt.fail_build = 'no implementation for Softmax'
+    assert build(here) == 2
+    assert 'no implementation for Softmax' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('argument', ['--workspace', '--autotune', '--rows'])
+def test_numbers_that_are_none_are_refused(machine, argument):
+    assert build(machine(), argument, '0') == 2
+
+
+def test_a_folder_that_is_no_bundle_is_told(tmp_path, capsys):
+    assert main(['build', str(tmp_path)]) == 2
+    assert 'is this folder a policy bundle?' in capsys.readouterr().err
+
+
+def test_a_machine_without_tensorrt_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'tensorrt', None)
+    bundle = write_tiny_policy(tmp_path / 'policy', tiny_spec())
+    assert main(['build', str(bundle)]) == 2
+    assert "the Python package 'tensorrt' is not installed" in capsys.readouterr().err
