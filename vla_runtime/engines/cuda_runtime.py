@@ -75,7 +75,8 @@ class CudaRuntime:
     """
 
     def __init__(self, index: int = 0, module: ModuleType | None = None) -> None:
-        self._cuda: Any = module or import_cuda()
+        self.module = module or import_cuda()
+        self._cuda: Any = self.module
         self.index = index
         self.info = self._find_device()
         self._stream = self._call('cudaStreamCreateWithFlags', _NON_BLOCKING)

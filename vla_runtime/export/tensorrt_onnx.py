@@ -19,7 +19,7 @@ _MODEL_GRAPH, _MODEL_OPSET = 7, 8
 _OPSET_DOMAIN, _OPSET_VERSION = 1, 2
 _GRAPH_NODE, _GRAPH_INITIALIZER = 1, 5
 _NODE_OPERATOR = 4
-_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_EXTERNAL = 1, 2, 13
+_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_EXTERNAL = 1, 2, 8, 13
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 # Types of tensors: bytes of one number, and the precisions that they stand for.
 _BYTES = {1: 4, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 16: 2}
@@ -37,6 +37,17 @@ OPERATORS_8_6 = frozenset(_KNOWN_8_6.split())
 OPSET_8_6 = 17
 
 
+@dataclass(frozen=True)
+class ExternalTensor:
+    """A weight that lies in a file beside the graph; `kind` is ONNX's number for its type."""
+
+    name: str
+    kind: int
+    dims: tuple[int, ...]
+    offset: int
+    length: int
+
+
 @dataclass
 class OnnxSummary:
     """What one ONNX file needs.
@@ -48,6 +59,7 @@ class OnnxSummary:
         weight_bytes: of all weights, in the file and beside it.
         precision: `float16` or `bfloat16` where there are such weights, else `float32`.
         files: the file and all that its weights lie in.
+        external: the weights that lie beside it.
     """
 
     path: Path
@@ -56,6 +68,7 @@ class OnnxSummary:
     weight_bytes: int = 0
     precision: str = 'float32'
     files: list[Path] = field(default_factory=list)
+    external: list[ExternalTensor] = field(default_factory=list)
 
     def unsupported(self, version: str) -> list[str]:
         """What this TensorRT's parser does not know: operators, or a newer operator set."""
@@ -111,21 +124,28 @@ def _read_graph(data: memoryview, summary: OnnxSummary) -> None:
 
 def _read_tensor(data: memoryview, summary: OnnxSummary) -> None:
     dims: list[int] = []
-    kind = 0
+    kind, name = 0, ''
+    entries: dict[str, str] = {}
     for number, value in _fields(data):
         if number == _TENSOR_DIMS:
             # Packed by some writers, one by one by others.
             dims += [value] if isinstance(value, int) else list(_varints(value))
         elif number == _TENSOR_TYPE:
             kind = value
+        elif number == _TENSOR_NAME:
+            name = bytes(value).decode()
         elif number == _TENSOR_EXTERNAL:
             entry = dict(_fields(value))
-            if bytes(entry[_ENTRY_KEY]) == b'location':
-                file = summary.path.parent / bytes(entry[_ENTRY_VALUE]).decode()
-                if file not in summary.files:
-                    summary.files.append(file)
-    summary.weight_bytes += math.prod(dims) * _BYTES.get(kind, 4)
+            entries[bytes(entry[_ENTRY_KEY]).decode()] = bytes(entry[_ENTRY_VALUE]).decode()
+    size = math.prod(dims) * _BYTES.get(kind, 4)
+    summary.weight_bytes += size
     summary.precision = _REDUCED.get(kind, summary.precision)
+    if entries:
+        file = summary.path.parent / entries['location']
+        if file not in summary.files:
+            summary.files.append(file)
+        offset, length = int(entries.get('offset', 0)), int(entries.get('length', size))
+        summary.external.append(ExternalTensor(name, kind, tuple(dims), offset, length))
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:

@@ -1,0 +1,308 @@
+"""What `gpu_tensorrt.py` carries to a GPU machine: graphs, inputs, ONNX Runtime's outputs, a seed.
+
+The weights are too large to carry and their values do not matter, so they are drawn: from the raw
+bits of a counter-based generator, tensor by tensor by its name, which gives the same bytes with
+every numpy. What is no large matrix (norms, biases, masks) travels as it is. `prepare` needs torch,
+onnx and onnxruntime; `restore` and what it returns need numpy alone.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zlib
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.dimensions import PRESETS, GemmaDims, PolicyDims, VisionDims
+from vla_runtime.engines.engine import StepInputs
+from vla_runtime.engines.onnx_files import ONNX_FOLDER, WEIGHTS_DATA
+from vla_runtime.engines.tensorrt_store import engine_names, files_sha256
+from vla_runtime.export.tensorrt_onnx import ExternalTensor, summarise
+
+SIZES = ('reduced_depth', 'tiny')
+ROWS = (1, 2)
+STEPS = 10
+_MANIFEST, _KEPT, _REFERENCE = 'manifest.json', 'kept.npz', 'reference.npz'
+_FLOAT16, _FLOAT32 = 10, 1
+# Smaller weights travel as they are.
+_DRAWN_BYTES = 1 << 11
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A prepared folder, complete.
+
+    Attributes:
+        folder: laid out as a bundle: `onnx/` lies in it and `engines/` will.
+        dims: of the networks.
+        precision: of the ONNX files.
+        reference: inputs and ONNX Runtime's outputs, see `prepare`.
+    """
+
+    folder: Path
+    dims: PolicyDims
+    precision: str
+    reference: dict[str, np.ndarray]
+
+    def step_inputs(self, rows: int) -> StepInputs:
+        names = ('x', 'row_weight', 'plan', 'plan_weight')
+        return StepInputs(**{name: self.reference[f'{name}_r{rows}'] for name in names})
+
+
+def kit_dims(size: str) -> PolicyDims:
+    """pi0.5 with every width as published, two layers and one camera; or tiny, for tests."""
+    full = replace(PRESETS['pi05'], cameras=1, vocabulary=4096)
+    if size == 'reduced_depth':
+        return replace(
+            full,
+            vision=replace(full.vision, depth=2),
+            language=replace(full.language, depth=2),
+            expert=replace(full.expert, depth=2),
+        )
+    language = GemmaDims(32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
+    return replace(
+        full,
+        vision=VisionDims(24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28),
+        language=language,
+        expert=replace(language, width=16, mlp_dim=32),
+        vocabulary=400,
+        prompt_length=24,
+        horizon=8,
+    )
+
+
+def prepare(folder: Path, size: str, precision: str, seed: int = 0) -> None:
+    """Write graphs, drawn weights, inputs and ONNX Runtime's outputs.
+
+    `reference.npz` holds the inputs by name (`pixels`, `tokens_r2`, …), the time table, and for one
+    and two rows `image_tokens`, `past_key_rR`, `past_value_rR`, `velocity_rR` (of the first step)
+    and `chunk_rR`.
+    """
+    from random_policy import random_inputs, random_network
+    from safetensors.numpy import save_file
+
+    from vla_runtime.engines.onnx_engine import OnnxEngine
+    from vla_runtime.engines.time_table import TimeTable
+    from vla_runtime.export.onnx_export import write_onnx
+    from vla_runtime.inference.denoise import flow_times
+
+    dims = kit_dims(size)
+    folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        bundle = Path(scratch)
+        network = random_network('pi05', dims, 'cpu', 'float32', seed)
+        weights = bundle / 'weights.safetensors'
+        save_file({name: value.numpy() for name, value in network.state_dict().items()}, weights)
+        del network
+        write_onnx(bundle, _spec(dims), precision)
+        for path in (bundle / ONNX_FOLDER).glob('monolithic*'):
+            path.unlink()
+        (bundle / ONNX_FOLDER).rename(folder / ONNX_FOLDER)
+        (folder / ONNX_FOLDER / WEIGHTS_DATA).chmod(0o644)
+        np.savez_compressed(folder / _KEPT, **_kept(folder))
+        _draw(folder, seed)
+        (bundle / ONNX_FOLDER).symlink_to((folder / ONNX_FOLDER).resolve())
+        engine = OnnxEngine(
+            'pi05', dims, bundle, device='cpu', precision=precision, max_rows=max(ROWS)
+        )
+        table = TimeTable('pi05', dims, weights)(flow_times(STEPS))
+        reference: dict[str, np.ndarray] = {'time_table': table}
+        for rows in ROWS:
+            inputs = random_inputs(dims, rows, seed, steps=STEPS)
+            reference |= _inputs(inputs, rows)
+            reference |= _network_outputs(folder / ONNX_FOLDER, reference, rows)
+            reference[f'chunk_r{rows}'] = _chunk(engine, inputs)
+        engine.close()
+    np.savez(folder / _REFERENCE, **reference)
+    manifest = {
+        'size': size,
+        'precision': precision,
+        'seed': seed,
+        'dims': asdict(dims),
+        'weights_sha256': files_sha256([folder / ONNX_FOLDER / WEIGHTS_DATA]),
+    }
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + '\n')
+
+
+def restore(folder: Path) -> Kit:
+    """Read a prepared folder and draw its weights where they did not travel along.
+
+    Raises:
+        ValueError: no prepared folder, or weights that are not those of `prepare`.
+    """
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text())
+        with np.load(folder / _REFERENCE) as file:
+            reference = dict(file)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f'{error.filename}: is missing; make the folder with: gpu_tensorrt.py prepare {folder}'
+        ) from None
+    weights = folder / ONNX_FOLDER / WEIGHTS_DATA
+    if not weights.is_file():
+        _draw(folder, manifest['seed'])
+    if files_sha256([weights]) != manifest['weights_sha256']:
+        raise ValueError(f'{weights}: is not what prepare made; remove it and try again')
+    return Kit(folder, _dims(manifest['dims']), manifest['precision'], reference)
+
+
+def _draw(folder: Path, seed: int) -> None:
+    """Write weights.data: what was kept as it was, all other tensors drawn by their names."""
+    with np.load(folder / _KEPT) as file:
+        kept = dict(file)
+    path = folder / ONNX_FOLDER / WEIGHTS_DATA
+    path.touch()
+    tensors = _external(folder)
+    with path.open('wb') as out:
+        for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
+            out.seek(tensor.offset)
+            key = str(tensor.offset)
+            if key in kept:
+                out.write(kept[key].tobytes())
+            else:
+                _draw_tensor(out, tensor, seed)
+
+
+def _draw_tensor(out: Any, tensor: ExternalTensor, seed: int) -> None:
+    generator = np.random.PCG64([seed, zlib.crc32(tensor.name.encode())])
+    # Keeps activations of order one; queries and keys are smaller, as their scale is folded in.
+    bound = (3.0 / tensor.dims[-2]) ** 0.5 * (0.25 if '.attention.' in tensor.name else 1.0)
+    left = tensor.dims[-1] * int(np.prod(tensor.dims[:-1], dtype=np.int64))
+    while left > 0:
+        count = min(left, _BLOCK)
+        bits = generator.random_raw((count + 1) // 2).view(np.uint32)[:count]
+        values = (bits.astype(np.float64) / 2.0**31 - 1.0) * bound
+        out.write(values.astype(np.float16 if tensor.kind == _FLOAT16 else np.float32).tobytes())
+        left -= count
+
+
+def _kept(folder: Path) -> dict[str, np.ndarray]:
+    """The bytes of all tensors that are not drawn, by their place."""
+    data = np.memmap(folder / ONNX_FOLDER / WEIGHTS_DATA, np.uint8, 'r')
+    return {
+        str(tensor.offset): np.array(data[tensor.offset : tensor.offset + tensor.length])
+        for tensor in _external(folder).values()
+        if not _is_drawn(tensor)
+    }
+
+
+def _is_drawn(tensor: ExternalTensor) -> bool:
+    matrix = tensor.kind in (_FLOAT16, _FLOAT32) and len(tensor.dims) == 2
+    return matrix and '.weight' in tensor.name and tensor.length >= _DRAWN_BYTES
+
+
+def _external(folder: Path) -> dict[int, ExternalTensor]:
+    """All weights of all graphs by their place; a weight that several share is one."""
+    graphs = [summarise(folder / ONNX_FOLDER / f'{name}.onnx') for name in engine_names(ROWS)]
+    return {tensor.offset: tensor for graph in graphs for tensor in graph.external}
+
+
+def _inputs(inputs: Any, rows: int) -> dict[str, np.ndarray]:
+    step = inputs.step_inputs
+    return {
+        'pixels': inputs.pixels,
+        'image_mask': inputs.image_mask,
+        f'tokens_r{rows}': inputs.tokens,
+        f'token_mask_r{rows}': inputs.token_mask,
+        f'x_r{rows}': step.x,
+        f'row_weight_r{rows}': step.row_weight,
+        f'plan_r{rows}': step.plan,
+        f'plan_weight_r{rows}': step.plan_weight,
+    }
+
+
+def _network_outputs(
+    onnx: Path, reference: dict[str, np.ndarray], rows: int
+) -> dict[str, np.ndarray]:
+    """Each graph alone on ONNX Runtime, the expert for one step."""
+    import onnxruntime
+
+    names = engine_names([rows])
+
+    def run(name: str, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        session = onnxruntime.InferenceSession(
+            onnx / f'{name}.onnx', providers=['CPUExecutionProvider']
+        )
+        return list(session.run(None, inputs))
+
+    (image_tokens,) = run(names[0], {'pixels': reference['pixels']})
+    prefix = {
+        'image_tokens': image_tokens,
+        'image_mask': reference['image_mask'],
+        'tokens': reference[f'tokens_r{rows}'],
+        'token_mask': reference[f'token_mask_r{rows}'],
+    }
+    past_key, past_value, prefix_mask = run(names[1], prefix)
+    expert = {
+        'past_key': past_key,
+        'past_value': past_value,
+        'prefix_mask': prefix_mask,
+        **expert_inputs(reference, rows),
+    }
+    _, velocity = run(names[2], expert)
+    outputs = {'past_key': past_key, 'past_value': past_value, 'velocity': velocity}
+    return {
+        'image_tokens': image_tokens,
+        **{f'{name}_r{rows}': value.astype(np.float32) for name, value in outputs.items()},
+    }
+
+
+def expert_inputs(reference: dict[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+    """Inputs of the first denoise step, keys and values apart."""
+    return {
+        'x': reference[f'x_r{rows}'][None],
+        'time_conditioning': reference['time_table'][:1],
+        't': np.array(1.0, np.float32),
+        'dt': np.array(-1.0 / STEPS, np.float32),
+        'row_weight': reference[f'row_weight_r{rows}'],
+        'plan': reference[f'plan_r{rows}'][None],
+        'plan_weight': reference[f'plan_weight_r{rows}'][0][None, :, None],
+    }
+
+
+def _chunk(engine: Any, inputs: Any) -> np.ndarray:
+    from random_policy import infer
+
+    return infer(engine, inputs)
+
+
+def _dims(data: dict[str, Any]) -> PolicyDims:
+    parts = {
+        'vision': VisionDims(**data['vision']),
+        'language': GemmaDims(**data['language']),
+        'expert': GemmaDims(**data['expert']),
+    }
+    return PolicyDims(**{**data, **parts})
+
+
+def _spec(dims: PolicyDims) -> Any:
+    """A policy.yaml's worth of names around the dimensions, as the exporter wants it."""
+    from vla_runtime.bundle import (
+        ActionSpec,
+        BundleSpec,
+        CameraSpec,
+        ImageSpec,
+        NormalisationSpec,
+        PromptSpec,
+        StateSpec,
+    )
+
+    return BundleSpec(
+        name='gpu_tensorrt',
+        family='pi05',
+        dims=dims,
+        cameras=(CameraSpec('camera'),),
+        images=ImageSpec(padding='centre', resample='bilinear'),
+        state=(StateSpec('joint', 'rad'),),
+        actions=(ActionSpec('joint', 'rad', 'absolute'),),
+        step_time_s=0.02,
+        denoise_steps=STEPS,
+        prompt=PromptSpec(template='pi05', cleaning='openpi', advantage='task_newline'),
+        normalisation=NormalisationSpec(state='identity', actions='identity'),
+        tokenizer='tokenizer.model',
+    )

@@ -1,0 +1,115 @@
+"""`benchmark/gpu_tensorrt.py` as far as a CPU goes: a tiny kit on a fake GPU, and its verdicts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_cuda import FakeCuda
+from fake_tensorrt import RELEASES, FakeTensorRT
+
+from vla_runtime.engines.cuda_runtime import CudaRuntime
+from vla_runtime.engines.tensorrt_adapter import TensorRT
+
+BENCHMARK = Path(__file__).resolve().parents[1] / 'benchmark'
+
+
+@pytest.fixture(scope='module')
+def script():
+    sys.path.insert(0, str(BENCHMARK))
+    import gpu_tensorrt
+
+    yield gpu_tensorrt
+    sys.path.remove(str(BENCHMARK))
+
+
+@pytest.fixture(scope='module')
+def prepared(script, tmp_path_factory) -> Path:
+    kit = tmp_path_factory.mktemp('kit') / 'tiny'
+    assert script.main(['prepare', str(kit), '--size', 'tiny']) == 0
+    # It does not travel: `run` has to make it again.
+    (kit / 'onnx' / 'weights.data').unlink()
+    return kit
+
+
+@pytest.fixture
+def kit(prepared, tmp_path) -> Path:
+    return Path(shutil.copytree(prepared, tmp_path / 'kit'))
+
+
+@pytest.fixture
+def machine(script, monkeypatch) -> FakeTensorRT:
+    """A fake GPU with TensorRT 8.6."""
+    trt = FakeTensorRT(RELEASES[0], FakeCuda('NVIDIA H200', total_bytes=1 << 33))
+    monkeypatch.setattr(script, 'import_tensorrt', lambda: TensorRT(trt))
+    monkeypatch.setattr(
+        script, 'CudaRuntime', lambda index, module=None: CudaRuntime(index, trt.cuda)
+    )
+    return trt
+
+
+def run(script, kit: Path, *options: str) -> int:
+    return script.main(['run', str(kit), '--repeats', '2', *options])
+
+
+def test_engines_that_compute_what_onnx_runtime_does_pass(script, kit, machine, tmp_path, capsys):
+    out = tmp_path / 'figures.json'
+    assert run(script, kit, '--json', str(out)) == 0
+    figures = json.loads(out.read_text())['figures']
+    assert {check['error'] <= 1e-3 for check in figures['checks'].values()} == {True}
+    assert figures['device']['tensorrt'] == RELEASES[0] and figures['precision'] == 'float16'
+    assert set(figures['cuda_graph']['graphs'].values()) == {'captured'}
+    assert set(figures['cuda_graph']['plain'].values()) == {'eager'}
+    assert list(figures['latency_ms']) == [
+        'graphs, 1 row(s)',
+        'graphs, 2 row(s)',
+        'plain, 1 row(s)',
+        'plain, 2 row(s)',
+    ]
+    assert 'whole chunk' in capsys.readouterr().out
+
+
+def test_weights_are_drawn_again_to_the_same_bytes_and_others_are_refused(script, kit, capsys):
+    from tensorrt_kit import restore
+
+    restored = restore(kit)
+    weights = kit / 'onnx' / 'weights.data'
+    data = bytearray(weights.read_bytes())
+    assert restored.dims.language.width == 32
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(ValueError, match=r'weights\.data: is not what prepare made'):
+        restore(kit)
+
+
+def test_wrong_numbers_fail(script, kit, machine):
+    path = kit / 'reference.npz'
+    with np.load(path) as file:
+        reference = dict(file)
+    reference['past_value_r2'][0, 1, 0, 0] += 0.1 * np.abs(reference['past_value_r2']).max()
+    np.savez(path, **reference)
+    assert run(script, kit) == 1
+
+
+def test_graphs_that_could_not_be_captured_fail(script, kit, machine):
+    machine.cuda.stale_graphs = True
+    assert run(script, kit) == 1
+
+
+def test_a_machine_without_a_gpu_is_told(script, kit, machine, capsys):
+    machine.cuda.devices = None
+    assert run(script, kit) == 2
+    assert 'no CUDA device answers here' in capsys.readouterr().err
+
+
+def test_a_folder_that_was_not_prepared_is_told(script, machine, tmp_path, capsys):
+    assert run(script, tmp_path) == 2
+    assert 'make the folder with: gpu_tensorrt.py prepare' in capsys.readouterr().err
+
+
+def test_preparing_over_something_is_refused(script, kit):
+    assert script.main(['prepare', str(kit), '--size', 'tiny']) == 2
