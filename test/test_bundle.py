@@ -93,6 +93,8 @@ def test_summary_names_policy_units_and_kinds():
     text = describe(tiny_spec(advantage='task_newline', delta=True))
     for words in ('tiny pi05 (pi05)', 'shoulder [rad] delta to shoulder', 'advantage task_newline'):
         assert words in text
+    assert 'known actions' not in text
+    assert 'up to 4 known actions' in describe(replace(tiny_spec(), trained_delay_steps=4))
 
 
 class TestFiles:

@@ -42,12 +42,14 @@ def describe(spec: BundleSpec) -> str:
         lines.append(line('' if index else 'actions', text))
     for pose in spec.poses:
         lines.append(line('pose', f'{pose.name}: {pose.form}, {pose.kind} in {pose.frame}'))
+    delay = spec.trained_delay_steps
+    trained = f', trained with up to {delay} known actions' if delay else ''
     advantage = f', advantage {spec.prompt.advantage}' if spec.prompt.advantage else ''
     lines += [
         line(
             'chunk',
             f'{dims.horizon} actions of {spec.step_time_s * 1e3:g} ms '
-            f'({dims.horizon * spec.step_time_s:.2f} s), {spec.denoise_steps} denoise steps',
+            f'({dims.horizon * spec.step_time_s:.2f} s), {spec.denoise_steps} denoise steps{trained}',
         ),
         line(
             'prompt',

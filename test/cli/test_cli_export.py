@@ -118,6 +118,13 @@ def test_bfloat16_weights_stay_bfloat16_and_act_as_their_rounding(tmp_path):
     np.testing.assert_array_equal(chunks[0], chunks[1])
 
 
+def test_a_policy_trained_with_known_actions_says_so_in_its_bundle(tmp_path):
+    folder = copy_lerobot_folder(tmp_path / 'policy')
+    edit_json(folder / 'config.json', lambda d: d.update(rtc_training_max_delay=4))
+    assert export(folder, tmp_path / 'bundle', *lerobot_arguments()) == 0
+    assert read_bundle(tmp_path / 'bundle').spec.trained_delay_steps == 4
+
+
 class TestOpenpi:
     def test_a_pi05_folder_becomes_a_bundle(self, tmp_path):
         folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), openpi_statistics(32))

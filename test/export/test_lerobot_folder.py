@@ -54,6 +54,12 @@ def test_a_folder_says_all_but_names_units_and_rate(folder):
     np.testing.assert_array_equal(facts.statistics['state.std'], stored['observation.state.std'])
 
 
+@pytest.mark.parametrize(('changes', 'steps'), [({}, 0), ({'rtc_training_max_delay': 5}, 5)])
+def test_the_delay_that_a_policy_was_trained_with_is_kept(folder, changes, steps):
+    edit_config(folder, **changes)
+    assert read_lerobot_folder(folder).trained_delay_steps == steps
+
+
 def test_a_folder_of_another_kind_is_told_apart(tmp_path):
     (tmp_path / 'config.json').write_text('{"action_dim": 32}')
     assert not is_lerobot_folder(tmp_path)

@@ -123,6 +123,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         prompt=PromptSpec(settled.template, facts.cleaning, options.advantage),
         normalisation=facts.normalisation,
         tokenizer=f'tokenizer{settled.tokenizer.suffix}',
+        trained_delay_steps=facts.trained_delay_steps,
         source={**facts.source, 'exported_by': f'vla_runtime {__version__}'},
     )
     statistics = cut_statistics(facts.statistics, settled.columns)

@@ -45,6 +45,7 @@ class FolderFacts:
         prompt_length: tokens of the padded prompt.
         horizon: actions of a chunk.
         denoise_steps: Euler steps.
+        trained_delay_steps: longest clean action prefix seen in training, 0 for none.
         image_size: edge of the input image in pixels.
         action_dim: padded action dimensions.
         state_dim: padded state dimensions.
@@ -70,6 +71,7 @@ class FolderFacts:
     prompt_length: int | None = None
     horizon: int | None = None
     denoise_steps: int | None = None
+    trained_delay_steps: int = 0
     image_size: int | None = None
     action_dim: int | None = None
     state_dim: int | None = None

@@ -116,6 +116,7 @@ def read_lerobot_folder(folder: Path) -> FolderFacts:
         prompt_length=_prompt_length(config, before),
         horizon=config.get('chunk_size', int),
         denoise_steps=config.get('num_inference_steps', int),
+        trained_delay_steps=config.get('rtc_training_max_delay', int, 0),
         image_size=_image_size(config),
         action_dim=config.get('max_action_dim', int),
         state_dim=config.get('max_state_dim', int) if family == 'pi0' else 0,
