@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from graph import graph
 from std_srvs.srv import Trigger
-from test_policy_node import Executor, observed, start
+from test_policy_node import TASK, Executor, observed, start
 from tiny_policy import JOINTS, tiny_spec, write_tiny_policy
 from tiny_robot import write_robot
 
 from vla_runtime.policy import Policy
+from vla_runtime.ros.conversions import message_to_chunk
+from vla_runtime.ros.diagnostics import values_of
 from vla_runtime.ros.policy_parameters import POLICY_PARAMETERS, settings_from
 from vla_runtime.types import CommittedPlan
 
@@ -62,6 +65,7 @@ class Pair:
         # Backwards: the modes go before the limits that they need.
         self.set(cache_mode='exact', rtc_mode='guided', samples=1, cfg_enabled=False)
         self.set(real_time_chunking=False, cfg_mode='auto', cfg_beta=1.5)
+        self.set(pipeline='latency', denoise_steps=0)
         self.set(cache_max_age_s=0.0, cache_max_reuses=0, cache_max_image_change=0.0)
         reset = self.executor.graph.call(Trigger, f'{self.executor.node}/reset', Trigger.Request())
         assert reset.success
@@ -209,3 +213,57 @@ def test_everything_at_once_is_what_the_policy_gives(pair: Pair) -> None:
         pair.set(rtc_mode=mode)
         report = pair.chunk()
         assert (report['guidance'], report['rtc_mode'], report['samples']) == ('fused', mode, '3')
+
+
+def test_the_pipeline_goes_to_throughput_and_back_with_the_same_chunks(pair: Pair) -> None:
+    for mode in ('latency', 'throughput', 'latency'):
+        pair.set(pipeline=mode)
+        for _ in range(2):
+            report = pair.chunk()
+            assert report['pipeline'] == mode
+            # Nobody asked for the next one meanwhile.
+            assert float(report['overlap_ms']) == 0.0
+
+
+def test_requests_in_quick_succession_overlap_in_throughput_alone(pair: Pair) -> None:
+    executor = pair.executor
+
+    def overlaps(mode: str) -> list[float]:
+        reports = [values_of(report.status[0]) for report in executor.reports]
+        return [float(told['overlap_ms']) for told in reports if told['pipeline'] == mode]
+
+    def enough(mode: str) -> bool:
+        found = overlaps(mode)
+        return len(found) >= 5 and (mode == 'latency' or any(found))
+
+    def ask() -> None:
+        executor.drivers()
+        executor.drivers.request(rows=ROWS, certain=CERTAIN)
+
+    # Long enough for a request to come meanwhile.
+    pair.set(denoise_steps=100)
+    for mode in ('throughput', 'latency'):
+        executor.chunks.clear()
+        executor.reports.clear()
+        pair.set(pipeline=mode)
+        executor.graph.wait_for(partial(enough, mode), f'chunks in {mode}', meanwhile=ask)
+        assert any(overlaps(mode)) == (mode == 'throughput')
+        numbers = [message_to_chunk(chunk).number for chunk in executor.chunks]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_a_deactivation_in_the_midst_of_overlapping_requests_is_clean(pair: Pair) -> None:
+    executor = pair.executor
+    pair.set(denoise_steps=100, pipeline='throughput')
+    for _ in range(3):
+        count = len(executor.chunks)
+        executor.graph.wait_for(
+            lambda count=count: len(executor.chunks) > count + 1,
+            'chunks',
+            meanwhile=lambda: (executor.drivers(), executor.drivers.request(rows=ROWS)),
+        )
+        assert executor.graph.transition(executor.node, 'deactivate')
+        assert executor.graph.transition(executor.node, 'activate')
+        executor.drivers.instruct(TASK)
+    pair.begin()
+    pair.chunk()

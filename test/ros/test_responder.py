@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -73,7 +74,8 @@ class Scene:
         )
         circumstances = Circumstances(now_ns, TASK, PolicySettings(rtc_mode='off'))
         circumstances = replace(circumstances, **given)
-        return self.responder.answer(Request(plan, arrived_ns=8), lambda: circumstances)
+        found = self.responder.answer(Request(plan, arrived_ns=8), lambda: circumstances)
+        return found.result() if isinstance(found, Future) else found
 
 
 @pytest.fixture(scope='module')

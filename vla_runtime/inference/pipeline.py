@@ -8,7 +8,7 @@ other, because the stages share nothing but slots (`inference.runner`). Invarian
   is written;
 - an exception goes to the future of its own request and to no other;
 - after `drain` nothing runs; after `close` nothing runs ever again.
-One thread submits and drains.
+One thread submits and drains, and it is never the pipeline's.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class ChunkPipeline(Generic[Result]):
         self._runner = runner
         self._jobs: SimpleQueue[_Job[Result] | None] = SimpleQueue()
         self._changed = Condition()
+        # Not denoised yet.
         self._unfinished: list[EncodedPrefix] = []
+        # Of which nobody has been told yet.
+        self._untold = 0
         # Of the chunk denoised last: what the next one's encoding overlapped with.
         self._denoising: _Span = (0.0, 0.0)
         self._thread: Thread | None = None
@@ -105,6 +108,7 @@ class ChunkPipeline(Generic[Result]):
         future: Future[Result] = Future()
         with self._changed:
             self._unfinished.append(encoded)
+            self._untold += 1
         if self._thread is None:
             self._thread = Thread(target=self._work, name='denoising', daemon=True)
             self._thread.start()
@@ -112,8 +116,9 @@ class ChunkPipeline(Generic[Result]):
         return future
 
     def drain(self) -> None:
-        """Wait until nothing is left to be denoised."""
-        self._wait_for(0)
+        """Wait until every future is done, and what was to be called then has been called."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._untold)
 
     def close(self) -> None:
         """Finish what was submitted and end the thread."""
@@ -134,7 +139,7 @@ class ChunkPipeline(Generic[Result]):
                 result = self._denoise(job)
             except BaseException as error:
                 failure = error
-            # Room first: whoever is told of the chunk may look for it.
+            # Room first: whoever is told of the chunk may submit the next.
             with self._changed:
                 self._unfinished.pop(0)
                 self._changed.notify_all()
@@ -142,6 +147,9 @@ class ChunkPipeline(Generic[Result]):
                 job.future.set_exception(failure)
             else:
                 job.future.set_result(result)  # type: ignore[arg-type]
+            with self._changed:
+                self._untold -= 1
+                self._changed.notify_all()
 
     def _denoise(self, job: _Job[Result]) -> Result:
         job.clock.mark('wait')

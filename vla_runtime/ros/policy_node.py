@@ -6,9 +6,9 @@ Topics out: `action_chunk` (JointTrajectory), `~/report` (one DiagnosticArray a 
 `/diagnostics` (every second, and at once when there is news). Service `~/reset`: a new episode.
 
 Invariants:
-- configure loads and warms up, activate opens, deactivate is over within one inference, cleanup
+- configure loads and warms up, activate opens, deactivate waits for what is under way, cleanup
   frees the memory; a transition that fails logs its cause;
-- inference runs in a worker thread, so no callback waits for it; of several requests the newest
+- inference runs in threads of its own, so no callback waits for it; of several requests the newest
   is answered;
 - nothing is published for a request from before a reset or a deactivation;
 - parameters are read at the start of each inference;
@@ -22,6 +22,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -166,8 +167,7 @@ class PolicyNode(LifecycleNode):
         bundle = Path(given['bundle']).expanduser()
         # What does not fit is told before gigabytes of weights are hashed and loaded.
         self._match = match_robot(robot, read_bundle(bundle, verify=False).spec, bundle)
-        if given['backend'] == 'torch':
-            _limit_torch_threads(given['torch_threads'])
+        _limit_threads(given['backend'], given['torch_threads'])
         self._policy = Policy.load(
             bundle,
             given['backend'],
@@ -232,8 +232,9 @@ class PolicyNode(LifecycleNode):
         self._requests = self._instructions = None
         if self._sensors is not None:
             self._sensors.destroy()
-        if self._worker is not None:
+        if self._worker is not None and self._responder is not None:
             self._worker.stop()
+            self._responder.drain()
         self._sensors = self._worker = self._responder = self._synchronizer = None
         # Each activation begins like the first; whoever still means it has it latched.
         self._instruction = ''
@@ -280,6 +281,8 @@ class PolicyNode(LifecycleNode):
     def _attempt(self, request: Request) -> bool:
         responder, synchronizer = self._responder, self._synchronizer
         assert responder is not None and synchronizer is not None
+        if not responder.has_room:
+            return False
         with self._era_lock:
             era, episode_over, self._episode_over = self._era, self._episode_over, False
         if episode_over:
@@ -296,15 +299,23 @@ class PolicyNode(LifecycleNode):
             )
 
         answer = responder.answer(request, read)
-        if not isinstance(answer, Answer):
+        if not isinstance(answer, Future):
             if monotonic_ns() - request.arrived_ns > _PATIENCE_NS:
                 self._status.set(policy_status.observation(answer))
             return False
-        # Under the lock: once a reset is answered, no chunk from before it follows.
-        with self._era_lock:
-            if era == self._era:
-                self._publish(answer, given)
+        answer.add_done_callback(lambda done: self._on_answer(done, era, given))
         return True
+
+    def _on_answer(self, answer: Future[Answer], era: int, given: Mapping[str, Any]) -> None:
+        """In the inference thread, or in the pipeline's: publish, and there is room again."""
+        try:
+            with self._era_lock:  # Once a reset is answered, no chunk from before it follows.
+                if era == self._era:
+                    self._publish(answer.result(), given)
+        except Exception as error:
+            self._on_exception('inference', error)
+        if (worker := self._worker) is not None:
+            worker.poke()
 
     def _publish(self, answer: Answer, given: Mapping[str, Any]) -> None:
         self._chunks.publish(
@@ -369,11 +380,15 @@ class PolicyNode(LifecycleNode):
         return int(self.get_clock().now().nanoseconds)
 
 
-def _limit_torch_threads(threads: int) -> None:
+def _limit_threads(backend: str, threads: int) -> None:
     """Leave a core to the messages: a network on all of them starves the callbacks."""
-    import torch
+    threads = threads or max(1, len(os.sched_getaffinity(0)) - 1)
+    if backend == 'torch':
+        import torch
 
-    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
+        torch.set_num_threads(threads)
+    else:
+        os.environ['OMP_NUM_THREADS'] = str(threads)
 
 
 def main(args: list[str] | None = None) -> int:

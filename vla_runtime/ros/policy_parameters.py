@@ -8,6 +8,7 @@ from typing import Any, get_args
 from vla_runtime.engines.engine import MAX_SAMPLES
 from vla_runtime.engines.loading import BACKENDS
 from vla_runtime.inference.guidance import CfgMode
+from vla_runtime.inference.pipeline import PipelineMode
 from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
 from vla_runtime.ros.parameters import ParameterSpec
@@ -96,6 +97,13 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         maximum=MAX_SAMPLES,
     ),
     ParameterSpec(
+        'pipeline',
+        'latency',
+        'one inference after the other, or (throughput) the next encoded while the last is '
+        'denoised: the same chunks, more a second',
+        words=get_args(PipelineMode),
+    ),
+    ParameterSpec(
         'cache_mode',
         'exact',
         'reuse of image tokens and prefix: only what is equal, also what has changed little, none',
@@ -145,6 +153,7 @@ def settings_from(values: Mapping[str, Any]) -> PolicySettings:
         plan_schedule=values['plan_schedule'],
         max_guidance_weight=values['max_guidance_weight'],
         samples=values['samples'],
+        pipeline=values['pipeline'],
         cache=CachePolicy(
             mode=values['cache_mode'],
             max_age_s=values['cache_max_age_s'],

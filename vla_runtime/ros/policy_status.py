@@ -39,6 +39,8 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
         'samples': inner.samples,
         'sample': inner.sample,
         'sample_distances': ' '.join(f'{distance:.4f}' for distance in inner.sample_distances),
+        'pipeline': inner.pipeline,
+        'overlap_ms': inner.overlap_ms,
         'overhead_ms': overhead_ms,
     }
     values |= {f'ms.{phase}': float(value) for phase, value in inner.milliseconds.items()}

@@ -6,17 +6,18 @@ No rclpy: the node gives it requests and the time, and publishes what it answers
 - settings, instruction and limits are read once per inference, at its start;
 - an episode ends with `new_episode`, or when the executor's requests carry another one; inference
   numbers then start at 0 again.
-One thread calls `answer` and `new_episode`.
+One thread calls `answer`, `new_episode` and `drain`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vla_runtime.policy import Policy
+from vla_runtime.policy import Inference, Policy
 from vla_runtime.ros.conversions import ReceivedPlan
 from vla_runtime.ros.image_messages import ImageError, to_rgb
 from vla_runtime.ros.plan_alignment import align_plan
@@ -137,8 +138,11 @@ class Responder:
 
     def answer(
         self, request: Request, read: Callable[[], Circumstances]
-    ) -> Answer | tuple[Refusal, ...]:
+    ) -> Future[Answer] | tuple[Refusal, ...]:
         """Infer a chunk for a request, if there is something to infer it from.
+
+        In the throughput pipeline the future is done later, in another thread; answers come in
+        the order of their requests.
 
         Args:
             request: the executor's.
@@ -181,19 +185,33 @@ class Responder:
             horizon=self._policy.spec.dims.horizon,
         )
         self._policy.settings = given.settings
-        chunk, report = self._policy.infer(observation, plan=self._in_policy_units(plan))
-        return Answer(
-            chunk=self._in_robot_units(chunk),
-            report=report,
-            stamp_ns=selection.stamp_ns,
-            episode=request.plan.episode,
-            instruction=given.instruction,
-            plan=None if report.rtc_mode == 'off' else plan,
-            ages_ms={name: (given.now_ns - stamp) * 1e-6 for name, stamp in stamps.items()},
-            ready_ns=max(
-                request.arrived_ns, *(frame.arrived_ns for frame in selection.frames.values())
-            ),
-        )
+        inferred = self._policy.submit(observation, plan=self._in_policy_units(plan))
+
+        def answer(inference: Inference) -> Answer:
+            chunk, report = inference
+            return Answer(
+                chunk=self._in_robot_units(chunk),
+                report=report,
+                stamp_ns=selection.stamp_ns,
+                episode=request.plan.episode,
+                instruction=given.instruction,
+                plan=None if report.rtc_mode == 'off' else plan,
+                ages_ms={name: (given.now_ns - stamp) * 1e-6 for name, stamp in stamps.items()},
+                ready_ns=max(
+                    request.arrived_ns, *(frame.arrived_ns for frame in selection.frames.values())
+                ),
+            )
+
+        return _then(inferred, answer)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request would be answered from what is seen now, without waiting first."""
+        return self._policy.has_room
+
+    def drain(self) -> None:
+        """Wait until every answer has been given."""
+        self._policy.drain()
 
     def _decode(self, selection: Selection) -> dict[str, np.ndarray | None] | Refusal:
         images: dict[str, np.ndarray | None] = {}
@@ -217,6 +235,19 @@ class Responder:
             actions=self._match.actions.to_robot(chunk.actions),
             names=self._match.column_names,
         )
+
+
+def _then(inferred: Future[Inference], convert: Callable[[Inference], Answer]) -> Future[Answer]:
+    answer: Future[Answer] = Future()
+
+    def give(done: Future[Inference]) -> None:
+        try:
+            answer.set_result(convert(done.result()))
+        except Exception as error:
+            answer.set_exception(error)
+
+    inferred.add_done_callback(give)
+    return answer
 
 
 def _missing_instruction(instruction: str) -> tuple[Refusal, ...]:
