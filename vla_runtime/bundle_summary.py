@@ -49,7 +49,8 @@ def describe(spec: BundleSpec) -> str:
         line(
             'chunk',
             f'{dims.horizon} actions of {spec.step_time_s * 1e3:g} ms '
-            f'({dims.horizon * spec.step_time_s:.2f} s), {spec.denoise_steps} denoise steps{trained}',
+            f'({dims.horizon * spec.step_time_s:.2f} s), {spec.denoise_steps} denoise steps'
+            f'{trained}',
         ),
         line(
             'prompt',
