@@ -11,11 +11,11 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from onnx_bundles import copy_bundle, load_graph, reseal, tiny_onnx_bundle
+from onnx_bundles import copy_bundle, load_graph, tiny_onnx_bundle
 from tiny_policy import tiny_spec, write_tiny_policy
 from torch.nn import functional as F
 
-from vla_runtime.bundle import BundleError, read_bundle
+from vla_runtime.bundle import BundleError, read_bundle, seal
 from vla_runtime.dimensions import GemmaDims, VisionDims
 from vla_runtime.engines.onnx_files import (
     EXPERT_INPUTS,
@@ -173,7 +173,7 @@ def test_an_operator_is_lowered_as_pytorch_computes_it():
 def test_a_bundle_gets_files_in_another_precision_and_keeps_its_receipt(tmp_path):
     source = copy_bundle(tiny_onnx_bundle(), tmp_path / 'source')
     (source / 'verification.json').write_text(json.dumps({'made': 'by hand'}))
-    reseal(source)
+    seal(source, read_bundle(tiny_onnx_bundle()).spec)
     made = export_bundle(read_bundle(source), tmp_path / 'half', 'float16')
     receipt = json.loads((made.folder / 'verification.json').read_text())
     assert receipt['made'] == 'by hand'

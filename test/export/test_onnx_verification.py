@@ -112,4 +112,4 @@ def test_missing_files_say_how_to_make_them(tmp_path):
     bundle = copy_bundle(tiny_onnx_bundle(), tmp_path / 'changed')
     (bundle / ONNX_FOLDER / 'expert_r2.onnx').unlink()
     with pytest.raises(ValueError, match=r'expert_r2\.onnx: is missing.*vla_runtime export'):
-        verify(bundle)
+        verify_onnx(bundle, read_bundle(tiny_onnx_bundle()).spec)

@@ -32,12 +32,12 @@ def bundle(tmp_path_factory):
 class Demo:
     """A running demo in a namespace of its own."""
 
-    def __init__(self, bundle, out, seconds: float) -> None:
+    def __init__(self, bundle, out, seconds: float, *more: str) -> None:
         self.out = out
         self.lines: list[str] = []
         arguments = ['--seconds', str(seconds), '--out', str(out), '--bundle', str(bundle)]
         self.process = subprocess.Popen(
-            [sys.executable, '-m', 'vla_runtime', 'demo', '--namespace', 'demo', *arguments],
+            [sys.executable, '-m', 'vla_runtime', 'demo', '--namespace', 'demo', *arguments, *more],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -145,6 +145,24 @@ def test_it_runs_to_its_end_and_leaves_bag_parameters_and_report(bundle, tmp_pat
     sent, received = map(int, re.match(r'(\d+) sent by the policy, (\d+) received', said).groups())
     assert 0 < received <= sent == counts['/demo/action_chunk']
     assert 'at most 4 a second' in page
+
+
+def test_with_onnx_runtime_it_exports_the_policy_once_and_drives_with_it(bundle, tmp_path):
+    demo = Demo(bundle, tmp_path / 'first', 3.0, '--backend', 'onnxruntime')
+    code, text = demo.end()
+    assert code == 0, text
+    assert 'exporting ONNX files' in text
+    require_report(demo.out)
+    parameters = yaml.safe_load((demo.out / 'parameters.yaml').read_text())
+    assert parameters['/demo/vla_policy']['ros__parameters']['backend'] == 'onnxruntime'
+    with Reader(demo.out / 'bag') as reader:
+        counts = {connection.topic: connection.msgcount for connection in reader.connections}
+    assert counts['/demo/action_chunk'] > 0
+    # The next run finds it.
+    again = Demo(bundle, tmp_path / 'second', 1.0, '--backend', 'onnxruntime')
+    code, text = again.end()
+    assert code == 0, text
+    assert 'exporting' not in text
 
 
 def test_the_bag_has_the_quality_of_service_of_the_publishers(bundle, tmp_path):

@@ -34,7 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--bundle', type=Path, metavar='DIR', help='policy bundle (default: engines/demo)'
     )
     parser.add_argument('--robot', default='tabletop', help='robot file (default: tabletop)')
-    parser.add_argument('--backend', default='torch', help='runs the networks (default: torch)')
+    parser.add_argument(
+        '--backend',
+        default='torch',
+        help='runs the networks: torch, or onnxruntime, whose files are exported once where the '
+        'bundle has none (default: torch)',
+    )
     parser.add_argument(
         '--replan-interval', type=int, metavar='S', help='steps (default: as config/executor.yaml)'
     )
@@ -80,6 +85,7 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> DemoOptions:
+    from vla_runtime.demo.onnx_bundle import bundle_with_onnx
     from vla_runtime.demo.session import DemoOptions
     from vla_runtime.ros.share import share_folder
 
@@ -93,7 +99,9 @@ def _options(arguments: argparse.Namespace) -> DemoOptions:
             f'{bundle}: no policy bundle there (policy.yaml is missing); name one with --bundle, '
             'or train the demo policy: vla_runtime train-demo'
         )
-    out = arguments.out or Path('demo_runs') / datetime.now().strftime('%Y-%m-%d_%H%M%S')
+    out: Path = arguments.out or Path('demo_runs') / datetime.now().strftime('%Y-%m-%d_%H%M%S')
+    if arguments.backend == 'onnxruntime':
+        bundle = bundle_with_onnx(bundle, out.parent)
     return DemoOptions(
         seconds=arguments.seconds,
         out=out,

@@ -73,12 +73,18 @@ def write_onnx(
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
-    """About how large weights.data will be: every parameter but those of the time table."""
+    """About how large weights.data will be: every parameter that a graph uses."""
     network = meta_network(spec, _DTYPES[precision])
+    last = f'language.blocks.{spec.dims.language.depth - 1}.'
+    # The time table is an input; of the last prefix layer only keys and values are computed.
+    unused = ('.modulation.', 'language.norm.')
+    used_of_last = (f'{last}input_norm', f'{last}attention.k', f'{last}attention.v')
     return sum(
         tensor.numel() * tensor.element_size()
         for name, tensor in network.state_dict().items()
-        if '.modulation.' not in name
+        if not any(part in name for part in unused)
+        and not name.startswith(('time_in.', 'time_out.'))
+        and (not name.startswith(last) or name.startswith(used_of_last))
     )
 
 

@@ -230,11 +230,22 @@ def _linear_groups(nodes: list[Node]) -> dict[Node, list[Node]]:
             continue
         source, weight = node.args[0], node.args[1]
         assert isinstance(source, Node) and isinstance(weight, Node)
-        if str(source.target) == _CONVERSION:
-            source = source.all_input_nodes[0]
+        source = _unconverted(source)
         # A weight that is computed stands alone.
         together = source if weight.op == 'placeholder' else node
         has_bias = len(node.args) > 2 and node.args[2] is not None
         key = (together, weight.meta['val'].dtype, has_bias)
         groups.setdefault(key, []).append(node)
     return {node: group for group in groups.values() for node in group}
+
+
+def _unconverted(node: Node) -> Node:
+    """What a tensor was before its last conversion; a trace repeats those that change nothing."""
+    converted = False
+    while str(node.target) == _CONVERSION:
+        parent = node.all_input_nodes[0]
+        changes = parent.meta['val'].dtype != node.meta['val'].dtype
+        if changes and converted:
+            break
+        node, converted = parent, converted or changes
+    return node
