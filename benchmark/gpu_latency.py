@@ -25,8 +25,11 @@ from random_policy import (
     with_cameras,
 )
 
+from vla_runtime.devices import device_of_cuda
+from vla_runtime.dimensions import PolicyDims
 from vla_runtime.engines.engine import PolicyEngine
 from vla_runtime.models.flow_policy import FlowPolicy
+from vla_runtime.roofline import phase_floors, published_rates
 
 WARM_UP = 3
 
@@ -113,7 +116,8 @@ def measure(
         compiler: backend of `torch.compile`.
 
     Returns:
-        percentiles of each phase in ms, first run in s, status of the graphs, error, memory in GiB
+        percentiles of each phase in ms, first run in s, status of the graphs, error, least times
+        in ms, memory in GiB
     """
     torch.compiler.reset()
     # A view of its own of the same weights: what is compiled must not leak into the next mode.
@@ -144,10 +148,34 @@ def measure(
         'first_run_s': first_s,
         'cuda_graph': status,
         'error_against_eager': relative_error(chunk, expected),
+        'least_ms': _least_ms(network.dims, rows, device),
         'peak_memory_gib': torch.cuda.max_memory_allocated(device) / 2**30
         if device.type == 'cuda'
         else None,
     }
+
+
+def least_ms(dims: PolicyDims, rows: int, name: str, total_bytes: int) -> dict[str, float] | None:
+    """The roofline of a miss and a hit, or None for a GPU whose rates are in no table."""
+    found = device_of_cuda(name, total_bytes)
+    if found is None:
+        return None
+    floors = phase_floors(
+        dims,
+        published_rates(found, 'bfloat16'),
+        precision='bfloat16',
+        rows=rows,
+        steps=10,
+        views=dims.cameras,
+    )
+    return {phase: floors[phase].milliseconds for phase in ('miss', 'hit')}
+
+
+def _least_ms(dims: PolicyDims, rows: int, device: torch.device) -> dict[str, float] | None:
+    if device.type != 'cuda':
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    return least_ms(dims, rows, properties.name, properties.total_memory)
 
 
 def configurations(quick: bool, compiled: bool) -> list[tuple[int, int, Mode]]:
@@ -159,16 +187,18 @@ def configurations(quick: bool, compiled: bool) -> list[tuple[int, int, Mode]]:
 
 
 def table(results: list[Mapping[str, Any]]) -> list[str]:
-    """Lines for people: median ms of each phase."""
+    """Lines for people: median ms of each phase, and the roofline of a miss and a hit."""
     head = f'{"views":>5} {"rows":>4}  {"mode":<16}'
     phases = ('vision', 'prefix', 'denoise', 'miss', 'hit')
-    lines = [head + ''.join(f'{phase:>10}' for phase in phases) + f'{"memory":>12}']
+    titles = ''.join(f'{phase:>10}' for phase in phases)
+    lines = [f'{head}{titles}{"least miss/hit":>17}{"memory":>12}']
     for result in results:
         medians = [result['milliseconds'][phase]['median'] for phase in phases]
-        memory = result['peak_memory_gib']
+        least, memory = result['least_ms'], result['peak_memory_gib']
         lines.append(
             f'{result["views"]:>5} {result["rows"]:>4}  {result["mode"]:<16}'
             + ''.join(f'{median:>10.2f}' for median in medians)
-            + (f'{memory:>8.1f} GiB' if memory is not None else '')
+            + (f'{least["miss"]:>10.2f} /{least["hit"]:>5.2f}' if least else f'{"-":>17}')
+            + (f'{memory:>8.1f} GiB' if memory is not None else f'{"-":>12}')
         )
     return lines

@@ -15,14 +15,17 @@ import numpy as np
 import pytest
 import torch
 
+from vla_runtime.devices import DEVICES
+from vla_runtime.roofline import phase_floors, published_rates
+
+sys.path.insert(0, str(Path(__file__).parents[2] / 'benchmark'))
+
+import gpu
+import gpu_checks
+import gpu_latency
+import random_policy
+
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / 'benchmark'))
-
-import gpu  # noqa: E402
-import gpu_checks  # noqa: E402
-import gpu_latency  # noqa: E402
-import random_policy  # noqa: E402
-
 # What a GPU machine may lack; some of it this project needs elsewhere.
 ABSENT = ('cv2', 'sentencepiece', 'tokenizers', 'rclpy', 'mujoco', 'onnx', 'onnxruntime', 'PIL')
 TINY = ['--device', 'cpu', '--size', 'tiny', '--compiler', 'eager']
@@ -165,6 +168,26 @@ def test_guidance_that_is_none_breaks_the_identity():
     assert gpu_checks.identity_error(subject, inputs) > gpu_checks.DISTINCT
 
 
+def test_overlapped_chunks_that_are_not_the_sequential_ones_fail_the_check(monkeypatch):
+    found = gpu_checks.overlap('cpu', 'tiny')
+    assert found.passed, found.note
+    assert len(found.figures['overlap ms']) == 12
+    # A runner that forgets which slots are being read, as a missing event would.
+    real = gpu_checks.ChunkRunner.denoise
+
+    def last_slot(self, request, encoded, clock, on_step=None):
+        wrong = replace(encoded, slots=tuple(1 - slot for slot in encoded.slots))
+        return real(self, request, wrong, clock, on_step)
+
+    class Confused(gpu_checks.ChunkPipeline):
+        def __init__(self, runner):
+            monkeypatch.setattr(gpu_checks.ChunkRunner, 'denoise', last_slot)
+            super().__init__(runner)
+
+    monkeypatch.setattr(gpu_checks, 'ChunkPipeline', Confused)
+    assert not gpu_checks.overlap('cpu', 'tiny').passed
+
+
 def test_memory_that_grows_fails_the_check(monkeypatch):
     kept = []
     real = gpu_checks.infer
@@ -191,6 +214,27 @@ def test_a_configuration_is_measured_and_compared_with_eager(mode):
     assert mode.name in shown[1]
     # What was compiled stays with the copy that was measured.
     assert 'velocity' not in vars(network)
+
+
+def test_the_table_has_the_least_times_of_a_gpu_whose_rates_are_published():
+    network, _ = tiny(1)
+    result = gpu_latency.measure(network, 'pi05', 1, 1, gpu_latency.EAGER, repeats=2)
+    assert result['least_ms'] is None
+    dims = random_policy.sized_dims('pi05', 'full', 3)
+    least = gpu_latency.least_ms(dims, 2, 'NVIDIA H200', 139 * 2**30)
+    floors = phase_floors(
+        dims,
+        published_rates(DEVICES['h200'], 'bfloat16'),
+        precision='bfloat16',
+        rows=2,
+        steps=10,
+        views=3,
+    )
+    assert least == {phase: floors[phase].milliseconds for phase in ('miss', 'hit')}
+    lines = gpu_latency.table([{**result, 'least_ms': least}])
+    assert lines[0].split()[-3:] == ['least', 'miss/hit', 'memory']
+    assert f'{least["miss"]:.2f}' in lines[1]
+    assert gpu_latency.least_ms(dims, 2, 'NVIDIA Unheard Of', 139 * 2**30) is None
 
 
 def test_compiled_networks_are_what_runs():
