@@ -112,4 +112,7 @@ def _run(study: Study, arguments: argparse.Namespace) -> None:
                 f'  {label}, {group}: {rate["count"]}/{summary["episodes"]} '
                 f'[{100 * rate["low"]:.0f}, {100 * rate["high"]:.0f}]%'
             )
+    for pair in record['same']:
+        labels = ' and '.join(', '.join(label.values()) for label in pair['labels'])
+        print(f'  {labels}: {pair["equal"]} of {pair["of"]} trajectories the same, bit for bit')
     print(f'wrote {", ".join(str(path) for path in [*written, page])}')

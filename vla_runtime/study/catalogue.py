@@ -3,7 +3,6 @@
 A study is a tuple of conditions. One of a feature to come is a new field of `Condition` and an
 entry here, such as
 
-    Study('cache', ..., grid(BASE, vision_cache=('off', 'exact', 'change')), x='vision_cache', ...)
     Study('backends', ..., grid(BASE, backend=('torch', 'onnx', 'tensorrt')), x='backend', ...)
 """
 
@@ -26,6 +25,7 @@ class Study:
         x: the field along the plots' axis; conditions that differ in others are separate curves.
         episodes: a condition, unless the command line says otherwise.
         reference: the condition that the others are compared with.
+        same: pairs of conditions whose trajectories must be the same, bit for bit.
     """
 
     name: str
@@ -35,12 +35,15 @@ class Study:
     x: str
     episodes: int
     reference: Condition | None = None
+    same: tuple[tuple[Condition, Condition], ...] = ()
 
     def __post_init__(self) -> None:
         if len(set(self.conditions)) != len(self.conditions):
             raise ValueError(f"study '{self.name}': a condition is named twice")
         if self.reference is not None and self.reference not in self.conditions:
             raise ValueError(f"study '{self.name}': the reference is none of its conditions")
+        if not {condition for pair in self.same for condition in pair} <= set(self.conditions):
+            raise ValueError(f"study '{self.name}': a pair that is the same is not in the study")
 
 
 BASE = Condition()
@@ -48,7 +51,16 @@ _PUSH = replace(BASE, families=('push',))
 # The replan interval alone is to vary: no delay, and each chunk as it is.
 _BARE = replace(BASE, handover='switch', delay_steps=0.0)
 _REPLAN_INTERVALS = (1, 2, 4, 8, 16)
+_MOVING = replace(BASE, variant='moving')
 _FAST = replace(_BARE, variant='moving', belt_speed=2.0)
+
+
+def _cache_conditions(base: Condition) -> tuple[Condition, ...]:
+    return (
+        *grid(base, cache=('off', 'exact', 'image_blind')),
+        *(replace(base, cache='bounded', cache_max_reuses=reuses) for reuses in (1, 2, 4)),
+    )
+
 
 _STUDIES = (
     Study(
@@ -139,6 +151,39 @@ _STUDIES = (
         x='beta',
         episodes=100,
         reference=BASE,
+    ),
+    Study(
+        'guidance_rows',
+        'Prompt rows together or one after the other?',
+        'The guidance scale beta with both prompt rows in one run (fused) and one after the other '
+        '(serial), which differ in rounding alone.',
+        (BASE, *grid(BASE, cfg_mode=('fused', 'serial'), beta=(1.25, 1.5, 2.0, 2.5, 3.5))),
+        x='beta',
+        episodes=100,
+        reference=BASE,
+    ),
+    Study(
+        'cache',
+        'What may be reused of the last inference?',
+        'Nothing (off); what is equal (exact, the default): the same trajectories, bit for bit. '
+        'Bounded: image tokens and prefix at most so often in a row, whatever has changed since. '
+        'And a planted fault: a cache that ignores the pixels shows the policy the first images '
+        'of the episode throughout. Still blocks.',
+        _cache_conditions(BASE),
+        x='cache',
+        episodes=100,
+        reference=BASE,
+        same=((replace(BASE, cache='off'), BASE),),
+    ),
+    Study(
+        'cache_moving',
+        'And when the blocks move?',
+        'The same on blocks that travel 3 to 5 cm/s.',
+        _cache_conditions(_MOVING),
+        x='cache',
+        episodes=100,
+        reference=_MOVING,
+        same=((replace(_MOVING, cache='off'), _MOVING),),
     ),
     Study(
         'denoise',

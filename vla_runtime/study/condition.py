@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.execution.parameters import Overrun
+from vla_runtime.inference.guidance import CfgMode
 from vla_runtime.sim.closed_loop import Wording
 from vla_runtime.sim.scene import CAMERAS, VARIANTS, Variant
 from vla_runtime.sim.tasks import FAMILIES, Family
@@ -22,6 +23,7 @@ from vla_runtime.types import Advantage
 Driver = Literal['policy', 'expert']
 Told = Literal['task', 'other_block', 'fixed']
 Precision = Literal['float32', 'bfloat16', 'float16']
+Cache = Literal['off', 'exact', 'bounded', 'image_blind']
 
 TOUCH: tuple[Family, ...] = ('colour', 'position')
 
@@ -43,7 +45,13 @@ class Condition:
         precision: of the policy's large matrices.
         denoise_steps: None is what the bundle recommends.
         beta: guidance scale; None is guidance off.
+        cfg_mode: how the prompt rows of guidance are run.
         advantage: tag of the (conditioned) prompt.
+        cache: what of the last inference may be reused; `bounded` whatever has changed, but so
+            often in a row; `image_blind` is a fault, planted to see that it shows: image tokens
+            are found by everything but the pixels, so those of an episode's first images are used
+            throughout it.
+        cache_max_reuses: for `bounded`.
         replan_interval: S, steps.
         delay_steps: time from the observation to the chunk's arrival, in steps of the policy; need
             not be whole. The executor's estimate of it begins at the right number, as it would
@@ -63,7 +71,10 @@ class Condition:
     precision: Precision = 'float32'
     denoise_steps: int | None = None
     beta: float | None = None
+    cfg_mode: CfgMode = 'auto'
     advantage: Advantage = 'positive'
+    cache: Cache = 'exact'
+    cache_max_reuses: int = 0
     replan_interval: int = 8
     delay_steps: float = 1.0
     handover: HandoverMode = 'blend'
@@ -79,7 +90,9 @@ class Condition:
             ('told', get_args(Told)),
             ('driver', get_args(Driver)),
             ('precision', get_args(Precision)),
+            ('cfg_mode', get_args(CfgMode)),
             ('advantage', get_args(Advantage)),
+            ('cache', get_args(Cache)),
         ):
             _require_words(name, (getattr(self, name),), words)
         if not self.families:
@@ -90,6 +103,11 @@ class Condition:
             raise ValueError(f'condition: delay_steps is {self.delay_steps}, expected 0 to 100')
         if not self.belt_speed >= 0.0:
             raise ValueError(f'condition: belt_speed is {self.belt_speed}, expected 0 or more')
+        if (self.cache == 'bounded') != (self.cache_max_reuses > 0):
+            raise ValueError(
+                f"condition: cache is '{self.cache}' and cache_max_reuses {self.cache_max_reuses}: "
+                'bounded reuse needs one of at least 1, and only that has one'
+            )
 
 
 def _require_words(field: str, found: Sequence[str], words: Sequence[str]) -> None:

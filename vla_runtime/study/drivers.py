@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
 from vla_runtime.policy import Policy
 from vla_runtime.settings import PolicySettings
 from vla_runtime.sim.expert import HORIZON, STEP_TIME_S, Expert, Style
@@ -49,11 +51,18 @@ class PolicyDriver:
         self._policy.warm_up()
         self.action_names = tuple(action.name for action in self._policy.spec.actions)
         self.horizon = self._policy.spec.dims.horizon
+        self._image_blind = False
+        self._first_images: Mapping[str, np.ndarray | None] | None = None
 
     def begin(self, condition: Condition, seed: int) -> None:
         self._policy.reset()
+        self._image_blind, self._first_images = condition.cache == 'image_blind', None
         settings = PolicySettings(
-            seed=seed, denoise_steps=condition.denoise_steps, advantage=condition.advantage
+            seed=seed,
+            denoise_steps=condition.denoise_steps,
+            advantage=condition.advantage,
+            cfg_mode=condition.cfg_mode,
+            cache=_cache_policy(condition),
         )
         if condition.beta is not None:
             settings = replace(settings, cfg_enabled=True, cfg_beta=condition.beta)
@@ -62,7 +71,26 @@ class PolicyDriver:
     def chunk(
         self, world: Tabletop, observation: Observation, plan: CommittedPlan | None
     ) -> ActionChunk:
+        if self._image_blind:
+            # Image tokens are a function of the pixels: to see the first images again is to find
+            # their tokens.
+            self._first_images = self._first_images or observation.images
+            observation = replace(observation, images=self._first_images)
         return self._policy.infer(observation, plan=plan)[0]
+
+
+def _cache_policy(condition: Condition) -> CachePolicy:
+    if condition.cache == 'bounded':
+        # The number of reuses alone is to limit it.
+        return CachePolicy(
+            mode='bounded',
+            max_age_s=60.0,
+            max_reuses=condition.cache_max_reuses,
+            max_image_change=255.0,
+            max_state_bins=256,
+        )
+    mode: CacheMode = 'off' if condition.cache == 'off' else 'exact'
+    return CachePolicy(mode=mode)
 
 
 class ExpertDriver:

@@ -7,6 +7,7 @@ command, then a request if the executor has one, answered from what the cameras 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -63,6 +64,7 @@ class EpisodeResult:
             likewise.
         jerk: of the commanded positions.
         halted: why the executor had stopped at the end; empty when it had not.
+        trajectory: of all commanded positions, to the last bit: their SHA-256, cut to 16 digits.
     """
 
     seed: int
@@ -79,6 +81,7 @@ class EpisodeResult:
     velocity_jump: float
     jerk: Jerk
     halted: str
+    trajectory: str = ''
 
     @property
     def success(self) -> bool:
@@ -254,6 +257,7 @@ class _Loop:
             velocity_jump=_mean([float(np.linalg.norm(seam.velocity_jump)) for seam in seams]),
             jerk=self._jerk(),
             halted='' if status.mode is Mode.RUNNING else status.detail or status.reason.value,
+            trajectory=hashlib.sha256(np.array(self._setpoints).tobytes()).hexdigest()[:16],
         )
 
     def _jerk(self) -> Jerk:

@@ -66,9 +66,21 @@ def _section(study: Json) -> str:
     return (
         f'<h2 id="{study["study"]}">{escape(study["title"])}</h2>\n'
         f'<p>{escape(study["question"])}</p>\n{_plot(study)}\n{_table(study)}\n'
+        f'{_same(study)}'
         f'<p class="note"><code>{escape(study["command"])}</code><br>seeds {first} to {after - 1}; '
         f'bundle {escape(study["bundle"])} ({study["bundle_sha256"][:12]}); '
         f'{escape(study["machine"])}</p>'
+    )
+
+
+def _same(study: Json) -> str:
+    """Of every pair of conditions that must not differ, whether they do."""
+    # Studies written before there were such pairs have none.
+    return ''.join(
+        f'<p>{escape(" and ".join(", ".join(label.values()) for label in pair["labels"]))}: '
+        f'{pair["equal"]} of {pair["of"]} trajectories are the same, bit for bit'
+        f'{"" if pair["equal"] == pair["of"] else ", <b>and all of them should be</b>"}.</p>\n'
+        for pair in study.get('same', ())
     )
 
 

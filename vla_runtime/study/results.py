@@ -62,11 +62,34 @@ def study_record(
         },
         'machine': f'{platform.system()} {platform.machine()}, {os.cpu_count()} cores; simulated '
         'clock, so the machine makes no difference to what is measured',
+        'same': [_same_record(pair, varied, results) for pair in study.same],
         'conditions': [
             _condition_record(condition, varied, results[condition], reference, study)
             for condition in study.conditions
         ],
     }
+
+
+def _same_record(
+    pair: tuple[Condition, Condition],
+    varied: Sequence[str],
+    results: Mapping[Condition, Sequence[EpisodeResult]],
+) -> Json:
+    """How many trajectories of two conditions are the same; all of them should be."""
+    first, second = (results[condition] for condition in pair)
+    equal = [
+        a.trajectory == b.trajectory != '' and a.seed == b.seed
+        for a, b in zip(first, second, strict=True)
+    ]
+    return {
+        'labels': [_label(condition, varied) for condition in pair],
+        'equal': sum(equal),
+        'of': len(equal),
+    }
+
+
+def _label(condition: Condition, varied: Sequence[str]) -> dict[str, str]:
+    return {name: value_text(name, getattr(condition, name)) for name in varied}
 
 
 def _condition_record(
@@ -81,13 +104,14 @@ def _condition_record(
     if reference is not None and condition != study.reference:
         versus = asdict(compare(episodes, reference))
     return {
-        'label': {name: value_text(name, getattr(condition, name)) for name in varied},
+        'label': _label(condition, varied),
         'settings': asdict(condition),
         'groups': groups,
         'versus_reference': versus,
         'is_reference': condition == study.reference,
         'episodes': [
-            [e.seed, e.family, e.outcome, e.touched, e.meant, round(e.steps, 1)] for e in episodes
+            [e.seed, e.family, e.outcome, e.touched, e.meant, round(e.steps, 1), e.trajectory]
+            for e in episodes
         ],
     }
 
