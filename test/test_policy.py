@@ -236,6 +236,8 @@ def test_guidance_needs_a_policy_with_advantage_tags(policy):
         ('cfg_mode', 'parallel'),
         ('rtc_mode', 'soft'),
         ('samples', 0),
+        ('rtc_horizon', -1),
+        ('rtc_horizon', 1.5),
         ('samples', 17),
         ('samples', True),
         ('samples', 2.0),

@@ -212,6 +212,8 @@ class RequestPlanner:
         normalised = self._codec.plan(plan, observation)
         # Beyond the plan's end there is nothing to be tied to.
         end = min(plan.execution_horizon, len(plan.actions))
+        if settings.rtc_horizon:
+            end = min(end, max(settings.rtc_horizon, plan.delay_steps))
         per_action = prefix_weights(settings.plan_schedule, plan.delay_steps, end, dims.horizon)
         overlap = None
         if settings.samples > 1 and per_action.any():

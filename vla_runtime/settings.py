@@ -32,6 +32,8 @@ class PolicySettings:
         plan_schedule: decay of that tie, and of what actions count when a sample is chosen.
         max_guidance_weight: upper bound of that tie (LeRobot's and the paper's default is 10);
             `guided` and `jacobian`.
+        rtc_horizon: actions over which that tie falls off, the delay included; 0 is the whole plan.
+            Those that are executed for certain are tied however small it is.
         samples: chunks denoised together over one prefix, 1 to 16; the one that continues the
             committed plan best is returned, without a plan the first.
         cache: what of the last inference may be reused; by default only what is equal.
@@ -48,6 +50,7 @@ class PolicySettings:
     rtc_mode: RtcMode = 'guided'
     plan_schedule: PlanSchedule = 'exp'
     max_guidance_weight: float = 10.0
+    rtc_horizon: int = 0
     samples: int = 1
     cache: CachePolicy = field(default_factory=CachePolicy)
     pipeline: PipelineMode = 'latency'
@@ -59,6 +62,8 @@ class PolicySettings:
         if self.denoise_steps is not None and not 1 <= self.denoise_steps <= 100:
             raise ValueError(f'denoise_steps is {self.denoise_steps}: it must be 1 to 100')
         check_beta(self.cfg_beta)
+        if self.rtc_horizon < 0:
+            raise ValueError(f'rtc_horizon is {self.rtc_horizon}: it must not be negative')
         if not 1 <= self.samples <= MAX_SAMPLES:
             raise ValueError(f'samples is {self.samples}: it must be 1 to {MAX_SAMPLES}')
         for name, words in (
@@ -87,6 +92,7 @@ class PolicySettings:
             'cfg_enabled': (bool, 'true or false'),
             'cfg_beta': (Real, 'a number'),
             'max_guidance_weight': (Real, 'a number'),
+            'rtc_horizon': (Integral, 'a whole number'),
             'samples': (Integral, 'a whole number'),
             'cache': (CachePolicy, 'a CachePolicy'),
         }

@@ -182,6 +182,19 @@ def test_a_delay_longer_than_the_plan_clamps_what_there_is(bundles):
     np.testing.assert_allclose(chunk.actions[:2], ROWS[:2], atol=1e-6)
 
 
+@pytest.mark.parametrize('mode', ['guided', 'jacobian'])
+def test_the_horizon_of_the_tie_can_be_shortened_to_the_delay_and_no_further(bundles, mode):
+    whole, _ = infer(bundles['pi05'], mode, committed(2))
+    shorter, _ = infer(bundles['pi05'], mode, committed(2), rtc_horizon=4)
+    expected, _ = infer(bundles['pi05'], mode, committed(2, 4))
+    np.testing.assert_array_equal(shorter.actions, expected.actions)
+    assert not np.array_equal(shorter.actions, whole.actions)
+    least, _ = infer(bundles['pi05'], mode, committed(2), rtc_horizon=1)
+    np.testing.assert_array_equal(
+        least.actions, infer(bundles['pi05'], mode, committed(2, 2))[0].actions
+    )
+
+
 @pytest.mark.parametrize('mode', ['hard_prefix', 'off'])
 def test_without_a_delay_or_a_mode_the_chunk_is_free(bundles, mode):
     free, _ = infer(bundles['pi05'], mode, None)

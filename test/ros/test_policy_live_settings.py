@@ -64,7 +64,7 @@ class Pair:
         drivers._random = np.random.default_rng(1)
         # Backwards: the modes go before the limits that they need.
         self.set(cache_mode='exact', rtc_mode='guided', samples=1, cfg_enabled=False)
-        self.set(real_time_chunking=False, cfg_mode='auto', cfg_beta=1.5)
+        self.set(real_time_chunking=False, rtc_horizon=0, cfg_mode='auto', cfg_beta=1.5)
         self.set(pipeline='latency', denoise_steps=0)
         self.set(cache_max_age_s=0.0, cache_max_reuses=0, cache_max_image_change=0.0)
         reset = self.executor.graph.call(Trigger, f'{self.executor.node}/reset', Trigger.Request())
@@ -156,6 +156,8 @@ def test_each_way_to_tie_a_chunk_goes_on_and_off(pair: Pair, mode: str) -> None:
         report = pair.chunk()
         assert report['rtc_mode'] == mode
         assert int(report['plan_rows']) > 0
+    pair.set(rtc_horizon=4)
+    assert pair.chunk()['parameter.rtc_horizon'] == '4'
     pair.set(real_time_chunking=False)
     report = pair.chunk()
     assert (report['rtc_mode'], report['plan_rows']) == ('off', '0')

@@ -90,6 +90,13 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         'max_guidance_weight', 10.0, 'upper bound of that tie', minimum=0.0, maximum=100.0
     ),
     ParameterSpec(
+        'rtc_horizon',
+        0,
+        'steps over which that tie falls off; 0: the whole plan',
+        minimum=0,
+        maximum=1024,
+    ),
+    ParameterSpec(
         'samples',
         1,
         'chunks denoised together; the one that continues the committed plan best is used',
@@ -152,6 +159,7 @@ def settings_from(values: Mapping[str, Any]) -> PolicySettings:
         rtc_mode=values['rtc_mode'] if values['real_time_chunking'] else 'off',
         plan_schedule=values['plan_schedule'],
         max_guidance_weight=values['max_guidance_weight'],
+        rtc_horizon=values['rtc_horizon'],
         samples=values['samples'],
         pipeline=values['pipeline'],
         cache=CachePolicy(
