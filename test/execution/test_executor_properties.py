@@ -13,6 +13,18 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+from anything_goes import (
+    HORIZON,
+    KINDS,
+    LIMITS,
+    NAMES,
+    PERIOD_NS,
+    POSITIONS,
+    TOLERANCE,
+    WAITS,
+    WATCHDOG,
+    parameter_sets,
+)
 from execution_rig import ROS_START_NS, chunk_of
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -23,46 +35,7 @@ from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import Command, CommandKind, Reason, SubmitResult
 from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.executor import ChunkExecutor
-from vla_runtime.execution.handover import HandoverParameters
-from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.execution.watchdog import WatchdogParameters
-
-PERIOD_NS = 10_000_000
-PERIOD_S = 0.01
-HORIZON = 16
-NAMES = ('arm', 'spin', 'wheel')
-KINDS = ('position', 'position', 'velocity')
-POSITIONS = np.array([True, True, False])
-LIMITS = make_limits(
-    NAMES,
-    {
-        'arm': ColumnLimits(-1.0, 1.0, 3.0, 40.0),
-        'spin': ColumnLimits(velocity=4.0, acceleration=60.0),
-        'wheel': ColumnLimits(-2.0, 2.0, 1.5, 20.0),
-    },
-    actions=LimitActions(acceleration='clamp'),
-)
-TOLERANCE = StartParameters().tolerance
-WAITS = (Reason.STARVED, Reason.SYNCHRONOUS_WAIT, Reason.WAITING_FOR_CHUNK)
-WATCHDOG = WatchdogParameters(tick_timeout_s=0.05, max_state_age_s=0.1, max_tracking_error=0.4)
-
-handovers = st.builds(
-    HandoverParameters,
-    mode=st.sampled_from(['switch', 'blend', 'ensemble', 'rtc']),
-    blend_steps=st.integers(1, 6),
-    ensemble_order=st.sampled_from(['oldest_first', 'newest_first']),
-    ensemble_decay=st.floats(0, 1),
-)
-parameter_sets = st.builds(
-    ExecutorParameters,
-    replan_interval=st.integers(1, HORIZON),
-    replan_mode=st.sampled_from(['asynchronous', 'synchronous']),
-    overrun=st.sampled_from(['hold', 'continue']),
-    max_overrun_steps=st.integers(0, 5),
-    interpolation=st.sampled_from(['linear', 'cubic']),
-    handover=handovers,
-)
 
 
 @dataclass

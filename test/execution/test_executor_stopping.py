@@ -7,42 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from execution_rig import Rig
+from stopping_rig import RAMP, TWO, assert_held, moving, rig_of
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind, Reason, Refusal
 from vla_runtime.execution.config import ExecutorConfig, Mode
-from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
-from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.watchdog import WatchdogParameters
-
-RAMP = [0.01 * (row + 1) for row in range(30)]
-SWITCH = HandoverParameters(mode='switch')
-TWO = ('a', 'b')
-
-
-def rig_of(**config: Any) -> Rig:
-    return Rig(ExecutorParameters(replan_interval=20, handover=SWITCH), **config)
-
-
-def moving(**config: Any) -> Rig:
-    """A robot in the middle of a chunk."""
-    rig = rig_of(**config).started()
-    assert rig.submit(RAMP).accepted
-    rig.tick(20)
-    assert rig.command.kind is CommandKind.TRACK
-    return rig
-
-
-def assert_held(rig: Rig, reason: Reason) -> None:
-    """The newest tick holds at the command of the one before it, at rest."""
-    before, now = rig.ticks[-2].command, rig.command
-    assert now.kind is CommandKind.HOLD and now.reason is reason
-    assert (now.setpoints == before.setpoints).all()
-    assert (now.velocities == 0.0).all()
-
 
 # ---------------------------------------------------------------- start
 
@@ -161,135 +133,6 @@ def test_when_started_and_stopped_a_thousand_times_expect_no_trace_of_it() -> No
     assert_held(rig, Reason.WAITING_FOR_CHUNK)
     assert rig.submit(RAMP).accepted
     assert rig.tick().kind is CommandKind.TRACK
-
-
-# ---------------------------------------------------------------- the measured state
-
-
-def test_when_joint_states_stop_expect_hold_within_the_period_that_makes_them_stale() -> None:
-    rig = moving(watchdog=WatchdogParameters(max_state_age_s=0.1))
-    rig.state_arrives = False
-    rig.tick(10)
-    assert rig.command.kind is CommandKind.TRACK
-    rig.tick()
-    assert_held(rig, Reason.STATE_STALE)
-    assert "['a', 'b']" in rig.executor.detail and '0.110 s' in rig.executor.detail
-    assert not rig.executor.wants_chunk
-    assert rig.submit(RAMP).refusal is Refusal.HOLDING
-
-
-def test_when_joint_states_return_expect_a_new_chunk_asked_for_and_executed() -> None:
-    rig = moving()
-    rig.state_arrives = False
-    rig.run_until(lambda command: command.reason is Reason.STATE_STALE)
-    rig.state_arrives = True
-    rig.tick()
-    assert_held(rig, Reason.WAITING_FOR_CHUNK)
-    assert rig.executor.wants_chunk
-    assert rig.submit([rig.ticks[-1].position] * 30).accepted
-    assert rig.tick().kind is CommandKind.TRACK
-
-
-def test_when_a_fault_comes_while_a_chunk_waits_expect_a_new_one_asked_for_after_it() -> None:
-    rig = rig_of().started()
-    assert rig.executor.poll_request(rig.now_s, rig.ros_ns) is not None
-    assert rig.submit(RAMP).accepted
-    rig.now_s += 1.0
-    rig.ros_ns += 1_000_000_000
-    rig.tick()
-    assert_held(rig, Reason.TICK_LATE)
-    rig.tick()
-    assert rig.executor.wants_chunk
-    assert rig.executor.counters.dropped == 1
-
-
-def test_when_a_fault_comes_while_an_answer_is_awaited_expect_to_ask_again_after_it() -> None:
-    rig = rig_of().started()
-    assert rig.executor.poll_request(rig.now_s, rig.ros_ns) is not None
-    rig.state_arrives = False
-    rig.run_until(lambda command: command.reason is Reason.STATE_STALE)
-    rig.state_arrives = True
-    rig.tick()
-    assert rig.executor.wants_chunk
-
-
-def test_when_a_fault_stopped_an_ensemble_expect_older_chunks_forgotten() -> None:
-    parameters = ExecutorParameters(replan_interval=4, handover=HandoverParameters('ensemble'))
-    rig = Rig(parameters).started()
-    rig.submit([0.1] * 30)
-    rig.tick(8)
-    rig.state_arrives = False
-    rig.run_until(lambda command: command.reason is Reason.STATE_STALE)
-    rig.state_arrives = True
-    rig.tick()
-    rig.submit([0.05] * 30)
-    rig.run_until(lambda command: command.reason is Reason.STARVED)
-    assert rig.command.setpoints == pytest.approx([0.05, 0.05])
-
-
-def test_when_one_joint_is_renamed_expect_hold_naming_it() -> None:
-    rig = moving()
-    for _ in range(25):
-        rig.tick(measure=False)
-        rig.executor.observe_state(['a', 'B'], list(rig.measured), rig.ros_ns)
-    assert rig.reason == 'state_stale'
-    assert "['b']" in rig.executor.detail
-
-
-@pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
-def test_when_measured_position_is_not_a_number_expect_hold_naming_the_joint(value: float) -> None:
-    rig = moving()
-    rig.robot_follows = False
-    rig.measured[1] = value
-    rig.tick()
-    assert_held(rig, Reason.STATE_NOT_FINITE)
-    assert "['b']" in rig.executor.detail
-
-
-def test_when_measured_positions_come_from_the_future_expect_hold() -> None:
-    rig = moving()
-    rig.executor.observe_state(list(TWO), [0.0, 0.0], rig.ros_ns + 500_000_000)
-    rig.tick(measure=False)
-    assert_held(rig, Reason.STATE_FROM_FUTURE)
-    assert 'use_sim_time' in rig.executor.detail
-
-
-def test_when_measured_position_jumps_expect_hold_until_started_again() -> None:
-    rig = moving(watchdog=WatchdogParameters(max_tracking_error=0.3))
-    rig.robot_follows = False
-    rig.measured[1] = 0.8
-    rig.tick()
-    assert_held(rig, Reason.TRACKING_ERROR)
-    assert "'b' is at 0.8" in rig.executor.detail
-    rig.measured[1] = rig.command.setpoints[1]
-    rig.tick(10)
-    assert rig.reason == 'tracking_error' and "'b'" in rig.executor.detail
-    assert rig.submit(RAMP).refusal is Refusal.NOT_RUNNING
-    assert rig.executor.start(rig.now_s, rig.ros_ns).started
-    rig.tick()
-    assert_held(rig, Reason.WAITING_FOR_CHUNK)
-
-
-def test_when_robot_is_blocked_expect_hold_once_the_error_is_too_large() -> None:
-    rig = moving(watchdog=WatchdogParameters(max_tracking_error=0.05))
-    rig.robot_follows = False
-    rig.run_until(lambda command: command.reason is Reason.TRACKING_ERROR)
-    assert_held(rig, Reason.TRACKING_ERROR)
-    assert np.abs(rig.command.setpoints - rig.measured).max() < 0.05 + 0.0026
-
-
-def test_when_plan_leads_too_far_from_measured_and_rejects_expect_hold() -> None:
-    limits = make_limits(
-        TWO,
-        {'a': ColumnLimits(step_from_measured=0.02)},
-        actions=LimitActions(step_from_measured='reject'),
-    )
-    rig = rig_of(limits=limits).started()
-    rig.submit(RAMP)
-    rig.robot_follows = False
-    rig.run_until(lambda command: command.reason is Reason.STEP_FROM_MEASURED)
-    assert_held(rig, Reason.STEP_FROM_MEASURED)
-    assert rig.command.setpoints[0] <= 0.02
 
 
 # ---------------------------------------------------------------- clocks and ticks
