@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from guidance_oracle import GuidanceOracle, Step
+from guided_policies import load_policy
 from joint_forward import JointForward, Prompt
 from network_cases import NetworkCase, load_network_case, network_case_paths
 from safetensors.numpy import load_file
@@ -147,6 +148,16 @@ def test_every_step_is_the_oracles(guided):
     assert guided.faults() == set()
 
 
+@pytest.mark.parametrize('max_rows', [1, 2])
+@pytest.mark.parametrize('name', SPECS)
+def test_every_step_of_the_rows_one_after_the_other_is_the_oracles(tmp_path, name, max_rows):
+    bundle = write_tiny_policy(tmp_path / 'bundle', SPECS[name])
+    serial = Guided(
+        bundle, load_policy(bundle, max_rows, cfg_enabled=True, cfg_beta=BETA, cfg_mode='serial')
+    )
+    assert serial.faults() == set()
+
+
 def test_a_hidden_camera_is_hidden_from_both_rows(guided):
     seen = observation(3, images={**SEEN.images, 'top': None})
     assert guided.faults(seen) == set()
@@ -227,6 +238,16 @@ def test_the_oracle_objects_to_rows_combined_once_per_chunk(sound, monkeypatch):
     assert 'identity' not in faults
     assert faults >= {'conditioned velocity', 'unconditioned velocity', 'chunk'}
     assert sound.oracle().faults(sound.noise, combined[:1]).isdisjoint({'conditioned velocity'})
+
+
+def test_the_oracle_objects_to_serial_rows_in_each_others_slots(tmp_path):
+    bundle = write_tiny_policy(tmp_path / 'bundle', SPECS['state in prompt'])
+    planted = Guided(
+        bundle, load_policy(bundle, 1, cfg_enabled=True, cfg_beta=BETA, cfg_mode='serial')
+    )
+    real = planted.engine.use_prefix
+    planted.engine.use_prefix = lambda rows, slot=0: real(rows, 1 - slot)
+    assert planted.faults() >= {'conditioned velocity', 'direction', 'chunk'}
 
 
 def test_the_oracle_objects_to_unmasked_padding_of_the_unconditioned_row(sound, monkeypatch):
