@@ -75,6 +75,16 @@ def test_a_float32_file_in_a_float16_bundle_is_no_fault_but_the_other_way_round_
     )
 
 
+def test_a_node_with_an_inside_of_its_own_is_a_fault(tmp_path):
+    bundle = copy_bundle(tiny_onnx_bundle(), tmp_path / 'planted')
+    model = load_graph(bundle, 'vision.onnx')
+    model.graph.node[-1].domain = 'com.microsoft'
+    model.opset_import.add(domain='com.microsoft', version=1)
+    save_graph(model, bundle, 'vision.onnx')
+    with pytest.raises(VerificationError, match='an inside of its own'):
+        check_graphs(bundle)
+
+
 def test_a_file_that_is_no_graph_is_an_error(tmp_path):
     (tmp_path / 'broken.onnx').write_bytes(b'nothing of the kind')
     with pytest.raises(ValueError, match=r'broken\.onnx: is not an ONNX file'):

@@ -6,8 +6,8 @@
     onnx/monolithic.onnx, ..._r2.onnx      everything, all denoise steps unrolled: the baseline
     onnx/weights.data                      the weights of all of them, once
 
-Every shape is static. Names, shapes and types of inputs and outputs are those of `GraphInputs` in
-the order in which they are listed. Pure names: every runtime's engine may import this.
+Every shape is static, inputs and outputs are in the order of the tuples below, and their shapes are
+those of engines/README.md. Pure names: every runtime's engine may import this.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ class Case:
         pixels: (V, 3, S, S); image_mask: (V,); tokens, token_mask: (R, L).
         x: (1, H, A) noise; row_weight: (R,); plan: (1, H, A); plan_weight: (N, 1, H, 1).
         state: (R, S) for pi0.
-        image_tokens: (V, N, W); past_key, past_value: (layers, R, kv_heads, P, D);
-        prefix_mask: (R, P); trace: x before every step and after the last, (N + 1, 1, H, A);
-        velocity: (N, R, H, A).
+        reference: `image_tokens` (V, N, W); `past_key`, `past_value` (layers, R, kv_heads, P, D);
+            `prefix_mask` (R, P); `trace`, x before every step and after the last,
+            (N + 1, 1, H, A); `velocity` (N, R, H, A).
     """
 
     words: dict[str, object]

@@ -97,6 +97,8 @@ def _faults_of(node: onnx.NodeProto, types: dict[str, int]) -> list[str]:
         return types.get(name, TensorProto.UNDEFINED)
 
     where = f"node '{node.name or node.output[0]}' ({node.op_type})"
+    if node.domain not in ('', 'ai.onnx') or any(a.HasField('g') for a in node.attribute):
+        return [f'{where} has an inside of its own, which is not walked']
     if node.op_type == 'Cast':
         return _cast_faults(where, kind(node.input[0]), kind(node.output[0]), node)
     faults = []
