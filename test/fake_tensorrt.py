@@ -76,6 +76,8 @@ class FakeTensorRT:
         self.fail_parse = self.fail_build = ''
         # Faults of engines: nothing is written, or nothing but NaN.
         self.freeze_outputs = self.poison_outputs = False
+        # Another fault: an output and what is added to it.
+        self.distort = ('', 0.0)
         self.layers: list[FakeLayer] = []
         self.configs: list[FakeConfig] = []
         self.steps_told = 0
@@ -206,6 +208,8 @@ class FakeEngine(Named):
         for name, value in zip(self._outputs, self._session.run(None, feeds), strict=True):
             poisoned = self.trt.poison_outputs and value.dtype != np.bool_
             arrays[name][...] = np.nan if poisoned else value
+            if name == self.trt.distort[0]:
+                arrays[name] += self.trt.distort[1]
 
 
 class FakeContext(Named):

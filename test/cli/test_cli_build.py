@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -48,6 +49,46 @@ def test_building_shows_the_plan_and_every_engine(machine, capsys):
     assert 'needs about' in out
     assert f'built {here.bundle / "engines" / "orin-trt11.4.0.106"}' in out
     here.load().close()
+
+
+def test_what_was_built_is_compared_with_pytorch_and_the_receipt_kept(machine, capsys):
+    here = machine()
+    assert build(here) == 0
+    assert 'compared with PyTorch: chunks differ by' in capsys.readouterr().out
+    (folder,) = (here.bundle / 'engines').iterdir()
+    receipt = json.loads((folder / 'verification.json').read_text())
+    assert receipt['versions']['tensorrt'] == '11.4.0.106' and receipt['gpu'] == 'Orin'
+    assert len(receipt['chunks']) == 6
+    assert all(item['max_error'] <= 5e-5 for item in receipt['tensors'] + receipt['chunks'])
+    places = {(item['file'], item['tensor']) for item in receipt['tensors']}
+    assert {
+        ('vision', 'image_tokens'),
+        ('prefix, 1 row(s)', 'past_key'),
+        ('prefix, 2 row(s)', 'past_value'),
+        ('expert, 2 row(s)', 'velocity'),
+    } <= places
+    steps = tiny_spec().denoise_steps
+    assert [len(item['growth']) for item in receipt['chunks']] == [steps] * 6
+
+
+def test_engines_that_compute_something_else_are_not_kept(machine, capsys):
+    here = machine()
+    here.trt.distort = ('velocity', 1e-3)
+    assert build(here) == 1
+    error = capsys.readouterr().err
+    assert "FAILED: expert, 1 row(s): tensor 'velocity' differs from PyTorch" in error
+    assert 'image_tokens' not in error
+    with pytest.raises(ValueError, match='the build did not finish'):
+        here.load()
+
+
+def test_without_pytorch_it_is_said_that_nothing_was_compared(machine, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'vla_runtime.export.tensorrt_verification', None)
+    here = machine()
+    assert build(here) == 0
+    assert 'not compared with PyTorch' in capsys.readouterr().out
+    (folder,) = (here.bundle / 'engines').iterdir()
+    assert not (folder / 'verification.json').exists()
 
 
 def test_what_is_there_is_kept(machine, capsys):

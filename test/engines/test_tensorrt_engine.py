@@ -15,7 +15,7 @@ from fake_tensorrt import RELEASES
 from tensorrt_machine import STEPS, Machine, linked_copy, write_exported_policy
 from tiny_policy import tiny_dims
 
-from vla_runtime.engines import tensorrt_engine
+from vla_runtime.engines import tensorrt_loading
 from vla_runtime.engines.engine import StepInputs
 from vla_runtime.engines.tensorrt_engine import TensorRTEngine
 from vla_runtime.engines.torch_engine import TorchEngine
@@ -200,7 +200,7 @@ def test_schedules_beyond_the_last_few_are_given_back(machine):
 def test_the_prefix_runs_without_a_graph_where_memory_is_short_and_the_expert_keeps_its_own(
     machine, monkeypatch
 ):
-    monkeypatch.setattr(tensorrt_engine, '_RESERVE_BYTES', 0)
+    monkeypatch.setattr(tensorrt_loading, '_RESERVE_BYTES', 0)
     here = machine()
     here.build()
     here.load()

@@ -199,9 +199,9 @@ def test_engines_that_do_not_fit_are_refused_before_they_are_loaded(machine):
 
 
 def test_memory_that_runs_out_while_loading(machine, monkeypatch):
-    from vla_runtime.engines import tensorrt_engine
+    from vla_runtime.engines import tensorrt_loading
 
-    monkeypatch.setattr(tensorrt_engine, '_RESERVE_BYTES', 0)
+    monkeypatch.setattr(tensorrt_loading, '_RESERVE_BYTES', 0)
     machine().build()
     here = machine(total_bytes=40_000)
     assert 'not enough memory for the engines' in refused(here)

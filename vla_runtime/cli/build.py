@@ -11,19 +11,25 @@ examples:
   vla_runtime build engines/my_policy --workspace 256        # MiB that a layer may take
 
 The engines' precision is that of the ONNX files ('vla_runtime export'); --precision only makes sure
-of it. Exit codes: 0 built or up to date, 2 not possible as asked, 130 stopped with Ctrl-C.
+of it. Where PyTorch, onnx and onnxruntime are installed, what was built is compared with PyTorch
+and the receipt written beside the engines; engines beyond the bounds are not kept.
+
+exit codes: 0 built or up to date; 1 the engines' numbers are wrong, and the output says which; 2
+not possible as asked; 130 stopped with Ctrl-C.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vla_runtime.bundle import Bundle
     from vla_runtime.engines.tensorrt_adapter import Progress
-    from vla_runtime.engines.tensorrt_store import EngineFile
+    from vla_runtime.engines.tensorrt_store import EngineFile, Metadata
     from vla_runtime.export.tensorrt_build import BuildPlan
 
 _MIB = 1 << 20
@@ -63,10 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--force', action='store_true', help='build again what is there')
     parser.add_argument('--dry-run', action='store_true', help='check and show, build nothing')
+    parser.add_argument(
+        '--no-verify', action='store_true', help='do not compare the engines with PyTorch'
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Build; 2 where that is not possible."""
+    """Build; 1 where the engines' numbers are wrong, 2 where it is not possible."""
     from vla_runtime.bundle import read_bundle
     from vla_runtime.engines.cuda_runtime import CudaError, CudaRuntime, device_index
     from vla_runtime.engines.tensorrt_adapter import TensorRTError, import_tensorrt
@@ -94,7 +103,7 @@ def main(arguments: argparse.Namespace) -> int:
             print('\ndry run: nothing was built')
             return 0
         with _Bar(adapter.reports_progress) as bar:
-            build_engines(
+            metadata = build_engines(
                 plan,
                 adapter,
                 runtime,
@@ -102,6 +111,9 @@ def main(arguments: argparse.Namespace) -> int:
                 progress=bar.progress,
                 report=bar.report,
             )
+        runtime.close()
+        if not arguments.no_verify and not _verified(plan, bundle, metadata, most, arguments):
+            return 1
     except (TensorRTError, CudaError, ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
@@ -119,6 +131,52 @@ def _show(plan: BuildPlan) -> None:
             f'  needs about {estimate.device / 1e9:.1f} GB of GPU memory and '
             f'{estimate.host / 1e9:.1f} GB of memory (one and the same on a Jetson)'
         )
+
+
+def _verified(
+    plan: BuildPlan,
+    bundle: Bundle,
+    metadata: Metadata,
+    rows: int,
+    arguments: argparse.Namespace,
+) -> bool:
+    """Compare with PyTorch and write the receipt; engines that differ lose their `engine.json`."""
+    from vla_runtime.engines.tensorrt_engine import TensorRTEngine
+    from vla_runtime.engines.tensorrt_store import METADATA, RECEIPT, write_file
+
+    receipt_path = plan.folder / RECEIPT
+    if not plan.to_build and receipt_path.is_file():
+        return True
+    try:
+        from vla_runtime.export.tensorrt_verification import receipt_dict, verify_engines
+    except ModuleNotFoundError as error:
+        print(f"not compared with PyTorch: the Python package '{error.name}' is not installed")
+        receipt_path.unlink(missing_ok=True)
+        return True
+    engine = TensorRTEngine.load(
+        bundle.folder,
+        bundle.spec.family,
+        bundle.spec.dims,
+        device=arguments.device,
+        precision=plan.precision,
+        max_rows=rows,
+        denoise_steps=bundle.spec.denoise_steps,
+        use_cuda_graphs=True,
+    )
+    try:
+        receipt = verify_engines(bundle.folder, bundle.spec, engine, plan.precision)
+    finally:
+        engine.close()
+    text = json.dumps(receipt_dict(receipt, metadata), indent=1) + '\n'
+    write_file(receipt_path, text.encode())
+    for failure in receipt.failures:
+        print(f'FAILED: {failure}', file=sys.stderr)
+    if receipt.failures:
+        (plan.folder / METADATA).unlink()
+        return False
+    largest = max(item.max_error for item in receipt.chunks)
+    print(f'  compared with PyTorch: chunks differ by {largest:.2g} at most ({receipt.notes[0]})')
+    return True
 
 
 class _Bar:

@@ -20,32 +20,20 @@ from vla_runtime.engines.cuda_runtime import CudaError, CudaRuntime, device_inde
 from vla_runtime.engines.engine import SLOTS, Feature, StepInputs
 from vla_runtime.engines.graph_replay import GraphCapturer, GraphedWork
 from vla_runtime.engines.onnx_files import Network as NetworkName
-from vla_runtime.engines.tensorrt_adapter import (
-    Network,
-    TensorRT,
-    TensorRTError,
-    import_tensorrt,
-)
+from vla_runtime.engines.tensorrt_adapter import Network, import_tensorrt
 from vla_runtime.engines.tensorrt_buffers import (
     DeviceArray,
     RowBuffers,
     Schedule,
     check_tensors,
 )
+from vla_runtime.engines.tensorrt_loading import check_memory, check_precision, load_networks
 from vla_runtime.engines.tensorrt_probes import PrefixProbe, StepsProbe, VisionProbe
-from vla_runtime.engines.tensorrt_store import (
-    Metadata,
-    engine_name,
-    engine_names,
-    find_engines,
-    rebuild_command,
-)
+from vla_runtime.engines.tensorrt_store import engine_name, engine_names, find_engines
 from vla_runtime.engines.time_table import TimeTable
 
 # Numbers of denoise steps that are kept, each with its buffers and its graphs.
 _SCHEDULES_KEPT = 4
-# Left free at load: CUDA's own, the captured graphs and the time tables.
-_RESERVE_BYTES = 256 << 20
 
 
 class TensorRTEngine:
@@ -153,9 +141,9 @@ class TensorRTEngine:
         try:
             names = engine_names(range(1, max_rows + 1))
             folder, metadata = find_engines(bundle, runtime.info, adapter.version, names)
-            _check_precision(bundle, metadata, precision)
-            _check_memory(runtime, metadata, names, device)
-            networks = _load_networks(adapter, folder, metadata, names, bundle)
+            check_precision(bundle, metadata, precision)
+            check_memory(runtime, metadata, names, device)
+            networks = load_networks(adapter, folder, metadata, names, bundle)
             engine = cls(
                 dims,
                 runtime,
@@ -282,6 +270,15 @@ class TensorRTEngine:
     def read_velocity(self) -> np.ndarray:
         return self._buffers[self._rows].velocity.read()
 
+    def read_image_tokens(self) -> np.ndarray:
+        """A copy of all cameras' image tokens, (V, N, W) float32, for receipts."""
+        return self._image_tokens.read()
+
+    def read_prefix(self) -> dict[str, np.ndarray]:
+        """A copy of the keys, values (float32) and mask that are denoised over, for receipts."""
+        arrays = self._buffers[self._rows].slots[self._slot].arrays
+        return {name: array.read() for name, array in arrays.items()}
+
     def synchronize(self) -> None:
         self._runtime.synchronize()
 
@@ -369,37 +366,3 @@ class TensorRTEngine:
         if buffers.state is not None:
             addresses['state'] = buffers.state.address
         self._run('expert', rows, addresses)
-
-
-def _load_networks(
-    adapter: TensorRT, folder: Path, metadata: Metadata, names: tuple[str, ...], bundle: Path
-) -> dict[str, Network]:
-    try:
-        return {name: adapter.load(folder / metadata.engines[name].file) for name in names}
-    except TensorRTError as error:
-        raise ValueError(f'{error} Run: {rebuild_command(bundle)}') from error
-
-
-def _check_precision(bundle: Path, metadata: Metadata, precision: str) -> None:
-    if metadata.precision != precision:
-        raise ValueError(
-            f"precision '{precision}': the engines of {bundle} were built in "
-            f"{metadata.precision}; ask for that, or export the ONNX files in '{precision}' and "
-            f'run: {rebuild_command(bundle)}'
-        )
-
-
-def _check_memory(
-    runtime: CudaRuntime, metadata: Metadata, names: tuple[str, ...], device: str
-) -> None:
-    """Refuse before anything is loaded what cannot fit."""
-    entries = [metadata.engines[name] for name in names]
-    need = sum(entry.size for entry in entries) + max(entry.scratch_bytes for entry in entries)
-    need += _RESERVE_BYTES
-    free = runtime.free_bytes()
-    if need > free:
-        raise ValueError(
-            f"device '{device}': the engines need about {need / 1e9:.1f} GB and {free / 1e9:.1f} "
-            'GB are free; end what else uses the GPU, load without guidance, or build from ONNX '
-            'files of a smaller precision'
-        )

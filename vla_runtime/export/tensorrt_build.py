@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vla_runtime.engines.cuda_runtime import CudaRuntime
-from vla_runtime.engines.onnx_files import ONNX_FOLDER
+from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision
 from vla_runtime.engines.tensorrt_adapter import BuildOptions, Progress, TensorRT, TensorRTError
 from vla_runtime.engines.tensorrt_store import (
     TIMING_CACHE,
@@ -76,7 +76,7 @@ class BuildPlan:
     graphs: dict[str, OnnxSummary]
     digests: dict[str, str]
     done: dict[str, EngineFile]
-    precision: str
+    precision: Precision
     workspace_bytes: int
     estimate: MemoryEstimate
 
@@ -249,7 +249,7 @@ def _build_one(
     )
 
 
-def _precision(folder: Path, graphs: dict[str, OnnxSummary], wanted: str | None) -> str:
+def _precision(folder: Path, graphs: dict[str, OnnxSummary], wanted: str | None) -> Precision:
     found = sorted({summary.precision for summary in graphs.values()})
     if len(found) > 1:
         raise ValueError(

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vla_runtime.engines.onnx_files import Precision
+
 # Fields of the messages, as onnx.proto numbers them.
 _MODEL_GRAPH, _MODEL_OPSET = 7, 8
 _OPSET_DOMAIN, _OPSET_VERSION = 1, 2
@@ -23,7 +25,7 @@ _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_EXTERNAL = 1, 2, 8, 13
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 # Types of tensors: bytes of one number, and the precisions that they stand for.
 _BYTES = {1: 4, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 16: 2}
-_REDUCED = {10: 'float16', 16: 'bfloat16'}
+_REDUCED: dict[int, Precision] = {10: 'float16', 16: 'bfloat16'}
 
 # Operators that the ONNX parser of TensorRT 8.6 knows (its operators.md) and our graphs may use.
 # Later parsers know them all.
@@ -66,7 +68,7 @@ class OnnxSummary:
     opset: int = 0
     operators: Counter[str] = field(default_factory=Counter)
     weight_bytes: int = 0
-    precision: str = 'float32'
+    precision: Precision = 'float32'
     files: list[Path] = field(default_factory=list)
     external: list[ExternalTensor] = field(default_factory=list)
 
