@@ -156,7 +156,9 @@ def test_a_second_prompt_row_costs_no_second_vision_run():
     assert two['denoise'].weight_bytes == one['denoise'].weight_bytes
 
 
-def test_work_adds_up():
+def test_the_roofline_is_the_slower_of_computing_and_moving():
     work = operations.Work(flops=100, weight_bytes=30, data_bytes=20)
     assert work.bytes == 50
-    assert work + work == work * 2 == operations.Work(200, 60, 40)
+    assert work.least_time_s(flops_per_s=10, bytes_per_s=1000) == 10.0
+    assert work.least_time_s(flops_per_s=1000, bytes_per_s=10) == 5.0
+    assert work + work == work * 2

@@ -35,6 +35,10 @@ class Work:
         """Everything moved."""
         return self.weight_bytes + self.data_bytes
 
+    def least_time_s(self, flops_per_s: float, bytes_per_s: float) -> float:
+        """The roofline (Williams et al., CACM 2009): no machine of these rates is faster."""
+        return max(self.flops / flops_per_s, self.bytes / bytes_per_s)
+
     def __add__(self, other: Work) -> Work:
         return Work(
             self.flops + other.flops,
