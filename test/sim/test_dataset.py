@@ -55,7 +55,7 @@ def test_frames_hold_what_the_schema_says(folder: Path) -> None:
     frames = len(data.state)
     assert frames > PLAN.episodes * 5
     assert data.images.shape == (frames, 2, 48, 64, 3) and data.images.dtype == np.uint8
-    assert data.chunks.shape == (frames, len(GOALS), 16, 6)
+    assert data.chunks.shape == (frames, len(GOALS), 32, 6)
     assert data.pixel.shape == (frames, 2, len(COLOURS), 2)
     assert np.array_equal(np.unique(data.episode), np.arange(PLAN.episodes))
     assert np.all(np.isfinite(data.chunks))

@@ -165,7 +165,7 @@ def test_the_written_bundle_serves_what_was_trained(
     world.reset(0)
     observation = observe(world, 'touch the red block')
     chunk, report = policy.infer(observation)
-    assert chunk.names == JOINT_NAMES and chunk.horizon == 16 and chunk.step_time_s == 0.05
+    assert chunk.names == JOINT_NAMES and chunk.horizon == 32 and chunk.step_time_s == 0.05
     actions = samples.action_normalizer.denormalise(chunk.normalised)
     expected = absolute(actions[None].astype(np.float64), observation.state[None])[0]
     np.testing.assert_allclose(chunk.actions, expected, atol=1e-6)

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--threads', type=int, help="of PyTorch (default: PyTorch's own)")
     parser.add_argument('--device', default='cpu', help='cpu or cuda (default: %(default)s)')
-    for stage, steps in (('see', 500), ('ground', 1200), ('act', 3600)):
+    for stage, steps in (('see', 500), ('ground', 1200), ('act', 4000)):
         parser.add_argument(
             f'--{stage}-steps', type=int, default=steps, help='of this stage (default: %(default)s)'
         )

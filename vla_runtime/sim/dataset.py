@@ -10,7 +10,7 @@ A shard (`shard_00000.npz`) holds per frame, all frames of its episodes in order
 |---|---|---|
 | `images` | (F, 2, 48, 64, 3) uint8 | `front` and `wrist`, RGB |
 | `state` | (F, 6) float32 | measured joints, rad |
-| `chunks` | (F, 9, 16, 6) float32 | the expert's setpoints, rad, for every goal of `GOALS` |
+| `chunks` | (F, 9, 32, 6) float32 | the expert's setpoints, rad, for every goal of `GOALS` |
 | `block_m` | (F, 3, 3) float32 | block centres |
 | `tip_m` | (F, 3) float32 | tip of the tool |
 | `pixel` | (F, 2, 3, 2) float32 | block centres in each image, as `Tabletop.project` gives them |
@@ -46,15 +46,17 @@ GOALS = (
     *(Goal(block, side) for side in SIDES for block in range(len(COLOURS))),
 )
 
-_FORMAT = 1
+_FORMAT = 2
 _VARIANT_SHARE = {
-    'still': 0.55,
-    'moving': 0.15,
+    'still': 0.45,
+    'moving': 0.25,
     'pushed': 0.1,
     'lighting': 0.1,
     'camera_jitter': 0.1,
 }
-_PUSH_SHARE = 0.3
+_PUSH_SHARE = 0.35
+# Factor on the belt's speed: from as fast as the variant's to twice as fast.
+_BELT_FACTOR = (1.0, 2.0)
 _WIDE_START_SHARE = 0.5
 _NOISE_RAD = (0.0, 0.01, 0.03)
 _NOISE_MEMORY = 0.8
@@ -215,6 +217,7 @@ class _Recorder:
         """The shard's arrays for this episode."""
         rng, world = self._rng, self._world
         scene = sample_scene(int(rng.integers(2**31)), VARIANTS[self._variant])
+        scene = replace(scene, belt_m_s=scene.belt_m_s * rng.uniform(*_BELT_FACTOR))
         start = world.load(self._scatter_start(scene))
         first = self._sample_goal()
         outcome = self._pursue(first)
@@ -283,7 +286,7 @@ class _Recorder:
         return Outcome('timeout', 0.0, None)
 
     def _record(self) -> np.ndarray:
-        """Keep a frame of the world as it stands; the chunks (9, 16, 6) of every goal."""
+        """Keep a frame of the world as it stands; the chunks (9, 32, 6) of every goal."""
         world, state = self._world, self._world.state()
         chunks = np.stack(
             [

@@ -49,6 +49,7 @@ _EVALUATIONS: tuple[tuple[Family, Variant, Wording], ...] = (
     ('push', 'still', 'plain'),
     ('colour', 'still', 'held_out'),
     ('position', 'still', 'held_out'),
+    ('colour', 'moving', 'plain'),
 )
 
 

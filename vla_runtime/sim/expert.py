@@ -18,7 +18,7 @@ from vla_runtime.sim.tasks import SIDE_SIGN, Goal
 from vla_runtime.sim.world import JOINT_NAMES, MODEL_PATH
 
 STEP_TIME_S = 0.05
-HORIZON = 16
+HORIZON = 32
 
 _ARM = 5  # joints that move the tip; the sixth is the gripper
 _DAMPING = 0.02
@@ -29,7 +29,9 @@ _GRIPPER_STEP_RAD = 0.06
 
 _TOUCH_GAP_M = 0.002
 _PUSH_HEIGHT_M = 0.016
-_STANDOFF_M = 0.045  # from the block's centre to where a push begins
+_STANDOFF_M = 0.06  # from the block's centre to where a push begins
+_PUSH_REGION_M = 0.09  # behind the block's centre, where a low tip pushes instead of approaching
+_PUSH_ASIDE_M = 0.02
 _CONTACT_M = 0.025  # from the block's centre to a tip that pushes it
 _PUSH_BEYOND_M = 0.012
 
@@ -163,7 +165,8 @@ def _way_to_push(tip: np.ndarray, block: np.ndarray, sign: float, style: Style) 
         return _limited(rest - tip, style)
     behind = sign * (block[1] - tip[1])
     aside = abs(block[0] - tip[0])
-    if tip[2] < _PUSH_HEIGHT_M + 0.012 and 0.01 < behind < 0.07 and aside < 0.012:
+    low = tip[2] < _PUSH_HEIGHT_M + 0.02
+    if low and 0.01 < behind < _PUSH_REGION_M and aside < _PUSH_ASIDE_M:
         through = np.array([block[0], tip[1] + sign * 0.05, _PUSH_HEIGHT_M])
         return _limited(through - tip, style)
     return _approach(tip, block[0], block[1] - sign * _STANDOFF_M, _PUSH_HEIGHT_M, style)

@@ -106,11 +106,19 @@ class GroundObjective(nn.Module):
 
 
 class ActObjective(nn.Module):
-    """Flow matching; several draws of noise and time share one prefix."""
+    """Flow matching; several draws of noise and time share one prefix.
 
-    def __init__(self, draws: int) -> None:
+    Args:
+        draws: (noise, time) pairs a prefix.
+        step_weight: (H,) weight of each step's squared error, of mean 1.
+    """
+
+    step_weight: Tensor
+
+    def __init__(self, draws: int, step_weight: Tensor) -> None:
         super().__init__()
         self.draws = draws
+        self.register_buffer('step_weight', step_weight[:, None], persistent=False)
 
     def forward(
         self,
@@ -119,7 +127,7 @@ class ActObjective(nn.Module):
         actions: Tensor,
         generator: torch.Generator,
     ) -> Tensor:
-        """Mean squared error of the velocity.
+        """Weighted mean squared error of the velocity.
 
         Args:
             actions: (B, H, A) normalised.
@@ -138,7 +146,7 @@ class ActObjective(nn.Module):
             prefix.mask.repeat_interleave(draws, dim=0),
             network.time_conditioning(times),
         )
-        return F.mse_loss(velocity, noise - actions)
+        return (self.step_weight * (velocity - (noise - actions)).square()).mean()
 
 
 class Prefix(NamedTuple):

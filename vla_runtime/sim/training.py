@@ -63,7 +63,7 @@ class TrainingPlan:
     seed: int = 0
     see_steps: int = 500
     ground_steps: int = 1200
-    act_steps: int = 3600
+    act_steps: int = 4000
     batch: int = 64
     draws: int = 4
     learning_rate: float = 1e-3
@@ -93,12 +93,12 @@ def demo_dims(vocabulary: int) -> PolicyDims:
 class Learner(nn.Module):
     """The network and the heads that only training needs."""
 
-    def __init__(self, dims: PolicyDims, draws: int) -> None:
+    def __init__(self, dims: PolicyDims, draws: int, step_weight: np.ndarray) -> None:
         super().__init__()
         self.network = cast(Pi05, policy_network('pi05', dims))
         self.see = SeeObjective(dims.language.width, len(COLOURS))
         self.ground = GroundObjective(dims.language.width, len(JOINT_NAMES), dims.action_dim)
-        self.act = ActObjective(draws)
+        self.act = ActObjective(draws, torch.from_numpy(step_weight))
 
 
 class Training:
@@ -128,7 +128,7 @@ class Training:
         self.plan, self.samples, self.device = plan, samples, torch.device(device)
         self._path = folder / 'checkpoint.pt'
         torch.manual_seed(plan.seed)
-        self.learner = Learner(demo_dims(vocabulary), plan.draws)
+        self.learner = Learner(demo_dims(vocabulary), plan.draws, samples.step_weight())
         initialise(self.learner.network, number_tokens, torch.Generator().manual_seed(plan.seed))
         self.learner.to(self.device)
         self.average = copy.deepcopy(self.learner.network)
