@@ -175,11 +175,32 @@ def test_an_engine_that_tensorrt_refuses(machine):
     assert str(path) in message and 'TensorRT says' in message and rebuilds(here)[5:] in message
 
 
-def test_rows_that_were_not_built(machine):
+def test_engines_that_were_built_for_one_row_guide_row_by_row(machine):
     here = machine()
     here.build(rows=(1,))
-    message = refused(here, max_rows=2)
-    assert "engine 'prefix_r2' was not built (built: " in message
+    engine = here.load(max_rows=2)
+    assert engine.max_rows == 1
+    engine.close()
+    settings = PolicySettings(cfg_enabled=True, cfg_beta=1.7)
+    chunks = []
+    for backend, device in (('torch', 'cpu'), ('tensorrt', 'cuda')):
+        policy = Policy.load(here.bundle, backend, device, settings=settings)
+        chunks.append(policy.infer(observation(3))[0].actions)
+        policy.close()
+    assert np.abs(chunks[0] - chunks[1]).max() <= 1e-5
+    with pytest.raises(ValueError, match=r"cfg_mode is 'fused', but this engine was built for 1"):
+        policy = Policy.load(here.bundle, 'tensorrt', 'cuda', settings=settings)
+        policy.settings = PolicySettings(cfg_enabled=True, cfg_mode='fused')
+        policy.infer(observation(3))
+
+
+def test_half_a_pair_of_engines_is_refused(machine):
+    here = machine()
+    here.build()
+    data = json.loads((engines(here) / METADATA).read_text())
+    del data['engines']['prefix_r2']
+    change(here, engines=data['engines'])
+    assert "engine 'prefix_r2' was not built (built: " in refused(here, max_rows=2)
     here.load(max_rows=1).close()
 
 

@@ -125,7 +125,8 @@ class TensorRTEngine:
             family, dims: of the policy.
             device: `cuda` or `cuda:N`.
             precision: that the engines must have been built in.
-            max_rows: as for the constructor.
+            max_rows: most prompt rows that will be asked for; less where engines were built for
+                less (`vla_runtime build --rows 1`).
             denoise_steps: number whose graphs are captured now rather than when first used.
             use_cuda_graphs: capture and replay graphs.
 
@@ -139,8 +140,10 @@ class TensorRTEngine:
         # Before anything is asked of TensorRT, which does not survive a machine without a driver.
         runtime = CudaRuntime(index)
         try:
+            folder, metadata = find_engines(bundle, runtime.info, adapter.version, max_rows)
+            # What was built for one row guides row by row (`cfg_mode`).
+            max_rows = min(max_rows, metadata.max_rows)
             names = engine_names(range(1, max_rows + 1))
-            folder, metadata = find_engines(bundle, runtime.info, adapter.version, names)
             check_precision(bundle, metadata, precision)
             check_memory(runtime, metadata, names, device)
             networks = load_networks(adapter, folder, metadata, names, bundle)

@@ -72,6 +72,12 @@ class Metadata:
     captures: int
     engines: dict[str, EngineFile]
 
+    @property
+    def max_rows(self) -> int:
+        """Most prompt rows that engines were built for, complete or not."""
+        pairs = [name for name in self.engines if '_r' in name]
+        return max((int(name.rpartition('_r')[2]) for name in pairs), default=1)
+
 
 def engine_name(network: Network, rows: int = 1) -> str:
     """What an engine is called: as its ONNX graph, without the ending."""
@@ -94,7 +100,7 @@ def rebuild_command(bundle: Path) -> str:
 
 
 def find_engines(
-    bundle: Path, device: DeviceInfo, version: str, names: tuple[str, ...]
+    bundle: Path, device: DeviceInfo, version: str, max_rows: int
 ) -> tuple[Path, Metadata]:
     """The folder of the engines that were built for this GPU and version, and what it says.
 
@@ -102,7 +108,7 @@ def find_engines(
         bundle: the bundle's folder.
         device: the GPU at hand.
         version: of the TensorRT at hand.
-        names: engines that must be there.
+        max_rows: most prompt rows that will be asked for; engines of more need not be whole.
 
     Raises:
         ValueError: none were built for here (what was built for elsewhere is named), or what is
@@ -120,7 +126,7 @@ def find_engines(
         )
     metadata = read_metadata(folder, command)
     _check_origin(folder / METADATA, metadata, device, version, command)
-    for name in names:
+    for name in engine_names(range(1, min(max_rows, metadata.max_rows) + 1)):
         entry = metadata.engines.get(name)
         if entry is None:
             built = ', '.join(metadata.engines) or 'none'
