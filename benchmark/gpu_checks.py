@@ -329,8 +329,10 @@ def allocated_bytes(device: str, *, no_engine: bool = False) -> int:
             torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated(device)
-    # type() and not isinstance(): some objects run code when asked for their class.
-    tensors = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
+    # type() and not isinstance(): some objects run code when asked for their class, and tensors of
+    # other classes (of a traced graph) have no memory.
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    tensors = [o for o in gc.get_objects() if type(o) in kinds and not o.is_meta]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
 
