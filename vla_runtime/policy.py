@@ -25,6 +25,7 @@ from vla_runtime.engines.loading import load_engine
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.pipeline import ChunkPipeline
+from vla_runtime.inference.prefix_cache import Place
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.runner import ChunkRunner, DenoisedChunk, EncodedPrefix
 from vla_runtime.planning import RequestPlanner
@@ -211,11 +212,15 @@ class Policy:
         self._pipeline.drain()
 
     def _run(
-        self, request: ChunkRequest, clock: PhaseClock, on_step: StepObserver | None = None
+        self,
+        request: ChunkRequest,
+        clock: PhaseClock,
+        on_step: StepObserver | None = None,
+        held: tuple[Place, ...] = (),
     ) -> tuple[EncodedPrefix, DenoisedChunk]:
-        """Both halves of an inference, one after the other."""
+        """Both halves of an inference, one after the other, in no slot that is held."""
         self._pipeline.drain()
-        encoded = self._runner.encode(request, clock)
+        encoded = self._runner.encode(request, clock, held)
         return encoded, self._runner.denoise(request, encoded, clock, on_step)
 
     def reset(self) -> None:
@@ -246,9 +251,14 @@ class Policy:
             request = self._planner.plan(
                 observation, settings, 0, plan=None, noise=None, clock=clock
             )
-            # Not decoded: a state of zeros is no pose that actions could be relative to.
-            self._run(request, clock)
-        self._runner.cache.clear()
+            # Both slots where the pipeline will alternate; serial guidance uses both at once.
+            both = settings.pipeline == 'throughput' and request.guidance != 'serial'
+            held: tuple[Place, ...] = ()
+            for _ in range(2 if both else 1):
+                # Not decoded: a state of zeros is no pose that actions could be relative to.
+                encoded, _ = self._run(request, clock, held=held)
+                held = encoded.places
+                self._runner.cache.clear()
         return (perf_counter() - start) * 1e3
 
     def close(self) -> None:

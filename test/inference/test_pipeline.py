@@ -339,6 +339,31 @@ def test_closing_finishes_what_is_under_way_and_ends_the_thread(bundles):
         policy.submit(observation())
 
 
+@pytest.mark.parametrize(
+    ('settings', 'slots'),
+    [
+        ({'pipeline': 'latency'}, [(1, 0), (2, 0)]),
+        ({'pipeline': 'throughput'}, [(1, 0), (1, 1), (2, 0), (2, 1)]),
+        ({'pipeline': 'throughput', 'cfg_mode': 'serial'}, [(1, 0), (1, 1), (1, 0), (1, 1)]),
+    ],
+    ids=['latency', 'throughput', 'serial'],
+)
+def test_warming_up_runs_every_slot_that_will_be_used(bundles, monkeypatch, settings, slots):
+    """A graph is captured at its first run; the first real inference is not to pay for it."""
+    policy = load_policy(bundles['pi05'], **settings)
+    real, seen = policy._engine.encode_prefix, []
+
+    def encode_prefix(image_mask, tokens, token_mask, slot=0):
+        seen.append((len(tokens), slot))
+        real(image_mask, tokens, token_mask, slot)
+
+    monkeypatch.setattr(policy._engine, 'encode_prefix', encode_prefix)
+    policy.warm_up()
+    assert seen == slots
+    assert policy.infer(observation())[1].cache['prefix'] == 'miss (first)'
+    policy.close()
+
+
 def test_latency_mode_starts_no_thread_and_reports_no_overlap(bundles):
     policy = load_policy(bundles['pi05'])
     before = threading.active_count()
