@@ -22,6 +22,7 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.msg import SetParametersResult
 from rcl_interfaces.srv import SetParameters
+from rclpy.exceptions import InvalidHandle
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
@@ -78,6 +79,9 @@ class Graph:
                 self._executor.spin_once(timeout_sec=0.1)
             except ExternalShutdownException:
                 return
+            except InvalidHandle:
+                # A test has destroyed a publisher or client between two spins; go on without it.
+                continue
             with self._changed:
                 self._changed.notify_all()
 
