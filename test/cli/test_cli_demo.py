@@ -1,9 +1,12 @@
 """What `vla_runtime demo` chooses for the person before anything starts."""
 
+import argparse
 import os
 
 import pytest
+from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_runtime.bundle import read_bundle
 from vla_runtime.cli import demo
 
 
@@ -31,3 +34,21 @@ def test_humble_is_told_in_the_way_that_it_knows(monkeypatch):
 def test_what_the_person_has_chosen_stays(monkeypatch, chosen):
     environment = prepared(monkeypatch, ROS_DISTRO='humble', **chosen)
     assert {name: environment[name] for name in chosen} == chosen
+
+
+def test_onnx_runtime_gets_a_bundle_with_files_which_are_made_once(tmp_path, capsys):
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    bundle = write_tiny_policy(tmp_path / 'plain', tiny_spec())
+
+    def chosen(*more: str):
+        words = ['--bundle', str(bundle), '--out', str(tmp_path / 'runs' / 'first'), *more]
+        return demo._options(parser.parse_args(words)).bundle
+
+    assert chosen() == bundle
+    made = chosen('--backend', 'onnxruntime')
+    assert made.parent == tmp_path / 'runs'
+    assert 'onnx/expert.onnx' in read_bundle(made).spec.files
+    assert 'exporting ONNX files' in capsys.readouterr().out
+    assert chosen('--backend', 'onnxruntime') == made
+    assert 'exporting' not in capsys.readouterr().out

@@ -114,3 +114,23 @@ def test_a_bundle_with_another_receipt_acts_the_same(tmp_path, untrained):
     seal(copy, replace(spec, files={}))
     assert (copy / 'policy.yaml').read_text() != (untrained / 'policy.yaml').read_text()
     assert runner.bundle_identity(copy) == runner.bundle_identity(untrained)
+
+
+def test_a_condition_on_onnx_runtime_runs_from_files_that_are_made_once(
+    tmp_path, untrained, monkeypatch
+):
+    conditions = grid(Condition(), backend=('torch', 'onnxruntime'))
+    seeds = episode_seeds(0, 1)
+    found = run_conditions(conditions, untrained, seeds, tmp_path, progress=False)
+    torch, onnx = (found[condition][0] for condition in conditions)
+    assert (torch.seed, torch.family) == (onnx.seed, onnx.family)
+    (made,) = tmp_path.glob('*_onnx_float32_*')
+    assert read_bundle(made).spec.dims == read_bundle(untrained).spec.dims
+
+    def again(*arguments, **options):
+        raise AssertionError('exported twice')
+
+    monkeypatch.setattr('vla_runtime.export.onnx_bundle.export_bundle', again)
+    for file in tmp_path.glob('*.json'):
+        file.unlink()
+    assert run_conditions(conditions, untrained, seeds, tmp_path, progress=False) == found

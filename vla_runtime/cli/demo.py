@@ -85,8 +85,8 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> DemoOptions:
-    from vla_runtime.demo.onnx_bundle import bundle_with_onnx
     from vla_runtime.demo.session import DemoOptions
+    from vla_runtime.export.onnx_bundle import bundle_with_onnx
     from vla_runtime.ros.share import share_folder
 
     if not arguments.seconds > 0.0:
@@ -101,7 +101,7 @@ def _options(arguments: argparse.Namespace) -> DemoOptions:
         )
     out: Path = arguments.out or Path('demo_runs') / datetime.now().strftime('%Y-%m-%d_%H%M%S')
     if arguments.backend == 'onnxruntime':
-        bundle = bundle_with_onnx(bundle, out.parent)
+        bundle = bundle_with_onnx(bundle, out.parent, tell=say)
     return DemoOptions(
         seconds=arguments.seconds,
         out=out,

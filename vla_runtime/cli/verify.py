@@ -87,7 +87,8 @@ def _show(receipt: Receipt) -> None:
         chunks = [item for item in receipt.chunks if item.graphs == graphs]
         largest = max(item.max_error for item in chunks)
         mean = sum(item.mean_error for item in chunks) / len(chunks)
-        _line(graphs.split()[-1], f'chunk ({len(chunks)} cases)', largest, mean, chunks[0].bound)
+        bound = min(item.bound for item in chunks)
+        _line(graphs.split()[-1], f'chunk ({len(chunks)} cases)', largest, mean, bound)
     for note in receipt.notes:
         print(f'note: {note}')
     if not receipt.failures:

@@ -9,14 +9,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from vla_runtime.bundle import Bundle, new_bundle, read_bundle, seal
+from vla_runtime.bundle import Bundle, BundleError, new_bundle, read_bundle, seal
 from vla_runtime.bundle_schema import (
     ENGINES_FOLDER,
     SPEC_FILE,
     VERIFICATION_FILE,
+    WEIGHTS_FILE,
     BundleSpec,
 )
-from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision
+from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision, graph_path
 from vla_runtime.export.errors import ExportError
 
 # Task and total to what is told the progress; bytes for `write onnx`, files for `verify`.
@@ -109,3 +110,39 @@ def export_bundle(
         }
         seal(folder, replace(source.spec, files=kept))
     return read_bundle(target, verify=False)
+
+
+def bundle_with_onnx(
+    bundle: Path,
+    folder: Path,
+    precision: Precision = 'float32',
+    tell: Callable[[str], object] = lambda text: None,
+) -> Path:
+    """The bundle itself if it has ONNX files, else a copy in `folder` that has them.
+
+    The copy's name holds the weights' SHA-256: it is found again, and a policy that was trained
+    anew is exported anew.
+
+    Args:
+        bundle: folder of a policy bundle.
+        folder: where such copies are kept.
+        precision: of the files that are made.
+        tell: told what is being done, for it can take a minute.
+
+    Raises:
+        BundleError: no bundle there.
+        ExportError: as `add_onnx`.
+    """
+    if graph_path(bundle, 'vision').is_file():
+        return bundle
+    source = read_bundle(bundle)
+    digest = source.spec.files[WEIGHTS_FILE][:12]
+    copy = folder / f'{bundle.resolve().name}_onnx_{precision}_{digest}'
+    try:
+        read_bundle(copy)
+        return copy
+    except BundleError:
+        pass
+    tell(f'exporting ONNX files to {copy} and comparing them with PyTorch, once (a minute or less)')
+    export_bundle(source, copy, precision, force=copy.exists())
+    return copy

@@ -28,6 +28,8 @@ from vla_runtime.models.engine_modules import ExpertStep, PrefixEncoder
 SEED = 20
 # Guidance scale, and how the chunk is tied to a plan, of each case of one number of rows.
 _SETTINGS = ((1.5, None), (2.5, 'exp'), (1.0, 'linear'))
+# Size of the change that the gain is measured with.
+_NUDGE = 1e-4
 _PARTS = {
     'vision': ('vision.',),
     'prefix': ('language.',),
@@ -46,7 +48,8 @@ class Case:
         state: (R, S) for pi0.
         reference: `image_tokens` (V, N, W); `past_key`, `past_value` (layers, R, kv_heads, P, D);
             `prefix_mask` (R, P); `trace`, x before every step and after the last,
-            (N + 1, 1, H, A); `velocity` (N, R, H, A).
+            (N + 1, 1, H, A); `velocity` (N, R, H, A); `gain` (), how many times a small change of
+            the noise is larger in the chunk.
     """
 
     words: dict[str, object]
@@ -160,27 +163,38 @@ class Reference:
                     case.reference[name] = value.numpy()
 
     def chunks(self, cases: list[Case]) -> np.ndarray:
-        """Add `trace` and `velocity`; returns the time table (N, C)."""
-        steps = self._spec.denoise_steps
-        times = torch.tensor(flow_times(steps), dtype=torch.float32)
-        step = ExpertStep(self._network)
+        """Add `trace`, `velocity` and `gain`; returns the time table (N, C)."""
+        times = torch.tensor(flow_times(self._spec.denoise_steps), dtype=torch.float32)
         with self._loaded('expert'):
             table = torch.cat([self._network.time_conditioning(t[None]) for t in times])
             for case in cases:
-                x = torch.from_numpy(case.x)
-                trace, velocities = [x], []
-                past = [torch.from_numpy(case.reference[name]) for name in PREFIX_OUTPUTS]
-                own = [torch.from_numpy(a) for a in (case.row_weight, case.plan)]
-                state = None if case.state is None else torch.from_numpy(case.state)
-                for k, t in enumerate(times):
-                    weight = torch.from_numpy(case.plan_weight[k])
-                    dt = torch.tensor(-1.0 / steps)
-                    x, velocity = step(x, *past, table[k : k + 1], t, dt, *own, weight, state)
-                    trace.append(x)
-                    velocities.append(velocity)
-                case.reference['trace'] = torch.stack(trace).numpy()
-                case.reference['velocity'] = torch.stack(velocities).numpy()
+                trace, velocity = self._denoise(case, times, table, torch.from_numpy(case.x))
+                nudge = np.random.default_rng(SEED).normal(0, _NUDGE, case.x.shape)
+                nudged, _ = self._denoise(
+                    case, times, table, torch.from_numpy((case.x + nudge).astype(np.float32))
+                )
+                moved = (nudged[-1] - trace[-1]).abs().max()
+                case.reference['trace'] = trace.numpy()
+                case.reference['velocity'] = velocity.numpy()
+                case.reference['gain'] = moved.numpy() / np.abs(nudge).max()
         return table.numpy()
+
+    def _denoise(
+        self, case: Case, times: Tensor, table: Tensor, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """x before every step and after the last, and all velocities, from one noise."""
+        step = ExpertStep(self._network)
+        past = [torch.from_numpy(case.reference[name]) for name in PREFIX_OUTPUTS]
+        own = [torch.from_numpy(array) for array in (case.row_weight, case.plan)]
+        state = None if case.state is None else torch.from_numpy(case.state)
+        dt = torch.tensor(-1.0 / len(times))
+        trace, velocities = [x], []
+        for k, t in enumerate(times):
+            weight = torch.from_numpy(case.plan_weight[k])
+            x, velocity = step(x, *past, table[k : k + 1], t, dt, *own, weight, state)
+            trace.append(x)
+            velocities.append(velocity)
+        return torch.stack(trace), torch.stack(velocities)
 
     @contextmanager
     def _loaded(self, part: str) -> Iterator[None]:

@@ -23,6 +23,7 @@ from vla_runtime.types import Advantage
 Driver = Literal['policy', 'expert']
 Told = Literal['task', 'other_block', 'fixed']
 Precision = Literal['float32', 'bfloat16', 'float16']
+Backend = Literal['torch', 'onnxruntime']
 Cache = Literal['off', 'exact', 'bounded', 'image_blind']
 
 TOUCH: tuple[Family, ...] = ('colour', 'position')
@@ -42,6 +43,7 @@ class Condition:
         absent_cameras: cameras whose image is None.
         driver: the bundle's `policy`, or the scripted `expert`, which knows where the blocks are:
             what can be had in this loop.
+        backend: what runs the policy; for `onnxruntime` its files are exported once.
         precision: of the policy's large matrices.
         denoise_steps: None is what the bundle recommends.
         beta: guidance scale; None is guidance off.
@@ -68,6 +70,7 @@ class Condition:
     told: Told = 'task'
     absent_cameras: tuple[str, ...] = ()
     driver: Driver = 'policy'
+    backend: Backend = 'torch'
     precision: Precision = 'float32'
     denoise_steps: int | None = None
     beta: float | None = None
@@ -89,6 +92,7 @@ class Condition:
             ('wording', get_args(Wording)),
             ('told', get_args(Told)),
             ('driver', get_args(Driver)),
+            ('backend', get_args(Backend)),
             ('precision', get_args(Precision)),
             ('cfg_mode', get_args(CfgMode)),
             ('advantage', get_args(Advantage)),

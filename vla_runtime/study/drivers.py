@@ -42,12 +42,15 @@ class PolicyDriver:
     Args:
         bundle: folder of the bundle.
         precision: of the large matrices.
+        backend: what runs the networks.
     """
 
     needs_images = True
 
-    def __init__(self, bundle: str | Path, precision: str = 'float32') -> None:
-        self._policy = Policy.load(bundle, precision=precision)
+    def __init__(
+        self, bundle: str | Path, precision: str = 'float32', backend: str = 'torch'
+    ) -> None:
+        self._policy = Policy.load(bundle, backend, precision=precision)
         self._policy.warm_up()
         self.action_names = tuple(action.name for action in self._policy.spec.actions)
         self.horizon = self._policy.spec.dims.horizon

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from vla_runtime import __version__
 from vla_runtime.bundle import VERIFICATION_FILE, read_bundle
+from vla_runtime.export.onnx_bundle import bundle_with_onnx
 from vla_runtime.sim.demo_bundle import FIRST_UNSEEN_SEED
 from vla_runtime.sim.world import Tabletop
 from vla_runtime.study.condition import Condition
@@ -76,7 +77,10 @@ def run_conditions(
         processes: each with one thread and a policy of its own; 1 runs everything in this one.
         progress: show a bar.
     """
-    runs = [Run(condition, bundle, tuple(seeds)) for condition in conditions]
+    runs = [
+        Run(condition, _bundle_of(condition, bundle, work), tuple(seeds))
+        for condition in conditions
+    ]
     paths = {run: work / f'{_identity(run)}.json' for run in runs}
     done = {run: _read(path) for run, path in paths.items() if path.exists()}
     left = [run for run in runs if run not in done]
@@ -93,6 +97,13 @@ def run_conditions(
             successes = sum(episode.success for episode in episodes)
             bar.set_postfix_str(f'last condition {successes}/{len(episodes)}')
     return {run.condition: done[run] for run in runs}
+
+
+def _bundle_of(condition: Condition, bundle: Path, work: Path) -> Path:
+    """The bundle that a condition runs: for ONNX Runtime one with files, made here once."""
+    if condition.driver != 'policy' or condition.backend != 'onnxruntime':
+        return bundle
+    return bundle_with_onnx(bundle, work, condition.precision, tqdm.write)
 
 
 def _run_all(
@@ -145,7 +156,7 @@ def _use_one_thread() -> None:
 
 
 _worlds: list[Tabletop] = []
-_drivers: dict[tuple[str, Path, str], ChunkDriver] = {}
+_drivers: dict[tuple[str, str, Path, str], ChunkDriver] = {}
 
 
 def _run_batch(task: tuple[Run, int, int]) -> tuple[int, int, list[EpisodeResult]]:
@@ -154,11 +165,11 @@ def _run_batch(task: tuple[Run, int, int]) -> tuple[int, int, list[EpisodeResult
     if not _worlds:
         _worlds.append(Tabletop(CONTROL_RATE_HZ))
     condition = run.condition
-    key = (condition.driver, run.bundle, condition.precision)
+    key = (condition.driver, condition.backend, run.bundle, condition.precision)
     if key not in _drivers and condition.driver == 'expert':
         _drivers[key] = ExpertDriver()
     elif key not in _drivers:
-        _drivers[key] = PolicyDriver(run.bundle, condition.precision)
+        _drivers[key] = PolicyDriver(run.bundle, condition.precision, condition.backend)
     episodes = [
         run_episode(_worlds[0], _drivers[key], condition, seed, first + i)
         for i, seed in enumerate(run.seeds[first : first + _BATCH])
