@@ -1,9 +1,10 @@
 """The receipt of built engines: the loaded engine against PyTorch in float32.
 
 The same seeded inputs and bounds as for the ONNX files (`onnx_cases`, `onnx_verification`), through
-the engine as the policy uses it: what each network leaves in its buffers when it is fed with what
-the one before it gave, x after every step (its growth), and the chunk of the captured loop. Needs
-PyTorch, onnx and onnxruntime beside TensorRT; a robot that lacks them builds without a receipt.
+the engine as the policy uses it: what vision and prefix leave in their buffers, each fed with what
+the one before it gave; every step alone, from PyTorch's x; x from the noise on (its growth), and
+the chunk of the captured loop, whose bound grows with the gain of its case as for the ONNX files.
+Needs PyTorch, onnx and onnxruntime beside TensorRT; without them there is no receipt.
 """
 
 from __future__ import annotations
@@ -59,12 +60,24 @@ def verify_engines(
     for number, case in enumerate(cases):
         for place, error in _networks(engine, case).items():
             errors.setdefault(place, []).append(error)
-        growth, velocity = _steps(engine, case)
-        errors.setdefault((f'expert, {case.rows} row(s)', 'velocity'), []).append(velocity)
+        for name, error in _single_steps(engine, case).items():
+            errors.setdefault((f'expert, {case.rows} row(s)', name), []).append(error)
+        growth = _growth(engine, case)
         engine.load_step_inputs(_inputs(case))
         engine.run_steps()
         largest, mean = _error(engine.read_x(), case.reference['trace'][-1][0])
-        chunks.append(ChunkComparison('engines', number, largest, mean, bounds.chunk, growth))
+        gain = float(case.reference['gain'])
+        chunks.append(
+            ChunkComparison(
+                graphs='engines',
+                case=number,
+                gain=gain,
+                max_error=largest,
+                mean_error=mean,
+                bound=bounds.chunk * max(1.0, gain),
+                growth=growth,
+            )
+        )
         advance(1)
     tensors = [
         Comparison(
@@ -124,17 +137,31 @@ def _networks(engine: TensorRTEngine, case: Case) -> dict[tuple[str, str], tuple
     return errors
 
 
-def _steps(engine: TensorRTEngine, case: Case) -> tuple[list[float], tuple[float, float]]:
-    """The largest error of x after each step, and the velocities' error."""
-    steps = len(case.plan_weight)
+def _single_steps(engine: TensorRTEngine, case: Case) -> dict[str, tuple[float, float]]:
+    """Every step alone, from PyTorch's x before it."""
+    trace, steps = case.reference['trace'], len(case.plan_weight)
     engine.set_schedule(flow_times(steps), -1.0 / steps)
     engine.load_step_inputs(_inputs(case))
-    growth, velocities = [], []
+    following, velocities = [], []
     for index in range(steps):
+        engine.write_x(trace[index][0])
+        engine.step(index)
+        following.append(engine.read_x()[None])
+        velocities.append(engine.read_velocity())
+    return {
+        'x_next': _error(np.stack(following), trace[1:]),
+        'velocity': _error(np.stack(velocities), case.reference['velocity']),
+    }
+
+
+def _growth(engine: TensorRTEngine, case: Case) -> list[float]:
+    """The largest error of x after each step, from the noise on."""
+    engine.load_step_inputs(_inputs(case))
+    growth = []
+    for index in range(len(case.plan_weight)):
         engine.step(index)
         growth.append(_error(engine.read_x(), case.reference['trace'][index + 1][0])[0])
-        velocities.append(engine.read_velocity())
-    return growth, _error(np.stack(velocities), case.reference['velocity'])
+    return growth
 
 
 def _inputs(case: Case) -> StepInputs:
