@@ -187,7 +187,7 @@ def test_a_bundle_gets_files_in_another_precision_and_keeps_its_receipt(tmp_path
 
 
 _WITHIN = """
-import resource, sys
+import sys
 from pathlib import Path
 from vla_runtime.bundle import read_bundle
 from vla_runtime.export.onnx_bundle import add_onnx
@@ -195,7 +195,9 @@ import onnxruntime, torch, torch.export, vla_runtime.export.onnx_verification
 torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
 spec = read_bundle(sys.argv[1]).spec
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not getrusage: a child's ru_maxrss begins at its parent's peak.
+    lines = Path('/proc/self/status').read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith('VmHWM'))
 before = peak()
 add_onnx(Path(sys.argv[1]), spec, 'float32')
 print(peak() - before)
@@ -225,6 +227,8 @@ def test_the_export_and_its_comparison_need_no_second_copy_of_the_weights(tmp_pa
     assert done.returncode == 0, done.stderr
     weights = (bundle / 'weights.safetensors').stat().st_size
     assert weights > 250e6
+    # The file is read whole and compared: a measurement that says less measures nothing.
+    assert int(done.stdout) >= 0.2 * weights
     assert int(done.stdout) <= 1.5 * weights, f'{int(done.stdout) / weights:.2f} of the weights'
 
 
