@@ -45,6 +45,8 @@ def test_its_chunks_are_the_policys_with_and_without_guidance(bundle):
     with graph() as made:
         start(made, bundle)
         drivers = Drivers(made)
+        # A joint state may be lost on its way: what lies between two others must not depend on it.
+        drivers.moving = False
         chunks = made.collect(JointTrajectory, '/action_chunk')
         reports = made.collect(DiagnosticArray, f'{NODE}/report')
         assert made.transition(NODE, 'configure')
@@ -57,13 +59,13 @@ def test_its_chunks_are_the_policys_with_and_without_guidance(bundle):
             count = len(chunks)
             drivers.request()
             made.wait_for(
-                lambda count=count: len(chunks) > count and len(reports) >= len(chunks),
+                lambda count=count: min(len(chunks), len(reports)) > count,
                 f'a chunk with beta {beta}',
                 meanwhile=drivers,
             )
-            report = values_of(reports[-1].status[0])
+            report = values_of(reports[count].status[0])
             assert float(report['beta']) == (beta or 1.0)
-            found = message_to_chunk(chunks[-1]).chunk.actions
+            found = message_to_chunk(chunks[count]).chunk.actions
             for backend in ('onnxruntime', 'torch'):
                 expected = infer(bundle, backend, observed(drivers, report), report, beta)
                 np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
