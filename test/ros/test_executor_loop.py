@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 
 from vla_runtime.execution.chunk_check import CheckedChunk
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.ros.control_loop import ControlLoop
+from vla_runtime.ros.control_loop import ControlLoop, SendError
 from vla_runtime.ros.conversions import ReceivedChunk
 from vla_runtime.types import ActionChunk
 
@@ -67,3 +68,86 @@ def test_when_a_chunk_is_being_checked_expect_ticks_and_the_dead_man_not_to_wait
     assert results[0].accepted
     tick(1.03)
     assert loop.status().executor.kind.value == 'track'
+
+
+class Output:
+    """Keeps what it is sent; or fails, from when it is told to."""
+
+    def __init__(self) -> None:
+        self.sent: list[list[float]] = []
+        self.broken = False
+
+    def send(self, setpoints: np.ndarray, stamp: object) -> None:
+        if self.broken:
+            raise OSError('the cable is out')
+        self.sent.append([float(number) for number in setpoints])
+
+
+class Bench:
+    """A loop around an arm and a base that goes by velocity, in motion, with an output for each."""
+
+    def __init__(self) -> None:
+        columns = (Column('a'), Column('b', 'velocity', feedback=False))
+        self.core = ChunkExecutor(ExecutorConfig(columns), ExecutorParameters(replan_interval=5))
+        self.now_ns, self.now_s = 10**18, 1.0
+        self.first, self.second = Output(), Output()
+        outputs: list = [self.first, self.second]
+        self.loop = ControlLoop(self.core, outputs, lambda: self.now_ns, lambda _: None)
+        self.tick()
+        assert self.loop.start(self.now_s).started
+        self.tick()
+        rows = np.array([[0.0, 0.5]] * 20)
+        chunk = ActionChunk(rows, NAMES, ('position', 'velocity'), 0.04, rows.astype(np.float32))
+        result = self.loop.submit(ReceivedChunk(chunk, self.now_ns, 0, 0, True), self.now_s)
+        assert result.accepted, result.text
+        for _ in range(8):
+            self.tick()
+        assert self.second.sent[-1][1] > 0.1
+
+    def tick(self) -> None:
+        self.now_ns += 10_000_000
+        self.now_s += 0.01
+        self.loop.observe_state(['a'], [0.0], self.now_ns)
+        self.loop.tick(self.now_s)
+
+
+def test_when_an_output_fails_expect_the_hold_on_every_other_one() -> None:
+    bench = Bench()
+    bench.first.broken = True
+    for _ in range(2):
+        with pytest.raises(SendError, match='the cable is out'):
+            bench.tick()
+    assert bench.second.sent[-1] == [0.0, 0.0]
+    executor = bench.loop.status().executor
+    assert executor.reason.value == 'internal_error' and 'the cable is out' in executor.detail
+
+
+def test_when_an_output_fails_expect_the_dead_mans_hold_on_every_other_one() -> None:
+    bench = Bench()
+    bench.first.broken = True
+    with pytest.raises(SendError):
+        bench.loop.check_alive(bench.now_s + 10.0)
+    assert bench.second.sent[-1] == [0.0, 0.0]
+
+
+def test_when_an_output_fails_expect_the_last_hold_on_every_other_one() -> None:
+    bench = Bench()
+    bench.first.broken = True
+    with pytest.raises(SendError):
+        bench.loop.close()
+    assert bench.second.sent[-1] == [0.0, 0.0]
+
+
+def test_when_asking_for_a_chunk_fails_expect_the_command_of_that_tick_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError('no plan')
+
+    monkeypatch.setattr(bench.core, 'poll_request', fail)
+    bench.loop.stop()
+    with pytest.raises(RuntimeError, match='no plan'):
+        bench.tick()
+    assert bench.second.sent[-1] == [0.0, 0.0]

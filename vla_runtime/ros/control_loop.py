@@ -6,7 +6,8 @@ Invariants:
 - the tick overwrites arrays and messages that exist already; it allocates when it asks for a
   chunk or passes a seam, a few times a second;
 - requests and seams leave through `on_request` and `take_seams`: their messages are made elsewhere;
-- a command that cannot be sent stops the executor;
+- a command that cannot be sent stops the executor; an output that fails keeps no other one from its
+  command, so the hold reaches all that can be reached;
 - after `close` nothing is sent any more, and the last command sent was a hold.
 """
 
@@ -62,6 +63,10 @@ class LoopStatus:
     sent: int
 
 
+class SendError(RuntimeError):
+    """Outputs that a command could not be sent to; it was sent to all others."""
+
+
 class ControlLoop:
     """Ticks a `ChunkExecutor` and sends what it commands.
 
@@ -102,12 +107,14 @@ class ControlLoop:
         now_ros_ns = self._ros_now_ns()
         with self._lock:
             command = self._executor.tick(now_s, now_ros_ns)
-            self._note_seam(now_ros_ns, command.dry_run)
-            plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
-            running = self._executor.mode is Mode.RUNNING
-            sends = self._take(command)
+            sends, dry_run = self._take(command), command.dry_run
+        # Whatever comes after it may fail; the command is on its way by then.
         if sends:
             self._send(now_ros_ns)
+        with self._lock:
+            self._note_seam(now_ros_ns, dry_run)
+            plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
+            running = self._executor.mode is Mode.RUNNING
         if plan is not None:
             self._on_request(plan)
         if self._garbage.on and now_s - self._collected_s >= _COLLECT_EVERY_S:
@@ -126,17 +133,27 @@ class ControlLoop:
         return True
 
     def _send(self, now_ros_ns: int) -> None:
+        """Send to every output.
+
+        Raises:
+            SendError: some of them failed; all others have got the command.
+        """
         stamp = ns_to_stamp(now_ros_ns)
-        try:
-            with self._sending:
-                for writer in self._writers:
+        errors: tuple[Exception, ...] = ()
+        with self._sending:
+            for writer in self._writers:
+                try:
                     writer.send(self._setpoints, stamp)
+                except Exception as error:
+                    errors += (error,)
+        if not errors:
             self._sent += 1
-        except Exception as error:
-            with self._lock:
-                self._executor.stop(Reason.INTERNAL_ERROR)
-                self._executor.detail = f'a command could not be sent: {error}'
-            raise
+            return
+        text = f'a command could not be sent: {"; ".join(map(str, errors))}'
+        with self._lock:
+            self._executor.stop(Reason.INTERNAL_ERROR)
+            self._executor.detail = text
+        raise SendError(text) from errors[0]
 
     def _note_seam(self, now_ros_ns: int, dry_run: bool) -> None:
         passed = self._executor.counters.taken_over
