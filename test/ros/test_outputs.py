@@ -119,3 +119,26 @@ def test_twist_carries_linear_and_angular_velocity():
     assert (twist.linear.x, twist.linear.y, twist.linear.z) == (1.0, 2.0, 3.0)
     assert (twist.angular.x, twist.angular.y, twist.angular.z) == (4.0, 5.0, 6.0)
     assert message.header.frame_id == 'tool'
+
+
+@pytest.mark.parametrize(
+    ('form', 'rotation', 'between'),
+    [
+        ('quaternion_xyzw', [0.0, 0.0, 0.6, 0.8], [0.0] * 4),
+        ('rotation_6d', [1.0, 0.0, 0.0, 0.0, 1.0, 0.0], [0.0] * 6),
+        ('rotation_6d', [1.0, 0.0, 0.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, -1.0, 0.0, 0.0]),
+    ],
+)
+def test_pose_keeps_its_last_orientation_where_a_blend_passes_no_rotation(form, rotation, between):
+    count = len(rotation)
+    matched = MatchedOutput(
+        RobotOutput(kind='pose_stamped', topic='t', pose='hand'),
+        columns=tuple(range(3 + count)),
+        pose=pose(form, count),
+        frame_id='base_link',
+    )
+    before, now = written(matched, [0.1, 0.2, 0.3, *rotation], [0.4, 0.5, 0.6, *between])
+    assert now.pose.orientation == before.pose.orientation
+    assert (now.pose.position.x, now.pose.position.z) == (0.4, 0.6)
+    with pytest.raises(ValueError, match='rotation as'):
+        written(matched, [0.1, 0.2, 0.3, *between])

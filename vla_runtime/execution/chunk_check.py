@@ -1,4 +1,4 @@
-"""What can be said about a chunk wherever the robot is: shape, joints, kinds, values, limits.
+"""What can be said about a chunk wherever the robot is: shape, joints, kinds, values and limits.
 
 Nothing here depends on what the robot is doing, so that a chunk is read and checked by whichever
 thread received it, while another one ticks.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.execution.columns import Columns, write_alike
+from vla_runtime.execution.columns import Columns, describe_no_rotation, write_alike
 from vla_runtime.execution.command import Refusal
 from vla_runtime.execution.intake import Refused
 from vla_runtime.execution.limits import Limits, check_rows
@@ -58,6 +58,9 @@ def _check(chunk: ActionChunk, columns: Columns, limits: Limits) -> CheckedChunk
         raise Refused(
             Refusal.WRONG_STEP_TIME, f'step time is {step_time_s} s, expected 0.001 to 10 seconds'
         )
+    no_rotation = describe_no_rotation(rows, columns)
+    if no_rotation:
+        raise Refused(Refusal.NO_ROTATION, no_rotation)
     rows = write_alike(rows, columns, rows[0], 0)
     check = check_rows(rows, step_time_s, limits, columns)
     if check.rejected:

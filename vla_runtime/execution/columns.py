@@ -13,6 +13,9 @@ import numpy as np
 
 ColumnKind = Literal['position', 'velocity']
 
+# Below this length, or sine of an angle, the direction is noise: no policy means such a rotation.
+_SHORTEST = 1e-3
+
 
 @dataclass(frozen=True)
 class Column:
@@ -28,6 +31,8 @@ class Column:
             multiplied by this (a gripper that goes from 0 to 100: 30 or so).
         quaternion: a label that the four columns of one quaternion share, in either order of
             components; q and -q are the same rotation, and chunks may write either.
+        rotation_6d: a label that the six columns of one 6D rotation share.
+        component: which of the six: 0 to 2 are the first column of the matrix, 3 to 5 the second.
     """
 
     name: str
@@ -36,6 +41,8 @@ class Column:
     continuous: bool = False
     scale: float = 1.0
     quaternion: str = ''
+    rotation_6d: str = ''
+    component: int = 0
 
 
 class Columns:
@@ -65,6 +72,7 @@ class Columns:
         self.has_feedback = np.array([column.feedback for column in columns])
         self.is_continuous = np.array([column.continuous for column in columns])
         self.quaternions = _quaternions(columns)
+        self.rotations_6d = _rotations_6d(columns)
         self.scale = np.array([column.scale for column in columns])
         self.any_velocity = bool(self.is_velocity.any())
         self.any_continuous = bool(self.is_continuous.any())
@@ -108,6 +116,52 @@ def _quaternions(columns: Sequence[Column]) -> tuple[np.ndarray, ...]:
             raise ValueError(f"columns: quaternion '{label}' has {names}, expected four columns")
         groups.append(np.array(group))
     return tuple(groups)
+
+
+def _rotations_6d(columns: Sequence[Column]) -> tuple[np.ndarray, ...]:
+    """Where the components of each 6D rotation stand, in their order, each (6,) int."""
+    groups = []
+    for label in dict.fromkeys(column.rotation_6d for column in columns if column.rotation_6d):
+        places = {
+            column.component: at for at, column in enumerate(columns) if column.rotation_6d == label
+        }
+        if sorted(places) != list(range(6)):
+            raise ValueError(
+                f"columns: 6D rotation '{label}' has components {sorted(places)}, expected 0 to 5"
+            )
+        groups.append(np.array([places[component] for component in range(6)]))
+    return tuple(groups)
+
+
+def describe_no_rotation(rows: np.ndarray, columns: Columns) -> str:
+    """Which quaternion or 6D rotation has no direction, or parallel ones; empty when none is so.
+
+    Args:
+        rows: (steps, columns) finite.
+        columns: which of them belong together.
+    """
+    for group in columns.quaternions:
+        lengths = np.linalg.norm(rows[:, group], axis=1)
+        row = int(np.argmin(lengths))
+        if lengths[row] < _SHORTEST:
+            return (
+                f'the quaternion {[columns.names[at] for at in group]} in row {row} has a length '
+                f'of {lengths[row]:.2g}, expected about 1'
+            )
+    for group in columns.rotations_6d:
+        first, second = rows[:, group[:3]], rows[:, group[3:]]
+        lengths = np.minimum(np.linalg.norm(first, axis=1), np.linalg.norm(second, axis=1))
+        area = np.linalg.norm(np.cross(first, second), axis=1)
+        product = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+        wrong = (lengths < _SHORTEST) | (area < _SHORTEST * product)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            return (
+                f'the 6D rotation {[columns.names[at] for at in group]} in row {row} is '
+                f'{rows[row, group].round(4).tolist()}: its two vectors must have a length, and '
+                'must not be parallel'
+            )
+    return ''
 
 
 def write_alike(

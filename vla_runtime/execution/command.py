@@ -68,6 +68,7 @@ class Refusal(str, Enum):
     MALFORMED = 'malformed'
     WRONG_JOINTS = 'wrong_joints'
     NOT_FINITE = 'not_finite'
+    NO_ROTATION = 'no_rotation'
     WRONG_STEP_TIME = 'wrong_step_time'
     INTERVAL_EXCEEDS_HORIZON = 'interval_exceeds_horizon'
     LIMIT = 'limit'

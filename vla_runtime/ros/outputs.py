@@ -117,12 +117,20 @@ def _pose_stamped(
     message = PoseStamped()
     message.header.frame_id = matched.frame_id
     position, orientation = message.pose.position, message.pose.orientation
+    oriented = [False]
 
     def fill(stamp: Time) -> None:
         message.header.stamp = stamp
         position.x, position.y, position.z = (float(number) for number in numbers[:3])
         # Numbers between two rows of a chunk need not be a rotation; through a matrix they are.
-        matrix = to_matrix(numbers[3:], pose.form, pose.euler_axes or 'sxyz')
+        try:
+            matrix = to_matrix(numbers[3:], pose.form, pose.euler_axes or 'sxyz')
+        except ValueError:
+            # Half-way between opposite rotations there is none: the last one stays for a moment.
+            if not oriented[0]:
+                raise
+            return
+        oriented[0] = True
         x, y, z, w = (float(number) for number in from_matrix(matrix, 'quaternion_xyzw'))
         orientation.x, orientation.y, orientation.z, orientation.w = x, y, z, w
 

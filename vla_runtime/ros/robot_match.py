@@ -224,6 +224,8 @@ class _Matcher:
             continuous=form == 'euler',
             # The four columns of one quaternion belong together: q and -q are one rotation.
             quaternion=rotation.name if rotation and form.startswith('quaternion') else '',
+            rotation_6d=rotation.name if rotation and form == 'rotation_6d' else '',
+            component=rotation.rotation.index(action.name) if rotation else 0,
         )
 
     def _action_scaling(self, index: int) -> tuple[float, float]:
