@@ -5,6 +5,7 @@ Threads wait for each other's steps, never for a time.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -292,6 +293,28 @@ def test_an_error_of_one_chunk_is_that_chunks_alone(bundles, policy):
     expected = one_after_the_other(bundles['pi05'], looks)
     for number in (0, 2):
         np.testing.assert_array_equal(chunk_of(futures[number]), expected[number])
+
+
+def test_whoever_gives_up_on_a_chunk_does_not_stop_the_others(bundles, policy):
+    gate = Gate()
+    first = policy.submit(observation(0), on_step=gate)
+    gate.wait()
+
+    async def give_up() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(first), 0)
+
+    asyncio.run(give_up())
+    second = policy.submit(observation(1))
+    assert not first.cancel()
+    assert not second.cancel()
+    gate.open()
+    looks = [observation(0), observation(1)]
+    for future, chunk in zip(
+        (first, second), one_after_the_other(bundles['pi05'], looks), strict=True
+    ):
+        np.testing.assert_array_equal(chunk_of(future), chunk)
+    policy.drain()
 
 
 def test_a_network_that_fails_while_encoding_leaves_the_other_chunk_alone(

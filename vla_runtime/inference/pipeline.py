@@ -93,7 +93,8 @@ class ChunkPipeline(Generic[Result]):
             on_step: see `inference.denoise.denoise`; called in the pipeline's thread.
 
         Returns:
-            what `finish` returns, or what it or the denoising raised
+            what `finish` returns, or what it or the denoising raised; running already, so that
+            `cancel` returns False
         """
         self._wait_for(0 if request.guidance == 'serial' else 1)
         with self._changed:
@@ -106,6 +107,8 @@ class ChunkPipeline(Generic[Result]):
         encoded = self._runner.encode(request, clock, held)
         span = start, perf_counter()
         future: Future[Result] = Future()
+        # It runs from here on: a chunk that is encoded cannot be cancelled any more.
+        future.set_running_or_notify_cancel()
         with self._changed:
             self._unfinished.append(encoded)
             self._untold += 1
@@ -143,13 +146,15 @@ class ChunkPipeline(Generic[Result]):
             with self._changed:
                 self._unfinished.pop(0)
                 self._changed.notify_all()
-            if failure is not None:
-                job.future.set_exception(failure)
-            else:
-                job.future.set_result(result)  # type: ignore[arg-type]
-            with self._changed:
-                self._untold -= 1
-                self._changed.notify_all()
+            try:
+                if failure is not None:
+                    job.future.set_exception(failure)
+                else:
+                    job.future.set_result(result)  # type: ignore[arg-type]
+            finally:
+                with self._changed:
+                    self._untold -= 1
+                    self._changed.notify_all()
 
     def _denoise(self, job: _Job[Result]) -> Result:
         job.clock.mark('wait')
