@@ -139,3 +139,26 @@ def test_a_parameter_that_cannot_be_taken_up_is_said_once_and_stops_nothing_else
     status = loop.status().executor
     assert status.dry_run is (broken != 'set_dry_run')
     assert status.parameters.replan_interval == (8 if broken == 'set_parameters' else 3)
+
+
+# ---------------------------------------------------------------- a dry run that is set just now
+
+
+def test_when_a_dry_run_is_set_expect_it_in_force_before_anything_else_is_served(
+    node: ExecutorNode,
+) -> None:
+    node.set_parameters([Parameter('dry_run', value=True)])
+    assert node._loop.status().executor.dry_run
+    node.set_parameters([Parameter('dry_run', value=False)])
+    assert not node._loop.status().executor.dry_run
+
+
+def test_when_a_start_follows_the_dry_run_without_a_hook_expect_the_start_to_take_it_up(
+    node: ExecutorNode,
+) -> None:
+    # As before ROS 2 Iron.
+    node.remove_post_set_parameters_callback(node._follow_parameters)
+    node.set_parameters([Parameter('dry_run', value=True)])
+    assert not node._loop.status().executor.dry_run
+    node._on_start(None, Trigger.Response())
+    assert node._loop.status().executor.dry_run

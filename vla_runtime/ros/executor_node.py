@@ -28,6 +28,7 @@ from rclpy.lifecycle import (
     LifecycleState,
     TransitionCallbackReturn,
 )
+from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
@@ -37,11 +38,7 @@ from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import CommittedSetpoints, Refusal, StartResult
 from vla_runtime.ros import executor_status
 from vla_runtime.ros.control_loop import ControlLoop
-from vla_runtime.ros.conversions import (
-    TrajectoryError,
-    message_to_chunk,
-    plan_to_message,
-)
+from vla_runtime.ros.conversions import TrajectoryError, message_to_chunk, plan_to_message
 from vla_runtime.ros.diagnostics import Condition, Throttle, to_message
 from vla_runtime.ros.executor_parameters import EXECUTOR_PARAMETERS, executor_parameters
 from vla_runtime.ros.executor_session import CHUNK_TOPIC, ExecutorSession, SessionHooks
@@ -73,6 +70,9 @@ class ExecutorNode(LifecycleNode):
         self._plan_publisher: LifecyclePublisher | None = None
         self._session: ExecutorSession | None = None
         declare(self, EXECUTOR_PARAMETERS, self._misfit)
+        # Before ROS 2 Iron there is no such hook: the next status, chunk or start takes them up.
+        if hasattr(self, 'add_post_set_parameters_callback'):
+            self.add_post_set_parameters_callback(self._follow_parameters)
         self._fixed = values(self, EXECUTOR_PARAMETERS)
         self._cpus = check_fixed(self._fixed)
         self._latch = ClampLatch(self._fixed['clamp_latch'])
@@ -203,7 +203,7 @@ class ExecutorNode(LifecycleNode):
         loop, spec = self._loop, self._spec
         if loop is None or spec is None:
             return
-        self._follow_parameters(loop)
+        self._follow_parameters()
         # Before it is read: however long a message is, it must not keep the ticks waiting.
         if len(message.points) > spec.dims.horizon:
             self._unreadable += 1
@@ -230,6 +230,7 @@ class ExecutorNode(LifecycleNode):
         if self._loop is None:
             response.message = 'the executor is not active: configure and activate it first'
             return response
+        self._follow_parameters()
         rival = self._rival()
         if rival:
             result = StartResult(False, f'{rival}; {_ONE_EXECUTOR}')
@@ -292,7 +293,7 @@ class ExecutorNode(LifecycleNode):
         if loop is None or session is None:
             self._publish(self._diagnostics, [executor_status.inactive()])
             return
-        self._follow_parameters(loop)
+        self._follow_parameters()
         status = loop.status()
         asked_s, chunk_topic = self._asked_s, self.resolve_topic_name(CHUNK_TOPIC)
         answers = executor_status.Answers(
@@ -306,17 +307,10 @@ class ExecutorNode(LifecycleNode):
         if control.level > 0:
             self._say(control.text)
         rate_hz = self._fixed['control_rate_hz']
-        self._publish(
-            self._diagnostics,
-            [
-                control,
-                executor_status.chunks(status, answers),
-                executor_status.timing(session.lateness(), rate_hz, status.counters),
-            ],
-        )
+        timing = executor_status.timing(session.lateness(), rate_hz, status.counters)
+        self._publish(self._diagnostics, [control, executor_status.chunks(status, answers), timing])
         for timed in loop.take_seams():
-            names = self._match.column_names
-            self._publish(self._report, [executor_status.seam(timed, names)])
+            self._publish(self._report, [executor_status.seam(timed, self._match.column_names)])
 
     # ------------------------------------------------------------ parameters
 
@@ -330,8 +324,11 @@ class ExecutorNode(LifecycleNode):
             return str(error)
         return None
 
-    def _follow_parameters(self, loop: ControlLoop) -> None:
+    def _follow_parameters(self, _: Sequence[Parameter] = ()) -> None:
         """Hand over parameters that were set meanwhile; the core waits for the boundary."""
+        loop = self._loop
+        if loop is None:
+            return
         # Taken note of first: what cannot be taken up is said once, and not tried at every status.
         before, self._live = self._live, values(self, EXECUTOR_PARAMETERS)
         wanted = self._live
@@ -339,7 +336,9 @@ class ExecutorNode(LifecycleNode):
             return
         if wanted['dry_run'] != before['dry_run']:
             self._guarded('dry_run', loop.set_dry_run)(wanted['dry_run'])
-        self._guarded('parameters', loop.set_parameters)(executor_parameters(wanted))
+        parameters = executor_parameters(wanted)
+        if parameters != executor_parameters(before):
+            self._guarded('parameters', loop.set_parameters)(parameters)
 
     # ------------------------------------------------------------ helpers
 
