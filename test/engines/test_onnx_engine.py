@@ -166,13 +166,13 @@ def test_a_policy_gives_torchs_chunks_with_cache_guidance_and_plan(family, beta)
     plan = CommittedPlan(rows, delay_steps=2, execution_horizon=4)
     for number in range(3):
         # The second repeats the first observation (a hit), the third has another.
-        look = observation(seed=number // 2)
+        look = replace(observation(seed=number // 2), stamps_ns={'state': number * 100_000_000})
         results = [policy.infer(look, plan=plan if number else None) for policy in policies]
         (expected, torch_report), (found, report) = results
         assert np.abs(found.normalised - expected.normalised).max() <= TOLERANCE
         assert report.cache == torch_report.cache
         assert report.number == number
-    assert policies[1].infer(look)[1].cache['prefix'] == 'hit'
+    assert policies[1].infer(look)[1].cache['prefix'] == 'hit (0.000 s old)'
 
 
 def test_same_inputs_same_chunk_bit_for_bit():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from guided_policies import without_ages
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_policy import CAMERAS, observation, tiny_spec, write_tiny_policy
@@ -36,7 +38,7 @@ def policy(bundle) -> Policy:
 
 def infer(policy: Policy, seen: Observation):
     chunk, report = policy.infer(seen, noise=NOISE)
-    return chunk.actions, report.cache
+    return chunk.actions, without_ages(report.cache)
 
 
 def without_cache(bundle: Path, seen: Observation, settings: PolicySettings | None = None):
@@ -70,13 +72,13 @@ def test_the_same_observation_is_a_hit_on_both_levels_and_bit_equal_to_no_cache(
 @pytest.mark.parametrize(
     ('changed', 'vision', 'prefix'),
     [
-        (one_pixel('wrist'), 'top: hit, wrist: miss', 'miss (images)'),
-        (one_pixel('top'), 'top: miss, wrist: hit', 'miss (images)'),
+        (one_pixel('wrist'), 'top: hit, wrist: miss (pixels)', 'miss (images)'),
+        (one_pixel('top'), 'top: miss (pixels), wrist: hit', 'miss (images)'),
         (
             observation(
                 images=dict(zip(CAMERAS[::-1], observation().images.values(), strict=True))
             ),
-            'top: miss, wrist: miss',
+            'top: miss (pixels), wrist: miss (pixels)',
             'miss (images)',
         ),
         (with_image('wrist', None), 'top: hit', 'miss (images)'),
@@ -197,7 +199,8 @@ def test_bounded_reuses_a_little_changed_image_so_often_and_says_so(bounded):
     first, _ = infer(bounded, at(0.0, observation()))
     for count in (1, 2):
         actions, cache = infer(bounded, at(0.1 * count, brighter(1)))
-        assert f'wrist: reused ({count} in a row, 0.{count}00 s old' in cache['vision']
+        told = f'wrist: reused ({count} in a row; 0.{count}00 s old; changed by 0.'
+        assert told in cache['vision']
         np.testing.assert_array_equal(actions, first)
     assert 'wrist: miss' in infer(bounded, at(0.3, brighter(1)))[1]['vision']
 
@@ -217,11 +220,87 @@ def test_bounded_reuses_a_prefix_whose_state_moved_few_bins(bundle, bounded):
     near = observation(state=observation().state + np.float32([0.0, 0.02, 0.0]))
     far = observation(state=observation().state + np.float32([0.0, 0.2, 0.0]))
     actions, cache = infer(bounded, at(0.1, near))
-    assert cache['prefix'].startswith('reused (1 in a row, 0.100 s old, moved by ')
+    assert cache['prefix'].startswith('reused (1 in a row; 0.100 s old; moved by ')
     np.testing.assert_array_equal(actions, first)
     actions, cache = infer(bounded, at(0.2, far))
     assert cache['prefix'].startswith('miss')
     np.testing.assert_array_equal(actions, without_cache(bundle, far))
+
+
+def joint(moved: float) -> Observation:
+    """The second joint moved; the others stand still."""
+    return observation(state=observation().state + np.float32([0.0, moved, 0.0]))
+
+
+def test_bounded_reuses_a_prefix_so_often_and_no_more(bundle, bounded):
+    first, _ = infer(bounded, at(0.0, observation()))
+    for count in (1, 2):
+        actions, cache = infer(bounded, at(0.1 * count, joint(0.02)))
+        assert cache['prefix'].startswith(f'reused ({count} in a row; 0.{count}00 s old; moved by ')
+        np.testing.assert_array_equal(actions, first)
+    actions, cache = infer(bounded, at(0.3, joint(0.02)))
+    assert cache['prefix'] == 'miss (reused 2 of 2)'
+    np.testing.assert_array_equal(actions, without_cache(bundle, joint(0.02)))
+    assert infer(bounded, at(0.4, joint(0.0)))[1]['prefix'].startswith('reused (1 in a row')
+
+
+@pytest.mark.parametrize(
+    ('time_s', 'reason'),
+    [(2.5, '1.500 s old; limit 1.000'), (0.5, 'the clock went back by 0.500 s')],
+    ids=['age', 'clock went back'],
+)
+def test_bounded_does_not_reuse_a_prefix_beyond_its_limits_of_time(bundle, bounded, time_s, reason):
+    infer(bounded, at(1.0, observation()))
+    actions, cache = infer(bounded, at(time_s, joint(0.02)))
+    assert cache['prefix'] == f'miss ({reason})'
+    np.testing.assert_array_equal(actions, without_cache(bundle, joint(0.02)))
+
+
+def test_bounded_asks_every_joint_for_itself(bundle, bounded):
+    """One joint beyond the limit while the others stand still is within it on average."""
+    bins = bounded._codec.state_bins
+    far = joint(0.05)
+    moved = np.abs(bins(far) - bins(observation()))
+    assert moved.mean() <= BOUNDED.max_state_bins < moved.max()
+    infer(bounded, at(0.0, observation()))
+    actions, cache = infer(bounded, at(0.1, far))
+    assert cache['prefix'] == f'miss (moved by {moved.max()} bins; limit 3)'
+    np.testing.assert_array_equal(actions, without_cache(bundle, far))
+
+
+@pytest.mark.parametrize(
+    ('level', 'changed', 'near'),
+    [('vision', 'wrist: ', brighter(1)), ('prefix', '', joint(0.02))],
+    ids=['image', 'prefix'],
+)
+def test_an_exact_hit_begins_the_age_and_the_count_of_bounded_anew(bounded, level, changed, near):
+    told = []
+    for time_s in range(6):
+        seen = observation() if time_s in (0, 3) else near
+        told.append(infer(bounded, at(0.4 * time_s, seen))[1][level].removeprefix('top: hit, '))
+    assert told[0].endswith(f'{changed}miss (first)')
+    assert told[3] == f'{changed}hit'
+    expected = [(1, 0.4), (2, 0.8), (1, 0.4), (2, 0.8)]
+    for text, (count, age_s) in zip(told[1:3] + told[4:], expected, strict=True):
+        assert text.startswith(f'{changed}reused ({count} in a row; {age_s:.3f} s old; ')
+
+
+def test_the_report_says_why_bounded_missed_and_what_a_hit_stands_on(bounded):
+    infer(bounded, at(0.0, observation()))
+    cache = infer(bounded, at(0.1, brighter(1)))[1]
+    assert cache['prefix'] == 'hit (0.100 s old; on reused images)'
+    infer(bounded, at(0.2, brighter(1)))
+    assert 'wrist: miss (reused 2 of 2)' in infer(bounded, at(0.3, brighter(1)))[1]['vision']
+    told = infer(bounded, at(0.4, brighter(8)))[1]['vision']
+    assert re.search(r'wrist: miss \(changed by [3-8]\.\d\d; limit 2\.00\)', told)
+    assert (
+        'wrist: miss (3.000 s old; limit 1.000)'
+        in (infer(bounded, at(3.4, brighter(9)))[1]['vision'])
+    )
+    assert (
+        'wrist: miss (the clock went back by 1.000 s)'
+        in (infer(bounded, at(2.4, brighter(8)))[1]['vision'])
+    )
 
 
 def test_bounded_never_reuses_a_prefix_for_another_instruction(bundle, bounded):

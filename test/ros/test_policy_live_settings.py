@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -180,7 +181,11 @@ def test_several_samples_go_on_and_off(pair: Pair) -> None:
 def test_the_cache_goes_off_exact_and_bounded(pair: Pair) -> None:
     drivers = pair.executor.drivers
     drivers._random = Still()
-    assert pair.chunk_with('cache.vision', 'top: hit, wrist: hit')['runs.vision'] == '0'
+    report = pair.chunk_with('cache.prefix', 'hit (')
+    assert report['runs.vision'] == '0'
+    assert re.fullmatch(
+        r'top: hit \(\d.\d+ s old\), wrist: hit \(\d.\d+ s old\)', report['cache.vision']
+    )
     pair.set(cache_mode='off')
     report = pair.chunk()
     assert [report[f'runs.{network}'] for network in ('vision', 'prefix')] == ['2', '1']

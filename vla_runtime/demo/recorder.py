@@ -8,6 +8,7 @@ Each topic is recorded with the QoS that its publisher offers, so that a replay 
 from __future__ import annotations
 
 import array
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -255,8 +256,9 @@ def _cache(given: dict[str, str]) -> str:
     if vision == prefix == 'off':
         return 'off'
     cameras = vision.split(', ')
-    hits = sum(camera.endswith('hit') for camera in cameras)
-    return f'vision {hits} of {len(cameras)}, prefix {prefix.split(" ")[0]}'
+    hits = sum(': hit' in camera for camera in cameras)
+    rows = ' and '.join(re.findall(r'\b(hit|reused|miss|off)\b(?= \(|,|$)', prefix))
+    return f'vision {hits} of {len(cameras)}, prefix {rows}'
 
 
 def _numbers(given: dict[str, str], prefix: str) -> dict[str, float]:

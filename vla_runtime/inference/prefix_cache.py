@@ -117,6 +117,8 @@ class _Prefix:
     state_bins: np.ndarray
     time_s: float
     reuses: int = 0
+    # Of the latest request with so many rows: what one inference after the other would still have.
+    latest: bool = True
 
 
 class PrefixCache:
@@ -151,7 +153,9 @@ class PrefixCache:
         """Bring every visible camera's image tokens into the engine.
 
         Returns:
-            per camera what happened, for people: `top: hit, wrist: miss`
+            per camera what happened, for people: `top: hit (0.033 s old), wrist: miss (pixels)`;
+            an entry is as old as the last observation that it was made of or equal to, and what
+            is in brackets has no comma
         """
         if policy.mode == 'off':
             self.clear()
@@ -165,18 +169,23 @@ class PrefixCache:
     def _encode_image(self, camera: int, inputs: PrefixInputs, policy: CachePolicy) -> str:
         pixels = inputs.pixels[camera]
         entry = self._images.get(camera)
+        reason = 'first'
         if policy.mode != 'off' and entry is not None:
+            age_s = inputs.time_s - entry.time_s
             if np.array_equal(entry.pixels, pixels):
                 self._images[camera] = replace(entry, time_s=inputs.time_s, reuses=0)
-                return 'hit'
+                return f'hit ({age_s:.3f} s old)'
+            reason = 'pixels'
             if policy.mode == 'bounded':
-                age_s = inputs.time_s - entry.time_s
                 # Half of [-1, 1] is one unit of brightness.
                 change = float(np.abs(entry.pixels - pixels).mean()) * 127.5
-                if _within(age_s, entry.reuses, policy) and change <= policy.max_image_change:
+                reason = _beyond(age_s, entry.reuses, policy)
+                if not change <= policy.max_image_change:
+                    reason = f'changed by {change:.2f}; limit {policy.max_image_change:.2f}'
+                if not reason:
                     self._images[camera] = replace(entry, reuses=entry.reuses + 1)
                     return (
-                        f'reused ({entry.reuses + 1} in a row, {age_s:.3f} s old, changed by '
+                        f'reused ({entry.reuses + 1} in a row; {age_s:.3f} s old; changed by '
                         f'{change:.2f})'
                     )
         self._images.pop(camera, None)
@@ -188,7 +197,7 @@ class PrefixCache:
         kept = entry.pixels if entry is not None else np.empty_like(pixels)
         np.copyto(kept, pixels)
         self._images[camera] = _Image(kept, self._version, inputs.time_s)
-        return 'miss' if entry is not None else 'miss (first)'
+        return f'miss ({reason})'
 
     def place(
         self, prefixes: Sequence[PrefixInputs], policy: CachePolicy, held: Collection[Place] = ()
@@ -208,13 +217,15 @@ class PrefixCache:
         # One after the other, a bounded reuse is of the latest entry; here too.
         standing = slots if policy.mode == 'exact' else slots[:1]
         free = (slot for slot in slots if (rows, slot) not in held)
-        first = next((s for s in standing if self._stands((rows, s), prefixes[0], policy)), None)
+        first = next((s for s in standing if self._judge((rows, s), prefixes[0], policy)[0]), None)
         if first is None:
             first = next(free)
-            if first != latest and policy.mode == 'bounded':
-                self._prefixes.pop((rows, first), None)
         self._latest[rows] = first
-        return (first, *(slot for slot in slots if slot != first))[: len(prefixes)]
+        chosen = (first, *(slot for slot in slots if slot != first))[: len(prefixes)]
+        for slot in slots:
+            if slot not in chosen and (entry := self._prefixes.get((rows, slot))) is not None:
+                self._prefixes[rows, slot] = replace(entry, latest=False)
+        return chosen
 
     def encode_prefix(self, inputs: PrefixInputs, policy: CachePolicy, slot: int = 0) -> str:
         """Bring the keys and values of these prompt rows into a slot of the engine.
@@ -222,18 +233,17 @@ class PrefixCache:
         Call after `encode_images`. What the engine denoises over is left alone.
 
         Returns:
-            `hit`, `reused (...)`, `off`, or `miss` with what had changed
+            `hit (...)`, `reused (...)`, `off`, or `miss (...)`, with age or reason in brackets
         """
         place = len(inputs.tokens), slot
-        told = self._stands(place, inputs, policy)
+        told, text = self._judge(place, inputs, policy)
         entry = self._prefixes.get(place)
         if told and entry is not None:
-            fresh = replace(entry, time_s=inputs.time_s, reuses=0)
+            fresh = replace(entry, time_s=inputs.time_s, reuses=0, latest=True)
             older = replace(entry, reuses=entry.reuses + 1)
             self._prefixes[place] = fresh if told == 'hit' else older
-            return told
+            return f'{told} ({text})'
         images = self._versions(inputs)
-        changed = 'first' if entry is None else _changed(entry, images, inputs)
         self._prefixes.pop(place, None)
         self._engine.encode_prefix(inputs.image_mask, inputs.tokens, inputs.token_mask, slot)
         self.runs['prefix'] += 1
@@ -247,7 +257,7 @@ class PrefixCache:
             inputs.state_bins.copy(),
             inputs.time_s,
         )
-        return f'miss ({changed})'
+        return f'miss ({text})'
 
     def _versions(self, inputs: PrefixInputs) -> tuple[int | None, ...]:
         """Which image tokens lie in the engine, per camera; None for a hidden one."""
@@ -256,38 +266,50 @@ class PrefixCache:
             for camera, visible in enumerate(inputs.image_mask)
         )
 
-    def _stands(self, place: Place, inputs: PrefixInputs, policy: CachePolicy) -> str:
-        """What to report if a place holds what may be used for the inputs; else ''."""
+    def _judge(self, place: Place, inputs: PrefixInputs, policy: CachePolicy) -> tuple[str, str]:
+        """Whether a place holds what may be used for the inputs.
+
+        Returns:
+            `hit`, `reused` or '', and what the report says of it
+        """
         entry = self._prefixes.get(place)
         if policy.mode == 'off' or entry is None:
-            return ''
+            return '', 'first'
+        if policy.mode == 'bounded' and not entry.latest:
+            return '', 'not of the latest'
         images = self._versions(inputs)
-        if not _changed(entry, images, inputs):
-            return 'hit'
-        return self._state_reuse(entry, images, inputs, policy)
-
-    def _state_reuse(
-        self,
-        entry: _Prefix,
-        images: tuple[int | None, ...],
-        inputs: PrefixInputs,
-        policy: CachePolicy,
-    ) -> str:
-        """What to report if the state alone has moved, and little enough; else ''."""
-        if policy.mode != 'bounded' or images != entry.images or inputs.words != entry.words:
-            return ''
-        if inputs.state_bins.shape != entry.state_bins.shape or not inputs.state_bins.size:
-            return ''
         age_s = inputs.time_s - entry.time_s
+        changed = _changed(entry, images, inputs)
+        if not changed:
+            on = '; on reused images' if self._on_reused_images(inputs) else ''
+            return 'hit', f'{age_s:.3f} s old{on}'
+        if policy.mode != 'bounded' or images != entry.images or inputs.words != entry.words:
+            return '', changed
+        if inputs.state_bins.shape != entry.state_bins.shape or not inputs.state_bins.size:
+            return '', changed
+        # The state alone has moved.
         moved = int(np.abs(inputs.state_bins - entry.state_bins).max())
-        if moved > policy.max_state_bins or not _within(age_s, entry.reuses, policy):
-            return ''
-        return f'reused ({entry.reuses + 1} in a row, {age_s:.3f} s old, moved by {moved} bins)'
+        if moved > policy.max_state_bins:
+            return '', f'moved by {moved} bins; limit {policy.max_state_bins}'
+        if reason := _beyond(age_s, entry.reuses, policy):
+            return '', reason
+        return 'reused', f'{entry.reuses + 1} in a row; {age_s:.3f} s old; moved by {moved} bins'
+
+    def _on_reused_images(self, inputs: PrefixInputs) -> bool:
+        visible = (self._images.get(int(camera)) for camera in np.flatnonzero(inputs.image_mask))
+        return any(image is not None and image.reuses for image in visible)
 
 
-def _within(age_s: float, reuses: int, policy: CachePolicy) -> bool:
-    # A negative age is a clock that went back: nothing is known about such an entry.
-    return 0 <= age_s <= policy.max_age_s and reuses < policy.max_reuses
+def _beyond(age_s: float, reuses: int, policy: CachePolicy) -> str:
+    """Which limit of time or number an entry is beyond, '' for none."""
+    if age_s < 0:
+        # Nothing is known about such an entry.
+        return f'the clock went back by {-age_s:.3f} s'
+    if age_s > policy.max_age_s:
+        return f'{age_s:.3f} s old; limit {policy.max_age_s:.3f}'
+    if reuses >= policy.max_reuses:
+        return f'reused {reuses} of {policy.max_reuses}'
+    return ''
 
 
 def _changed(entry: _Prefix, images: tuple[int | None, ...], inputs: PrefixInputs) -> str:
