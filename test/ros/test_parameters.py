@@ -2,6 +2,7 @@
 
 import pytest
 import rclpy
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
@@ -114,6 +115,56 @@ def test_joint_check_sees_the_values_as_they_would_be(make_node):
     assert set_one(node, 'mode', 'exact').reason == 'not both'
     assert values(node, TABLE)['mode'] == 'fast'
     assert seen[-1] == {**values(node, TABLE), 'mode': 'exact'}
+
+
+class Storing(dict):
+    """What rclpy keeps a node's parameters in; calls back after each one that is stored."""
+
+    def __init__(self, stored, then):
+        super().__init__(stored)
+        self._then = then
+
+    def __setitem__(self, name, parameter):
+        super().__setitem__(name, parameter)
+        self._then()
+
+
+def test_values_of_one_change_are_seen_all_together_or_not_at_all(make_node):
+    node, seen = make_node(), []
+    declare(node, TABLE)
+    assert set_one(node, 'steps', 7).successful
+    before = values(node, TABLE)
+    changed = {'gain': 2.0, 'mode': 'exact', 'enabled': True}
+    node._parameters = Storing(node._parameters, lambda: seen.append(values(node, TABLE)))
+    change = [Parameter(name, value=value) for name, value in changed.items()]
+    assert node.set_parameters_atomically(change).successful
+    assert seen == [before, before, {**before, **changed}]
+    assert values(node, TABLE) == seen[-1]
+
+
+def test_a_change_that_another_callback_refuses_leaves_the_values_and_later_changes_alone(
+    make_node,
+):
+    node, refused = make_node(), []
+
+    def judge(parameters):
+        good = all(parameter.value != 3.0 for parameter in parameters)
+        refused.append(not good)
+        return SetParametersResult(successful=good, reason='not three')
+
+    declare(node, TABLE)
+    # rclpy asks the one that was added last first.
+    own = list(node._on_set_parameters_callbacks)
+    node.add_on_set_parameters_callback(judge)
+    for callback in own:
+        node.remove_on_set_parameters_callback(callback)
+        node.add_on_set_parameters_callback(callback)
+    before = values(node, TABLE)
+    assert not set_one(node, 'gain', 3.0).successful
+    assert refused == [True]
+    assert values(node, TABLE) == before
+    assert set_one(node, 'steps', 9).successful
+    assert values(node, TABLE) == {**before, 'steps': 9}
 
 
 def test_other_parameters_of_the_node_are_none_of_the_tables_business(make_node):

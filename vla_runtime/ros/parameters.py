@@ -2,7 +2,8 @@
 
 On-set callbacks only judge; nothing is applied in them. A node reads its parameters where it may
 take them up (the next inference, the next chunk boundary), which works on every ROS 2
-distribution and never leaves half a change applied.
+distribution and never leaves half a change applied. rclpy itself stores the values of one change
+one after the other; `values` tells them as they were before until all of them are there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from rcl_interfaces.msg import (
     FloatingPointRange,
@@ -111,6 +114,23 @@ ParameterTable = Sequence[ParameterSpec]
 JointCheck = Callable[[Mapping[str, Any]], 'str | None']
 
 
+# Storing a change takes rclpy microseconds. What is there after so long is in force, even if it is
+# none of the two that were expected: two threads set parameters at the same time.
+_STORED_S = 1.0
+
+
+@dataclass(frozen=True)
+class _Change:
+    """The change that was accepted last: all values before it and after it."""
+
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    at_s: float
+
+
+_CHANGES: WeakKeyDictionary[Node, _Change] = WeakKeyDictionary()
+
+
 def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) -> None:
     """Declare a table's parameters and refuse what does not fit from then on.
 
@@ -128,10 +148,13 @@ def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) 
     def on_set(parameters: list[Parameter]) -> SetParametersResult:
         ours = [parameter for parameter in parameters if parameter.name in rows]
         reasons = [reason for p in ours if (reason := rows[p.name].problem(p)) is not None]
-        if ours and not reasons and check is not None:
-            changed = {parameter.name: parameter.value for parameter in ours}
-            reason = check({**values(node, table), **changed})
-            reasons = [reason] if reason is not None else []
+        if ours and not reasons:
+            before = _stored(node, table)
+            after = {**before, **{parameter.name: parameter.value for parameter in ours}}
+            if check is not None and (reason := check(after)) is not None:
+                reasons = [reason]
+            else:
+                _CHANGES[node] = _Change(before, after, monotonic())
         return SetParametersResult(successful=not reasons, reason='; '.join(reasons))
 
     for row in table:
@@ -154,7 +177,22 @@ def _declare_one(node: Node, row: ParameterSpec) -> None:
 
 
 def values(node: Node, table: ParameterTable) -> dict[str, Any]:
-    """The values in force of a table's parameters."""
+    """The values in force of a table's parameters: all from before a change, or all from after it.
+
+    Any thread may ask, also while another one sets parameters.
+    """
+    while True:
+        change = _CHANGES.get(node)
+        stored = _stored(node, table)
+        if change is _CHANGES.get(node):
+            break
+    if change is None or stored.keys() != change.after.keys() or stored == change.after:
+        return stored
+    # Not all stored yet, or refused by someone else's callback.
+    return dict(change.before) if monotonic() - change.at_s < _STORED_S else stored
+
+
+def _stored(node: Node, table: ParameterTable) -> dict[str, Any]:
     return {row.name: node.get_parameter(row.name).value for row in table}
 
 
