@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from execution_rig import Rig
 
 from vla_runtime.execution.clamp_latch import ClampLatch
@@ -56,15 +55,16 @@ def test_when_an_episode_begins_without_a_reset_expect_it_still_closed() -> None
     assert rig.tick().kind is CommandKind.TRACK
 
 
-def test_when_a_new_executor_is_given_a_closed_latch_expect_it_to_hold() -> None:
+def test_when_a_new_executor_is_given_a_closed_latch_expect_no_start_before_the_reset() -> None:
     latch = closed_rig().executor.latch
     rig = Rig(ExecutorParameters(replan_interval=20), limits=LIMITS, clamp_latch=3)
     rig.executor = ChunkExecutor(rig.config, rig.parameters, latch=latch)
-    rig.started()
-    assert rig.reason == 'clamp_latch' and '3 chunks in a row' in rig.executor.detail
+    rig.tick(2)
+    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert not result.started and '3 chunks in a row' in result.text
     assert rig.executor.status().clamp_latched
     assert not rig.executor.wants_chunk
-    before = rig.command.setpoints.copy()
+    assert rig.tick().kind is CommandKind.IDLE
     rig.executor.reset(1)
-    assert rig.tick().reason.value == 'waiting_for_chunk'
-    assert np.array_equal(rig.command.setpoints, before)
+    rig.started()
+    assert rig.reason == 'waiting_for_chunk'

@@ -164,6 +164,35 @@ def test_when_ticks_stop_coming_expect_the_dead_man_to_give_the_hold() -> None:
     assert_held(rig, Reason.TICK_LATE)
 
 
+def test_when_no_tick_follows_the_start_expect_the_dead_man_to_give_the_hold() -> None:
+    rig = rig_of(watchdog=WatchdogParameters(tick_timeout_s=0.05))
+    rig.tick(2)
+    # Ticks had stopped long before the start, which begins anew.
+    rig.now_s += 60.0
+    rig.ros_ns += 60_000_000_000
+    rig.measure()
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert rig.executor.dead_man(rig.now_s + 0.04) is None
+    command = rig.executor.dead_man(rig.now_s + 0.06)
+    assert command is not None
+    assert command.kind is CommandKind.HOLD and command.reason is Reason.TICK_LATE
+    rig.tick(2)
+    assert rig.reason == 'waiting_for_chunk'
+
+
+def test_when_the_dead_man_held_expect_nothing_left_of_the_plan() -> None:
+    rig = moving(watchdog=WatchdogParameters(tick_timeout_s=0.05))
+    rig.executor.poll_request(rig.now_s, rig.ros_ns)
+    assert rig.executor.status().chunk != -1
+    assert rig.executor.dead_man(rig.now_s + 0.06) is not None
+    assert rig.executor.status().chunk == -1
+    assert not rig.executor.status().request_open
+    # A tick that finds no gap by itself does not go on with it either.
+    rig.tick()
+    assert rig.command.kind is CommandKind.HOLD
+    assert (rig.command.setpoints == rig.ticks[-2].command.setpoints).all()
+
+
 def test_when_never_ticked_or_idle_expect_the_dead_man_to_publish_nothing() -> None:
     rig = rig_of()
     assert rig.executor.dead_man(1e9) is None
@@ -242,17 +271,18 @@ def test_when_clamped_chunks_come_in_a_row_expect_the_latch_until_reset() -> Non
     for _ in range(3):
         results.append(rig.submit([0.06] * 30))
         rig.tick(4)
+    assert rig.submit([0.0] * 30).refusal is Refusal.CLAMP_LATCH
     assert [result.accepted for result in results] == [True, True, False]
     assert results[0].clamped and 'position' in results[0].text
     assert results[2].refusal is Refusal.CLAMP_LATCH
     assert rig.command.kind is CommandKind.HOLD and rig.reason == 'clamp_latch'
     rig.executor.stop()
-    rig.executor.start(rig.now_s, rig.ros_ns)
+    refused = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert not refused.started and '3 chunks in a row' in refused.text
     rig.tick()
-    assert rig.reason == 'clamp_latch'
-    assert rig.submit([0.0] * 30).refusal is Refusal.CLAMP_LATCH
+    assert rig.reason == 'stopped'
     rig.executor.reset(1)
-    rig.tick()
+    rig.started()
     assert rig.submit([0.0] * 30).accepted
     assert rig.tick().kind is CommandKind.TRACK
 

@@ -10,6 +10,7 @@ from execution_rig import Rig
 
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.limits import ColumnLimits, LimitActions, OnViolation, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
 
 SLOPE = 0.02  # a step, so 0.5 a second
@@ -72,3 +73,52 @@ def test_when_the_robot_starved_expect_an_ensemble_without_the_chunks_of_before(
     assert rig.submit([held] * 50, number=1).accepted
     rig.tick(40)
     assert float(rig.measured[0]) == pytest.approx(held, abs=1e-9)
+
+
+# ---------------------------------------------------------------- the seam of what waits already
+
+FASTEST = 1.0
+JUMP = 0.15
+
+
+def rig_with_a_pending_blend(action: OnViolation) -> Rig:
+    """A chunk 0.15 rad beside the one in force waits; its blend is within the speed limit."""
+    limits = make_limits(
+        ('a', 'b'),
+        dict.fromkeys(('a', 'b'), ColumnLimits(velocity=FASTEST)),
+        actions=LimitActions(velocity=action),
+    )
+    handover = HandoverParameters(mode='blend', blend_steps=8)
+    parameters = ExecutorParameters(replan_interval=10, handover=handover)
+    rig = Rig(parameters, limits=limits).started()
+    assert rig.submit([0.0] * 30).accepted
+    rig.tick(10)
+    assert rig.submit([JUMP] * 30).accepted
+    assert rig.executor.counters.clamped == 0
+    rig.executor.set_parameters(replace(parameters, handover=HandoverParameters(mode='switch')))
+    return rig
+
+
+def test_when_a_pending_chunk_would_be_too_fast_anew_expect_it_handed_over_as_it_was() -> None:
+    rig = rig_with_a_pending_blend('reject')
+    assert rig.executor.counters.clamped == 0
+    before = len(rig.ticks)
+    rig.run_until(lambda command: command.chunk == 2)
+    assert rig.executor.seams[-1].mode == 'blend' == rig.executor.parameters.handover.mode
+    rig.tick(30)
+    assert np.diff([tick.position for tick in rig.ticks[before:]]).max() < 0.9 * FASTEST * 0.01
+    assert not any(tick.command.limited for tick in rig.ticks[before:])
+    assert rig.submit([JUMP] * 30).accepted
+    rig.run_until(lambda command: command.chunk == 3)
+    assert rig.executor.parameters.handover.mode == 'switch'
+
+
+def test_when_a_pending_chunk_is_too_fast_anew_and_clamped_expect_it_counted_once() -> None:
+    rig = rig_with_a_pending_blend('clamp')
+    assert rig.executor.counters.clamped == 1
+    rig.executor.set_parameters(replace(rig.executor.parameters, request_timeout_s=1.0))
+    switch = HandoverParameters(mode='switch')
+    rig.executor.set_parameters(replace(rig.executor.parameters, handover=switch))
+    assert rig.executor.counters.clamped == 1
+    rig.run_until(lambda command: command.chunk == 2)
+    assert rig.executor.seams[-1].mode == 'switch'

@@ -34,7 +34,8 @@ class ExecutorConfig:
         clamp_latch: this many clamped chunks in a row stop the robot until `reset`; 0 never does.
         control_period_s: time between two ticks. A tick that comes later moves the command no
             further than one and a half periods allow, because the robot's controller executes
-            each command in about one. Not limited when not given.
+            each command in about one. Not limited when not given, nor under `motion_clock` ros,
+            where the simulated robot waits for the clock as well.
     """
 
     columns: tuple[Column, ...]

@@ -16,6 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -89,18 +90,19 @@ class ChunkExecutor:
             self._commander,
             self._replanner,
             self.counters,
-            1.5 * config.control_period_s,
+            # What passes between two messages of a /clock is all to be moved in one command.
+            math.inf if config.watchdog.motion_clock == 'ros' else 1.5 * config.control_period_s,
             config.start.cold_after_s,
         )
 
     # ------------------------------------------------------------ the operator
 
     def start(self, now_s: float, now_ros_ns: int) -> StartResult:
-        """Allow motion. Needs a fresh measured state; commands nothing by itself.
+        """Allow motion. Needs a fresh state and an open latch; commands nothing by itself.
 
         The robot holds the last command where it is still near it, and the measured position
         otherwise: a robot that was moved by hand is not dragged back. Chunks whose observation
-        was made before the start are not taken.
+        is more than `max_state_age_s` older than the start are not taken.
         """
         if self._mode is Mode.RUNNING:
             return StartResult(True, 'already started')
@@ -109,7 +111,7 @@ class ChunkExecutor:
         if refused:
             return StartResult(False, refused)
         self._mode = Mode.RUNNING
-        self._guard.restart()
+        self._guard.restart(now_s)
         self._motion.drop_plan()
         # A camera frame may be as old as a joint state that one may start on.
         fresh_ns = round(self.config.watchdog.max_state_age_s * 1e9)

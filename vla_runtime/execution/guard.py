@@ -38,6 +38,7 @@ class Guard:
         self._state_watch = StateWatch(parameters, columns)
         self._tick_timeout_s = parameters.tick_timeout_s
         self.state = MeasuredState(columns)
+        self._started_s: float | None = None
         self.fault: Reason | None = None
         self.detail = ''
 
@@ -53,12 +54,18 @@ class Guard:
         self._counters.states_out_of_order = self.state.out_of_order
 
     def why_not_start(self, now_ros_ns: int) -> str:
-        """What of the measured state keeps the robot from starting; empty when nothing does."""
+        """What keeps the robot from starting; empty when nothing does."""
+        if self._latch.closed:
+            return self._latch.text
         fault = self._state_watch.check(self.state, now_ros_ns)
         return self._state_watch.describe(fault, self.state, now_ros_ns) if fault else ''
 
-    def restart(self) -> None:
-        """The operator started: faults of before are over, and the next tick is the first."""
+    def restart(self, now_s: float) -> None:
+        """The operator started: faults of before are over, and the next tick is the first.
+
+        It has to come in time like any other one.
+        """
+        self._started_s = now_s
         self.fault = None
         self.detail = ''
         self._clock.restart()
@@ -101,8 +108,13 @@ class Guard:
         return None
 
     def silent_s(self, now_s: float) -> float | None:
-        """Seconds since the last tick where those are too many; `None` where they are not."""
+        """Seconds since the last tick where those are too many; `None` where they are not.
+
+        Before the first tick they are counted from the start.
+        """
         last_s = self._clock.last_s
+        if last_s is None:
+            last_s = self._started_s
         if last_s is None or now_s - last_s <= self._tick_timeout_s:
             return None
         return now_s - last_s

@@ -71,7 +71,11 @@ class Replanner:
         self.elapsed_ns = 0
         self._live: deque[LiveChunk] = deque(maxlen=_LIVE_CHUNKS)
         self._horizon = 0
+        # Those that the pending chunk was spliced with.
+        self._spliced = parameters
         self._pending_delay = 0
+        self._pending_clamped = False
+        self._pending_cold = False
         self._pending_starved = False
 
     # ------------------------------------------------------------ episodes and parameters
@@ -98,6 +102,9 @@ class Replanner:
     def stage(self, parameters: ExecutorParameters) -> None:
         """Take up other parameters at the next chunk boundary.
 
+        A chunk that waits there is handed over anew, unless that would be too fast where speed is
+        to be rejected: it then stays as it was, and they come into force with the next one.
+
         Raises:
             ValueError: they want more steps than the last chunk had.
         """
@@ -105,7 +112,7 @@ class Replanner:
             parameters.require_horizon(self._horizon)
         self.staged = parameters
         if self.timeline.pending is not None:
-            self._splice()
+            self._splice_anew()
         elif self.timeline.in_force is None:
             self.parameters = parameters
 
@@ -206,11 +213,9 @@ class Replanner:
                 decides how far away the first row may be, and the motion limiter how fast it is
                 reached.
         """
-        timeline, found = self.timeline, [checked.clamped]
+        found = [checked.clamped]
         if rows is not None:
-            wanted = self.staged.replan_interval + self.staged.overrun_steps
-            before, step_s = timeline.setpoint_at_join(), timeline.step_time_s
-            too_fast = check_handed_over(before, rows[:wanted], step_s, self._limits, self._columns)
+            too_fast = self._too_fast(rows)
             if too_fast and self._limits.actions.velocity == 'reject':
                 raise Refused(Refusal.LIMIT, too_fast)
             found.append(too_fast)
@@ -220,6 +225,12 @@ class Replanner:
         if self._latch.closed:
             raise Refused(Refusal.CLAMP_LATCH, f'{self._latch.text}; the last: {clamped}')
         return clamped
+
+    def _too_fast(self, rows: np.ndarray) -> str:
+        """What is too fast in the rows that would be executed of these; empty when nothing is."""
+        wanted = self.staged.replan_interval + self.staged.overrun_steps
+        before, step_s = self.timeline.setpoint_at_join(), self.timeline.step_time_s
+        return check_handed_over(before, rows[:wanted], step_s, self._limits, self._columns)
 
     def _set_out(self, live: LiveChunk, standstill: Standstill) -> None:
         """From standstill; positions that nobody knows are taken to be the first row's."""
@@ -241,6 +252,7 @@ class Replanner:
         if self.requests.open or self.due:
             self.requests.answer()
         self._pending_delay, self._pending_starved = delay, starved
+        self._pending_clamped, self._pending_cold = bool(clamped), rows is None
         segment = self._splice(rows)
         counters.late += segment.seam.late
         self._horizon = len(segment.chunk.rows)
@@ -257,7 +269,19 @@ class Replanner:
             None, '; '.join(text), segment.join_step, segment.join_index, delay, bool(clamped)
         )
 
+    def _splice_anew(self) -> None:
+        rows = self.timeline.handed_over(self._live, self.staged)
+        too_fast = '' if self._pending_cold else self._too_fast(rows)
+        if too_fast and self._limits.actions.velocity == 'reject':
+            return
+        if too_fast and not self._pending_clamped:
+            self._pending_clamped = True
+            self._counters.clamped += 1
+            self._latch.count(clamped=True)
+        self._splice(rows)
+
     def _splice(self, rows: np.ndarray | None = None) -> Segment:
+        self._spliced = self.staged
         return self.timeline.splice(
             self._live, self._pending_delay, self.staged, self._pending_starved, rows
         )
@@ -321,7 +345,7 @@ class Replanner:
         counters.steps += timeline.next_step - begun
         if took_over:
             counters.taken_over += 1
-            self.parameters = self.staged
+            self.parameters = self._spliced
             self.seams.append(segment.seam)
             self.requests.renew()
             if before is not None:
