@@ -14,7 +14,7 @@ from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind, Reason, Refusal
 from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
-from vla_runtime.execution.watchdog import WatchdogParameters
+from vla_runtime.execution.watchdog import WatchdogParameters, tick_timeout_for
 
 # ---------------------------------------------------------------- start
 
@@ -367,3 +367,25 @@ def test_when_control_period_is_zero_expect_error() -> None:
 def test_when_latch_is_negative_expect_error() -> None:
     with pytest.raises(ValueError, match='clamp_latch'):
         ExecutorConfig((Column('a'),), clamp_latch=-1)
+
+
+@pytest.mark.parametrize('rate_hz', [10, 50, 100, 500])
+@pytest.mark.parametrize('phase', [0.0, 0.3, 0.99])
+def test_when_ticks_stop_expect_the_hold_a_period_after_the_time_out_at_most(
+    rate_hz: int, phase: float
+) -> None:
+    period_s = 1.0 / rate_hz
+    timeout_s = tick_timeout_for(period_s)
+    rig = rig_of(
+        period_ns=round(1e9 * period_s),
+        watchdog=WatchdogParameters(tick_timeout_s=timeout_s, clock_jump_s=1.0),
+    ).started()
+    assert rig.submit(RAMP).accepted
+    rig.tick()
+    look_s = rig.now_s + phase * period_s
+    while rig.executor.dead_man(look_s) is None:
+        look_s += period_s
+    late_s = look_s - rig.now_s
+    assert timeout_s < late_s <= timeout_s + period_s + 1e-9
+    assert late_s <= max(4.0 * period_s, 0.02 + period_s) + 1e-9
+    assert rig.executor.status().kind is CommandKind.HOLD

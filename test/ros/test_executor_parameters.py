@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tabletop_policy import STEP_TIME_S, write_tabletop_policy
 
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.executor_parameters import (
@@ -64,6 +65,27 @@ def test_plan_time_follows_the_ros_clock_in_simulation_only():
 def test_a_tick_timeout_shorter_than_two_periods_is_refused():
     with pytest.raises(ParameterError, match='two control periods'):
         check_fixed({**DEFAULTS, 'control_rate_hz': 10.0, 'tick_timeout_s': 0.1})
+
+
+@pytest.mark.parametrize(
+    ('rate_hz', 'expected_s'), [(10.0, 0.3), (100.0, 0.03), (200.0, 0.02), (500.0, 0.02)]
+)
+def test_the_tick_timeout_follows_the_control_rate_unless_it_is_given(rate_hz, expected_s):
+    given = {**DEFAULTS, 'control_rate_hz': rate_hz}
+    check_fixed(given)
+    watchdog = watchdog_parameters(given, use_sim_time=False)
+    assert watchdog.tick_timeout_s == pytest.approx(expected_s)
+    given['tick_timeout_s'] = 0.5
+    assert watchdog_parameters(given, use_sim_time=False).tick_timeout_s == 0.5
+
+
+def test_a_control_rate_below_the_policys_steps_is_refused_with_both_numbers(tmp_path):
+    bundle = write_tabletop_policy(tmp_path / 'tabletop')
+    given = {**DEFAULTS, 'robot': 'tabletop', 'bundle': str(bundle), 'control_rate_hz': 10.0}
+    steps = round(1.0 / STEP_TIME_S)
+    with pytest.raises(ParameterError, match=f'control_rate_hz is 10, .* makes {steps} steps'):
+        read_files(given)
+    read_files({**given, 'control_rate_hz': float(steps)})
 
 
 @pytest.mark.parametrize('name', ['robot', 'bundle'])

@@ -20,6 +20,11 @@ from vla_runtime.execution.state import MeasuredState
 MotionClock = Literal['steady', 'ros']
 
 
+def tick_timeout_for(control_period_s: float) -> float:
+    """A `tick_timeout_s` that a punctual loop never meets: three periods, at least 0.02 s."""
+    return max(3.0 * control_period_s, 0.02)
+
+
 @dataclass(frozen=True)
 class WatchdogParameters:
     """When to stop. Fixed while the executor lives.

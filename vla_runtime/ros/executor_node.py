@@ -170,7 +170,6 @@ class ExecutorNode(LifecycleNode):
             self,
             self._link,
             self._fixed['control_rate_hz'],
-            self._fixed['tick_timeout_s'],
             SessionHooks(
                 now_ns=self._now_ns,
                 on_chunk=self._on_chunk,

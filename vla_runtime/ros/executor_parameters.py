@@ -13,7 +13,7 @@ from vla_runtime.execution.parameters import (
     ReplanMode,
 )
 from vla_runtime.execution.plan import Interpolation
-from vla_runtime.execution.watchdog import WatchdogParameters
+from vla_runtime.execution.watchdog import WatchdogParameters, tick_timeout_for
 from vla_runtime.ros.parameters import ParameterSpec
 
 # A chunk is never longer; the bundle's own horizon narrows it when the node is configured.
@@ -61,9 +61,10 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
     ),
     ParameterSpec(
         'tick_timeout_s',
-        0.1,
-        'a pause of the control loop that drops the plan',
-        minimum=0.01,
+        0.0,
+        'a pause of the control loop that holds the robot and drops the plan, seen one control '
+        'period later at most; 0: three control periods, at least 0.02 s',
+        minimum=0.0,
         maximum=1.0,
         read_only=True,
     ),
@@ -220,10 +221,16 @@ def values_in_force(parameters: ExecutorParameters, *, dry_run: bool) -> dict[st
     }
 
 
+def tick_timeout(values: Mapping[str, Any]) -> float:
+    """Longest time between two ticks, seconds: `tick_timeout_s`, or what it is by itself."""
+    given = float(values['tick_timeout_s'])
+    return given if given > 0.0 else tick_timeout_for(1.0 / values['control_rate_hz'])
+
+
 def watchdog_parameters(values: Mapping[str, Any], *, use_sim_time: bool) -> WatchdogParameters:
     """When to stop; under `use_sim_time` plan time follows the ROS clock, so a pause pauses it."""
     return WatchdogParameters(
-        tick_timeout_s=values['tick_timeout_s'],
+        tick_timeout_s=tick_timeout(values),
         max_state_age_s=values['max_state_age_s'],
         max_tracking_error=values['max_tracking_error'],
         clock_jump_s=values['clock_jump_s'],

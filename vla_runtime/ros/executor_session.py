@@ -31,8 +31,6 @@ from vla_runtime.ros.worker import LatestJobWorker
 
 CHUNK_TOPIC = 'action_chunk'
 _RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
-# Looks of the dead-man within the time in which a tick has to come.
-_LOOKS = 2.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,6 @@ class ExecutorSession:
         node: the executor node.
         link: its topics on the robot's side; outlives the session.
         rate_hz: control rate.
-        tick_timeout_s: longest time between two ticks.
         hooks: what to call.
     """
 
@@ -70,13 +67,11 @@ class ExecutorSession:
         node: LifecycleNode,
         link: RobotLink,
         rate_hz: float,
-        tick_timeout_s: float,
         hooks: SessionHooks,
     ) -> None:
         self._node = node
         self._link = link
         self._rate_hz = rate_hz
-        self._tick_timeout_s = tick_timeout_s
         self._hooks = hooks
         self._requests: LatestJobWorker[CommittedSetpoints] | None = None
         self._control: SteadyLoop | None = None
@@ -99,7 +94,8 @@ class ExecutorSession:
         self.loop = loop
         loop.begin_episode(episode)
         self._control = self._thread(loop.tick, rate_hz, 'control')
-        self._dead_man = self._thread(loop.check_alive, _LOOKS / self._tick_timeout_s, 'dead man')
+        # It looks every control period, so the hold comes at most one after the time-out.
+        self._dead_man = self._thread(loop.check_alive, rate_hz, 'dead man')
         self._chunks = self._node.create_subscription(
             JointTrajectory,
             CHUNK_TOPIC,

@@ -9,7 +9,11 @@ from vla_runtime.bundle import BundleError, BundleSpec, read_bundle
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
-from vla_runtime.ros.executor_parameters import executor_parameters, watchdog_parameters
+from vla_runtime.ros.executor_parameters import (
+    executor_parameters,
+    tick_timeout,
+    watchdog_parameters,
+)
 from vla_runtime.ros.parameters import ParameterError
 from vla_runtime.ros.realtime import parse_cpus
 from vla_runtime.ros.robot import Robot, find_robot, load_robot
@@ -27,10 +31,10 @@ def check_fixed(given: Mapping[str, Any]) -> tuple[int, ...]:
         ParameterError: they do not go together.
     """
     period_s = 1.0 / given['control_rate_hz']
-    if given['tick_timeout_s'] < 2.0 * period_s:
+    if tick_timeout(given) < 2.0 * period_s:
         raise ParameterError(
             f'parameter tick_timeout_s is {given["tick_timeout_s"]:g} s, which is shorter than '
-            f'two control periods ({2.0 * period_s:g} s)'
+            f'two control periods ({2.0 * period_s:g} s); 0 lets it be three of them'
         )
     try:
         return parse_cpus(given['cpu_affinity'])
@@ -38,11 +42,26 @@ def check_fixed(given: Mapping[str, Any]) -> tuple[int, ...]:
         raise ParameterError(f'parameter {error}') from error
 
 
+def check_rate(control_rate_hz: float, spec: BundleSpec) -> None:
+    """A plan is walked in commands: none of its steps may be jumped over.
+
+    Raises:
+        ParameterError: there are more steps a second than commands.
+    """
+    step_rate_hz = 1.0 / spec.step_time_s
+    if control_rate_hz < step_rate_hz * (1.0 - 1e-6):
+        raise ParameterError(
+            f'parameter control_rate_hz is {control_rate_hz:g}, but the policy of the bundle '
+            f"('{spec.name}') makes {step_rate_hz:g} steps a second; set it to that or more"
+        )
+
+
 def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch]:
     """The robot file, what the bundle says about itself, and how the two go together.
 
     Raises:
-        ParameterError: `robot` or `bundle` is not set, or the bundle cannot be used.
+        ParameterError: `robot` or `bundle` is not set, the bundle cannot be used, or the
+            control rate is below its steps a second.
         RobotError, MatchError, ValueError: the robot file cannot be used, or not with this bundle.
     """
     for name in ('robot', 'bundle'):
@@ -54,6 +73,7 @@ def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch]
         spec = read_bundle(given['bundle'], verify=False).spec
     except BundleError as error:
         raise ParameterError(f'parameter bundle: {error}') from error
+    check_rate(given['control_rate_hz'], spec)
     return robot, spec, match_robot(robot, spec, given['bundle'])
 
 
