@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_policy import CAMERAS, JOINTS, observation, pose_spec, tiny_spec, write_tiny_policy
 
+from vla_runtime import policy as policy_module
 from vla_runtime.policy import Policy
 from vla_runtime.settings import PolicySettings
 from vla_runtime.types import CommittedPlan
@@ -258,6 +259,22 @@ def test_guidance_needs_a_policy_with_advantage_tags(policy):
 def test_a_setting_out_of_range_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=field):
         PolicySettings(**{field: value})
+
+
+def test_settings_that_the_policy_refuses_leave_no_engine_behind(tmp_path, monkeypatch):
+    closed, real = [], policy_module.load_engine
+
+    def load_engine(*arguments, **named):
+        engine = real(*arguments, **named)
+        free = engine.close
+        monkeypatch.setattr(engine, 'close', lambda: (closed.append(True), free()))
+        return engine
+
+    monkeypatch.setattr(policy_module, 'load_engine', load_engine)
+    bundle = write_tiny_policy(tmp_path / 'untagged', tiny_spec())
+    with pytest.raises(ValueError, match='cfg_enabled'):
+        Policy.load(bundle, settings=PolicySettings(cfg_enabled=True))
+    assert closed == [True]
 
 
 def test_denoise_steps_can_be_changed_between_inferences(policy):

@@ -83,7 +83,8 @@ class Policy:
 
         Raises:
             BundleError: the bundle is not what it says.
-            ValueError: backend, device or precision that is not to be had here.
+            ValueError: backend, device or precision that is not to be had here, or settings that
+                this policy cannot run with; nothing stays loaded then.
         """
         checked = read_bundle(bundle, verify=verify)
         engine = load_engine(
@@ -95,7 +96,11 @@ class Policy:
             max_rows=2 if checked.spec.prompt.advantage else 1,
             use_cuda_graphs=use_cuda_graphs,
         )
-        return cls(checked, engine, settings)
+        try:
+            return cls(checked, engine, settings)
+        except BaseException:
+            engine.close()
+            raise
 
     @property
     def settings(self) -> PolicySettings:
@@ -157,7 +162,9 @@ class Policy:
         turns out not to be finite has used up its inference number. Waits while `has_room` is
         False.
 
-        Args, raises: as for `infer`; what goes wrong in the networks is raised by the future.
+        Args, raises: as for `infer`. What goes wrong in the networks or afterwards is raised here
+        with `latency`; with `throughput` only what goes wrong while encoding is, the rest by the
+        future, which cannot be cancelled.
         """
         if self._closed:
             raise ValueError('this policy was closed; load it again')
@@ -232,7 +239,8 @@ class Policy:
     def warm_up(self) -> float:
         """Infer once on a black image, so that the first real inference is not the slow one.
 
-        Captures the CUDA graphs. Counts as no inference.
+        Captures the CUDA graphs that the settings need, with and without guidance and plan; others
+        are captured at the first inference that needs them. Counts as no inference.
 
         Returns:
             milliseconds that it took
@@ -254,9 +262,12 @@ class Policy:
             # Both slots where the pipeline will alternate; serial guidance uses both at once.
             both = settings.pipeline == 'throughput' and request.guidance != 'serial'
             held: tuple[Place, ...] = ()
+            tied = _as_if_tied(request, settings, self.spec.trained_delay_steps)
             for _ in range(2 if both else 1):
                 # Not decoded: a state of zeros is no pose that actions could be relative to.
                 encoded, _ = self._run(request, clock, held=held)
+                if tied is not request:
+                    self._runner.denoise(tied, encoded, clock)
                 held = encoded.places
                 self._runner.cache.clear()
         return (perf_counter() - start) * 1e3
@@ -266,3 +277,15 @@ class Policy:
         self._closed = True
         self._pipeline.close()
         self._engine.close()
+
+
+def _as_if_tied(
+    request: ChunkRequest, settings: PolicySettings, trained_delay_steps: int
+) -> ChunkRequest:
+    """The request with the expert that a plan will call for; itself where that is the same."""
+    jacobian = settings.rtc_mode == 'jacobian' and request.guidance != 'serial'
+    clean = trained_delay_steps if settings.rtc_mode == 'hard_prefix' else 0
+    if not (jacobian or clean):
+        return request
+    inputs = replace(request.inputs, jacobian=jacobian, clean_actions=clean)
+    return replace(request, inputs=inputs)

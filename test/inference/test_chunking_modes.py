@@ -15,7 +15,7 @@ from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.inference.real_time_chunking import clamp_weights
+from vla_runtime.inference.real_time_chunking import clamp_weights, guidance_weights
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan
 
@@ -65,6 +65,49 @@ def test_clamp_weights_hold_an_action_on_its_straight_path(steps, clamped, noise
         else:
             return
     assert x == pytest.approx(plan, abs=1e-4)
+
+
+@pytest.mark.parametrize('mode', ['guided', 'jacobian'])
+@pytest.mark.parametrize('maximum', [0.0, 2.0, 100.0])
+def test_the_tie_is_never_stronger_than_the_maximum_guidance_weight(bundles, mode, maximum):
+    """At flow time 1 the paper's weight is infinite: there the maximum is all that bounds it."""
+    policy = load_policy(
+        bundles['pi05'], rtc_mode=mode, max_guidance_weight=maximum, denoise_steps=STEPS
+    )
+    request = policy._planner.plan(
+        observation(), policy.settings, 0, plan=committed(2), noise=NOISE, clock=PhaseClock()
+    )
+    weights = request.inputs.plan_weight
+    assert weights.max() == weights[0, 0] == maximum
+    np.testing.assert_array_equal(
+        weights[:, 0], np.float32(guidance_weights(request.times, maximum))
+    )
+    assert (weights[1, 0] < maximum) == (maximum == 100.0)
+
+
+@pytest.mark.parametrize(
+    ('bundle', 'mode', 'expected'),
+    [
+        ('pi05', 'guided', {(False, 0)}),
+        ('pi05', 'jacobian', {(False, 0), (True, 0)}),
+        ('trained pi05', 'hard_prefix', {(False, 0), (False, 3)}),
+    ],
+)
+def test_warming_up_runs_the_expert_that_a_plan_will_call_for(
+    bundles, monkeypatch, bundle, mode, expected
+):
+    """A graph is captured at its first run; the first tied inference is not to pay for it."""
+    policy = load_policy(bundles[bundle], rtc_mode=mode, pipeline='throughput')
+    real, seen = policy._engine.load_step_inputs, set()
+
+    def load_step_inputs(inputs):
+        seen.add((inputs.jacobian, inputs.clean_actions))
+        real(inputs)
+
+    monkeypatch.setattr(policy._engine, 'load_step_inputs', load_step_inputs)
+    policy.warm_up()
+    assert seen == expected
+    policy.close()
 
 
 @families
