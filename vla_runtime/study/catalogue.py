@@ -136,6 +136,19 @@ _STUDIES = (
         episodes=40,
     ),
     Study(
+        'delay_moving',
+        'And when the blocks move?',
+        'The same on blocks that travel 3 to 5 cm/s, where what was seen so long ago is no longer '
+        'there.',
+        grid(
+            _MOVING,
+            handover=('switch', 'blend', 'ensemble', 'rtc'),
+            delay_steps=(0.0, 2.0, 4.0, 8.0),
+        ),
+        x='delay_steps',
+        episodes=60,
+    ),
+    Study(
         'guidance',
         'What does guidance by the advantage tag change?',
         'Guidance off (the conditioned prompt alone), and the guidance scale beta. The prompt '
