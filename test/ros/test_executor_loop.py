@@ -151,3 +151,44 @@ def test_when_asking_for_a_chunk_fails_expect_the_command_of_that_tick_all_the_s
     with pytest.raises(RuntimeError, match='no plan'):
         bench.tick()
     assert bench.second.sent[-1] == [0.0, 0.0]
+
+
+def test_when_the_control_thread_hangs_in_the_core_expect_the_hold_sent_at_the_end() -> None:
+    bench = Bench()
+    bench.loop._lock.acquire()  # and never released
+    closing = threading.Thread(target=bench.loop.close, daemon=True)
+    closing.start()
+    closing.join(TIMEOUT_S)
+    assert not closing.is_alive()
+    assert bench.second.sent[-1] == [0.0, 0.0]
+
+
+def test_when_the_control_thread_hangs_in_an_output_expect_the_hold_last() -> None:
+    bench = Bench()
+    hung, release = threading.Event(), threading.Event()
+    send = bench.second.send
+
+    def hang(setpoints: np.ndarray, stamp: object) -> None:
+        if threading.current_thread() is ticking:
+            hung.set()
+            assert release.wait(TIMEOUT_S)
+        send(setpoints, stamp)
+
+    bench.second.send = hang  # type: ignore[method-assign]
+    ticking = threading.Thread(target=bench.tick)
+    ticking.start()
+    try:
+        assert hung.wait(TIMEOUT_S)
+        closing = threading.Thread(target=bench.loop.close, daemon=True)
+        closing.start()
+        closing.join(TIMEOUT_S)
+        assert not closing.is_alive()
+        assert bench.second.sent[-1] == [0.0, 0.0]
+    finally:
+        release.set()
+        ticking.join()
+    # What was on its way comes late, and holds too; nothing follows it.
+    assert bench.second.sent[-1] == [0.0, 0.0]
+    count = len(bench.second.sent)
+    bench.tick()
+    assert len(bench.second.sent) == count

@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from vla_runtime.ros.steady_loop import SteadyLoop
 
 
@@ -91,3 +93,20 @@ def test_hooks_run_in_the_loops_thread_around_the_ticks():
     ticks.wait_for(1)
     loop.stop()
     assert names == [('start', 'test'), ('stop', 'test')]
+
+
+def test_a_tick_that_hangs_is_said_and_does_not_hang_the_stop():
+    begun, release = threading.Event(), threading.Event()
+
+    def tick(now_s):
+        begun.set()
+        release.wait(timeout=60.0)
+
+    loop = running(tick)
+    assert begun.wait(30.0)
+    try:
+        with pytest.raises(TimeoutError, match="the thread 'test' hangs"):
+            loop.stop(timeout_s=0.05)
+    finally:
+        release.set()
+        loop.stop()

@@ -8,7 +8,8 @@ Invariants:
 - requests and seams leave through `on_request` and `take_seams`: their messages are made elsewhere;
 - a command that cannot be sent stops the executor; an output that fails keeps no other one from its
   command, so the hold reaches all that can be reached;
-- after `close` nothing is sent any more, and the last command sent was a hold.
+- after `close` nothing is sent any more, and the last command sent was a hold; even where a thread
+  hangs in the core or in an output, every other output gets it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ from vla_runtime.ros.realtime import QuietGarbage
 _PAST_STEPS = 8
 _SEAMS_KEPT = 64
 _COLLECT_EVERY_S = 1.0
+# Whoever keeps a lock for so long at the end is not going to give it back.
+_HANGS_AFTER_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class LoopStatus:
 
 class SendError(RuntimeError):
     """Outputs that a command could not be sent to; it was sent to all others."""
+
+
+def _describe(errors: Sequence[Exception]) -> str:
+    return f'a command could not be sent: {"; ".join(map(str, errors))}'
 
 
 class ControlLoop:
@@ -99,6 +106,7 @@ class ControlLoop:
         self._seams_passed = 0
         self._seams: deque[TimedSeam] = deque(maxlen=_SEAMS_KEPT)
         self._collected_s = 0.0
+        self._closed = False
 
     # ------------------------------------------------------------ control thread
 
@@ -138,22 +146,29 @@ class ControlLoop:
         Raises:
             SendError: some of them failed; all others have got the command.
         """
-        stamp = ns_to_stamp(now_ros_ns)
-        errors: tuple[Exception, ...] = ()
         with self._sending:
-            for writer in self._writers:
-                try:
-                    writer.send(self._setpoints, stamp)
-                except Exception as error:
-                    errors += (error,)
+            if self._closed:
+                return
+            errors = self._send_to_all(now_ros_ns)
         if not errors:
-            self._sent += 1
             return
-        text = f'a command could not be sent: {"; ".join(map(str, errors))}'
+        text = _describe(errors)
         with self._lock:
             self._executor.stop(Reason.INTERNAL_ERROR)
             self._executor.detail = text
         raise SendError(text) from errors[0]
+
+    def _send_to_all(self, now_ros_ns: int) -> tuple[Exception, ...]:
+        """Send to every output, whatever becomes of those before it; what failed."""
+        stamp = ns_to_stamp(now_ros_ns)
+        errors: tuple[Exception, ...] = ()
+        for writer in self._writers:
+            try:
+                writer.send(self._setpoints, stamp)
+            except Exception as error:
+                errors += (error,)
+        self._sent += not errors
+        return errors
 
     def _note_seam(self, now_ros_ns: int, dry_run: bool) -> None:
         passed = self._executor.counters.taken_over
@@ -240,10 +255,28 @@ class ControlLoop:
         return taken
 
     def close(self) -> None:
-        """Hold, as the last command; only when the control thread has ended."""
+        """Hold, as the last command; only when the control thread has ended, or hangs.
+
+        Raises:
+            SendError: some outputs failed; all others have got the hold.
+        """
         if self._garbage.on:
             self._garbage.end()
-        with self._lock:
-            sends = self._take(self._executor.stop())
-        if sends:
-            self._send(self._ros_now_ns())
+        if self._lock.acquire(timeout=_HANGS_AFTER_S):
+            try:
+                sends = self._take(self._executor.stop())
+            finally:
+                self._lock.release()
+        else:
+            # Nobody knows what the core is doing: hold where the last command was.
+            self._setpoints[self._executor.columns.is_velocity] = 0.0
+            sends = self._sent > 0
+        had_its_turn = self._sending.acquire(timeout=_HANGS_AFTER_S)
+        try:
+            self._closed = True
+            errors = self._send_to_all(self._ros_now_ns()) if sends else ()
+        finally:
+            if had_its_turn:
+                self._sending.release()
+        if errors:
+            raise SendError(_describe(errors)) from errors[0]

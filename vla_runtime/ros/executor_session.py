@@ -6,7 +6,8 @@ Invariants:
 - only the control thread and, beside it, the dead-man's and the teardown send commands;
 - teardown: nothing comes in any more, the threads end, then the hold is sent and acknowledged. The
   hold is the last command on the wire;
-- what began half-way ends as well, and a step that fails keeps none back.
+- what began half-way ends as well, and a step that fails keeps none back; a thread that hangs is
+  said, and the hold is sent without it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from vla_runtime.ros.steady_loop import Lateness, SteadyLoop
 from vla_runtime.ros.worker import LatestJobWorker
 
 CHUNK_TOPIC = 'action_chunk'
+# A tick takes a thousandth of this; what takes longer will not end.
+_HANGS_AFTER_S = 2.0
 _RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 
 
@@ -132,7 +135,7 @@ class ExecutorSession:
                 steps.callback(self._requests.stop)
             for thread in (self._control, self._dead_man):
                 if thread is not None:
-                    steps.callback(thread.stop)
+                    steps.callback(thread.stop, _HANGS_AFTER_S)
             if self._chunks is not None:
                 steps.callback(self._node.destroy_subscription, self._chunks)
             steps.callback(self._link.ignore)

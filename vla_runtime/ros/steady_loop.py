@@ -8,7 +8,7 @@ Invariants:
 - after a pause longer than a period the deadlines that passed are skipped and counted, never made
   up for in a burst;
 - an exception in the tick is reported and ends that tick only;
-- `stop` returns after the last tick is over.
+- `stop` returns after the last tick is over, or says that it hangs.
 """
 
 from __future__ import annotations
@@ -79,11 +79,23 @@ class SteadyLoop:
         """Begin; the first tick comes one period later."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Let the tick in progress be the last one; returns when it is over, or never began."""
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Let the tick in progress be the last one; returns when it is over, or never began.
+
+        Args:
+            timeout_s: how long to wait for it; for ever when not given.
+
+        Raises:
+            TimeoutError: it is not over; it is the last one all the same, if it ever ends.
+        """
         self._stopping = True
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                raise TimeoutError(
+                    f"the thread '{self._thread.name}' hangs: it has not ended its tick within "
+                    f'{timeout_s:g} s'
+                )
 
     def lateness(self) -> Lateness:
         """How punctual it was; for any thread."""
