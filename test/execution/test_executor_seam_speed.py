@@ -8,7 +8,7 @@ from execution_rig import STEP_NS, Rig
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.command import CommandKind, Reason, Refusal
-from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.handover import HandoverParameters, blend_weights
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, OnViolation, make_limits
 from vla_runtime.execution.parameters import DelayParameters, ExecutorParameters
 
@@ -113,3 +113,26 @@ def test_when_setting_out_expect_the_start_tolerance_to_decide_and_not_the_speed
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     positions = np.array([tick.command.setpoints for tick in rig.ticks])
     assert np.abs(np.diff(positions, axis=0)).max() <= 0.01 + 1e-12
+
+
+@pytest.mark.parametrize(('fastest', 'accepted'), [(1.05, False), (1.08, True)])
+def test_when_a_cross_fade_is_too_fast_after_its_first_row_expect_refusal_all_the_same(
+    fastest: float, accepted: bool
+) -> None:
+    # 0.2 rad over 6 steps: the first step of the fade is slow, the middle ones go at 1.064/s.
+    weights = np.concatenate([[0.0], blend_weights(6), [1.0]])
+    speeds = np.diff(weights) * 0.2 / 0.04
+    assert speeds[0] < 0.5 and speeds.max() == pytest.approx(1.064, abs=1e-3)
+    limits = make_limits(
+        TWO,
+        dict.fromkeys(TWO, ColumnLimits(velocity=fastest)),
+        actions=LimitActions(velocity='reject'),
+    )
+    handover = HandoverParameters(mode='blend', blend_steps=6)
+    rig = Rig(ExecutorParameters(replan_interval=10, handover=handover), limits=limits).started()
+    assert rig.submit([0.0] * 30).accepted
+    rig.tick(10)
+    result = rig.submit([0.2] * 30)
+    assert result.accepted is accepted
+    if not accepted:
+        assert result.refusal is Refusal.LIMIT and 'seam' in result.text
