@@ -54,8 +54,11 @@ class AnythingGoes(RuleBasedStateMachine):
         parameters=parameter_sets,
         on_too_far=st.sampled_from(['refuse', 'approach']),
         latch=st.sampled_from([0, 4]),
+        period_s=st.sampled_from([PERIOD_NS * 1e-9, math.inf]),
     )
-    def begin(self, parameters: ExecutorParameters, on_too_far: str, latch: int) -> None:
+    def begin(
+        self, parameters: ExecutorParameters, on_too_far: str, latch: int, period_s: float
+    ) -> None:
         columns = (
             Column('arm'),
             Column('spin', continuous=True),
@@ -67,6 +70,7 @@ class AnythingGoes(RuleBasedStateMachine):
             StartParameters(on_too_far=on_too_far, approach_speed=2.0),  # type: ignore[arg-type]
             WATCHDOG,
             clamp_latch=latch,
+            control_period_s=period_s,
         )
         self.executor = ChunkExecutor(config, parameters)
         self.staged = parameters
@@ -294,6 +298,10 @@ class AnythingGoes(RuleBasedStateMachine):
     def parameters_change(self, parameters: ExecutorParameters) -> None:
         self.executor.set_parameters(parameters)
         self.staged = parameters
+
+    @rule(gap_ms=st.integers(11, 49))
+    def tick_comes_a_little_late(self, gap_ms: int) -> None:
+        self.tick_one(gap_ns=gap_ms * 1_000_000)
 
     @rule(gap_ms=st.integers(51, 3000))
     def tick_comes_late(self, gap_ms: int) -> None:

@@ -37,7 +37,7 @@ LATCHED = QoSProfile(
 SENSOR = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT)
 
 # Discovery alone can take seconds, and other tests may have the machine's cores.
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 ROOT = Path(__file__).resolve().parents[2]
 TRANSITIONS = {
     'configure': Transition.TRANSITION_CONFIGURE,
