@@ -9,7 +9,15 @@ import pytest
 from vla_runtime.demo.instructions import FIRST_UNSEEN_SEED, assignments
 from vla_runtime.demo.report import write_report
 from vla_runtime.demo.status_line import StatusLine
-from vla_runtime.demo.telemetry import Attempt, Inference, Seam, Series, Telemetry, Thumbnail
+from vla_runtime.demo.telemetry import (
+    NO_VERDICT,
+    Attempt,
+    Inference,
+    Seam,
+    Series,
+    Telemetry,
+    Thumbnail,
+)
 
 SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS
@@ -57,9 +65,17 @@ def test_the_page_needs_nothing_from_outside(tmp_path):
 
 def test_the_page_says_how_many_instructions_were_completed(tmp_path):
     page = write(tmp_path, telemetry())
-    assert '1 of 1 instructions completed' in page
-    assert 'not judged: time was up' in page
+    assert '1 of 1 instructions completed; 1 cut off by the end' in page
+    assert 'cut off by the end of the demo' in page
     assert 'starved 7' in page
+
+
+def test_an_instruction_without_a_verdict_counts_as_not_completed(tmp_path):
+    seen = telemetry()
+    seen.attempts[-1].outcome = NO_VERDICT
+    page = write(tmp_path, seen)
+    assert '1 of 2 instructions completed</h1>' in page
+    assert NO_VERDICT in page
 
 
 def test_words_from_outside_are_escaped(tmp_path):

@@ -26,6 +26,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vla_runtime.cli.numbers import at_least
+
 if TYPE_CHECKING:
     from vla_runtime.bundle import Bundle
     from vla_runtime.engines.tensorrt_adapter import Progress
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--workspace',
-        type=_count,
+        type=at_least(1),
         default=1024,
         metavar='MIB',
         help='GPU memory that a layer may take as scratch (default: %(default)s)',
@@ -62,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--autotune',
-        type=_count,
+        type=at_least(1),
         default=3,
         metavar='N',
         help='capture every CUDA graph N times at load and keep the fastest (default: %(default)s)',
@@ -225,13 +227,3 @@ class _Bar:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-
-def _count(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
-    return value

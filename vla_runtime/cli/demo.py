@@ -146,6 +146,6 @@ def _report(options: DemoOptions, result: DemoResult, ended: str) -> None:
     }
     path = options.out / 'report.html'
     write_report(path, telemetry, result.parameters, facts, result.joint_units, result.failure)
-    say(f'{telemetry.completed} of {telemetry.judged} instructions completed')
+    say(telemetry.score)
     say(f'chunks: {telemetry.chunks}')
     say(f'report: {path}')

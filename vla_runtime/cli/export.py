@@ -38,6 +38,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from vla_runtime.cli.numbers import at_least
 from vla_runtime.engines.onnx_files import Precision
 from vla_runtime.types import AdvantageTemplate, PromptTemplate
 
@@ -221,23 +222,23 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         help='where the advantage tag was in training (default: trained without)',
     )
     group.add_argument(
-        '--denoise-steps', type=_count, metavar='N', help='Euler steps (default: 10)'
+        '--denoise-steps', type=at_least(1), metavar='N', help='Euler steps (default: 10)'
     )
 
 
 def _add_sizes(group: argparse._ArgumentGroup) -> None:
-    group.add_argument('--horizon', type=_count, metavar='N', help='actions of a chunk')
+    group.add_argument('--horizon', type=at_least(1), metavar='N', help='actions of a chunk')
     group.add_argument(
         '--prompt-length',
-        type=_count,
+        type=at_least(1),
         metavar='N',
         help='tokens of the padded prompt (openpi default: 200 for pi05, 48 for pi0)',
     )
     group.add_argument(
-        '--vision-heads', type=_count, metavar='N', help="the vision tower's attention heads"
+        '--vision-heads', type=at_least(1), metavar='N', help="the vision tower's attention heads"
     )
     group.add_argument(
-        '--kv-heads', type=_count, metavar='N', help="the language model's key/value heads"
+        '--kv-heads', type=at_least(1), metavar='N', help="the language model's key/value heads"
     )
 
 
@@ -281,13 +282,3 @@ def _cameras(text: str) -> tuple[CameraSpec, ...]:
         CameraSpec(word.removesuffix(_ABSENT), present=not word.endswith(_ABSENT))
         for word in _words(text)
     )
-
-
-def _count(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
-    return value

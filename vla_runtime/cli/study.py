@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vla_runtime.cli.numbers import at_least
+
 if TYPE_CHECKING:
     from vla_runtime.study.catalogue import Study
 
@@ -33,10 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path('engines/demo'),
         help='policy for the tabletop (default: %(default)s)',
     )
-    parser.add_argument('--episodes', type=int, metavar='N', help="a condition (default: study's)")
-    parser.add_argument('--seed', type=int, default=0, help='of scenes, tasks and noise')
     parser.add_argument(
-        '--processes', type=int, default=2, help='one thread each (default: %(default)s)'
+        '--episodes', type=at_least(1), metavar='N', help="a condition (default: study's)"
+    )
+    parser.add_argument('--seed', type=at_least(0), default=0, help='of scenes, tasks and noise')
+    parser.add_argument(
+        '--processes', type=at_least(1), default=2, help='one thread each (default: %(default)s)'
     )
     parser.add_argument(
         '--out',
@@ -50,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path('demo_runs/study/conditions'),
         metavar='DIR',
-        help='where finished conditions are kept (default: %(default)s)',
+        help='where finished conditions are kept; give another one after a change of the code '
+        '(default: %(default)s)',
     )
 
 

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vla_runtime.cli.numbers import at_least
+
 if TYPE_CHECKING:
     from vla_runtime.sim.training import TrainingPlan
 
@@ -31,20 +33,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='DIR',
         help='data, checkpoint and loss plot (default: %(default)s)',
     )
-    parser.add_argument('--seed', type=int, default=0, help='of data and training')
-    parser.add_argument('--episodes', type=int, default=3000, help='of data (default: %(default)s)')
+    parser.add_argument('--seed', type=at_least(0), default=0, help='of data and training')
     parser.add_argument(
-        '--processes', type=int, default=os.cpu_count() or 1, help='that generate data'
+        '--episodes',
+        type=at_least(1),
+        default=3000,
+        help='of data (default: %(default)s)',
     )
-    parser.add_argument('--threads', type=int, help="of PyTorch (default: PyTorch's own)")
+    parser.add_argument(
+        '--processes', type=at_least(1), default=os.cpu_count() or 1, help='that generate data'
+    )
+    parser.add_argument('--threads', type=at_least(1), help="of PyTorch (default: PyTorch's own)")
     parser.add_argument('--device', default='cpu', help='cpu or cuda (default: %(default)s)')
     for stage, steps in (('see', 500), ('ground', 1200), ('act', 4000)):
         parser.add_argument(
-            f'--{stage}-steps', type=int, default=steps, help='of this stage (default: %(default)s)'
+            f'--{stage}-steps',
+            type=at_least(1),
+            default=steps,
+            help='of this stage (default: %(default)s)',
         )
     parser.add_argument(
         '--check-episodes',
-        type=int,
+        type=at_least(0),
         default=100,
         help='closed-loop episodes a family, on unseen scenes (default: %(default)s)',
     )
@@ -55,6 +65,7 @@ def main(arguments: argparse.Namespace) -> int:
     import torch
 
     from vla_runtime.bundle import BundleError
+    from vla_runtime.engines.torch_engine import torch_device
     from vla_runtime.sim.dataset import DatasetPlan, generate
     from vla_runtime.sim.training import TrainingPlan
 
@@ -73,6 +84,7 @@ def main(arguments: argparse.Namespace) -> int:
         act_steps=arguments.act_steps,
     )
     try:
+        torch_device(arguments.device)  # Before hours of work, not after.
         generate(arguments.work / 'data', data, arguments.processes)
         results = _train(arguments, plan)
     except (BundleError, ValueError, FileNotFoundError) as error:

@@ -60,8 +60,7 @@ def write_report(
     """
     start_ns = _start_ns(telemetry)
     parts = [
-        f'<h1>vla_runtime demo: {telemetry.completed} of {telemetry.judged} instructions '
-        'completed</h1>',
+        f'<h1>vla_runtime demo: {telemetry.score}</h1>',
         f'<p class="failed"><b>Ended early.</b></p><pre>{html.escape(failure)}</pre>'
         if failure
         else '',
@@ -131,12 +130,13 @@ def _attempts(attempts: Sequence[Attempt], start_ns: int) -> str:
         return '<p>None was given.</p>'
     rows = []
     for attempt in attempts:
+        outcome = attempt.outcome or 'cut off by the end of the demo'
         mark = 'success' if attempt.outcome == 'success' else 'failed' if attempt.outcome else ''
         took = f'{(attempt.end_ns - attempt.start_ns) * 1e-9:.1f}' if attempt.end_ns else ''
         rows.append(
             f'<tr><td class="number">{(attempt.start_ns - start_ns) * 1e-9:.1f}</td>'
             f'<td>{html.escape(attempt.instruction)}</td><td class="number">{attempt.seed}</td>'
-            f'<td class="{mark}">{html.escape(attempt.outcome or "not judged: time was up")}</td>'
+            f'<td class="{mark}">{html.escape(outcome)}</td>'
             f'<td class="number">{took}</td></tr>'
         )
     head = '<tr><th>at, s</th><th>instruction</th><th>scene</th><th>outcome</th><th>took, s</th>'

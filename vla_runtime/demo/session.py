@@ -35,7 +35,7 @@ from vla_runtime.demo.operator import (
 from vla_runtime.demo.recorder import Recorder
 from vla_runtime.demo.status_line import StatusLine
 from vla_runtime.demo.supervisor import ChildDiedError, Supervisor
-from vla_runtime.demo.telemetry import Attempt, Telemetry
+from vla_runtime.demo.telemetry import NO_VERDICT, Attempt, Telemetry
 from vla_runtime.ros.robot import Robot, find_robot, load_robot
 from vla_runtime.ros.share import share_folder
 from vla_runtime.ros.spinning import make_executor
@@ -271,13 +271,17 @@ class _Session:
         operator.instruct(instruction)
         self._start_motion(operator)
         limit_s = TIME_LIMIT_S[assignment.task.family] + _VERDICT_SLACK_S
-        end_s = time.monotonic() + min(limit_s, self._left_s())
+        left_s = self._left_s()
+        end_s = time.monotonic() + min(limit_s, left_s)
 
         def over() -> bool:
             line.show(instruction)
             return bool(attempt.outcome) or time.monotonic() > end_s
 
         operator.wait_for(over, 'a verdict', limit_s + _VERDICT_SLACK_S)
+        if not attempt.outcome and limit_s <= left_s:
+            # It had all its time: a robot that hangs has not done what it was told.
+            attempt.outcome, attempt.end_ns = NO_VERDICT, time.time_ns()
 
     def _start_motion(self, operator: Operator) -> None:
         """`~/start` needs fresh joint states, which may be a moment away."""

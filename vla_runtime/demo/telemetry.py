@@ -69,9 +69,16 @@ class Thumbnail:
     jpeg: bytes
 
 
+# Outcome of an instruction that used up its time without the simulator judging it.
+NO_VERDICT = 'no verdict in time'
+
+
 @dataclass
 class Attempt:
-    """One instruction, from being given to its end; `outcome` is empty while it is carried out."""
+    """One instruction, from being given to its end.
+
+    `outcome` is empty while it is carried out, and stays so when the end of the demo cuts it off.
+    """
 
     instruction: str
     seed: int
@@ -127,3 +134,10 @@ class Telemetry:
     def judged(self) -> int:
         """Instructions that came to an end."""
         return sum(bool(attempt.outcome) for attempt in self.attempts)
+
+    @property
+    def score(self) -> str:
+        """How many instructions were completed, for a person."""
+        text = f'{self.completed} of {self.judged} instructions completed'
+        cut_off = len(self.attempts) - self.judged
+        return f'{text}; {cut_off} cut off by the end' if cut_off else text

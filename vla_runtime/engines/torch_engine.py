@@ -129,7 +129,7 @@ class TorchEngine:
             raise ValueError(
                 f"precision '{precision}' is unknown; known are: {', '.join(PRECISIONS)}"
             )
-        target = _device(device)
+        target = torch_device(device)
         with torch.device('meta'):
             network = policy_network(family, dims)
         try:
@@ -344,7 +344,12 @@ def _assign_weights(network: FlowPolicy, state: Mapping[str, Tensor], weights: P
         ) from error
 
 
-def _device(name: str) -> torch.device:
+def torch_device(name: str) -> torch.device:
+    """The device of this name.
+
+    Raises:
+        ValueError: unknown, or not to be had here; with what mends it.
+    """
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -3,7 +3,7 @@
 A study is a tuple of conditions. One of a feature to come is a new field of `Condition` and an
 entry here, such as
 
-    Study('backends', ..., grid(BASE, backend=('torch', 'onnx', 'tensorrt')), x='backend', ...)
+    Study('horizons', ..., grid(BASE, horizon=(8, 16)), x='horizon', ...)
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Runs the conditions of a study: seeded, over processes, resumable.
 
-A condition's episodes are written once all of them are done, into a file named after everything
-that they depend on (condition, seeds, bundle, version). So an interrupted study goes on where it
-was, and a condition that two studies share is run once.
+A condition's episodes are written once all of them are done, into a file named after condition,
+seeds, bundle and version. So an interrupted study goes on where it was, and a condition that two
+studies share is run once. The code is not part of the name: after a change of executor or simulator
+give another work folder.
 """
 
 from __future__ import annotations
