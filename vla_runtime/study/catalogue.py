@@ -106,7 +106,7 @@ _STUDIES = (
     ),
     Study(
         'replan_moving',
-        'And when the blocks move?',
+        'How many steps, when the blocks move?',
         'The same on blocks that travel 3 to 5 cm/s (belt speed 1) or 4 to 6.5 cm/s (1.3) and turn '
         'back at the edges. The scripted expert, which knows where the blocks are, shows what the '
         'loop alone costs.',
@@ -137,7 +137,7 @@ _STUDIES = (
     ),
     Study(
         'delay_moving',
-        'And when the blocks move?',
+        'What does inference time cost when the blocks move?',
         'The same on blocks that travel 3 to 5 cm/s, where what was seen so long ago is no longer '
         'there.',
         grid(
@@ -186,7 +186,7 @@ _STUDIES = (
     ),
     Study(
         'cache_moving',
-        'And when the blocks move?',
+        'What may be reused when the blocks move?',
         'The same on blocks that travel 3 to 5 cm/s.',
         _cache_conditions(_MOVING),
         x='cache',
