@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_runtime.cli.numbers import at_least
+from vla_runtime.cli._numbers import at_least
 
 if TYPE_CHECKING:
     from vla_runtime.bundle import Bundle

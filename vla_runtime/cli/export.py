@@ -38,7 +38,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from vla_runtime.cli.numbers import at_least
+from vla_runtime.cli._numbers import at_least
 from vla_runtime.engines.onnx_files import Precision
 from vla_runtime.types import AdvantageTemplate, PromptTemplate
 

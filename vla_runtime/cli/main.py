@@ -60,7 +60,11 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 def _verbs() -> dict[str, str]:
     """Verb to module name."""
     names = sorted(module.name for module in pkgutil.iter_modules(cli.__path__))
-    return {name.replace('_', '-'): name for name in names if name != _OWN_MODULE}
+    return {
+        name.replace('_', '-'): name
+        for name in names
+        if name != _OWN_MODULE and not name.startswith('_')
+    }
 
 
 def _add_verb(verbs: argparse._SubParsersAction, verb: str, module: ModuleType) -> None:

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vla_runtime.cli.numbers import at_least
+from vla_runtime.cli._numbers import at_least
 
 if TYPE_CHECKING:
     from vla_runtime.study.catalogue import Study
