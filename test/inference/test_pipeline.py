@@ -143,7 +143,8 @@ def test_two_are_under_way_at_most(policy):
         gate.open()
         third.join(PATIENCE_S)
         policy.drain()
-    assert encoded == [1], 'the third waited until only one was left'
+    # None is left where the machine let both finish before the third's thread ran on.
+    assert encoded in ([0], [1]), 'the third waited until at most one was left'
     assert policy.has_room
 
 

@@ -100,10 +100,10 @@ def test_only_rtc_gives_the_policy_the_plan_and_it_begins_at_the_observation(wor
     run_episode(world, watching, replace(EXPERT, delay_steps=3.0, handover='rtc'), 7)
     (_, first, chunk), (_, second, _) = watching.asked[:2]
     assert first is None  # nothing is planned at the start
-    # Asked 3 steps before the 8th: rows 5 to 15 of the first chunk are still to come, and the
+    # Asked 3 steps before the 8th: rows 5 to 31 of the first chunk are still to come, and the
     # first 3 of them are executed whatever the new chunk says.
     np.testing.assert_array_equal(second.actions, chunk.actions[5:])
-    assert (second.delay_steps, second.execution_horizon) == (3, 11)
+    assert (second.delay_steps, second.execution_horizon) == (3, 27)
 
 
 def test_chunks_are_recorded_with_the_step_of_their_observation(world, expert):
