@@ -16,7 +16,7 @@ LIMITS = make_limits(('a', 'b'), {'a': ColumnLimits(-1, 0.05)})
 def closed_rig() -> Rig:
     rig = Rig(ExecutorParameters(replan_interval=20), limits=LIMITS, clamp_latch=3).started()
     for _ in range(3):
-        rig.submit([0.06] * 30)
+        rig.submit([0.1] * 30)
         rig.tick(4)
     assert rig.reason == 'clamp_latch'
     return rig

@@ -269,7 +269,7 @@ def test_when_clamped_chunks_come_in_a_row_expect_the_latch_until_reset() -> Non
     rig = rig_of(limits=limits, clamp_latch=3).started()
     results = []
     for _ in range(3):
-        results.append(rig.submit([0.06] * 30))
+        results.append(rig.submit([0.1] * 30))
         rig.tick(4)
     assert rig.submit([0.0] * 30).refusal is Refusal.CLAMP_LATCH
     assert [result.accepted for result in results] == [True, True, False]
@@ -289,7 +289,7 @@ def test_when_clamped_chunks_come_in_a_row_expect_the_latch_until_reset() -> Non
 
 def test_when_a_good_chunk_comes_between_clamped_ones_expect_no_latch() -> None:
     rig = rig_of(limits=make_limits(TWO, {'a': ColumnLimits(-1, 0.05)}), clamp_latch=2).started()
-    for value in (0.06, 0.0, 0.06, 0.0):
+    for value in (0.1, 0.0, 0.1, 0.0):
         assert rig.submit([value] * 30).accepted
         rig.tick(4)
     assert rig.executor.counters.clamped == 2

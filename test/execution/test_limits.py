@@ -177,3 +177,14 @@ def test_when_quaternions_change_sign_expect_the_writing_near_the_reference() ->
 def test_when_a_quaternion_lacks_a_column_expect_error_naming_those_it_has() -> None:
     with pytest.raises(ValueError, match=r"'tool' has \['i', 'j'\], expected four"):
         Columns([Column('i', quaternion='tool'), Column('j', quaternion='tool')])
+
+
+def test_when_a_position_scatters_around_its_limit_expect_it_clamped_and_not_counted() -> None:
+    rows = rows_of(0.0, -0.015, 0.01)
+    check = check_rows(rows, 0.1, limits_of(lower=0.0, upper=0.8), COLUMNS)
+    assert check.clamped == '' and check.rejected == ''
+    assert check.rows.min() >= 0.0
+    farther = check_rows(rows_of(0.0, -0.02), 0.1, limits_of(lower=0.0, upper=0.8), COLUMNS)
+    assert "position of 'arm' in row 1: -0.02" in farther.clamped
+    strict = check_rows(rows, 0.1, limits_of(ALL_REJECT, lower=0.0, upper=0.8), COLUMNS)
+    assert 'position' in strict.rejected

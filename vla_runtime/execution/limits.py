@@ -15,6 +15,9 @@ _Describe = Callable[[int, int], str]
 
 # Limits are compared with this much relative slack: a chunk clamped to a limit must pass it.
 _SLACK = 1e-9
+# A policy scatters around where a joint rests, and a gripper rests at its limit. So little beyond,
+# as a share of the joint's range, is clamped without a word and does not count for the latch.
+_SCATTER = 0.02
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ class ChunkCheck:
 
     Attributes:
         rejected: why it may not be used at all; empty when it may.
-        clamped: what was outside and is clamped; empty when nothing was.
+        clamped: what was outside and is clamped; empty when nothing was, or positions by no more
+            than a policy scatters around a rest at the limit (2% of the joint's range).
         rows: (steps, columns) positions clamped into the limits. Speed and acceleration are
             left to the motion limiter, which knows what is being commanded.
     """
@@ -179,20 +183,30 @@ def check_rows(
         excesses.append(('acceleration', 'reject', _too_sudden(rows, step_time_s, limits, columns)))
     rejected: list[str] = []
     clamped: list[str] = []
+    beyond = False
     for kind, action, (excess, describe) in excesses:
         if not (excess > 0.0).any():
+            continue
+        beyond = True
+        if kind == 'position' and action == 'clamp' and not (excess > _scatter(limits)).any():
             continue
         row, column = divmod(int(np.argmax(excess)), excess.shape[1])
         text = f"{kind} of '{limits.names[column]}' in row {row}: {describe(row, column)}"
         (rejected if action == 'reject' else clamped).append(text)
     inside = rows
-    if clamped and not rejected:
+    if beyond and not rejected:
         inside = rows.copy()
         where = columns.is_position
         inside[:, where] = np.clip(
             rows[:, where], limits.hard_lower[where], limits.hard_upper[where]
         )
     return ChunkCheck('; '.join(rejected), '; '.join(clamped), inside)
+
+
+def _scatter(limits: Limits) -> np.ndarray:
+    """(columns,) how far beyond a limit is no violation; zero without two limits."""
+    extent = limits.upper - limits.lower
+    return np.where(np.isfinite(extent), _SCATTER * extent, 0.0)
 
 
 def check_handed_over(
