@@ -74,7 +74,7 @@ class Policy:
 
         Args:
             bundle: the bundle's folder.
-            backend: `torch`.
+            backend: a name of `engines.loading.BACKENDS`: `torch`, `onnxruntime`, `tensorrt`.
             device: `cpu`, `cuda` or `cuda:N`.
             precision: `float32`, `bfloat16` or `float16` for the large matrices.
             settings: live settings to begin with.

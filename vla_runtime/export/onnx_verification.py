@@ -144,6 +144,12 @@ class Receipt:
                 'numpy': np.__version__,
             },
             'machine': platform.machine(),
+            **self.figures(),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """What was compared and found, whatever ran the networks."""
+        return {
             'seed': SEED,
             'errors': "absolute; divided by the reference's largest number where above 1",
             'bounds': asdict(BOUNDS[self.precision]),

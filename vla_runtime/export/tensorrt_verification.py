@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from vla_runtime.engines.engine import StepInputs
 from vla_runtime.engines.onnx_files import Precision
 from vla_runtime.engines.tensorrt_engine import TensorRTEngine
 from vla_runtime.engines.tensorrt_store import Metadata
-from vla_runtime.export.onnx_cases import SEED, Case, Reference, seeded_cases
+from vla_runtime.export.onnx_cases import Case, Reference, seeded_cases
 from vla_runtime.export.onnx_verification import BOUNDS, ChunkComparison, Comparison, Receipt
 from vla_runtime.export.onnx_weights import BundleWeights
 from vla_runtime.inference.denoise import flow_times
@@ -107,13 +106,7 @@ def receipt_dict(receipt: Receipt, metadata: Metadata) -> dict[str, Any]:
             'torch': str(torch.__version__),
             'numpy': np.__version__,
         },
-        'seed': SEED,
-        'errors': "absolute; divided by the reference's largest number where above 1",
-        'bounds': asdict(BOUNDS[receipt.precision]),
-        'notes': receipt.notes,
-        'cases': receipt.cases,
-        'tensors': [asdict(item) for item in receipt.tensors],
-        'chunks': [asdict(item) for item in receipt.chunks],
+        **receipt.figures(),
     }
 
 

@@ -46,11 +46,6 @@ class LatestJobWorker(Generic[Job]):
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether a job waits that has not been done yet."""
-        return self._waiting is not None
-
     def submit(self, job: Job) -> None:
         """Do this job next; one that is waiting is dropped for it."""
         with self._changed:
