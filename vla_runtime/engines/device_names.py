@@ -1,0 +1,37 @@
+"""What the text of a device means, for every backend alike."""
+
+from __future__ import annotations
+
+import re
+
+_KINDS = {
+    'torch': ('cpu', 'cuda'),
+    'onnxruntime': ('cpu', 'cuda', 'tensorrt'),
+    'tensorrt': ('cuda',),
+}
+_USE = {
+    'torch': 'cpu, cuda or cuda:N',
+    'onnxruntime': 'cpu, cuda, cuda:N, tensorrt or tensorrt:N',
+    'tensorrt': 'cuda or cuda:N',
+}
+_DEVICE = re.compile(r'cpu|(cuda|tensorrt)(:([0-9]{1,3}))?')
+
+
+def parse_device(device: str, backend: str) -> tuple[str, int]:
+    """Split a device's name into its kind and its index.
+
+    Args:
+        device: `cpu`, `cuda` or `cuda:N`; `tensorrt` or `tensorrt:N` for ONNX Runtime's own
+            TensorRT provider.
+        backend: what shall run there.
+
+    Raises:
+        ValueError: no device's name, or one that this backend does not know.
+    """
+    found = _DEVICE.fullmatch(device)
+    kind = found[1] or 'cpu' if found else ''
+    kinds = _KINDS[backend]
+    if not found or kind not in kinds:
+        what = 'not supported by' if found else 'unknown to'
+        raise ValueError(f"device '{device}' is {what} backend '{backend}'; use {_USE[backend]}")
+    return kind, int(found[3] or 0)

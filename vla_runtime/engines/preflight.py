@@ -1,0 +1,132 @@
+"""Whether a backend can run here at all, asked before anything slow is imported or read.
+
+PyTorch alone takes seconds to import, and a large bundle seconds to hash. So whoever is about to do
+either asks here first: names, packages, providers, files and the NVIDIA driver are looked up in
+milliseconds. Passing is no promise: the engine itself checks what only its runtime can tell.
+Nothing here imports PyTorch, onnx or TensorRT; ONNX Runtime only where its provider is asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.onnx_files import ONNX_FOLDER
+
+BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
+_DRIVER = 'libcuda.so.1'
+_INSTALL = {
+    'torch': 'install PyTorch (pip install torch), or choose another backend',
+    'onnxruntime': 'install ONNX Runtime (pip install onnxruntime, or onnxruntime-gpu for CUDA), '
+    'or choose another backend',
+}
+
+
+def check_backend(backend: str, device: str) -> None:
+    """Refuse a backend or device that is not to be had on this machine.
+
+    Args:
+        backend: what runs the networks, one of `BACKENDS`.
+        device: as for `Policy.load`: `cpu`, `cuda`, `cuda:N`; with ONNX Runtime also `tensorrt`,
+            `tensorrt:N`.
+
+    Raises:
+        ValueError: unknown backend or device, its package is not installed, ONNX Runtime has no
+            such provider, or no such CUDA device answers; with what mends it.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend '{backend}' is unknown; known are: {', '.join(BACKENDS)}")
+    kind, index = parse_device(device, backend)
+    if backend == 'tensorrt':
+        from vla_runtime.engines.cuda_runtime import import_cuda
+        from vla_runtime.engines.tensorrt_adapter import import_tensorrt
+
+        # Each says itself how to get it; a TensorRT that is there is big, and waits for a GPU.
+        if missing_package('tensorrt'):
+            import_tensorrt()
+        import_cuda()
+    elif missing := missing_package(backend):
+        raise ValueError(
+            f"backend '{backend}': the Python package '{missing}' is not installed; "
+            f'{_INSTALL[backend]}'
+        )
+    if kind == 'cpu':
+        return
+    if backend == 'onnxruntime':
+        from vla_runtime.engines.onnx_session import Placement
+
+        Placement.of(device)
+    check_cuda_device(device, index)
+
+
+def check_cuda_device(device: str, index: int = 0) -> None:
+    """Ask the NVIDIA driver, and no CUDA library, for a device.
+
+    Args:
+        device: as it was asked for, for the message.
+        index: of the device.
+
+    Raises:
+        ValueError: no driver, or fewer devices than that.
+    """
+    count, reason = _cuda_devices()
+    if count == 0:
+        raise ValueError(
+            f"device '{device}': no CUDA device answers here ({reason}); check the NVIDIA driver "
+            '(nvidia-smi; on a Jetson: jtop), or use the CPU (backends torch and onnxruntime)'
+        )
+    if index >= count:
+        raise ValueError(
+            f"device '{device}': there are {count} CUDA devices here, the first is cuda:0"
+        )
+
+
+def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
+    """Refuse a bundle that lacks ONNX files.
+
+    Args:
+        bundle: its folder.
+        names: of the files, see `onnx_files.graph_name`.
+
+    Raises:
+        ValueError: the first one that is missing, with the command that makes it.
+    """
+    for name in names:
+        path = bundle / ONNX_FOLDER / name
+        if not path.is_file():
+            raise ValueError(
+                f"{path}: is missing, so backend 'onnxruntime' cannot run this bundle; make its "
+                f'ONNX files: vla_runtime export {bundle} --out NEW_BUNDLE'
+            )
+
+
+def missing_package(*names: str) -> str | None:
+    """The first of these Python packages that is not installed; imports none of them."""
+    for name in names:
+        try:
+            found = find_spec(name) is not None
+        except ValueError:
+            # It was imported without a spec.
+            found = sys.modules.get(name) is not None
+        if not found:
+            return name
+    return None
+
+
+def _cuda_devices() -> tuple[int, str]:
+    """How many devices the driver shows, and why there are none."""
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError:
+        return 0, f'no NVIDIA driver is installed: {_DRIVER} is not found'
+    count = ctypes.c_int(0)
+    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if code:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        return 0, f'the driver says: {(text.value or b"").decode() or f"error {code}"}'
+    return count.value, 'the driver shows none'
