@@ -41,6 +41,7 @@ from vla_runtime.engines.onnx_session import Placement, Session, session_options
 from vla_runtime.engines.time_table import TimeTable
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.onnx_cases import SEED, Case, Reference, seeded_cases
+from vla_runtime.export.onnx_constants import constant_faults
 from vla_runtime.export.onnx_precision import precision_faults, precision_of
 from vla_runtime.export.onnx_variants import comparable
 from vla_runtime.export.onnx_weights import BundleWeights
@@ -199,7 +200,8 @@ def check_graphs(folder: Path) -> Precision:
         What their matrix products are in.
 
     Raises:
-        VerificationError: a graph that computes an index, norm or the like in the wrong precision.
+        VerificationError: a graph that computes an index, norm or the like in the wrong precision,
+            or whose constants were rounded.
         ValueError: a file is missing or no ONNX file.
     """
     for name in graph_names():
@@ -209,10 +211,14 @@ def check_graphs(folder: Path) -> Precision:
                 'vla_runtime export BUNDLE --out NEW_BUNDLE'
             )
     precision = precision_of(graph_path(folder, 'vision'))
+    weights = BundleWeights(folder / WEIGHTS_FILE)
     faults = [
         f'{name}: {fault}'
         for name in graph_names()
-        for fault in precision_faults(folder / ONNX_FOLDER / name, precision)
+        for fault in (
+            *precision_faults(folder / ONNX_FOLDER / name, precision),
+            *constant_faults(folder / ONNX_FOLDER / name, weights),
+        )
     ]
     if faults:
         shown = '\n  '.join(faults[:_LISTED])

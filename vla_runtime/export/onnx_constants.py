@@ -1,0 +1,117 @@
+"""Whether the numbers that stand in an ONNX graph are as exact as their types say.
+
+A constant in float32 may hold numbers that were rounded to half before they were written, as
+rotary frequencies are where a whole network was converted: the walk over the types
+(`onnx_precision`) cannot see it, and errors of a long prompt hide behind a short one's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from vla_runtime.engines.onnx_files import Precision
+from vla_runtime.export.onnx_origins import HALVES, TEXT_TABLE, is_half_matrix
+from vla_runtime.export.onnx_precision import load_graph
+from vla_runtime.export.onnx_weights import BundleWeights
+
+# As many of a tensor's numbers are looked at, and so many different ones are no accident: a float32
+# number is one of float16's once in 8000 times.
+_LOOKED_AT = 4096
+_NO_ACCIDENT = 4
+# Parameters that are in no graph: what they give is an input.
+_OUTSIDE = ('.modulation.', 'time_in.', 'time_out.')
+
+
+def constant_faults(path: Path, weights: BundleWeights) -> list[str]:
+    """Every constant of a graph that is not what it says.
+
+    Args:
+        path: of the graph; its weights.data lies beside it.
+        weights: of the bundle.
+
+    Returns:
+        A sentence a fault, naming the constant; none if all is well.
+
+    Raises:
+        ValueError: no ONNX file.
+        OSError: its weights are not there.
+    """
+    graph = load_graph(path).graph
+    halves = [tensor for tensor in graph.initializer if tensor.data_type in HALVES]
+    faults = [fault for tensor in halves for fault in _shape_faults(tensor, weights)]
+    angles = _angle_constants(graph)
+    for tensor in graph.initializer:
+        # A bundle may store its matrices in half, and float32 files be made of them.
+        if tensor.data_type != TensorProto.FLOAT or is_half_matrix(tensor.name):
+            continue
+        half = _half_of(_numbers(tensor, path.parent))
+        if half and (tensor.name in angles or not _stores(weights, half)):
+            faults.append(
+                f"the constant '{tensor.name}' is in float32, but all its numbers are {half}'s: "
+                'they were rounded before they were written'
+            )
+    return faults
+
+
+def _shape_faults(tensor: onnx.TensorProto, weights: BundleWeights) -> list[str]:
+    """A matrix of a listed name that cannot be the bundle's."""
+    names = tensor.name.split('+')
+    if not set(names) <= set(weights.names):
+        return [f"the matrix '{tensor.name}' is in half and not of this bundle"]
+    shapes = [weights.shape(name) for name in names]
+    if tensor.name == TEXT_TABLE:
+        expected = shapes[0]
+    else:
+        # As ONNX multiplies: (in, out), side by side.
+        expected = (shapes[0][-1], sum(shape[0] for shape in shapes))
+    if tuple(tensor.dims) == expected:
+        return []
+    return [f"the matrix '{tensor.name}' is {tuple(tensor.dims)}; the bundle's is {expected}"]
+
+
+def _angle_constants(graph: onnx.GraphProto) -> set[str]:
+    """Names of the constants that rotary angles are computed with."""
+    makers = {name: node for node in graph.node for name in node.output}
+    found, ahead = (
+        set(),
+        [name for node in graph.node if node.op_type in ('Cos', 'Sin') for name in node.input],
+    )
+    while ahead:
+        name = ahead.pop()
+        if name not in found:
+            found.add(name)
+            ahead += makers[name].input if name in makers else []
+    return found - set(makers)
+
+
+def _numbers(tensor: onnx.TensorProto, folder: Path) -> np.ndarray:
+    """The first numbers of a float32 constant, flat."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return onnx.numpy_helper.to_array(tensor).reshape(-1)[:_LOOKED_AT]
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    count = min(_LOOKED_AT, int(place['length']) // 4)
+    return np.fromfile(folder / place['location'], '<f4', count, offset=int(place['offset']))
+
+
+def _half_of(numbers: np.ndarray) -> Precision | None:
+    """The half that all of these float32 numbers are of; None if none, or by accident."""
+    if len(np.unique(numbers)) < _NO_ACCIDENT:
+        return None
+    if not (numbers.view(np.uint32) & 0xFFFF).any():
+        return 'bfloat16'
+    with np.errstate(over='ignore'):
+        rounded = numbers.astype(np.float16).astype(np.float32)
+    return 'float16' if (rounded == numbers).all() else None
+
+
+def _stores(weights: BundleWeights, half: Precision) -> bool:
+    """Whether the bundle's own numbers, of parameters that stay in float32, are in this half."""
+    return any(
+        _half_of(weights.read(name).numpy().reshape(-1)[:_LOOKED_AT]) == half
+        for name in weights.names
+        if not is_half_matrix(name) and not any(part in name for part in _OUTSIDE)
+    )
