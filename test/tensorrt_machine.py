@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from fake_cuda import FakeCuda
@@ -9,7 +10,7 @@ from fake_tensorrt import RELEASES, FakeTensorRT
 from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle import read_bundle, seal
-from vla_runtime.engines import tensorrt_engine
+from vla_runtime.engines import preflight
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.tensorrt_adapter import TensorRT
 from vla_runtime.engines.tensorrt_engine import TensorRTEngine
@@ -34,7 +35,7 @@ class Machine:
     """What `build` and `load` find there.
 
     Args:
-        monkeypatch: pytest's; makes the engine find this machine.
+        monkeypatch: pytest's; makes whatever looks for a GPU find this machine.
         bundle: the bundle's folder.
         release: of TensorRT.
         cuda: see `FakeCuda`.
@@ -44,8 +45,11 @@ class Machine:
         self.cuda = FakeCuda(**cuda)
         self.trt = FakeTensorRT(release, self.cuda)
         self.bundle = bundle
-        monkeypatch.setattr(tensorrt_engine, 'import_tensorrt', lambda: TensorRT(self.trt))
-        monkeypatch.setattr(tensorrt_engine, 'CudaRuntime', self.runtime)
+        monkeypatch.setitem(sys.modules, 'tensorrt', self.trt)
+        monkeypatch.setitem(sys.modules, 'cuda.bindings.runtime', self.cuda)
+        # No driver to ask: the fake begins at cuda-python.
+        driver = (0, 'a fake') if self.cuda.devices is None else (self.cuda.devices, '')
+        monkeypatch.setattr(preflight, '_cuda_devices', lambda: driver)
 
     def runtime(self, index: int = 0) -> CudaRuntime:
         return CudaRuntime(index, self.cuda)

@@ -10,11 +10,10 @@ and further files (`onnx/`, `verification.json`) as they are made. Invariants:
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from vla_runtime.bundle_schema import (
     StateSpec,
     Unit,
 )
+from vla_runtime.large_files import file_sha256
 from vla_runtime.typed_yaml import FieldError
 
 __all__ = [
@@ -60,17 +60,13 @@ __all__ = [
     'StateSpec',
     'Unit',
     'check_target',
-    'file_sha256',
     'new_bundle',
-    'progress',
     'read_bundle',
     'seal',
+    'verify_files',
     'write_bundle',
     'write_statistics',
 ]
-
-_BLOCK_BYTES = 1 << 22
-_PROGRESS_BYTES = 1 << 28
 
 
 class BundleError(ValueError):
@@ -133,11 +129,22 @@ def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
                 f'{folder / name}: is not listed in {SPEC_FILE} under files; remove it, or export '
                 'the bundle again'
             )
-    if verify:
-        for name, expected in spec.files.items():
-            _verify_file(folder / name, expected)
+    # Headers first: a file cut short is told before gigabytes are hashed.
     _check_weights(folder / WEIGHTS_FILE)
-    return Bundle(folder, spec, _read_statistics(folder, spec))
+    bundle = Bundle(folder, spec, _read_statistics(folder, spec))
+    if verify:
+        verify_files(bundle)
+    return bundle
+
+
+def verify_files(bundle: Bundle) -> None:
+    """Compare every file with its SHA-256 (about a second a gigabyte).
+
+    Raises:
+        BundleError: the first one that has changed.
+    """
+    for name, expected in bundle.spec.files.items():
+        _verify_file(bundle.folder / name, expected)
 
 
 def check_target(target: str | Path, force: bool) -> None:
@@ -158,6 +165,8 @@ def check_target(target: str | Path, force: bool) -> None:
         parent = parent.parent
     if not parent.is_dir():
         raise BundleError(f'{target}: cannot be made, because {parent} is a file')
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise BundleError(f'{target}: cannot be made, because {parent} may not be written to')
     if not target.exists() and not target.is_symlink():
         return
     if not force:
@@ -295,32 +304,6 @@ def write_bundle(
         shutil.copyfile(tokenizer, folder / spec.tokenizer)
         seal(folder, replace(spec, files={}))
     return read_bundle(target, verify=False)
-
-
-def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file in hex; a progress bar on a terminal when the file is large."""
-    path = Path(path)
-    size = path.stat().st_size
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(_BLOCK_BYTES))
-    with path.open('rb', buffering=0) as file, progress(f'hash {path.name}', size) as advance:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            advance(count)
-    return digest.hexdigest()
-
-
-@contextmanager
-def progress(task: str, size: int) -> Iterator[Callable[[int], object]]:
-    """A progress bar on a terminal for a task on a large file; gives what to tell bytes to."""
-    if size < _PROGRESS_BYTES:
-        yield lambda count: None
-        return
-    from tqdm import tqdm
-
-    # disable=None: silent where the output is not a terminal, such as under launch.
-    with tqdm(total=size, unit='B', unit_scale=True, desc=task, disable=None) as bar:
-        yield bar.update
 
 
 def _read_spec(folder: Path) -> BundleSpec:

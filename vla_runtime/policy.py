@@ -18,10 +18,12 @@ from time import perf_counter
 
 import numpy as np
 
-from vla_runtime.bundle import Bundle, BundleSpec, read_bundle
+from vla_runtime.bundle import Bundle, BundleSpec, read_bundle, verify_files
 from vla_runtime.encoding import PolicyCodec
 from vla_runtime.engines.engine import PolicyEngine
 from vla_runtime.engines.loading import load_engine
+from vla_runtime.engines.onnx_files import engine_graphs
+from vla_runtime.engines.preflight import check_backend, check_graph_files
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.pipeline import ChunkPipeline
@@ -74,7 +76,7 @@ class Policy:
 
         Args:
             bundle: the bundle's folder.
-            backend: a name of `engines.loading.BACKENDS`: `torch`, `onnxruntime`, `tensorrt`.
+            backend: a name of `engines.preflight.BACKENDS`: `torch`, `onnxruntime`, `tensorrt`.
             device: `cpu`, `cuda` or `cuda:N`.
             precision: `float32`, `bfloat16` or `float16` for the large matrices.
             settings: live settings to begin with.
@@ -86,14 +88,21 @@ class Policy:
             ValueError: backend, device or precision that is not to be had here, or settings that
                 this policy cannot run with; nothing stays loaded then.
         """
-        checked = read_bundle(bundle, verify=verify)
+        # All that can be told at once comes before gigabytes are hashed.
+        check_backend(backend, device)
+        checked = read_bundle(bundle, verify=False)
+        # Guidance needs a second prompt row, and only policies with a tag can be guided.
+        max_rows = 2 if checked.spec.prompt.advantage else 1
+        if backend == 'onnxruntime':
+            check_graph_files(checked.folder, engine_graphs(range(1, max_rows + 1)))
+        if verify:
+            verify_files(checked)
         engine = load_engine(
             checked,
             backend,
             device,
             precision=precision,
-            # Guidance needs a second prompt row, and only policies with a tag can be guided.
-            max_rows=2 if checked.spec.prompt.advantage else 1,
+            max_rows=max_rows,
             use_cuda_graphs=use_cuda_graphs,
         )
         try:

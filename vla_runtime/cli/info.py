@@ -52,8 +52,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _check(bundle: Bundle, quick: bool) -> str:
     """Check the files' contents; what was found about the weights, for people."""
-    from vla_runtime.bundle import progress
     from vla_runtime.bundle_contents import check_contents, check_finite, weight_bytes
+    from vla_runtime.large_files import progress
 
     try:
         check_contents(bundle)

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from vla_runtime.engines.device_names import parse_device
+
 # The binding's name since cuda-python 12.6, and the one before (gone in 13).
 _MODULES = ('cuda.bindings.runtime', 'cuda.cudart')
 _NON_BLOCKING = 1
@@ -264,9 +266,4 @@ def device_index(device: str) -> int:
     Raises:
         ValueError: any other text.
     """
-    kind, _, number = device.partition(':')
-    if kind != 'cuda' or (':' in device and not (number.isascii() and number.isdigit())):
-        raise ValueError(
-            f"device '{device}' is not supported by backend 'tensorrt'; use cuda or cuda:N"
-        )
-    return int(number or 0)
+    return parse_device(device, 'tensorrt')[1]

@@ -1,11 +1,12 @@
-"""Which backend a name means; imports a runtime only when it is asked for."""
+"""Loads a bundle's networks on a backend; imports a runtime only when it is asked for."""
 
 from __future__ import annotations
 
+import os
+
 from vla_runtime.bundle import Bundle
 from vla_runtime.engines.engine import PolicyEngine
-
-BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
+from vla_runtime.engines.preflight import check_backend
 
 
 def load_engine(
@@ -23,14 +24,10 @@ def load_engine(
         ValueError: unknown backend, or one whose runtime or device is not here; nothing falls
             back silently.
     """
+    check_backend(backend, device)
     if backend == 'torch':
-        try:
-            from vla_runtime.engines.torch_engine import TorchEngine
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"backend 'torch': the Python package '{error.name}' is not installed; install "
-                'PyTorch (pip install torch), or choose another backend'
-            ) from error
+        from vla_runtime.engines.torch_engine import TorchEngine
+
         return TorchEngine.load(
             bundle.spec.family,
             bundle.spec.dims,
@@ -41,14 +38,8 @@ def load_engine(
             use_cuda_graphs=use_cuda_graphs,
         )
     if backend == 'onnxruntime':
-        try:
-            from vla_runtime.engines.onnx_engine import OnnxEngine
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"backend 'onnxruntime': the Python package '{error.name}' is not installed; "
-                'install ONNX Runtime (pip install onnxruntime, or onnxruntime-gpu for CUDA), or '
-                'choose another backend'
-            ) from error
+        from vla_runtime.engines.onnx_engine import OnnxEngine
+
         return OnnxEngine(
             bundle.spec.family,
             bundle.spec.dims,
@@ -57,17 +48,31 @@ def load_engine(
             precision=precision,
             max_rows=max_rows,
         )
-    if backend == 'tensorrt':
-        from vla_runtime.engines.tensorrt_engine import TensorRTEngine
+    from vla_runtime.engines.tensorrt_engine import TensorRTEngine
 
-        return TensorRTEngine.load(
-            bundle.folder,
-            bundle.spec.family,
-            bundle.spec.dims,
-            device=device,
-            precision=precision,
-            max_rows=max_rows,
-            denoise_steps=bundle.spec.denoise_steps,
-            use_cuda_graphs=use_cuda_graphs,
-        )
-    raise ValueError(f"backend '{backend}' is unknown; known are: {', '.join(BACKENDS)}")
+    return TensorRTEngine.load(
+        bundle.folder,
+        bundle.spec.family,
+        bundle.spec.dims,
+        device=device,
+        precision=precision,
+        max_rows=max_rows,
+        denoise_steps=bundle.spec.denoise_steps,
+        use_cuda_graphs=use_cuda_graphs,
+    )
+
+
+def limit_threads(backend: str, threads: int) -> None:
+    """Set how many CPU threads the networks of this process may use; before they are loaded.
+
+    Args:
+        backend: what will run them.
+        threads: 0 for all cores but one: a network on all of them starves a node's callbacks.
+    """
+    threads = threads or max(1, len(os.sched_getaffinity(0)) - 1)
+    if backend == 'torch':
+        import torch
+
+        torch.set_num_threads(threads)
+    else:
+        os.environ['OMP_NUM_THREADS'] = str(threads)

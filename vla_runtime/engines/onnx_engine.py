@@ -17,7 +17,7 @@ import numpy as np
 
 from vla_runtime.dimensions import PolicyDims
 from vla_runtime.engines.engine import SLOTS, Feature, StepInputs
-from vla_runtime.engines.onnx_files import PREFIX_OUTPUTS, graph_path
+from vla_runtime.engines.onnx_files import PREFIX_OUTPUTS, Network, graph_path
 from vla_runtime.engines.onnx_session import PRECISION_OF, Binding, Buffer, Placement, Session
 from vla_runtime.engines.time_table import TimeTable
 
@@ -51,10 +51,8 @@ class _Rows:
     """Sessions and buffers of one number of prompt rows, its prefix slots included."""
 
     def __init__(
-        self, folder: Path, rows: int, place: Placement, image_tokens: Buffer, image_mask: Buffer
+        self, expert: Session, prefix: Session, image_tokens: Buffer, image_mask: Buffer
     ) -> None:
-        prefix = Session(graph_path(folder, 'prefix', rows), place)
-        expert = Session(graph_path(folder, 'expert', rows), place)
         self.expert = expert
         self.tokens = prefix.buffer('tokens')
         self.token_mask = prefix.buffer('token_mask')
@@ -122,7 +120,14 @@ class OnnxEngine:
         self.dims = dims
         self.max_rows = max_rows
         self._place = place = Placement.of(device)
-        vision = Session(graph_path(folder, 'vision'), place)
+
+        def session(network: Network, rows: int = 1) -> Session:
+            return Session(graph_path(folder, network, rows), place)
+
+        # The smallest first: what does not fit is told before the others are loaded.
+        expert = session('expert')
+        _check_files(expert, dims, precision)
+        vision = session('vision')
         self._pixels = vision.buffer('pixels')
         tokens = (dims.cameras, dims.vision.tokens, dims.language.width)
         self._image_tokens = Buffer(place, tokens, 'tensor(float)')
@@ -131,11 +136,14 @@ class OnnxEngine:
         self._vision = vision.binding()
         self._vision.input('pixels', self._pixels)
         self._rows = {
-            rows: _Rows(folder, rows, place, self._image_tokens, self._image_mask)
+            rows: _Rows(
+                expert if rows == 1 else session('expert', rows),
+                session('prefix', rows),
+                self._image_tokens,
+                self._image_mask,
+            )
             for rows in range(1, max_rows + 1)
         }
-        _check_files(self._rows[1].expert, dims, precision)
-        expert = self._rows[1].expert
         # A step reads one and writes the other.
         self._x = [expert.buffer('x'), expert.buffer('x_next')]
         self._plan = expert.buffer('plan')

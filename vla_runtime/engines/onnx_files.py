@@ -12,6 +12,7 @@ those of engines/README.md. Pure names: every runtime's engine may import this.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -57,3 +58,9 @@ def graph_names() -> list[str]:
     """All graph files of a bundle that has them."""
     networks: tuple[Network, ...] = ('prefix', 'expert', 'monolithic')
     return ['vision.onnx', *(graph_name(network, rows) for network in networks for rows in ROWS)]
+
+
+def engine_graphs(rows: Iterable[int]) -> tuple[str, ...]:
+    """The graph files of an engine that runs with these numbers of prompt rows."""
+    pair: tuple[Network, ...] = ('prefix', 'expert')
+    return ('vision.onnx', *(graph_name(network, count) for count in rows for network in pair))

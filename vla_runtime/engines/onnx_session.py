@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from vla_runtime.engines.device_names import parse_device
+
 # ONNX's numbers of the types, which ONNX Runtime takes where numpy has no type (bfloat16).
 _ONNX_TYPE = {
     'tensor(float)': 1,
@@ -64,13 +66,7 @@ class Placement:
         Raises:
             ValueError: an unknown name, or a provider that this ONNX Runtime does not have.
         """
-        kind, colon, number = device.partition(':')
-        known = kind in _PROVIDERS and (not colon or number.isdigit())
-        if not known or (kind == 'cpu' and colon):
-            raise ValueError(
-                f"device '{device}' is unknown to backend 'onnxruntime'; use cpu, cuda, cuda:N, "
-                'tensorrt or tensorrt:N'
-            )
+        kind, index = parse_device(device, 'onnxruntime')
         provider = _PROVIDERS[kind]
         available = onnxruntime.get_available_providers()
         if provider not in available:
@@ -79,7 +75,7 @@ class Placement:
                 f'(it has {", ".join(available)}); install onnxruntime-gpu in place of '
                 'onnxruntime, or use device cpu'
             )
-        return cls(device, provider, 'cpu' if kind == 'cpu' else 'cuda', int(number or 0))
+        return cls(device, provider, 'cpu' if kind == 'cpu' else 'cuda', index)
 
     def options(self) -> dict[str, str]:
         """The provider's options."""
@@ -144,11 +140,6 @@ class Session:
     ) -> None:
         self.path = path
         self.placement = placement
-        if not path.is_file():
-            raise ValueError(
-                f"{path}: is missing, so backend 'onnxruntime' cannot run this bundle; make its "
-                'ONNX files: vla_runtime export BUNDLE --out NEW_BUNDLE'
-            )
         options = options or session_options()
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
         try:

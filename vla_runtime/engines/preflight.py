@@ -90,7 +90,7 @@ def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
 
     Args:
         bundle: its folder.
-        names: of the files, see `onnx_files.graph_name`.
+        names: of the files, see `onnx_files.graph_names` and `engine_graphs`.
 
     Raises:
         ValueError: the first one that is missing, with the command that makes it.
@@ -99,8 +99,8 @@ def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
         path = bundle / ONNX_FOLDER / name
         if not path.is_file():
             raise ValueError(
-                f"{path}: is missing, so backend 'onnxruntime' cannot run this bundle; make its "
-                f'ONNX files: vla_runtime export {bundle} --out NEW_BUNDLE'
+                f'{path}: is missing, so neither ONNX Runtime nor TensorRT can run this bundle; '
+                f'make its ONNX files: vla_runtime export {bundle} --out NEW_BUNDLE'
             )
 
 
@@ -115,6 +115,16 @@ def missing_package(*names: str) -> str | None:
         if not found:
             return name
     return None
+
+
+def require_packages(*names: str) -> None:
+    """Refuse to begin without these Python packages; imports none of them.
+
+    Raises:
+        ModuleNotFoundError: the first one that is not installed, as its import would say.
+    """
+    if missing := missing_package(*names):
+        raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
 
 
 def _cuda_devices() -> tuple[int, str]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from vla_runtime.dimensions import PolicyDims
 from vla_runtime.engines.cuda_graph import Capturer, CudaGraphCapture, GraphedWork, Work
 from vla_runtime.engines.cuda_streams import CudaStreams, Place
+from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.engine import MAX_SAMPLES, SLOTS, Feature, StepInputs
 from vla_runtime.engines.torch_buffers import RowBuffers, Schedule, Variant
 from vla_runtime.models import policy_network
@@ -350,17 +351,12 @@ def torch_device(name: str) -> torch.device:
     Raises:
         ValueError: unknown, or not to be had here; with what mends it.
     """
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device '{name}' is unknown; use cpu, cuda or cuda:N") from error
-    if device.type not in ('cpu', 'cuda') or (device.type == 'cpu' and device.index):
-        raise ValueError(f"device '{name}' is not supported; use cpu, cuda or cuda:N")
-    if device.type == 'cuda':
+    kind, index = parse_device(name, 'torch')
+    if kind == 'cuda':
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count <= (device.index or 0):
+        if count <= index:
             raise ValueError(
                 f"device '{name}': PyTorch {torch.__version__} sees {count} CUDA devices here; "
                 'check the driver (nvidia-smi) and that PyTorch is a CUDA build, or use cpu'
             )
-    return device
+    return torch.device(name)

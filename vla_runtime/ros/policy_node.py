@@ -17,7 +17,6 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import traceback
@@ -37,6 +36,8 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle import read_bundle
+from vla_runtime.engines.loading import limit_threads
+from vla_runtime.engines.preflight import check_backend
 from vla_runtime.policy import Policy
 from vla_runtime.ros import policy_status
 from vla_runtime.ros.conversions import chunk_to_message, message_to_plan
@@ -167,7 +168,8 @@ class PolicyNode(LifecycleNode):
         bundle = Path(given['bundle']).expanduser()
         # What does not fit is told before gigabytes of weights are hashed and loaded.
         self._match = match_robot(robot, read_bundle(bundle, verify=False).spec, bundle)
-        _limit_threads(given['backend'], given['torch_threads'])
+        check_backend(given['backend'], given['device'])
+        limit_threads(given['backend'], given['torch_threads'])
         self._policy = Policy.load(
             bundle,
             given['backend'],
@@ -378,17 +380,6 @@ class PolicyNode(LifecycleNode):
 
     def _ros_time_ns(self) -> int:
         return int(self.get_clock().now().nanoseconds)
-
-
-def _limit_threads(backend: str, threads: int) -> None:
-    """Leave a core to the messages: a network on all of them starves the callbacks."""
-    threads = threads or max(1, len(os.sched_getaffinity(0)) - 1)
-    if backend == 'torch':
-        import torch
-
-        torch.set_num_threads(threads)
-    else:
-        os.environ['OMP_NUM_THREADS'] = str(threads)
 
 
 def main(args: list[str] | None = None) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from vla_runtime.engines.engine import MAX_SAMPLES
-from vla_runtime.engines.loading import BACKENDS
+from vla_runtime.engines.preflight import BACKENDS
 from vla_runtime.inference.guidance import CfgMode
 from vla_runtime.inference.pipeline import PipelineMode
 from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy

@@ -1,0 +1,180 @@
+"""What cannot run here is refused before anything slow is imported."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import types
+
+import pytest
+
+from vla_runtime.engines import preflight
+from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.onnx_files import engine_graphs
+from vla_runtime.engines.preflight import (
+    check_backend,
+    check_cuda_device,
+    check_graph_files,
+    missing_package,
+    require_packages,
+)
+
+
+class FakeDriver:
+    """The NVIDIA driver's library: answers with a number of devices or with an error code."""
+
+    def __init__(self, devices: int = 1, init: int = 0, text: bytes | None = b'out of luck'):
+        self._devices, self._init, self._text = devices, init, text
+
+    def cuInit(self, flags):  # noqa: N802
+        return self._init
+
+    def cuDeviceGetCount(self, count):  # noqa: N802
+        count._obj.value = self._devices
+        return 0
+
+    def cuGetErrorString(self, code, text):  # noqa: N802
+        text._obj.value = self._text
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    def be(found: FakeDriver) -> None:
+        monkeypatch.setattr(ctypes, 'CDLL', lambda name: found)
+
+    return be
+
+
+@pytest.mark.parametrize(
+    ('device', 'backend', 'expected'),
+    [
+        ('cpu', 'torch', ('cpu', 0)),
+        ('cuda', 'torch', ('cuda', 0)),
+        ('cuda:12', 'torch', ('cuda', 12)),
+        ('tensorrt:1', 'onnxruntime', ('tensorrt', 1)),
+        ('cuda:3', 'tensorrt', ('cuda', 3)),
+    ],
+)
+def test_a_device_is_a_kind_and_an_index(device, backend, expected):
+    assert parse_device(device, backend) == expected
+
+
+@pytest.mark.parametrize(
+    ('device', 'backend', 'message'),
+    [
+        ('gpu', 'torch', "device 'gpu' is unknown to backend 'torch'; use cpu, cuda or cuda:N"),
+        ('cpu:1', 'torch', 'unknown'),
+        ('cuda:', 'torch', 'unknown'),
+        ('cuda:-1', 'torch', 'unknown'),
+        ('cuda:٣', 'torch', 'unknown'),
+        ('cuda\n', 'torch', 'unknown'),
+        ('', 'onnxruntime', 'use cpu, cuda, cuda:N, tensorrt or tensorrt:N'),
+        ('tensorrt', 'torch', "device 'tensorrt' is not supported by backend 'torch'"),
+        ('cpu', 'tensorrt', "'cpu' is not supported by backend 'tensorrt'; use cuda or cuda:N"),
+    ],
+)
+def test_a_device_that_is_none_names_those_that_are(device, backend, message):
+    with pytest.raises(ValueError) as error:
+        parse_device(device, backend)
+    assert message in str(error.value)
+
+
+def test_an_unknown_backend_names_those_that_are():
+    with pytest.raises(ValueError, match=r"'jax' is unknown; .*torch, onnxruntime, tensorrt"):
+        check_backend('jax', 'cpu')
+
+
+@pytest.mark.parametrize('backend', ['torch', 'onnxruntime', 'tensorrt'])
+def test_a_package_that_is_missing_is_named_with_what_installs_it(backend, monkeypatch):
+    monkeypatch.setitem(sys.modules, backend, None)
+    device = 'cuda' if backend == 'tensorrt' else 'cpu'
+    with pytest.raises(ValueError, match=f"'{backend}' is not installed; .*pip install {backend}"):
+        check_backend(backend, device)
+
+
+def test_what_is_here_passes():
+    check_backend('torch', 'cpu')
+    check_backend('onnxruntime', 'cpu')
+
+
+def test_without_a_driver_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr(preflight, '_DRIVER', 'libnowhere.so.1')
+    with pytest.raises(ValueError) as error:
+        check_backend('torch', 'cuda')
+    message = str(error.value)
+    assert message.startswith("device 'cuda': no CUDA device answers here (no NVIDIA driver")
+    assert 'libnowhere.so.1' in message and 'nvidia-smi' in message and 'CPU' in message
+
+
+@pytest.mark.parametrize(
+    ('found', 'reason'),
+    [
+        (FakeDriver(init=999), 'the driver says: out of luck'),
+        (FakeDriver(init=999, text=None), 'the driver says: error 999'),
+        (FakeDriver(devices=0), 'the driver shows none'),
+    ],
+)
+def test_a_driver_that_shows_no_device_is_quoted(driver, found, reason):
+    driver(found)
+    with pytest.raises(ValueError) as error:
+        check_cuda_device('cuda:1', 1)
+    assert f'no CUDA device answers here ({reason})' in str(error.value)
+
+
+def test_a_device_beyond_the_last_is_refused(driver):
+    driver(FakeDriver(devices=2))
+    check_cuda_device('cuda:1', 1)
+    with pytest.raises(ValueError, match=r"'cuda:2': there are 2 CUDA devices .* cuda:0"):
+        check_cuda_device('cuda:2', 2)
+
+
+def test_onnx_runtime_says_which_providers_it_has_before_the_driver_is_asked(monkeypatch):
+    import onnxruntime
+
+    monkeypatch.setattr(onnxruntime, 'get_available_providers', lambda: ['CPUExecutionProvider'])
+    monkeypatch.setattr(preflight, '_DRIVER', 'libnowhere.so.1')
+    with pytest.raises(ValueError, match='no CUDAExecutionProvider'):
+        check_backend('onnxruntime', 'cuda')
+    listed = ['CUDAExecutionProvider', 'CPUExecutionProvider']
+    monkeypatch.setattr(onnxruntime, 'get_available_providers', lambda: listed)
+    with pytest.raises(ValueError, match='no CUDA device answers here'):
+        check_backend('onnxruntime', 'cuda')
+
+
+def test_a_tensorrt_that_is_there_is_not_imported_without_a_gpu(monkeypatch, tmp_path):
+    (tmp_path / 'tensorrt').mkdir()
+    (tmp_path / 'tensorrt' / '__init__.py').write_text('raise RuntimeError("imported")\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, 'tensorrt', raising=False)
+    monkeypatch.setitem(sys.modules, 'cuda.bindings.runtime', types.ModuleType('runtime'))
+    monkeypatch.setattr(preflight, '_DRIVER', 'libnowhere.so.1')
+    with pytest.raises(ValueError, match="device 'cuda': no CUDA device answers here"):
+        check_backend('tensorrt', 'cuda')
+
+
+def test_packages_are_looked_up_and_not_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'absent', None)
+    monkeypatch.setitem(sys.modules, 'made_by_hand', types.ModuleType('made_by_hand'))
+    assert missing_package('numpy', 'made_by_hand') is None
+    assert missing_package('numpy', 'absent', 'not_there_either') == 'absent'
+    with pytest.raises(ModuleNotFoundError) as error:
+        require_packages('numpy', 'absent')
+    assert error.value.name == 'absent'
+
+
+def test_a_graph_file_that_is_missing_is_named_with_what_makes_it(tmp_path):
+    (tmp_path / 'onnx').mkdir()
+    names = engine_graphs((1, 2))
+    assert names == (
+        'vision.onnx',
+        'prefix.onnx',
+        'expert.onnx',
+        'prefix_r2.onnx',
+        'expert_r2.onnx',
+    )
+    for name in names[:-1]:
+        (tmp_path / 'onnx' / name).touch()
+    check_graph_files(tmp_path, engine_graphs((1,)))
+    with pytest.raises(ValueError, match=r'expert_r2\.onnx: is missing.*vla_runtime export'):
+        check_graph_files(tmp_path, names)
