@@ -165,6 +165,23 @@ def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
         _check_group(spec, group, statistics)
 
 
+def check_guidable(spec: BundleSpec, asked: str) -> None:
+    """Refuse guidance for a policy that cannot be guided.
+
+    Args:
+        spec: of the policy.
+        asked: the setting or option that asks for guidance.
+
+    Raises:
+        ValueError: it was trained without advantage tags.
+    """
+    if spec.prompt.advantage is None:
+        raise ValueError(
+            f"{asked}: policy '{spec.name}' was trained without advantage tags ({SPEC_FILE}: "
+            'prompt.advantage is not set), so there is nothing to guide with'
+        )
+
+
 def _check_limits(spec: BundleSpec, document: Mapping[str, Any]) -> None:
     for field, limit in LIMITS.items():
         value: Any = document

@@ -11,6 +11,7 @@ from time import monotonic
 
 import numpy as np
 
+from vla_runtime.bundle_rules import check_guidable
 from vla_runtime.encoding import PolicyCodec
 from vla_runtime.engines.engine import Feature, PolicyEngine, StepInputs
 from vla_runtime.inference.clock import PhaseClock
@@ -75,11 +76,7 @@ class RequestPlanner:
         needed: list[Feature] = []
         serial = False
         if settings.cfg_enabled:
-            if self._spec.prompt.advantage is None:
-                raise ValueError(
-                    f"cfg_enabled: policy '{self._spec.name}' was trained without advantage tags "
-                    '(policy.yaml: prompt.advantage is not set), so there is nothing to guide with'
-                )
+            check_guidable(self._spec, 'cfg_enabled')
             serial = resolve_cfg_mode(settings.cfg_mode, self._max_rows) == 'serial'
         if settings.rtc_mode == 'jacobian':
             if serial:

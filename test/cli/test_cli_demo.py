@@ -43,7 +43,7 @@ def test_onnx_runtime_gets_a_bundle_with_files_which_are_made_once(tmp_path, cap
 
     def chosen(*more: str):
         words = ['--bundle', str(bundle), '--out', str(tmp_path / 'runs' / 'first'), *more]
-        return demo._options(parser.parse_args(words)).bundle
+        return demo._with_networks(demo._options(parser.parse_args(words))).bundle
 
     assert chosen() == bundle
     made = chosen('--backend', 'onnxruntime')

@@ -11,15 +11,19 @@ import argparse
 import os
 import platform
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vla_runtime.cli._numbers import at_least
+from vla_runtime.cli._packages import import_problem
 from vla_runtime.demo.console import say
 from vla_runtime.demo.interrupt import Interrupt, interruptible
 
 if TYPE_CHECKING:
-    from vla_runtime.demo.session import DemoOptions, DemoResult
+    from vla_runtime.demo.options import DemoOptions
+    from vla_runtime.demo.session import DemoResult
 
 _PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
@@ -37,43 +41,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--backend',
         default='torch',
-        help='runs the networks: torch, or onnxruntime, whose files are exported once where the '
-        'bundle has none (default: torch)',
+        help='runs the networks: torch or onnxruntime on the CPU (ONNX files are exported once '
+        "where the bundle has none), or tensorrt on the GPU, with engines that 'vla_runtime build' "
+        'made (default: torch)',
     )
     parser.add_argument(
-        '--replan-interval', type=int, metavar='S', help='steps (default: as config/executor.yaml)'
+        '--replan-interval',
+        type=at_least(1),
+        metavar='S',
+        help='steps (default: as config/executor.yaml)',
     )
     parser.add_argument('--cfg-beta', type=float, metavar='B', help='guide with this scale')
-    parser.add_argument('--seed', type=int, default=0, help='of scenes and instructions')
+    parser.add_argument('--seed', type=at_least(0), default=0, help='of scenes and instructions')
     parser.add_argument('--namespace', default='', help='of all nodes (default: none)')
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run it; 0 after the time or Ctrl-C, 1 when something ended it, 2 for unusable arguments."""
-    _prepare_environment()
     # Until the end: another Ctrl-C must not cost the report, which takes a few seconds.
     with interruptible() as interrupt:
         return _run(arguments, interrupt)
 
 
 def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
+    from vla_runtime.demo.options import check_options
+    from vla_runtime.engines.preflight import require_packages
+
     try:
-        from vla_runtime.demo.bag import BagError
-        from vla_runtime.demo.session import run_session
-        from vla_runtime.ros.robot import RobotError
-    except ImportError as error:
-        print(
-            f'error: the demo needs {error.name}, which is not installed; '
-            "./run demo brings everything, or: pip install 'vla_runtime[torch,sim,report]' and a "
-            'sourced ROS 2',
-            file=sys.stderr,
-        )
-        return 2
-    try:
+        _prepare_environment()
         options = _options(arguments)
+        check_options(options)
+        require_packages('rclpy', 'mujoco', 'rosbags', 'matplotlib')
         options.out.mkdir(parents=True, exist_ok=True)
+
+        import vla_runtime.sim.gl  # noqa: F401  (whether the simulated cameras can be rendered)
+        from vla_runtime.demo.session import run_session
+
+        options = _with_networks(options)
         result = run_session(options, interrupt, say)
-    except (BagError, RobotError, ValueError, OSError) as error:
+    except ImportError as error:
+        how = (
+            "./run demo brings everything, or: pip install 'vla_runtime[torch,sim,report]' and a "
+            'sourced ROS 2'
+        )
+        say(f'error: {import_problem(error, "the demo", how)}', stream=sys.stderr)
+        return 2
+    except (ValueError, OSError) as error:
         say(f'error: {error}', stream=sys.stderr)
         return 2
     say('writing the report ...')
@@ -85,14 +98,9 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> DemoOptions:
-    from vla_runtime.demo.session import DemoOptions
-    from vla_runtime.export.onnx_bundle import bundle_with_onnx
+    from vla_runtime.demo.options import DemoOptions
     from vla_runtime.ros.share import share_folder
 
-    if not arguments.seconds > 0.0:
-        raise ValueError(f'--seconds {arguments.seconds:g}: expected more than 0')
-    if arguments.seed < 0:
-        raise ValueError(f'--seed {arguments.seed}: expected 0 or more')
     bundle = arguments.bundle or share_folder() / 'engines' / 'demo'
     if not (bundle / 'policy.yaml').is_file():
         raise ValueError(
@@ -100,8 +108,6 @@ def _options(arguments: argparse.Namespace) -> DemoOptions:
             'or train the demo policy: vla_runtime train-demo'
         )
     out: Path = arguments.out or Path('demo_runs') / datetime.now().strftime('%Y-%m-%d_%H%M%S')
-    if arguments.backend == 'onnxruntime':
-        bundle = bundle_with_onnx(bundle, out.parent, tell=say)
     return DemoOptions(
         seconds=arguments.seconds,
         out=out,
@@ -113,6 +119,15 @@ def _options(arguments: argparse.Namespace) -> DemoOptions:
         seed=arguments.seed,
         namespace=arguments.namespace.strip('/'),
     )
+
+
+def _with_networks(options: DemoOptions) -> DemoOptions:
+    """With a bundle that has the files of its backend, which may have to be made first."""
+    if options.backend != 'onnxruntime':
+        return options
+    from vla_runtime.export.onnx_bundle import bundle_with_onnx
+
+    return replace(options, bundle=bundle_with_onnx(options.bundle, options.out.parent, tell=say))
 
 
 def _prepare_environment() -> None:

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_runtime.cli._numbers import at_least
+from vla_runtime.cli._packages import import_problem
 
 if TYPE_CHECKING:
     from vla_runtime.study.catalogue import Study
@@ -61,7 +63,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run, write, show; 2 where the arguments or the bundle cannot be used."""
-    from vla_runtime.bundle import BundleError
+    try:
+        return _main(arguments)
+    except ImportError as error:
+        how = "pip install 'vla_runtime[torch,sim,report]', or ./run setup"
+        print(f'error: {import_problem(error, "a study", how)}', file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f'error: {error}', file=sys.stderr)
+    return 2
+
+
+def _main(arguments: argparse.Namespace) -> int:
+    from vla_runtime.engines.preflight import require_packages
+
+    require_packages('torch', 'mujoco', 'matplotlib')
+
     from vla_runtime.study.catalogue import STUDIES
 
     if arguments.list:
@@ -73,28 +89,45 @@ def main(arguments: argparse.Namespace) -> int:
     unknown = [name for name in names if name not in STUDIES]
     if unknown or not names:
         problem = f'there is no study {", ".join(unknown)}' if unknown else 'no study named'
-        print(f'error: {problem}; choose from {", ".join(STUDIES)}, or all', file=sys.stderr)
-        return 2
-    try:
-        for name in names:
-            _run(STUDIES[name], arguments)
-    except (BundleError, ValueError) as error:
-        print(f'error: {error}', file=sys.stderr)
-        return 2
+        raise ValueError(f'{problem}; choose from {", ".join(STUDIES)}, or all')
+    studies = [STUDIES[name] for name in names]
+    policy = _check(studies, arguments)
+    for study in studies:
+        _run(study, arguments, policy)
     return 0
 
 
-def _run(study: Study, arguments: argparse.Namespace) -> None:
+def _check(studies: Sequence[Study], arguments: argparse.Namespace) -> str:
+    """Refuse what would fail after seconds or hours of work; the policy's name."""
+    from vla_runtime.bundle import read_bundle
+    from vla_runtime.engines.preflight import check_backend
+    from vla_runtime.ros.robot import find_robot, load_robot
+    from vla_runtime.ros.robot_match import match_robot
+    from vla_runtime.ros.share import share_folder
+
+    spec = read_bundle(arguments.bundle, verify=False).spec
+    by_policy = [c for study in studies for c in study.conditions if c.driver == 'policy']
+    if by_policy:
+        tabletop = load_robot(find_robot('tabletop', share_folder() / 'config' / 'robots'))
+        match_robot(tabletop, spec, arguments.bundle)
+    for backend in {condition.backend for condition in by_policy}:
+        check_backend(backend, 'cpu')
+    import vla_runtime.sim.gl  # noqa: F401  (whether the simulated cameras can be rendered)
+
+    for folder in (arguments.out, arguments.work):
+        folder.mkdir(parents=True, exist_ok=True)
+    return spec.name
+
+
+def _run(study: Study, arguments: argparse.Namespace, policy: str) -> None:
     import torch
 
-    from vla_runtime.bundle import read_bundle
     from vla_runtime.study.page import study_page
     from vla_runtime.study.results import Origin, read_studies, study_record, write_study
     from vla_runtime.study.runner import bundle_identity, episode_seeds, run_conditions
 
     # Tiny networks gain nothing from threads, and threads that spin on a busy machine lose tenfold.
     torch.set_num_threads(1)
-    name = read_bundle(arguments.bundle, verify=False).spec.name
     seeds = episode_seeds(arguments.seed, arguments.episodes or study.episodes)
     print(f'{study.name}: {study.title}')
     results = run_conditions(
@@ -104,7 +137,7 @@ def _run(study: Study, arguments: argparse.Namespace) -> None:
         f'vla_runtime study {study.name} --bundle {arguments.bundle} --episodes {len(seeds)} '
         f'--seed {arguments.seed}'
     )
-    origin = Origin(command, name, bundle_identity(arguments.bundle), (seeds[0], seeds[-1] + 1))
+    origin = Origin(command, policy, bundle_identity(arguments.bundle), (seeds[0], seeds[-1] + 1))
     record = study_record(study, origin, results)
     written = write_study(arguments.out, record)
     page = arguments.out / 'study.html'

@@ -14,12 +14,10 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vla_runtime.cli._numbers import at_least
-
-if TYPE_CHECKING:
-    from vla_runtime.sim.training import TrainingPlan
+from vla_runtime.cli._packages import import_problem
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,32 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Generate, train, write; 2 where the arguments do not fit what lies in the work folder."""
-    import torch
-
-    from vla_runtime.bundle import BundleError
-    from vla_runtime.engines.torch_engine import torch_device
-    from vla_runtime.sim.dataset import DatasetPlan, generate
-    from vla_runtime.sim.training import TrainingPlan
-
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    if arguments.out.exists() and not arguments.force:
-        print(
-            f'error: {arguments.out}: exists; choose another --out or use --force', file=sys.stderr
-        )
-        return 2
-    data = DatasetPlan(seed=arguments.seed, episodes=arguments.episodes)
-    plan = TrainingPlan(
-        seed=arguments.seed,
-        see_steps=arguments.see_steps,
-        ground_steps=arguments.ground_steps,
-        act_steps=arguments.act_steps,
-    )
     try:
-        torch_device(arguments.device)  # Before hours of work, not after.
-        generate(arguments.work / 'data', data, arguments.processes)
-        results = _train(arguments, plan)
-    except (BundleError, ValueError, FileNotFoundError) as error:
+        results = _main(arguments)
+    except ImportError as error:
+        how = "pip install 'vla_runtime[torch,sim,report]', or ./run setup"
+        print(f'error: {import_problem(error, "train-demo", how)}', file=sys.stderr)
+        return 2
+    except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
     print(f'wrote {arguments.out}')
@@ -96,7 +75,32 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _train(arguments: argparse.Namespace, plan: TrainingPlan) -> dict[str, str]:
+def _main(arguments: argparse.Namespace) -> dict[str, str]:
+    from vla_runtime.bundle import check_target
+    from vla_runtime.engines.preflight import check_backend, require_packages
+
+    # Before hours of work, not after; and before PyTorch is imported, which takes seconds.
+    check_target(arguments.out, arguments.force)
+    require_packages('torch', 'mujoco', 'matplotlib')
+    check_backend('torch', arguments.device)
+
+    from vla_runtime.sim.dataset import DatasetPlan, claim, generate
+
+    data = DatasetPlan(seed=arguments.seed, episodes=arguments.episodes)
+    claim(arguments.work / 'data', data)
+
+    import torch
+
+    from vla_runtime.engines.torch_engine import torch_device
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    torch_device(arguments.device)
+    generate(arguments.work / 'data', data, arguments.processes)
+    return _train(arguments)
+
+
+def _train(arguments: argparse.Namespace) -> dict[str, str]:
     import json
     from dataclasses import asdict
 
@@ -104,10 +108,16 @@ def _train(arguments: argparse.Namespace, plan: TrainingPlan) -> dict[str, str]:
     from vla_runtime.sim.demo_bundle import TOKENIZER_FILE, write_demo_bundle
     from vla_runtime.sim.loss_plot import plot_losses
     from vla_runtime.sim.samples import Samples
-    from vla_runtime.sim.training import Training
+    from vla_runtime.sim.training import Training, TrainingPlan
     from vla_runtime.sim.vocabulary import number_tokens, train_vocabulary
     from vla_runtime.sim.world import JOINT_NAMES
 
+    plan = TrainingPlan(
+        seed=arguments.seed,
+        see_steps=arguments.see_steps,
+        ground_steps=arguments.ground_steps,
+        act_steps=arguments.act_steps,
+    )
     work = arguments.work
     vocabulary = work / TOKENIZER_FILE
     tokenizer = train_vocabulary(vocabulary, len(JOINT_NAMES))

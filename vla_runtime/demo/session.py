@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import rclpy
@@ -32,11 +31,12 @@ from vla_runtime.demo.operator import (
     OperatorError,
     TransitionError,
 )
+from vla_runtime.demo.options import DemoOptions
 from vla_runtime.demo.recorder import Recorder
 from vla_runtime.demo.status_line import StatusLine
 from vla_runtime.demo.supervisor import ChildDiedError, Supervisor
 from vla_runtime.demo.telemetry import NO_VERDICT, Attempt, Telemetry
-from vla_runtime.ros.robot import Robot, find_robot, load_robot
+from vla_runtime.ros.robot import Robot
 from vla_runtime.ros.share import share_folder
 from vla_runtime.ros.spinning import make_executor
 from vla_runtime.sim.tasks import TIME_LIMIT_S
@@ -49,33 +49,6 @@ _VERDICT_SLACK_S = 4.0
 
 class Interrupted(Exception):  # noqa: N818 - it is a wish, not an error
     """The person pressed Ctrl-C, or another signal asked for the end."""
-
-
-@dataclass(frozen=True)
-class DemoOptions:
-    """What `vla_runtime demo` was asked for.
-
-    Attributes:
-        seconds: of closed loop.
-        out: folder for bag, parameters, logs and report.
-        bundle: folder of the policy bundle.
-        robot: name or path of the robot file, which must be the tabletop's.
-        backend: what runs the networks.
-        replan_interval: steps; None as configured.
-        cfg_beta: guidance scale, which also turns guidance on; None as configured.
-        seed: of scenes and instructions.
-        namespace: of all nodes; '' for none.
-    """
-
-    seconds: float
-    out: Path
-    bundle: Path
-    robot: str
-    backend: str
-    replan_interval: int | None
-    cfg_beta: float | None
-    seed: int
-    namespace: str
 
 
 @dataclass
@@ -107,7 +80,7 @@ def run_session(
         interrupt: ends it when wanted; still in charge of the signals after the return.
         say: prints a line for the person.
     """
-    robot = load_robot(find_robot(options.robot, share_folder() / 'config' / 'robots'))
+    robot = options.load_robot()
     result = DemoResult(joint_units={joint.in_messages: joint.unit for joint in robot.joints})
     try:
         _Session(options, robot, result, interrupt, say).run()
@@ -139,7 +112,7 @@ class _Session:
         self._ending = False
 
     def run(self) -> None:
-        bag = Bag(self._options.out / 'bag')
+        bag = Bag(self._options.bag)
         rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
         node = Node('vla_demo', namespace=self._options.namespace)
         executor = make_executor()
@@ -231,7 +204,7 @@ class _Session:
     def _start_nodes(self, first: Assignment) -> None:
         options, config = self._options, share_folder() / 'config'
         common = ['-p', f'bundle:={options.bundle}', '-p', f'robot:={self._robot.file}']
-        policy = [*common, '-p', f'backend:={options.backend}']
+        policy = [*common, '-p', f'backend:={options.backend}', '-p', f'device:={options.device}']
         if options.cfg_beta is not None:
             policy += ['-p', 'cfg_enabled:=true', '-p', f'cfg_beta:={options.cfg_beta:f}']
         executor = list(common)

@@ -18,6 +18,7 @@ from vla_runtime.bundle_schema import (
     BundleSpec,
 )
 from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision, graph_path
+from vla_runtime.engines.preflight import missing_package
 from vla_runtime.export.errors import ExportError
 
 # Task and total to what is told the progress; bytes for `write onnx`, files for `verify`.
@@ -27,6 +28,19 @@ Bars = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 def no_bars(task: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
     """Shows nothing."""
     return nullcontext(lambda count: None)
+
+
+def check_packages() -> None:
+    """Refuse to begin what could not be finished; imports nothing slow.
+
+    Raises:
+        ExportError: PyTorch, `onnx` or `onnxruntime` is not installed.
+    """
+    if missing := missing_package('torch', 'onnx', 'onnxruntime'):
+        raise ExportError(
+            f"ONNX files need the Python package '{missing}', which is not installed: "
+            'pip install onnx onnxruntime torch, or leave them out with --onnx-precision none'
+        )
 
 
 def add_onnx(folder: Path, spec: BundleSpec, precision: Precision, bars: Bars = no_bars) -> None:
@@ -44,18 +58,15 @@ def add_onnx(folder: Path, spec: BundleSpec, precision: Precision, bars: Bars = 
         ExportError: `onnx` or `onnxruntime` is not installed, or the disk has not enough room.
         VerificationError: the files differ from PyTorch beyond the bounds; names the tensors.
     """
-    try:
-        from vla_runtime.export.onnx_export import onnx_bytes, write_onnx
-        from vla_runtime.export.onnx_verification import (
-            VerificationError,
-            verification_steps,
-            verify_onnx,
-        )
-    except ModuleNotFoundError as error:
-        raise ExportError(
-            f"ONNX files need the Python package '{error.name}', which is not installed: "
-            'pip install onnx onnxruntime torch, or leave them out with --onnx-precision none'
-        ) from error
+    check_packages()
+
+    from vla_runtime.export.onnx_export import onnx_bytes, write_onnx
+    from vla_runtime.export.onnx_verification import (
+        VerificationError,
+        verification_steps,
+        verify_onnx,
+    )
+
     size = onnx_bytes(spec, precision)
     free = shutil.disk_usage(folder).free
     if free < size:
@@ -97,6 +108,7 @@ def export_bundle(
         BundleError: the target exists.
         ExportError: as `add_onnx`.
     """
+    check_packages()
     with new_bundle(target, force=force) as folder:
         for name in source.spec.files:
             if name.split('/')[0] not in (ONNX_FOLDER, ENGINES_FOLDER, SPEC_FILE):

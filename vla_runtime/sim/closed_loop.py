@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
@@ -12,11 +11,9 @@ from vla_runtime.policy import Policy
 from vla_runtime.sim.dataset import IMAGE_HEIGHT, IMAGE_WIDTH
 from vla_runtime.sim.rollout import run_episode
 from vla_runtime.sim.scene import Variant
-from vla_runtime.sim.tasks import Family, Outcome, Task, sample_task
+from vla_runtime.sim.tasks import Family, Outcome, Task, Wording, sample_task
 from vla_runtime.sim.world import Tabletop
 from vla_runtime.types import Observation
-
-Wording = Literal['plain', 'training', 'held_out']
 
 
 def observe(world: Tabletop, instruction: str) -> Observation:

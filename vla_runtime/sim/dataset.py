@@ -109,8 +109,7 @@ def generate(folder: Path, plan: DatasetPlan, processes: int, progress: bool = T
     Raises:
         ValueError: the folder holds a data set of another plan.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    _claim(folder, plan)
+    claim(folder, plan)
     missing = [shard for shard in range(plan.shards) if not _shard_path(folder, shard).exists()]
     done = sum(len(plan.shard_episodes(s)) for s in range(plan.shards) if s not in set(missing))
     bar = tqdm(total=plan.episodes, initial=done, unit='episode', desc='data', disable=not progress)
@@ -323,8 +322,13 @@ def _read_plan(folder: Path) -> dict[str, int]:
     return facts
 
 
-def _claim(folder: Path, plan: DatasetPlan) -> None:
-    """Write the plan beside the shards, or check that the one there is the same."""
+def claim(folder: Path, plan: DatasetPlan) -> None:
+    """Write the plan where the shards will be, or check that the one there is the same.
+
+    Raises:
+        ValueError: the folder holds a data set of another plan.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / 'dataset.json'
     if path.exists():
         found = _read_plan(folder)

@@ -28,13 +28,13 @@ from vla_runtime.bundle import (
 )
 from vla_runtime.dimensions import PolicyDims
 from vla_runtime.policy import Policy
-from vla_runtime.sim.closed_loop import Wording, run_seeds
+from vla_runtime.sim.closed_loop import run_seeds
 from vla_runtime.sim.expert import STEP_TIME_S
 from vla_runtime.sim.gl import mujoco
 from vla_runtime.sim.samples import DELTA
 from vla_runtime.sim.scene import CAMERAS, Variant
 from vla_runtime.sim.success_rate import SuccessRate
-from vla_runtime.sim.tasks import Family
+from vla_runtime.sim.tasks import Family, Wording
 from vla_runtime.sim.vocabulary import PROMPT_FORMAT
 from vla_runtime.sim.world import JOINT_NAMES, Tabletop
 

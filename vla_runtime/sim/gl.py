@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 
 
-class RenderingUnavailableError(RuntimeError):
-    """No library on this machine can render offscreen."""
+class RenderingUnavailableError(ImportError):
+    """No library on this machine can render offscreen, so mujoco cannot be imported."""
 
 
 def choose_backend(environment: Mapping[str, str] = os.environ) -> str:
@@ -46,6 +46,14 @@ def _has_egl_device() -> bool:
 if 'mujoco' not in sys.modules:
     os.environ['MUJOCO_GL'] = choose_backend()
 
-import mujoco  # noqa: E402
+try:
+    import mujoco
+except ModuleNotFoundError:
+    raise
+except Exception as error:  # MuJoCo's own check and the libraries' loaders raise what they like
+    raise RenderingUnavailableError(
+        f"MUJOCO_GL is '{os.environ.get('MUJOCO_GL', '')}', with which mujoco cannot be imported "
+        f'here: {error}; unset it, or set it to a backend that works here (egl, osmesa, glfw)'
+    ) from error
 
 __all__ = ['RenderingUnavailableError', 'choose_backend', 'mujoco']

@@ -13,18 +13,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from vla_runtime.sim.scene import COLOURS, EDGE_M
-from vla_runtime.sim.world import TabletopState
+
+if TYPE_CHECKING:
+    from vla_runtime.sim.world import TabletopState
 
 Family = Literal['colour', 'position', 'push']
 FAMILIES: tuple[Family, ...] = get_args(Family)
 Side = Literal['left', 'right']
 SIDES: tuple[Side, ...] = get_args(Side)
 SIDE_SIGN = {'left': -1.0, 'right': 1.0}  # of y
+Wording = Literal['plain', 'training', 'held_out']
 OutcomeName = Literal['success', 'wrong_block', 'timeout']
 
 TOUCH_RADIUS_M = 0.025

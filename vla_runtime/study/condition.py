@@ -15,9 +15,8 @@ from typing import Any, Literal, get_args
 from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.execution.parameters import Overrun
 from vla_runtime.inference.guidance import CfgMode
-from vla_runtime.sim.closed_loop import Wording
 from vla_runtime.sim.scene import CAMERAS, VARIANTS, Variant
-from vla_runtime.sim.tasks import FAMILIES, Family
+from vla_runtime.sim.tasks import FAMILIES, Family, Wording
 from vla_runtime.types import Advantage
 
 Driver = Literal['policy', 'expert']

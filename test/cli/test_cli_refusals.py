@@ -1,0 +1,159 @@
+"""What cannot be done here is refused at once: without PyTorch, which takes seconds to import.
+
+All refusals run in one process of their own, through the program's real `main`; of each it is asked
+what it has imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from commands import run_command
+from onnx_bundles import copy_bundle, tiny_onnx_bundle
+from tiny_policy import tiny_spec, write_tiny_policy
+
+ROOT = Path(__file__).resolve().parents[2]
+_RUN = """
+import contextlib, io, json, sys
+from vla_runtime.cli.main import main
+heavy = {'torch', 'onnx', 'matplotlib', 'tensorrt', 'rclpy'}
+found = []
+for arguments in json.loads(sys.argv[1]):
+    before, told = set(sys.modules), io.StringIO()
+    with contextlib.redirect_stderr(told):
+        code = main(arguments)
+    found.append([code, told.getvalue(), sorted(heavy & (set(sys.modules) - before))])
+print(json.dumps(found))
+"""
+
+
+class Refusal(NamedTuple):
+    """A command line, in which {…} is a folder of the test's, and what must be told."""
+
+    command: str
+    told: str
+
+
+REFUSALS = (
+    Refusal('demo --backend jax', "error: backend 'jax' is unknown; known are: torch, onnx"),
+    Refusal('demo --backend tensorrt', "the Python package 'tensorrt' is not installed"),
+    Refusal('demo --seconds 0', '--seconds 0: expected more than 0'),
+    Refusal('demo --seconds nan', '--seconds nan: expected more than 0'),
+    Refusal('demo --seed -1', "argument --seed: '-1' is not a whole number of at least 0"),
+    Refusal('demo --replan-interval 0', "argument --replan-interval: '0' is not a whole number"),
+    Refusal('demo --replan-interval 999', 'replan_interval is 999 steps but a chunk has only 32'),
+    Refusal('demo --cfg-beta 0.5', 'cfg_beta is 0.5: it must be a finite number of at least 1.0'),
+    Refusal('demo --namespace 1st', "--namespace '1st': expected letters"),
+    Refusal('demo --bundle {nowhere}', '{nowhere}: no policy bundle there'),
+    Refusal('demo --bundle {cut}', 'weights.safetensors: is not a whole safetensors file'),
+    Refusal('demo --bundle {tiny}', "camera 'top'"),
+    Refusal('demo --robot so102', "robot 'so102' is neither a file nor one that comes with"),
+    Refusal('demo --out {a_file}/run', 'a_file'),
+    Refusal('study success --bundle {nowhere}', '{nowhere}: no such folder'),
+    Refusal('info {nowhere}', '{nowhere}: no such folder; expected a policy bundle'),
+    Refusal('info {cut}', 'weights.safetensors: is not a whole safetensors file'),
+    Refusal('info {a_file}', '{a_file}: is a file; expected a policy bundle'),
+    Refusal('export {nowhere} --out {new}', '{nowhere}'),
+    Refusal('export {empty} --out {new}', '{empty}'),
+    Refusal('export {tiny} --out {tiny}', '{tiny}: exists already; choose another name or use'),
+    Refusal('export {tiny} --out {empty} --force', 'is not a policy bundle (it has no policy.yaml'),
+    Refusal('export {tiny} --out {a_file}/new', 'cannot be made, because {a_file} is a file'),
+    Refusal('export {tiny} --out {new} --horizon 3', 'which says everything itself'),
+    Refusal('export {tiny} --out {new} --onnx-precision none', 'leaves nothing to do'),
+    Refusal('export {cut} --out {new}', 'weights.safetensors: is not a whole safetensors file'),
+    Refusal('train-demo --out {new} --device cuda', "device 'cuda': no CUDA device answers here"),
+    Refusal('train-demo --out {new} --device gpu', "device 'gpu' is unknown to backend 'torch'"),
+    Refusal('train-demo --out {tiny}', '{tiny}: exists already; choose another name or use'),
+    Refusal('train-demo --out {empty} --force', 'is not a policy bundle (it has no policy.yaml'),
+)
+
+
+def run(commands: list[list[str]], **environment: str) -> list[list]:
+    # No GPU, should this machine have one.
+    given = {**os.environ, 'CUDA_VISIBLE_DEVICES': '', **environment}
+    done = subprocess.run(
+        [sys.executable, '-c', _RUN, json.dumps(commands)],
+        cwd=ROOT,
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope='module')
+def places(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp('refusals')
+    cut = copy_bundle(tiny_onnx_bundle(), folder / 'cut')
+    weights = cut / 'weights.safetensors'
+    weights.write_bytes(weights.read_bytes()[:-100])
+    (folder / 'a_file').touch()
+    (folder / 'empty').mkdir()
+    return {
+        'tiny': write_tiny_policy(folder / 'tiny', tiny_spec()),
+        'cut': cut,
+        **{name: folder / name for name in ('nowhere', 'new', 'a_file', 'empty')},
+    }
+
+
+@pytest.fixture(scope='module')
+def told(places) -> dict[str, list]:
+    """What each command line of REFUSALS came to."""
+    commands = [
+        [word.format_map(places) for word in refusal.command.split()] for refusal in REFUSALS
+    ]
+    outcomes = run(commands)
+    return {refusal.command: outcome for refusal, outcome in zip(REFUSALS, outcomes, strict=True)}
+
+
+@pytest.mark.parametrize('refusal', REFUSALS, ids=[refusal.command for refusal in REFUSALS])
+def test_it_is_refused_with_what_is_wrong_and_without_pytorch(refusal, told, places):
+    code, error, imported = told[refusal.command]
+    assert code == 2
+    assert refusal.told.format_map(places) in error, error
+    assert 'Traceback' not in error
+    assert imported == []
+    assert not places['new'].exists()
+
+
+def test_the_program_itself_ends_with_2_and_one_line(monkeypatch):
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
+    done = run_command('demo', '--backend', 'tensorrt')
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: backend 'tensorrt'") or 'no CUDA device answers here' in line
+    assert not done.imported & {'torch', 'tensorrt', 'mujoco', 'rclpy', 'onnx'}
+
+
+def test_a_package_that_is_missing_is_told_before_anything_is_begun(places, tmp_path):
+    code = (
+        'import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split(",")));'
+        'from vla_runtime.cli.main import main; sys.exit(main(sys.argv[2:]))'
+    )
+    for missing, command, told in (
+        ('rclpy', ['demo'], "the demo needs the Python package 'rclpy', which is not installed"),
+        ('matplotlib', ['demo'], "the demo needs the Python package 'matplotlib'"),
+        ('torch', ['demo'], "backend 'torch': the Python package 'torch' is not installed"),
+        ('mujoco', ['study', '--list'], "a study needs the Python package 'mujoco'"),
+        ('matplotlib', ['train-demo', '--out', 'new'], "needs the Python package 'matplotlib'"),
+        ('onnx', ['export', str(places['tiny']), '--out', 'new'], "need the Python package 'onnx'"),
+    ):
+        done = subprocess.run(
+            [sys.executable, '-c', code, missing, *command],
+            cwd=tmp_path,
+            env={**os.environ, 'PYTHONPATH': str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+        assert 'Traceback' not in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,16 @@
+"""What to tell when a verb cannot import what it needs."""
+
+from __future__ import annotations
+
+
+def import_problem(error: ImportError, what: str, how: str) -> str:
+    """For the person at the keyboard.
+
+    Args:
+        error: of the import.
+        what: needs it, such as `the demo`.
+        how: to get everything that it needs.
+    """
+    if isinstance(error, ModuleNotFoundError):
+        return f"{what} needs the Python package '{error.name}', which is not installed; {how}"
+    return str(error)
