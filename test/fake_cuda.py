@@ -1,13 +1,15 @@
-"""cuda-python's runtime module where there is no GPU: real memory, a stream that runs at once.
+"""cuda-python's runtime module where there is no GPU: real memory, and a stream.
 
 Stands in at the edge of the hardware, below our own wrapper. Copies and zeroing work on real host
-memory at real addresses; a capture records what it is given and runs nothing until it is launched;
-what CUDA forbids inside a capture ends it; memory can be short. Errors are codes, as CUDA's are.
+memory at real addresses, at once or as late as CUDA allows; a capture records what it is given and
+runs nothing until it is launched; what CUDA forbids inside a capture ends it; memory can be short.
+Errors are codes, as CUDA's are.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 from types import SimpleNamespace
@@ -22,6 +24,8 @@ class CudaErrorCode(IntEnum):
     cudaErrorInvalidValue = 1  # noqa: N815
     cudaErrorMemoryAllocation = 2  # noqa: N815
     cudaErrorInsufficientDriver = 35  # noqa: N815
+    cudaErrorInvalidResourceHandle = 400  # noqa: N815
+    cudaErrorLaunchFailure = 719  # noqa: N815
     cudaErrorStreamCaptureUnsupported = 900  # noqa: N815
     cudaErrorStreamCaptureInvalidated = 901  # noqa: N815
 
@@ -45,6 +49,7 @@ class FakeCuda:
         devices: how many there are; None for a machine without a driver.
         graph_bytes: memory that one captured graph takes.
         stale_graphs: graphs replay what they saw at capture: a fault to be found.
+        late: work on the stream runs only when the host waits for it.
     """
 
     cudaMemcpyKind = MemcpyKind  # noqa: N815
@@ -58,12 +63,19 @@ class FakeCuda:
         devices: int | None = 1,
         graph_bytes: int = 0,
         stale_graphs: bool = False,
+        late: bool = False,
     ) -> None:
         self.name, self.total_bytes, self.devices = name, total_bytes, devices
-        self.graph_bytes, self.stale_graphs = graph_bytes, stale_graphs
+        self.graph_bytes, self.stale_graphs, self.late = graph_bytes, stale_graphs, late
         self.calls: list[str] = []
         self.milliseconds = iter(())
+        # By the name of a call: what it gives instead of doing anything.
+        self.failing: dict[str, CudaErrorCode] = {}
+        self.streams = 0
+        self._device = self._stream_device = 0
         self._memory: dict[int, tuple[int, np.ndarray]] = {}
+        self._pinned: dict[int, np.ndarray] = {}
+        self._queue: deque[Callable[[], None]] = deque()
         self._graphs: set[int] = set()
         self._recording: list[Callable[[], None]] | None = None
         self._broken = False
@@ -76,16 +88,22 @@ class FakeCuda:
 
     @property
     def live(self) -> tuple[int, int]:
-        """How many allocations and how many graphs there are."""
-        return len(self._memory), len(self._graphs)
+        """How many allocations, pinned ones included, and how many graphs there are."""
+        return len(self._memory) + len(self._pinned), len(self._graphs)
 
     def put(self, stream: object, work: Callable[[], None]) -> CudaErrorCode:
         """What TensorRT does: put work on the stream."""
         if self._recording is not None:
             self._recording.append(work)
         else:
-            work()
+            self._queue.append(work)
+            if not self.late:
+                self._catch_up()
         return CudaErrorCode.cudaSuccess
+
+    def _catch_up(self) -> None:
+        while self._queue:
+            self._queue.popleft()()
 
     def array(self, address: int, shape: tuple[int, ...], dtype: type) -> np.ndarray:
         """The memory at an address as an array; it must lie within one allocation."""
@@ -103,6 +121,7 @@ class FakeCuda:
         return CudaErrorCode.cudaSuccess, self.devices
 
     def cudaSetDevice(self, index):  # noqa: N802
+        self._device = index
         return (CudaErrorCode.cudaSuccess,)
 
     def cudaGetDeviceProperties(self, index):  # noqa: N802
@@ -138,26 +157,40 @@ class FakeCuda:
             return (CudaErrorCode.cudaErrorInvalidValue,)
         return (CudaErrorCode.cudaSuccess,)
 
+    def cudaMallocHost(self, size):  # noqa: N802
+        block = np.full(size, 0xA5, np.uint8)
+        self._pinned[block.ctypes.data] = block
+        return CudaErrorCode.cudaSuccess, block.ctypes.data
+
+    def cudaFreeHost(self, address):  # noqa: N802
+        if self._pinned.pop(address, None) is None:
+            return (CudaErrorCode.cudaErrorInvalidValue,)
+        return (CudaErrorCode.cudaSuccess,)
+
     def cudaMemsetAsync(self, address, value, size, stream):  # noqa: N802
         return (self.put(stream, lambda: ctypes.memset(address, value, size)),)
 
     def cudaMemcpyAsync(self, target, source, size, kind, stream):  # noqa: N802
         if self._recording is not None and kind != MemcpyKind.cudaMemcpyDeviceToDevice:
-            # Pageable memory cannot be part of a capture.
+            # Pageable memory cannot be part of a capture, and pinned memory is used again.
             self._broken = True
             return (CudaErrorCode.cudaErrorStreamCaptureUnsupported,)
         return (self.put(stream, lambda: ctypes.memmove(target, source, size)),)
 
     def cudaStreamCreateWithFlags(self, flags):  # noqa: N802
+        self.streams += 1
+        self._stream_device = self._device
         return CudaErrorCode.cudaSuccess, 77
 
     def cudaStreamDestroy(self, stream):  # noqa: N802
+        self.streams -= 1
         return (CudaErrorCode.cudaSuccess,)
 
     def cudaStreamSynchronize(self, stream):  # noqa: N802
         if self._recording is not None:
             self._broken = True
             return (CudaErrorCode.cudaErrorStreamCaptureUnsupported,)
+        self._catch_up()
         return (CudaErrorCode.cudaSuccess,)
 
     def cudaStreamBeginCapture(self, stream, mode):  # noqa: N802
@@ -188,21 +221,28 @@ class FakeCuda:
         return (CudaErrorCode.cudaSuccess,)
 
     def cudaGraphLaunch(self, executable, stream):  # noqa: N802
+        if error := self.failing.get('cudaGraphLaunch'):
+            return (error,)
         self.calls.append(f'launch {executable.number}')
         for work in executable.recorded:
-            work()
+            self.put(stream, work)
         return (CudaErrorCode.cudaSuccess,)
 
     def cudaEventCreate(self):  # noqa: N802
-        return CudaErrorCode.cudaSuccess, object()
+        return CudaErrorCode.cudaSuccess, SimpleNamespace(device=self._device)
 
     def cudaEventRecord(self, event, stream):  # noqa: N802
+        if event.device != self._stream_device:
+            return (CudaErrorCode.cudaErrorInvalidResourceHandle,)
         return (CudaErrorCode.cudaSuccess,)
 
     def cudaEventSynchronize(self, event):  # noqa: N802
+        self._catch_up()
         return (CudaErrorCode.cudaSuccess,)
 
     def cudaEventElapsedTime(self, start, end):  # noqa: N802
+        if error := self.failing.get('cudaEventElapsedTime'):
+            return error, None
         return CudaErrorCode.cudaSuccess, next(self.milliseconds, 1.0)
 
     def cudaEventDestroy(self, event):  # noqa: N802

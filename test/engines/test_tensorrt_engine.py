@@ -173,6 +173,15 @@ def test_running_replays_graphs_and_takes_no_memory(machine):
     assert not any(call == 'capture' for call in here.cuda.calls)
 
 
+def test_a_device_far_behind_the_host_computes_the_same(machine):
+    here = machine(late=True)
+    here.build()
+    engine = here.load()
+    for rows in (1, 2):
+        expected = chunk(torch_engine(here.bundle, 'pi05'), rows, seed=6)
+        assert np.abs(chunk(engine, rows, seed=6) - expected).max() <= 1e-5
+
+
 def test_another_number_of_steps_is_captured_when_first_run_and_leaves_the_inputs_alone(machine):
     here = machine()
     here.build()

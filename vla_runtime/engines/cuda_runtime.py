@@ -7,10 +7,15 @@ Invariants:
   `milliseconds` wait for it.
 - CUDA's current device belongs to the thread, and an engine may be loaded on one thread and used
   on another, so every call that reaches the device chooses it first.
+- What is uploaded goes through pinned memory of the runtime's own, a piece of which is used again
+  only after the stream has passed it: CUDA promises of no asynchronous copy that it is done with
+  the caller's (pageable) memory when the call returns.
+- `close` frees whatever is left, graphs first: they replay on the addresses of the memory.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +29,8 @@ from vla_runtime.engines.device_names import parse_device
 # The binding's name since cuda-python 12.6, and the one before (gone in 13).
 _MODULES = ('cuda.bindings.runtime', 'cuda.cudart')
 _NON_BLOCKING = 1
+# More than an inference uploads between two waits; larger arrays go in pieces.
+_STAGING_BYTES = 4 << 20
 
 
 class CudaError(RuntimeError):
@@ -83,6 +90,10 @@ class CudaRuntime:
         self.info = self._find_device()
         self._stream = self._call('cudaStreamCreateWithFlags', _NON_BLOCKING)
         self._allocated: dict[int, int] = {}
+        self._graphs: list[Graph] = []
+        # Where the pinned memory begins, and how much of it copies on the stream may still read.
+        self._staging: int | None = None
+        self._staged = 0
 
     @property
     def stream(self) -> int:
@@ -122,15 +133,24 @@ class CudaRuntime:
         del self._allocated[address]
 
     def upload(self, address: int, array: np.ndarray) -> None:
-        """Copy an array to the device; it may be changed as soon as this returns.
+        """Copy an array to the device; it may be changed or freed as soon as this returns.
 
-        From pageable memory CUDA copies into its own staging memory before it returns.
+        Waits for the stream where more was uploaded since the last wait than is pinned (4 MiB).
         """
         array = np.ascontiguousarray(array)
-        self._copy(address, array.ctypes.data, array.nbytes, 'cudaMemcpyHostToDevice')
+        for offset in range(0, array.nbytes, _STAGING_BYTES):
+            size = min(array.nbytes - offset, _STAGING_BYTES)
+            piece = self._stage(size)
+            ctypes.memmove(piece, array.ctypes.data + offset, size)
+            self._copy(address + offset, piece, size, 'cudaMemcpyHostToDevice')
 
     def download(self, address: int, array: np.ndarray) -> np.ndarray:
-        """Wait for all work and copy memory of the device into `array`, which is returned."""
+        """Wait for all work and copy memory of the device into `array`, which is returned.
+
+        Args:
+            address: on the device.
+            array: contiguous.
+        """
         self._copy(array.ctypes.data, address, array.nbytes, 'cudaMemcpyDeviceToHost')
         self.synchronize()
         return array
@@ -142,6 +162,7 @@ class CudaRuntime:
     def synchronize(self) -> None:
         self.activate()
         self._call('cudaStreamSynchronize', self._stream)
+        self._staged = 0
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """Record what `work` puts on the stream; it is not run.
@@ -160,9 +181,10 @@ class CudaRuntime:
             raise
         graph = self._call('cudaStreamEndCapture', self._stream)
         try:
-            return Graph(self._call('cudaGraphInstantiate', graph, 0))
+            self._graphs.append(Graph(self._call('cudaGraphInstantiate', graph, 0)))
         finally:
             self._call('cudaGraphDestroy', graph)
+        return self._graphs[-1]
 
     def launch(self, graph: Graph) -> None:
         self.activate()
@@ -172,9 +194,12 @@ class CudaRuntime:
         """Free a graph once all work so far is done."""
         self.synchronize()
         self._call('cudaGraphExecDestroy', graph.executable)
+        self._graphs.remove(graph)
 
     def milliseconds(self, work: Callable[[], None]) -> float:
         """Device time of `work`, from an event before it to an event after it."""
+        # An event belongs to the device on which it was made.
+        self.activate()
         start, end = self._call('cudaEventCreate'), self._call('cudaEventCreate')
         try:
             self._call('cudaEventRecord', start, self._stream)
@@ -187,15 +212,31 @@ class CudaRuntime:
             self._call('cudaEventDestroy', end)
 
     def close(self) -> None:
-        """Free all memory and the stream; safe to call twice."""
+        """Free all graphs, all memory and the stream; safe to call twice."""
         if self._stream is None:
             return
         self.synchronize()
+        for graph in list(self._graphs):
+            self.destroy(graph)
         for address in list(self._allocated):
             self._call('cudaFree', address)
         self._allocated.clear()
+        if self._staging is not None:
+            self._call('cudaFreeHost', self._staging)
+            self._staging = None
         self._call('cudaStreamDestroy', self._stream)
         self._stream = None
+
+    def _stage(self, size: int) -> int:
+        """The address of pinned memory that no copy on the stream reads any more."""
+        if self._staging is None:
+            self.activate()
+            self._staging = int(self._call('cudaMallocHost', _STAGING_BYTES))
+        if self._staged + size > _STAGING_BYTES:
+            self.synchronize()
+        address = self._staging + self._staged
+        self._staged += size
+        return address
 
     def _copy(self, target: int, source: int, size: int, kind: str) -> None:
         self.activate()

@@ -6,7 +6,8 @@ the graph. Invariants:
 - a graph is used only after it was seen to follow its inputs: two different inputs gave two
   different outputs, and both as the plain runs do;
 - a network whose capture fails runs plainly from then on, for good, with one log line, and the
-  report says so.
+  report says so;
+- a graph that is not kept is destroyed, however the trial of it ended.
 """
 
 from __future__ import annotations
@@ -69,7 +70,11 @@ class GraphCapturer:
             fastest = 0.0
             for _ in range(self._captures):
                 graph = self.runtime.capture(work)
-                seconds = self._time(graph)
+                try:
+                    seconds = self._time(graph)
+                except BaseException:
+                    self.runtime.destroy(graph)
+                    raise
                 slower: Graph | None = graph
                 if best is None or seconds < fastest:
                     slower, best, fastest = best, graph, seconds
@@ -128,7 +133,6 @@ class GraphedWork:
             ValueError: the plain runs give the same numbers for both inputs, or ones that are not
                 finite: the engine is broken, with or without a graph.
         """
-        self.prepared = True
         plain = _runs(self._work, probe)
         if not all(np.isfinite(output).all() for output in plain):
             raise ValueError(
@@ -142,16 +146,25 @@ class GraphedWork:
                 'inputs; build it again'
             )
         graph = self._capturer.capture(self._work)
-        if graph is None:
-            return
-        replays = _runs(lambda: self._capturer.runtime.launch(graph), probe)
-        errors = [np.abs(a - b).max() for a, b in zip(plain, replays, strict=True)]
-        # Written so that NaN is an error.
-        if not max(errors) <= _TOLERANCE * spread:
-            self._capturer.runtime.destroy(graph)
+        if graph is not None and self._follows(graph, plain, spread, probe):
+            self._graph = graph
+        # Last: work whose trial was broken off is tried again before it is run.
+        self.prepared = True
+
+    def _follows(self, graph: Graph, plain: list[np.ndarray], spread: float, probe: Probe) -> bool:
+        """Whether replays give what plain runs gave; a graph that does not is destroyed."""
+        runtime, follows = self._capturer.runtime, False
+        try:
+            replays = _runs(lambda: runtime.launch(graph), probe)
+            errors = [np.abs(a - b).max() for a, b in zip(plain, replays, strict=True)]
+            # Written so that NaN is an error.
+            follows = bool(max(errors) <= _TOLERANCE * spread)
+        finally:
+            if not follows:
+                runtime.destroy(graph)
+        if not follows:
             self._capturer.give_up('a replay differed from a plain run')
-            return
-        self._graph = graph
+        return follows
 
     def close(self) -> None:
         """Free the graph."""
