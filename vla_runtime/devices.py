@@ -3,7 +3,9 @@
 Rates are dense: where a document gives the rate with structured sparsity, half of it stands here,
 and a quarter of a sparse INT8 rate (an eighth of a sparse FP4 rate) for half precision, which is
 how tensor cores scale. float32 is that of the plain cores, because no network here uses TF32.
-Nothing in this table was measured.
+Nothing in this table was measured. Variants of a card share half of its name and not its rates (an
+H100 PCIe has 756 of an H100 SXM's 989 TFLOPS and 2.0 of its 3.35 TB/s), so a driver's name is
+looked up whole, as nvidia-smi and CUDA's deviceQuery print it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class Device:
         float32_tflops: plain cores, 10^12 operations a second.
         half_tflops: dense tensor cores, float16 and bfloat16, accumulated in float32.
         source: where the figures are published.
-        cuda_name: as the driver names it.
+        cuda_name: as the driver names it, the whole name.
     """
 
     name: str
@@ -82,6 +84,7 @@ def _card(
     float32_tflops: float,
     half_tflops: float,
     source: str,
+    cuda_name: str | None = None,
 ) -> Device:
     return Device(
         f'NVIDIA {name}',
@@ -91,8 +94,7 @@ def _card(
         float32_tflops,
         half_tflops,
         source,
-        # The driver leaves the form factor out.
-        f'NVIDIA {name.partition(" SXM")[0]}',
+        cuda_name or f'NVIDIA {name}',
     )
 
 
@@ -148,7 +150,7 @@ DEVICES: Mapping[str, Device] = {
         4.7,
         150.0,
         'NVIDIA, Jetson Thor Series datasheet: 1200 sparse FP4 TFLOPS; 1536 cores at 1.53 GHz',
-        'Thor',
+        'NVIDIA Thor',
     ),
     'thor': _jetson(
         'AGX Thor (T5000)',
@@ -157,7 +159,7 @@ DEVICES: Mapping[str, Device] = {
         8.06,
         258.75,
         'NVIDIA, Jetson Thor Series datasheet: 2070 sparse FP4 TFLOPS; 2560 cores at 1.57 GHz',
-        'Thor',
+        'NVIDIA Thor',
     ),
     'l4': _card('L4', 24, 300.0, 30.3, 121.0, 'NVIDIA, L4 datasheet: 242 sparse FP16 TFLOPS'),
     'l40s': _card('L40S', 48, 864.0, 91.6, 362.05, 'NVIDIA, L40S datasheet'),
@@ -187,6 +189,8 @@ DEVICES: Mapping[str, Device] = {
         67.0,
         989.5,
         'NVIDIA, H100 Tensor Core GPU datasheet: 1979 sparse BF16 TFLOPS',
+        # `NVIDIA H100 PCIe` and `NVIDIA H100 NVL` are others.
+        'NVIDIA H100 80GB HBM3',
     ),
     'h200': _card(
         'H200 SXM',
@@ -195,6 +199,8 @@ DEVICES: Mapping[str, Device] = {
         67.0,
         989.5,
         'NVIDIA, H200 Tensor Core GPU datasheet: 1979 sparse BF16 TFLOPS',
+        # `NVIDIA H200 NVL` is another.
+        'NVIDIA H200',
     ),
 }
 
@@ -203,20 +209,15 @@ def device_of_cuda(name: str, total_bytes: int) -> Device | None:
     """The table's device that a driver names so, or None.
 
     Jetsons of one generation share a name, so the nearest memory decides; the driver always reports
-    a little less than is fitted.
+    a little less than is fitted. What shares both is taken for the one in the table: an Orin NX 8GB
+    for an Orin Nano 8GB, and a lower power mode for the highest.
 
     Args:
-        name: as the driver gives it, e.g. `Orin` or `NVIDIA H200`.
+        name: as the driver gives it, e.g. `Orin` or `NVIDIA H200`; the whole of it must match.
         total_bytes: memory as the driver gives it.
     """
     found = total_bytes / GIB
-    same = [device for device in DEVICES.values() if _same_name(device.cuda_name, name)]
+    same = [device for device in DEVICES.values() if device.cuda_name == name]
     near = [device for device in same if abs(device.memory_gib - found) < 0.25 * device.memory_gib]
     # The first of equals is the one with today's clocks.
     return min(near, key=lambda device: abs(device.memory_gib - found), default=None)
-
-
-def _same_name(ours: str, theirs: str) -> bool:
-    # `NVIDIA L4` is not `NVIDIA L40S`, and `NVIDIA H100 80GB HBM3` is an H100.
-    words = theirs.split()
-    return ours.split() == words[: len(ours.split())] or words == ['NVIDIA', *ours.split()]
