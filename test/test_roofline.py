@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from pathlib import Path
 
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
+from onnx_bundles import tiny_onnx_bundle
 from tiny_policy import tiny_dims
 
 from vla_runtime import operations
 from vla_runtime.devices import DEVICES, GIB
-from vla_runtime.dimensions import PRESETS
+from vla_runtime.dimensions import PRESETS, PolicyDims
+from vla_runtime.engines.onnx_files import graph_path
 from vla_runtime.engines.torch_engine import TorchEngine
 from vla_runtime.models import policy_network
 from vla_runtime.models.layers import matrix_names
 from vla_runtime.roofline import (
+    MemoryNeed,
     Rates,
+    engine_weight_bytes,
     fits,
     floor,
     memory_need,
@@ -40,6 +48,54 @@ def test_weights_are_those_of_the_network(family, size, full):
     assert weight_bytes(dims, size) == held
 
 
+def held_weights(path: Path, dims: PolicyDims) -> int:
+    """Bytes of the numbers in an ONNX file that come from the checkpoint."""
+    floats = (TensorProto.FLOAT, TensorProto.FLOAT16)
+    # Scalars and the rotary embedding's frequencies are part of the formulas.
+    smallest = dims.language.head_dim // 2
+    return sum(
+        math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        for tensor in onnx.load(path, load_external_data=False).graph.initializer
+        if tensor.data_type in floats and math.prod(tensor.dims) > smallest
+    )
+
+
+@pytest.mark.parametrize('family', ['pi05', 'pi0'])
+@pytest.mark.parametrize(('precision', 'size'), [('float32', 4), ('float16', 2)])
+@pytest.mark.parametrize('rows', [1, 2])
+def test_engines_of_static_shape_hold_the_weights_of_their_files(family, precision, size, rows):
+    folder = tiny_onnx_bundle(family, precision)
+    files = [
+        graph_path(folder, 'vision'),
+        *(graph_path(folder, 'prefix', r) for r in range(1, rows + 1)),
+        *(graph_path(folder, 'expert', r) for r in range(1, rows + 1)),
+    ]
+    dims = tiny_dims(family)
+    held = sum(held_weights(path, dims) for path in files)
+    # The files keep vision's biases in float32: half a megabyte of pi0.5, and not counted.
+    biases = dims.vision.depth * (5 * dims.vision.width + dims.vision.mlp_dim) + dims.language.width
+    assert engine_weight_bytes(dims, size, rows) == held - biases * (4 - size)
+
+
+def test_a_second_row_costs_weights_where_engines_have_static_shapes():
+    dims = PRESETS['pi05']
+
+    def need(backend: str, rows: int) -> MemoryNeed:
+        return memory_need(dims, backend, precision='bfloat16', rows=rows)
+
+    assert need('torch', 2).weights == need('torch', 1).weights == weight_bytes(dims, 2)
+    for backend in ('onnxruntime', 'tensorrt'):
+        one, two = need(backend, 1), need(backend, 2)
+        vision = operations.vision(dims, 1, 2).weight_bytes
+        assert two.weights - one.weights == one.weights - vision
+        # What no engine reads: of the last prefix layer, and the modulations.
+        assert 0.85 < one.weights / weight_bytes(dims, 2) < 1.0
+        assert two.past == need('torch', 2).past
+    # TensorRT runs all engines over one block; every ONNX Runtime session keeps its own.
+    assert need('tensorrt', 2).activations == 2 * need('tensorrt', 1).activations
+    assert need('onnxruntime', 2).activations == 3 * need('onnxruntime', 1).activations
+
+
 @pytest.mark.parametrize('rows', [1, 2])
 def test_keys_and_values_are_those_of_the_engine(rows):
     dims = tiny_dims('pi05')
@@ -49,7 +105,7 @@ def test_keys_and_values_are_those_of_the_engine(rows):
         for buffers in engine._buffers.values()
         for slot in buffers.slots
     )
-    assert memory_need(dims, precision='float32', rows=rows).past == held
+    assert memory_need(dims, 'torch', precision='float32', rows=rows).past == held
 
 
 def test_a_floor_is_the_larger_of_computing_and_moving():
@@ -88,10 +144,15 @@ def test_one_changed_view_of_three_is_one_vision_run():
 
 def test_what_fits_is_compared_with_what_the_system_leaves():
     device = DEVICES['orin-nx']
-    need = memory_need(PRESETS['pi05'], precision='bfloat16', rows=2)
+    need = memory_need(PRESETS['pi05'], 'torch', precision='bfloat16', rows=2)
     assert need.total == need.weights + need.past + need.activations
     assert fits(need, device)
-    assert not fits(memory_need(PRESETS['pi05'], precision='float32', rows=2), device)
+    larger = memory_need(PRESETS['pi05'], 'torch', precision='float32', rows=2)
+    assert not fits(larger, device)
+    # Two engines of each network do not fit where one network does.
+    engines = memory_need(PRESETS['pi05'], 'tensorrt', precision='bfloat16', rows=2)
+    assert not fits(engines, replace(device, memory_gib=12.0))
+    assert fits(need, replace(device, memory_gib=12.0))
     exactly = need.total / GIB
     assert fits(need, replace(device, memory_gib=exactly + 3.0, reserved_gib=3.0))
     assert not fits(need, replace(device, memory_gib=exactly + 3.0, reserved_gib=3.01))

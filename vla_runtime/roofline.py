@@ -51,8 +51,8 @@ class MemoryNeed:
     """Bytes that serving a policy takes.
 
     Attributes:
-        weights: all parameters, the whole text table included.
-        past: keys and values, all prefix slots of one row, and of two with guidance.
+        weights: of everything that is loaded, the whole text table included.
+        past: keys and values, all prefix slots of every number of rows that is built.
         activations: of the widest moment of the prefill, an estimate.
     """
 
@@ -113,19 +113,48 @@ def phase_floors(
     return floors
 
 
-def memory_need(dims: PolicyDims, *, precision: str, rows: int) -> MemoryNeed:
-    """What serving takes in device memory, buffers for up to `rows` prompt rows included."""
-    size = MATRIX_BYTES[precision]
+def memory_need(dims: PolicyDims, backend: str, *, precision: str, rows: int) -> MemoryNeed:
+    """What serving takes in device memory.
+
+    PyTorch holds one network and computes any number of rows with it. ONNX Runtime and TensorRT
+    have a prefix and an expert of static shape for each number of rows, each with its own copy of
+    the weights. Scratch memory is shared where all runs take it from one place; an ONNX Runtime
+    session keeps its own.
+
+    Args:
+        dims: of the policy.
+        backend: `torch`, `onnxruntime` or `tensorrt`.
+        precision: of the large matrices, a key of `MATRIX_BYTES`.
+        rows: most prompt rows; every number from 1 to this is built.
+    """
+    size, built = MATRIX_BYTES[precision], range(1, rows + 1)
     d, language = dims, dims.language
     a_prefix = 2 * language.depth * language.num_kv_heads * d.prefix_length * language.head_dim
-    held = SLOTS * sum(range(1, rows + 1))
+    held = SLOTS * sum(built)
     # Gate, up and their product, beside the residual stream, its norm and one sum in float32.
     widest = 3 * language.mlp_dim * size + 3 * language.width * _FLOAT32
+    at_once = sum(built) if backend == 'onnxruntime' else rows
     return MemoryNeed(
-        weights=weight_bytes(dims, size),
+        weights=weight_bytes(dims, size)
+        if backend == 'torch'
+        else engine_weight_bytes(dims, size, len(built)),
         past=held * a_prefix * size,
-        activations=rows * d.prefix_length * widest,
+        activations=at_once * d.prefix_length * widest,
     )
+
+
+def engine_weight_bytes(dims: PolicyDims, matrix_bytes: int, pairs: int) -> int:
+    """Bytes of the weights in the vision engine and in `pairs` prefix and expert engines.
+
+    They lack what the networks have and no engine reads: most of the last prefix layer, and what
+    makes pi0.5's modulation of the time.
+    """
+    looked_up = dims.prompt_length * dims.language.width
+    text = (dims.vocabulary * dims.language.width - looked_up) * matrix_bytes
+    prefix = operations.prefix(dims, 1, matrix_bytes).weight_bytes + text
+    expert = operations.denoise_step(dims, 1, matrix_bytes).weight_bytes
+    vision = operations.vision(dims, 1, matrix_bytes).weight_bytes
+    return vision + pairs * (prefix + expert)
 
 
 def weight_bytes(dims: PolicyDims, matrix_bytes: int = _FLOAT32) -> int:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from commands import run_command
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.cli.main import main
 from vla_runtime.devices import DEVICES
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope='module')
 def bundle(tmp_path_factory):
-    return write_tiny_policy(tmp_path_factory.mktemp('roofline') / 'bundle', tiny_spec())
+    spec = tiny_spec(advantage='task_newline')
+    return write_tiny_policy(tmp_path_factory.mktemp('roofline') / 'bundle', spec)
 
 
 def figures(tmp_path, *arguments) -> dict:
@@ -53,10 +50,13 @@ def test_the_json_has_all_figures_and_half_precision_halves_the_weights(tmp_path
     half = figures(tmp_path, 'pi0', '--device', 'thor', '--precision', 'float16', '--views', 2)
     full = figures(tmp_path, 'pi0', '--device', 'thor', '--precision', 'float32', '--views', 2)
     assert half['prefix_tokens'] == 2 * 256 + 48
-    ratio = full['memory_bytes']['weights'] / half['memory_bytes']['weights']
-    assert 1.9 < ratio < 2.0
+    for backend, of_backend in half['memory_bytes'].items():
+        for built, need in of_backend.items():
+            ratio = full['memory_bytes'][backend][built]['weights'] / need['weights']
+            assert 1.9 < ratio < 2.0
     thor = half['devices']['thor']
-    assert thor['fits'] is True
+    both = {'1_row': True, '1_to_2_rows': True}
+    assert thor['fits'] == {'torch': both, 'onnxruntime': both, 'tensorrt': both}
     assert thor['source'] == DEVICES['thor'].source
     one, two = thor['floors_ms']['1_rows'], thor['floors_ms']['2_rows']
     assert two['prefix']['milliseconds'] > one['prefix']['milliseconds']
@@ -80,8 +80,10 @@ def test_a_bundle_brings_its_own_sizes_and_steps(bundle, tmp_path, capsys):
         (['pi06', '--device', 'thor'], "MODEL 'pi06' is neither a known family (pi05, pi0) nor"),
         (['pi05'], '--device is missing, such as in: vla_runtime roofline pi05'),
         ([], 'MODEL is missing'),
-        (['pi05', '--device', 'thor', '--views', '0'], '--views 0: expected a whole number'),
-        (['pi05', '--device', 'thor', '--steps', '-1'], '--steps -1: expected a whole number'),
+        (['pi05', '--device', 'thor', '--views', '0'], "--views: '0' is not a whole number of at"),
+        (['pi05', '--device', 'thor', '--steps', '-1'], "--steps: '-1' is not a whole number of"),
+        (['pi05', '--device', 'thor', '--steps', '2.5'], "--steps: '2.5' is not a whole number"),
+        (['pi05', '--device', 'thor', '--json', 'no/o.json'], "there is no folder 'no'"),
         (['pi05', '--device', 'orin'], "invalid choice: 'orin' (choose from"),
         (['.', '--device', 'thor'], 'policy.yaml: is missing; is this folder a policy bundle?'),
     ],
@@ -96,13 +98,64 @@ def test_more_views_than_a_bundle_has_are_refused(bundle, capsys):
     assert 'this policy has 2 cameras' in capsys.readouterr().err
 
 
-def test_it_needs_no_torch():
-    code = (
-        'import sys; sys.modules["torch"] = None; from vla_runtime.cli.main import main; '
-        'sys.exit(main(["roofline", "pi05", "--device", "thor"]))'
-    )
-    done = subprocess.run(
-        [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert 'AGX Thor (T5000): fits' in done.stdout
+def test_memory_is_told_for_every_backend_and_number_of_rows(tmp_path, capsys):
+    assert main(['roofline', 'pi05', '--device', 'orin-nx', '--views', '2']) == 0
+    text = capsys.readouterr().out
+    assert text.startswith('pi05 on NVIDIA Jetson Orin NX 16GB (25 W): fits')
+    line = re.compile(r'^  (\w+, 1(?: to 2)? rows?) +([\d.]+) GiB .*  (fits)$', re.MULTILINE)
+    rows = line.findall(text)
+    assert [label for label, *_ in rows] == [
+        f'{backend}, {built}'
+        for backend in ('torch', 'onnxruntime', 'tensorrt')
+        for built in ('1 row', '1 to 2 rows')
+    ]
+    needs = {label: float(size) for label, size, _ in rows}
+    assert needs['tensorrt, 1 to 2 rows'] > 1.6 * needs['torch, 1 to 2 rows']
+    assert needs['onnxruntime, 1 to 2 rows'] > needs['tensorrt, 1 to 2 rows']
+    assert needs['tensorrt, 1 row'] < needs['torch, 1 row']
+
+
+def test_what_fits_on_some_backends_alone_is_said(tmp_path, capsys):
+    found = figures(tmp_path, 'pi05', '--device', 'orin-nx', '--precision', 'float32')
+    fits = found['devices']['orin-nx']['fits']
+    # 13 GiB: the weights once, and nearly nothing else.
+    one_alone = {'1_row': True, '1_to_2_rows': False}
+    assert fits == {'torch': one_alone, 'onnxruntime': one_alone, 'tensorrt': one_alone}
+    text = capsys.readouterr().out
+    assert text.startswith('pi05 on NVIDIA Jetson Orin NX 16GB (25 W): FITS IN PART')
+    assert re.search(r'^  tensorrt, 1 to 2 rows .*  DOES NOT FIT$', text, re.MULTILINE)
+
+
+def test_a_policy_without_a_tag_has_one_row_alone(tmp_path, capsys):
+    bundle = write_tiny_policy(tmp_path / 'untagged', tiny_spec())
+    found = figures(tmp_path, bundle, '--device', 'thor')
+    assert {tuple(of) for of in found['memory_bytes'].values()} == {('1_row',)}
+    assert list(found['devices']['thor']['floors_ms']) == ['1_rows']
+    text = capsys.readouterr().out
+    assert re.search(r'^  at least, ms +1 row  bound by$', text, re.MULTILINE)
+    assert '2 rows' not in text
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'text'),
+    [
+        (['nowhere', '--device', 'thor'], "MODEL 'nowhere' is neither a known family"),
+        (['test', '--device', 'thor'], 'policy.yaml: is missing; is this folder a policy bundle?'),
+        (['pi05', '--device', 'thor', '--json', 'no/o.json'], "there is no folder 'no'"),
+        (['pi05', '--device', 'thor', '--views', '0'], 'not a whole number of at least 1'),
+    ],
+)
+def test_errors_come_before_anything_slow_is_imported(arguments, text):
+    done = run_command('roofline', *arguments)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert 'Traceback' not in done.stderr
+    assert 'torch' not in done.imported
+
+
+def test_it_needs_no_torch(bundle):
+    for model in ('pi05', str(bundle)):
+        done = run_command('roofline', model, '--device', 'thor')
+        assert done.returncode == 0, done.stderr
+        assert 'AGX Thor (T5000): fits' in done.stdout
+        assert 'torch' not in done.imported

@@ -5,7 +5,9 @@ floors from published bandwidth and arithmetic rates and from counted operations
 roofline model): no real run is faster, most are clearly slower, and nothing was measured.
 
 A miss is an inference of which nothing is cached: every view, prefix and all denoise steps; a hit
-reuses the prefix. Two rows are guidance (fused).
+reuses the prefix. Two rows are guidance (fused). Memory depends on what runs the networks: PyTorch
+holds the weights once, ONNX Runtime and TensorRT hold those of prefix and expert once for every
+number of rows that is built.
 
 examples:
   vla_runtime roofline --list
@@ -18,19 +20,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vla_runtime.cli._files import output_file
+from vla_runtime.cli._numbers import at_least
 from vla_runtime.devices import DEVICES, GIB, MATRIX_BYTES
 from vla_runtime.dimensions import PRESETS
+from vla_runtime.engines.preflight import BACKENDS
 
 if TYPE_CHECKING:
     from vla_runtime.dimensions import PolicyDims
 
-_ROWS = (1, 2)
 _STEPS = 10
 
 
@@ -49,14 +54,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--views',
-        type=int,
+        type=at_least(1),
         metavar='V',
         help="cameras; of a bundle, those whose image has changed (default: the model's)",
     )
     parser.add_argument(
-        '--steps', type=int, metavar='N', help="denoise steps (default: the bundle's, or 10)"
+        '--steps',
+        type=at_least(1),
+        metavar='N',
+        help="denoise steps (default: the bundle's, or 10)",
     )
-    parser.add_argument('--json', type=Path, metavar='OUT', help='write all figures to this file')
+    parser.add_argument(
+        '--json', type=output_file, metavar='OUT', help='write all figures to this file'
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -70,7 +80,7 @@ def main(arguments: argparse.Namespace) -> int:
         answer = answer_of(arguments)
         print('\n\n'.join(describe(answer, device) for device in answer['devices'].values()))
         if arguments.json:
-            command = ' '.join(['vla_runtime', *sys.argv[1:]])
+            command = shlex.join(['vla_runtime', *sys.argv[1:]])
             document = {'command': command, **answer}
             arguments.json.write_text(json.dumps(document, indent=1) + '\n')
             print(f'\nwrote {arguments.json}')
@@ -95,7 +105,7 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """All figures, as they go into the JSON.
 
     Raises:
-        ValueError: no model or device, an unknown family, views or steps out of range.
+        ValueError: no model or device, an unknown family, more views than the bundle has.
         BundleError: the folder is no bundle.
     """
     from vla_runtime.roofline import fits, memory_need, phase_floors, published_rates
@@ -106,9 +116,14 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
             f'{missing} is missing, such as in: vla_runtime roofline pi05 --device agx-orin '
             '(--list shows the devices)'
         )
-    dims, views, steps = _model(arguments)
+    dims, views, steps, all_rows = _model(arguments)
     precision = arguments.precision
-    need = memory_need(dims, precision=precision, rows=max(_ROWS))
+    needs = {
+        backend: {
+            rows: memory_need(dims, backend, precision=precision, rows=rows) for rows in all_rows
+        }
+        for backend in BACKENDS
+    }
     devices = {}
     for key in arguments.device:
         device = DEVICES[key]
@@ -117,11 +132,14 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
             rows: phase_floors(
                 dims, rates, precision=precision, rows=rows, steps=steps, views=views
             )
-            for rows in _ROWS
+            for rows in all_rows
         }
         devices[key] = {
             **asdict(device),
-            'fits': fits(need, device),
+            'fits': {
+                backend: {_up_to(rows): fits(need, device) for rows, need in of_backend.items()}
+                for backend, of_backend in needs.items()
+            },
             'floors_ms': {
                 f'{rows}_rows': {phase: asdict(one) for phase, one in of_rows.items()}
                 for rows, of_rows in floors.items()
@@ -133,24 +151,31 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         'views': views,
         'steps': steps,
         'prefix_tokens': dims.prefix_length,
-        'memory_bytes': {**asdict(need), 'total': need.total},
+        'memory_bytes': {
+            backend: {
+                _up_to(rows): {**asdict(need), 'total': need.total}
+                for rows, need in of_backend.items()
+            }
+            for backend, of_backend in needs.items()
+        },
         'devices': devices,
     }
 
 
-def _model(arguments: argparse.Namespace) -> tuple[PolicyDims, int, int]:
-    """Dimensions, views and steps that are meant."""
+def _model(arguments: argparse.Namespace) -> tuple[PolicyDims, int, int, tuple[int, ...]]:
+    """Dimensions, views and steps that are meant, and the numbers of prompt rows."""
     from vla_runtime.bundle import read_bundle
 
     dims, steps, views = PRESETS.get(arguments.model), _STEPS, arguments.views
-    for name, value in (('--views', views), ('--steps', arguments.steps)):
-        if value is not None and value < 1:
-            raise ValueError(f'{name} {value}: expected a whole number of at least 1')
+    rows: tuple[int, ...] = (1, 2)
     if dims is not None:
         dims = replace(dims, cameras=views or dims.cameras)
     elif Path(arguments.model).exists():
         spec = read_bundle(arguments.model, verify=False).spec
         dims, steps = spec.dims, spec.denoise_steps
+        if spec.prompt.advantage is None:
+            # It cannot be guided, and nothing builds or loads a second row for it.
+            rows = (1,)
         if views and views > dims.cameras:
             raise ValueError(f'--views {views}: this policy has {dims.cameras} cameras')
     else:
@@ -158,25 +183,28 @@ def _model(arguments: argparse.Namespace) -> tuple[PolicyDims, int, int]:
             f"MODEL '{arguments.model}' is neither a known family ({', '.join(PRESETS)}) nor the "
             'folder of a bundle'
         )
-    return dims, views or dims.cameras, arguments.steps or steps
+    return dims, views or dims.cameras, arguments.steps or steps, rows
+
+
+def _up_to(rows: int) -> str:
+    """The numbers of rows that are built, as a key in the JSON."""
+    return '1_row' if rows == 1 else f'1_to_{rows}_rows'
 
 
 def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     """The answer for one device, as lines for people."""
-    need = {name: _size(count) for name, count in answer['memory_bytes'].items()}
-    free = device['memory_gib'] - device['reserved_gib']
     lines = [
-        f'{answer["model"]} on {device["name"]}: {"fits" if device["fits"] else "DOES NOT FIT"}',
+        f'{answer["model"]} on {device["name"]}: {_verdict(device["fits"])}',
         f'  networks   {answer["precision"]} matrices, {answer["views"]} view(s), prefix of '
         f'{answer["prefix_tokens"]} tokens, {answer["steps"]} denoise steps',
-        f'  memory     {need["total"]} of {free:g} GiB ({device["memory_gib"]:g} less '
-        f'{device["reserved_gib"]:g} for system and CUDA): weights {need["weights"]}, keys and '
-        f'values {need["past"]}, activations about {need["activations"]}',
+        f'  memory     {device["memory_gib"]:g} GiB, less {device["reserved_gib"]:g} for system '
+        'and CUDA',
         f'  published  {device["bandwidth_gb_s"]:g} GB/s, half {device["half_tflops"]:g} TFLOP/s, '
         f'float32 {device["float32_tflops"]:g} TFLOP/s',
         f'  source     {device["source"]}',
         '',
-        f'  {"at least, ms":24}{"1 row":>10}{"2 rows":>10}  bound by',
+        *_memory_lines(answer['memory_bytes'], device),
+        '',
     ]
     labels = {
         'vision': 'vision, one view',
@@ -186,13 +214,42 @@ def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
         'miss': f'miss, {answer["views"]} view(s)',
         'hit': 'hit',
     }
-    floors = [device['floors_ms'][f'{rows}_rows'] for rows in _ROWS]
+    floors = list(device['floors_ms'].values())
+    rows = ''.join(f'{title:>10}' for title in ('1 row', '2 rows')[: len(floors)])
+    lines.append(f'  {"at least, ms":24}{rows}  bound by')
     for phase, label in labels.items():
         times = ''.join(f'{_digits(of_rows[phase]["milliseconds"]):>10}' for of_rows in floors)
         # Said once where one and two rows are bound by the same.
         bounds = dict.fromkeys(of_rows[phase]['bound'] for of_rows in floors)
         lines.append(f'  {label:24}{times}  {", then ".join(bounds)}')
     return '\n'.join(lines)
+
+
+def _verdict(fits: Mapping[str, Mapping[str, bool]]) -> str:
+    """In a word, over all backends and numbers of rows."""
+    told = [one for of_backend in fits.values() for one in of_backend.values()]
+    if all(told):
+        return 'fits'
+    return 'FITS IN PART' if any(told) else 'DOES NOT FIT'
+
+
+def _memory_lines(
+    needs: Mapping[str, Mapping[str, Mapping[str, int]]], device: Mapping[str, Any]
+) -> Sequence[str]:
+    """What each backend takes, and whether the device has it."""
+    free = f'needs, of {device["memory_gib"] - device["reserved_gib"]:g} GiB'
+    parts = ('total', 'weights', 'keys, values', 'activations')
+    lines = [f'  {free:24}' + ''.join(f'{part:>13}' for part in parts)]
+    for backend, of_backend in needs.items():
+        for built, need in of_backend.items():
+            sizes = (need['total'], need['weights'], need['past'], need['activations'])
+            fits = device['fits'][backend][built]
+            lines.append(
+                f'  {backend + ", " + built.replace("_", " "):24}'
+                + ''.join(f'{_size(size):>13}' for size in sizes)
+                + ('  fits' if fits else '  DOES NOT FIT')
+            )
+    return lines
 
 
 def _size(count: int) -> str:
