@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from fake_cuda import FakeCuda
 from onnx_bundles import tiny_onnx_bundle
+from tensorrt_machine import Machine, linked_copy
 from tiny_policy import JOINTS, pose_spec, tiny_spec, write_tiny_policy
 
 from vla_runtime import bench, rates
-from vla_runtime.bench import BenchOptions, kinds_of, look, run_bench
+from vla_runtime.bench import BenchOptions, DeviceFacts, device_facts, kinds_of, look, run_bench
 from vla_runtime.bundle import BundleError
+from vla_runtime.engines import cuda_runtime
 from vla_runtime.inference.prefix_cache import PrefixCache
+from vla_runtime.policy import Policy
 
 PHASES = {'tokens', 'images', 'vision', 'prefix', 'denoise', 'actions', 'total'}
 QUICK = BenchOptions(repeats=2)
@@ -105,6 +112,8 @@ def test_one_view_has_no_kind_between_a_miss_and_a_hit():
         ({'views': 0}, '--views 0'),
         ({'rows': 3}, '--rows 3: expected 1, or 2'),
         ({'repeats': 0}, '--repeats 0'),
+        ({'threads': 0}, '--threads 0: expected at least 1'),
+        ({'threads': 1, 'backend': 'onnxruntime'}, 'and backend torch'),
         ({'backend': 'jax'}, "backend 'jax' is unknown"),
         ({'device': 'cuda:x'}, "device 'cuda:x' is unknown"),
         ({'steps': 1000}, 'denoise_steps is 1000'),
@@ -124,3 +133,78 @@ def test_a_policy_without_a_tag_has_no_second_row(tmp_path):
 def test_a_folder_that_is_no_bundle_is_refused(tmp_path):
     with pytest.raises(BundleError, match='is missing'):
         run_bench(tmp_path, QUICK)
+
+
+def test_a_gpu_in_no_table_is_measured_and_left_as_it_was(monkeypatch, tmp_path):
+    machine = Machine(
+        monkeypatch, linked_copy(tiny_onnx_bundle(), tmp_path / 'bundle'), name='NVIDIA Unheard Of'
+    )
+    machine.build()
+    figures = run_bench(machine.bundle, replace(QUICK, backend='tensorrt', device='cuda'))
+    assert figures['device_name'] == 'NVIDIA Unheard Of'
+    assert set(figures['milliseconds']) == {'miss', 'one new view', 'hit'}
+    assert set(figures['cuda_graph'].values()) == {'captured'}
+    assert figures['notes'] == []
+    if not torch.cuda.is_available():
+        assert (figures['rates'], figures['floors_ms']) == (None, {})
+    assert machine.cuda.live == (0, 0)
+    assert machine.cuda.streams == 0
+
+
+def test_looking_at_a_gpu_leaves_no_stream_behind(monkeypatch):
+    cuda = FakeCuda(name='NVIDIA H200', total_bytes=1 << 30)
+    monkeypatch.setattr(cuda_runtime, 'import_cuda', lambda: cuda)
+    taken = cuda.cudaMalloc(1 << 20)
+    facts = device_facts(replace(QUICK, backend='tensorrt', device='cuda'))
+    assert taken[0] == 0
+    assert (facts.name, facts.total_bytes, facts.used_bytes) == ('NVIDIA H200', 1 << 30, 1 << 20)
+    assert cuda.streams == 0
+
+
+@pytest.mark.parametrize('what', ['device_facts', 'rates_of'])
+def test_a_late_step_that_fails_is_noted_and_loses_nothing(bundle, monkeypatch, what):
+    def fail(*arguments: object) -> None:
+        raise RuntimeError('cudaMemGetInfo: cudaErrorUnknown')
+
+    monkeypatch.setattr(bench, what, fail)
+    figures = run_bench(bundle, QUICK)
+    assert set(figures['milliseconds']['hit']) == PHASES
+    (note,) = figures['notes']
+    assert note.endswith(': RuntimeError: cudaMemGetInfo: cudaErrorUnknown')
+
+
+def test_a_policy_that_cannot_be_closed_loses_nothing(bundle, monkeypatch):
+    def fail(self: Policy) -> None:
+        raise RuntimeError('cudaFree: cudaErrorLaunchFailure')
+
+    monkeypatch.setattr(Policy, 'close', fail)
+    figures = run_bench(bundle, QUICK)
+    assert figures['milliseconds']['miss']['total']['count'] == 2
+    assert figures['notes'] == [
+        'closing the policy: RuntimeError: cudaFree: cudaErrorLaunchFailure'
+    ]
+
+
+def test_a_gpu_that_could_not_be_named_is_not_compared_with_the_cpu(monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench, 'rates_of', lambda *arguments: asked.append(arguments))
+    options = replace(QUICK, backend='onnxruntime', device='tensorrt:1', precision='float16')
+    bench._rates(options, DeviceFacts())
+    assert asked == [('tensorrt:1', 0, 'cuda:1', 'float16')]
+
+
+def test_threads_are_pytorchs(bundle):
+    before = torch.get_num_threads()
+    try:
+        run_bench(bundle, replace(QUICK, repeats=1, threads=2))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_peak_is_this_programs_and_not_its_parents():
+    # More than the child will ever hold.
+    held = np.ones(2**29, dtype=np.uint8)
+    code = 'from vla_runtime import bench; print(bench._peak_resident_bytes())'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
+    assert 2**20 < int(done.stdout) < held.nbytes

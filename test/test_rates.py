@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from vla_runtime import rates
 from vla_runtime.devices import DEVICES, GIB
@@ -39,6 +40,12 @@ def test_without_torch_numpy_measures_float32_and_nothing_else(small, monkeypatc
     )
     assert rates.rates_of(None, 0, 'cpu', 'bfloat16') is None
     assert rates.rates_of('NVIDIA Unheard Of', 8 * GIB, 'cuda:0', 'float32') is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='this PyTorch reaches a GPU')
+@pytest.mark.parametrize('precision', ['float32', 'bfloat16'])
+def test_a_gpu_in_no_table_has_no_rates_where_pytorch_cannot_reach_it(small, precision):
+    assert rates.rates_of('NVIDIA Unheard Of', 8 * GIB, 'cuda:0', precision) is None
 
 
 def test_the_best_run_counts_and_a_copy_moves_each_byte_twice(monkeypatch):

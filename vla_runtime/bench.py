@@ -1,20 +1,23 @@
 """How long a policy takes on the device at hand, phase by phase, next to its roofline.
 
 Every round runs each kind of inference once, so that what slows the machine slows all of them
-alike; and of each inference the policy's own report must say that it was of that kind.
+alike; and of each inference the policy's own report must say that it was of that kind. What is
+asked after the measurement (the device's memory and rates) can fail and loses nothing of it.
 """
 
 from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from vla_runtime.bundle import BundleSpec, read_bundle
+from vla_runtime.engines.device_names import parse_device
 from vla_runtime.measurement import percentiles
 from vla_runtime.policy import Policy
 from vla_runtime.processing.poses import from_matrix
@@ -28,6 +31,8 @@ _IMAGE_SHAPE = (480, 640, 3)
 # Any scale would do; this one is moderate.
 _BETA = 2.0
 
+Found = TypeVar('Found')
+
 
 @dataclass(frozen=True)
 class BenchOptions:
@@ -39,6 +44,7 @@ class BenchOptions:
         rows: prompt rows: 2 is fused guidance.
         steps: denoise steps; None is the bundle's own.
         repeats: inferences of each kind.
+        threads: PyTorch's CPU threads, for the whole process; None is its own choice.
     """
 
     backend: str = 'torch'
@@ -48,6 +54,7 @@ class BenchOptions:
     rows: int = 1
     steps: int | None = None
     repeats: int = 30
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,38 +95,29 @@ def run_bench(
         progress: wrapped around the rounds, such as a progress bar.
 
     Returns:
-        `milliseconds` (kind, phase, percentiles), `floors_ms`, `rates`, `memory`, `device` and
-        what was measured
+        `milliseconds` (kind, phase, percentiles), `floors_ms`, `rates`, `memory`, `device_name`,
+        the options, and `notes`: what could not be found out
 
     Raises:
         BundleError: the bundle is not what it says.
         ValueError: options that this bundle or this machine cannot serve.
+        RuntimeError: an inference was not of its kind, or failed on the device.
     """
     spec = read_bundle(bundle, verify=False).spec
     views = _check(spec, options)
     before = _resident_bytes()
-    policy = Policy.load(
-        bundle,
-        options.backend,
-        options.device,
-        precision=options.precision,
-        settings=PolicySettings(
-            denoise_steps=options.steps,
-            cfg_enabled=options.rows == 2,
-            cfg_beta=_BETA,
-            cfg_mode='fused' if options.rows == 2 else 'auto',
-        ),
-        verify=False,
-    )
+    policy = _load(bundle, options)
+    kinds, rounds = kinds_of(views), range(options.repeats + WARM_UP)
     try:
-        kinds, rounds = kinds_of(views), range(options.repeats + WARM_UP)
         samples, report = _measure(policy, spec, kinds, progress(rounds))
-        memory = {'resident_before': before, 'resident_peak': _peak_resident_bytes()}
-        facts = device_facts(options)
-    finally:
+    except BaseException:
         policy.close()
-    place = f'cuda:{_index(options.device)}' if facts.name else 'cpu'
-    rates = rates_of(facts.name, facts.total_bytes, place, options.precision)
+        raise
+    memory = {'resident_before': before, 'resident_peak': _peak_resident_bytes()}
+    notes: list[str] = []
+    facts = _late('the device', lambda: device_facts(options), notes) or DeviceFacts()
+    _late('closing the policy', policy.close, notes)
+    rates = _late("the device's rates", lambda: _rates(options, facts), notes)
     return {
         'policy': spec.name,
         **asdict(options),
@@ -134,6 +132,7 @@ def run_bench(
         'floors_ms': _floors(spec, rates, options, kinds, report.denoise_steps),
         'rates': asdict(rates) if rates else None,
         'memory': {**memory, 'device': facts.used_bytes, 'device_is': facts.used},
+        'notes': notes,
     }
 
 
@@ -155,9 +154,9 @@ def look(spec: BundleSpec, images: dict[str, np.ndarray | None]) -> Observation:
 
 def device_facts(options: BenchOptions) -> DeviceFacts:
     """Name and memory of the GPU, from whichever library is here; while a policy is loaded."""
-    if options.device.partition(':')[0] not in ('cuda', 'tensorrt'):
+    kind, index = parse_device(options.device, options.backend)
+    if kind == 'cpu':
         return DeviceFacts()
-    index = _index(options.device)
     if options.backend == 'torch':
         import torch
 
@@ -168,25 +167,62 @@ def device_facts(options: BenchOptions) -> DeviceFacts:
     from vla_runtime.engines.cuda_runtime import CudaRuntime
 
     try:
-        runtime = CudaRuntime(index)
+        with closing(CudaRuntime(index)) as runtime:
+            info, free = runtime.info, runtime.free_bytes()
     except ValueError as error:
         # ONNX Runtime needs no cuda-python to run, only we do to look.
         return DeviceFacts(options.device, used=f'not known: {error}')
-    total = runtime.info.total_bytes
-    used = total - runtime.free_bytes()
-    return DeviceFacts(runtime.info.name, total, used, 'in use on the device, by all processes')
+    used = info.total_bytes - free
+    return DeviceFacts(info.name, info.total_bytes, used, 'in use on the device, by all processes')
 
 
-def _index(device: str) -> int:
-    """N of `cuda:N`."""
-    number = device.partition(':')[2] or '0'
-    if not number.isdigit():
-        raise ValueError(f"device '{device}' is unknown; use cpu, cuda or cuda:N")
-    return int(number)
+def _load(bundle: Path, options: BenchOptions) -> Policy:
+    settings = PolicySettings(
+        denoise_steps=options.steps,
+        cfg_enabled=options.rows == 2,
+        cfg_beta=_BETA,
+        cfg_mode='fused' if options.rows == 2 else 'auto',
+    )
+    policy = Policy.load(
+        bundle,
+        options.backend,
+        options.device,
+        precision=options.precision,
+        settings=settings,
+        verify=False,
+    )
+    if options.threads is not None:
+        # After everything that can be refused without PyTorch, which takes seconds to import.
+        import torch
+
+        torch.set_num_threads(options.threads)
+    return policy
+
+
+def _late(what: str, ask: Callable[[], Found], notes: list[str]) -> Found | None:
+    """Ask for something after the measurement; a failure is noted, and loses nothing measured."""
+    try:
+        return ask()
+    except Exception as error:
+        notes.append(f'{what}: {type(error).__name__}: {error}')
+        return None
+
+
+def _rates(options: BenchOptions, facts: DeviceFacts) -> Rates | None:
+    kind, index = parse_device(options.device, options.backend)
+    if kind == 'cpu':
+        return rates_of(None, 0, 'cpu', options.precision)
+    # A GPU whose name could not be found out is a GPU all the same.
+    name = facts.name or options.device
+    return rates_of(name, facts.total_bytes, f'cuda:{index}', options.precision)
 
 
 def _check(spec: BundleSpec, options: BenchOptions) -> int:
-    """The number of views that is meant."""
+    """The number of views that is meant.
+
+    Raises:
+        ValueError: options that this bundle or this machine cannot serve.
+    """
     present = sum(camera.present for camera in spec.cameras)
     views = present if options.views is None else options.views
     if not 1 <= views <= present:
@@ -200,6 +236,11 @@ def _check(spec: BundleSpec, options: BenchOptions) -> int:
         )
     if options.repeats < 1:
         raise ValueError(f'--repeats {options.repeats}: expected at least 1')
+    if options.threads is not None and (options.threads < 1 or options.backend != 'torch'):
+        raise ValueError(
+            f'--threads {options.threads}: expected at least 1, and backend torch (ONNX Runtime '
+            'takes as many as OMP_NUM_THREADS says)'
+        )
     return views
 
 
@@ -266,6 +307,11 @@ def _resident_bytes() -> int:
     return int(Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
 
 
-def _peak_resident_bytes() -> int:
-    """The most that the process has held; Linux gives it in kilobytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _peak_resident_bytes() -> int | None:
+    """The most that the process has held since its program began; None where nobody counts.
+
+    Not `getrusage`'s: that begins with what the parent held when it started this process.
+    """
+    lines = Path('/proc/self/status').read_text().splitlines()
+    found = (int(line.split()[1]) * 1024 for line in lines if line.startswith('VmHWM:'))
+    return next(found, None)

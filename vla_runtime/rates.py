@@ -26,6 +26,9 @@ _READS = 5
 def rates_of(name: str | None, total_bytes: int, device: str, precision: str) -> Rates | None:
     """The rates to compare a measurement with, or None where there are none.
 
+    None is for a GPU in no table where no PyTorch here reaches a GPU, and for a CPU in half
+    precision without PyTorch.
+
     Args:
         name: of the GPU, as its driver gives it; None for a CPU.
         total_bytes: the GPU's memory.
@@ -37,7 +40,10 @@ def rates_of(name: str | None, total_bytes: int, device: str, precision: str) ->
         if known is not None:
             return published_rates(known, precision)
     if importlib.util.find_spec('torch') is not None:
-        return torch_rates(device, precision)
+        import torch
+
+        if name is None or torch.cuda.is_available():
+            return torch_rates(device, precision)
     # NumPy knows no bfloat16, and its float16 is an emulation.
     return numpy_rates() if name is None and precision == 'float32' else None
 

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from commands import run_command
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime import rates
@@ -33,7 +34,8 @@ def bench(*arguments: str) -> int:
 def test_the_table_has_every_phase_of_every_kind(bundle, capsys):
     assert bench(bundle, '--rows', '2') == 0
     text = capsys.readouterr().out
-    assert text.startswith('tiny pi05: torch on cpu, float32, 2 view(s), 2 row(s), 3 denoise steps')
+    head = 'tiny pi05: torch on cpu, float32, 2 view(s), 2 row(s), 3 denoise steps, 2 of each kind'
+    assert text.splitlines()[0] == head
     for kind in ('miss', 'one new view', 'hit'):
         assert re.search(rf'^{kind}, ms +median +p95 +p99 +least$', text, re.MULTILINE)
     assert len(re.findall(r'^  denoise +[\d.]+ +[\d.]+ +[\d.]+ +\S+  \S+ times$', text, re.M)) == 3
@@ -78,6 +80,7 @@ def test_device_memory_is_shown_where_there_is_a_device():
         'views': 1,
         'rows': 1,
         'steps': 10,
+        'repeats': 30,
         'milliseconds': {},
         'floors_ms': {},
         'rates': None,
@@ -88,17 +91,22 @@ def test_device_memory_is_shown_where_there_is_a_device():
             'device_is': 'in use',
         },
         'cuda_graph': {'denoise': 'captured'},
+        'notes': ['closing the policy: so'],
     }
     lines = describe(figures).splitlines()
     assert 'tensorrt on NVIDIA H200' in lines[0]
-    assert lines[-1] == 'device memory: 3,072 MiB in use'
+    assert lines[-2:] == ['device memory: 3,072 MiB in use', 'note: closing the policy: so']
+    figures['memory'] |= {'resident_peak': None, 'device': None, 'device_is': 'not known: why'}
+    lines = describe(figures).splitlines()
+    assert 'resident memory: not known at most, 1 MiB before loading' in lines
+    assert lines[-2] == 'device memory: not known: why'
 
 
 @pytest.mark.parametrize(
     ('arguments', 'text'),
     [
-        (['--device', 'cuda'], "device 'cuda': PyTorch"),
-        (['--threads', '0'], '--threads 0: expected at least 1'),
+        (['--device', 'cuda'], "device 'cuda': no CUDA device answers here"),
+        (['--threads', '2', '--backend', 'onnxruntime'], '--threads 2: expected'),
         (['--backend', 'onnxruntime'], 'vision.onnx: is missing'),
         (['--views', '9'], 'this policy has 2 cameras'),
     ],
@@ -110,6 +118,97 @@ def test_what_cannot_be_measured_here_ends_in_2_with_the_reason(bundle, argument
     error = capsys.readouterr().err
     assert error.startswith('error: ')
     assert text in error
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'text'),
+    [
+        (['--threads', '0'], "--threads: '0' is not a whole number of at least 1"),
+        (['--steps', 'x'], "--steps: 'x' is not a whole number of at least 1"),
+        (['--views', '-1'], "--views: '-1' is not a whole number of at least 1"),
+        (['--rows', '3'], '--rows: invalid choice: 3'),
+        (['--rows', 'two'], "--rows: invalid int value: 'two'"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_with_its_option(bundle, arguments, text, capsys):
+    assert bench(bundle, *arguments) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_the_table_is_shown_where_the_file_cannot_be_written(bundle, tmp_path, monkeypatch, capsys):
+    def fail() -> None:
+        raise OSError('the disk is full')
+
+    monkeypatch.setattr('vla_runtime.measurement.machine', fail)
+    assert bench(bundle, '--json', str(tmp_path / 'bench.json')) == 2
+    told = capsys.readouterr()
+    assert re.search(r'^miss, ms +median', told.out, re.MULTILINE)
+    assert told.err == 'error: the disk is full\n'
+
+
+def test_the_file_is_written_where_the_table_cannot_be_shown(bundle, tmp_path, monkeypatch):
+    def fail(figures: object) -> str:
+        raise OSError('nobody reads')
+
+    monkeypatch.setattr('vla_runtime.cli.bench.describe', fail)
+    out = tmp_path / 'bench.json'
+    assert bench(bundle, '--json', str(out)) == 2
+    assert json.loads(out.read_text())['figures']['milliseconds']['hit']['total']['count'] == 2
+
+
+def test_figures_without_the_devices_rates_are_figures_all_the_same(bundle, monkeypatch, capsys):
+    def fail(*arguments: object) -> None:
+        raise AssertionError('Torch not compiled with CUDA enabled')
+
+    monkeypatch.setattr('vla_runtime.bench.rates_of', fail)
+    assert bench(bundle) == 0
+    text = capsys.readouterr().out
+    assert re.search(r'^hit, ms +median', text, re.MULTILINE)
+    assert text.splitlines()[-1] == (
+        "note: the device's rates: AssertionError: Torch not compiled with CUDA enabled"
+    )
+
+
+def test_an_inference_that_fails_is_an_error_without_a_trace(bundle, monkeypatch, capsys):
+    def fail(*arguments: object, **more: object) -> None:
+        raise RuntimeError('CUDA error: out of memory')
+
+    monkeypatch.setattr('vla_runtime.policy.Policy.infer', fail)
+    assert bench(bundle) == 2
+    assert capsys.readouterr().err == 'error: CUDA error: out of memory\n'
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'text'),
+    [
+        (['nowhere'], 'nowhere'),
+        (['test'], 'policy.yaml: is missing; is this folder a policy bundle?'),
+        (['BUNDLE', '--json', 'no/o.json'], "there is no folder 'no'"),
+        (['BUNDLE', '--json', 'test'], "'test' is a folder"),
+        (['BUNDLE', '--repeats', '0'], "--repeats: '0' is not a whole number of at least 1"),
+        (['BUNDLE', '--views', '9'], '--views 9: this policy has 2 cameras; expected 1 to that'),
+        (['BUNDLE', '--steps', '1000'], 'denoise_steps is 1000'),
+        (['BUNDLE', '--backend', 'jax'], "backend 'jax' is unknown"),
+        (['BUNDLE', '--device', 'cuda:x'], "device 'cuda:x' is unknown to backend 'torch'"),
+        (['BUNDLE', '--device', 'cuda:99', '--threads', '1'], "device 'cuda:99': "),
+        (['BUNDLE', '--backend', 'tensorrt'], "device 'cpu' is not supported by backend"),
+        (['BUNDLE', '--backend', 'onnxruntime', '--threads', '2'], 'and backend torch'),
+        (['BUNDLE', '--backend', 'onnxruntime'], 'vision.onnx: is missing'),
+    ],
+)
+def test_errors_come_before_pytorch_is_imported(bundle, arguments, text):
+    done = run_command('bench', *(bundle if word == 'BUNDLE' else word for word in arguments))
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert 'Traceback' not in done.stderr
+    assert 'torch' not in done.imported
+
+
+def test_the_command_measures_and_imports_pytorch_then(bundle):
+    done = run_command('bench', bundle, '--repeats', '1', '--threads', '1')
+    assert done.returncode == 0, done.stderr
+    assert 'hit, ms' in done.stdout
+    assert 'torch' in done.imported
 
 
 def test_help_shows_examples(capsys):

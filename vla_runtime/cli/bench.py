@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from vla_runtime.cli._files import output_file
+from vla_runtime.cli._numbers import at_least
 from vla_runtime.devices import MATRIX_BYTES
 
 _PACKAGES = (
@@ -30,6 +33,7 @@ _PACKAGES = (
     'onnxruntime-gpu',
     'tensorrt',
     'cuda-python',
+    'cuda-bindings',
     'numpy',
     'opencv-python-headless',
 )
@@ -39,7 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument('bundle', type=Path, metavar='BUNDLE', help='the folder')
     parser.add_argument('--backend', default='torch', help='runs the networks (default: torch)')
-    parser.add_argument('--device', default='cpu', help='cpu, cuda or cuda:N (default: cpu)')
+    parser.add_argument(
+        '--device',
+        default='cpu',
+        help="cpu, cuda, cuda:N, or tensorrt for ONNX Runtime's TensorRT provider (default: cpu)",
+    )
     parser.add_argument(
         '--precision',
         choices=list(MATRIX_BYTES),
@@ -47,25 +55,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='of the large matrices (default: float32)',
     )
     parser.add_argument(
-        '--views', type=int, metavar='V', help='cameras that see something (default: all)'
-    )
-    parser.add_argument('--rows', type=int, default=1, metavar='R', help='2: guided (default: 1)')
-    parser.add_argument(
-        '--steps', type=int, metavar='N', help="denoise steps (default: the bundle's)"
+        '--views', type=at_least(1), metavar='V', help='cameras that see something (default: all)'
     )
     parser.add_argument(
-        '--repeats', type=int, default=30, metavar='N', help='of each kind (default: 30)'
+        '--rows', type=int, choices=(1, 2), default=1, help='2: guided (default: 1)'
     )
     parser.add_argument(
-        '--threads', type=int, metavar='N', help="PyTorch's CPU threads (default: its own choice)"
+        '--steps', type=at_least(1), metavar='N', help="denoise steps (default: the bundle's)"
     )
-    parser.add_argument('--json', type=Path, metavar='OUT', help='write all figures to this file')
+    parser.add_argument(
+        '--repeats', type=at_least(1), default=30, metavar='N', help='of each kind (default: 30)'
+    )
+    parser.add_argument(
+        '--threads',
+        type=at_least(1),
+        metavar='N',
+        help="PyTorch's CPU threads (default: its own choice)",
+    )
+    parser.add_argument(
+        '--json', type=output_file, metavar='OUT', help='write all figures to this file'
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure and print; 2 where bundle, device or options cannot be served."""
     from vla_runtime.bench import BenchOptions, run_bench
-    from vla_runtime.bundle import BundleError
     from vla_runtime.measurement import machine, versions
 
     options = BenchOptions(
@@ -76,22 +90,27 @@ def main(arguments: argparse.Namespace) -> int:
         rows=arguments.rows,
         steps=arguments.steps,
         repeats=arguments.repeats,
+        threads=arguments.threads,
     )
     try:
-        _set_threads(arguments.threads)
         figures = run_bench(arguments.bundle, options, _progress)
-        result = {
-            'command': ' '.join(['vla_runtime', *sys.argv[1:]]),
-            'date': datetime.now(timezone.utc).strftime('%Y-%m-%d'),
-            'machine': machine(),
-            'versions': versions(_PACKAGES),
-            'figures': figures,
-        }
-        print(describe(figures))
+        # The file is written whether or not somebody still reads, and the table shown whether or
+        # not the file could be written.
+        try:
+            if arguments.json:
+                result = {
+                    'command': shlex.join(['vla_runtime', *sys.argv[1:]]),
+                    'date': datetime.now(timezone.utc).strftime('%Y-%m-%d'),
+                    'machine': machine(),
+                    'versions': versions(_PACKAGES),
+                    'figures': figures,
+                }
+                arguments.json.write_text(json.dumps(result, indent=1) + '\n')
+        finally:
+            print(describe(figures))
         if arguments.json:
-            arguments.json.write_text(json.dumps(result, indent=1) + '\n')
             print(f'\nwrote {arguments.json}')
-    except (BundleError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
     return 0
@@ -102,7 +121,8 @@ def describe(figures: Mapping[str, Any]) -> str:
     where = figures['device_name'] or figures['device']
     lines = [
         f'{figures["policy"]}: {figures["backend"]} on {where}, {figures["precision"]}, '
-        f'{figures["views"]} view(s), {figures["rows"]} row(s), {figures["steps"]} denoise steps',
+        f'{figures["views"]} view(s), {figures["rows"]} row(s), {figures["steps"]} denoise steps, '
+        f'{figures["repeats"]} of each kind',
     ]
     for kind, phases in figures['milliseconds'].items():
         lines += ['', f'{kind + ", ms":20}{"median":>9}{"p95":>9}{"p99":>9}{"least":>9}']
@@ -118,16 +138,25 @@ def describe(figures: Mapping[str, Any]) -> str:
         rate = f'{rates["flops_per_s"] / 1e12:.3g} TFLOP/s, {rates["bytes_per_s"] / 1e9:.3g} GB/s'
         lines += ['', f"'least' from {rate}; {rates['source']}"]
     else:
-        lines += ['', "no 'least': this device is in no table, and its rates need PyTorch"]
+        lines += [
+            '',
+            "no 'least': this device is in no table, and to measure its rates a PyTorch is needed "
+            'that runs on it',
+        ]
     lines += [
-        f'resident memory: {memory["resident_peak"] / 2**20:,.0f} MiB at most, '
-        f'{memory["resident_before"] / 2**20:,.0f} before loading',
+        f'resident memory: {_mebibytes(memory["resident_peak"])} at most, '
+        f'{_mebibytes(memory["resident_before"])} before loading',
         'CUDA graphs: ' + ', '.join(f'{name} {how}' for name, how in figures['cuda_graph'].items()),
     ]
     if memory['device_is']:
-        size = '' if memory['device'] is None else f'{memory["device"] / 2**20:,.0f} MiB '
+        size = '' if memory['device'] is None else f'{_mebibytes(memory["device"])} '
         lines.append(f'device memory: {size}{memory["device_is"]}')
+    lines += [f'note: {note}' for note in figures['notes']]
     return '\n'.join(lines)
+
+
+def _mebibytes(count: int | None) -> str:
+    return 'not known' if count is None else f'{count / 2**20:,.0f} MiB'
 
 
 def _least(phase: str, floors: Mapping[str, Mapping[str, float]]) -> float | None:
@@ -135,16 +164,6 @@ def _least(phase: str, floors: Mapping[str, Mapping[str, float]]) -> float | Non
     if phase == 'total' and floors:
         return sum(floor['milliseconds'] for floor in floors.values())
     return floors[phase]['milliseconds'] if phase in floors else None
-
-
-def _set_threads(threads: int | None) -> None:
-    if threads is None:
-        return
-    if threads < 1:
-        raise ValueError(f'--threads {threads}: expected at least 1')
-    import torch
-
-    torch.set_num_threads(threads)
 
 
 def _progress(rounds: range) -> Iterable[int]:
