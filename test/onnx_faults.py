@@ -5,7 +5,7 @@ Faults of precision use the half that the graph is in, float16 in a graph that h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 
 import numpy as np
 import onnx
@@ -31,6 +31,12 @@ def types_of(model: onnx.ModelProto) -> dict[str, int]:
     values = (*inferred.input, *inferred.value_info, *inferred.output)
     types = {value.name: value.type.tensor_type.elem_type for value in values}
     return types | {item.name: item.data_type for item in inferred.initializer}
+
+
+def _value_of(model: onnx.ModelProto, name: str) -> onnx.ValueInfoProto:
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    (value,) = (value for value in inferred.value_info if value.name == name)
+    return value
 
 
 def cast(source: str, target: str, kind: int) -> onnx.NodeProto:
@@ -140,7 +146,7 @@ def layer_norm_redefined(model: onnx.ModelProto) -> None:
 def norm_mean_as_product(model: onnx.ModelProto) -> None:
     """The mean of a norm's squares as a matrix product in half."""
     node, half = nodes_of(model, 'ReduceMean')[0], half_of(model)
-    width = _width_of(model, node.input[0])
+    width = _value_of(model, node.input[0]).type.tensor_type.shape.dim[-1].dim_value
     mean = add_constant(model, half, np.full((width, 1), 1 / width, np.float32))
     source, out = node.input[0], node.output[0]
     planted = [
@@ -156,7 +162,7 @@ def norm_squares_as_product(model: onnx.ModelProto) -> None:
     node, half = nodes_of(model, 'ReduceMean')[0], half_of(model)
     (square,) = (other for other in model.graph.node if node.input[0] in other.output)
     x, out = square.input[0], node.output[0]
-    width = _width_of(model, x)
+    width = _value_of(model, x).type.tensor_type.shape.dim[-1].dim_value
     row, column, last = (add_constant(model, INTEGER, np.array([axis])) for axis in (-2, -1, -1))
     scale = add_constant(model, FLOAT, np.array(1 / width))
     planted = [
@@ -169,12 +175,6 @@ def norm_squares_as_product(model: onnx.ModelProto) -> None:
         helper.make_node('Mul', [f'{out}/sum', scale], [out]),
     ]
     put_in_place_of(model, [node], planted)
-
-
-def _width_of(model: onnx.ModelProto, name: str) -> int:
-    inferred = onnx.shape_inference.infer_shapes(model).graph
-    (value,) = (value for value in inferred.value_info if value.name == name)
-    return value.type.tensor_type.shape.dim[-1].dim_value
 
 
 # --- attention --------------------------------------------------------------------------------
@@ -298,6 +298,39 @@ def pixels_in_eight_bits(model: onnx.ModelProto) -> None:
     """A float type that is neither half; it takes a newer set of operators."""
     model.opset_import[0].version, model.ir_version = 19, 9
     round_tensor(model, 'pixels', TensorProto.FLOAT8E4M3FN)
+
+
+# --- what goes in and out in half -------------------------------------------------------------
+
+
+def _rename(names: MutableSequence[str], changes: dict[str, str]) -> None:
+    for place, name in enumerate(names):
+        names[place] = changes.get(name, name)
+
+
+def past_made_the_wrong_way_round(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        _rename(node.output, {'past_key': 'past_value', 'past_value': 'past_key'})
+
+
+def past_read_the_wrong_way_round(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        _rename(node.input, {'past_key': 'past_value', 'past_value': 'past_key'})
+
+
+def product_given_out(model: onnx.ModelProto) -> None:
+    """A product leaves the graph before it is widened."""
+    name = nodes_of(model, 'MatMul')[-1].output[0]
+    model.graph.output.append(_value_of(model, name))
+
+
+def time_comes_in_half(model: onnx.ModelProto) -> None:
+    (port,) = (port for port in model.graph.input if port.name == 't')
+    port.type.tensor_type.elem_type = half_of(model)
+    for node in model.graph.node:
+        _rename(node.input, {'t': 't/planted'})
+    first = model.graph.node[0]
+    put_in_place_of(model, [first], [cast('t', 't/planted', FLOAT), first])
 
 
 # --- numbers ----------------------------------------------------------------------------------

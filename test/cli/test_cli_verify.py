@@ -7,7 +7,15 @@ import json
 import pytest
 from checkpoint_folders import lerobot_arguments, lerobot_folder
 from onnx_bundles import copy_bundle, load_graph, reseal, save_graph, tiny_onnx_bundle
-from onnx_faults import change_weight, norm_in_half, position_in_half
+from onnx_faults import (
+    change_weight,
+    norm_in_half,
+    norm_mean_as_product,
+    position_in_half,
+    rotary_angles_rounded,
+    rotary_frequencies_rounded,
+    token_index_in_half,
+)
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle import read_bundle
@@ -32,7 +40,14 @@ def test_a_bundle_made_by_export_is_verified_and_its_receipt_written(tmp_path, c
 
 @pytest.mark.parametrize(
     ('fault', 'message'),
-    [(norm_in_half, 'ReduceMean'), (position_in_half, 'must not be in half')],
+    [
+        (norm_in_half, 'ReduceMean'),
+        (norm_mean_as_product, 'only products by a matrix of the bundle'),
+        (position_in_half, 'must not be in half'),
+        (token_index_in_half, 'must not be in half'),
+        (rotary_angles_rounded, 'positions must stay in float32'),
+        (rotary_frequencies_rounded, 'were rounded before they were written'),
+    ],
 )
 def test_a_planted_precision_fault_is_exit_code_1_and_named(tmp_path, capsys, fault, message):
     bundle = copy_bundle(tiny_onnx_bundle('pi05', 'float16'), tmp_path / 'planted')

@@ -163,6 +163,22 @@ def test_a_planted_fault_is_found_and_named(grounds, precision, family, name, fa
     assert any(re.search(message, line) for line in found), found
 
 
+@pytest.mark.parametrize('precision', ['float16', 'bfloat16'])
+@pytest.mark.parametrize(
+    ('name', 'fault', 'message'),
+    [
+        ('prefix.onnx', faults.past_made_the_wrong_way_round, "output 'past_key' is values, in"),
+        ('expert.onnx', faults.past_read_the_wrong_way_round, 'by .*past values'),
+        ('prefix.onnx', faults.product_given_out, 'float16, as only the past may be'),
+        ('expert_r2.onnx', faults.time_comes_in_half, "'t' is in b?float16 and must be float"),
+    ],
+)
+def test_only_the_past_goes_in_and_out_in_half(grounds, precision, name, fault, message):
+    path = plant(fault, 'pi05', precision, name, grounds)
+    found = precision_faults(path, precision)
+    assert any(re.search(message, line) for line in found), found
+
+
 def test_the_file_is_named_too_and_one_fault_is_told_once(tmp_path):
     bundle = copy_bundle(tiny_onnx_bundle('pi05', 'float16'), tmp_path / 'planted')
     model = load_graph(bundle, 'prefix_r2.onnx')

@@ -185,15 +185,12 @@ class _Walk:
     def _of_node(self, node: onnx.NodeProto) -> list[Origin | None]:
         """The origins of a node's outputs, or one that is that of all of them."""
         unknown = [name for name in (*node.input, *node.output) if name and not self._kind(name)]
-        early = [name for name in node.input if name not in self._origins]
         if node.domain not in ('', 'ai.onnx') or any(
             attribute.HasField('g') or attribute.graphs for attribute in node.attribute
         ):
             self._fault('has an inside of its own, which is not walked')
         elif unknown:
             self._fault(f"works on '{unknown[0]}', whose type is unknown")
-        elif early:
-            self._fault(f"reads '{early[0]}' before it is made")
         elif node.op_type == 'Cast':
             return [self._of_cast(node.input[0], node.output[0])]
         elif node.op_type in _MOVES:
