@@ -20,8 +20,9 @@ import numpy as np
 from vla_runtime.dimensions import PRESETS, GemmaDims, PolicyDims, VisionDims
 from vla_runtime.engines.engine import StepInputs
 from vla_runtime.engines.onnx_files import ONNX_FOLDER, WEIGHTS_DATA
-from vla_runtime.engines.tensorrt_store import engine_names, files_sha256
+from vla_runtime.engines.tensorrt_store import engine_names
 from vla_runtime.export.tensorrt_onnx import ExternalTensor, summarise
+from vla_runtime.large_files import file_sha256
 
 SIZES = ('reduced_depth', 'tiny')
 ROWS = (1, 2)
@@ -124,7 +125,7 @@ def prepare(folder: Path, size: str, precision: str, seed: int = 0) -> None:
         'precision': precision,
         'seed': seed,
         'dims': asdict(dims),
-        'weights_sha256': files_sha256([folder / ONNX_FOLDER / WEIGHTS_DATA]),
+        'weights_sha256': file_sha256(folder / ONNX_FOLDER / WEIGHTS_DATA),
     }
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + '\n')
 
@@ -146,7 +147,7 @@ def restore(folder: Path) -> Kit:
     weights = folder / ONNX_FOLDER / WEIGHTS_DATA
     if not weights.is_file():
         _draw(folder, manifest['seed'])
-    if files_sha256([weights]) != manifest['weights_sha256']:
+    if file_sha256(weights) != manifest['weights_sha256']:
         raise ValueError(f'{weights}: is not what prepare made; remove it and try again')
     return Kit(folder, _dims(manifest['dims']), manifest['precision'], reference)
 

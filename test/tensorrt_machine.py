@@ -63,6 +63,7 @@ class Machine:
 
     def load(self, family: Family = 'pi05', **options) -> TensorRTEngine:
         values = {
+            'files': read_bundle(self.bundle, verify=False).spec.files,
             'device': 'cuda',
             'precision': 'float32',
             'max_rows': 2,

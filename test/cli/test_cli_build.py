@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 from tensorrt_machine import Machine, linked_copy, write_exported_policy
 from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_runtime.bundle import read_bundle, seal
 from vla_runtime.cli.main import main
-from vla_runtime.engines import cuda_runtime, tensorrt_adapter
-from vla_runtime.engines.tensorrt_adapter import TensorRT
+from vla_runtime.large_files import file_sha256
 
 
 @pytest.fixture(scope='module')
@@ -25,19 +27,20 @@ def exported(tmp_path_factory) -> Path:
 def machine(monkeypatch, exported, tmp_path):
     def make(**options) -> Machine:
         bundle = tmp_path / 'policy'
-        here = Machine(
+        return Machine(
             monkeypatch, bundle if bundle.exists() else linked_copy(exported, bundle), **options
         )
-        monkeypatch.setattr(tensorrt_adapter, 'import_tensorrt', lambda: TensorRT(here.trt))
-        make_runtime = here.runtime
-        monkeypatch.setattr(cuda_runtime, 'CudaRuntime', lambda index: make_runtime(index))
-        return here
 
     return make
 
 
 def build(here: Machine, *options: str) -> int:
     return main(['build', str(here.bundle), *options])
+
+
+def engines(here: Machine) -> Path:
+    (folder,) = (here.bundle / 'engines').iterdir()
+    return folder
 
 
 def test_building_shows_the_plan_and_every_engine(machine, capsys):
@@ -55,8 +58,12 @@ def test_what_was_built_is_compared_with_pytorch_and_the_receipt_kept(machine, c
     here = machine()
     assert build(here) == 0
     assert 'compared with PyTorch: chunks differ by' in capsys.readouterr().out
-    (folder,) = (here.bundle / 'engines').iterdir()
+    folder = engines(here)
     receipt = json.loads((folder / 'verification.json').read_text())
+    names = ('vision', 'prefix', 'prefix_r2', 'expert', 'expert_r2')
+    compared = [folder / f'{name}.engine' for name in names]
+    compared.append(here.bundle / 'weights.safetensors')
+    assert receipt['files'] == {path.name: file_sha256(path) for path in compared}
     assert receipt['versions']['tensorrt'] == '11.4.0.106' and receipt['gpu'] == 'Orin'
     assert len(receipt['chunks']) == 6
     assert all(item['max_error'] <= 5e-5 for item in receipt['tensors'] + receipt['chunks'])
@@ -73,13 +80,82 @@ def test_what_was_built_is_compared_with_pytorch_and_the_receipt_kept(machine, c
 
 def test_engines_that_compute_something_else_are_not_kept(machine, capsys):
     here = machine()
+    assert build(here) == 0
     here.trt.distort = ('velocity', 1e-3)
-    assert build(here) == 1
+    assert build(here, '--force') == 1
     error = capsys.readouterr().err
     assert "FAILED: expert, 1 row(s): tensor 'velocity' differs from PyTorch" in error
     assert 'image_tokens' not in error
-    with pytest.raises(ValueError, match='the build did not finish'):
+    folder = engines(here)
+    assert f'what was found is in {folder / "rejected.json"}' in error
+    assert {path.name for path in folder.iterdir()} == {'rejected.json', 'timing.cache'}
+    found = json.loads((folder / 'rejected.json').read_text())
+    assert all('velocity' in line or 'chunk' in line for line in found['failures'])
+    assert len(found['chunks']) == 6
+    with pytest.raises(ValueError, match=r'gave wrong numbers and was not kept \(rejected\.json'):
         here.load()
+    here.trt.distort = ('', 0.0)
+    assert build(here) == 0
+    assert (folder / 'verification.json').exists() and not (folder / 'rejected.json').exists()
+
+
+def test_a_receipt_vouches_for_the_engines_that_were_compared_only(machine, capsys):
+    here = machine()
+    assert build(here) == 0
+    receipt = engines(here) / 'verification.json'
+    first = receipt.read_text()
+    assert build(here, '--force', '--no-verify') == 0
+    assert not receipt.exists()
+    capsys.readouterr()
+    # Nothing is built, and what was built unseen is compared now.
+    assert build(here) == 0
+    out = capsys.readouterr().out
+    assert 'up to date' in out and 'compared with PyTorch' in out
+    for text in (first.replace(file_sha256(engines(here) / 'expert.engine'), '0' * 64), '{}', '['):
+        receipt.write_text(text)
+        assert build(here) == 0
+        assert 'compared with PyTorch' in capsys.readouterr().out
+        assert json.loads(receipt.read_text())['files'] == json.loads(first)['files']
+    assert build(here) == 0
+    assert 'compared with PyTorch' not in capsys.readouterr().out
+
+
+def test_a_receipt_of_another_networks_weights_does_not_vouch(machine, capsys):
+    here = machine()
+    assert build(here) == 0
+    weights = here.bundle / 'weights.safetensors'
+    tensors = {name: value * 1.5 for name, value in load_file(weights).items()}
+    weights.unlink()
+    save_file(tensors, weights)
+    spec = read_bundle(here.bundle, verify=False).spec
+    kept = {name: value for name, value in spec.files.items() if name != weights.name}
+    seal(here.bundle, replace(spec, files=kept))
+    assert build(here) == 1
+    assert 'differs from PyTorch' in capsys.readouterr().err
+
+
+def test_what_was_not_asked_for_is_removed_and_its_receipt_still_vouches(machine, capsys):
+    here = machine()
+    assert build(here) == 0
+    capsys.readouterr()
+    assert build(here, '--rows', '1', '--dry-run') == 0
+    assert capsys.readouterr().out.count('not asked for: to remove') == 2
+    assert len(list(engines(here).glob('*.engine'))) == 5
+    assert build(here, '--rows', '1') == 0
+    out = capsys.readouterr().out
+    assert 'up to date' in out and 'compared with PyTorch' not in out
+    assert len(list(engines(here).glob('*.engine'))) == 3
+
+
+def test_changed_onnx_files_are_not_built(machine, capsys):
+    here = machine()
+    graph = here.bundle / 'onnx' / 'expert.onnx'
+    data = graph.read_bytes()
+    graph.unlink()
+    graph.write_bytes(data.replace(b'vla_runtime', b'vla_rantime'))
+    assert build(here) == 2
+    assert 'expert.onnx: has changed' in capsys.readouterr().err
+    assert here.trt.configs == [] and not (here.bundle / 'engines').exists()
 
 
 def test_without_pytorch_it_is_said_that_nothing_was_compared(machine, capsys, monkeypatch):
@@ -87,7 +163,7 @@ def test_without_pytorch_it_is_said_that_nothing_was_compared(machine, capsys, m
     here = machine()
     assert build(here) == 0
     assert 'not compared with PyTorch' in capsys.readouterr().out
-    (folder,) = (here.bundle / 'engines').iterdir()
+    folder = engines(here)
     assert not (folder / 'verification.json').exists()
 
 
@@ -126,7 +202,7 @@ def test_options_reach_the_build(machine):
     here = machine()
     assert build(here, '--rows', '1', '--workspace', '64', '--autotune', '7') == 0
     assert [config._limits for config in here.trt.configs] == [{'WORKSPACE': 64 << 20}] * 3
-    (folder,) = (here.bundle / 'engines').iterdir()
+    folder = engines(here)
     assert '"captures": 7' in (folder / 'engine.json').read_text()
 
 
@@ -164,8 +240,14 @@ def test_a_folder_that_is_no_bundle_is_told(tmp_path, capsys):
     assert 'is this folder a policy bundle?' in capsys.readouterr().err
 
 
-def test_a_machine_without_tensorrt_is_told(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'tensorrt', None)
+def test_a_bundle_without_onnx_files_is_told(tmp_path, capsys):
     bundle = write_tiny_policy(tmp_path / 'policy', tiny_spec())
     assert main(['build', str(bundle)]) == 2
+    error = capsys.readouterr().err
+    assert 'vision.onnx: is missing' in error and f'vla_runtime export {bundle} --out' in error
+
+
+def test_a_machine_without_tensorrt_is_told(exported, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'tensorrt', None)
+    assert main(['build', str(exported)]) == 2
     assert "the Python package 'tensorrt' is not installed" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from fake_tensorrt import RELEASES
 from tensorrt_machine import STEPS, Machine, linked_copy, write_exported_policy
 from tiny_policy import tiny_dims
 
+from vla_runtime.bundle import read_bundle
 from vla_runtime.engines import tensorrt_loading
 from vla_runtime.engines.engine import StepInputs
 from vla_runtime.engines.tensorrt_engine import TensorRTEngine
@@ -312,6 +313,7 @@ def test_engines_of_other_dimensions_are_refused_with_engine_and_tensor(machine)
             here.bundle,
             'pi05',
             tiny_dims('pi05', horizon=9),
+            files=read_bundle(here.bundle, verify=False).spec.files,
             device='cuda',
             precision='float32',
             max_rows=1,

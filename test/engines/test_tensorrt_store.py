@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_tensorrt import RELEASES
+from onnx_bundles import reseal
 from tensorrt_machine import Machine, linked_copy, write_exported_policy
 from tiny_policy import observation
 
+from vla_runtime.bundle import read_bundle
 from vla_runtime.engines.cuda_runtime import device_index
 from vla_runtime.engines.tensorrt_store import METADATA, folder_name
 from vla_runtime.policy import Policy
@@ -130,12 +132,12 @@ def change(here: Machine, **fields) -> None:
     ('text', 'told'),
     [
         ('', 'is damaged'),
-        ('{"format": 1', 'is damaged'),
+        ('{"format": 2', 'is damaged'),
         ('[]', 'it is not a table'),
-        ('{"format": 2}', "field 'format' is 2, expected 1"),
-        ('{"format": 1}', "field 'engines' is not a table"),
-        ('{"format": 1, "engines": {"vision": {}}}', "field 'engines.vision.file' is missing"),
-        ('{"format": 1, "engines": {}, "tensorrt": 5}', "field 'tensorrt' is 5, expected a str"),
+        ('{"format": 1}', "field 'format' is 1, expected 2"),
+        ('{"format": 2}', "field 'engines' is not a table"),
+        ('{"format": 2, "engines": {"vision": {}}}', "field 'engines.vision.file' is missing"),
+        ('{"format": 2, "engines": {}, "tensorrt": 5}', "field 'tensorrt' is 5, expected a str"),
     ],
 )
 def test_damaged_metadata(machine, text, told):
@@ -145,6 +147,75 @@ def test_damaged_metadata(machine, text, told):
     message = refused(here)
     assert told in message and str(engines(here) / METADATA) in message
     assert message.endswith(rebuilds(here))
+
+
+@pytest.mark.parametrize(
+    ('entry', 'told'),
+    [
+        ({'onnx_sha256': {}}, "field 'engines.vision.onnx_sha256' has no SHA-256 of onnx/vision"),
+        ({'onnx_sha256': {'onnx/vision.onnx': 5}}, 'has no SHA-256 of onnx/vision.onnx'),
+        ({'onnx_sha256': 'ab'}, "field 'engines.vision.onnx_sha256' is 'ab', expected a dict"),
+    ],
+)
+def test_an_engine_of_unknown_onnx_files_is_damaged_metadata(machine, entry, told):
+    here = machine()
+    here.build()
+    data = json.loads((engines(here) / METADATA).read_text())
+    data['engines']['vision'] |= entry
+    change(here, engines=data['engines'])
+    message = refused(here)
+    assert told in message and message.endswith(rebuilds(here))
+
+
+def test_a_precision_that_is_none_is_damaged_metadata(machine):
+    here = machine()
+    here.build()
+    change(here, precision='float24')
+    assert "field 'precision' is 'float24'" in refused(here)
+
+
+@pytest.mark.parametrize(
+    ('name', 'engine'), [('weights.data', 'vision'), ('expert_r2.onnx', 'expert_r2')]
+)
+def test_engines_of_other_onnx_files_are_refused(machine, name, engine):
+    here = machine()
+    here.build()
+    path, weights = here.bundle / 'onnx' / name, here.bundle / 'onnx' / 'weights.data'
+    graph, numbers = path.read_bytes(), weights.read_bytes()
+    for link in {path, weights}:
+        link.unlink()
+    # Another producer's name: as good a graph, but not the one that was built.
+    path.write_bytes(graph.replace(b'vla_runtime', b'vla_rantime'))
+    if path == weights:
+        numbers = bytes([numbers[0] ^ 1]) + numbers[1:]
+    weights.write_bytes(numbers)
+    reseal(here.bundle)
+    message = refused(here)
+    assert f'{engines(here) / engine}.engine: was built from another onnx/{name} (' in message
+    assert message.endswith(rebuilds(here))
+    with pytest.raises(ValueError, match='was built from another onnx/'):
+        Policy.load(here.bundle, 'tensorrt', 'cuda')
+    here.build()
+    here.load().close()
+
+
+def test_engines_of_onnx_files_that_the_bundle_does_not_have_are_refused(machine):
+    here = machine()
+    here.build()
+    files = read_bundle(here.bundle).spec.files
+    less = {name: digest for name, digest in files.items() if name != 'onnx/prefix_r2.onnx'}
+    assert 'which the bundle does not have' in refused(here, files=less)
+    # One row needs no more than its own.
+    here.load(files=less, max_rows=1).close()
+
+
+def test_loading_does_not_read_the_onnx_files_weights(machine):
+    here = machine()
+    here.build()
+    weights = here.bundle / 'onnx' / 'weights.data'
+    weights.unlink()
+    weights.touch()
+    here.load().close()
 
 
 def test_missing_metadata_is_a_build_that_did_not_finish(machine):
@@ -259,8 +330,9 @@ from pathlib import Path
 from vla_runtime.dimensions import PI05
 from vla_runtime.engines.tensorrt_engine import TensorRTEngine
 try:
-    TensorRTEngine.load(Path('no_bundle'), 'pi05', PI05, device='cuda', precision='float16',
-                        max_rows=1, denoise_steps=10, use_cuda_graphs=True)
+    TensorRTEngine.load(Path('no_bundle'), 'pi05', PI05, files=dict(), device='cuda',
+                        precision='float16', max_rows=1, denoise_steps=10,
+                        use_cuda_graphs=True)
 except ValueError as error:
     print(error)
 heavy = ('torch', 'onnx', 'onnxruntime', 'rclpy', 'safetensors', 'yaml', 'cv2')

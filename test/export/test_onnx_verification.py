@@ -14,13 +14,8 @@ from vla_runtime.bundle import read_bundle
 from vla_runtime.engines.onnx_files import ONNX_FOLDER
 from vla_runtime.export.onnx_bundle import export_bundle
 from vla_runtime.export.onnx_cases import seeded_cases
-from vla_runtime.export.onnx_verification import (
-    BOUNDS,
-    Bounds,
-    VerificationError,
-    verification_steps,
-    verify_onnx,
-)
+from vla_runtime.export.onnx_verification import receipt_dict, verification_steps, verify_onnx
+from vla_runtime.export.receipt import BOUNDS, Bounds, VerificationError, chunk_bound
 
 
 def verify(bundle, **options):
@@ -33,12 +28,13 @@ def test_exported_files_are_within_their_bounds_and_the_receipt_says_what_was_co
     receipt = verify(tiny_onnx_bundle('pi0', precision), advance=told.append)
     assert receipt.failures == []
     assert sum(told) == verification_steps()
-    document = json.loads(json.dumps(receipt.as_dict()))
+    document = json.loads(json.dumps(receipt_dict(receipt)))
     assert document['precision'] == precision
     assert set(document['versions']) == {'python', 'torch', 'onnx', 'onnxruntime', 'numpy'}
     assert document['bounds'] == {
         'tensor': BOUNDS[precision].tensor,
         'chunk': BOUNDS[precision].chunk,
+        'ceiling': BOUNDS[precision].ceiling,
     }
     compared = {(item['file'], item['tensor']) for item in document['tensors']}
     assert {
@@ -60,7 +56,7 @@ def test_exported_files_are_within_their_bounds_and_the_receipt_says_what_was_co
         assert item['growth'][-1] == item['max_error']
     for item in document['chunks']:
         assert item['gain'] > 0
-        assert item['bound'] == BOUNDS[precision].chunk * max(1.0, item['gain'])
+        assert (item['bound'], item['bound_by']) == chunk_bound(precision, item['gain'])
     assert {item['rows'] for item in document['cases']} == {1, 2}
     assert {item['plan'] for item in document['cases']} == {None, 'exp', 'linear'}
 
@@ -103,8 +99,8 @@ def test_a_number_that_is_none_is_within_no_bound(tmp_path):
 
 
 def test_beyond_the_bounds_no_bundle_is_written(tmp_path, monkeypatch):
-    tight = {**BOUNDS, 'float16': Bounds(tensor=1e-6, chunk=1e-6)}
-    monkeypatch.setattr('vla_runtime.export.onnx_verification.BOUNDS', tight)
+    tight = {**BOUNDS, 'float16': Bounds(tensor=1e-6, chunk=1e-6, ceiling=1e-6)}
+    monkeypatch.setattr('vla_runtime.export.receipt.BOUNDS', tight)
     source = read_bundle(tiny_onnx_bundle())
     with pytest.raises(VerificationError, match=r"no bundle is written:\n.*tensor 'image_tokens'"):
         export_bundle(source, tmp_path / 'made', 'float16')

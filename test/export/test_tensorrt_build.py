@@ -8,8 +8,9 @@ import pytest
 from fake_tensorrt import RELEASES
 from tensorrt_machine import Machine, linked_copy, write_exported_policy
 
+from vla_runtime.bundle import read_bundle
 from vla_runtime.engines.tensorrt_adapter import TensorRT, TensorRTError
-from vla_runtime.engines.tensorrt_store import TIMING_CACHE
+from vla_runtime.engines.tensorrt_store import RECEIPT, REJECTION, TIMING_CACHE, read_metadata
 from vla_runtime.export import tensorrt_build
 from vla_runtime.export.tensorrt_build import MemoryEstimate, build_engines, check_fits, plan_build
 
@@ -63,6 +64,52 @@ def test_changed_weights_mean_building_everything_again(machine):
     weights.unlink()
     weights.write_bytes(data)
     assert len(plan_on(here).to_build) == 5
+
+
+def test_a_changed_sha256_in_policy_yaml_means_building_again(machine):
+    here = machine()
+    here.build()
+    listed = read_bundle(here.bundle, verify=False).spec.files
+    assert plan_on(here, files=listed).to_build == []
+    other = {**listed, 'onnx/prefix_r2.onnx': '0' * 64}
+    assert plan_on(here, files=other).to_build == ['prefix_r2']
+    other = {**listed, 'onnx/weights.data': '0' * 64}
+    assert len(plan_on(here, files=other).to_build) == 5
+
+
+def test_engines_for_fewer_rows_replace_those_for_more(machine):
+    here = machine()
+    here.build()
+    plan = plan_on(here, rows=(1,))
+    assert plan.to_build == []
+    assert [path.name for path in plan.surplus] == ['expert_r2.engine', 'prefix_r2.engine']
+    here.build(rows=(1,))
+    assert sorted(path.stem for path in plan.folder.glob('*.engine')) == [
+        'expert',
+        'prefix',
+        'vision',
+    ]
+    metadata = read_metadata(plan.folder, '')
+    assert sorted(metadata.engines) == ['expert', 'prefix', 'vision'] and metadata.max_rows == 1
+    engine = here.load(max_rows=2)
+    assert engine.max_rows == 1
+    engine.close()
+    assert plan_on(here).to_build == ['prefix_r2', 'expert_r2']
+
+
+def test_a_receipt_is_gone_before_the_first_engine_is_replaced(machine):
+    here = machine()
+    here.build()
+    folder = plan_on(here).folder
+    for name in (RECEIPT, REJECTION):
+        (folder / name).write_text('{}')
+    here.build()
+    # Nothing was built.
+    assert (folder / RECEIPT).exists()
+    here.trt.fail_build = 'out of tactics'
+    with pytest.raises(TensorRTError):
+        here.build(force=True)
+    assert not (folder / RECEIPT).exists() and not (folder / REJECTION).exists()
 
 
 def test_a_damaged_engine_is_built_again_alone(machine):

@@ -2,7 +2,8 @@
 
 An engine runs only on the GPU and the TensorRT version it was built with, so it is built where it
 is used, once, and again after TensorRT was updated. It goes to BUNDLE/engines/GPU-trtVERSION. What
-is there already and was built from the same files is kept; a build that was stopped goes on.
+is there already and was built from the same files is kept; a build that was stopped goes on. What
+was not asked for is removed: with --rows 1 the engines of two rows.
 
 examples:
   vla_runtime build engines/my_policy
@@ -12,7 +13,9 @@ examples:
 
 The engines' precision is that of the ONNX files ('vla_runtime export'); --precision only makes sure
 of it. Where PyTorch, onnx and onnxruntime are installed, what was built is compared with PyTorch
-and the receipt written beside the engines; engines beyond the bounds are not kept.
+and the receipt written beside the engines (verification.json, with the SHA-256 of what it speaks
+of). Engines beyond the bounds are removed, and rejected.json says what was found.
+'vla_runtime verify BUNDLE --backend tensorrt' repeats the comparison.
 
 exit codes: 0 built or up to date; 1 the engines' numbers are wrong, and the output says which; 2
 not possible as asked; 130 stopped with Ctrl-C.
@@ -21,11 +24,11 @@ not possible as asked; 130 stopped with Ctrl-C.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vla_runtime.cli._comparison import compare_engines
 from vla_runtime.cli._numbers import at_least
 
 if TYPE_CHECKING:
@@ -78,47 +81,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Build; 1 where the engines' numbers are wrong, 2 where it is not possible."""
-    from vla_runtime.bundle import read_bundle
-    from vla_runtime.engines.cuda_runtime import CudaError, CudaRuntime, device_index
-    from vla_runtime.engines.tensorrt_adapter import TensorRTError, import_tensorrt
-    from vla_runtime.export.tensorrt_build import build_engines, plan_build
+    from vla_runtime.engines.cuda_runtime import CudaError
+    from vla_runtime.engines.tensorrt_adapter import TensorRTError
 
     try:
-        bundle = read_bundle(arguments.bundle, verify=False)
-        index = device_index(arguments.device)
-        adapter = import_tensorrt()
-        # Before anything is asked of TensorRT, which does not survive a machine without a driver.
-        runtime = CudaRuntime(index)
-        most = arguments.rows or (2 if bundle.spec.prompt.advantage else 1)
-        plan = plan_build(
-            bundle.folder,
-            adapter,
-            runtime,
-            rows=range(1, most + 1),
-            precision=arguments.precision,
-            workspace_bytes=arguments.workspace * _MIB,
-            force=arguments.force,
-        )
-        print(f'{runtime.info.name}, TensorRT {adapter.version}, {plan.precision} -> {plan.folder}')
-        _show(plan)
-        if arguments.dry_run:
-            print('\ndry run: nothing was built')
-            return 0
-        with _Bar(adapter.reports_progress) as bar:
-            metadata = build_engines(
-                plan,
-                adapter,
-                runtime,
-                captures=arguments.autotune,
-                progress=bar.progress,
-                report=bar.report,
-            )
-        runtime.close()
-        if not arguments.no_verify and not _verified(plan, bundle, metadata, most, arguments):
-            return 1
+        return _build(arguments)
     except (TensorRTError, CudaError, ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    from vla_runtime.bundle import read_bundle, verify_files
+    from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
+    from vla_runtime.engines.onnx_files import engine_graphs
+    from vla_runtime.engines.preflight import check_backend, check_graph_files
+    from vla_runtime.engines.tensorrt_adapter import import_tensorrt
+    from vla_runtime.export.tensorrt_build import build_engines, plan_build
+    from vla_runtime.export.tensorrt_receipt import is_compared
+
+    bundle = read_bundle(arguments.bundle, verify=False)
+    most = arguments.rows or (2 if bundle.spec.prompt.advantage else 1)
+    check_graph_files(bundle.folder, engine_graphs(range(1, most + 1)))
+    check_backend('tensorrt', arguments.device)
+    adapter = import_tensorrt()
+    runtime = CudaRuntime(device_index(arguments.device))
+    plan = plan_build(
+        bundle.folder,
+        adapter,
+        runtime,
+        rows=range(1, most + 1),
+        files=bundle.spec.files,
+        precision=arguments.precision,
+        workspace_bytes=arguments.workspace * _MIB,
+        force=arguments.force,
+    )
+    print(f'{runtime.info.name}, TensorRT {adapter.version}, {plan.precision} -> {plan.folder}')
+    _show(plan)
+    if arguments.dry_run:
+        print('\ndry run: nothing was built')
+        return 0
+    compare = not arguments.no_verify and (
+        bool(plan.to_build) or not is_compared(plan.folder, plan.done, bundle.spec.files)
+    )
+    if plan.to_build or compare:
+        # Last, because it reads gigabytes: what is built and what it is compared with.
+        verify_files(bundle)
+    with _Bar(adapter.reports_progress) as bar:
+        metadata = build_engines(
+            plan,
+            adapter,
+            runtime,
+            captures=arguments.autotune,
+            progress=bar.progress,
+            report=bar.report,
+        )
+    runtime.close()
+    if compare and not _verified(bundle, plan.folder, metadata, arguments.device):
+        return 1
     print(f'\n{"built" if plan.to_build else "up to date:"} {plan.folder}')
     return 0
 
@@ -127,6 +147,8 @@ def _show(plan: BuildPlan) -> None:
     for name, summary in plan.graphs.items():
         state = 'is there' if name in plan.done else 'to build'
         print(f'  {name:12} {summary.weight_bytes / 1e6:9,.1f} MB of weights, {state}')
+    for path in plan.surplus:
+        print(f'  {path.stem:12} {path.stat().st_size / 1e6:9,.1f} MB, not asked for: to remove')
     if plan.to_build:
         estimate = plan.estimate
         print(
@@ -135,47 +157,26 @@ def _show(plan: BuildPlan) -> None:
         )
 
 
-def _verified(
-    plan: BuildPlan,
-    bundle: Bundle,
-    metadata: Metadata,
-    rows: int,
-    arguments: argparse.Namespace,
-) -> bool:
-    """Compare with PyTorch and write the receipt; engines that differ lose their `engine.json`."""
-    from vla_runtime.engines.tensorrt_engine import TensorRTEngine
-    from vla_runtime.engines.tensorrt_store import METADATA, RECEIPT, write_file
+def _verified(bundle: Bundle, folder: Path, metadata: Metadata, device: str) -> bool:
+    """Compare with PyTorch and write the receipt; engines that differ are removed."""
+    from vla_runtime.engines.tensorrt_store import REJECTION
+    from vla_runtime.export.tensorrt_receipt import forget, keep, reject
 
-    receipt_path = plan.folder / RECEIPT
-    if not plan.to_build and receipt_path.is_file():
-        return True
     try:
-        from vla_runtime.export.tensorrt_verification import receipt_dict, verify_engines
+        receipt, document = compare_engines(bundle, folder, metadata, device)
     except ModuleNotFoundError as error:
         print(f"not compared with PyTorch: the Python package '{error.name}' is not installed")
-        receipt_path.unlink(missing_ok=True)
+        forget(folder)
         return True
-    engine = TensorRTEngine.load(
-        bundle.folder,
-        bundle.spec.family,
-        bundle.spec.dims,
-        device=arguments.device,
-        precision=plan.precision,
-        max_rows=rows,
-        denoise_steps=bundle.spec.denoise_steps,
-        use_cuda_graphs=True,
-    )
-    try:
-        receipt = verify_engines(bundle.folder, bundle.spec, engine, plan.precision)
-    finally:
-        engine.close()
-    text = json.dumps(receipt_dict(receipt, metadata), indent=1) + '\n'
-    write_file(receipt_path, text.encode())
     for failure in receipt.failures:
         print(f'FAILED: {failure}', file=sys.stderr)
     if receipt.failures:
-        (plan.folder / METADATA).unlink()
+        reject(folder, metadata.engines, document, receipt.failures)
+        print(
+            f'the engines were removed; what was found is in {folder / REJECTION}', file=sys.stderr
+        )
         return False
+    keep(folder, document)
     largest = max(item.max_error for item in receipt.chunks)
     print(f'  compared with PyTorch: chunks differ by {largest:.2g} at most ({receipt.notes[0]})')
     return True

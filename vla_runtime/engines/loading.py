@@ -54,6 +54,7 @@ def load_engine(
         bundle.folder,
         bundle.spec.family,
         bundle.spec.dims,
+        files=bundle.spec.files,
         device=device,
         precision=precision,
         max_rows=max_rows,

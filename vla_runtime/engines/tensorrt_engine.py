@@ -112,6 +112,7 @@ class TensorRTEngine:
         family: str,
         dims: PolicyDims,
         *,
+        files: Mapping[str, str],
         device: str,
         precision: str,
         max_rows: int,
@@ -123,6 +124,7 @@ class TensorRTEngine:
         Args:
             bundle: the bundle's folder.
             family, dims: of the policy.
+            files: SHA-256 of the bundle's files by name, as in its policy.yaml.
             device: `cuda` or `cuda:N`.
             precision: that the engines must have been built in.
             max_rows: most prompt rows that will be asked for; less where engines were built for
@@ -132,15 +134,15 @@ class TensorRTEngine:
 
         Raises:
             ValueError: no TensorRT, no cuda-python or no CUDA device here; no engines for this GPU
-                and version, or damaged ones; another precision; not enough memory; engines that
-                ignore their inputs.
+                and version, or damaged ones, or of other ONNX files; another precision; not enough
+                memory; engines that ignore their inputs.
         """
         index = device_index(device)
         adapter = import_tensorrt()
         # Before anything is asked of TensorRT, which does not survive a machine without a driver.
         runtime = CudaRuntime(index)
         try:
-            folder, metadata = find_engines(bundle, runtime.info, adapter.version, max_rows)
+            folder, metadata = find_engines(bundle, runtime.info, adapter.version, max_rows, files)
             # What was built for one row guides row by row (`cfg_mode`).
             max_rows = min(max_rows, metadata.max_rows)
             names = engine_names(range(1, max_rows + 1))

@@ -47,6 +47,6 @@ def check_memory(
     if need > free:
         raise ValueError(
             f"device '{device}': the engines need about {need / 1e9:.1f} GB and {free / 1e9:.1f} "
-            'GB are free; end what else uses the GPU, load without guidance, or build from ONNX '
-            'files of a smaller precision'
+            'GB are free; end what else uses the GPU, build for one prompt row (--rows 1), or from '
+            'ONNX files of a smaller precision'
         )

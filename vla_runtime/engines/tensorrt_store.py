@@ -1,15 +1,16 @@
 """Built engines on disk: `engines/<gpu>-trt<version>/` in a bundle, with `engine.json` beside them.
 
-An engine is tied to the GPU and the TensorRT version that it was built with, and it was built from
-certain ONNX files. Invariants:
+An engine is tied to the GPU and the TensorRT version that it was built with, and to the ONNX files
+that it was built from. Invariants:
 - `engine.json` is written after the file it speaks of, each under its name complete or not at all;
 - an engine of another GPU, version or ONNX file is refused, with the command that rebuilds it;
-- nothing here reads more of a bundle than that folder and the names of the ONNX files.
+- nothing here reads more of a bundle than that folder. Which ONNX files the bundle has is told by
+  the SHA-256 that policy.yaml lists: whoever reads the bundle has compared the files with those, so
+  that loading engines hashes nothing, least of all gigabytes of weights.data that it does not use.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -17,16 +18,23 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from vla_runtime.engines.cuda_runtime import DeviceInfo
-from vla_runtime.engines.onnx_files import Network, graph_name
+from vla_runtime.engines.onnx_files import (
+    ONNX_FOLDER,
+    Network,
+    Precision,
+    engine_graphs,
+    graph_name,
+)
 
 METADATA = 'engine.json'
 TIMING_CACHE = 'timing.cache'
 RECEIPT = 'verification.json'
-FORMAT = 1
-_BLOCK = 1 << 22
+# What was found out about engines that were not kept.
+REJECTION = 'rejected.json'
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,8 @@ class EngineFile:
     Attributes:
         file: its name in the folder.
         size: in bytes; another size is a file cut short.
-        onnx_sha256: of the ONNX graph it was built from and the weights that the graph names.
+        onnx_sha256: of the files it was built from, by name in the bundle: the ONNX graph and the
+            weights that the graph names.
         seconds: how long the build took.
         scratch_bytes: device memory that it needs while it runs.
         layers: of the parsed network.
@@ -45,7 +54,7 @@ class EngineFile:
 
     file: str
     size: int
-    onnx_sha256: str
+    onnx_sha256: dict[str, str]
     seconds: float
     scratch_bytes: int
     layers: int
@@ -68,7 +77,7 @@ class Metadata:
     gpu: str
     capability: str
     processors: int
-    precision: str
+    precision: Precision
     captures: int
     engines: dict[str, EngineFile]
 
@@ -86,8 +95,7 @@ def engine_name(network: Network, rows: int = 1) -> str:
 
 def engine_names(rows: Iterable[int]) -> tuple[str, ...]:
     """The engines of a policy that runs with these numbers of prompt rows."""
-    pair: tuple[Network, ...] = ('prefix', 'expert')
-    return ('vision', *(engine_name(network, count) for count in rows for network in pair))
+    return tuple(name.removesuffix('.onnx') for name in engine_graphs(rows))
 
 
 def folder_name(gpu: str, version: str) -> str:
@@ -100,7 +108,11 @@ def rebuild_command(bundle: Path) -> str:
 
 
 def find_engines(
-    bundle: Path, device: DeviceInfo, version: str, max_rows: int
+    bundle: Path,
+    device: DeviceInfo,
+    version: str,
+    max_rows: int,
+    files: Mapping[str, str],
 ) -> tuple[Path, Metadata]:
     """The folder of the engines that were built for this GPU and version, and what it says.
 
@@ -109,10 +121,11 @@ def find_engines(
         device: the GPU at hand.
         version: of the TensorRT at hand.
         max_rows: most prompt rows that will be asked for; engines of more need not be whole.
+        files: SHA-256 of the bundle's files by name, as in its policy.yaml.
 
     Raises:
         ValueError: none were built for here (what was built for elsewhere is named), or what is
-            there is damaged, incomplete or older than the ONNX files.
+            there is damaged, incomplete or built from other ONNX files than the bundle's.
     """
     engines = bundle / 'engines'
     folder = engines / folder_name(device.name, version)
@@ -127,21 +140,7 @@ def find_engines(
     metadata = read_metadata(folder, command)
     _check_origin(folder / METADATA, metadata, device, version, command)
     for name in engine_names(range(1, min(max_rows, metadata.max_rows) + 1)):
-        entry = metadata.engines.get(name)
-        if entry is None:
-            built = ', '.join(metadata.engines) or 'none'
-            raise ValueError(
-                f"{folder / METADATA}: engine '{name}' was not built (built: {built}); "
-                f'run: {command}'
-            )
-        path = folder / entry.file
-        if not path.is_file():
-            raise ValueError(f'{path}: is missing; run: {command}')
-        if path.stat().st_size != entry.size:
-            raise ValueError(
-                f'{path}: has {path.stat().st_size} bytes, but {METADATA} says {entry.size}; '
-                f'the file is damaged; run: {command}'
-            )
+        _check_engine(folder, metadata, name, files, command)
     return folder, metadata
 
 
@@ -162,10 +161,17 @@ def read_metadata(folder: Path, command: str) -> Metadata:
             name: EngineFile(**_fields(EngineFile, entry, f'engines.{name}'))
             for name, entry in _table(data.get('engines'), 'engines').items()
         }
+        for name, entry in engines.items():
+            _check_sources(name, entry)
         values = _fields(Metadata, {**data, 'engines': {}}, '')
+        if values['precision'] not in get_args(Precision):
+            raise ValueError(f"field 'precision' is {values['precision']!r}, which is none")
         return replace(Metadata(**values), engines=engines)
     except FileNotFoundError:
-        raise ValueError(f'{path}: is missing; the build did not finish; run: {command}') from None
+        why = 'the build did not finish'
+        if (folder / REJECTION).is_file():
+            why = f'what was built gave wrong numbers and was not kept ({REJECTION} has them)'
+        raise ValueError(f'{path}: is missing; {why}; run: {command}') from None
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f'{path}: is damaged: {error}; run: {command}') from None
 
@@ -195,16 +201,6 @@ def write_file(path: Path, data: bytes | memoryview) -> None:
         raise
 
 
-def files_sha256(paths: list[Path]) -> str:
-    """One SHA-256 over several files, in order."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open('rb') as file:
-            while block := file.read(_BLOCK):
-                digest.update(block)
-    return digest.hexdigest()
-
-
 def _check_origin(
     path: Path, metadata: Metadata, device: DeviceInfo, version: str, command: str
 ) -> None:
@@ -224,6 +220,41 @@ def _check_origin(
             )
 
 
+def _check_engine(
+    folder: Path, metadata: Metadata, name: str, files: Mapping[str, str], command: str
+) -> None:
+    """Refuse an engine that is not there, not whole, or of other ONNX files (ValueError)."""
+    entry = metadata.engines.get(name)
+    if entry is None:
+        built = ', '.join(metadata.engines) or 'none'
+        raise ValueError(
+            f"{folder / METADATA}: engine '{name}' was not built (built: {built}); run: {command}"
+        )
+    path = folder / entry.file
+    if not path.is_file():
+        raise ValueError(f'{path}: is missing; run: {command}')
+    if path.stat().st_size != entry.size:
+        raise ValueError(
+            f'{path}: has {path.stat().st_size} bytes, but {METADATA} says {entry.size}; '
+            f'the file is damaged; run: {command}'
+        )
+    for source, built_from in entry.onnx_sha256.items():
+        now = files.get(source)
+        if now != built_from:
+            here = f'whose SHA-256 is {now[:12]}…' if now else 'which the bundle does not have'
+            raise ValueError(
+                f"{path}: was built from another {source} ({built_from[:12]}…) than the bundle's, "
+                f'{here}; run: {command}'
+            )
+
+
+def _check_sources(name: str, entry: EngineFile) -> None:
+    graph = f'{ONNX_FOLDER}/{name}.onnx'
+    digests = entry.onnx_sha256
+    if graph not in digests or not all(isinstance(value, str) for value in digests.values()):
+        raise ValueError(f"field 'engines.{name}.onnx_sha256' has no SHA-256 of {graph}")
+
+
 def _table(value: object, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"field '{name}' is not a table")
@@ -233,7 +264,7 @@ def _table(value: object, name: str) -> Mapping[str, Any]:
 def _fields(kind: type, data: object, name: str) -> dict[str, Any]:
     """The values of a dataclass's fields, each present and of its type."""
     table = _table(data, name)
-    known = {'str': str, 'int': int, 'float': (int, float)}
+    known = {'str': str, 'Precision': str, 'int': int, 'float': (int, float)}
     values = {}
     for entry in fields(kind):
         where = f'{name}.{entry.name}'.strip('.')

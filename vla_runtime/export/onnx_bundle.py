@@ -20,6 +20,7 @@ from vla_runtime.bundle_schema import (
 from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision, graph_path
 from vla_runtime.engines.preflight import missing_package
 from vla_runtime.export.errors import ExportError
+from vla_runtime.export.receipt import VerificationError
 
 # Task and total to what is told the progress; bytes for `write onnx`, files for `verify`.
 Bars = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
@@ -62,7 +63,7 @@ def add_onnx(folder: Path, spec: BundleSpec, precision: Precision, bars: Bars = 
 
     from vla_runtime.export.onnx_export import onnx_bytes, write_onnx
     from vla_runtime.export.onnx_verification import (
-        VerificationError,
+        receipt_dict,
         verification_steps,
         verify_onnx,
     )
@@ -86,7 +87,7 @@ def add_onnx(folder: Path, spec: BundleSpec, precision: Precision, bars: Bars = 
         )
     path = folder / VERIFICATION_FILE
     known = json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
-    document = {**known, 'onnx': receipt.as_dict()}
+    document = {**known, 'onnx': receipt_dict(receipt)}
     path.write_text(json.dumps(document, indent=1) + '\n', encoding='utf-8')
 
 

@@ -19,13 +19,13 @@ from vla_runtime.bundle_schema import BundleSpec
 from vla_runtime.engines.onnx_files import PREFIX_OUTPUTS, ROWS
 from vla_runtime.export.onnx_export import meta_network
 from vla_runtime.export.onnx_weights import BundleWeights
+from vla_runtime.export.receipt import SEED
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.noise import chunk_noise
 from vla_runtime.inference.real_time_chunking import plan_weights
 from vla_runtime.models.engine_modules import ExpertStep, PrefixEncoder
 
-SEED = 20
 # Guidance scale, and how the chunk is tied to a plan, of each case of one number of rows.
 _SETTINGS = ((1.5, None), (2.5, 'exp'), (1.0, 'linear'))
 # Size of the change that the gain is measured with.

@@ -6,17 +6,13 @@ equal those of the PyTorch modules in float32 on the seeded inputs of `onnx_case
 each file on PyTorch's own inputs, then whole chunks, decomposed and monolithic, each file fed with
 what the one before it gave? One file runs at a time, so that memory holds the weights once.
 
-Errors are absolute, in units of the reference's largest number where that is above one. A chunk's
-bound is that of the precision times the gain of its case where that is above one: how many times
-PyTorch itself makes a small change of the noise larger. Trained policies pull noise together; one
-that does not makes any rounding large, and no runtime could agree with any other on its chunks.
+Errors and bounds are those of `receipt`.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,127 +34,23 @@ from vla_runtime.engines.onnx_files import (
     graph_path,
 )
 from vla_runtime.engines.onnx_session import Placement, Session, session_options
+from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.time_table import TimeTable
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.onnx_cases import SEED, Case, Reference, seeded_cases
+from vla_runtime.export.onnx_cases import Case, Reference, seeded_cases
 from vla_runtime.export.onnx_constants import constant_faults
 from vla_runtime.export.onnx_precision import precision_faults, precision_of
 from vla_runtime.export.onnx_variants import comparable
 from vla_runtime.export.onnx_weights import BundleWeights
+from vla_runtime.export.receipt import (
+    ChunkComparison,
+    Comparison,
+    Receipt,
+    VerificationError,
+    error_of,
+)
 from vla_runtime.inference.denoise import flow_times
 
 _LISTED = 10
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Largest errors that are accepted: of one file's outputs, and of a whole chunk."""
-
-    tensor: float
-    chunk: float
-
-
-BOUNDS: dict[Precision, Bounds] = {
-    'float32': Bounds(tensor=5e-5, chunk=5e-5),
-    'float16': Bounds(tensor=1e-2, chunk=1e-2),
-    'bfloat16': Bounds(tensor=8e-2, chunk=8e-2),
-}
-
-
-class VerificationError(ExportError):
-    """Files that are not what the PyTorch modules are; the message says which tensor."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One tensor against the reference, over several cases."""
-
-    file: str
-    tensor: str
-    max_error: float
-    mean_error: float
-    bound: float
-
-    @property
-    def passed(self) -> bool:
-        # A NaN is not below any bound.
-        return bool(self.max_error <= self.bound)
-
-
-@dataclass(frozen=True)
-class ChunkComparison:
-    """One whole chunk against the reference; `growth` is the largest error after each step."""
-
-    graphs: str
-    case: int
-    gain: float
-    max_error: float
-    mean_error: float
-    bound: float
-    growth: list[float] = field(default_factory=list)
-
-    @property
-    def passed(self) -> bool:
-        return bool(self.max_error <= self.bound)
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What was compared and what was found; `as_dict` is what verification.json holds."""
-
-    precision: Precision
-    device: str
-    cases: list[dict[str, object]]
-    tensors: list[Comparison]
-    chunks: list[ChunkComparison]
-    notes: list[str]
-
-    @property
-    def failures(self) -> list[str]:
-        """A line for everything beyond its bound."""
-        lines = [
-            f"{item.file}: tensor '{item.tensor}' differs from PyTorch by {item.max_error:.3g} "
-            f'(mean {item.mean_error:.3g}); the bound for {self.precision} is {item.bound:g}'
-            for item in self.tensors
-            if not item.passed
-        ]
-        return lines + [
-            f'{item.graphs}: the chunk of case {item.case} differs from PyTorch by '
-            f'{item.max_error:.3g} (mean {item.mean_error:.3g}); the bound for {self.precision} is '
-            f'{item.bound:.3g}'
-            for item in self.chunks
-            if not item.passed
-        ]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            'what': 'every ONNX file against the PyTorch modules in float32, on seeded inputs',
-            'precision': self.precision,
-            'kept_exact': 'walked node by node: norms, softmax, time, masks, velocity mix and '
-            'update in float32, indices in integers',
-            'device': self.device,
-            'versions': {
-                'python': platform.python_version(),
-                'torch': str(torch.__version__),
-                'onnx': onnx.__version__,
-                'onnxruntime': onnxruntime.__version__,
-                'numpy': np.__version__,
-            },
-            'machine': platform.machine(),
-            **self.figures(),
-        }
-
-    def figures(self) -> dict[str, Any]:
-        """What was compared and found, whatever ran the networks."""
-        return {
-            'seed': SEED,
-            'errors': "absolute; divided by the reference's largest number where above 1",
-            'bounds': asdict(BOUNDS[self.precision]),
-            'notes': self.notes,
-            'cases': self.cases,
-            'tensors': [asdict(item) for item in self.tensors],
-            'chunks': [asdict(item) for item in self.chunks],
-        }
 
 
 def verify_onnx(
@@ -204,12 +96,7 @@ def check_graphs(folder: Path) -> Precision:
             or whose constants were rounded.
         ValueError: a file is missing or no ONNX file.
     """
-    for name in graph_names():
-        if not (folder / ONNX_FOLDER / name).is_file():
-            raise ValueError(
-                f'{folder / ONNX_FOLDER / name}: is missing; export the bundle again: '
-                'vla_runtime export BUNDLE --out NEW_BUNDLE'
-            )
+    check_graph_files(folder, graph_names())
     precision = precision_of(graph_path(folder, 'vision'))
     weights = BundleWeights(folder / WEIGHTS_FILE)
     faults = [
@@ -228,6 +115,26 @@ def check_graphs(folder: Path) -> Precision:
             'export the bundle again'
         )
     return precision
+
+
+def receipt_dict(receipt: Receipt) -> dict[str, Any]:
+    """What verification.json holds under `onnx`."""
+    return {
+        'what': 'every ONNX file against the PyTorch modules in float32, on seeded inputs',
+        'precision': receipt.precision,
+        'kept_exact': 'walked node by node: norms, softmax, time, masks, velocity mix and '
+        'update in float32, indices in integers',
+        'device': receipt.device,
+        'versions': {
+            'python': platform.python_version(),
+            'torch': str(torch.__version__),
+            'onnx': onnx.__version__,
+            'onnxruntime': onnxruntime.__version__,
+            'numpy': np.__version__,
+        },
+        'machine': platform.machine(),
+        **receipt.figures(),
+    }
 
 
 class _Verifier:
@@ -269,9 +176,8 @@ class _Verifier:
             self._expert(rows, table, own_table)
         for rows in ROWS:
             self._monolithic(rows, own_table)
-        bound = BOUNDS[self._precision].tensor
         tensors = [
-            Comparison(file, tensor, *_worst(errors), bound)
+            Comparison.of(file, tensor, errors, self._precision)
             for (file, tensor), errors in self._errors.items()
         ]
         return Receipt(
@@ -329,7 +235,7 @@ class _Verifier:
                 expected = case.reference['velocity'][k]
                 self._compare(name, 'velocity', alone['velocity'], expected)
                 x = session.run(self._step(case, own_past, own_table, k, x))['x_next']
-                growth.append(_error(x, trace[k + 1])[0])
+                growth.append(error_of(x, trace[k + 1])[0])
             self._add_chunk(f'vision, prefix and {name}', case, x, growth)
         self._advance(1)
 
@@ -387,25 +293,12 @@ class _Verifier:
 
     def _compare(self, file: str, tensor: str, found: np.ndarray, expected: np.ndarray) -> None:
         file = f'{file}.onnx' if file == 'vision' else file
-        self._errors.setdefault((file, tensor), []).append(_error(found, expected))
+        self._errors.setdefault((file, tensor), []).append(error_of(found, expected))
 
     def _add_chunk(self, graphs: str, case: Case, x: np.ndarray, growth: list[float]) -> None:
         number = next(i for i, other in enumerate(self._cases) if other is case)
-        errors = _error(x, case.reference['trace'][-1])
+        error = error_of(x, case.reference['trace'][-1])
         gain = float(case.reference['gain'])
-        bound = BOUNDS[self._precision].chunk * max(1.0, gain)
-        self._chunks.append(ChunkComparison(graphs, number, gain, *errors, bound, growth))
-
-
-def _error(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
-    """Largest and mean error; NaN where there is one."""
-    if found.shape != expected.shape:
-        return float('nan'), float('nan')
-    wide = expected.astype(np.float64)
-    difference = np.abs(found.astype(np.float64) - wide) / max(1.0, float(np.abs(wide).max()))
-    return float(difference.max()), float(difference.mean())
-
-
-def _worst(errors: list[tuple[float, float]]) -> tuple[float, float]:
-    largest, mean = np.array(errors).T
-    return float(largest.max()), float(mean.mean())
+        self._chunks.append(
+            ChunkComparison.of(graphs, number, gain, error, growth, self._precision)
+        )

@@ -5,7 +5,9 @@ Invariants:
   came from the same ONNX files;
 - each engine appears in its folder complete or not at all, with what `engine.json` says of it, and
   what earlier builds measured (the timing cache) is kept after each, so an interrupted build goes
-  on where it stopped.
+  on where it stopped;
+- what was said of the engines that are replaced is removed before the first of them is;
+- a finished build leaves the engines that were asked for and no others.
 
 Imports tensorrt, cuda-python and numpy only: a Jetson that builds need not have PyTorch.
 """
@@ -13,7 +15,7 @@ Imports tensorrt, cuda-python and numpy only: a Jetson that builds need not have
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +27,6 @@ from vla_runtime.engines.tensorrt_store import (
     EngineFile,
     Metadata,
     engine_names,
-    files_sha256,
     folder_name,
     read_metadata,
     rebuild_command,
@@ -33,12 +34,15 @@ from vla_runtime.engines.tensorrt_store import (
     write_metadata,
 )
 from vla_runtime.export.tensorrt_onnx import OnnxSummary, summarise
+from vla_runtime.export.tensorrt_receipt import forget
+from vla_runtime.large_files import file_sha256
 
 # Beside weights and workspace: CUDA's own, the kernels that are tried, activations.
 _OVERHEAD_BYTES = 1 << 30
 # TensorRT's own choice is all of the GPU; what our largest product can use stays below this.
 DEFAULT_WORKSPACE = 1 << 30
 _MEMINFO = Path('/proc/meminfo')
+_ENDING = '.engine'
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class BuildPlan:
     Attributes:
         folder: where the engines go.
         graphs: every engine's ONNX file, by engine name.
-        digests: SHA-256 of each graph with its weights.
+        digests: SHA-256 of each graph and its weights, by their names in the bundle.
         done: engines that are there already and need not be built.
         precision: of the ONNX files.
         workspace_bytes: scratch memory that a layer may take.
@@ -74,7 +78,7 @@ class BuildPlan:
 
     folder: Path
     graphs: dict[str, OnnxSummary]
-    digests: dict[str, str]
+    digests: dict[str, dict[str, str]]
     done: dict[str, EngineFile]
     precision: Precision
     workspace_bytes: int
@@ -84,6 +88,12 @@ class BuildPlan:
     def to_build(self) -> list[str]:
         return [name for name in self.graphs if name not in self.done]
 
+    @property
+    def surplus(self) -> list[Path]:
+        """Engines that are there and were not asked for, as those of two rows with `rows=(1,)`."""
+        paths = sorted(self.folder.glob(f'*{_ENDING}'))
+        return [path for path in paths if path.stem not in self.graphs]
+
 
 def plan_build(
     bundle: Path,
@@ -91,6 +101,7 @@ def plan_build(
     runtime: CudaRuntime,
     *,
     rows: Iterable[int],
+    files: Mapping[str, str] | None = None,
     precision: str | None = None,
     workspace_bytes: int = DEFAULT_WORKSPACE,
     force: bool = False,
@@ -101,6 +112,8 @@ def plan_build(
         bundle: the bundle's folder, with its ONNX files.
         adapter, runtime: the TensorRT and the GPU at hand.
         rows: numbers of prompt rows to build for.
+        files: SHA-256 of the bundle's files by name, as in its policy.yaml (they must be compared
+            with it before anything is built from them); what it does not have is hashed here.
         precision: that the ONNX files must have; None takes theirs.
         workspace_bytes: scratch memory that a layer may take.
         force: build again what is there.
@@ -124,7 +137,7 @@ def plan_build(
             )
     weight_bytes = max(summary.weight_bytes for summary in graphs.values())
     target = bundle / 'engines' / folder_name(runtime.info.name, adapter.version)
-    digests = _digests(graphs)
+    digests = _digests(bundle, graphs, files or {})
     plan = BuildPlan(
         folder=target,
         graphs=graphs,
@@ -162,6 +175,8 @@ def build_engines(
         OSError: the folder cannot be written.
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
+    if plan.to_build:
+        forget(plan.folder)
     device = runtime.info
     metadata = Metadata(
         tensorrt=adapter.version,
@@ -177,8 +192,10 @@ def build_engines(
         metadata = replace(metadata, engines={**metadata.engines, name: entry})
         write_metadata(plan.folder, metadata)
         report(name, entry)
-    # Again where nothing was built: the number of captures may be another.
+    # Again where nothing was built: the number of captures or rows may be another.
     write_metadata(plan.folder, metadata)
+    for path in plan.surplus:
+        path.unlink()
     return metadata
 
 
@@ -227,7 +244,7 @@ def _build_one(
     start = time.monotonic()
     built = adapter.build(plan.graphs[name].path, options)
     seconds = time.monotonic() - start
-    path = plan.folder / f'{name}.engine'
+    path = plan.folder / f'{name}{_ENDING}'
     write_file(path, built.plan)
     if built.timing_cache:
         write_file(cache, built.timing_cache)
@@ -263,19 +280,22 @@ def _precision(folder: Path, graphs: dict[str, OnnxSummary], wanted: str | None)
     return found[0]
 
 
-def _digests(graphs: dict[str, OnnxSummary]) -> dict[str, str]:
-    """One hash of each graph and its weights; a file that several share is read once."""
-    single = {path: '' for summary in graphs.values() for path in summary.files}
-    for path in single:
-        single[path] = files_sha256([path])
-    return {
-        name: '-'.join(single[path][:32] for path in summary.files)
-        for name, summary in graphs.items()
-    }
+def _digests(
+    bundle: Path, graphs: dict[str, OnnxSummary], files: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """SHA-256 of each graph and its weights; a file that several share is read once at most."""
+    known = dict(files)
+    digests = {}
+    for engine, summary in graphs.items():
+        names = {path.relative_to(bundle).as_posix(): path for path in summary.files}
+        for name in names.keys() - known.keys():
+            known[name] = file_sha256(names[name])
+        digests[engine] = {name: known[name] for name in names}
+    return digests
 
 
 def _done(
-    bundle: Path, folder: Path, digests: dict[str, str], precision: str
+    bundle: Path, folder: Path, digests: dict[str, dict[str, str]], precision: str
 ) -> dict[str, EngineFile]:
     """Engines that are there, whole, and from these ONNX files."""
     try:

@@ -1,0 +1,185 @@
+"""What a comparison with PyTorch found, and the bounds that decide.
+
+Errors are absolute, in units of the reference's largest number where that is above one. A chunk's
+bound is that of the precision times the gain of its case where that is above one: how many times
+PyTorch itself makes a small change of the noise larger. Trained policies pull noise together; one
+that does not makes any rounding larger, whatever runs it. But a bound that follows any gain would
+pass any chunk, so it ends at a ceiling: a policy beyond that is refused, and the message says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from vla_runtime.engines.onnx_files import Precision
+from vla_runtime.export.errors import ExportError
+
+# Of the inputs that are compared.
+SEED = 20
+# What decided a chunk's bound: the precision alone, its gain too, or the ceiling.
+BoundBy = Literal['precision', 'gain', 'ceiling']
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Largest errors that are accepted.
+
+    Attributes:
+        tensor: of one file's outputs.
+        chunk: of a whole chunk, for a gain of at most one.
+        ceiling: of a whole chunk, whatever its gain.
+    """
+
+    tensor: float
+    chunk: float
+    ceiling: float
+
+
+# Ceilings are ten times the chunk's own bound, and never above 0.1: a twentieth of the range from
+# -1 to 1 that normalised actions fill. A chunk that is off by more is another motion.
+BOUNDS: dict[Precision, Bounds] = {
+    'float32': Bounds(tensor=5e-5, chunk=5e-5, ceiling=5e-4),
+    'float16': Bounds(tensor=1e-2, chunk=1e-2, ceiling=1e-1),
+    'bfloat16': Bounds(tensor=8e-2, chunk=8e-2, ceiling=1e-1),
+}
+
+
+def chunk_bound(precision: Precision, gain: float) -> tuple[float, BoundBy]:
+    """The bound of a chunk, and what decided it.
+
+    Args:
+        precision: of the matrix products.
+        gain: how many times PyTorch makes a small change of the noise larger.
+    """
+    bounds = BOUNDS[precision]
+    # A gain that is no number raises nothing.
+    if not gain > 1.0:
+        return bounds.chunk, 'precision'
+    bound = bounds.chunk * gain
+    return (bound, 'gain') if bound <= bounds.ceiling else (bounds.ceiling, 'ceiling')
+
+
+class VerificationError(ExportError):
+    """Files that are not what the PyTorch modules are; the message says which tensor."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor against the reference, over several cases."""
+
+    file: str
+    tensor: str
+    max_error: float
+    mean_error: float
+    bound: float
+
+    @classmethod
+    def of(
+        cls, file: str, tensor: str, errors: list[tuple[float, float]], precision: Precision
+    ) -> Comparison:
+        """From the largest and mean error of every case."""
+        largest, mean = np.array(errors).T
+        bound = BOUNDS[precision].tensor
+        return cls(file, tensor, float(largest.max()), float(mean.mean()), bound)
+
+    @property
+    def passed(self) -> bool:
+        # A NaN is not below any bound.
+        return bool(self.max_error <= self.bound)
+
+
+@dataclass(frozen=True)
+class ChunkComparison:
+    """One whole chunk against the reference; `growth` is the largest error after each step."""
+
+    graphs: str
+    case: int
+    gain: float
+    max_error: float
+    mean_error: float
+    bound: float
+    bound_by: BoundBy
+    growth: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        graphs: str,
+        case: int,
+        gain: float,
+        error: tuple[float, float],
+        growth: list[float],
+        precision: Precision,
+    ) -> ChunkComparison:
+        """From the largest and mean error of the chunk."""
+        return cls(graphs, case, gain, *error, *chunk_bound(precision, gain), growth)
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.max_error <= self.bound)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What was compared and what was found."""
+
+    precision: Precision
+    device: str
+    cases: list[dict[str, object]]
+    tensors: list[Comparison]
+    chunks: list[ChunkComparison]
+    notes: list[str]
+
+    @property
+    def failures(self) -> list[str]:
+        """A line for everything beyond its bound."""
+        lines = [
+            f"{item.file}: tensor '{item.tensor}' differs from PyTorch by {item.max_error:.3g} "
+            f'(mean {item.mean_error:.3g}); the bound for {self.precision} is {item.bound:g}'
+            for item in self.tensors
+            if not item.passed
+        ]
+        return lines + [
+            f'{item.graphs}: the chunk of case {item.case} differs from PyTorch by '
+            f'{item.max_error:.3g} (mean {item.mean_error:.3g}); the bound for {self.precision} is '
+            f'{item.bound:.3g}{_why(item)}'
+            for item in self.chunks
+            if not item.passed
+        ]
+
+    def figures(self) -> dict[str, Any]:
+        """What was compared and found, whatever ran the networks."""
+        return {
+            'seed': SEED,
+            'errors': "absolute; divided by the reference's largest number where above 1",
+            'bounds': asdict(BOUNDS[self.precision]),
+            'bound_by': "'precision': a chunk's own bound; 'gain': that times its gain; 'ceiling': "
+            'the largest, whatever the gain',
+            'notes': self.notes,
+            'cases': self.cases,
+            'tensors': [asdict(item) for item in self.tensors],
+            'chunks': [asdict(item) for item in self.chunks],
+        }
+
+
+def error_of(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+    """Largest and mean error, see the module's docstring; NaN where a number or shape is none."""
+    if found.shape != expected.shape:
+        return float('nan'), float('nan')
+    wide = expected.astype(np.float64)
+    difference = np.abs(found.astype(np.float64) - wide) / max(1.0, float(np.abs(wide).max()))
+    return float(difference.max()), float(difference.mean())
+
+
+def _why(item: ChunkComparison) -> str:
+    if item.bound_by == 'gain':
+        return f', with its gain of {item.gain:.3g}'
+    if item.bound_by == 'ceiling':
+        return (
+            f', the largest that is accepted: the policy itself makes a change of the noise '
+            f'{item.gain:.3g} times larger'
+        )
+    return ''
