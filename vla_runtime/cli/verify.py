@@ -1,17 +1,20 @@
-"""Compare a bundle's ONNX files with its PyTorch networks, on the device at hand.
+"""Compare a bundle's ONNX files or its TensorRT engines with PyTorch, on the device at hand.
 
-Two things are checked. Every graph is walked, node by node: norms, softmax, time, masks and the
-update must be in float32 and indices in integers. Then every file runs on seeded inputs (several
-prompts, hidden cameras, one and two rows, guidance scales, plans) and its outputs are compared with
-those of the PyTorch modules in float32, tensor by tensor, step by step and as whole chunks. It is
-what 'vla_runtime export' does before it writes a bundle; nothing in the bundle is changed.
+Every file runs on seeded inputs (several prompts, hidden cameras, one and two rows, guidance
+scales, plans) and its outputs are compared with those of the PyTorch modules in float32, tensor by
+tensor, step by step and as whole chunks. ONNX files are also walked, node by node: norms, softmax,
+time, masks and the update must be in float32 and indices in integers. It is what 'vla_runtime
+export' does before it writes a bundle, and with --backend tensorrt what 'vla_runtime build' does
+with the engines that it built for this GPU; nothing in the bundle is changed.
 
 examples:
   vla_runtime verify engines/pick
   vla_runtime verify engines/pick --device cuda --json receipt.json
+  vla_runtime verify engines/pick --backend tensorrt
 
 exit codes: 0 all within the bounds; 1 something is not, and the output says which tensor of which
-file; 2 the bundle cannot be compared (not a bundle, changed files, no ONNX files, no such device).
+file; 2 the bundle cannot be compared (not a bundle, changed files, no ONNX files or engines, no
+such device).
 """
 
 from __future__ import annotations
@@ -20,47 +23,55 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from vla_runtime.cli._comparison import compare_engines
+from vla_runtime.cli._files import output_file
 
 if TYPE_CHECKING:
     from vla_runtime.bundle import Bundle
-    from vla_runtime.export.onnx_verification import Receipt
+    from vla_runtime.export.receipt import Receipt
+
+    Compared = tuple[Receipt, dict[str, Any]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument('bundle', type=Path, metavar='BUNDLE', help='the folder to verify')
     parser.add_argument(
-        '--device',
-        default='cpu',
-        help="cpu, cuda, cuda:N, or tensorrt for ONNX Runtime's TensorRT provider (default: cpu)",
+        '--backend',
+        choices=('onnxruntime', 'tensorrt'),
+        default='onnxruntime',
+        help='onnxruntime: the ONNX files (default); tensorrt: the engines built from them',
     )
-    parser.add_argument('--json', type=Path, metavar='FILE', help='write the receipt there too')
+    parser.add_argument(
+        '--device',
+        help="cpu, cuda, cuda:N, or tensorrt for ONNX Runtime's TensorRT provider (default: cpu; "
+        'with --backend tensorrt: cuda)',
+    )
+    parser.add_argument(
+        '--json', type=output_file, metavar='FILE', help='write the receipt there too'
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Verify; 1 where files differ from the networks, 2 where they cannot be compared."""
-    from vla_runtime.bundle import read_bundle
+    from vla_runtime.engines.cuda_runtime import CudaError
+    from vla_runtime.engines.tensorrt_adapter import TensorRTError
+    from vla_runtime.export.receipt import VerificationError
 
     try:
-        from vla_runtime.export.onnx_verification import VerificationError
-    except ModuleNotFoundError as error:
-        print(
-            f"error: the Python package '{error.name}' is not installed, so nothing can be "
-            'compared: pip install torch onnx onnxruntime',
-            file=sys.stderr,
-        )
-        return 2
-    try:
-        bundle = read_bundle(arguments.bundle)
-        receipt = _verify(bundle, arguments.device)
+        if arguments.backend == 'tensorrt':
+            receipt, document = _verify_engines(arguments.bundle, arguments.device or 'cuda')
+        else:
+            receipt, document = _verify_onnx(arguments.bundle, arguments.device or 'cpu')
         if arguments.json:
-            text = json.dumps(receipt.as_dict(), indent=1) + '\n'
+            text = json.dumps(document, indent=1) + '\n'
             arguments.json.write_text(text, encoding='utf-8')
     except VerificationError as error:
         print(f'FAILED: {error}', file=sys.stderr)
         return 1
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, CudaError, TensorRTError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
     _show(receipt)
@@ -69,13 +80,57 @@ def main(arguments: argparse.Namespace) -> int:
     return 1 if receipt.failures else 0
 
 
-def _verify(bundle: Bundle, device: str) -> Receipt:
+def _verify_onnx(path: Path, device: str) -> Compared:
+    from vla_runtime.bundle import verify_files
+    from vla_runtime.engines.onnx_files import graph_names
+    from vla_runtime.engines.preflight import check_backend, check_graph_files
+
+    bundle = _read(path)
+    check_graph_files(bundle.folder, graph_names())
+    check_backend('onnxruntime', device)
+    verify_files(bundle)
+
+    # All that can be refused has been, before PyTorch is imported.
     from tqdm import tqdm
 
-    from vla_runtime.export.onnx_verification import verification_steps, verify_onnx
+    from vla_runtime.export.onnx_verification import receipt_dict, verification_steps, verify_onnx
 
     with tqdm(total=verification_steps(), desc='verify', unit='file', disable=None) as bar:
-        return verify_onnx(bundle.folder, bundle.spec, device=device, advance=bar.update)
+        receipt = verify_onnx(bundle.folder, bundle.spec, device=device, advance=bar.update)
+    return receipt, receipt_dict(receipt)
+
+
+def _verify_engines(path: Path, device: str) -> Compared:
+    from vla_runtime.bundle import verify_files
+    from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
+    from vla_runtime.engines.onnx_files import ROWS
+    from vla_runtime.engines.preflight import check_backend
+    from vla_runtime.engines.tensorrt_adapter import import_tensorrt
+    from vla_runtime.engines.tensorrt_store import find_engines
+
+    bundle = _read(path)
+    check_backend('tensorrt', device)
+    runtime = CudaRuntime(device_index(device))
+    runtime.close()
+    folder, metadata = find_engines(
+        bundle.folder, runtime.info, import_tensorrt().version, max(ROWS), bundle.spec.files
+    )
+    verify_files(bundle)
+    return compare_engines(bundle, folder, metadata, device)
+
+
+def _read(path: Path) -> Bundle:
+    """The bundle, its files not yet hashed; refuses where nothing can be compared."""
+    from vla_runtime.bundle import read_bundle
+    from vla_runtime.engines.preflight import missing_package
+
+    bundle = read_bundle(path, verify=False)
+    if missing := missing_package('torch', 'onnx', 'onnxruntime'):
+        raise ValueError(
+            f"the Python package '{missing}' is not installed, so nothing can be compared: "
+            'pip install torch onnx onnxruntime'
+        )
+    return bundle
 
 
 def _show(receipt: Receipt) -> None:
