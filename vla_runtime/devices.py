@@ -33,7 +33,8 @@ class Device:
         reserved_gib: of that, not to be had for a policy (an estimate).
         bandwidth_gb_s: of its memory, 10^9 bytes a second.
         float32_tflops: plain cores, 10^12 operations a second.
-        half_tflops: dense tensor cores, float16 and bfloat16, accumulated in float32.
+        half_tflops: dense tensor cores, float16 and bfloat16, accumulated in float32. A GeForce
+            does twice that where float16 is accumulated in float16, as TensorRT may choose to.
         source: where the figures are published.
         cuda_name: as the driver names it, the whole name.
     """

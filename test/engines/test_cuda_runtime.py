@@ -89,3 +89,14 @@ def test_a_time_is_taken_on_the_runtimes_own_device(late):
     # As on another thread, or after somebody else has chosen.
     late.cudaSetDevice(0)
     assert runtime.milliseconds(lambda: None) == 1.0
+
+
+def test_why_cuda_python_cannot_be_imported_is_told(monkeypatch):
+    def fail(name: str) -> None:
+        raise ImportError("No module named 'cuda.pathfinder'")
+
+    monkeypatch.setattr(cuda_runtime.importlib, 'import_module', fail)
+    with pytest.raises(
+        ValueError, match=r"cannot be imported \(No module named 'cuda.pathfinder'\)"
+    ):
+        cuda_runtime.import_cuda()

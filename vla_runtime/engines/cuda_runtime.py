@@ -288,16 +288,18 @@ def import_cuda() -> ModuleType:
     """cuda-python's runtime module, under the name that this release has.
 
     Raises:
-        ValueError: it is not installed.
+        ValueError: it is not installed, or something that it needs is not.
     """
+    reasons: dict[str, None] = {}
     for name in _MODULES:
         try:
             return importlib.import_module(name)
-        except ImportError:
-            continue
+        except ImportError as error:
+            reasons[str(error)] = None
     raise ValueError(
         "backend 'tensorrt': the Python package 'cuda-python' is not installed or cannot be "
-        "imported; install the release of this machine's CUDA (pip install 'cuda-python==12.*')"
+        f"imported ({'; '.join(reasons)}); install the release of this machine's CUDA "
+        "(pip install 'cuda-python==12.*')"
     )
 
 
