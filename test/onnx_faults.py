@@ -6,6 +6,7 @@ Faults of precision use the half that the graph is in, float16 in a graph that h
 from __future__ import annotations
 
 from collections.abc import Callable, MutableSequence, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -143,11 +144,11 @@ def layer_norm_redefined(model: onnx.ModelProto) -> None:
     )
 
 
-def norm_mean_as_product(model: onnx.ModelProto) -> None:
-    """The mean of a norm's squares as a matrix product in half."""
+def norm_mean_as_product(model: onnx.ModelProto, columns: int = 1) -> None:
+    """The mean of a norm's squares as a matrix product in half, in each of so many columns."""
     node, half = nodes_of(model, 'ReduceMean')[0], half_of(model)
     width = _value_of(model, node.input[0]).type.tensor_type.shape.dim[-1].dim_value
-    mean = add_constant(model, half, np.full((width, 1), 1 / width, np.float32))
+    mean = add_constant(model, half, np.full((width, columns), 1 / width, np.float32))
     source, out = node.input[0], node.output[0]
     planted = [
         cast(source, f'{out}/half', half),
@@ -351,6 +352,28 @@ def position_embedding_rounded(model: onnx.ModelProto) -> None:
     names = [tensor.name for tensor in model.graph.initializer]
     (name,) = (name for name in names if name.endswith('position_embedding'))
     round_constant(model, name)
+
+
+def rename_constant(model: onnx.ModelProto, old: str, new: str) -> None:
+    (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == old)
+    tensor.name = new
+    for node in model.graph.node:
+        _rename(node.input, {old: new})
+
+
+def fill_matrix(bundle: Path, model: onnx.ModelProto, part: str, value: float) -> str:
+    """Write one number all over a matrix in half, or the merged one that this is part of."""
+    tensor = next(t for t in model.graph.initializer if part in t.name)
+    place = {
+        entry.key: int(entry.value) for entry in tensor.external_data if entry.key != 'location'
+    }
+    bits = np.float32(value).view(np.uint32) >> 16
+    if half_of(model) == TensorProto.FLOAT16:
+        bits = np.float16(value).view(np.uint16)
+    data = np.memmap(bundle / ONNX_FOLDER / WEIGHTS_DATA, np.uint16, 'r+', place['offset'])
+    data[: place['length'] // 2] = bits
+    data.flush()
+    return tensor.name
 
 
 def change_weight(bundle, part: str, factor: float) -> None:

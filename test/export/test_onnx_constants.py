@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import onnx_faults as faults
 import pytest
 from onnx_bundles import copy_bundle, load_graph, save_graph, tiny_onnx_bundle
@@ -59,20 +61,34 @@ def test_what_the_bundle_itself_stores_in_half_may_be_so_but_rotary_frequencies_
         check_graphs(bundle)
 
 
-def test_a_matrix_under_the_name_of_another_is_found(tmp_path):
-    bundle = copy_bundle(tiny_onnx_bundle('pi05', 'float16'), tmp_path / 'planted')
-    for name, listed, message in (
-        ('prefix.onnx', 'language.blocks.1.mlp.down.weight', r"is \(32, 1\); the bundle's is"),
-        ('expert.onnx', 'expert.blocks.9.mlp.down.weight', 'not of this bundle'),
-    ):
-        model = load_graph(bundle, name)
-        faults.norm_mean_as_product(model)
-        planted = model.graph.initializer[-1]
-        for node in model.graph.node:
-            for place, other in enumerate(node.input):
-                if other == planted.name:
-                    node.input[place] = listed
-        planted.name = listed
-        save_graph(model, bundle, name)
-        with pytest.raises(VerificationError, match=f"{name}: the matrix '{listed}' .*{message}"):
-            check_graphs(bundle)
+@pytest.mark.parametrize('precision', ['float16', 'bfloat16'])
+@pytest.mark.parametrize(
+    ('listed', 'columns', 'message'),
+    [
+        ('language.blocks.9.attention.q.weight', 1, 'is in half and not of this bundle'),
+        ('language.blocks.1.attention.q.weight', 1, r"is \(32, 1\); the bundle's is \(32, 32\)"),
+        # As wide as the bundle's, so that every column is the mean.
+        ('language.blocks.1.attention.q.weight', 32, 'does not lie in weights.data'),
+    ],
+)
+def test_a_norms_mean_under_the_name_of_a_matrix_is_found(
+    tmp_path, precision, listed, columns, message
+):
+    # The prefix has no queries in its last layer: the name is free.
+    bundle = copy_bundle(tiny_onnx_bundle('pi05', precision), tmp_path / 'planted')
+    model = load_graph(bundle, 'prefix.onnx')
+    faults.norm_mean_as_product(model, columns)
+    faults.rename_constant(model, model.graph.initializer[-1].name, listed)
+    save_graph(model, bundle, 'prefix.onnx')
+    with pytest.raises(VerificationError, match=f"prefix.onnx: the matrix '{listed}' {message}"):
+        check_graphs(bundle)
+
+
+@pytest.mark.parametrize('precision', ['float16', 'bfloat16'])
+@pytest.mark.parametrize('part', ['q.weight', 'v.weight', 'down.weight'])
+def test_a_matrix_that_holds_a_mean_is_found(tmp_path, precision, part):
+    bundle = copy_bundle(tiny_onnx_bundle('pi05', precision), tmp_path / 'planted')
+    model = load_graph(bundle, 'prefix.onnx')
+    name = faults.fill_matrix(bundle, model, part, 1 / 32)
+    with pytest.raises(VerificationError, match=rf"'{re.escape(name)}' holds other numbers than"):
+        check_graphs(bundle)

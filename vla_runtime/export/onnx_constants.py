@@ -1,8 +1,10 @@
-"""Whether the numbers that stand in an ONNX graph are as exact as their types say.
+"""Whether the numbers that stand in an ONNX graph are what their names and types say.
 
-A constant in float32 may hold numbers that were rounded to half before they were written, as
-rotary frequencies are where a whole network was converted: the walk over the types
-(`onnx_precision`) cannot see it, and errors of a long prompt hide behind a short one's.
+The walk over the types (`onnx_precision`) sees names and types alone:
+- a constant in float32 may hold numbers that were rounded to half before they were written, as
+  rotary frequencies are where a whole network was converted, and errors of a long prompt hide
+  behind a short one's;
+- a matrix in half may be one of the bundle's by name, and a mean or a sum by its numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from vla_runtime.engines.onnx_files import Precision
+from vla_runtime.engines.onnx_files import WEIGHTS_DATA, Precision
 from vla_runtime.export.onnx_origins import HALVES, TEXT_TABLE, is_half_matrix
 from vla_runtime.export.onnx_precision import load_graph
 from vla_runtime.export.onnx_weights import BundleWeights
@@ -22,6 +24,8 @@ from vla_runtime.export.onnx_weights import BundleWeights
 # number is one of float16's once in 8000 times.
 _LOOKED_AT = 4096
 _NO_ACCIDENT = 4
+# Twice the largest that a rounding to bfloat16 changes, and the smallest step of float16.
+_ROUNDING, _SUBNORMAL = 2.0**-7, 2.0**-24
 # Parameters that are in no graph: what they give is an input.
 _OUTSIDE = ('.modulation.', 'time_in.', 'time_out.')
 
@@ -42,7 +46,7 @@ def constant_faults(path: Path, weights: BundleWeights) -> list[str]:
     """
     graph = load_graph(path).graph
     halves = [tensor for tensor in graph.initializer if tensor.data_type in HALVES]
-    faults = [fault for tensor in halves for fault in _shape_faults(tensor, weights)]
+    faults = [fault for tensor in halves for fault in _matrix_faults(tensor, path.parent, weights)]
     angles = _angle_constants(graph)
     for tensor in graph.initializer:
         # A bundle may store its matrices in half, and float32 files be made of them.
@@ -57,8 +61,8 @@ def constant_faults(path: Path, weights: BundleWeights) -> list[str]:
     return faults
 
 
-def _shape_faults(tensor: onnx.TensorProto, weights: BundleWeights) -> list[str]:
-    """A matrix of a listed name that cannot be the bundle's."""
+def _matrix_faults(tensor: onnx.TensorProto, folder: Path, weights: BundleWeights) -> list[str]:
+    """A matrix in half that cannot be the bundle's, by name, shape or what its first rows hold."""
     names = tensor.name.split('+')
     if not set(names) <= set(weights.names):
         return [f"the matrix '{tensor.name}' is in half and not of this bundle"]
@@ -68,9 +72,35 @@ def _shape_faults(tensor: onnx.TensorProto, weights: BundleWeights) -> list[str]
     else:
         # As ONNX multiplies: (in, out), side by side.
         expected = (shapes[0][-1], sum(shape[0] for shape in shapes))
-    if tuple(tensor.dims) == expected:
-        return []
-    return [f"the matrix '{tensor.name}' is {tuple(tensor.dims)}; the bundle's is {expected}"]
+    if tuple(tensor.dims) != expected:
+        return [f"the matrix '{tensor.name}' is {tuple(tensor.dims)}; the bundle's is {expected}"]
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    if place.get('location') != WEIGHTS_DATA:
+        return [f"the matrix '{tensor.name}' does not lie in {WEIGHTS_DATA}"]
+    stored = np.memmap(folder / WEIGHTS_DATA, '<u2', 'r', int(place['offset']), expected)
+    first = np.cumsum([0, *(shape[0] for shape in shapes)])
+    rows = [stored[0]] if tensor.name == TEXT_TABLE else [stored[:, n] for n in first[:-1]]
+    return [
+        f"the matrix '{tensor.name}' holds other numbers than the bundle's '{name}'"
+        for name, row in zip(names, rows, strict=True)
+        if not _is_rounded(_widened(row, tensor.data_type), weights.read_row(name).numpy(), name)
+    ]
+
+
+def _widened(bits: np.ndarray, half: int) -> np.ndarray:
+    """Numbers in half, given as uint16, in float32."""
+    if half == TensorProto.FLOAT16:
+        return bits.astype(np.uint16).view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _is_rounded(row: np.ndarray, exact: np.ndarray, name: str) -> bool:
+    """Whether a row of a matrix is the bundle's, but for roundings to half."""
+    scale = 1.0
+    if '.attention.q.' in name and exact.any():
+        # Attention's own scale, whatever it is, is in the weights of the queries.
+        scale = float(row @ exact) / float(exact @ exact)
+    return scale > 0 and np.allclose(row, scale * exact, rtol=_ROUNDING, atol=_SUBNORMAL)
 
 
 def _angle_constants(graph: onnx.GraphProto) -> set[str]:
