@@ -317,7 +317,7 @@ def test_another_schedule_and_back_gives_the_first_chunk_again():
 
 def test_what_only_torch_can_do_is_refused():
     runner = engine()
-    assert runner.features == frozenset()
+    assert runner.features == {'overlap'}
     with pytest.raises(ValueError, match='jacobian'):
         runner.load_step_inputs(replace(inputs(), jacobian=True))
 

@@ -6,12 +6,18 @@ the last few schedules are kept. ONNX Runtime takes scratch memory from its own 
 what it once took. One and two prompt rows are two sessions, and each provider holds the weights of
 every session it has: a policy without guidance loads one. On a CUDA provider the runtime may place
 single index operators on the CPU where it has no kernel for them; a missing provider is an error.
+
+One thread may encode while another denoises (feature `overlap`): vision, prefix and expert are
+sessions of their own, and what one thread binds or writes the other never touches. Jacobians and
+flow times of single actions are not in the files, whose rows are prompts and not samples: those
+features are PyTorch's alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from threading import local
 
 import numpy as np
 
@@ -89,6 +95,22 @@ class _Rows:
         return binding
 
 
+class _Ran(local):
+    """What a thread has run and not waited for; another one's work is none of its business."""
+
+    def __init__(self) -> None:
+        self._bindings: dict[int, Binding] = {}
+
+    def run(self, binding: Binding) -> None:
+        binding.run()
+        self._bindings[id(binding)] = binding
+
+    def wait(self) -> None:
+        for binding in self._bindings.values():
+            binding.wait()
+        self._bindings.clear()
+
+
 class OnnxEngine:
     """Vision, prefix and expert of one policy in ONNX Runtime (see `engine.PolicyEngine`).
 
@@ -104,7 +126,7 @@ class OnnxEngine:
             fit the dimensions.
     """
 
-    features: frozenset[Feature] = frozenset()
+    features: frozenset[Feature] = frozenset({'overlap'})
     slots = SLOTS
 
     def __init__(
@@ -152,6 +174,7 @@ class OnnxEngine:
                 binding.input('plan', self._plan)
         self._current = 0
         self._prefix = (1, 0)
+        self._ran = _Ran()
         self._table = TimeTable(family, dims, folder / 'weights.safetensors')
         self._schedules: dict[tuple[float, ...], _Schedule] = {}
         self._schedule: _Schedule | None = None
@@ -173,7 +196,7 @@ class OnnxEngine:
         self._pixels.write(pixels)
         shape = (1, *self._image_tokens.shape[1:])
         self._vision.output_row('image_tokens', shape, self._image_tokens, camera)
-        self._vision.run()
+        self._ran.run(self._vision)
 
     def encode_prefix(
         self, image_mask: np.ndarray, tokens: np.ndarray, token_mask: np.ndarray, slot: int = 0
@@ -182,7 +205,7 @@ class OnnxEngine:
         self._image_mask.write(image_mask)
         rows.tokens.write(tokens)
         rows.token_mask.write(token_mask)
-        rows.encode[slot].run()
+        self._ran.run(rows.encode[slot])
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
         self._prefix = (rows, slot)
@@ -214,7 +237,7 @@ class OnnxEngine:
         binding.input_row('plan_weight', (1, self.dims.horizon, 1), schedule.plan_weight, index)
         self._current = 1 - self._current
         binding.output('x_next', self._x[self._current])
-        binding.run()
+        self._ran.run(binding)
 
     def run_steps(self) -> None:
         for index in range(self._require_schedule().steps):
@@ -230,16 +253,20 @@ class OnnxEngine:
         return self._rows[self._prefix[0]].velocity.read()
 
     def synchronize(self) -> None:
-        rows, slot = self._prefix
-        for binding in (
-            self._vision,
-            self._rows[rows].encode[slot],
-            self._rows[rows].denoise[slot],
-        ):
-            binding.wait()
+        self._ran.wait()
 
     def close(self) -> None:
-        for name in ('_vision', '_rows', '_x', '_plan', '_pixels', '_image_tokens', '_image_mask'):
+        names = (
+            '_vision',
+            '_rows',
+            '_x',
+            '_plan',
+            '_pixels',
+            '_image_tokens',
+            '_image_mask',
+            '_ran',
+        )
+        for name in names:
             setattr(self, name, None)
         self._schedules, self._schedule = {}, None
 
