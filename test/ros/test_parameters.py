@@ -7,8 +7,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from vla_runtime.ros.parameters import ParameterError, ParameterSpec, declare, markdown, values
-from vla_runtime.ros.policy_parameters import POLICY_PARAMETERS, limits_from, settings_from
-from vla_runtime.settings import PolicySettings
+from vla_runtime.ros.policy_parameters import POLICY_PARAMETERS
 
 TABLE = (
     ParameterSpec('gain', 1.5, 'a number', minimum=1.0, maximum=5.0),
@@ -190,11 +189,3 @@ def test_markdown_has_a_line_for_each_parameter():
     assert lines[2] == '| `gain` | double | `1.5` | 1.0 to 5.0 | yes | a number |'
     assert lines[6] == '| `file` | string |  |  | no | a path |'
     assert len(lines) == 2 + len(TABLE)
-
-
-def test_policy_nodes_defaults_are_the_policys_own():
-    defaults = {row.name: row.default for row in POLICY_PARAMETERS}
-    assert settings_from({**defaults, 'real_time_chunking': True}) == PolicySettings()
-    assert settings_from(defaults) == PolicySettings(rtc_mode='off')
-    assert settings_from({**defaults, 'denoise_steps': 5}).denoise_steps == 5
-    assert limits_from({**defaults, 'sync_tolerance_s': 0.02}).tolerance_ns == 20_000_000
