@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,15 @@ from network_cases import (
 )
 from reference_cases import find
 from safetensors.torch import load_file
+from tiny_policy import tiny_dims
 
 from vla_runtime.dimensions import PI0, PI05
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.models import policy_network
+from vla_runtime.models import empty_network, policy_network
 from vla_runtime.models.engine_modules import ExpertStep, PrefixEncoder
 from vla_runtime.models.flow_policy import time_embedding
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.cases
 
 entries = pytest.mark.parametrize(
@@ -204,6 +208,26 @@ def test_full_size_networks_have_the_published_size(family, dims, expected):
         # Published checkpoints also carry the expert's unused vocabulary head.
         head = dims.vocabulary * dims.expert.width
         assert round((count + head) / 1e9, 2) == 3.62
+
+
+@pytest.mark.parametrize('family', ['pi05', 'pi0'])
+def test_an_empty_network_has_the_names_and_shapes_of_a_real_one(family):
+    empty = empty_network(family, tiny_dims(family)).state_dict()
+    real = policy_network(family, tiny_dims(family)).state_dict()
+    assert {name: value.shape for name, value in empty.items()} == {
+        name: value.shape for name, value in real.items()
+    }
+    assert {value.device.type for value in empty.values()} == {'meta'}
+
+
+def test_an_empty_network_needs_nothing_of_pytorchs_compiler():
+    code = (
+        'import sys; from vla_runtime.dimensions import PI05, PI0;'
+        'from vla_runtime.models import empty_network;'
+        'empty_network("pi05", PI05); empty_network("pi0", PI0);'
+        'sys.exit("torch._dynamo" in sys.modules or "sympy" in sys.modules)'
+    )
+    assert subprocess.run([sys.executable, '-c', code], cwd=ROOT, timeout=120).returncode == 0
 
 
 def test_prefix_key_values_of_a_full_size_policy_take_35_7_megabytes():

@@ -25,7 +25,7 @@ from vla_runtime.engines.cuda_streams import CudaStreams, Place
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.engine import MAX_SAMPLES, SLOTS, Feature, StepInputs
 from vla_runtime.engines.torch_buffers import RowBuffers, Schedule, Variant
-from vla_runtime.models import policy_network
+from vla_runtime.models import empty_network
 from vla_runtime.models.engine_modules import ExpertStep, JacobianExpertStep, PrefixEncoder
 from vla_runtime.models.flow_policy import FlowPolicy
 from vla_runtime.models.layers import matrix_names
@@ -131,8 +131,7 @@ class TorchEngine:
                 f"precision '{precision}' is unknown; known are: {', '.join(PRECISIONS)}"
             )
         target = torch_device(device)
-        with torch.device('meta'):
-            network = policy_network(family, dims)
+        network = empty_network(family, dims)
         try:
             # One tensor at a time in its final dtype: never a second copy of all weights.
             matrices = matrix_names(network)

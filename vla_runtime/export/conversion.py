@@ -174,12 +174,9 @@ def write_export(
 
 def network_shapes(family: Family, dims: PolicyDims) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a network's tensors, without making them."""
-    import torch
+    from vla_runtime.models import empty_network
 
-    from vla_runtime.models import policy_network
-
-    with torch.device('meta'):
-        network = policy_network(family, dims)
+    network = empty_network(family, dims)
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 

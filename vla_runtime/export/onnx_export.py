@@ -33,7 +33,7 @@ from vla_runtime.engines.onnx_files import (
 from vla_runtime.export.onnx_graph import GraphWriter, Value
 from vla_runtime.export.onnx_translation import Translator
 from vla_runtime.export.onnx_weights import BundleWeights, WeightFile
-from vla_runtime.models import policy_network
+from vla_runtime.models import empty_network
 from vla_runtime.models.engine_modules import ExpertStep, PrefixEncoder
 from vla_runtime.models.flow_policy import FlowPolicy
 from vla_runtime.models.layers import matrix_names
@@ -90,8 +90,7 @@ def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
 
 def meta_network(spec: BundleSpec, dtype: torch.dtype) -> FlowPolicy:
     """The network without numbers, its matrices in the given precision."""
-    with torch.device('meta'):
-        network = policy_network(spec.family, spec.dims)
+    network = empty_network(spec.family, spec.dims)
     matrices = matrix_names(network)
     for name, parameter in network.named_parameters():
         if name in matrices:

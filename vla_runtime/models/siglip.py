@@ -90,7 +90,8 @@ class VisionEncoder(nn.Module):
     def __init__(self, dims: VisionDims, out_width: int) -> None:
         super().__init__()
         self.patch_embedding = PatchEmbedding(dims)
-        self.position_embedding = nn.Parameter(torch.randn(dims.tokens, dims.width) * 0.02)
+        self.position_embedding = nn.Parameter(torch.empty(dims.tokens, dims.width))
+        nn.init.normal_(self.position_embedding, std=0.02)
         self.blocks = nn.ModuleList(VisionBlock(dims) for _ in range(dims.depth))
         self.norm = nn.LayerNorm(dims.width, eps=1e-6)
         self.projector = Linear(dims.width, out_width)
