@@ -193,9 +193,12 @@ def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
     """
     target = Path(target)
     check_target(target, force)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, so that the last step is a rename within one file system.
-    work = Path(tempfile.mkdtemp(prefix=f'.{target.name}.', dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the target, so that the last step is a rename within one file system.
+        work = Path(tempfile.mkdtemp(prefix=f'.{target.name}.', dir=target.parent))
+    except OSError as error:
+        raise BundleError(f'{target}: cannot be made: {error.strerror}') from None
     folder = work / target.name
     try:
         folder.mkdir()

@@ -54,7 +54,11 @@ REFUSALS = (
     Refusal('demo --bundle {cut}', 'weights.safetensors: is not a whole safetensors file'),
     Refusal('demo --bundle {tiny}', "camera 'top'"),
     Refusal('demo --robot so102', "robot 'so102' is neither a file nor one that comes with"),
-    Refusal('demo --out {a_file}/run', 'a_file'),
+    Refusal('demo --cfg-beta 5.1', '--cfg-beta 5.1: expected 1 to 5'),
+    Refusal('demo --out {a_file}/run', '--out {a_file}/run: is no folder that can be made: Not a'),
+    Refusal('demo --bundle {tiny}/policy.yaml', "camera 'top'"),
+    Refusal('study success --out {a_file}', '--out {a_file}: is no folder that can be made: File'),
+    Refusal('study success --bundle {tiny}', "camera 'top'"),
     Refusal('study success --bundle {nowhere}', '{nowhere}: no such folder'),
     Refusal('info {nowhere}', '{nowhere}: no such folder; expected a policy bundle'),
     Refusal('info {cut}', 'weights.safetensors: is not a whole safetensors file'),
@@ -70,6 +74,7 @@ REFUSALS = (
     Refusal('train-demo --out {new} --device cuda', "device 'cuda': no CUDA device answers here"),
     Refusal('train-demo --out {new} --device gpu', "device 'gpu' is unknown to backend 'torch'"),
     Refusal('train-demo --out {tiny}', '{tiny}: exists already; choose another name or use'),
+    Refusal('train-demo --out {new} --work {a_file}', '--work {a_file}: is no folder that can'),
     Refusal('train-demo --out {empty} --force', 'is not a policy bundle (it has no policy.yaml'),
 )
 

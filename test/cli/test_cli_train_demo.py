@@ -26,5 +26,5 @@ def test_a_device_that_is_not_to_be_had_is_refused_before_any_work(tmp_path, cap
     work = tmp_path / 'work'
     command = ['train-demo', '--out', str(tmp_path / 'bundle'), '--work', str(work)]
     assert main([*command, '--device', 'gpu']) == 2
-    assert "device 'gpu' is unknown; use cpu" in capsys.readouterr().err
+    assert "device 'gpu' is unknown to backend 'torch'; use cpu" in capsys.readouterr().err
     assert not work.exists()

@@ -22,3 +22,17 @@ def output_file(text: str) -> Path:
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"'{path}' cannot be written: permission denied")
     return path
+
+
+def make_folder(path: Path, option: str) -> None:
+    """Make a folder that results go to, with those above it, or find it there.
+
+    Raises:
+        ValueError: it cannot be made; names the option.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f'{option} {path}: is no folder that can be made: {error.strerror}'
+        ) from None

@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vla_runtime.cli._files import make_folder
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.demo.console import say
@@ -72,7 +73,7 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
         options = _options(arguments)
         check_options(options)
         require_packages('rclpy', 'mujoco', 'rosbags', 'matplotlib')
-        options.out.mkdir(parents=True, exist_ok=True)
+        make_folder(options.out, '--out')
 
         import vla_runtime.sim.gl  # noqa: F401  (whether the simulated cameras can be rendered)
         from vla_runtime.demo.session import run_session
@@ -102,6 +103,8 @@ def _options(arguments: argparse.Namespace) -> DemoOptions:
     from vla_runtime.ros.share import share_folder
 
     bundle = arguments.bundle or share_folder() / 'engines' / 'demo'
+    if bundle.name == 'policy.yaml':
+        bundle = bundle.parent
     if not (bundle / 'policy.yaml').is_file():
         raise ValueError(
             f'{bundle}: no policy bundle there (policy.yaml is missing); name one with --bundle, '

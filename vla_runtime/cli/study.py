@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vla_runtime.cli._files import make_folder
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
 
@@ -85,7 +86,7 @@ def _main(arguments: argparse.Namespace) -> int:
             print(f'{study.name:12} {study.title}')
             print(f'{"":12} {len(study.conditions)} conditions of {study.episodes} episodes')
         return 0
-    names = list(STUDIES) if arguments.names == ['all'] else arguments.names
+    names = list(STUDIES) if 'all' in arguments.names else arguments.names
     unknown = [name for name in names if name not in STUDIES]
     if unknown or not names:
         problem = f'there is no study {", ".join(unknown)}' if unknown else 'no study named'
@@ -114,8 +115,8 @@ def _check(studies: Sequence[Study], arguments: argparse.Namespace) -> str:
         check_backend(backend, 'cpu')
     import vla_runtime.sim.gl  # noqa: F401  (whether the simulated cameras can be rendered)
 
-    for folder in (arguments.out, arguments.work):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(arguments.out, '--out')
+    make_folder(arguments.work, '--work')
     return spec.name
 
 

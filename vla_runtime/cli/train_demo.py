@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vla_runtime.cli._files import make_folder
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
 
@@ -83,6 +84,8 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
     check_target(arguments.out, arguments.force)
     require_packages('torch', 'mujoco', 'matplotlib')
     check_backend('torch', arguments.device)
+
+    make_folder(arguments.work, '--work')
 
     from vla_runtime.sim.dataset import DatasetPlan, claim, generate
 

@@ -14,7 +14,7 @@ from vla_runtime.bundle import read_bundle
 from vla_runtime.bundle_rules import check_guidable
 from vla_runtime.engines.preflight import check_backend
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.inference.guidance import check_beta
+from vla_runtime.inference.guidance import MOST_BETA, check_beta
 from vla_runtime.ros.robot import Robot, find_robot, load_robot
 from vla_runtime.ros.robot_match import match_robot
 from vla_runtime.ros.share import share_folder
@@ -90,4 +90,6 @@ def check_options(options: DemoOptions) -> None:
         interval.require_horizon(spec.dims.horizon)
     if options.cfg_beta is not None:
         check_beta(options.cfg_beta)
+        if options.cfg_beta > MOST_BETA:
+            raise ValueError(f'--cfg-beta {options.cfg_beta:g}: expected 1 to {MOST_BETA:g}')
         check_guidable(spec, '--cfg-beta')

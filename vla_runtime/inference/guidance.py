@@ -15,6 +15,8 @@ from typing import Literal
 
 import numpy as np
 
+# Most that a person may ask for; the field's values lie between 1.5 and 2.5.
+MOST_BETA = 5.0
 CfgMode = Literal['auto', 'fused', 'serial']
 
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from vla_runtime.engines.engine import MAX_SAMPLES
 from vla_runtime.engines.preflight import BACKENDS
-from vla_runtime.inference.guidance import CfgMode
+from vla_runtime.inference.guidance import MOST_BETA, CfgMode
 from vla_runtime.inference.pipeline import PipelineMode
 from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
@@ -67,7 +67,7 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'cfg_enabled', False, 'classifier-free guidance, for policies trained with advantage tags'
     ),
-    ParameterSpec('cfg_beta', 1.5, 'guidance scale; 1.0 is none', minimum=1.0, maximum=5.0),
+    ParameterSpec('cfg_beta', 1.5, 'guidance scale; 1.0 is none', minimum=1.0, maximum=MOST_BETA),
     ParameterSpec(
         'cfg_mode',
         'auto',
