@@ -225,7 +225,8 @@ class PolicyCodec:
         if not np.isfinite(normalised).all():
             raise ValueError(
                 'the policy returned a number that is not finite; the chunk is refused. Check the '
-                'weights (`vla_runtime info BUNDLE`) and the precision it runs in'
+                'weights (`vla_runtime info BUNDLE`), the precision it runs in, and cfg_beta and '
+                'max_guidance_weight, with which its velocities grow'
             )
         width = len(self.spec.actions)
         actions = self._action_normalizer.denormalise(normalised[:, :width])

@@ -17,7 +17,7 @@ from vla_runtime.engines.engine import Feature, PolicyEngine, StepInputs
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.guidance import resolve_cfg_mode, row_weights
-from vla_runtime.inference.prefix_cache import PrefixInputs
+from vla_runtime.inference.prefix_cache import Clock, PrefixInputs
 from vla_runtime.inference.real_time_chunking import (
     RtcMode,
     clamp_weights,
@@ -136,6 +136,7 @@ class RequestPlanner:
         if tie.clean:
             x = noise.copy()
             x[..., : tie.clean, :] = tie.plan[: tie.clean]
+        time_s, clock_read = _time(observation)
         prefix = PrefixInputs(
             pixels=images.pixels,
             image_mask=images.mask,
@@ -143,7 +144,8 @@ class RequestPlanner:
             token_mask=token_mask,
             words=(observation.instruction, advantages),
             state_bins=self._codec.state_bins(observation),
-            time_s=_time_s(observation),
+            time_s=time_s,
+            clock=clock_read,
         )
         return ChunkRequest(
             prefixes=(
@@ -207,39 +209,36 @@ class RequestPlanner:
         if plan is None or (settings.rtc_mode == 'off' and settings.samples == 1):
             return free
         normalised = self._codec.plan(plan, observation)
-        # Beyond the plan's end there is nothing to be tied to.
-        end = min(plan.execution_horizon, len(plan.actions))
+        # Beyond the end of the plan or of the chunk there is nothing to tie.
+        end = min(plan.execution_horizon, len(plan.actions), dims.horizon)
         if settings.rtc_horizon:
             end = min(end, max(settings.rtc_horizon, plan.delay_steps))
         per_action = prefix_weights(settings.plan_schedule, plan.delay_steps, end, dims.horizon)
         overlap = None
         if settings.samples > 1 and per_action.any():
             overlap = Overlap(normalised, per_action, len(self._spec.actions))
-        if settings.rtc_mode == 'off':
-            return replace(free, overlap=overlap)
+        clamped = clean = 0
         if settings.rtc_mode == 'hard_prefix':
             clamped = min(plan.delay_steps, end)
-            if not clamped:
-                return replace(free, overlap=overlap)
-            return _Tie(
-                normalised,
-                clamp_weights(times, clamped, dims.horizon),
-                mode='hard_prefix',
-                clamped=clamped,
-                # A policy has seen known actions at flow time 0 only as many as it was trained
-                # with; any further ones are clamped the other way.
-                clean=min(clamped, self._spec.trained_delay_steps),
-                overlap=overlap,
+            # A policy has seen known actions at flow time 0 only as many as it was trained with;
+            # any further ones are clamped the other way.
+            clean = min(clamped, self._spec.trained_delay_steps)
+            weight = clamp_weights(times, clamped, dims.horizon)
+        elif settings.rtc_mode == 'off':
+            weight = free.weight
+        else:
+            weight = plan_weights(
+                times,
+                schedule=settings.plan_schedule,
+                delay=plan.delay_steps,
+                execution_horizon=end,
+                horizon=dims.horizon,
+                maximum=settings.max_guidance_weight,
             )
-        weight = plan_weights(
-            times,
-            schedule=settings.plan_schedule,
-            delay=plan.delay_steps,
-            execution_horizon=end,
-            horizon=dims.horizon,
-            maximum=settings.max_guidance_weight,
-        )
-        return _Tie(normalised, weight, mode=settings.rtc_mode, overlap=overlap)
+        if not weight.any():
+            # Such a chunk does not continue the plan, and nobody may take it for one that does.
+            return replace(free, overlap=overlap)
+        return _Tie(normalised, weight, settings.rtc_mode, clamped, clean, overlap)
 
 
 def _rows_alone(
@@ -257,7 +256,7 @@ def _rows_alone(
     )
 
 
-def _time_s(observation: Observation) -> float:
+def _time(observation: Observation) -> tuple[float, Clock]:
     """When the observation was made: its newest stamp, or now where it has none."""
     stamps = observation.stamps_ns.values()
-    return max(stamps) * 1e-9 if stamps else monotonic()
+    return (max(stamps) * 1e-9, 'stamps') if stamps else (monotonic(), 'steady')

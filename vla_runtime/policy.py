@@ -175,8 +175,7 @@ class Policy:
         with `latency`; with `throughput` only what goes wrong while encoding is, the rest by the
         future, which cannot be cancelled.
         """
-        if self._closed:
-            raise ValueError('this policy was closed; load it again')
+        self._require_open()
         clock, settings, number = PhaseClock(), self._settings, self._number
         request = self._planner.plan(
             observation, settings, number, plan=plan, noise=noise, clock=clock
@@ -253,7 +252,11 @@ class Policy:
 
         Returns:
             milliseconds that it took
+
+        Raises:
+            ValueError: this policy was closed.
         """
+        self._require_open()
         size = self.spec.dims.vision.image_size
         black = np.zeros((size, size, 3), dtype=np.uint8)
         observation = Observation(
@@ -282,10 +285,14 @@ class Policy:
         return (perf_counter() - start) * 1e3
 
     def close(self) -> None:
-        """Free the engine's memory; an inference afterwards is a ValueError."""
+        """Free the engine's memory; an inference or a warm-up afterwards is a ValueError."""
         self._closed = True
         self._pipeline.close()
         self._engine.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ValueError('this policy was closed; load it again')
 
 
 def _as_if_tied(

@@ -10,10 +10,11 @@ same numbers within rounding, at twice the expert's cost.
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import numpy as np
+
+from vla_runtime.setting_checks import is_finite
 
 # Most that a person may ask for; the field's values lie between 1.5 and 2.5.
 MOST_BETA = 5.0
@@ -24,9 +25,9 @@ def check_beta(beta: float) -> float:
     """A usable guidance scale.
 
     Raises:
-        ValueError: NaN, infinite, or below 1, where guidance would turn around.
+        ValueError: NaN, infinite (in float32, too), or below 1, where guidance would turn around.
     """
-    if not math.isfinite(beta) or beta < 1.0:
+    if not is_finite(beta) or beta < 1.0:
         raise ValueError(
             f'cfg_beta is {beta}: it must be a finite number of at least 1.0 (1.0 is the '
             'conditioned policy alone, 1.5 to 2.5 is moderate; below 1.0 guidance is inverted)'

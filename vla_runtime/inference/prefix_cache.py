@@ -19,14 +19,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Literal, get_args
 
 import numpy as np
 
 from vla_runtime.engines.engine import PolicyEngine
+from vla_runtime.setting_checks import check_type, is_finite
 
 CacheMode = Literal['exact', 'bounded', 'off']
-
+# What an observation's time was read from; times of two clocks have no difference.
+Clock = Literal['stamps', 'steady']
 
 # Number of prompt rows, and slot.
 Place = tuple[int, int]
@@ -57,15 +60,19 @@ class CachePolicy:
             raise ValueError(
                 f"cache_mode is '{self.mode}': it must be one of {', '.join(get_args(CacheMode))}"
             )
-        bounds = {
-            'cache_max_age_s': self.max_age_s,
-            'cache_max_reuses': self.max_reuses,
-            'cache_max_image_change': self.max_image_change,
-            'cache_max_state_bins': self.max_state_bins,
+        kinds: dict[str, type] = {
+            'max_age_s': Real,
+            'max_reuses': Integral,
+            'max_image_change': Real,
+            'max_state_bins': Integral,
         }
-        for name, value in bounds.items():
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f'{name} is {value}: it must be a finite number of at least 0')
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            check_type(f'cache_{name}', value, kind)
+            if not is_finite(value) or value < 0:
+                raise ValueError(
+                    f'cache_{name} is {value}: it must be a finite number of at least 0'
+                )
         if self.mode == 'bounded' and (self.max_age_s <= 0 or self.max_reuses < 1):
             raise ValueError(
                 'cache_mode bounded reuses image tokens of images that have changed, so it needs '
@@ -84,7 +91,8 @@ class PrefixInputs:
         tokens: (R, L) int64; token_mask: (R, L) bool.
         words: what the prompt rows say apart from the state.
         state_bins: (S,) int64 bins of the state in the prompt, empty where it is not in it.
-        time_s: time of the observation, any clock that all observations share.
+        time_s: time of the observation.
+        clock: that it is on: its stamps', or the steady one where it has no stamps.
     """
 
     pixels: np.ndarray
@@ -94,6 +102,7 @@ class PrefixInputs:
     words: Hashable
     state_bins: np.ndarray
     time_s: float
+    clock: Clock = 'stamps'
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ class _Image:
     pixels: np.ndarray
     version: int
     time_s: float
+    clock: Clock
     reuses: int = 0
 
 
@@ -116,6 +126,7 @@ class _Prefix:
     words: Hashable
     state_bins: np.ndarray
     time_s: float
+    clock: Clock
     reuses: int = 0
     # Of the latest request with so many rows: what one inference after the other would still have.
     latest: bool = True
@@ -154,8 +165,9 @@ class PrefixCache:
 
         Returns:
             per camera what happened, for people: `top: hit (0.033 s old), wrist: miss (pixels)`;
-            an entry is as old as the last observation that it was made of or equal to, and what
-            is in brackets has no comma
+            an entry is as old as the last observation that it was made of or equal to, or `of
+            unknown age` where the clock has gone back since or is another one; what is in brackets
+            has no comma
         """
         if policy.mode == 'off':
             self.clear()
@@ -171,10 +183,12 @@ class PrefixCache:
         entry = self._images.get(camera)
         reason = 'first'
         if policy.mode != 'off' and entry is not None:
-            age_s = inputs.time_s - entry.time_s
+            age_s = _age_s(entry, inputs)
             if np.array_equal(entry.pixels, pixels):
-                self._images[camera] = replace(entry, time_s=inputs.time_s, reuses=0)
-                return f'hit ({age_s:.3f} s old)'
+                self._images[camera] = replace(
+                    entry, time_s=inputs.time_s, clock=inputs.clock, reuses=0
+                )
+                return f'hit ({_old(age_s)})'
             reason = 'pixels'
             if policy.mode == 'bounded':
                 # Half of [-1, 1] is one unit of brightness.
@@ -196,7 +210,7 @@ class PrefixCache:
         self._version += 1
         kept = entry.pixels if entry is not None else np.empty_like(pixels)
         np.copyto(kept, pixels)
-        self._images[camera] = _Image(kept, self._version, inputs.time_s)
+        self._images[camera] = _Image(kept, self._version, inputs.time_s, inputs.clock)
         return f'miss ({reason})'
 
     def place(
@@ -239,7 +253,7 @@ class PrefixCache:
         told, text = self._judge(place, inputs, policy)
         entry = self._prefixes.get(place)
         if told and entry is not None:
-            fresh = replace(entry, time_s=inputs.time_s, reuses=0, latest=True)
+            fresh = replace(entry, time_s=inputs.time_s, clock=inputs.clock, reuses=0, latest=True)
             older = replace(entry, reuses=entry.reuses + 1)
             self._prefixes[place] = fresh if told == 'hit' else older
             return f'{told} ({text})'
@@ -256,6 +270,7 @@ class PrefixCache:
             inputs.words,
             inputs.state_bins.copy(),
             inputs.time_s,
+            inputs.clock,
         )
         return f'miss ({text})'
 
@@ -278,11 +293,11 @@ class PrefixCache:
         if policy.mode == 'bounded' and not entry.latest:
             return '', 'not of the latest'
         images = self._versions(inputs)
-        age_s = inputs.time_s - entry.time_s
+        age_s = _age_s(entry, inputs)
         changed = _changed(entry, images, inputs)
         if not changed:
             on = '; on reused images' if self._on_reused_images(inputs) else ''
-            return 'hit', f'{age_s:.3f} s old{on}'
+            return 'hit', f'{_old(age_s)}{on}'
         if policy.mode != 'bounded' or images != entry.images or inputs.words != entry.words:
             return '', changed
         if inputs.state_bins.shape != entry.state_bins.shape or not inputs.state_bins.size:
@@ -300,8 +315,20 @@ class PrefixCache:
         return any(image is not None and image.reuses for image in visible)
 
 
+def _age_s(entry: _Image | _Prefix, inputs: PrefixInputs) -> float:
+    """Of an entry at the time of the inputs; NaN where that is on another clock."""
+    return inputs.time_s - entry.time_s if inputs.clock == entry.clock else math.nan
+
+
+def _old(age_s: float) -> str:
+    """How old an entry is that is used because it is equal, whatever its age."""
+    return f'{age_s:.3f} s old' if age_s >= 0 else 'of unknown age'
+
+
 def _beyond(age_s: float, reuses: int, policy: CachePolicy) -> str:
     """Which limit of time or number an entry is beyond, '' for none."""
+    if math.isnan(age_s):
+        return 'on another clock'
     if age_s < 0:
         # Nothing is known about such an entry.
         return f'the clock went back by {-age_s:.3f} s'
