@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from gate import PATIENCE_S, Gate
 from guided_policies import load_policy, without_ages, write_guided
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +28,6 @@ from vla_runtime.policy import Policy
 from vla_runtime.settings import PolicySettings
 from vla_runtime.types import CommittedPlan, Observation
 
-# Far longer than anything here takes: a test that waits so long has failed.
-PATIENCE_S = 60.0
 THROUGHPUT = PolicySettings(pipeline='throughput')
 BOUNDED = CachePolicy(
     mode='bounded', max_age_s=1.0, max_reuses=2, max_image_change=40.0, max_state_bins=30
@@ -47,25 +46,6 @@ def policy(bundles) -> Iterator[Policy]:
     policy = load_policy(bundles['pi05'], pipeline='throughput')
     yield policy
     policy.close()
-
-
-class Gate:
-    """An `on_step` that holds a denoise loop at its first step until `open` is called."""
-
-    def __init__(self) -> None:
-        self._entered = threading.Event()
-        self._opened = threading.Event()
-
-    def __call__(self, index: int, x: np.ndarray, velocity: np.ndarray) -> None:
-        if index == 0:
-            self._entered.set()
-            assert self._opened.wait(PATIENCE_S)
-
-    def wait(self) -> None:
-        assert self._entered.wait(PATIENCE_S)
-
-    def open(self) -> None:
-        self._opened.set()
 
 
 def one_after_the_other(bundle: Path, looks: list[Observation], **settings) -> list[np.ndarray]:
