@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +17,38 @@ from test_policy_node import TASK, Executor, observed, start
 from tiny_policy import JOINTS, tiny_spec, write_tiny_policy
 from tiny_robot import write_robot
 
+from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.policy import Policy
 from vla_runtime.ros.conversions import message_to_chunk
 from vla_runtime.ros.diagnostics import values_of
-from vla_runtime.ros.policy_parameters import POLICY_PARAMETERS, settings_from
+from vla_runtime.settings import PolicySettings
 from vla_runtime.types import CommittedPlan
 
 pytestmark = pytest.mark.graph
 
-DEFAULTS = {row.name: row.default for row in POLICY_PARAMETERS}
+# What tests change, as it is at first; the modes go before the limits that they need.
+PARAMETERS = {
+    'cache_mode': 'exact',
+    'rtc_mode': 'guided',
+    'samples': 1,
+    'cfg_enabled': False,
+    'cfg_mode': 'auto',
+    'cfg_beta': 1.5,
+    'advantage': 'positive',
+    'real_time_chunking': False,
+    'plan_schedule': 'exp',
+    'max_guidance_weight': 10.0,
+    'rtc_horizon': 0,
+    'pipeline': 'latency',
+    'denoise_steps': 0,
+    'cache_max_age_s': 0.0,
+    'cache_max_reuses': 0,
+    'cache_max_image_change': 0.0,
+    'cache_max_state_bins': 0,
+}
+# What that means: without `real_time_chunking` no chunk is tied, whatever `rtc_mode` is.
+DEFAULTS = PolicySettings(rtc_mode='off')
+TIED = {'rtc_mode': 'guided'}
 ROWS = np.cumsum(np.full((6, len(JOINTS)), 0.05), axis=0)
 CERTAIN = 3
 
@@ -43,18 +68,24 @@ class Nearly(Still):
 
 
 class Pair:
-    """The node, and a policy of our own that does the same in step with it."""
+    """The node, and policies of our own: one does the same in step with it, one anything else."""
 
-    def __init__(self, executor: Executor, policy: Policy) -> None:
-        self.executor, self._policy = executor, policy
-        self._given = dict(DEFAULTS)
+    def __init__(self, executor: Executor, bundle: Path) -> None:
+        self.executor = executor
+        self._policy, self._other = Policy.load(bundle), Policy.load(bundle)
+        self._expected = DEFAULTS
 
-    def set(self, **parameters: Any) -> None:
-        """Change live parameters on both sides."""
+    def set(self, *, means: Mapping[str, Any] | None = None, **parameters: Any) -> None:
+        """Change live parameters of the node, and the settings of our own policy by hand.
+
+        Args:
+            means: the settings that the parameters are, where not those of the same names.
+            parameters: of the node, set in this order.
+        """
         for name, value in parameters.items():
             result = self.executor.graph.set_parameter(self.executor.node, name, value)
             assert result.successful, result.reason
-        self._given.update(parameters)
+        self._expected = replace(self._expected, **(parameters if means is None else means))
 
     def begin(self) -> None:
         """Default parameters and a new episode on both sides."""
@@ -63,11 +94,7 @@ class Pair:
         # The node holds a state while the next one is still on its way: this one holds anyway.
         drivers.moving = False
         drivers._random = np.random.default_rng(1)
-        # Backwards: the modes go before the limits that they need.
-        self.set(cache_mode='exact', rtc_mode='guided', samples=1, cfg_enabled=False)
-        self.set(real_time_chunking=False, rtc_horizon=0, cfg_mode='auto', cfg_beta=1.5)
-        self.set(pipeline='latency', denoise_steps=0)
-        self.set(cache_max_age_s=0.0, cache_max_reuses=0, cache_max_image_change=0.0)
+        self.set(means=vars(DEFAULTS), **PARAMETERS)
         reset = self.executor.graph.call(Trigger, f'{self.executor.node}/reset', Trigger.Request())
         assert reset.success
         self._policy.reset()
@@ -75,15 +102,31 @@ class Pair:
     def chunk(self) -> Mapping[str, str]:
         """One chunk from the node, equal to our own; returns its report."""
         received, report = self.executor.chunk(rows=ROWS, certain=CERTAIN)
-        self._policy.settings = settings_from(self._given)
+        self._policy.settings = self._expected
         plan = _seen(report) if int(report['plan_rows']) else None
-        chunk, ours = self._policy.infer(observed(self.executor, report), plan=plan)
+        seen = observed(self.executor, report)
+        chunk, ours = self._policy.infer(seen, plan=plan)
         assert ours.number == int(report['number']) == received.number
         # A sample chosen by a plan that the chunk is not tied to: the report has no such plan.
         if plan is not None or report['sample_distances'] == '':
             np.testing.assert_allclose(received.chunk.actions, chunk.actions, rtol=0, atol=1e-4)
         assert received.tied == (report['rtc_mode'] != 'off')
+        self._made = seen, plan, ours.noise, received.chunk.actions
         return report
+
+    def chunk_unlike(self, **settings: Any) -> None:
+        """The first of the next chunks that these settings would have made another one.
+
+        How a chunk is tied to its plan does not show where only what is certain is left of it.
+        """
+        self._other.settings = replace(self._expected, **settings)
+        for _ in range(50):
+            self.chunk()
+            seen, plan, noise, actions = self._made
+            other, _ = self._other.infer(seen, plan=plan, noise=noise)
+            if np.abs(actions - other.actions).max() > 1e-3:
+                return
+        raise AssertionError(f'{settings} change nothing')
 
     def chunk_with(self, key: str, words: str) -> Mapping[str, str]:
         """The first of the next chunks whose report says so; frames from before are on the way."""
@@ -93,11 +136,25 @@ class Pair:
                 return report
         raise AssertionError(f'no report says {words!r} under {key!r}; the last: {report[key]!r}')
 
+    def move(self, by: float) -> None:
+        """The gripper somewhere else (radians), before the next frame.
+
+        The node holds a state while the next one is still on its way, so no frame is in between.
+        """
+        drivers, rounds = self.executor.drivers, iter(range(5))
+        drivers.silent = {'top', 'wrist'}
+        drivers.gripper_position += by
+        self.executor.graph.wait_for(
+            lambda: next(rounds, None) is None, 'states', meanwhile=drivers
+        )
+        drivers.silent = set()
+
     def refusal(self, name: str, value: Any) -> str:
         """Why a value is refused; what was in force must stay."""
+        before = self.chunk()[f'parameter.{name}']
         result = self.executor.graph.set_parameter(self.executor.node, name, value)
         assert not result.successful
-        assert self.chunk()[f'parameter.{name}'] == _text(self._given[name])
+        assert self.chunk()[f'parameter.{name}'] == before
         return result.reason
 
 
@@ -107,10 +164,6 @@ def _seen(report: Mapping[str, str]) -> CommittedPlan:
     over = CERTAIN - delay if delay else len(ROWS) - count
     rows = np.concatenate([np.repeat(ROWS[:1], max(0, -over), axis=0), ROWS[max(0, over) :]])
     return CommittedPlan(rows[:count], delay, count)
-
-
-def _text(value: Any) -> str:
-    return f'{value:g}' if isinstance(value, float) else str(value)
 
 
 @pytest.fixture(scope='module')
@@ -123,7 +176,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         executor = Executor(made)
         executor.drivers.moving = False
         executor.prepare()
-        yield Pair(executor, Policy.load(bundle))
+        yield Pair(executor, bundle)
 
 
 @pytest.fixture
@@ -152,24 +205,49 @@ def test_guidance_goes_on_and_off_fused_and_serial_with_at_most_one_prefix_run(p
 @pytest.mark.parametrize('mode', ['guided', 'jacobian', 'hard_prefix'])
 def test_each_way_to_tie_a_chunk_goes_on_and_off(pair: Pair, mode: str) -> None:
     assert pair.chunk()['rtc_mode'] == 'off'
-    pair.set(rtc_mode=mode, real_time_chunking=True)
+    pair.set(rtc_mode=mode, real_time_chunking=True, means={'rtc_mode': mode})
     for _ in range(2):
         report = pair.chunk()
         assert report['rtc_mode'] == mode
         assert int(report['plan_rows']) > 0
     pair.set(rtc_horizon=4)
     assert pair.chunk()['parameter.rtc_horizon'] == '4'
-    pair.set(real_time_chunking=False)
+    pair.set(real_time_chunking=False, means={'rtc_mode': 'off'})
     report = pair.chunk()
     assert (report['rtc_mode'], report['plan_rows']) == ('off', '0')
+
+
+@pytest.mark.parametrize(
+    ('name', 'value', 'default'),
+    [('plan_schedule', 'linear', 'exp'), ('max_guidance_weight', 0.5, 10.0)],
+)
+def test_the_tie_is_as_it_was_set_for_the_next_chunk(
+    pair: Pair, name: str, value: Any, default: Any
+) -> None:
+    # Enough of them for the bound to hold at several.
+    pair.set(denoise_steps=10)
+    pair.set(real_time_chunking=True, means=TIED)
+    pair.chunk_unlike(**{name: value})
+    pair.set(**{name: value})
+    pair.chunk_unlike(**{name: default})
+    pair.set(**{name: default})
+    pair.chunk_unlike(**{name: value})
+
+
+def test_the_advantage_goes_to_negative_and_back_with_guidance_and_without(pair: Pair) -> None:
+    for guided in (False, True):
+        pair.set(cfg_enabled=guided)
+        for advantage, other in (('positive', 'negative'), ('negative', 'positive')) * 2:
+            pair.set(advantage=advantage)
+            pair.chunk_unlike(advantage=other)
 
 
 def test_several_samples_go_on_and_off(pair: Pair) -> None:
     report = pair.chunk()
     assert (report['samples'], report['sample'], report['sample_distances']) == ('1', '0', '')
     pair.set(samples=5)
-    for tied in (False, True):
-        pair.set(real_time_chunking=tied)
+    for tied, mode in ((False, 'off'), (True, 'guided')):
+        pair.set(real_time_chunking=tied, means={'rtc_mode': mode})
         report = pair.chunk()
         distances = [float(text) for text in report['sample_distances'].split()]
         assert len(distances) == int(report['samples']) == 5
@@ -186,18 +264,39 @@ def test_the_cache_goes_off_exact_and_bounded(pair: Pair) -> None:
     assert re.fullmatch(
         r'top: hit \(\d.\d+ s old\), wrist: hit \(\d.\d+ s old\)', report['cache.vision']
     )
-    pair.set(cache_mode='off')
+    pair.set(cache_mode='off', means={'cache': CachePolicy('off')})
     report = pair.chunk()
     assert [report[f'runs.{network}'] for network in ('vision', 'prefix')] == ['2', '1']
     assert report['cache.prefix'] == 'off'
-    pair.set(cache_max_age_s=10.0, cache_max_reuses=1000, cache_max_image_change=2.0)
-    pair.set(cache_mode='bounded')
+    pair.set(cache_max_age_s=10.0, cache_max_reuses=1000, cache_max_image_change=2.0, means={})
+    bounded = CachePolicy('bounded', max_age_s=10.0, max_reuses=1000, max_image_change=2.0)
+    pair.set(cache_mode='bounded', means={'cache': bounded})
     pair.chunk()
     drivers._random = Nearly()
     for camera in ('top', 'wrist'):
         pair.chunk_with('cache.vision', f'{camera}: reused (')
-    pair.set(cache_mode='exact')
+    pair.set(cache_mode='exact', means={'cache': CachePolicy()})
     assert 'reused' not in pair.chunk()['cache.vision']
+
+
+def test_a_prefix_is_reused_while_bins_of_the_state_are_allowed_to_move(pair: Pair) -> None:
+    drivers = pair.executor.drivers
+    drivers._random = Still()
+    pair.set(cache_max_age_s=10.0, cache_max_reuses=1000, cache_mode='bounded', means={})
+    bounded = CachePolicy('bounded', max_age_s=10.0, max_reuses=1000)
+    pair.set(cache_max_state_bins=0, means={'cache': bounded})
+    pair.chunk_with('cache.prefix', 'hit (')
+    # A bin is 3 rad / 256: about four of them, each time.
+    pair.move(0.05)
+    pair.chunk_with('cache.prefix', 'bins; limit 0')
+    for _ in range(2):
+        pair.chunk_with('cache.prefix', 'hit (')
+        pair.set(cache_max_state_bins=8, means={'cache': replace(bounded, max_state_bins=8)})
+        pair.move(0.05)
+        report = pair.chunk_with('cache.prefix', 'reused (')
+        assert report['runs.prefix'] == '0'
+        pair.set(cache_max_state_bins=0, means={'cache': bounded})
+        pair.chunk_with('cache.prefix', 'bins; limit 0')
 
 
 @pytest.mark.parametrize('beta', [0.99, float('nan'), float('inf'), float('-inf'), 5.5])
@@ -209,13 +308,14 @@ def test_a_beta_that_is_no_guidance_is_refused_while_guiding(pair: Pair, beta: f
 def test_what_does_not_go_together_is_refused_by_name(pair: Pair) -> None:
     assert 'cache_max_age_s' in pair.refusal('cache_mode', 'bounded')
     pair.set(cfg_enabled=True, cfg_mode='serial')
-    pair.set(real_time_chunking=True)
+    pair.set(real_time_chunking=True, means=TIED)
     assert 'jacobian' in pair.refusal('rtc_mode', 'jacobian')
     assert all(bound in pair.refusal('samples', 17) for bound in ('1', '16'))
 
 
 def test_everything_at_once_is_what_the_policy_gives(pair: Pair) -> None:
-    pair.set(cfg_enabled=True, cfg_beta=2.0, real_time_chunking=True, samples=3)
+    pair.set(cfg_enabled=True, cfg_beta=2.0, samples=3)
+    pair.set(real_time_chunking=True, means=TIED)
     for mode in ('guided', 'jacobian', 'hard_prefix'):
         pair.set(rtc_mode=mode)
         report = pair.chunk()
