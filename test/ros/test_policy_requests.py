@@ -41,8 +41,22 @@ def test_a_second_node_that_asks_is_warned_of_by_name(executor: Executor) -> Non
 
 def test_a_chunk_says_whether_it_was_tied_to_the_plan(executor: Executor) -> None:
     rows = np.zeros((8, len(JOINTS)))
-    assert not executor.chunk(rows=rows)[0].tied
-    assert executor.graph.set_parameter(executor.node, 'real_time_chunking', True).successful
-    assert executor.chunk(rows=rows)[0].tied
+
+    def tied(rows: np.ndarray | None = rows) -> bool:
+        received, report = executor.chunk() if rows is None else executor.chunk(rows=rows)
+        assert report['tied'] == str(received.tied).lower()
+        return received.tied
+
+    def give(name: str, value: object) -> None:
+        assert executor.graph.set_parameter(executor.node, name, value).successful
+
+    assert not tied()
+    give('real_time_chunking', True)
+    assert tied()
     # Nothing is executed, so there is nothing to tie it to.
-    assert not executor.chunk()[0].tied
+    assert not tied(rows=None)
+    # A tie of no weight is none: the executor is to blend such a chunk.
+    give('max_guidance_weight', 0.0)
+    assert not tied()
+    give('max_guidance_weight', 10.0)
+    assert tied()

@@ -16,6 +16,7 @@ from vla_runtime.policy import Policy
 from vla_runtime.ros.camera_buffer import Frame
 from vla_runtime.ros.conversions import ReceivedPlan
 from vla_runtime.ros.joint_buffer import JointSource
+from vla_runtime.ros.policy_status import report
 from vla_runtime.ros.responder import Answer, Circumstances, Request, Responder
 from vla_runtime.ros.robot import load_robot
 from vla_runtime.ros.robot_match import match_robot
@@ -115,15 +116,34 @@ def test_plan_is_tied_in_the_policys_units(scene, bundle):
     expected, _ = policy.infer(observation, plan=plan)
     np.testing.assert_allclose(answer.chunk.actions, np.degrees(expected.actions), atol=1e-4)
     np.testing.assert_array_equal(answer.plan.actions, rows)
+    assert answer.tied
 
 
-def test_samples_are_compared_with_a_plan_that_the_chunk_is_not_tied_to(scene):
+def test_a_plan_that_chose_the_sample_is_told_though_the_chunk_is_not_tied_to_it(scene):
     scene.look()
+    rows = np.tile([10.0, 20.0, 30.0], (4, 1))
     settings = PolicySettings(rtc_mode='off', samples=3)
-    answer = scene.ask(rows=np.tile([10.0, 20.0, 30.0], (4, 1)), settings=settings)
-    assert answer.plan is None
+    answer = scene.ask(rows=rows, settings=settings)
+    assert not answer.tied
+    np.testing.assert_array_equal(answer.plan.actions, rows)
     assert len(answer.report.sample_distances) == 3
-    assert scene.ask(NOW + 1, settings=settings).report.sample_distances == ()
+    values = report(answer, {}, overhead_ms=0.0).values
+    assert (values['tied'], values['rtc_mode'], values['plan_rows']) == (False, 'off', 4)
+    answer = scene.ask(NOW + 1, settings=settings)
+    assert answer.plan is None
+    assert answer.report.sample_distances == ()
+    # Tied and chosen by it.
+    answer = scene.ask(NOW + 2, rows=rows, settings=replace(settings, rtc_mode='guided'))
+    assert answer.tied
+    assert report(answer, {}, overhead_ms=0.0).values['tied']
+
+
+def test_a_plan_that_had_no_say_is_not_told(scene):
+    scene.look()
+    answer = scene.ask(
+        rows=np.tile([10.0, 20.0, 30.0], (4, 1)), settings=PolicySettings(max_guidance_weight=0.0)
+    )
+    assert (answer.plan, answer.tied, answer.report.rtc_mode) == (None, False, 'off')
 
 
 def test_inference_numbers_count_within_an_episode(scene):

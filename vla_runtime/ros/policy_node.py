@@ -326,7 +326,7 @@ class PolicyNode(LifecycleNode):
                 stamp_ns=answer.stamp_ns,
                 episode=answer.episode,
                 number=answer.report.number,
-                tied=answer.plan is not None,
+                tied=answer.tied,
             )
         )
         overhead_ms = answer.overhead_ms(monotonic_ns())

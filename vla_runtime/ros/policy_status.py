@@ -34,6 +34,7 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
         'tokens': ' '.join(map(str, inner.tokens)),
         'rtc_mode': inner.rtc_mode,
         'rtc_clean_steps': inner.clean_steps,
+        'tied': answer.tied,
         'plan_rows': 0 if answer.plan is None else len(answer.plan.actions),
         'plan_delay_steps': 0 if answer.plan is None else answer.plan.delay_steps,
         'samples': inner.samples,

@@ -68,7 +68,9 @@ class Answer:
         stamp_ns: ROS time of the observation.
         episode: of the request.
         instruction: that the policy was given.
-        plan: what the chunk is tied to, in the robot's units; None without a tie.
+        plan: what went into the chunk, in the robot's units: it is tied to it, or was chosen by
+            it among several samples; None where no plan had a say.
+        tied: the chunk continues the plan.
         ages_ms: per source, age of its stamp on the ROS clock when the inference began.
         ready_ns: steady time at which request and newest frame were both there.
     """
@@ -79,6 +81,7 @@ class Answer:
     episode: int
     instruction: str
     plan: CommittedPlan | None
+    tied: bool
     ages_ms: Mapping[str, float]
     ready_ns: int
 
@@ -189,13 +192,15 @@ class Responder:
 
         def answer(inference: Inference) -> Answer:
             chunk, report = inference
+            tied = report.rtc_mode != 'off'
             return Answer(
                 chunk=self._in_robot_units(chunk),
                 report=report,
                 stamp_ns=selection.stamp_ns,
                 episode=request.plan.episode,
                 instruction=given.instruction,
-                plan=None if report.rtc_mode == 'off' else plan,
+                plan=plan if tied or report.sample_distances else None,
+                tied=tied,
                 ages_ms={name: (given.now_ns - stamp) * 1e-6 for name, stamp in stamps.items()},
                 ready_ns=max(
                     request.arrived_ns, *(frame.arrived_ns for frame in selection.frames.values())
