@@ -29,7 +29,7 @@ def test_a_bundle_comes_out_and_a_finished_run_is_not_repeated(
     capsys.readouterr()
 
     assert _train(tmp_path) == 2
-    assert 'exists; choose another --out or use --force' in capsys.readouterr().err
+    assert 'exists already; choose another name or use --force' in capsys.readouterr().err
 
     checkpoint = (tmp_path / 'work' / 'checkpoint.pt').read_bytes()
     assert _train(tmp_path, '--force') == 0
