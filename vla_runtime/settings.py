@@ -86,6 +86,11 @@ class PolicySettings:
                 'of at least 0'
             )
 
+    @property
+    def networks_at_once(self) -> int:
+        """How many networks may run at the same time."""
+        return 2 if self.pipeline == 'throughput' else 1
+
     def _check_types(self) -> None:
         kinds: dict[str, type] = {
             'seed': Integral,

@@ -63,14 +63,16 @@ def load_engine(
     )
 
 
-def limit_threads(backend: str, threads: int) -> None:
-    """Set how many CPU threads the networks of this process may use; before they are loaded.
+def limit_threads(backend: str, threads: int, networks: int) -> None:
+    """Set how many CPU threads each network of this process may use; before they are loaded.
 
     Args:
         backend: what will run them.
-        threads: 0 for all cores but one: a network on all of them starves a node's callbacks.
+        threads: 0 for all cores but one: networks on all of them starve a node's callbacks.
+        networks: that run at once (two in the pipeline `throughput`) and share those cores; each
+            has one at least.
     """
-    threads = threads or max(1, len(os.sched_getaffinity(0)) - 1)
+    threads = threads or max(1, (len(os.sched_getaffinity(0)) - 1) // networks)
     if backend == 'torch':
         import torch
 

@@ -169,7 +169,7 @@ class PolicyNode(LifecycleNode):
         # What does not fit is told before gigabytes of weights are hashed and loaded.
         self._match = match_robot(robot, read_bundle(bundle, verify=False).spec, bundle)
         check_backend(given['backend'], given['device'])
-        limit_threads(given['backend'], given['torch_threads'])
+        limit_threads(given['backend'], given['torch_threads'], settings.networks_at_once)
         self._policy = Policy.load(
             bundle,
             given['backend'],

@@ -24,7 +24,7 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'precision',
         'float32',
-        'of the large matrices',
+        "number format of the networks' large matrices",
         words=('float32', 'bfloat16', 'float16'),
         read_only=True,
     ),
@@ -37,7 +37,8 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'torch_threads',
         0,
-        'CPU threads of the networks; 0: all cores but one, which the messages need',
+        'CPU threads of each network that runs; 0: all cores but one, which the messages need, '
+        'shared by two networks where pipeline is throughput at configure',
         minimum=0,
         maximum=256,
         read_only=True,
@@ -56,7 +57,9 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         minimum=0.0,
         maximum=1.0,
     ),
-    ParameterSpec('seed', 0, 'of the noise', minimum=0, maximum=2**63 - 1),
+    ParameterSpec(
+        'seed', 0, 'seed of the noise that chunks are denoised from', minimum=0, maximum=2**63 - 1
+    ),
     ParameterSpec(
         'denoise_steps',
         0,
@@ -67,80 +70,112 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'cfg_enabled', False, 'classifier-free guidance, for policies trained with advantage tags'
     ),
-    ParameterSpec('cfg_beta', 1.5, 'guidance scale; 1.0 is none', minimum=1.0, maximum=MOST_BETA),
+    ParameterSpec(
+        'cfg_beta',
+        1.5,
+        'scale of classifier-free guidance (cfg_enabled); 1.0 is none',
+        minimum=1.0,
+        maximum=MOST_BETA,
+    ),
     ParameterSpec(
         'cfg_mode',
         'auto',
-        'both prompt rows together or one after the other; auto: together where the engine can',
+        'how classifier-free guidance (cfg_enabled) runs its two prompt rows: fused together, '
+        'serial one after the other, auto together where the engine can',
         words=get_args(CfgMode),
     ),
     ParameterSpec(
-        'advantage', 'positive', 'tag of the conditioned prompt', words=get_args(Advantage)
+        'advantage',
+        'positive',
+        'tag in the prompt, for policies trained with advantage tags; under cfg_enabled of the '
+        'conditioned row',
+        words=get_args(Advantage),
     ),
-    ParameterSpec('real_time_chunking', False, "tie each chunk to the executor's committed plan"),
+    ParameterSpec(
+        'real_time_chunking',
+        False,
+        "tie each chunk to the executor's committed plan, in the way of rtc_mode",
+    ),
     ParameterSpec(
         'rtc_mode',
         'guided',
-        "how: drawn to it, drawn through the network's Jacobian (backend torch), or its first "
-        'actions fixed',
+        'how real_time_chunking ties a chunk to the committed plan: guided draws it there, '
+        "jacobian draws it through the network's Jacobian (backend torch), hard_prefix fixes its "
+        'first actions',
         words=tuple(word for word in get_args(RtcMode) if word != 'off'),
     ),
-    ParameterSpec('plan_schedule', 'exp', 'how that tie decays', words=get_args(PlanSchedule)),
     ParameterSpec(
-        'max_guidance_weight', 10.0, 'upper bound of that tie', minimum=0.0, maximum=100.0
+        'plan_schedule',
+        'exp',
+        'how the weight of the committed plan falls off after the delay, for real_time_chunking '
+        'and for the choice among samples',
+        words=get_args(PlanSchedule),
+    ),
+    ParameterSpec(
+        'max_guidance_weight',
+        10.0,
+        'largest weight with which real_time_chunking draws a chunk to the committed plan '
+        '(rtc_mode guided and jacobian); 0.0: none, no chunk is tied; cfg_beta is another scale',
+        minimum=0.0,
+        maximum=100.0,
     ),
     ParameterSpec(
         'rtc_horizon',
         0,
-        'steps over which that tie falls off; 0: the whole plan',
+        'steps over which the weight of the committed plan falls off, the delay included, for '
+        'real_time_chunking and for the choice among samples; 0: the whole plan',
         minimum=0,
         maximum=1024,
     ),
     ParameterSpec(
         'samples',
         1,
-        'chunks denoised together; the one that continues the committed plan best is used',
+        'chunks denoised together over one prefix (backend torch); the one that continues the '
+        'committed plan best is used',
         minimum=1,
         maximum=MAX_SAMPLES,
     ),
     ParameterSpec(
         'pipeline',
         'latency',
-        'one inference after the other, or (throughput) the next encoded while the last is '
-        'denoised: the same chunks, more a second',
+        'latency: one inference after the other; throughput: a request is encoded while the one '
+        'before is denoised, the same chunks, none sooner; needs requests that overlap, and '
+        'vla_executor sends one at a time; on a CPU two networks run at once (torch_threads)',
         words=get_args(PipelineMode),
     ),
     ParameterSpec(
         'cache_mode',
         'exact',
-        'reuse of image tokens and prefix: only what is equal, also what has changed little, none',
+        'reuse of image tokens and prefixes from before: exact only what is equal, bounded also '
+        'what has changed little, off none',
         words=get_args(CacheMode),
     ),
     ParameterSpec(
         'cache_max_age_s',
         0.0,
-        'bounded: oldest entry reused, seconds; must be above 0 for it',
+        'cache_mode bounded: oldest entry reused, seconds; must be above 0 for it',
         minimum=0.0,
         maximum=10.0,
     ),
     ParameterSpec(
         'cache_max_reuses',
         0,
-        'bounded: reuses of an entry in a row; must be at least 1 for it',
+        'cache_mode bounded: reuses of an entry in a row; must be at least 1 for it',
         minimum=0,
         maximum=1000,
     ),
     ParameterSpec(
         'cache_max_image_change',
         0.0,
-        "bounded: mean change of all of a camera's pixels, grey levels; 0: equal pixels",
+        "cache_mode bounded: largest mean change of all of a camera's pixels, grey levels; 0.0: "
+        'equal pixels',
         minimum=0.0,
         maximum=255.0,
     ),
     ParameterSpec(
         'cache_max_state_bins',
         0,
-        "bounded: change of each state's bin in the prompt; 0: equal bins",
+        "cache_mode bounded: largest change of any state's bin in the prompt; 0: equal bins",
         minimum=0,
         maximum=256,
     ),
