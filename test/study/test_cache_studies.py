@@ -93,6 +93,8 @@ def test_prompt_rows_run_as_the_condition_says(world, driver):
         ('cache', 'bounded', "cache is 'bounded' and cache_max_reuses 0"),
         ('cache_max_reuses', 2, "cache is 'exact' and cache_max_reuses 2"),
         ('cache', 'none', "cache has 'none'"),
+        ('cache_max_image_change', 2.0, "'exact', which has no cache_max_image_change"),
+        ('cache_max_state_bins', 0, 'or cache_max_state_bins; only bounded has'),
         ('cfg_mode', 'both', "cfg_mode has 'both'"),
     ],
 )

@@ -46,6 +46,7 @@ def test_a_condition_that_cannot_be_is_an_error_that_names_the_field(field, valu
 def test_values_read_well():
     assert value_text('beta', None) == 'off'
     assert value_text('denoise_steps', None) == 'default'
+    assert value_text('cache_max_image_change', None) == 'no limit'
     assert value_text('delay_steps', 2.0) == '2'
     assert value_text('absent_cameras', ()) == 'none'
     assert value_text('families', ('colour', 'position')) == 'colour + position'

@@ -24,6 +24,10 @@ class Watching:
         self.horizon = driver.horizon
         self.asked = []
 
+    @property
+    def cache_use(self):
+        return self._driver.cache_use
+
     def begin(self, condition, seed):
         self._driver.begin(condition, seed)
 

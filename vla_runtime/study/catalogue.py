@@ -54,12 +54,33 @@ _REPLAN_INTERVALS = (1, 2, 4, 8, 12, 16, 32)
 _MOVING = replace(BASE, variant='moving')
 _BELT = replace(_BARE, variant='moving')
 _BELT_SPEEDS = (1.0, 1.3)
+# Often enough that images and state have hardly changed since the last inference. The cache knows
+# nothing of the denoise steps, which are most of what such a study costs: half of them.
+_OFTEN = replace(BASE, replan_interval=2, denoise_steps=5)
+_RATES = replace(_OFTEN, wrist_every=3)
+# Limits of 0 are `exact`.
+_BOUNDED = replace(
+    _OFTEN,
+    cache='bounded',
+    cache_max_reuses=4,
+    cache_max_image_change=0.0,
+    cache_max_state_bins=0,
+)
+_BOUNDED_MOVING = replace(_BOUNDED, variant='moving')
 
 
 def _cache_conditions(base: Condition) -> tuple[Condition, ...]:
     return (
         *grid(base, cache=('off', 'exact', 'image_blind')),
         *(replace(base, cache='bounded', cache_max_reuses=reuses) for reuses in (1, 2, 4)),
+    )
+
+
+def _bounds(exact: Condition) -> tuple[Condition, ...]:
+    return (
+        exact,
+        *grid(exact, cache_max_image_change=(2.0, 4.0, 8.0), cache_max_state_bins=(32,)),
+        replace(exact, cache_max_image_change=8.0, cache_max_state_bins=8),
     )
 
 
@@ -193,6 +214,41 @@ _STUDIES = (
         episodes=100,
         reference=_MOVING,
         same=((replace(_MOVING, cache='off'), _MOVING),),
+    ),
+    Study(
+        'cache_rates',
+        'What is found in the cache when cameras have different rates?',
+        'A new wrist image every third step of 50 ms, the front camera always of now, and a chunk '
+        'every second step: every third wrist image is seen twice. Off, exact (the same '
+        'trajectories, bit for bit) and the planted fault; still and moving blocks; 5 denoise '
+        'steps.',
+        grid(_RATES, variant=('still', 'moving'), cache=('off', 'exact', 'image_blind')),
+        x='cache',
+        episodes=50,
+        same=tuple(
+            (replace(_RATES, variant=variant, cache='off'), replace(_RATES, variant=variant))
+            for variant in ('still', 'moving')
+        ),
+    ),
+    Study(
+        'cache_bounds',
+        'How much may change for bounded reuse, and what does it save?',
+        'Limits on the change of an image (grey levels, mean over its pixels) and of the state '
+        '(bins in the prompt), at most 4 reuses in a row, a chunk every second step of 50 ms; '
+        'limits of 0 reuse what is equal. Still blocks, 5 denoise steps.',
+        _bounds(_BOUNDED),
+        x='cache_max_image_change',
+        episodes=50,
+        reference=_BOUNDED,
+    ),
+    Study(
+        'cache_bounds_moving',
+        'And when the blocks move?',
+        'The same on blocks that travel 3 to 5 cm/s.',
+        _bounds(_BOUNDED_MOVING),
+        x='cache_max_image_change',
+        episodes=50,
+        reference=_BOUNDED_MOVING,
     ),
     Study(
         'denoise',

@@ -40,6 +40,8 @@ class Condition:
         told: what the robot is told: its `task`; a task of the same family for the `other_block`;
             or the same `fixed` sentence in every episode. Success is always that of the task.
         absent_cameras: cameras whose image is None.
+        wrist_every: steps from one frame of the wrist camera to the next, at least 1; in between
+            the policy sees the last one. The front camera's frames are always of now.
         driver: the bundle's `policy`, or the scripted `expert`, which knows where the blocks are:
             what can be had in this loop.
         backend: what runs the policy; for `onnxruntime` its files are exported once.
@@ -48,11 +50,13 @@ class Condition:
         beta: guidance scale; None is guidance off.
         cfg_mode: how the prompt rows of guidance are run.
         advantage: tag of the (conditioned) prompt.
-        cache: what of the last inference may be reused; `bounded` whatever has changed, but so
-            often in a row; `image_blind` is a fault, planted to see that it shows: image tokens
-            are found by everything but the pixels, so those of an episode's first images are used
-            throughout it.
+        cache: what of the last inference may be reused; `bounded` what has changed, within the
+            limits below (of age there is none); `image_blind` is a fault, planted to see that it
+            shows: image tokens are found by everything but the pixels, so those of an episode's
+            first images are used throughout it.
         cache_max_reuses: for `bounded`.
+        cache_max_image_change: likewise, grey levels; None is no limit.
+        cache_max_state_bins: likewise, bins of the state in the prompt; None is no limit.
         replan_interval: S, steps.
         delay_steps: time from the observation to the chunk's arrival, in steps of the policy; need
             not be whole. The executor's estimate of it begins at the right number, as it would
@@ -68,6 +72,7 @@ class Condition:
     wording: Wording = 'plain'
     told: Told = 'task'
     absent_cameras: tuple[str, ...] = ()
+    wrist_every: int = 1
     driver: Driver = 'policy'
     backend: Backend = 'torch'
     precision: Precision = 'float32'
@@ -77,6 +82,8 @@ class Condition:
     advantage: Advantage = 'positive'
     cache: Cache = 'exact'
     cache_max_reuses: int = 0
+    cache_max_image_change: float | None = None
+    cache_max_state_bins: int | None = None
     replan_interval: int = 8
     delay_steps: float = 1.0
     handover: HandoverMode = 'blend'
@@ -106,10 +113,21 @@ class Condition:
             raise ValueError(f'condition: delay_steps is {self.delay_steps}, expected 0 to 100')
         if not self.belt_speed >= 0.0:
             raise ValueError(f'condition: belt_speed is {self.belt_speed}, expected 0 or more')
+        if self.wrist_every < 1:
+            raise ValueError(f'condition: wrist_every is {self.wrist_every}, expected 1 or more')
+        self._check_cache()
+
+    def _check_cache(self) -> None:
         if (self.cache == 'bounded') != (self.cache_max_reuses > 0):
             raise ValueError(
                 f"condition: cache is '{self.cache}' and cache_max_reuses {self.cache_max_reuses}: "
                 'bounded reuse needs one of at least 1, and only that has one'
+            )
+        limits = (self.cache_max_image_change, self.cache_max_state_bins)
+        if self.cache != 'bounded' and limits != (None, None):
+            raise ValueError(
+                f"condition: cache is '{self.cache}', which has no cache_max_image_change or "
+                'cache_max_state_bins; only bounded has'
             )
 
 
@@ -142,7 +160,7 @@ def varied_fields(conditions: Sequence[Condition]) -> tuple[str, ...]:
 def value_text(name: str, value: Any) -> str:
     """A field's value for a table or an axis."""
     if value is None:
-        return 'off' if name == 'beta' else 'default'
+        return {'beta': 'off', 'denoise_steps': 'default'}.get(name, 'no limit')
     if isinstance(value, tuple):
         return ' + '.join(value) or 'none'
     return f'{value:g}' if isinstance(value, float) else str(value)

@@ -15,6 +15,7 @@ from vla_runtime.settings import PolicySettings
 from vla_runtime.sim.expert import HORIZON, STEP_TIME_S, Expert, Style
 from vla_runtime.sim.instructions import find_task
 from vla_runtime.sim.world import Tabletop
+from vla_runtime.study.cache_use import CacheUse, cache_use_of
 from vla_runtime.study.condition import Condition
 from vla_runtime.types import ActionChunk, CommittedPlan, Observation
 
@@ -26,6 +27,8 @@ class ChunkDriver(Protocol):
     needs_images: bool
     action_names: tuple[str, ...]
     horizon: int
+    # Of the episode so far; zeros for who has no cache.
+    cache_use: CacheUse
 
     def begin(self, condition: Condition, seed: int) -> None:
         """Begin an episode."""
@@ -54,11 +57,13 @@ class PolicyDriver:
         self._policy.warm_up()
         self.action_names = tuple(action.name for action in self._policy.spec.actions)
         self.horizon = self._policy.spec.dims.horizon
+        self.cache_use = CacheUse()
         self._image_blind = False
         self._first_images: Mapping[str, np.ndarray | None] | None = None
 
     def begin(self, condition: Condition, seed: int) -> None:
         self._policy.reset()
+        self.cache_use = CacheUse()
         self._image_blind, self._first_images = condition.cache == 'image_blind', None
         settings = PolicySettings(
             seed=seed,
@@ -79,18 +84,21 @@ class PolicyDriver:
             # their tokens.
             self._first_images = self._first_images or observation.images
             observation = replace(observation, images=self._first_images)
-        return self._policy.infer(observation, plan=plan)[0]
+        chunk, report = self._policy.infer(observation, plan=plan)
+        self.cache_use += cache_use_of(report.cache)
+        return chunk
 
 
 def _cache_policy(condition: Condition) -> CachePolicy:
     if condition.cache == 'bounded':
-        # The number of reuses alone is to limit it.
+        change, bins = condition.cache_max_image_change, condition.cache_max_state_bins
+        # Older than any episode, and more than can change: what is not given is not to limit it.
         return CachePolicy(
             mode='bounded',
             max_age_s=60.0,
             max_reuses=condition.cache_max_reuses,
-            max_image_change=255.0,
-            max_state_bins=256,
+            max_image_change=255.0 if change is None else change,
+            max_state_bins=256 if bins is None else bins,
         )
     mode: CacheMode = 'off' if condition.cache == 'off' else 'exact'
     return CachePolicy(mode=mode)
@@ -105,6 +113,7 @@ class ExpertDriver:
         self._expert = Expert()
         self.action_names: tuple[str, ...] = Tabletop.joint_names
         self.horizon = HORIZON
+        self.cache_use = CacheUse()
 
     def begin(self, condition: Condition, seed: int) -> None:
         pass

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,8 +25,10 @@ from vla_runtime.sim.expert import STEP_TIME_S
 from vla_runtime.sim.scene import sample_scene
 from vla_runtime.sim.tasks import Judge, Outcome, OutcomeName, sample_task
 from vla_runtime.sim.world import Tabletop
+from vla_runtime.study.cache_use import CacheUse
 from vla_runtime.study.condition import Condition
 from vla_runtime.study.drivers import ChunkDriver
+from vla_runtime.study.slow_wrist import SlowWrist
 from vla_runtime.study.smoothness import Jerk, jerk_of
 from vla_runtime.study.told import told_task
 from vla_runtime.types import ActionChunk, CommittedPlan, Observation
@@ -65,6 +67,7 @@ class EpisodeResult:
         jerk: of the commanded positions.
         halted: why the executor had stopped at the end; empty when it had not.
         trajectory: of all commanded positions, to the last bit: their SHA-256, cut to 16 digits.
+        cache_use: what the prefix cache did.
     """
 
     seed: int
@@ -82,6 +85,7 @@ class EpisodeResult:
     jerk: Jerk
     halted: str
     trajectory: str = ''
+    cache_use: CacheUse = field(default_factory=CacheUse)
 
     @property
     def success(self) -> bool:
@@ -156,6 +160,9 @@ class _Loop:
         # where that step ends, which is how the executor counts.
         self._delay_ns = max(round(condition.delay_steps * _STEP_NS) - _PERIOD_NS, 0)
         self._now_ns = _START_NS
+        self._wrist: SlowWrist | None = None
+        if condition.wrist_every > 1 and driver.needs_images:
+            self._wrist = SlowWrist(world, condition.wrist_every * _STEP_NS)
         self._flights: list[_Flight] = []
         self._number = 0
         self._delays: list[int] = []
@@ -175,6 +182,8 @@ class _Loop:
         """One control period."""
         executor, counters = self._executor, self._executor.counters
         self._measure()
+        if self._wrist is not None:
+            self._wrist.tick(self._now_ns - _START_NS)
         self._deliver()
         taken_over = counters.taken_over
         command = executor.tick(self._now_s, self._now_ns)
@@ -210,6 +219,8 @@ class _Loop:
         if not self._driver.needs_images:
             return Observation({}, self._world.joint_positions, self._instruction)
         observation = observe(self._world, self._instruction)
+        if self._wrist is not None:
+            observation = self._wrist.put_into(observation)
         absent = dict.fromkeys(self._condition.absent_cameras)
         return replace(observation, images={**observation.images, **absent})
 
@@ -258,6 +269,7 @@ class _Loop:
             jerk=self._jerk(),
             halted='' if status.mode is Mode.RUNNING else status.detail or status.reason.value,
             trajectory=hashlib.sha256(np.array(self._setpoints).tobytes()).hexdigest()[:16],
+            cache_use=self._driver.cache_use,
         )
 
     def _jerk(self) -> Jerk:

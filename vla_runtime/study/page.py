@@ -18,6 +18,8 @@ _PANELS = (
     ('jerk_elsewhere', 'jerk elsewhere, rad/s³', 1.0),
     ('jerk_overall', 'jerk overall, rad/s³', 1.0),
     ('starved_ticks', 'starved ticks an episode (10 ms each)', 1.0),
+    ('images_saved', 'image tokens hit or reused, %', 100.0),
+    ('prefixes_saved', 'prefixes hit or reused, %', 100.0),
 )
 
 _STYLE = """
@@ -45,7 +47,9 @@ root mean square of the third difference of commanded positions, one a step; <i>
 in what a blend spreads over the steps after its seam, and <i>overall</i> the setting out from
 standstill (which is seen only where the first chunk comes two steps late or more). Steps to
 success are those of the successes alone. Inference takes the simulated time that the condition
-says.</p>
+says. Of image tokens (one set a camera) and prefixes it is counted over all episodes how often they
+were found in the cache unchanged (<i>hit</i>), reused though something had changed (<i>reused</i>)
+and made by the network (<i>run</i>).</p>
 """
 
 
@@ -103,6 +107,8 @@ def _table(study: Json) -> str:
         'elsewhere',
         'overall',
     ]
+    if _counts_cache_use(study):
+        heads += ['image tokens hit, reused, run', 'prefixes hit, reused, run']
     if any(condition['is_reference'] for condition in study['conditions']):
         heads.append('against the reference')
     lines = [
@@ -133,6 +139,12 @@ def _table_row(study: Json, condition: Json, group: str, columns: int) -> str:
         _number(summary['velocity_jump'], 3),
         *(_number(summary[name], 0) for name in ('jerk_seams', 'jerk_elsewhere', 'jerk_overall')),
     ]
+    if _counts_cache_use(study):
+        use = summary['cache_use']
+        cells += [
+            ', '.join(str(use[f'{level}_{what}']) for what in ('hit', 'reused', 'run'))
+            for level in ('images', 'prefixes')
+        ]
     if len(names) + 1 + len(cells) < columns:
         cells.append(_versus(condition) if whole else '')
     return (
@@ -141,6 +153,12 @@ def _table_row(study: Json, condition: Json, group: str, columns: int) -> str:
         + ''.join(f'<td>{escape(cell)}</td>' for cell in cells)
         + '</tr>'
     )
+
+
+def _counts_cache_use(study: Json) -> bool:
+    """Whether to tell it: of studies about the cache, if written since it is counted."""
+    counted = all('cache_use' in g for c in study['conditions'] for g in c['groups'].values())
+    return counted and any(name.startswith('cache') for name in study['varied'])
 
 
 def _versus(condition: Json) -> str:
@@ -237,6 +255,8 @@ def _curves(study: Json) -> dict[str, list[Json]]:
 
 def _has(study: Json, name: str) -> bool:
     """Whether a measure is there, and not zero throughout."""
+    # Studies written before something was measured do not have it.
     return any(
-        next(iter(condition['groups'].values()))[name]['value'] for condition in study['conditions']
+        next(iter(condition['groups'].values())).get(name, {}).get('value')
+        for condition in study['conditions']
     )

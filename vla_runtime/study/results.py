@@ -126,6 +126,7 @@ def summary_record(summary: Summary) -> Json:
         'timeout': summary.timeout,
         'refused': summary.refused,
         'halted': summary.halted,
+        'cache_use': asdict(summary.cache_use),
         **{name: _mean(getattr(summary, name)) for name in MEANS},
     }
 
@@ -170,6 +171,7 @@ def _csv_rows(record: Json, condition: Json) -> list[Json]:
             for part in ('rate', 'low', 'high'):
                 row[f'{name}_{part}'] = f'{rate[part]:.4f}'
         row |= {name: summary[name] for name in ('wrong_block', 'timeout', 'refused', 'halted')}
+        row |= summary['cache_use']
         for name in MEANS:
             for part in ('value', 'low', 'high'):
                 value = summary[name][part]

@@ -25,6 +25,7 @@ from vla_runtime.bundle import VERIFICATION_FILE, read_bundle
 from vla_runtime.export.onnx_bundle import bundle_with_onnx
 from vla_runtime.sim.demo_bundle import FIRST_UNSEEN_SEED
 from vla_runtime.sim.world import Tabletop
+from vla_runtime.study.cache_use import CacheUse
 from vla_runtime.study.condition import Condition
 from vla_runtime.study.drivers import ChunkDriver, ExpertDriver, PolicyDriver
 from vla_runtime.study.episode import CONTROL_RATE_HZ, EpisodeResult, run_episode
@@ -214,4 +215,13 @@ def _write(path: Path, run: Run, episodes: Sequence[EpisodeResult]) -> None:
 
 def _read(path: Path) -> list[EpisodeResult]:
     episodes = json.loads(path.read_text(encoding='utf-8'))['episodes']
-    return [EpisodeResult(**{**episode, 'jerk': Jerk(**episode['jerk'])}) for episode in episodes]
+    return [
+        EpisodeResult(
+            **{
+                **episode,
+                'jerk': Jerk(**episode['jerk']),
+                'cache_use': CacheUse(**episode['cache_use']),
+            }
+        )
+        for episode in episodes
+    ]

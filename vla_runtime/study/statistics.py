@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_runtime.sim.success_rate import SuccessRate
+from vla_runtime.study.cache_use import CacheUse
 from vla_runtime.study.episode import EpisodeResult
 
 
@@ -56,8 +57,11 @@ class Summary:
         jerk_elsewhere: rad/s³.
         jerk_overall: rad/s³.
         inferences: an episode.
+        images_saved: share of image tokens found in the cache, of an episode's; 0 to 1.
+        prefixes_saved: likewise of the prefixes.
         refused: chunks refused, all episodes together.
         halted: episodes at whose end the executor had stopped the robot.
+        cache_use: all episodes together.
     """
 
     success: SuccessRate
@@ -73,8 +77,11 @@ class Summary:
     jerk_elsewhere: Mean
     jerk_overall: Mean
     inferences: Mean
+    images_saved: Mean
+    prefixes_saved: Mean
     refused: int
     halted: int
+    cache_use: CacheUse
 
 
 MEANS = (
@@ -87,6 +94,8 @@ MEANS = (
     'jerk_elsewhere',
     'jerk_overall',
     'inferences',
+    'images_saved',
+    'prefixes_saved',
 )
 
 
@@ -107,8 +116,11 @@ def summarise(episodes: Sequence[EpisodeResult]) -> Summary:
         jerk_elsewhere=mean_of(e.jerk.elsewhere for e in episodes),
         jerk_overall=mean_of(e.jerk.overall for e in episodes),
         inferences=mean_of(e.inferences for e in episodes),
+        images_saved=mean_of(e.cache_use.images_saved for e in episodes),
+        prefixes_saved=mean_of(e.cache_use.prefixes_saved for e in episodes),
         refused=sum(e.refused for e in episodes),
         halted=sum(bool(e.halted) for e in episodes),
+        cache_use=sum((e.cache_use for e in episodes), CacheUse()),
     )
 
 
