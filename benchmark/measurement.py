@@ -9,11 +9,19 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vla_runtime.measurement import machine, percentiles, versions
 
-__all__ = ['RESULTS', 'percentiles', 'write_result']
+__all__ = ['RESULTS', 'median_interval', 'percentiles', 'write_result']
 
 RESULTS = Path(__file__).parent / 'results'
+
+
+def median_interval(values: np.ndarray) -> list[float]:
+    """The 95% interval of the median, by bootstrap."""
+    drawn = np.random.default_rng(0).choice(values, (10_000, len(values)))
+    return np.percentile(np.median(drawn, axis=1), [2.5, 97.5]).tolist()
 
 
 def write_result(

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from measurement import percentiles, write_result
+from measurement import median_interval, percentiles, write_result
 from mid_size import (
     CAMERAS,
     PACKAGES,
@@ -126,17 +126,11 @@ def summary(found: dict[str, list[float]]) -> dict[str, Any]:
     }
     return {
         **{
-            name: {**percentiles(ratio), 'median_95': _interval(ratio), 'target': target}
+            name: {**percentiles(ratio), 'median_95': median_interval(ratio), 'target': target}
             for name, (ratio, target) in ratios.items()
         },
         'ms': {piece: {'min': float(v.min()), **percentiles(v)} for piece, v in times.items()},
     }
-
-
-def _interval(values: np.ndarray) -> list[float]:
-    """The 95% interval of the median, by bootstrap."""
-    drawn = np.random.default_rng(0).choice(values, (10_000, len(values)))
-    return np.percentile(np.median(drawn, axis=1), [2.5, 97.5]).tolist()
 
 
 def main() -> None:
