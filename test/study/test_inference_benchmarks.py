@@ -26,12 +26,17 @@ def test_what_is_saved_is_counted_in_vision_times_of_the_other_two():
         'all_new_vision': [150.0, 300.0],
         'one_new_vision': [50.0, 100.0],
         'vision_of_two': [100.0, 200.0],
+        'all_new_beside_vision': [2.0, 6.0],
+        'one_new_beside_vision': [1.0, 2.0],
+        'hit_denoise': [51.0, 100.0],
+        'hit_beside_denoise': [1.02, 4.0],
     }
     figures = prefix_cache.summary(found)
     assert figures['hit_over_denoise']['median'] == pytest.approx((1.04 + 1.1) / 2)
-    assert figures['hit_over_denoise']['of_the_fastest'] == 1.04
+    assert figures['cost_of_hit_over_denoise']['median'] == pytest.approx((0.02 + 0.04) / 2)
     assert figures['saved_over_vision_of_two']['median'] == pytest.approx((1.0 + 0.95) / 2)
     assert figures['saved_in_vision_over_vision_of_two']['median'] == 1.0
+    assert figures['cost_of_reuse_over_vision_of_two']['median'] == pytest.approx(-0.015)
 
 
 def test_guidance_is_compared_with_twice_the_prefix_and_nearly_twice_the_expert():
