@@ -9,6 +9,7 @@ from fake_tensorrt import RELEASES
 from tensorrt_machine import Machine, linked_copy, write_exported_policy
 
 from vla_runtime.bundle import read_bundle
+from vla_runtime.engines import free_memory
 from vla_runtime.engines.tensorrt_adapter import TensorRT, TensorRTError
 from vla_runtime.engines.tensorrt_store import RECEIPT, REJECTION, TIMING_CACHE, read_metadata
 from vla_runtime.export import tensorrt_build
@@ -228,12 +229,12 @@ def test_a_gpu_with_memory_of_its_own_is_checked_apart_from_the_host(machine, mo
 
 
 def test_an_unknown_amount_of_host_memory_refuses_nothing(machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(tensorrt_build, '_MEMINFO', tmp_path / 'none')
+    monkeypatch.setattr(free_memory, '_MEMINFO', tmp_path / 'none')
     check_fits(MemoryEstimate(device=1 << 40, host=1 << 40), machine().runtime())
 
 
 def test_available_memory_is_read_as_the_kernel_gives_it(monkeypatch, tmp_path):
     path = tmp_path / 'meminfo'
     path.write_text('MemTotal:  16000 kB\nMemAvailable:  2048 kB\n')
-    monkeypatch.setattr(tensorrt_build, '_MEMINFO', path)
-    assert tensorrt_build.available_host_bytes() == 2 << 20
+    monkeypatch.setattr(free_memory, '_MEMINFO', path)
+    assert free_memory.available_host_bytes() == 2 << 20

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vla_runtime.engines.cuda_runtime import CudaRuntime
+from vla_runtime.engines.free_memory import available_host_bytes
 from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision
 from vla_runtime.engines.tensorrt_adapter import BuildOptions, Progress, TensorRT, TensorRTError
 from vla_runtime.engines.tensorrt_store import (
@@ -41,7 +42,6 @@ from vla_runtime.large_files import file_sha256
 _OVERHEAD_BYTES = 1 << 30
 # TensorRT's own choice is all of the GPU; what our largest product can use stays below this.
 DEFAULT_WORKSPACE = 1 << 30
-_MEMINFO = Path('/proc/meminfo')
 _ENDING = '.engine'
 
 
@@ -218,17 +218,6 @@ def check_fits(estimate: MemoryEstimate, runtime: CudaRuntime) -> None:
                 'free: end what else runs, give a smaller --workspace, export the ONNX files in '
                 'float16 or bfloat16, or add swap. Nothing was built'
             )
-
-
-def available_host_bytes() -> int | None:
-    """Memory that new work may take without swapping; None where the system does not say."""
-    try:
-        lines = _MEMINFO.read_text().splitlines()
-    except OSError:
-        return None
-    sizes = {name: value.split() for name, _, value in (line.partition(':') for line in lines)}
-    available = sizes.get('MemAvailable')
-    return int(available[0]) * 1024 if available else None
 
 
 def _build_one(
