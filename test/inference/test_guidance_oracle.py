@@ -23,7 +23,7 @@ from vla_runtime.bundle import BundleSpec, read_bundle
 from vla_runtime.encoding import PolicyCodec
 from vla_runtime.policy import Policy
 from vla_runtime.settings import PolicySettings
-from vla_runtime.types import Observation
+from vla_runtime.types import Advantage, Observation
 
 BETA = 2.0
 SEEN = observation(3)
@@ -69,11 +69,13 @@ class Guided:
         )
         return steps
 
-    def oracle(self, seen: Observation = SEEN, beta: float = BETA) -> GuidanceOracle:
+    def oracle(
+        self, seen: Observation = SEEN, beta: float = BETA, advantage: Advantage = 'positive'
+    ) -> GuidanceOracle:
         joint = JointForward(load_file(self.bundle / 'weights.safetensors'), self.policy.spec.dims)
-        return GuidanceOracle(joint, self.prompt(seen, 'positive'), self.prompt(seen, None), beta)
+        return GuidanceOracle(joint, self.prompt(seen, advantage), self.prompt(seen, None), beta)
 
-    def prompt(self, seen: Observation, advantage: Any) -> Prompt:
+    def prompt(self, seen: Observation, advantage: Advantage | None) -> Prompt:
         codec = PolicyCodec(read_bundle(self.bundle))
         tokens, mask = codec.tokens(seen, (advantage,))
         images = codec.images(seen)
@@ -179,6 +181,13 @@ def test_beta_is_changed_between_two_chunks(sound, beta):
     trace = sound.trace()
     assert sound.oracle(beta=beta).faults(sound.noise, trace) == set()
     assert sound.oracle().faults(sound.noise, trace) == {'identity', 'chunk'}
+
+
+def test_the_conditioned_row_has_the_tag_that_was_asked_for(sound):
+    sound.policy.settings = replace(sound.policy.settings, advantage='negative')
+    trace = sound.trace()
+    assert sound.oracle(advantage='negative').faults(sound.noise, trace) == set()
+    assert sound.oracle().faults(sound.noise, trace) >= {'conditioned velocity', 'chunk'}
 
 
 def test_what_stands_in_the_padding_changes_nothing(sound, monkeypatch):

@@ -203,6 +203,15 @@ def test_bounded_never_reuses_a_prefix_for_another_instruction(bundle, bounded):
     np.testing.assert_array_equal(actions, without_cache(bundle, other))
 
 
+def test_bounded_never_reuses_a_prefix_for_another_advantage(bundle, bounded):
+    infer(bounded, at(0.0, observation()))
+    negative = replace(bounded.settings, advantage='negative')
+    bounded.settings = negative
+    actions, cache = infer(bounded, at(0.1, observation()))
+    assert cache['prefix'].startswith('miss (tokens')
+    np.testing.assert_array_equal(actions, without_cache(bundle, observation(), negative))
+
+
 def test_back_to_exact_nothing_inexact_is_left(bundle, bounded):
     infer(bounded, at(0.0, observation()))
     infer(bounded, at(0.1, brighter(1)))
