@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import onnx_faults as faults
 import pytest
+import torch
 from onnx_bundles import copy_bundle, load_graph, save_graph, tiny_onnx_bundle
 from safetensors.torch import load_file, save_file
+from tiny_policy import tiny_spec, write_tiny_policy
+from torch import Tensor
 
+from vla_runtime.bundle import read_bundle
 from vla_runtime.bundle_schema import WEIGHTS_FILE
-from vla_runtime.engines.onnx_files import ONNX_FOLDER, graph_names
+from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision, graph_names
 from vla_runtime.export.onnx_constants import constant_faults
+from vla_runtime.export.onnx_export import write_onnx
 from vla_runtime.export.onnx_verification import VerificationError, check_graphs
 from vla_runtime.export.onnx_weights import BundleWeights
 
@@ -59,6 +66,41 @@ def test_what_the_bundle_itself_stores_in_half_may_be_so_but_rotary_frequencies_
     save_graph(model, bundle, 'prefix.onnx')
     with pytest.raises(VerificationError, match=r'prefix\.onnx: the constant'):
         check_graphs(bundle)
+
+
+@pytest.mark.parametrize('precision', ['float32', 'float16', 'bfloat16'])
+def test_weights_in_bfloat16_whose_norms_are_large_are_not_taken_for_rounded(tmp_path, precision):
+    """One plus such a weight is a number of float16 and none of bfloat16."""
+
+    def large_norms(name: str, value: Tensor) -> Tensor:
+        is_norm = name.startswith('language.') and 'norm' in name
+        drawn = torch.rand(value.shape, generator=torch.Generator().manual_seed(0)) * 1.5 + 0.3
+        return (drawn if is_norm else value).bfloat16()
+
+    bundle = exported(tmp_path / 'bundle', precision, large_norms)
+    norms = [name for name in BundleWeights(bundle / WEIGHTS_FILE).names if 'language' in name]
+    assert any('norm' in name for name in norms)
+    assert check_graphs(bundle) == precision
+
+
+def test_queries_too_small_for_float16_are_not_taken_for_another_matrix(tmp_path):
+    def vanishing(name: str, value: Tensor) -> Tensor:
+        if '.attention.q.' in name and value.ndim == 2:
+            value[0] *= 1e-8
+        return value
+
+    assert check_graphs(exported(tmp_path / 'bundle', 'float16', vanishing)) == 'float16'
+
+
+def exported(bundle: Path, precision: Precision, change: Callable[[str, Tensor], Tensor]) -> Path:
+    """A tiny policy with changed weights, and its ONNX files."""
+    write_tiny_policy(bundle, tiny_spec())
+    spec = read_bundle(bundle).spec
+    stored = load_file(bundle / WEIGHTS_FILE)
+    changed = {name: change(name, value) for name, value in stored.items()}
+    save_file(changed, bundle / WEIGHTS_FILE)
+    write_onnx(bundle, spec, precision)
+    return bundle
 
 
 @pytest.mark.parametrize('precision', ['float16', 'bfloat16'])
