@@ -50,6 +50,7 @@ class FakeCuda:
         graph_bytes: memory that one captured graph takes.
         stale_graphs: graphs replay what they saw at capture: a fault to be found.
         late: work on the stream runs only when the host waits for it.
+        integrated: it shares its memory with the host, as a Jetson's does.
     """
 
     cudaMemcpyKind = MemcpyKind  # noqa: N815
@@ -64,9 +65,11 @@ class FakeCuda:
         graph_bytes: int = 0,
         stale_graphs: bool = False,
         late: bool = False,
+        integrated: bool = True,
     ) -> None:
         self.name, self.total_bytes, self.devices = name, total_bytes, devices
         self.graph_bytes, self.stale_graphs, self.late = graph_bytes, stale_graphs, late
+        self.integrated = integrated
         self.calls: list[str] = []
         self.milliseconds = iter(())
         # By the name of a call: what it gives instead of doing anything.
@@ -131,7 +134,7 @@ class FakeCuda:
             minor=7,
             multiProcessorCount=16,
             totalGlobalMem=self.total_bytes,
-            integrated=1,
+            integrated=int(self.integrated),
         )
 
     def cudaMemGetInfo(self):  # noqa: N802

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_cuda import CudaErrorCode
 from fake_tensorrt import RELEASES
 from onnx_bundles import reseal
 from tensorrt_machine import Machine, linked_copy, write_exported_policy
 from tiny_policy import observation
 
 from vla_runtime.bundle import read_bundle
+from vla_runtime.engines import free_memory
 from vla_runtime.engines.cuda_runtime import device_index
 from vla_runtime.engines.tensorrt_store import METADATA, folder_name
 from vla_runtime.policy import Policy
@@ -284,10 +286,30 @@ def test_another_precision_than_asked_for(machine):
 
 def test_engines_that_do_not_fit_are_refused_before_they_are_loaded(machine):
     machine().build()
-    here = machine(total_bytes=200 << 20)
+    here = machine(total_bytes=200 << 20, integrated=False)
     message = refused(here)
     assert 'the engines need about 0.3 GB and 0.2 GB are free' in message
     assert here.trt.used == set()
+
+
+def test_memory_that_the_file_cache_would_give_up_counts_where_the_gpu_shares_it(
+    machine, monkeypatch, tmp_path
+):
+    meminfo = tmp_path / 'meminfo'
+    monkeypatch.setattr(free_memory, '_MEMINFO', meminfo)
+    machine().build()
+    # CUDA counts the pages that nobody uses, and hashing the bundle has just filled the cache.
+    here = machine()
+    monkeypatch.setattr(
+        here.cuda, 'cudaMemGetInfo', lambda: (CudaErrorCode.cudaSuccess, 200 << 20, 1 << 32)
+    )
+    meminfo.write_text('MemFree: 204800 kB\nMemAvailable: 2097152 kB\n')
+    here.load().close()
+    meminfo.write_text('MemFree: 204800 kB\nMemAvailable: 262144 kB\n')
+    # The larger of the two is told.
+    assert 'the engines need about 0.3 GB and 0.3 GB are free' in refused(here)
+    meminfo.unlink()
+    assert 'and 0.2 GB are free' in refused(here)
 
 
 def test_memory_that_runs_out_while_loading(machine, monkeypatch):

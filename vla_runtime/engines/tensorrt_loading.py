@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vla_runtime.engines.cuda_runtime import CudaRuntime
+from vla_runtime.engines.free_memory import free_device_bytes
 from vla_runtime.engines.tensorrt_adapter import Network, TensorRT, TensorRTError
 from vla_runtime.engines.tensorrt_store import Metadata, rebuild_command
 
@@ -43,7 +44,7 @@ def check_memory(
     entries = [metadata.engines[name] for name in names]
     need = sum(entry.size for entry in entries) + max(entry.scratch_bytes for entry in entries)
     need += _RESERVE_BYTES
-    free = runtime.free_bytes()
+    free = free_device_bytes(runtime)
     if need > free:
         raise ValueError(
             f"device '{device}': the engines need about {need / 1e9:.1f} GB and {free / 1e9:.1f} "
