@@ -219,9 +219,9 @@ _STUDIES = (
         'cache_rates',
         'What is found in the cache when cameras have different rates?',
         'A new wrist image every third step of 50 ms, the front camera always of now, and a chunk '
-        'every second step: every third wrist image is seen twice. Off, exact (the same '
-        'trajectories, bit for bit) and the planted fault; still and moving blocks; 5 denoise '
-        'steps.',
+        'every second step: of three looks at the wrist camera one shows what the last one did. '
+        'Off, exact (the same trajectories, bit for bit) and the planted fault; still and moving '
+        'blocks; 5 denoise steps.',
         grid(_RATES, variant=('still', 'moving'), cache=('off', 'exact', 'image_blind')),
         x='cache',
         episodes=50,
