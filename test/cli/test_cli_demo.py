@@ -2,12 +2,16 @@
 
 import argparse
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle import read_bundle
+from vla_runtime.bundle import read_bundle, seal
 from vla_runtime.cli import demo
+from vla_runtime.cli._files import cache_folder
+from vla_runtime.export.onnx_bundle import export_bundle
 
 
 def prepared(monkeypatch, **given: str) -> dict[str, str]:
@@ -36,19 +40,75 @@ def test_what_the_person_has_chosen_stays(monkeypatch, chosen):
     assert {name: environment[name] for name in chosen} == chosen
 
 
-def test_onnx_runtime_gets_a_bundle_with_files_which_are_made_once(tmp_path, capsys):
+@pytest.fixture
+def chosen(tmp_path, monkeypatch):
+    """The bundle that the demo runs, in a working folder and with a cache of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     parser = argparse.ArgumentParser()
     demo.add_arguments(parser)
-    bundle = write_tiny_policy(tmp_path / 'plain', tiny_spec())
 
-    def chosen(*more: str):
-        words = ['--bundle', str(bundle), '--out', str(tmp_path / 'runs' / 'first'), *more]
+    def run(bundle: Path, out: str, backend: str = 'onnxruntime') -> Path:
+        words = ['--bundle', str(bundle), '--out', out, '--backend', backend]
         return demo._with_networks(demo._options(parser.parse_args(words))).bundle
 
-    assert chosen() == bundle
-    made = chosen('--backend', 'onnxruntime')
-    assert made.parent == tmp_path / 'runs'
+    return run
+
+
+def test_onnx_runtime_gets_a_bundle_with_files_which_are_made_once(tmp_path, chosen, capsys):
+    bundle = write_tiny_policy(tmp_path / 'plain', tiny_spec())
+    assert chosen(bundle, 'first', 'torch') == bundle
+    made = chosen(bundle, 'runs/first')
+    assert made.parent == tmp_path / 'cache' / 'vla_runtime'
     assert 'onnx/expert.onnx' in read_bundle(made).spec.files
     assert 'exporting ONNX files' in capsys.readouterr().out
-    assert chosen('--backend', 'onnxruntime') == made
+    # Wherever the run goes; and nothing lies beside it.
+    assert chosen(bundle, 'elsewhere/second') == made
     assert 'exporting' not in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {'plain', 'cache'}
+
+
+def test_a_damaged_or_half_made_copy_is_made_again(tmp_path, chosen, capsys):
+    bundle = write_tiny_policy(tmp_path / 'plain', tiny_spec())
+    made = chosen(bundle, 'run')
+
+    def changed() -> None:
+        data = bytearray((made / 'onnx' / 'weights.data').read_bytes())
+        data[-1] ^= 1
+        (made / 'onnx' / 'weights.data').write_bytes(data)
+
+    for damage in (changed, (made / 'onnx' / 'expert.onnx').unlink, (made / 'policy.yaml').unlink):
+        damage()
+        capsys.readouterr()
+        assert chosen(bundle, 'run') == made
+        assert 'exporting ONNX files' in capsys.readouterr().out
+        read_bundle(made)
+    assert list(made.parent.iterdir()) == [made], 'nothing of it is left behind'
+
+
+def test_a_copy_that_another_demo_finished_first_is_used(tmp_path, chosen, monkeypatch):
+    def late(*arguments, **options):
+        export_bundle(*arguments, **options)
+        return export_bundle(*arguments, **options)
+
+    bundle = write_tiny_policy(tmp_path / 'plain', tiny_spec())
+    monkeypatch.setattr('vla_runtime.export.onnx_bundle.export_bundle', late)
+    read_bundle(chosen(bundle, 'run'))
+
+
+def test_a_policy_with_the_same_weights_that_acts_otherwise_gets_a_copy_of_its_own(
+    tmp_path, chosen
+):
+    bundle = write_tiny_policy(tmp_path / 'plain', tiny_spec())
+    first = chosen(bundle, 'run')
+    seal(bundle, replace(read_bundle(bundle).spec, denoise_steps=5))
+    second = chosen(bundle, 'run')
+    assert read_bundle(first).spec.denoise_steps == 3
+    assert read_bundle(second).spec.denoise_steps == 5
+
+
+def test_the_cache_is_at_home_where_nothing_else_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    for nothing in ('', 'relative/folder'):
+        monkeypatch.setenv('XDG_CACHE_HOME', nothing)
+        assert cache_folder() == tmp_path / '.cache' / 'vla_runtime'

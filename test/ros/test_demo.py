@@ -149,9 +149,10 @@ def test_it_runs_to_its_end_and_leaves_bag_parameters_and_report(bundle, tmp_pat
     assert 'at most 4 a second' in page
 
 
-def test_it_drives_with_onnx_runtime(bundle, tmp_path):
+def test_it_drives_with_onnx_runtime(bundle, tmp_path, monkeypatch):
     # What the demo would do itself at its first run, without its time limit.
-    made = bundle_with_onnx(bundle, tmp_path)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    made = bundle_with_onnx(bundle, tmp_path / 'cache' / 'vla_runtime')
     demo = Demo(bundle, tmp_path / 'out', 3.0, '--backend', 'onnxruntime')
     code, text = demo.end()
     assert code == 0, text

@@ -36,3 +36,21 @@ def make_folder(path: Path, option: str) -> None:
         raise ValueError(
             f'{option} {path}: is no folder that can be made: {error.strerror}'
         ) from None
+
+
+def cache_folder() -> Path:
+    """Where files are kept that can be made again; not made here.
+
+    Raises:
+        ValueError: this user has no home.
+    """
+    chosen = Path(os.environ.get('XDG_CACHE_HOME', ''))
+    # As its specification says: what is not absolute counts for nothing.
+    if chosen.is_absolute():
+        return chosen / 'vla_runtime'
+    try:
+        return Path.home() / '.cache' / 'vla_runtime'
+    except RuntimeError:
+        raise ValueError(
+            'there is no home folder to keep made files in; name another one with XDG_CACHE_HOME'
+        ) from None

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vla_runtime.cli._files import make_folder
+from vla_runtime.cli._files import cache_folder, make_folder
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.demo.console import say
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--backend',
         default='torch',
-        help='runs the networks: torch or onnxruntime on the CPU (ONNX files are exported once '
-        "where the bundle has none), or tensorrt on the GPU, with engines that 'vla_runtime build' "
-        'made (default: torch)',
+        help='runs the networks: torch or onnxruntime on the CPU (ONNX files that the bundle lacks '
+        'are exported once, to $XDG_CACHE_HOME/vla_runtime or ~/.cache/vla_runtime), or tensorrt '
+        "on the GPU, with engines that 'vla_runtime build' made (default: torch)",
     )
     parser.add_argument(
         '--replan-interval',
@@ -130,7 +130,7 @@ def _with_networks(options: DemoOptions) -> DemoOptions:
         return options
     from vla_runtime.export.onnx_bundle import bundle_with_onnx
 
-    return replace(options, bundle=bundle_with_onnx(options.bundle, options.out.parent, tell=say))
+    return replace(options, bundle=bundle_with_onnx(options.bundle, cache_folder(), tell=say))
 
 
 def _prepare_environment() -> None:

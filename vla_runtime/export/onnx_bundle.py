@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -9,12 +10,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from vla_runtime import __version__
 from vla_runtime.bundle import Bundle, BundleError, new_bundle, read_bundle, seal
 from vla_runtime.bundle_schema import (
     ENGINES_FOLDER,
     SPEC_FILE,
     VERIFICATION_FILE,
-    WEIGHTS_FILE,
     BundleSpec,
 )
 from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision, graph_path
@@ -133,8 +134,9 @@ def bundle_with_onnx(
 ) -> Path:
     """The bundle itself if it has ONNX files, else a copy in `folder` that has them.
 
-    The copy's name holds the weights' SHA-256: it is found again, and a policy that was trained
-    anew is exported anew.
+    The copy's name holds a SHA-256 of policy.yaml, which lists that of every other file, and of
+    this package's version: it is found again, and a policy of which anything has changed is
+    exported anew. A copy that is not whole any more is replaced.
 
     Args:
         bundle: folder of a policy bundle.
@@ -143,19 +145,34 @@ def bundle_with_onnx(
         tell: told what is being done, for it can take a minute.
 
     Raises:
-        BundleError: no bundle there.
+        BundleError: no bundle there, or no copy can be made.
         ExportError: as `add_onnx`.
     """
     if graph_path(bundle, 'vision').is_file():
         return bundle
     source = read_bundle(bundle)
-    digest = source.spec.files[WEIGHTS_FILE][:12]
+    written = (source.folder / SPEC_FILE).read_bytes()
+    digest = hashlib.sha256(written + __version__.encode()).hexdigest()[:12]
     copy = folder / f'{bundle.resolve().name}_onnx_{precision}_{digest}'
-    try:
-        read_bundle(copy)
+    if _is_whole(copy):
         return copy
-    except BundleError:
-        pass
     tell(f'exporting ONNX files to {copy} and comparing them with PyTorch, once (a minute or less)')
-    export_bundle(source, copy, precision, force=copy.exists())
+    if copy.exists() and not (copy / SPEC_FILE).is_file():
+        # `export_bundle` replaces bundles only; but nobody else gives a folder such a name.
+        shutil.rmtree(copy)
+    try:
+        export_bundle(source, copy, precision, force=copy.exists())
+    except BundleError:
+        # Somebody who made the same copy may have been first.
+        if not _is_whole(copy):
+            raise
     return copy
+        OSError: a copy that is not whole cannot be removed.
+
+
+def _is_whole(bundle: Path) -> bool:
+    try:
+        read_bundle(bundle)
+    except BundleError:
+        return False
+    return True
