@@ -19,7 +19,9 @@ from onnx_faults import (
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle import read_bundle
+from vla_runtime.cli._comparison import show_receipt
 from vla_runtime.cli.main import main
+from vla_runtime.export.receipt import ChunkComparison, Receipt
 
 
 def test_a_bundle_made_by_export_is_verified_and_its_receipt_written(tmp_path, capsys):
@@ -27,15 +29,38 @@ def test_a_bundle_made_by_export_is_verified_and_its_receipt_written(tmp_path, c
     arguments = ['export', str(lerobot_folder()), '--out', str(bundle), *lerobot_arguments()]
     assert main([*arguments, '--onnx-precision', 'float16']) == 0
     assert 'onnx/expert_r2.onnx' in read_bundle(bundle).spec.files
+    told = capsys.readouterr().out
     made = json.loads((bundle / 'verification.json').read_text())['onnx']
-    capsys.readouterr()
     assert main(['verify', str(bundle), '--json', str(tmp_path / 'receipt.json')]) == 0
     text = capsys.readouterr().out
+    # The export has told the same, and how to ask again.
+    assert text in told
+    assert told.endswith(f'verify {bundle}\n')
     assert 'float16 on cpu (CPUExecutionProvider), 6 cases' in text
     assert 'all within the bounds' in text
     again = json.loads((tmp_path / 'receipt.json').read_text())
     assert again['cases'] == made['cases']
     assert again['tensors'] == made['tensors']
+
+
+@pytest.mark.parametrize('worst', [(0.02, 0.03), (float('nan'), 0.1)])
+def test_of_the_chunks_the_one_nearest_to_its_own_bound_is_shown(capsys, worst):
+    def chunk(case: int, largest: float, bound: float) -> ChunkComparison:
+        return ChunkComparison('vision and prefix.onnx', case, 1.0, largest, 1e-3, bound, 'gain')
+
+    # The largest error and the largest bound are those of others.
+    chunks = [chunk(0, 0.04, 0.09), chunk(1, *worst), chunk(2, 1e-3, 0.01)]
+    show_receipt(Receipt('float16', 'cpu', [{}] * 3, [], chunks, []))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if 'prefix' in line)
+    assert line.split()[1:] == [
+        'chunk',
+        'of',
+        'case',
+        '1',
+        *(f'{x:.2g}' for x in worst[:1]),
+        '0.001',
+        f'{worst[1]:.2g}',
+    ]
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,14 @@ from vla_runtime.engines.tensorrt_adapter import (
 )
 
 OLDEST, NEWEST = RELEASES[0], RELEASES[-1]
-# Bindings that can be imported without a GPU; any that is installed is checked.
-REAL_MODULES = ('tensorrt', 'tensorrt_lean', 'tensorrt_bindings', 'tensorrt_lean_bindings')
+# Bindings, and the package that brings each; any that can be imported here is checked. Those of the
+# last two need no GPU.
+REAL_MODULES = {
+    'tensorrt': 'tensorrt',
+    'tensorrt_lean': 'tensorrt-lean',
+    'tensorrt_bindings': 'tensorrt-cu13-bindings',
+    'tensorrt_lean_bindings': 'tensorrt-lean-cu13-bindings',
+}
 
 
 @pytest.fixture(scope='module')
@@ -82,7 +88,7 @@ def test_the_names_used_are_in_the_real_bindings(name, graph, tmp_path):
     try:
         real = importlib.import_module(name)
     except ImportError as error:
-        pytest.skip(f'{name} is not installed ({error}); pip install tensorrt-lean-cu13-bindings')
+        pytest.skip(f'no real {name} here ({error}); pip install {REAL_MODULES[name]}')
     release = max(
         (each for each in RELEASES if numbers(each) <= numbers(real.__version__)),
         key=numbers,

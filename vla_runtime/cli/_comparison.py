@@ -1,4 +1,4 @@
-"""Built engines against PyTorch: what `build` ends with and `verify` repeats."""
+"""Networks against PyTorch: what `build` and `export` end with and `verify` repeats."""
 
 from __future__ import annotations
 
@@ -43,3 +43,28 @@ def compare_engines(
         receipt = verify_built(bundle, metadata, device=device, advance=bar.update)
     files = compared_files(folder, metadata.engines, bundle.spec.files)
     return receipt, receipt_dict(receipt, metadata, files)
+
+
+def show_receipt(receipt: Receipt) -> None:
+    """Print what a comparison found: a line a tensor, and of the chunks the one nearest its bound.
+
+    Each chunk has a bound of its own, so that the largest error is not always the worst one.
+    """
+    print(f'{receipt.precision} on {receipt.device}, {len(receipt.cases)} cases')
+    print(f'{"file":<20} {"tensor":<18} {"largest":>9} {"mean":>9} {"bound":>9}')
+    for item in receipt.tensors:
+        _line(item.file, item.tensor, item.max_error, item.mean_error, item.bound)
+    for graphs in dict.fromkeys(item.graphs for item in receipt.chunks):
+        chunks = [item for item in receipt.chunks if item.graphs == graphs]
+        worst = max(chunks, key=lambda item: item.share)
+        name = f'chunk of case {worst.case}'
+        _line(graphs.split()[-1], name, worst.max_error, worst.mean_error, worst.bound)
+    print('chunks: of each file the case that is nearest to its own bound')
+    for note in receipt.notes:
+        print(f'note: {note}')
+    if not receipt.failures:
+        print('all within the bounds')
+
+
+def _line(file: str, tensor: str, largest: float, mean: float, bound: float) -> None:
+    print(f'{file:<20} {tensor:<18} {largest:>9.2g} {mean:>9.2g} {bound:>9.2g}')

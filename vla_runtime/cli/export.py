@@ -38,6 +38,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from vla_runtime.cli._comparison import show_receipt
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.engines.onnx_files import Precision
 from vla_runtime.types import AdvantageTemplate, PromptTemplate
@@ -93,6 +94,8 @@ def main(arguments: argparse.Namespace) -> int:
         print(f'\ndry run: nothing was written; {target} would be {done}')
         return 0
     print(f'\nwrote {target}\nnext: vla_runtime info {target}')
+    if arguments.onnx_precision != 'none':
+        print(f'and where it shall run: vla_runtime verify {target}')
     return 0
 
 
@@ -113,7 +116,7 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
 
     def finish(folder: Path, spec: BundleSpec) -> None:
         if arguments.onnx_precision != 'none':
-            add_onnx(folder, spec, arguments.onnx_precision, _bar)
+            add_onnx(folder, spec, arguments.onnx_precision, _bar, show_receipt)
 
     with _bar('weights', plan.weight_bytes) as advance:
         write_export(plan, target, force=arguments.force, advance=advance, finish=finish)
@@ -142,7 +145,14 @@ def _export_bundle(arguments: argparse.Namespace) -> bool:
     print(describe(bundle.spec))
     if arguments.dry_run:
         return False
-    export_bundle(bundle, arguments.out, arguments.onnx_precision, force=arguments.force, bars=_bar)
+    export_bundle(
+        bundle,
+        arguments.out,
+        arguments.onnx_precision,
+        force=arguments.force,
+        bars=_bar,
+        report=show_receipt,
+    )
     return True
 
 

@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_runtime.cli._comparison import compare_engines
+from vla_runtime.cli._comparison import compare_engines, show_receipt
 from vla_runtime.cli._files import output_file
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def main(arguments: argparse.Namespace) -> int:
     except (ValueError, OSError, CudaError, TensorRTError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
-    _show(receipt)
+    show_receipt(receipt)
     for failure in receipt.failures:
         print(f'FAILED: {failure}', file=sys.stderr)
     return 1 if receipt.failures else 0
@@ -131,24 +131,3 @@ def _read(path: Path) -> Bundle:
             'pip install torch onnx onnxruntime'
         )
     return bundle
-
-
-def _show(receipt: Receipt) -> None:
-    print(f'{receipt.precision} on {receipt.device}, {len(receipt.cases)} cases')
-    print(f'{"file":<20} {"tensor":<18} {"largest":>9} {"mean":>9} {"bound":>9}')
-    for item in receipt.tensors:
-        _line(item.file, item.tensor, item.max_error, item.mean_error, item.bound)
-    for graphs in dict.fromkeys(item.graphs for item in receipt.chunks):
-        chunks = [item for item in receipt.chunks if item.graphs == graphs]
-        largest = max(item.max_error for item in chunks)
-        mean = sum(item.mean_error for item in chunks) / len(chunks)
-        bound = min(item.bound for item in chunks)
-        _line(graphs.split()[-1], f'chunk ({len(chunks)} cases)', largest, mean, bound)
-    for note in receipt.notes:
-        print(f'note: {note}')
-    if not receipt.failures:
-        print('all within the bounds')
-
-
-def _line(file: str, tensor: str, largest: float, mean: float, bound: float) -> None:
-    print(f'{file:<20} {tensor:<18} {largest:>9.2g} {mean:>9.2g} {bound:>9.2g}')

@@ -21,10 +21,11 @@ from vla_runtime.bundle_schema import (
 from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision, graph_path
 from vla_runtime.engines.preflight import missing_package
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.receipt import VerificationError
+from vla_runtime.export.receipt import Receipt, VerificationError
 
 # Task and total to what is told the progress; bytes for `write onnx`, files for `verify`.
 Bars = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
+Report = Callable[[Receipt], object]
 
 
 def no_bars(task: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
@@ -45,7 +46,17 @@ def check_packages() -> None:
         )
 
 
-def add_onnx(folder: Path, spec: BundleSpec, precision: Precision, bars: Bars = no_bars) -> None:
+def no_report(receipt: Receipt) -> None:
+    """Tells nobody."""
+
+
+def add_onnx(
+    folder: Path,
+    spec: BundleSpec,
+    precision: Precision,
+    bars: Bars = no_bars,
+    report: Report = no_report,
+) -> None:
     """Write a bundle's ONNX files and their receipt, before it is sealed.
 
     The receipt goes into verification.json under `onnx`, beside what stands there.
@@ -55,6 +66,7 @@ def add_onnx(folder: Path, spec: BundleSpec, precision: Precision, bars: Bars = 
         spec: its policy.yaml to be.
         precision: of the matrix products.
         bars: makes progress bars.
+        report: told what the comparison found, where all is within the bounds.
 
     Raises:
         ExportError: `onnx` or `onnxruntime` is not installed, or the disk has not enough room.
@@ -86,6 +98,7 @@ def add_onnx(folder: Path, spec: BundleSpec, precision: Precision, bars: Bars = 
             f'the ONNX files in {precision} are not the networks, so no bundle is written:\n  '
             f'{lines}\ntry another --onnx-precision'
         )
+    report(receipt)
     path = folder / VERIFICATION_FILE
     known = json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
     document = {**known, 'onnx': receipt_dict(receipt)}
@@ -93,7 +106,13 @@ def add_onnx(folder: Path, spec: BundleSpec, precision: Precision, bars: Bars = 
 
 
 def export_bundle(
-    source: Bundle, target: Path, precision: Precision, *, force: bool = False, bars: Bars = no_bars
+    source: Bundle,
+    target: Path,
+    precision: Precision,
+    *,
+    force: bool = False,
+    bars: Bars = no_bars,
+    report: Report = no_report,
 ) -> Bundle:
     """A copy of a bundle with ONNX files, in place of those that it has.
 
@@ -105,6 +124,7 @@ def export_bundle(
         precision: of the matrix products.
         force: replace a bundle that lies at the target.
         bars: makes progress bars.
+        report: as for `add_onnx`.
 
     Raises:
         BundleError: the target exists.
@@ -116,7 +136,7 @@ def export_bundle(
             if name.split('/')[0] not in (ONNX_FOLDER, ENGINES_FOLDER, SPEC_FILE):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source.folder / name, folder / name)
-        add_onnx(folder, source.spec, precision, bars)
+        add_onnx(folder, source.spec, precision, bars, report)
         kept = {
             name: digest
             for name, digest in source.spec.files.items()
@@ -147,6 +167,7 @@ def bundle_with_onnx(
     Raises:
         BundleError: no bundle there, or no copy can be made.
         ExportError: as `add_onnx`.
+        OSError: a copy that is not whole cannot be removed.
     """
     if graph_path(bundle, 'vision').is_file():
         return bundle
@@ -167,7 +188,6 @@ def bundle_with_onnx(
         if not _is_whole(copy):
             raise
     return copy
-        OSError: a copy that is not whole cannot be removed.
 
 
 def _is_whole(bundle: Path) -> bool:

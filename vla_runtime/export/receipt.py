@@ -121,6 +121,12 @@ class ChunkComparison:
     def passed(self) -> bool:
         return bool(self.max_error <= self.bound)
 
+    @property
+    def share(self) -> float:
+        """The largest error as a share of the case's own bound; infinite where it is no number."""
+        share = self.max_error / self.bound
+        return share if share == share else float('inf')
+
 
 @dataclass(frozen=True)
 class Receipt:
