@@ -3,7 +3,9 @@
 import csv
 import json
 import re
+from dataclasses import replace
 
+import onnxruntime
 import pytest
 
 from vla_runtime.study.catalogue import Study
@@ -54,6 +56,15 @@ def test_json_holds_every_episode_and_how_to_get_it_again(record, tmp_path):
     }
     assert first['is_reference'] and first['versus_reference'] is None
     assert found['conditions'][1]['versus_reference'] == {'won': 0, 'lost': 0, 'p': 1.0}
+
+
+def test_the_version_of_onnx_runtime_stands_in_a_study_that_ran_on_it(record, results):
+    assert 'onnxruntime' not in record['versions']
+    condition = Condition(backend='onnxruntime')
+    episodes = next(iter(results.values()))
+    study = replace(STUDY, conditions=(condition,), reference=None)
+    found = study_record(study, ORIGIN, {condition: episodes})
+    assert found['versions'] == {**record['versions'], 'onnxruntime': onnxruntime.__version__}
 
 
 def test_no_number_of_the_json_is_nan(record):

@@ -59,6 +59,7 @@ def study_record(
             'python': platform.python_version(),
             'mujoco': mujoco.__version__,
             **{name: metadata.version(name) for name in ('numpy', 'torch')},
+            **_backend_versions(study.conditions),
         },
         'machine': f'{platform.system()} {platform.machine()}, {os.cpu_count()} cores; simulated '
         'clock, so the machine makes no difference to what is measured',
@@ -68,6 +69,16 @@ def study_record(
             for condition in study.conditions
         ],
     }
+
+
+def _backend_versions(conditions: Sequence[Condition]) -> Json:
+    """Of what ran the policy beside PyTorch, where anything did."""
+    if not any(c.driver == 'policy' and c.backend == 'onnxruntime' for c in conditions):
+        return {}
+    import onnxruntime
+
+    # Not from the metadata: its distribution may be onnxruntime-gpu.
+    return {'onnxruntime': onnxruntime.__version__}
 
 
 def _same_record(
