@@ -64,7 +64,7 @@ def check_backend(backend: str, device: str) -> None:
 
 
 def check_cuda_device(device: str, index: int = 0) -> None:
-    """Ask the NVIDIA driver, and no CUDA library, for a device.
+    """Ask the NVIDIA driver, and no CUDA library, for a device. PyTorch for ROCm has none.
 
     Args:
         device: as it was asked for, for the message.
