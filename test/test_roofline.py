@@ -26,6 +26,7 @@ from vla_runtime.roofline import (
     engine_weight_bytes,
     fits,
     floor,
+    largest_engine_bytes,
     memory_need,
     phase_floors,
     published_rates,
@@ -75,6 +76,9 @@ def test_engines_of_static_shape_hold_the_weights_of_their_files(family, precisi
     # The files keep vision's biases in float32: half a megabyte of pi0.5, and not counted.
     biases = dims.vision.depth * (5 * dims.vision.width + dims.vision.mlp_dim) + dims.language.width
     assert engine_weight_bytes(dims, size, rows) == held - biases * (4 - size)
+    # What a build is refused for is asked of the largest file.
+    vision, *others = (held_weights(path, dims) for path in files)
+    assert largest_engine_bytes(dims, size) == max(vision - biases * (4 - size), *others)
 
 
 def test_a_second_row_costs_weights_where_engines_have_static_shapes():

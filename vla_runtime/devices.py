@@ -56,6 +56,20 @@ class Device:
     def bytes_per_s(self) -> float:
         return 1e9 * self.bandwidth_gb_s
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether its memory is the system's too."""
+        return 'Jetson' in self.name
+
+    def note(self, precision: str) -> str:
+        """Why a run in this precision may be faster than these rates allow; empty if none can."""
+        if precision != 'float16' or 'GeForce' not in self.name:
+            return ''
+        return (
+            'float16 accumulated in float16, as TensorRT may choose to, is twice as fast as this '
+            'rate: what is bound by compute may take half as long'
+        )
+
 
 def _jetson(
     name: str,

@@ -67,7 +67,8 @@ class MemoryNeed:
 
 def published_rates(device: Device, precision: str) -> Rates:
     """The table's rates of a device."""
-    return Rates(device.flops_per_s(precision), device.bytes_per_s, device.source)
+    source = '; '.join(filter(None, (device.source, device.note(precision))))
+    return Rates(device.flops_per_s(precision), device.bytes_per_s, source)
 
 
 def floor(work: Work, rates: Rates) -> Floor:
@@ -149,12 +150,23 @@ def engine_weight_bytes(dims: PolicyDims, matrix_bytes: int, pairs: int) -> int:
     They lack what the networks have and no engine reads: most of the last prefix layer, and what
     makes pi0.5's modulation of the time.
     """
+    vision, prefix, expert = _engine_weights(dims, matrix_bytes)
+    return vision + pairs * (prefix + expert)
+
+
+def largest_engine_bytes(dims: PolicyDims, matrix_bytes: int) -> int:
+    """Bytes of the weights in the largest engine; every number of rows has the same."""
+    return max(_engine_weights(dims, matrix_bytes))
+
+
+def _engine_weights(dims: PolicyDims, matrix_bytes: int) -> tuple[int, int, int]:
+    """Of vision, prefix and expert."""
     looked_up = dims.prompt_length * dims.language.width
     text = (dims.vocabulary * dims.language.width - looked_up) * matrix_bytes
     prefix = operations.prefix(dims, 1, matrix_bytes).weight_bytes + text
     expert = operations.denoise_step(dims, 1, matrix_bytes).weight_bytes
     vision = operations.vision(dims, 1, matrix_bytes).weight_bytes
-    return vision + pairs * (prefix + expert)
+    return vision, prefix, expert
 
 
 def weight_bytes(dims: PolicyDims, matrix_bytes: int = _FLOAT32) -> int:

@@ -11,6 +11,8 @@ from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.cli.main import main
 from vla_runtime.devices import DEVICES
+from vla_runtime.dimensions import PRESETS
+from vla_runtime.roofline import largest_engine_bytes
 
 
 @pytest.fixture(scope='module')
@@ -101,7 +103,8 @@ def test_more_views_than_a_bundle_has_are_refused(bundle, capsys):
 def test_memory_is_told_for_every_backend_and_number_of_rows(tmp_path, capsys):
     assert main(['roofline', 'pi05', '--device', 'orin-nx', '--views', '2']) == 0
     text = capsys.readouterr().out
-    assert text.startswith('pi05 on NVIDIA Jetson Orin NX 16GB (25 W): fits')
+    # It runs there, and cannot be built there.
+    assert text.startswith('pi05 on NVIDIA Jetson Orin NX 16GB (25 W): FITS IN PART')
     line = re.compile(r'^  (\w+, 1(?: to 2)? rows?) +([\d.]+) GiB .*  (fits)$', re.MULTILINE)
     rows = line.findall(text)
     assert [label for label, *_ in rows] == [
@@ -124,6 +127,51 @@ def test_what_fits_on_some_backends_alone_is_said(tmp_path, capsys):
     text = capsys.readouterr().out
     assert text.startswith('pi05 on NVIDIA Jetson Orin NX 16GB (25 W): FITS IN PART')
     assert re.search(r'^  tensorrt, 1 to 2 rows .*  DOES NOT FIT$', text, re.MULTILINE)
+
+
+def test_building_is_told_apart_from_running(tmp_path, capsys):
+    chosen = ('--device', 'orin-nano', 'orin-nx', 'agx-orin', 'rtx-4090', '--precision', 'float16')
+    devices = figures(tmp_path, 'pi05', *chosen)['devices']
+    # By hand: the largest file thrice (parsed, on the GPU, built), scratch, and CUDA's own twice.
+    largest = largest_engine_bytes(PRESETS['pi05'], 2)
+    shared, card = 3 * largest + (3 << 30), largest + (2 << 30)
+    builds = {key: device['build'] for key, device in devices.items()}
+    assert builds['orin-nx'] == {
+        'memory_bytes': shared,
+        'host_bytes': 0,
+        'swap_bytes': shared - (13 << 30),
+        'fits': False,
+    }
+    assert (builds['orin-nano']['swap_bytes'], builds['orin-nano']['fits']) == (None, False)
+    assert (builds['agx-orin']['swap_bytes'], builds['agx-orin']['fits']) == (0, True)
+    assert builds['rtx-4090'] == {
+        'memory_bytes': card,
+        'host_bytes': 2 * largest + (1 << 30),
+        'swap_bytes': 0,
+        'fits': True,
+    }
+    lines = re.findall(r'^  tensorrt, build +(.*)$', capsys.readouterr().out, re.MULTILINE)
+    assert [re.sub(' +', ' ', line) for line in lines] == [
+        '16.41 GiB DOES NOT FIT',
+        '16.41 GiB DOES NOT FIT without 3.41 GiB of swap',
+        '16.41 GiB fits',
+        '6.47 GiB fits, beside 9.94 GiB of the host',
+    ]
+
+
+@pytest.mark.parametrize(
+    ('device', 'precision', 'noted'),
+    [
+        ('rtx-4090', 'float16', True),
+        ('rtx-5090', 'float16', True),
+        ('rtx-4090', 'bfloat16', False),
+        ('l40s', 'float16', False),
+    ],
+)
+def test_a_floor_that_can_be_beaten_says_so(device, precision, noted, capsys):
+    assert main(['roofline', 'pi05', '--device', device, '--precision', precision]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith('  note: float16 accumulated in float16') == noted
 
 
 def test_a_policy_without_a_tag_has_one_row_alone(tmp_path, capsys):

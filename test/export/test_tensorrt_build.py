@@ -10,6 +10,7 @@ from tensorrt_machine import Machine, linked_copy, write_exported_policy
 
 from vla_runtime.bundle import read_bundle
 from vla_runtime.engines import free_memory
+from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.tensorrt_adapter import TensorRT, TensorRTError
 from vla_runtime.engines.tensorrt_store import RECEIPT, REJECTION, TIMING_CACHE, read_metadata
 from vla_runtime.export import tensorrt_build
@@ -25,6 +26,11 @@ def exported(tmp_path_factory) -> dict[str, Path]:
     }
 
 
+@pytest.fixture(autouse=True)
+def no_swap(monkeypatch):
+    monkeypatch.setattr(tensorrt_build, 'free_swap_bytes', lambda: 0)
+
+
 @pytest.fixture
 def machine(monkeypatch, exported, tmp_path):
     def make(precision: str = 'float32', **options) -> Machine:
@@ -34,6 +40,15 @@ def machine(monkeypatch, exported, tmp_path):
         return Machine(monkeypatch, bundle, **options)
 
     return make
+
+
+def with_memory_of_its_own(here: Machine) -> CudaRuntime:
+    properties = here.cuda.cudaGetDeviceProperties
+    here.cuda.cudaGetDeviceProperties = lambda index: (
+        properties(index)[0],
+        type('P', (), {**vars(properties(index)[1]), 'integrated': 0}),
+    )
+    return here.runtime()
 
 
 def plan_on(here: Machine, **options):
@@ -199,7 +214,7 @@ def test_a_bundle_without_onnx_files_is_told_what_to_do(machine):
 def test_what_cannot_fit_is_refused_before_tensorrt_is_asked(machine, monkeypatch):
     monkeypatch.setattr(tensorrt_build, 'available_host_bytes', lambda: 3 << 30)
     here = machine()
-    with pytest.raises(ValueError, match=r'needs about 4\.3 GB of memory and 3\.2 GB are free'):
+    with pytest.raises(ValueError, match=r'needs about 3\.2 GB of memory that cannot'):
         plan_on(here, workspace_bytes=2 << 30)
     assert here.trt.used == set()
     # What is there already needs no memory to build.
@@ -211,21 +226,49 @@ def test_what_cannot_fit_is_refused_before_tensorrt_is_asked(machine, monkeypatc
 
 def test_a_gpu_with_memory_of_its_own_is_checked_apart_from_the_host(machine, monkeypatch):
     here = machine(total_bytes=4 << 30)
-    runtime = here.runtime()
-    properties = here.cuda.cudaGetDeviceProperties
-    here.cuda.cudaGetDeviceProperties = lambda index: (
-        properties(index)[0],
-        type('P', (), {**vars(properties(index)[1]), 'integrated': 0}),
-    )
-    discrete = here.runtime()
+    runtime, discrete = here.runtime(), with_memory_of_its_own(here)
     monkeypatch.setattr(tensorrt_build, 'available_host_bytes', lambda: 4 << 30)
     estimate = MemoryEstimate.of(weight_bytes=1 << 30, workspace_bytes=1 << 30)
     assert (estimate.device, estimate.host) == (3 << 30, 3 << 30)
     check_fits(estimate, discrete)
-    with pytest.raises(ValueError, match=r'6\.4 GB of memory'):
+    with pytest.raises(ValueError, match=r'6\.4 GB of memory and 4\.3 GB'):
         check_fits(estimate, runtime)
     with pytest.raises(ValueError, match='of GPU memory'):
         check_fits(MemoryEstimate(device=5 << 30, host=1), discrete)
+
+
+def test_swap_holds_the_share_of_the_host_and_not_that_of_the_gpu(machine, monkeypatch):
+    estimate = MemoryEstimate(device=3 << 30, host=3 << 30)
+    runtime = machine().runtime()
+    assert runtime.info.integrated
+
+    def free(memory: int, swap: int) -> None:
+        monkeypatch.setattr(tensorrt_build, 'available_host_bytes', lambda: memory)
+        monkeypatch.setattr(tensorrt_build, 'free_swap_bytes', lambda: swap)
+
+    free(4 << 30, 2 << 30)
+    check_fits(estimate, runtime)
+    # What is asked for is enough.
+    free(4 << 30, 1 << 30)
+    with pytest.raises(ValueError, match=r'5\.4 GB are free \(swap .*add 1\.1 GB of swap'):
+        check_fits(estimate, runtime)
+    free((3 << 30) - 1, 64 << 30)
+    with pytest.raises(ValueError, match='memory that cannot be swapped out') as caught:
+        check_fits(estimate, runtime)
+    assert 'add' not in str(caught.value)
+
+
+def test_beside_a_gpu_with_memory_of_its_own_the_host_may_swap(machine, monkeypatch):
+    runtime = with_memory_of_its_own(machine(total_bytes=4 << 30))
+    monkeypatch.setattr(tensorrt_build, 'available_host_bytes', lambda: 2 << 30)
+    estimate = MemoryEstimate(device=1 << 30, host=3 << 30)
+    with pytest.raises(ValueError, match=r'add 1\.1 GB of swap'):
+        check_fits(estimate, runtime)
+    monkeypatch.setattr(tensorrt_build, 'free_swap_bytes', lambda: 1 << 30)
+    check_fits(estimate, runtime)
+    with pytest.raises(ValueError, match='of GPU memory') as caught:
+        check_fits(MemoryEstimate(device=5 << 30, host=1), runtime)
+    assert 'swap' not in str(caught.value)
 
 
 def test_an_unknown_amount_of_host_memory_refuses_nothing(machine, monkeypatch, tmp_path):
@@ -238,3 +281,19 @@ def test_available_memory_is_read_as_the_kernel_gives_it(monkeypatch, tmp_path):
     path.write_text('MemTotal:  16000 kB\nMemAvailable:  2048 kB\n')
     monkeypatch.setattr(free_memory, '_MEMINFO', path)
     assert free_memory.available_host_bytes() == 2 << 20
+
+
+def test_swap_is_what_disks_have_left_and_no_compressed_memory(monkeypatch, tmp_path):
+    path = tmp_path / 'swaps'
+    monkeypatch.setattr(free_memory, '_SWAPS', path)
+    assert free_memory.free_swap_bytes() == 0
+    head = 'Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n'
+    path.write_text(head)
+    assert free_memory.free_swap_bytes() == 0
+    path.write_text(
+        head
+        + '/swapfile                               file\t\t4096\t\t1024\t\t-2\n'
+        + '/dev/nvme0n1p3                          partition\t512\t\t0\t\t-3\n'
+        + '/dev/zram0                              partition\t9999\t\t0\t\t5\n'
+    )
+    assert free_memory.free_swap_bytes() == (3072 + 512) * 1024

@@ -2,12 +2,14 @@
 
 MODEL is a family (pi05, pi0), in its published size, or the folder of a bundle. The times are
 floors from published bandwidth and arithmetic rates and from counted operations and bytes (the
-roofline model): no real run is faster, most are clearly slower, and nothing was measured.
+roofline model): no real run is faster (one in float16 on a GeForce may be, and a note says so),
+most are clearly slower, and nothing was measured.
 
 A miss is an inference of which nothing is cached: every view, prefix and all denoise steps; a hit
 reuses the prefix. Two rows are guidance (fused). Memory depends on what runs the networks: PyTorch
 holds the weights once, ONNX Runtime and TensorRT hold those of prefix and expert once for every
-number of rows that is built.
+number of rows that is built. Engines of TensorRT are built on the device that runs them, and
+building takes more than running: 'tensorrt, build' is what 'vla_runtime build' asks for first.
 
 examples:
   vla_runtime roofline --list
@@ -34,7 +36,9 @@ from vla_runtime.dimensions import PRESETS
 from vla_runtime.engines.preflight import BACKENDS
 
 if TYPE_CHECKING:
+    from vla_runtime.devices import Device
     from vla_runtime.dimensions import PolicyDims
+    from vla_runtime.export.tensorrt_build import MemoryEstimate
 
 _STEPS = 10
 
@@ -108,7 +112,14 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         ValueError: no model or device, an unknown family, more views than the bundle has.
         BundleError: the folder is no bundle.
     """
-    from vla_runtime.roofline import fits, memory_need, phase_floors, published_rates
+    from vla_runtime.export.tensorrt_build import DEFAULT_WORKSPACE, MemoryEstimate
+    from vla_runtime.roofline import (
+        fits,
+        largest_engine_bytes,
+        memory_need,
+        phase_floors,
+        published_rates,
+    )
 
     if not arguments.model or not arguments.device:
         missing = '--device' if arguments.model else 'MODEL'
@@ -124,6 +135,8 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         }
         for backend in BACKENDS
     }
+    largest = largest_engine_bytes(dims, MATRIX_BYTES[precision])
+    build = MemoryEstimate.of(largest, DEFAULT_WORKSPACE)
     devices = {}
     for key in arguments.device:
         device = DEVICES[key]
@@ -136,6 +149,8 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         }
         devices[key] = {
             **asdict(device),
+            'note': device.note(precision),
+            'build': _build_on(device, build),
             'fits': {
                 backend: {_up_to(rows): fits(need, device) for rows, need in of_backend.items()}
                 for backend, of_backend in needs.items()
@@ -160,6 +175,18 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         },
         'devices': devices,
     }
+
+
+def _build_on(device: Device, build: MemoryEstimate) -> dict[str, Any]:
+    """Bytes that building engines takes: of the device, of the host beside it (in no table here),
+    and of swap, None where none helps.
+    """
+    free = int((device.memory_gib - device.reserved_gib) * GIB)
+    if device.shares_memory:
+        need, host, swap = build.device + build.host, 0, build.shared_swap(free)
+    else:
+        need, host, swap = build.device, build.host, 0 if build.device <= free else None
+    return {'memory_bytes': need, 'host_bytes': host, 'swap_bytes': swap, 'fits': swap == 0}
 
 
 def _model(arguments: argparse.Namespace) -> tuple[PolicyDims, int, int, tuple[int, ...]]:
@@ -194,7 +221,7 @@ def _up_to(rows: int) -> str:
 def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     """The answer for one device, as lines for people."""
     lines = [
-        f'{answer["model"]} on {device["name"]}: {_verdict(device["fits"])}',
+        f'{answer["model"]} on {device["name"]}: {_verdict(device)}',
         f'  networks   {answer["precision"]} matrices, {answer["views"]} view(s), prefix of '
         f'{answer["prefix_tokens"]} tokens, {answer["steps"]} denoise steps',
         f'  memory     {device["memory_gib"]:g} GiB, less {device["reserved_gib"]:g} for system '
@@ -204,6 +231,7 @@ def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
         f'  source     {device["source"]}',
         '',
         *_memory_lines(answer['memory_bytes'], device),
+        _build_line(device['build']),
         '',
     ]
     labels = {
@@ -222,13 +250,15 @@ def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
         # Said once where one and two rows are bound by the same.
         bounds = dict.fromkeys(of_rows[phase]['bound'] for of_rows in floors)
         lines.append(f'  {label:24}{times}  {", then ".join(bounds)}')
+    if device['note']:
+        lines.append(f'  note: {device["note"]}')
     return '\n'.join(lines)
 
 
-def _verdict(fits: Mapping[str, Mapping[str, bool]]) -> str:
-    """In a word, over all backends and numbers of rows."""
-    told = [one for of_backend in fits.values() for one in of_backend.values()]
-    if all(told):
+def _verdict(device: Mapping[str, Any]) -> str:
+    """In a word, over all backends and numbers of rows, and building."""
+    told = [one for of_backend in device['fits'].values() for one in of_backend.values()]
+    if all(told) and device['build']['fits']:
         return 'fits'
     return 'FITS IN PART' if any(told) else 'DOES NOT FIT'
 
@@ -250,6 +280,19 @@ def _memory_lines(
                 + ('  fits' if fits else '  DOES NOT FIT')
             )
     return lines
+
+
+def _build_line(build: Mapping[str, Any]) -> str:
+    """What building takes, and what it lacks."""
+    if build['fits']:
+        verdict = 'fits'
+    elif build['swap_bytes'] is None:
+        verdict = 'DOES NOT FIT'
+    else:
+        verdict = f'DOES NOT FIT without {_size(build["swap_bytes"])} of swap'
+    if build['host_bytes']:
+        verdict += f', beside {_size(build["host_bytes"])} of the host'
+    return f'  {"tensorrt, build":24}{_size(build["memory_bytes"]):>13}{"":39}  {verdict}'
 
 
 def _size(count: int) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 
 _MEMINFO = Path('/proc/meminfo')
+_SWAPS = Path('/proc/swaps')
 
 
 def available_host_bytes() -> int | None:
@@ -23,6 +24,20 @@ def available_host_bytes() -> int | None:
     sizes = {name: value.split() for name, _, value in (line.partition(':') for line in lines)}
     available = sizes.get('MemAvailable')
     return int(available[0]) * 1024 if available else None
+
+
+def free_swap_bytes() -> int:
+    """Swap that nobody uses; 0 where the system does not say.
+
+    Without zram, which a Jetson has by default: it is itself in the memory that is short, and
+    weights hardly compress.
+    """
+    try:
+        areas = [line.split() for line in _SWAPS.read_text().splitlines()[1:]]
+    except OSError:
+        return 0
+    on_disk = [area for area in areas if not area[0].startswith('/dev/zram')]
+    return sum(int(size) - int(used) for _, _, size, used, *_ in on_disk) * 1024
 
 
 def free_device_bytes(runtime: CudaRuntime) -> int:

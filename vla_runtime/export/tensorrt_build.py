@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vla_runtime.engines.cuda_runtime import CudaRuntime
-from vla_runtime.engines.free_memory import available_host_bytes
+from vla_runtime.engines.free_memory import available_host_bytes, free_swap_bytes
 from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision
 from vla_runtime.engines.tensorrt_adapter import BuildOptions, Progress, TensorRT, TensorRTError
 from vla_runtime.engines.tensorrt_store import (
@@ -60,6 +60,19 @@ class MemoryEstimate:
     def of(cls, weight_bytes: int, workspace_bytes: int) -> MemoryEstimate:
         device = weight_bytes + workspace_bytes + _OVERHEAD_BYTES
         return cls(device=device, host=2 * weight_bytes + _OVERHEAD_BYTES)
+
+    def shared_swap(self, free_bytes: int) -> int | None:
+        """Swap that a build takes where one memory is the host's and the GPU's, as on a Jetson.
+
+        Args:
+            free_bytes: of that memory.
+
+        Returns:
+            bytes, or None where swap does not help: what a GPU works on is never swapped out
+        """
+        if self.device > free_bytes:
+            return None
+        return max(0, self.device + self.host - free_bytes)
 
 
 @dataclass(frozen=True)
@@ -205,19 +218,36 @@ def check_fits(estimate: MemoryEstimate, runtime: CudaRuntime) -> None:
     Raises:
         ValueError: with what it needs, what is free, and what can be done.
     """
-    free_device, free_host = runtime.free_bytes(), available_host_bytes()
+    free_host, free_swap = available_host_bytes(), free_swap_bytes()
     if runtime.info.integrated:
-        # One memory for both, as on a Jetson.
-        needs = [('memory', estimate.device + estimate.host, free_host)]
-    else:
-        needs = [('GPU memory', estimate.device, free_device), ('memory', estimate.host, free_host)]
-    for name, need, free in needs:
-        if free is not None and need > free:
-            raise ValueError(
-                f'building needs about {need / 1e9:.1f} GB of {name} and {free / 1e9:.1f} GB are '
-                'free: end what else runs, give a smaller --workspace, export the ONNX files in '
-                'float16 or bfloat16, or add swap. Nothing was built'
-            )
+        if free_host is None:
+            return
+        swap = estimate.shared_swap(free_host)
+        if swap is None:
+            raise _refusal('memory that cannot be swapped out', estimate.device, free_host, None)
+        if swap > free_swap:
+            need = estimate.device + estimate.host
+            raise _refusal('memory', need, free_host + free_swap, swap - free_swap)
+        return
+    free_device = runtime.free_bytes()
+    if estimate.device > free_device:
+        raise _refusal('GPU memory', estimate.device, free_device, None)
+    if free_host is not None and estimate.host > free_host + free_swap:
+        free = free_host + free_swap
+        raise _refusal('memory', estimate.host, free, estimate.host - free)
+
+
+def _refusal(name: str, need: int, free: int, more_swap: int | None) -> ValueError:
+    """What does not fit and what helps; `more_swap` is None where swap does not."""
+    counted = swap = ''
+    if more_swap is not None:
+        counted = ' (swap included)'
+        swap = f', or add {more_swap / 1e9:.1f} GB of swap (on a disk; zram gives no memory)'
+    return ValueError(
+        f'building needs about {need / 1e9:.1f} GB of {name} and {free / 1e9:.1f} GB are free'
+        f'{counted}: end what else runs, give a smaller --workspace, export the ONNX files in '
+        f'float16 or bfloat16{swap}. Nothing was built'
+    )
 
 
 def _build_one(
