@@ -27,7 +27,8 @@ def rates_of(name: str | None, total_bytes: int, device: str, precision: str) ->
     """The rates to compare a measurement with, or None where there are none.
 
     None is for a GPU in no table where no PyTorch here reaches a GPU, and for a CPU in half
-    precision without PyTorch.
+    precision: a product in it is emulated there, by each library in its own way and many times
+    slower than in float32, so that one's rate is no bound of another's run.
 
     Args:
         name: of the GPU, as its driver gives it; None for a CPU.
@@ -39,13 +40,14 @@ def rates_of(name: str | None, total_bytes: int, device: str, precision: str) ->
         known = device_of_cuda(name, total_bytes)
         if known is not None:
             return published_rates(known, precision)
+    elif precision != 'float32':
+        return None
     if importlib.util.find_spec('torch') is not None:
         import torch
 
         if name is None or torch.cuda.is_available():
             return torch_rates(device, precision)
-    # NumPy knows no bfloat16, and its float16 is an emulation.
-    return numpy_rates() if name is None and precision == 'float32' else None
+    return numpy_rates() if name is None else None
 
 
 def torch_rates(device: str, precision: str) -> Rates:

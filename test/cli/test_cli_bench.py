@@ -10,6 +10,7 @@ import torch
 from commands import run_command
 from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_runtime import bench as bench_module
 from vla_runtime import rates
 from vla_runtime.cli.bench import describe
 from vla_runtime.cli.main import main
@@ -67,6 +68,14 @@ def test_no_floor_is_shown_where_there_is_no_rate(bundle, monkeypatch, capsys):
     assert bench(bundle) == 0
     text = capsys.readouterr().out
     assert "no 'least'" in text
+    assert 'times' not in text
+
+
+def test_half_precision_on_a_cpu_has_no_column_of_floors_and_says_why(bundle, capsys):
+    assert bench(bundle, '--precision', 'bfloat16') == 0
+    text = capsys.readouterr().out
+    assert re.search(r'^miss, ms +median +p95 +p99$', text, re.MULTILINE)
+    assert "no 'least': a CPU emulates bfloat16" in text
     assert 'times' not in text
 
 
@@ -169,6 +178,26 @@ def test_figures_without_the_devices_rates_are_figures_all_the_same(bundle, monk
     )
 
 
+@pytest.mark.parametrize(
+    ('arguments', 'device'),
+    [
+        ([], 'cpu'),
+        (['--backend', 'onnxruntime'], 'cpu'),
+        (['--backend', 'tensorrt'], 'cuda'),
+        (['--backend', 'tensorrt', '--device', 'cuda:1'], 'cuda:1'),
+    ],
+)
+def test_a_device_that_is_not_named_follows_from_the_backend(
+    bundle, arguments, device, monkeypatch, capsys
+):
+    def fail(folder: object, options: bench_module.BenchOptions, progress: object) -> None:
+        raise RuntimeError(f'on {options.device}')
+
+    monkeypatch.setattr(bench_module, 'run_bench', fail)
+    assert bench(bundle, *arguments) == 2
+    assert capsys.readouterr().err == f'error: on {device}\n'
+
+
 def test_an_inference_that_fails_is_an_error_without_a_trace(bundle, monkeypatch, capsys):
     def fail(*arguments: object, **more: object) -> None:
         raise RuntimeError('CUDA error: out of memory')
@@ -191,7 +220,10 @@ def test_an_inference_that_fails_is_an_error_without_a_trace(bundle, monkeypatch
         (['BUNDLE', '--backend', 'jax'], "backend 'jax' is unknown"),
         (['BUNDLE', '--device', 'cuda:x'], "device 'cuda:x' is unknown to backend 'torch'"),
         (['BUNDLE', '--device', 'cuda:99', '--threads', '1'], "device 'cuda:99': "),
-        (['BUNDLE', '--backend', 'tensorrt'], "device 'cpu' is not supported by backend"),
+        (
+            ['BUNDLE', '--backend', 'tensorrt', '--device', 'cpu'],
+            "device 'cpu' is not supported by backend",
+        ),
         (['BUNDLE', '--backend', 'onnxruntime', '--threads', '2'], 'and backend torch'),
         (['BUNDLE', '--backend', 'onnxruntime'], 'vision.onnx: is missing'),
     ],

@@ -3,13 +3,14 @@
 Three kinds of inference, in turn: a miss (every view has a new image), one new view, and a hit (all
 as before: denoise alone). 'least' is the roofline, from counted operations and bytes at the
 device's published rates (vla_runtime roofline --list), or at rates measured here where it is in no
-table, as every CPU; networks small enough for a cache can beat it.
+table, as every CPU; networks small enough for a cache can beat it. A CPU has none in half
+precision.
 
 examples:
   vla_runtime bench engines/demo
   vla_runtime bench engines/mine --device cuda --precision bfloat16 --rows 2
   vla_runtime bench engines/mine --backend onnxruntime --views 1 --repeats 100
-  vla_runtime bench engines/mine --backend tensorrt --device cuda --precision float16 --json o.json
+  vla_runtime bench engines/mine --backend tensorrt --precision float16 --json o.json
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--backend', default='torch', help='runs the networks (default: torch)')
     parser.add_argument(
         '--device',
-        default='cpu',
-        help="cpu, cuda, cuda:N, or tensorrt for ONNX Runtime's TensorRT provider (default: cpu)",
+        help="cpu, cuda, cuda:N, or tensorrt for ONNX Runtime's TensorRT provider (default: cpu; "
+        'with --backend tensorrt: cuda)',
     )
     parser.add_argument(
         '--precision',
@@ -84,7 +85,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     options = BenchOptions(
         backend=arguments.backend,
-        device=arguments.device,
+        device=arguments.device or ('cuda' if arguments.backend == 'tensorrt' else 'cpu'),
         precision=arguments.precision,
         views=arguments.views,
         rows=arguments.rows,
@@ -125,7 +126,8 @@ def describe(figures: Mapping[str, Any]) -> str:
         f'{figures["repeats"]} of each kind',
     ]
     for kind, phases in figures['milliseconds'].items():
-        lines += ['', f'{kind + ", ms":20}{"median":>9}{"p95":>9}{"p99":>9}{"least":>9}']
+        least_title = f'{"least":>9}' if figures['rates'] else ''
+        lines += ['', f'{kind + ", ms":20}{"median":>9}{"p95":>9}{"p99":>9}{least_title}']
         floors = figures['floors_ms'].get(kind, {})
         for phase, found in phases.items():
             least = _least(phase, floors)
@@ -137,6 +139,12 @@ def describe(figures: Mapping[str, Any]) -> str:
     if rates:
         rate = f'{rates["flops_per_s"] / 1e12:.3g} TFLOP/s, {rates["bytes_per_s"] / 1e9:.3g} GB/s'
         lines += ['', f"'least' from {rate}; {rates['source']}"]
+    elif figures['device'] == 'cpu' and figures['precision'] != 'float32':
+        lines += [
+            '',
+            f"no 'least': a CPU emulates {figures['precision']}, and every library differently, so "
+            'there is no rate to compare with',
+        ]
     else:
         lines += [
             '',
