@@ -167,6 +167,28 @@ def test_without_pytorch_it_is_said_that_nothing_was_compared(machine, capsys, m
     assert not (folder / 'verification.json').exists()
 
 
+@pytest.mark.parametrize('package', ['torch', 'onnx', 'onnxruntime'])
+def test_without_what_compares_nothing_is_read_for_a_comparison(
+    machine, capsys, monkeypatch, package
+):
+    here = machine()
+    assert build(here, '--no-verify') == 0
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, package, None)
+    # What reads it finds that it has changed.
+    weights = here.bundle / 'weights.safetensors'
+    data = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert build(here) == 0
+    out = capsys.readouterr().out
+    told = f"not compared with PyTorch: the Python package '{package}' is not installed"
+    assert told in out and 'up to date' in out
+    # What is to be built is read all the same.
+    assert build(here, '--force') == 2
+    assert 'weights.safetensors: has changed' in capsys.readouterr().err
+
+
 def test_what_is_there_is_kept(machine, capsys):
     here = machine()
     build(here)

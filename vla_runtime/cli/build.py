@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from vla_runtime.export.tensorrt_build import BuildPlan
 
 _MIB = 1 << 20
+# What comparing the engines with PyTorch needs.
+_COMPARISON = ('torch', 'onnx', 'onnxruntime')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +97,7 @@ def _build(arguments: argparse.Namespace) -> int:
     from vla_runtime.bundle import read_bundle, verify_files
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
     from vla_runtime.engines.onnx_files import engine_graphs
-    from vla_runtime.engines.preflight import check_backend, check_graph_files
+    from vla_runtime.engines.preflight import check_backend, check_graph_files, missing_package
     from vla_runtime.engines.tensorrt_adapter import import_tensorrt
     from vla_runtime.export.tensorrt_build import build_engines, plan_build
     from vla_runtime.export.tensorrt_receipt import is_compared
@@ -124,6 +126,9 @@ def _build(arguments: argparse.Namespace) -> int:
     compare = not arguments.no_verify and (
         bool(plan.to_build) or not is_compared(plan.folder, plan.done, bundle.spec.files)
     )
+    # Looked up before files are read: without PyTorch no receipt ever comes of reading them.
+    missing = missing_package(*_COMPARISON) if compare else None
+    compare = compare and not missing
     if plan.to_build or compare:
         # Last, because it reads gigabytes: what is built and what it is compared with.
         verify_files(bundle)
@@ -137,6 +142,8 @@ def _build(arguments: argparse.Namespace) -> int:
             report=bar.report,
         )
     runtime.close()
+    if missing:
+        _say_not_compared(plan.folder, missing)
     if compare and not _verified(bundle, plan.folder, metadata, arguments.device):
         return 1
     print(f'\n{"built" if plan.to_build else "up to date:"} {plan.folder}')
@@ -160,13 +167,13 @@ def _show(plan: BuildPlan) -> None:
 def _verified(bundle: Bundle, folder: Path, metadata: Metadata, device: str) -> bool:
     """Compare with PyTorch and write the receipt; engines that differ are removed."""
     from vla_runtime.engines.tensorrt_store import REJECTION
-    from vla_runtime.export.tensorrt_receipt import forget, keep, reject
+    from vla_runtime.export.tensorrt_receipt import keep, reject
 
     try:
         receipt, document = compare_engines(bundle, folder, metadata, device)
     except ModuleNotFoundError as error:
-        print(f"not compared with PyTorch: the Python package '{error.name}' is not installed")
-        forget(folder)
+        # Something that one of the packages needs in its turn.
+        _say_not_compared(folder, str(error.name))
         return True
     for failure in receipt.failures:
         print(f'FAILED: {failure}', file=sys.stderr)
@@ -180,6 +187,13 @@ def _verified(bundle: Bundle, folder: Path, metadata: Metadata, device: str) -> 
     largest = max(item.max_error for item in receipt.chunks)
     print(f'  compared with PyTorch: chunks differ by {largest:.2g} at most ({receipt.notes[0]})')
     return True
+
+
+def _say_not_compared(folder: Path, package: str) -> None:
+    from vla_runtime.export.tensorrt_receipt import forget
+
+    print(f"not compared with PyTorch: the Python package '{package}' is not installed")
+    forget(folder)
 
 
 class _Bar:
