@@ -48,19 +48,16 @@ class Clock:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; see the module's docstring for the exit code."""
     arguments = _arguments(argv)
+    from vla_runtime.engines.preflight import check_backend
+
     try:
-        import torch
-    except ModuleNotFoundError:
-        print('error: PyTorch is not installed: pip install torch (a CUDA build)', file=sys.stderr)
+        # The driver is asked first: PyTorch takes seconds to import.
+        check_backend('torch', arguments.device)
+    except ValueError as error:
+        print(f'error: {error}', file=sys.stderr)
         return 2
-    if arguments.device == 'cuda' and not torch.cuda.is_available():
-        built = torch.version.cuda or 'no CUDA'
-        print(
-            f'error: no GPU: PyTorch {torch.__version__} ({built}) sees none on this machine. '
-            'Check nvidia-smi and that PyTorch is a CUDA build; on a CPU, vla_runtime bench '
-            'measures a bundle',
-            file=sys.stderr,
-        )
+    if arguments.device == 'cuda' and (reason := pytorch_without_gpu()):
+        print(f'error: {reason}', file=sys.stderr)
         return 2
     clock = Clock(arguments.budget_s)
     small = arguments.size == 'tiny'
@@ -79,6 +76,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print('wrote', write_result('gpu', figures, PACKAGES, arguments.json))
     return 0 if all(check['passed'] for check in checks.values()) else 1
+
+
+def pytorch_without_gpu() -> str:
+    """Why PyTorch sees no GPU on a machine that has one; empty where it sees it."""
+    import torch
+
+    if torch.cuda.is_available():
+        return ''
+    built = torch.version.cuda or 'no CUDA'
+    return (
+        f'PyTorch {torch.__version__} ({built}) does not see the GPU that the driver shows; '
+        'install a CUDA build of PyTorch that is no newer than the driver'
+    )
 
 
 def run_checks(device: str, size: str, clock: Clock) -> dict[str, dict[str, Any]]:

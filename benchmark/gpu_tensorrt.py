@@ -1,6 +1,6 @@
 """Builds and measures a pi0.5 of full width and two layers with TensorRT on a GPU machine.
 
-    python benchmark/gpu_tensorrt.py prepare KIT [--precision float16]   here: torch, onnxruntime
+    python benchmark/gpu_tensorrt.py prepare KIT [--precision float32]   here: torch, onnxruntime
     python benchmark/gpu_tensorrt.py run KIT [--json OUT]              there: tensorrt, cuda-python
 
 `prepare` writes our ONNX graphs, inputs and ONNX Runtime's outputs, a few megabytes (remove
@@ -27,6 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 from tensorrt_kit import ROWS, SIZES, STEPS, Kit, expert_inputs, prepare, restore  # noqa: E402
 
 from vla_runtime.engines.cuda_runtime import CudaError, CudaRuntime  # noqa: E402
+from vla_runtime.engines.preflight import check_backend  # noqa: E402
 from vla_runtime.engines.tensorrt_adapter import (  # noqa: E402
     Network,
     TensorRT,
@@ -41,7 +42,8 @@ from vla_runtime.export.tensorrt_build import build_engines, plan_build  # noqa:
 PACKAGES = ['tensorrt', 'cuda-python', 'cuda-bindings', 'numpy']
 # Largest error as a share of the largest number of the reference. In half precision ONNX Runtime's
 # CPU kernels and TensorRT's add in another order and round in other places.
-BOUNDS = {'float32': 1e-3, 'float16': 2e-2, 'bfloat16': 1e-1}
+# No bfloat16: ONNX Runtime has no matrix products of it on a CPU, where the reference is made.
+BOUNDS = {'float32': 1e-3, 'float16': 2e-2}
 REPEATS = 50
 
 
@@ -53,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             prepare(arguments.kit, arguments.size, arguments.precision)
             print(f'wrote {arguments.kit}')
             return 0
+        # The driver is asked first: TensorRT takes seconds to import.
+        check_backend('tensorrt', 'cuda')
         adapter = import_tensorrt()
         runtime = CudaRuntime(0)
         figures = measure(restore(arguments.kit), adapter, runtime, arguments.repeats)

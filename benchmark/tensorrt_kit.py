@@ -82,44 +82,46 @@ def prepare(folder: Path, size: str, precision: str, seed: int = 0) -> None:
 
     `reference.npz` holds the inputs by name (`pixels`, `tokens_r2`, …), the time table, and for one
     and two rows `image_tokens`, `past_key_rR`, `past_value_rR`, `velocity_rR` (of the first step)
-    and `chunk_rR`.
+    and `chunk_rR`. The folder appears complete or not at all.
+
+    Raises:
+        ValueError: the folder is there already, or ONNX Runtime cannot run the files.
     """
-    from random_policy import random_inputs, random_network
+    if folder.exists():
+        raise ValueError(f'{folder}: exists already; remove it or give another folder')
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f'{folder.name}.') as scratch:
+        kit = Path(scratch, 'kit')
+        kit.mkdir()
+        _prepare(kit, Path(scratch), size, precision, seed)
+        kit.rename(folder)
+
+
+def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -> None:
+    """Fill a folder beside a bundle that is made for it."""
+    from random_policy import random_network
     from safetensors.numpy import save_file
 
-    from vla_runtime.engines.onnx_engine import OnnxEngine
     from vla_runtime.engines.time_table import TimeTable
     from vla_runtime.export.onnx_export import write_onnx
     from vla_runtime.inference.denoise import flow_times
 
     dims = kit_dims(size)
-    folder.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        bundle = Path(scratch)
-        network = random_network('pi05', dims, 'cpu', 'float32', seed)
-        weights = bundle / 'weights.safetensors'
-        save_file({name: value.numpy() for name, value in network.state_dict().items()}, weights)
-        del network
-        write_onnx(bundle, _spec(dims), precision)
-        for path in (bundle / ONNX_FOLDER).glob('monolithic*'):
-            path.unlink()
-        (bundle / ONNX_FOLDER).rename(folder / ONNX_FOLDER)
-        (folder / ONNX_FOLDER / WEIGHTS_DATA).chmod(0o644)
-        np.savez_compressed(folder / _KEPT, **_kept(folder))
-        _draw(folder, seed)
-        (bundle / ONNX_FOLDER).symlink_to((folder / ONNX_FOLDER).resolve())
-        engine = OnnxEngine(
-            'pi05', dims, bundle, device='cpu', precision=precision, max_rows=max(ROWS)
-        )
-        table = TimeTable('pi05', dims, weights)(flow_times(STEPS))
-        reference: dict[str, np.ndarray] = {'time_table': table}
-        for rows in ROWS:
-            inputs = random_inputs(dims, rows, seed, steps=STEPS)
-            reference |= _inputs(inputs, rows)
-            reference |= _network_outputs(folder / ONNX_FOLDER, reference, rows)
-            reference[f'chunk_r{rows}'] = _chunk(engine, inputs)
-        engine.close()
-    np.savez(folder / _REFERENCE, **reference)
+    network = random_network('pi05', dims, 'cpu', 'float32', seed)
+    weights = bundle / 'weights.safetensors'
+    save_file({name: value.numpy() for name, value in network.state_dict().items()}, weights)
+    del network
+    write_onnx(bundle, _spec(dims), precision)
+    for path in (bundle / ONNX_FOLDER).glob('monolithic*'):
+        path.unlink()
+    (bundle / ONNX_FOLDER).rename(folder / ONNX_FOLDER)
+    (folder / ONNX_FOLDER / WEIGHTS_DATA).chmod(0o644)
+    np.savez_compressed(folder / _KEPT, **_kept(folder))
+    _draw(folder, seed)
+    # For the engine, which takes a bundle.
+    (bundle / ONNX_FOLDER).symlink_to((folder / ONNX_FOLDER).resolve())
+    table = TimeTable('pi05', dims, weights)(flow_times(STEPS))
+    np.savez(folder / _REFERENCE, **_reference(bundle, dims, precision, table, seed))
     manifest = {
         'size': size,
         'precision': precision,
@@ -128,6 +130,25 @@ def prepare(folder: Path, size: str, precision: str, seed: int = 0) -> None:
         'weights_sha256': file_sha256(folder / ONNX_FOLDER / WEIGHTS_DATA),
     }
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + '\n')
+
+
+def _reference(
+    bundle: Path, dims: PolicyDims, precision: str, table: np.ndarray, seed: int
+) -> dict[str, np.ndarray]:
+    """Inputs, and what ONNX Runtime makes of them; see `prepare`."""
+    from random_policy import random_inputs
+
+    from vla_runtime.engines.onnx_engine import OnnxEngine
+
+    engine = OnnxEngine('pi05', dims, bundle, device='cpu', precision=precision, max_rows=max(ROWS))
+    reference: dict[str, np.ndarray] = {'time_table': table}
+    for rows in ROWS:
+        inputs = random_inputs(dims, rows, seed, steps=STEPS)
+        reference |= _inputs(inputs, rows)
+        reference |= _network_outputs(bundle / ONNX_FOLDER, reference, rows)
+        reference[f'chunk_r{rows}'] = _chunk(engine, inputs)
+    engine.close()
+    return reference
 
 
 def restore(folder: Path) -> Kit:

@@ -12,8 +12,7 @@ import pytest
 from fake_cuda import FakeCuda
 from fake_tensorrt import RELEASES, FakeTensorRT
 
-from vla_runtime.engines.cuda_runtime import CudaRuntime
-from vla_runtime.engines.tensorrt_adapter import TensorRT
+from vla_runtime.engines import preflight
 
 BENCHMARK = Path(__file__).resolve().parents[1] / 'benchmark'
 
@@ -45,10 +44,10 @@ def kit(prepared, tmp_path) -> Path:
 def machine(script, monkeypatch) -> FakeTensorRT:
     """A fake GPU with TensorRT 8.6."""
     trt = FakeTensorRT(RELEASES[0], FakeCuda('NVIDIA H200', total_bytes=1 << 33))
-    monkeypatch.setattr(script, 'import_tensorrt', lambda: TensorRT(trt))
-    monkeypatch.setattr(
-        script, 'CudaRuntime', lambda index, module=None: CudaRuntime(index, trt.cuda)
-    )
+    monkeypatch.setitem(sys.modules, 'tensorrt', trt)
+    monkeypatch.setitem(sys.modules, 'cuda.bindings.runtime', trt.cuda)
+    # No driver to ask: the fake begins at cuda-python.
+    monkeypatch.setattr(preflight, '_cuda_devices', lambda: (1, ''))
     return trt
 
 
@@ -100,10 +99,13 @@ def test_graphs_that_could_not_be_captured_fail(script, kit, machine):
     assert run(script, kit) == 1
 
 
-def test_a_machine_without_a_gpu_is_told(script, kit, machine, capsys):
-    machine.cuda.devices = None
+def test_a_machine_without_a_gpu_is_told_before_tensorrt_is_imported(
+    script, kit, machine, monkeypatch, capsys
+):
+    monkeypatch.setattr(preflight, '_cuda_devices', lambda: (0, 'the driver shows none'))
+    monkeypatch.setattr(script, 'import_tensorrt', lambda: pytest.fail('TensorRT is imported'))
     assert run(script, kit) == 2
-    assert 'no CUDA device answers here' in capsys.readouterr().err
+    assert 'no CUDA device answers here (the driver shows none)' in capsys.readouterr().err
 
 
 def test_a_folder_that_was_not_prepared_is_told(script, machine, tmp_path, capsys):
@@ -111,5 +113,21 @@ def test_a_folder_that_was_not_prepared_is_told(script, machine, tmp_path, capsy
     assert 'make the folder with: gpu_tensorrt.py prepare' in capsys.readouterr().err
 
 
-def test_preparing_over_something_is_refused(script, kit):
+def test_preparing_over_something_is_refused(script, kit, capsys):
     assert script.main(['prepare', str(kit), '--size', 'tiny']) == 2
+    assert f'{kit}: exists already; remove it or give another' in capsys.readouterr().err
+    assert (kit / 'manifest.json').is_file()
+
+
+def test_a_preparation_that_fails_leaves_nothing_behind(script, tmp_path):
+    kit = tmp_path / 'kit'
+    # What the choices of --precision leave out: this ONNX Runtime cannot make the reference.
+    with pytest.raises(ValueError, match='no bfloat16 matrix products'):
+        script.prepare(kit, 'tiny', 'bfloat16')
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_precision_that_no_reference_can_be_made_in_is_not_offered(script, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        script.main(['prepare', str(tmp_path / 'kit'), '--precision', 'bfloat16'])
+    assert "invalid choice: 'bfloat16'" in capsys.readouterr().err

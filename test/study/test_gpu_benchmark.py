@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from vla_runtime.devices import DEVICES
+from vla_runtime.engines import preflight
 from vla_runtime.roofline import phase_floors, published_rates
 
 sys.path.insert(0, str(Path(__file__).parents[2] / 'benchmark'))
@@ -57,13 +58,30 @@ class StaleEngine:
         return getattr(self._real, name)
 
 
-def test_without_a_gpu_it_says_so_and_ends(capsys):
-    if torch.cuda.is_available():
-        pytest.skip('this machine has a GPU')
+def test_without_a_gpu_it_says_so_before_pytorch_is_imported():
+    code = f'import sys; sys.path.insert(0, {str(ROOT / "benchmark")!r}); import gpu; '
+    code += 'from vla_runtime.engines import preflight; '
+    code += "preflight._DRIVER = 'libcuda-that-is-not-here.so'; "
+    code += "code = gpu.main([]); assert 'torch' not in sys.modules; sys.exit(code)"
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: device 'cuda': no CUDA device answers here")
+    assert 'nvidia-smi' in done.stderr
+
+
+def test_a_pytorch_that_does_not_see_the_gpu_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(preflight, '_cuda_devices', lambda: (1, ''))
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     assert gpu.main([]) == 2
     error = capsys.readouterr().err
-    assert error.startswith('error: no GPU: PyTorch')
-    assert 'nvidia-smi' in error
+    assert error.startswith(f'error: PyTorch {torch.__version__} (')
+    assert 'does not see the GPU that the driver shows' in error
+
+
+def test_without_pytorch_it_says_so(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'torch', None)
+    assert gpu.main([]) == 2
+    assert "the Python package 'torch' is not installed" in capsys.readouterr().err
 
 
 def test_it_runs_from_the_source_tree_without_what_a_gpu_machine_lacks(tmp_path):
