@@ -38,7 +38,6 @@ from vla_runtime.engines.preflight import BACKENDS
 if TYPE_CHECKING:
     from vla_runtime.devices import Device
     from vla_runtime.dimensions import PolicyDims
-    from vla_runtime.export.tensorrt_build import MemoryEstimate
 
 _STEPS = 10
 
@@ -112,14 +111,7 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         ValueError: no model or device, an unknown family, more views than the bundle has.
         BundleError: the folder is no bundle.
     """
-    from vla_runtime.export.tensorrt_build import DEFAULT_WORKSPACE, MemoryEstimate
-    from vla_runtime.roofline import (
-        fits,
-        largest_engine_bytes,
-        memory_need,
-        phase_floors,
-        published_rates,
-    )
+    from vla_runtime.roofline import fits, memory_need, phase_floors, published_rates
 
     if not arguments.model or not arguments.device:
         missing = '--device' if arguments.model else 'MODEL'
@@ -135,30 +127,25 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         }
         for backend in BACKENDS
     }
-    largest = largest_engine_bytes(dims, MATRIX_BYTES[precision])
-    build = MemoryEstimate.of(largest, DEFAULT_WORKSPACE)
     devices = {}
     for key in arguments.device:
         device = DEVICES[key]
         rates = published_rates(device, precision)
-        floors = {
-            rows: phase_floors(
+        floors = {}
+        for rows in all_rows:
+            found = phase_floors(
                 dims, rates, precision=precision, rows=rows, steps=steps, views=views
             )
-            for rows in all_rows
-        }
+            floors[f'{rows}_rows'] = {phase: asdict(one) for phase, one in found.items()}
         devices[key] = {
             **asdict(device),
             'note': device.note(precision),
-            'build': _build_on(device, build),
+            'build': _build_on(device, dims, precision),
             'fits': {
                 backend: {_up_to(rows): fits(need, device) for rows, need in of_backend.items()}
                 for backend, of_backend in needs.items()
             },
-            'floors_ms': {
-                f'{rows}_rows': {phase: asdict(one) for phase, one in of_rows.items()}
-                for rows, of_rows in floors.items()
-            },
+            'floors_ms': floors,
         }
     return {
         'model': arguments.model,
@@ -177,10 +164,15 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _build_on(device: Device, build: MemoryEstimate) -> dict[str, Any]:
+def _build_on(device: Device, dims: PolicyDims, precision: str) -> dict[str, Any]:
     """Bytes that building engines takes: of the device, of the host beside it (in no table here),
     and of swap, None where none helps.
     """
+    from vla_runtime.export.tensorrt_build import DEFAULT_WORKSPACE, MemoryEstimate
+    from vla_runtime.roofline import largest_engine_bytes
+
+    largest = largest_engine_bytes(dims, MATRIX_BYTES[precision])
+    build = MemoryEstimate.of(largest, DEFAULT_WORKSPACE)
     free = int((device.memory_gib - device.reserved_gib) * GIB)
     if device.shares_memory:
         need, host, swap = build.device + build.host, 0, build.shared_swap(free)
