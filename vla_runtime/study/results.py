@@ -62,7 +62,8 @@ def study_record(
             **_backend_versions(study.conditions),
         },
         'machine': f'{platform.system()} {platform.machine()}, {os.cpu_count()} cores; simulated '
-        'clock, so the machine makes no difference to what is measured',
+        'clock, so its speed makes no difference; another CPU or PyTorch rounds in another way, so '
+        'single trajectories differ there while rates stay within their intervals',
         'same': [_same_record(pair, varied, results) for pair in study.same],
         'conditions': [
             _condition_record(condition, varied, results[condition], reference, study)
