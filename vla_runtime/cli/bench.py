@@ -27,6 +27,7 @@ from typing import Any
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.devices import MATRIX_BYTES
+from vla_runtime.engines.device_names import default_device
 
 _PACKAGES = (
     'torch',
@@ -85,7 +86,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     options = BenchOptions(
         backend=arguments.backend,
-        device=arguments.device or ('cuda' if arguments.backend == 'tensorrt' else 'cpu'),
+        device=arguments.device or default_device(arguments.backend),
         precision=arguments.precision,
         views=arguments.views,
         rows=arguments.rows,

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from vla_runtime.export.tensorrt_build import BuildPlan
 
 _MIB = 1 << 20
-# What comparing the engines with PyTorch needs.
-_COMPARISON = ('torch', 'onnx', 'onnxruntime')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +95,12 @@ def _build(arguments: argparse.Namespace) -> int:
     from vla_runtime.bundle import read_bundle, verify_files
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
     from vla_runtime.engines.onnx_files import engine_graphs
-    from vla_runtime.engines.preflight import check_backend, check_graph_files, missing_package
+    from vla_runtime.engines.preflight import (
+        COMPARISON_PACKAGES,
+        check_backend,
+        check_graph_files,
+        missing_package,
+    )
     from vla_runtime.engines.tensorrt_adapter import import_tensorrt
     from vla_runtime.export.tensorrt_build import build_engines, plan_build
     from vla_runtime.export.tensorrt_receipt import is_compared
@@ -127,7 +130,7 @@ def _build(arguments: argparse.Namespace) -> int:
         bool(plan.to_build) or not is_compared(plan.folder, plan.done, bundle.spec.files)
     )
     # Looked up before files are read: without PyTorch no receipt ever comes of reading them.
-    missing = missing_package(*_COMPARISON) if compare else None
+    missing = missing_package(*COMPARISON_PACKAGES) if compare else None
     compare = compare and not missing
     if plan.to_build or compare:
         # Last, because it reads gigabytes: what is built and what it is compared with.

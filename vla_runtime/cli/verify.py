@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from vla_runtime.cli._comparison import compare_engines, show_receipt
 from vla_runtime.cli._files import output_file
+from vla_runtime.engines.device_names import default_device
 
 if TYPE_CHECKING:
     from vla_runtime.bundle import Bundle
@@ -61,10 +62,9 @@ def main(arguments: argparse.Namespace) -> int:
     from vla_runtime.export.receipt import VerificationError
 
     try:
-        if arguments.backend == 'tensorrt':
-            receipt, document = _verify_engines(arguments.bundle, arguments.device or 'cuda')
-        else:
-            receipt, document = _verify_onnx(arguments.bundle, arguments.device or 'cpu')
+        verify = _verify_engines if arguments.backend == 'tensorrt' else _verify_onnx
+        device = arguments.device or default_device(arguments.backend)
+        receipt, document = verify(arguments.bundle, device)
         if arguments.json:
             text = json.dumps(document, indent=1) + '\n'
             arguments.json.write_text(text, encoding='utf-8')
@@ -122,10 +122,10 @@ def _verify_engines(path: Path, device: str) -> Compared:
 def _read(path: Path) -> Bundle:
     """The bundle, its files not yet hashed; refuses where nothing can be compared."""
     from vla_runtime.bundle import read_bundle
-    from vla_runtime.engines.preflight import missing_package
+    from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 
     bundle = read_bundle(path, verify=False)
-    if missing := missing_package('torch', 'onnx', 'onnxruntime'):
+    if missing := missing_package(*COMPARISON_PACKAGES):
         raise ValueError(
             f"the Python package '{missing}' is not installed, so nothing can be compared: "
             'pip install torch onnx onnxruntime'

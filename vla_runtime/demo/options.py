@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vla_runtime.bundle import read_bundle
 from vla_runtime.bundle_rules import check_guidable
+from vla_runtime.engines.device_names import default_device
 from vla_runtime.engines.preflight import check_backend
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.inference.guidance import MOST_BETA, check_beta
@@ -50,8 +51,8 @@ class DemoOptions:
 
     @property
     def device(self) -> str:
-        """Where the networks run: TensorRT has no choice, the others leave the GPU alone."""
-        return 'cuda' if self.backend == 'tensorrt' else 'cpu'
+        """Where the networks run."""
+        return default_device(self.backend)
 
     @property
     def bag(self) -> Path:

@@ -17,6 +17,11 @@ _USE = {
 _DEVICE = re.compile(r'cpu|(cuda|tensorrt)(:([0-9]{1,3}))?')
 
 
+def default_device(backend: str) -> str:
+    """Where a backend runs unless told: TensorRT has no choice, the others leave the GPU alone."""
+    return 'cuda' if backend == 'tensorrt' else 'cpu'
+
+
 def parse_device(device: str, backend: str) -> tuple[str, int]:
     """Split a device's name into its kind and its index.
 

@@ -19,7 +19,7 @@ from vla_runtime.bundle_schema import (
     BundleSpec,
 )
 from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision, graph_path
-from vla_runtime.engines.preflight import missing_package
+from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.receipt import Receipt, VerificationError
 
@@ -39,7 +39,7 @@ def check_packages() -> None:
     Raises:
         ExportError: PyTorch, `onnx` or `onnxruntime` is not installed.
     """
-    if missing := missing_package('torch', 'onnx', 'onnxruntime'):
+    if missing := missing_package(*COMPARISON_PACKAGES):
         raise ExportError(
             f"ONNX files need the Python package '{missing}', which is not installed: "
             'pip install onnx onnxruntime torch, or leave them out with --onnx-precision none'
