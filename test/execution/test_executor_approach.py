@@ -197,7 +197,7 @@ def test_when_stopped_on_the_way_back_inside_expect_hold_where_it_is() -> None:
     rig.executor.start(rig.now_s, rig.ros_ns)
     rig.tick(3)
     before = rig.command.setpoints.copy()
-    held = rig.executor.stop()
+    held = rig.executor.freeze()
     assert held.kind is CommandKind.HOLD and (held.setpoints == before).all()
 
 

@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ _SEAMS_KEPT = 64
 _COLLECT_EVERY_S = 1.0
 # Whoever keeps a lock for so long at the end is not going to give it back.
 _HANGS_AFTER_S = 1.0
+_LOOKS_EVERY_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -188,9 +190,29 @@ class ControlLoop:
             return self._executor.start(now_s, self._ros_now_ns())
 
     def stop(self) -> None:
-        """Hold from the next tick on."""
+        """Come to rest with the next ticks, and hold."""
         with self._lock:
             self._executor.stop()
+
+    def come_to_rest(self, timeout_s: float) -> None:
+        """Stop, and return when the robot has come to rest, or the ticks have not brought it there.
+
+        For the teardown, before the control thread ends. A thread that hangs in the core is not
+        waited for.
+
+        Args:
+            timeout_s: longest time to wait.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while self._lock.acquire(timeout=_HANGS_AFTER_S):
+            try:
+                self._executor.stop()
+                at_rest = self._executor.at_rest
+            finally:
+                self._lock.release()
+            if at_rest or time.monotonic() > deadline_s:
+                return
+            time.sleep(_LOOKS_EVERY_S)
 
     def reset(self, episode: int) -> None:
         """The operator's reset: an episode begins, and the latch opens."""
@@ -207,11 +229,9 @@ class ControlLoop:
             self._executor.set_parameters(parameters)
 
     def set_dry_run(self, dry_run: bool) -> None:
-        """A change stops the executor; on the way into a dry run the last command is a hold."""
+        """A change stops the executor, and takes effect when the robot has come to rest."""
         with self._lock:
-            sends = self._take(self._executor.set_dry_run(dry_run))
-        if sends:
-            self._send(self._ros_now_ns())
+            self._executor.set_dry_run(dry_run)
 
     def observe_state(
         self, names: Sequence[str], positions: Sequence[float], stamp_ns: int
@@ -264,7 +284,7 @@ class ControlLoop:
             self._garbage.end()
         if self._lock.acquire(timeout=_HANGS_AFTER_S):
             try:
-                sends = self._take(self._executor.stop())
+                sends = self._take(self._executor.freeze())
             finally:
                 self._lock.release()
         else:

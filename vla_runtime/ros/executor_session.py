@@ -4,8 +4,8 @@ Invariants:
 - three threads: the control thread (`ControlLoop.tick` at the control rate), the dead-man's, which
   no callback can keep waiting, and one that publishes requests; rclpy's callbacks only deliver;
 - only the control thread and, beside it, the dead-man's and the teardown send commands;
-- teardown: nothing comes in any more, the threads end, then the hold is sent and acknowledged. The
-  hold is the last command on the wire;
+- teardown: nothing comes in any more, the robot brakes to rest, the threads end, then the hold is
+  sent and acknowledged. The hold is the last command on the wire;
 - what began half-way ends as well, and a step that fails keeps none back; a thread that hangs is
   said, and the hold is sent without it.
 """
@@ -33,6 +33,8 @@ from vla_runtime.ros.worker import LatestJobWorker
 CHUNK_TOPIC = 'action_chunk'
 # A tick takes a thousandth of this; what takes longer will not end.
 _HANGS_AFTER_S = 2.0
+# Braking takes speed over acceleration, some tenths of a second on most robots.
+_COMES_TO_REST_S = 3.0
 _RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 
 
@@ -136,6 +138,8 @@ class ExecutorSession:
             for thread in (self._control, self._dead_man):
                 if thread is not None:
                     steps.callback(thread.stop, _HANGS_AFTER_S)
+            if self.loop is not None:
+                steps.callback(self.loop.come_to_rest, _COMES_TO_REST_S)
             if self._chunks is not None:
                 steps.callback(self._node.destroy_subscription, self._chunks)
             steps.callback(self._link.ignore)

@@ -18,13 +18,15 @@ _TEXTS = {
     Reason.TRACKING: 'executing chunk {chunk}, step {step}',
     Reason.OVERRUN: 'the next chunk is late: going on with chunk {chunk}, step {step}',
     Reason.APPROACHING: 'approaching at the set speed',
-    Reason.BRAKING: 'coming to rest, to hold: nothing is left to execute',
+    Reason.BRAKING: 'coming to rest, to hold',
     Reason.NOT_STARTED: 'not started: call ~/start',
     Reason.STOPPED: 'stopped: holding until ~/start',
     Reason.WAITING_FOR_CHUNK: 'holding: waiting for the first chunk',
     Reason.SYNCHRONOUS_WAIT: 'holding: waiting for the next chunk',
     Reason.STARVED: 'holding: no chunk came in time',
 }
+# What is said with its cause although it has words of its own.
+_EXPLAINED = (Reason.APPROACHING, Reason.BRAKING)
 _WAITING = (Reason.WAITING_FOR_CHUNK, Reason.SYNCHRONOUS_WAIT, Reason.STARVED, Reason.OVERRUN)
 # A request is answered within an inference; after so long, say who does not answer.
 _SILENT_AFTER_S = 1.0
@@ -82,7 +84,7 @@ def control(status: LoopStatus, answers: Answers, rival: str) -> Condition:
     if reason in _WAITING and answers.silent_s is not None and answers.silent_s > _SILENT_AFTER_S:
         level = Level.WARN
         text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
-    if executor.detail and (reason not in _TEXTS or reason is Reason.APPROACHING):
+    if executor.detail and (reason not in _TEXTS or reason in _EXPLAINED):
         text += f': {executor.detail}'
     if executor.untied:
         level = max(level, Level.WARN)
