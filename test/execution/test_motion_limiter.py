@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -244,7 +246,7 @@ def test_when_a_tick_is_late_expect_the_way_left_spread_over_the_next_ones() -> 
         before = command[0]
         limiter.apply(command, np.array([1.3 * now]), np.array([1.3]), command.copy(), dt)
         speeds.append(((command[0] - before) / dt, dt))
-    for (slower, _), (faster, dt) in zip(speeds[30:], speeds[31:], strict=False):
+    for (slower, _), (faster, dt) in itertools.pairwise(speeds[30:]):
         assert abs(faster - slower) <= 20.0 * dt * (1 + 1e-6)
     assert command[0] == pytest.approx(1.3 * now, abs=1e-9)
 

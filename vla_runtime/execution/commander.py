@@ -4,7 +4,7 @@ To hold is to repeat the last commanded position and to command zero velocity. B
 commanded there is nothing to hold: the command is `IDLE` and must not be published.
 
 A hold gives way: where the robot is found further from the command than a command may lead it, the
-command moves to within that distance, inside all limits and without a jump. So a joint that was
+command moves to where the robot is, inside all limits and without a jump. So a joint that was
 pushed away does not swing back when it is let go.
 """
 
@@ -21,6 +21,10 @@ from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.motion_limiter import MotionLimiter
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.timeline import Segment
+
+
+# A hold that gives way comes this near to the robot, as a share of its reach.
+_NEAR_SHARE = 0.05
 
 
 class Commander:
@@ -47,11 +51,13 @@ class Commander:
         self._unguarded = ~columns.has_feedback & columns.is_position
         self._rejects_far_steps = limits.actions.step_from_measured == 'reject'
         self.approach = Approach(columns, start, limits.velocity)
-        # How far a hold may be from the robot.
+        # How far a hold may be from the robot, and which columns are on their way back to it.
         self._reach = np.where(
             self._guarded, np.minimum(limits.step_from_measured, tracking_error), np.inf
         )
+        self._near = _NEAR_SHARE * self._reach
         self._far = np.zeros(columns.count, dtype=bool)
+        self._gives_way = np.zeros(columns.count, dtype=bool)
         # Where to go first after a start away from the last command, or outside the limits.
         self._first_goal: np.ndarray | None = None
         # Where the plan or the approach is now; tracked within the limits.
@@ -157,9 +163,9 @@ class Commander:
         command = self.command
         if dt_s <= 0.0 or command.dry_run or not self.has_commanded:
             return self.hold(reason, now_s, dt_s)
-        if positions is not None and self._is_far_from(positions):
+        if positions is not None and self._gives_way_to(positions):
             np.copyto(self.target, command.setpoints)
-            np.copyto(self.target, positions, where=self._far)
+            np.copyto(self.target, positions, where=self._gives_way)
             command.velocities[:] = 0.0
             self._limiter.apply(command.setpoints, self.target, command.velocities, positions, dt_s)
         elif self.moving:
@@ -169,12 +175,15 @@ class Commander:
         self._describe_hold(reason, now_s)
         return command
 
-    def _is_far_from(self, positions: np.ndarray) -> bool:
-        """Whether a hold has to give way; `_far` are the columns that do."""
+    def _gives_way_to(self, positions: np.ndarray) -> bool:
+        """Whether a hold has to give way: from out of reach on, until it is near again."""
         np.subtract(self.command.setpoints, positions, out=self.target)
         np.abs(self.target, out=self.target)
         np.greater(self.target, self._reach, out=self._far)
-        return bool(np.count_nonzero(self._far))
+        np.logical_or(self._gives_way, self._far, out=self._gives_way)
+        np.greater(self.target, self._near, out=self._far)
+        np.logical_and(self._gives_way, self._far, out=self._gives_way)
+        return bool(np.count_nonzero(self._gives_way))
 
     def _brake(self, positions: np.ndarray | None, dt_s: float) -> None:
         """Slow the command down for one tick, each column on its own."""
@@ -305,6 +314,7 @@ class Commander:
     ) -> Command:
         """Move the command towards `target` within the limits."""
         command = self.command
+        self._gives_way[:] = False
         command.limited = self._limiter.apply(
             command.setpoints,
             self.target,

@@ -45,8 +45,9 @@ from vla_runtime.execution.replanner import Replanner
 from vla_runtime.execution.watchdog import tracking_error_limits
 from vla_runtime.types import ActionChunk
 
-# Chunks refused for these reasons are stray ones; the answer to the open request is yet to come.
-_LEAVES_REQUEST_OPEN = (Refusal.DUPLICATE, Refusal.OUT_OF_ORDER, Refusal.OTHER_EPISODE)
+# A chunk that does not say which request it answers, and is refused for one of these reasons, is a
+# stray one; the answer to the open request is yet to come.
+_STRAY = (Refusal.DUPLICATE, Refusal.OTHER_EPISODE)
 
 
 class ChunkExecutor:
@@ -241,6 +242,7 @@ class ChunkExecutor:
         now_s: float,
         now_ros_ns: int,
         tied: bool = True,
+        request: int | None = None,
     ) -> SubmitResult:
         """Offer a chunk. It is checked in full and taken whole, or refused whole; never raises.
 
@@ -253,6 +255,8 @@ class ChunkExecutor:
             now_s: steady clock.
             now_ros_ns: ROS clock.
             tied: it was made to continue the plan that the request carried.
+            request: number of the request that it answers; None where nobody says. A refused
+                answer closes its request, so that another one is asked for at once.
         """
         self.counters.received += 1
         try:
@@ -276,8 +280,9 @@ class ChunkExecutor:
             refusal, text = Refusal.INTERNAL_ERROR, f'{type(error).__name__}: {error}'
         self.counters.internal_errors += refusal is Refusal.INTERNAL_ERROR
         self.counters.refused[refusal] += 1
-        if refusal not in _LEAVES_REQUEST_OPEN:
-            self._replanner.requests.close()
+        requests = self._replanner.requests
+        if request == requests.number or (request is None and refusal not in _STRAY):
+            requests.close()
         return SubmitResult(refusal, text)
 
     def _require_motion(self) -> None:

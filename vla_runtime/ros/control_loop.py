@@ -251,6 +251,7 @@ class ControlLoop:
                 now_s,
                 self._ros_now_ns(),
                 received.tied,
+                received.request,
             )
 
     def check_alive(self, now_s: float) -> None:

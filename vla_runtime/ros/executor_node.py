@@ -283,6 +283,7 @@ class ExecutorNode(LifecycleNode):
                 stamp_ns=plan.stamp_ns,
                 episode=plan.episode,
                 certain=plan.certain,
+                request=plan.request,
             )
         )
         return True

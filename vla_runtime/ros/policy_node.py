@@ -327,6 +327,7 @@ class PolicyNode(LifecycleNode):
                 episode=answer.episode,
                 number=answer.report.number,
                 tied=answer.tied,
+                request=answer.request,
             )
         )
         overhead_ms = answer.overhead_ms(monotonic_ns())
