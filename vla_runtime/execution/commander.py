@@ -22,7 +22,6 @@ from vla_runtime.execution.motion_limiter import MotionLimiter
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.timeline import Segment
 
-
 # A hold that gives way comes this near to the robot, as a share of its reach.
 _NEAR_SHARE = 0.05
 

@@ -54,7 +54,8 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'max_tracking_error',
         0.5,
-        'distance of measured and commanded position, rad or m, that stops it until ~/start',
+        'distance of measured and commanded position, rad or m, that stops it until ~/start, of '
+        'joints for which the robot file gives none; at most three quarters of their range',
         minimum=0.001,
         maximum=100.0,
         read_only=True,
