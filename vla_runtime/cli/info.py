@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Read and print; 2 where the bundle is not what it says."""
     from vla_runtime.bundle import BundleError, read_bundle
+    from vla_runtime.bundle_statistics import statistics_notes
     from vla_runtime.bundle_summary import describe, line
 
     verify = not (arguments.no_verify or arguments.quick)
@@ -47,6 +48,8 @@ def main(arguments: argparse.Namespace) -> int:
     print(line('files', f'{len(bundle.spec.files)}, {checked}'))
     for engine in sorted(bundle.engines_folder.glob('*')):
         print(line('engine', engine.name))
+    for note in statistics_notes(bundle.spec, bundle.statistics):
+        print(line('note', note))
     return 0
 
 

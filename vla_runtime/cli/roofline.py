@@ -29,8 +29,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vla_runtime.bundle_rules import LIMITS
 from vla_runtime.cli._files import output_file
-from vla_runtime.cli._numbers import at_least
+from vla_runtime.cli._numbers import between
 from vla_runtime.devices import DEVICES, GIB, MATRIX_BYTES
 from vla_runtime.dimensions import PRESETS
 from vla_runtime.engines.preflight import BACKENDS
@@ -57,13 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--views',
-        type=at_least(1),
+        type=between(1, LIMITS['dimensions.cameras']),
         metavar='V',
         help="cameras; of a bundle, those whose image has changed (default: the model's)",
     )
     parser.add_argument(
         '--steps',
-        type=at_least(1),
+        type=between(1, LIMITS['denoise_steps']),
         metavar='N',
         help="denoise steps (default: the bundle's, or 10)",
     )

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from vla_runtime.cli._files import make_folder
-from vla_runtime.cli._numbers import at_least
+from vla_runtime.cli._numbers import at_least, between
 from vla_runtime.cli._packages import import_problem
+from vla_runtime.engines.preflight import MOST_THREADS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--processes', type=at_least(1), default=os.cpu_count() or 1, help='that generate data'
     )
-    parser.add_argument('--threads', type=at_least(1), help="of PyTorch (default: PyTorch's own)")
+    parser.add_argument(
+        '--threads',
+        type=between(1, MOST_THREADS),
+        help="of PyTorch (default: PyTorch's own)",
+    )
     parser.add_argument('--device', default='cpu', help='cpu or cuda (default: %(default)s)')
     for stage, steps in (('see', 500), ('ground', 1200), ('act', 4000)):
         parser.add_argument(

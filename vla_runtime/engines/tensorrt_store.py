@@ -28,6 +28,7 @@ from vla_runtime.engines.onnx_files import (
     engine_graphs,
     graph_name,
 )
+from vla_runtime.input_files import read_text
 
 METADATA = 'engine.json'
 TIMING_CACHE = 'timing.cache'
@@ -35,6 +36,7 @@ RECEIPT = 'verification.json'
 # What was found out about engines that were not kept.
 REJECTION = 'rejected.json'
 FORMAT = 2
+_LARGEST_METADATA = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def read_metadata(folder: Path, command: str) -> Metadata:
     """
     path = folder / METADATA
     try:
-        data = json.loads(path.read_text(encoding='utf-8'))
+        data = json.loads(read_text(path, _LARGEST_METADATA))
         if not isinstance(data, dict):
             raise ValueError('it is not a table')
         if data.get('format') != FORMAT:
@@ -172,7 +174,7 @@ def read_metadata(folder: Path, command: str) -> Metadata:
         if (folder / REJECTION).is_file():
             why = f'what was built gave wrong numbers and was not kept ({REJECTION} has them)'
         raise ValueError(f'{path}: is missing; {why}; run: {command}') from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f'{path}: is damaged: {error}; run: {command}') from None
 
 

@@ -215,21 +215,22 @@ class StateWatch:
 
     def describe(self, reason: Reason, state: MeasuredState, now_ros_ns: int) -> str:
         """A fault of `check` in words."""
+        refused = ''.join(f'; {text}' for text in state.refused)
         if reason is Reason.STATE_MISSING:
             return (
                 f'no measured position has come for {state.missing}; check the joint_states '
-                "topics and the robot file's joint names"
+                f"topics and the robot file's joint names{refused}"
             )
         if reason is Reason.STATE_NOT_FINITE:
             wrong = np.flatnonzero(~np.isfinite(state.positions))
             names = [self._columns.names[column] for column in wrong]
-            return f'the measured position of {names} is not a number'
+            return f'the measured position of {names} is not a number that a joint can have'
         age_s = (now_ros_ns - state.oldest_stamp_ns) * 1e-9
         if reason is Reason.STATE_STALE:
             limit_s = self._parameters.max_state_age_s
             return (
                 f'the measured position of {state.oldest_columns()} is {age_s:.3f} s old, at '
-                f'most {limit_s:g} s allowed (max_state_age_s)'
+                f'most {limit_s:g} s allowed (max_state_age_s){refused}'
             )
         return (
             f'the measured position of {state.oldest_columns()} is stamped {-age_s:.3f} s in the '

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,14 +18,16 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
+from vla_runtime.bundle_schema import WEIGHT_BYTES
 from vla_runtime.export.errors import ExportError
+from vla_runtime.export.json_file import LARGEST_JSON
 from vla_runtime.export.tensor_names import TEXT_HEAD, TEXT_TABLE, is_unused, our_name
+from vla_runtime.input_files import UnreadableFileError, read_text, regular_file
+from vla_runtime.quotes import quoted
 
 SINGLE_FILE = 'model.safetensors'
 INDEX_FILE = 'model.safetensors.index.json'
 PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
-# safetensors' names of the precisions that the networks load.
-ITEM_BYTES = {'F32': 4, 'BF16': 2, 'F16': 2}
 _LISTED = 10
 _BLOCK_BYTES = 1 << 22
 
@@ -54,7 +57,7 @@ class StoredTensor:
     @property
     def size(self) -> int:
         """Bytes."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return math.prod(self.shape) * WEIGHT_BYTES[self.dtype]
 
 
 def read_tensors(folder: str | Path) -> dict[str, StoredTensor]:
@@ -133,7 +136,7 @@ def copy_tensors(
         advance: told the bytes copied, as they are.
     """
     # The format wants offsets aligned for the widest type: widest first, then by name.
-    order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
+    order = sorted(tensors, key=lambda name: (-WEIGHT_BYTES[tensors[name].dtype], name))
     header: dict[str, object] = {'__metadata__': {'format': 'pt'}}
     end = 0
     for name in order:
@@ -167,6 +170,8 @@ def _copy(stored: StoredTensor, target: BinaryIO, advance: Callable[[int], objec
 
 def _stored_tensors(folder: Path) -> list[StoredTensor]:
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    # A link that leads nowhere is told as such by whoever opens it.
+    has_single, has_index = os.path.lexists(single), os.path.lexists(index)
     if folder.is_file():
         _refuse_pickle(folder)
         raise CheckpointError(f'{folder}: is a file; expected the folder that holds {SINGLE_FILE}')
@@ -175,13 +180,13 @@ def _stored_tensors(folder: Path) -> list[StoredTensor]:
             f'{folder}: no such folder; expected a LeRobot or openpi checkpoint on this disk '
             '(a model on the Hugging Face hub is downloaded first, e.g. with hf download)'
         )
-    if single.exists() and index.exists():
+    if has_single and has_index:
         raise CheckpointError(
             f'{folder}: has both {SINGLE_FILE} and {INDEX_FILE}; remove the one that is not meant'
         )
-    if single.exists():
+    if has_single:
         return read_header(single)
-    if index.exists():
+    if has_index:
         return _read_shards(index)
     for path in sorted(folder.iterdir()):
         _refuse_pickle(path)
@@ -212,9 +217,9 @@ def _nearby(folder: Path) -> str:
 
 def _read_shards(index: Path) -> list[StoredTensor]:
     try:
-        weight_map = json.loads(index.read_text(encoding='utf-8'))['weight_map']
+        weight_map = json.loads(read_text(index, LARGEST_JSON))['weight_map']
         shards = {str(name): str(file) for name, file in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index}: has no usable 'weight_map': {error!r}") from None
     found: dict[str, StoredTensor] = {}
     for file in sorted(set(shards.values())):
@@ -224,7 +229,7 @@ def _read_shards(index: Path) -> list[StoredTensor]:
                 f"{index}: shard '{file}' is not the plain name of a safetensors file"
             )
         path = index.parent / file
-        if not path.exists():
+        if not os.path.lexists(path):
             raise CheckpointError(f'{path}: is missing, but {INDEX_FILE} names it')
         for stored in read_header(path):
             if shards.get(stored.name) != file:
@@ -248,21 +253,24 @@ def read_header(path: Path) -> list[StoredTensor]:
         CheckpointError: a damaged file, or a tensor that is not of a precision networks load.
     """
     try:
+        target = regular_file(path)
         # The library checks the whole header: sizes, overlaps, and that the file is not cut short.
-        with safe_open(str(path), framework='np'):
+        with safe_open(str(target), framework='np'):
             pass
-        with path.open('rb') as file:
+        with target.open('rb') as file:
             (length,) = struct.unpack('<Q', file.read(8))
             header = json.loads(file.read(length))
+    except UnreadableFileError as error:
+        raise CheckpointError(f'{path}: {error}') from None
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f'{path}: is not a whole safetensors file: {error}') from None
     header.pop('__metadata__', None)
     tensors = []
     for name, entry in header.items():
-        if entry['dtype'] not in ITEM_BYTES:
+        if entry['dtype'] not in WEIGHT_BYTES:
             raise CheckpointError(
-                f"{path}: tensor '{name}' is {entry['dtype']}; expected one of "
-                f'{", ".join(ITEM_BYTES)}'
+                f'{path}: tensor {quoted(name)} is {entry["dtype"]}; expected one of '
+                f'{", ".join(WEIGHT_BYTES)}'
             )
         shape, offset = tuple(entry['shape']), 8 + length + entry['data_offsets'][0]
         tensors.append(StoredTensor(name, path, entry['dtype'], shape, offset))

@@ -26,8 +26,9 @@ from vla_runtime.bundle import (
     seal,
     write_statistics,
 )
-from vla_runtime.bundle_rules import check_spec, check_statistics
+from vla_runtime.bundle_rules import check_spec
 from vla_runtime.bundle_schema import TOKENIZER_SUFFIXES
+from vla_runtime.bundle_statistics import check_statistics
 from vla_runtime.dimensions import PolicyDims
 from vla_runtime.export.checkpoint import StoredTensor, check_tensors, copy_tensors, read_tensors
 from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns

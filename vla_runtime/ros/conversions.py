@@ -21,6 +21,7 @@ Stamps are integers of nanoseconds from end to end; nothing here goes through fl
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,11 +29,12 @@ import numpy as np
 from builtin_interfaces.msg import Duration, Time
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
+from vla_runtime.quotes import quoted
 from vla_runtime.types import ActionChunk
 
 _SECOND_NS = 1_000_000_000
 # At most 18 digits each: what fits into 63 bits.
-_N = r'(\d{1,18})'
+_N = r'([0-9]{1,18})'
 _CHUNK_TAG = re.compile(rf'chunk episode={_N} number={_N}(?: tied=([01]))?(?: request={_N})?')
 _PLAN_TAG = re.compile(rf'plan episode={_N} certain={_N}(?: request={_N})?')
 
@@ -131,7 +133,7 @@ def message_to_chunk(
     tag = _CHUNK_TAG.fullmatch(message.header.frame_id)
     if tag is None:
         raise TrajectoryError(
-            f"header.frame_id is '{message.header.frame_id}', expected "
+            f'header.frame_id is {quoted(message.header.frame_id)}, expected '
             "'chunk episode=E number=N tied=0 or 1 request=K'"
         )
     if not message.points:
@@ -182,7 +184,7 @@ def message_to_plan(message: JointTrajectory) -> ReceivedPlan:
     tag = _PLAN_TAG.fullmatch(message.header.frame_id)
     if tag is None:
         raise TrajectoryError(
-            f"header.frame_id is '{message.header.frame_id}', expected "
+            f'header.frame_id is {quoted(message.header.frame_id)}, expected '
             "'plan episode=E certain=N request=K'"
         )
     names = tuple(message.joint_names)
@@ -243,8 +245,12 @@ def _to_message(
 def _rows(message: JointTrajectory) -> tuple[np.ndarray, tuple[str, ...]]:
     """Rows (n, columns) and the kind of each column, told from the first row."""
     count = len(message.joint_names)
-    if not count or len(set(message.joint_names)) != count:
-        raise TrajectoryError(f'joint_names: {list(message.joint_names)} are empty or repeat')
+    if not count:
+        raise TrajectoryError('joint_names: is empty')
+    if len(set(message.joint_names)) != count:
+        counted = Counter(message.joint_names)
+        twice = next(name for name, times in counted.items() if times > 1)
+        raise TrajectoryError(f'joint_names: {quoted(twice)} is named twice')
     positions = _matrix(message, 'positions', count)
     velocities = _matrix(message, 'velocities', count)
     if positions is None and velocities is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from vla_runtime.engines.engine import MAX_SAMPLES
-from vla_runtime.engines.preflight import BACKENDS
+from vla_runtime.engines.preflight import BACKENDS, MOST_THREADS
 from vla_runtime.inference.guidance import MOST_BETA, CfgMode
 from vla_runtime.inference.pipeline import PipelineMode
 from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
@@ -40,7 +40,7 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         'CPU threads of each network that runs; 0: all cores but one, which the messages need, '
         'shared by two networks where pipeline is throughput at configure',
         minimum=0,
-        maximum=256,
+        maximum=MOST_THREADS,
         read_only=True,
     ),
     ParameterSpec(
