@@ -16,7 +16,7 @@ from vla_runtime.quotes import one_line, quoted
         (None, 'None'),
         ({'a': 1}, 'a mapping'),
         ([1] * 1000, 'a list'),
-        (10**5000, 'a whole number of 16610 bits'),
+        pytest.param(10**5000, 'a whole number of 16610 bits', id='huge'),
         ('x' * 30 + 'y' * 1000 + 'z' * 30, f"'{'x' * 30}' … '{'z' * 30}' (1060 characters)"),
     ],
 )

@@ -132,8 +132,8 @@ def test_what_cannot_be_measured_here_ends_in_2_with_the_reason(bundle, argument
 @pytest.mark.parametrize(
     ('arguments', 'text'),
     [
-        (['--threads', '0'], "--threads: '0' is not a whole number of at least 1"),
-        (['--steps', 'x'], "--steps: 'x' is not a whole number of at least 1"),
+        (['--threads', '0'], "--threads: '0' is not a whole number from 1 to 256"),
+        (['--steps', 'x'], "--steps: 'x' is not a whole number from 1 to 100"),
         (['--views', '-1'], "--views: '-1' is not a whole number of at least 1"),
         (['--rows', '3'], '--rows: invalid choice: 3'),
         (['--rows', 'two'], "--rows: invalid int value: 'two'"),

@@ -54,9 +54,10 @@ class JsonMapping:
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             expected = ' or '.join(item.__name__ for item in kinds)
-            raise self.error(
-                key, f'{quoted(value)} ({type(value).__name__}) where {expected} is expected'
-            )
+            said = quoted(value)
+            if not isinstance(value, (list, dict)):
+                said += f' ({type(value).__name__})'
+            raise self.error(key, f'{said} where {expected} is expected')
         return value
 
     def mapping(self, key: str, *, optional: bool = False) -> JsonMapping:

@@ -17,6 +17,8 @@ import cv2
 import numpy as np
 from sensor_msgs.msg import CompressedImage, Image
 
+from vla_runtime.quotes import quoted
+
 # Encoding to bytes a pixel, and where red, green and blue stand among them.
 _CHANNELS: dict[str, tuple[int, slice]] = {
     'rgb8': (3, slice(0, 3)),
@@ -53,7 +55,7 @@ def check_image(
     if message.encoding not in _CHANNELS:
         if _cv_bridge() is None:
             raise ImageError(
-                f"encoding '{message.encoding}' needs cv_bridge, which is not installed here "
+                f'encoding {quoted(message.encoding)} needs cv_bridge, which is not installed here '
                 f'(without it: {", ".join(_CHANNELS)}); install ros-$ROS_DISTRO-cv-bridge, or let '
                 'the driver publish one of those'
             )
@@ -124,12 +126,13 @@ def _check_compressed(message: CompressedImage) -> None:
     # image_transport writes 'rgb8; jpeg compressed bgr8', cv_bridge and drivers just 'jpeg'.
     if 'compresseddepth' in text or not any(word in text for word in _COMPRESSED_WORDS):
         raise ImageError(
-            f"compressed format '{message.format}' is not known; expected jpeg or png colour images"
+            f'compressed format {quoted(message.format)} is not known; expected jpeg or png colour '
+            'images'
         )
     if text.startswith(('16', '32', '64')):
         raise ImageError(
-            f"compressed format '{message.format}' is not an 8-bit colour image; give the colour "
-            "stream's topic in the robot file"
+            f'compressed format {quoted(message.format)} is not an 8-bit colour image; give the '
+            "colour stream's topic in the robot file"
         )
     if not len(message.data):
         raise ImageError('the compressed image has no data')
@@ -139,10 +142,10 @@ def _decode(message: CompressedImage) -> np.ndarray:
     try:
         image = cv2.imdecode(np.frombuffer(message.data, dtype=np.uint8), cv2.IMREAD_COLOR)
     except cv2.error as error:
-        raise ImageError(f"'{message.format}' data cannot be decoded: {error}") from error
+        raise ImageError(f'{quoted(message.format)} data cannot be decoded: {error}') from error
     if image is None:
         raise ImageError(
-            f"{len(message.data)} bytes of '{message.format}' cannot be decoded: the data is "
+            f'{len(message.data)} bytes of {quoted(message.format)} cannot be decoded: the data is '
             'damaged or of another format'
         )
     return image[:, :, ::-1]
@@ -164,5 +167,5 @@ def _through_cv_bridge(message: Image) -> np.ndarray:
         return np.asarray(_cv_bridge().imgmsg_to_cv2(message, desired_encoding='rgb8'))  # type: ignore[union-attr]
     except Exception as error:
         raise ImageError(
-            f"encoding '{message.encoding}': cv_bridge cannot make rgb8 of it: {error}"
+            f'encoding {quoted(message.encoding)}: cv_bridge cannot make rgb8 of it: {error}'
         ) from error
