@@ -121,7 +121,9 @@ def test_when_a_good_message_follows_a_refused_one_expect_nothing_held_against_i
     state = state_of(Column('a'))
     state.observe(['a'], [1.0, 2.0], 1)
     assert state.refused == ['the message has 2 positions for 1 names']
-    state.observe(['a'], [1.0], 2)
+    state.observe(['x'], [1.0], 2)
+    assert len(state.refused) == 1
+    state.observe(['x', 'a'], [0.0, 1.0], 2)
     assert state.refused == []
 
 

@@ -49,7 +49,7 @@ class Robot:
 
     def __init__(self) -> None:
         self.state = MeasuredState(COLUMNS)
-        self.watch = StateWatch(WatchdogParameters(), COLUMNS)
+        self.watch = StateWatch(WatchdogParameters(), COLUMNS, np.ones(3))
         self.joints = [JointBuffer(JointSource('/j', n, continuous=n == 'turn')) for n in NAMES]
         self.topic = JointTopic('/j', self.joints)
         self.now_ns = SECOND

@@ -79,7 +79,7 @@ class MeasuredState:
 
     @property
     def refused(self) -> list[str]:
-        """Why messages are refused, in words, while no better one has come of the same names."""
+        """Why messages are refused, in words, while none has come that brings the same columns."""
         return list(self._refused.values())
 
     def clear(self) -> None:
@@ -118,11 +118,13 @@ class MeasuredState:
             if twice:
                 fault = f"the message names '{twice}' twice; mend the node that publishes it"
             self.malformed += 1
-            self._refused[key] = fault
+            if len(target):
+                self._refused[key] = fault
             return
-        self._refused.pop(key, None)
         if not len(target):
             return
+        if self._refused:
+            self._forgive(target)
         if stamp_ns < self._stamps[target].max() and not self._distrusted:
             self.out_of_order += 1
             return
@@ -146,6 +148,14 @@ class MeasuredState:
         )
         self._maps[names] = found
         return found
+
+    def _forgive(self, target: np.ndarray) -> None:
+        """Forget the refusals of messages that bring any of these columns."""
+        self._refused = {
+            key: fault
+            for key, fault in self._refused.items()
+            if not np.isin(self._maps[key].target, target).any()
+        }
 
     def bring_near(self, reference: np.ndarray) -> None:
         """Count whole turns of continuous columns so that they lie nearest to the reference."""
