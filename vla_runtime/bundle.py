@@ -45,7 +45,7 @@ from vla_runtime.bundle_schema import (
 from vla_runtime.bundle_statistics import check_statistics
 from vla_runtime.input_files import UnreadableFileError, read_text, regular_file
 from vla_runtime.large_files import file_sha256
-from vla_runtime.quotes import quoted
+from vla_runtime.quotes import one_line, quoted
 from vla_runtime.typed_yaml import LARGEST_FILE, FieldError
 
 __all__ = [
@@ -353,6 +353,11 @@ def _files_in(folder: Path) -> list[str]:
     return names
 
 
+def _said(error: Exception) -> str:
+    """A library's words, which may quote any part of the file."""
+    return one_line(str(error), 300)
+
+
 def _check_regular(path: Path) -> None:
     try:
         regular_file(path)
@@ -396,7 +401,7 @@ def _check_weights(path: Path) -> None:
         with safe_open(str(path), framework='np') as file:
             kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise BundleError(f'{path}: is not a whole safetensors file: {error}') from None
+        raise BundleError(f'{path}: is not a whole safetensors file: {_said(error)}') from None
     if not kinds:
         raise BundleError(f'{path}: holds no tensors')
     for name, kind in kinds.items():
@@ -413,7 +418,7 @@ def _read_statistics(folder: Path, spec: BundleSpec) -> dict[str, np.ndarray]:
         with safe_open(str(path), framework='np') as file:
             statistics = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, TypeError) as error:
-        raise BundleError(f'{path}: is not a whole safetensors file: {error}') from None
+        raise BundleError(f'{path}: is not a whole safetensors file: {_said(error)}') from None
     try:
         check_statistics(spec, statistics)
     except FieldError as error:

@@ -23,7 +23,7 @@ from vla_runtime.export.errors import ExportError
 from vla_runtime.export.json_file import LARGEST_JSON
 from vla_runtime.export.tensor_names import TEXT_HEAD, TEXT_TABLE, is_unused, our_name
 from vla_runtime.input_files import UnreadableFileError, read_text, regular_file
-from vla_runtime.quotes import quoted
+from vla_runtime.quotes import one_line, quoted
 
 SINGLE_FILE = 'model.safetensors'
 INDEX_FILE = 'model.safetensors.index.json'
@@ -220,7 +220,9 @@ def _read_shards(index: Path) -> list[StoredTensor]:
         weight_map = json.loads(read_text(index, LARGEST_JSON))['weight_map']
         shards = {str(name): str(file) for name, file in weight_map.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{index}: has no usable 'weight_map': {error!r}") from None
+        raise CheckpointError(
+            f"{index}: has no usable 'weight_map': {one_line(repr(error), 300)}"
+        ) from None
     found: dict[str, StoredTensor] = {}
     for file in sorted(set(shards.values())):
         if Path(file).name != file or not file.endswith('.safetensors'):
@@ -263,7 +265,8 @@ def read_header(path: Path) -> list[StoredTensor]:
     except UnreadableFileError as error:
         raise CheckpointError(f'{path}: {error}') from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f'{path}: is not a whole safetensors file: {error}') from None
+        reason = one_line(str(error), 300)
+        raise CheckpointError(f'{path}: is not a whole safetensors file: {reason}') from None
     header.pop('__metadata__', None)
     tensors = []
     for name, entry in header.items():

@@ -29,7 +29,7 @@ import numpy as np
 from builtin_interfaces.msg import Duration, Time
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
-from vla_runtime.quotes import quoted
+from vla_runtime.quotes import one_line, quoted
 from vla_runtime.types import ActionChunk
 
 _SECOND_NS = 1_000_000_000
@@ -265,9 +265,9 @@ def _rows(message: JointTrajectory) -> tuple[np.ndarray, tuple[str, ...]]:
         ('velocities', velocities, ~is_velocity),
     ):
         if not np.isnan(matrix[:, absent]).all():
-            columns = [message.joint_names[index] for index in np.flatnonzero(absent)]
+            columns = ', '.join(message.joint_names[index] for index in np.flatnonzero(absent))
             raise TrajectoryError(
-                f'points: {name} of {", ".join(columns)} must be NaN in every row, because the '
+                f'points: {name} of {one_line(columns, 200)} must be NaN in every row, because the '
                 'first row commands them the other way'
             )
     return (

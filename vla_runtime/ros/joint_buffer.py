@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import pi
 
 from vla_runtime.execution.state import FURTHEST
+from vla_runtime.quotes import one_line
 
 # One second of a 1 kHz driver; what is older than the age limit is dropped before that.
 _DEPTH = 1024
@@ -190,7 +191,7 @@ class JointTopic:
         if not self._seen:
             return f"joint '{name}': no message yet on {self.name}"
         if last_ns is None:
-            seen = ', '.join(self._seen) or 'none'
+            seen = one_line(', '.join(self._seen), 300) or 'none'
             return (
                 f"joint '{name}' is not in {self.name} (seen: {seen}); mend the joint's name in "
                 'the robot file, or the driver'
@@ -200,5 +201,6 @@ class JointTopic:
             f'old, limit {max_age_ns * 1e-9:g} s'
         )
         if now_ns - self._latest_ns <= max_age_ns and name not in self._latest:
-            text += f'; messages still come, without it (with: {", ".join(self._latest)})'
+            latest = one_line(', '.join(self._latest), 300)
+            text += f'; messages still come, without it (with: {latest})'
         return text
