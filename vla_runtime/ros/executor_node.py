@@ -43,6 +43,7 @@ from vla_runtime.ros.diagnostics import Condition, Throttle, to_message
 from vla_runtime.ros.executor_parameters import EXECUTOR_PARAMETERS, executor_parameters
 from vla_runtime.ros.executor_session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.ros.executor_setup import check_fixed, make_core, read_files
+from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.realtime import prefer_this_thread, share_interpreter
 from vla_runtime.ros.rivals import other_publishers
@@ -70,6 +71,7 @@ class ExecutorNode(LifecycleNode):
         self._plan_publisher: LifecyclePublisher | None = None
         self._session: ExecutorSession | None = None
         declare(self, EXECUTOR_PARAMETERS, self._misfit)
+        refuse_unknown(self, EXECUTOR_PARAMETERS)
         # Before ROS 2 Iron there is no such hook: the next status, chunk or start takes them up.
         if hasattr(self, 'add_post_set_parameters_callback'):
             self.add_post_set_parameters_callback(self._follow_parameters)
