@@ -75,12 +75,20 @@ def _check_section(section: str, parameters: Mapping[str, Any], namespace: str) 
     for name in _names(parameters, ''):
         if name in known or is_of_rclpy(name):
             continue
-        message = f'no parameter of {" or ".join(nodes)}'
-        if others := owners(name):
-            message += f"; it is one of {others[0]}: move it to a section '/**/{others[0]}'"
-        else:
-            message += did_you_mean(name, known)
-        raise FieldError(f'{section}.{_PARAMETERS}.{name}', message)
+        mend = _mend(name, known)
+        raise FieldError(
+            f'{section}.{_PARAMETERS}.{name}', f'no parameter of {" or ".join(nodes)}{mend}'
+        )
+
+
+def _mend(name: str, known: tuple[str, ...]) -> str:
+    """What to write in place of a parameter that is not among those known here."""
+    close = difflib.get_close_matches(name, known, n=1)
+    elsewhere = difflib.get_close_matches(name, names_of(*NODE_PARAMETERS), n=1)
+    if close or not elsewhere:
+        return did_you_mean(name, known)
+    node = owners(elsewhere[0])[0]
+    return f"; did you mean '{elsewhere[0]}' of {node}? That belongs in a section '/**/{node}'"
 
 
 def _matches(section: str, namespace: str, node: str) -> bool:

@@ -33,7 +33,7 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from vla_runtime.ros.conversions import ns_to_stamp
-from vla_runtime.ros.diagnostics import Condition, Level, Throttle, to_message
+from vla_runtime.ros.diagnostics import REPEAT_LOG_S, Condition, Level, Throttle, to_message
 from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.outputs import MESSAGE_TYPES
 from vla_runtime.ros.parameters import declare, values
@@ -77,7 +77,7 @@ class TabletopNode(Node):
         given = values(self, TABLETOP_PARAMETERS)
         self._robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
         _require_tabletop(self._robot)
-        self._throttle = Throttle(5.0)
+        self._throttle = Throttle(REPEAT_LOG_S)
         self._lock = Lock()
         self._snapshot: _Snapshot | None = None
         self._wanted: Future[str] | None = None
