@@ -68,10 +68,10 @@ def test_who_judges_by_the_instruction_is_told_of_a_parameter_and_of_a_repeated_
     told = made.collect(String, f'{executor.node}/current_instruction', LATCHED)
     give(executor, 'wave')
     made.wait_for(lambda: told and told[-1].data == 'wave', 'the parameter')
-    count = len(told)
-    for _ in range(2):
+    for message in ('the first', 'the second'):
+        count = len(told)
         executor.drivers.instruct('wave')
-    made.wait_for(lambda: len(told) == count + 2, 'both messages')
+        made.wait_for(lambda count=count: len(told) > count, f'{message} message')
     # Late, and told all the same.
     late = made.collect(String, f'{executor.node}/current_instruction', LATCHED)
     made.wait_for(lambda: late, 'the latched one')
