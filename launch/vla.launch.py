@@ -21,9 +21,9 @@ from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
+from vla_runtime.ros.autostart import COULD_NOT_START
 from vla_runtime.ros.parameter_file import check_parameter_file
 from vla_runtime.ros.robot import find_robot
-from vla_runtime.ros.spinning import COULD_NOT_START
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
 PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
@@ -138,8 +138,8 @@ def _node(
         **options,
     )
 
-    def on_exit(event: ProcessExited, _: LaunchContext) -> None:
-        if event.returncode == COULD_NOT_START:
+    def on_exit(event: ProcessExited, context: LaunchContext) -> None:
+        if event.returncode == COULD_NOT_START and not context.is_shutdown:
             raise RuntimeError(f'{name} could not start; its own error is above')
 
     # Only the first time: a node that has run may find a device busy when it is started again.

@@ -10,7 +10,7 @@ import pytest
 from graph import Graph, graph
 from tabletop_policy import write_tabletop_policy
 
-from vla_runtime.ros.spinning import COULD_NOT_START
+from vla_runtime.ros.autostart import COULD_NOT_START
 
 pytestmark = pytest.mark.graph
 

@@ -14,7 +14,8 @@ from vla_runtime.execution.parameters import (
 )
 from vla_runtime.execution.plan import Interpolation
 from vla_runtime.execution.watchdog import WatchdogParameters, tick_timeout_for
-from vla_runtime.ros.parameters import AUTOSTART, ParameterSpec
+from vla_runtime.ros.autostart import AUTOSTART
+from vla_runtime.ros.parameters import ParameterSpec
 
 # A chunk is never longer; the bundle's own horizon narrows it when the node is configured.
 _MOST_STEPS = 1000

@@ -115,15 +115,6 @@ class ParameterSpec:
         return descriptor
 
 
-# Of the lifecycle nodes.
-AUTOSTART = ParameterSpec(
-    'autostart',
-    False,
-    'configure and activate as soon as the node runs, and end it where that fails; false: wait to '
-    'be configured',
-    read_only=True,
-)
-
 ParameterTable = Sequence[ParameterSpec]
 # Judges values that are each in range by themselves: what they mean together, or for this policy.
 JointCheck = Callable[[Mapping[str, Any]], 'str | None']

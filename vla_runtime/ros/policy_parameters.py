@@ -11,7 +11,8 @@ from vla_runtime.inference.guidance import MOST_BETA, CfgMode
 from vla_runtime.inference.pipeline import PipelineMode
 from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
-from vla_runtime.ros.parameters import AUTOSTART, ParameterSpec
+from vla_runtime.ros.autostart import AUTOSTART
+from vla_runtime.ros.parameters import ParameterSpec
 from vla_runtime.ros.synchronizer import SyncLimits
 from vla_runtime.settings import PolicySettings
 from vla_runtime.types import Advantage

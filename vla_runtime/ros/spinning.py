@@ -20,18 +20,15 @@ from typing import Any
 
 import rclpy
 from rclpy.executors import Executor, MultiThreadedExecutor
-from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
+from rclpy.lifecycle import LifecycleNode
 from rclpy.logging import get_logger
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
-from vla_runtime.ros.parameters import AUTOSTART
+from vla_runtime.ros.autostart import COULD_NOT_START, bring_up
 
 # Told of an exception in a callback: where, and which.
 OnError = Callable[[str, Exception], None]
-
-# Exit code.
-COULD_NOT_START = 1
 
 _SPIN_S = 0.2
 _STATE_TRANSITIONS = {
@@ -83,7 +80,7 @@ def _spin(node: Node, stop: threading.Event) -> bool:
     failed = threading.Event()
 
     def spin() -> None:
-        if not _bring_up(node, stop):
+        if not bring_up(node, stop.is_set):
             failed.set()
             stop.set()
         while not stop.is_set():
@@ -105,19 +102,6 @@ def _spin(node: Node, stop: threading.Event) -> bool:
     if isinstance(node, LifecycleNode):
         _take_down(node)
     return not failed.is_set()
-
-
-def _bring_up(node: Node, stop: threading.Event) -> bool:
-    """Configure and activate a node whose parameter `autostart` says so; whether none failed."""
-    if not (node.has_parameter(AUTOSTART.name) and node.get_parameter(AUTOSTART.name).value):
-        return True
-    for transition in ('configure', 'activate'):
-        if stop.is_set():
-            return True
-        if getattr(node, f'trigger_{transition}')() is not TransitionCallbackReturn.SUCCESS:
-            node.get_logger().fatal(f'could not {transition}, so this node ends (autostart)')
-            return False
-    return True
 
 
 def _take_down(node: LifecycleNode) -> None:
