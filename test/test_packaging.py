@@ -185,7 +185,7 @@ def test_parameter_files_give_every_parameter_its_default(file: str) -> None:
     [
         ('vla_policy', 'policy_parameters', 'POLICY_PARAMETERS'),
         ('vla_executor', 'executor_parameters', 'EXECUTOR_PARAMETERS'),
-        ('tabletop', 'tabletop_node', 'TABLETOP_PARAMETERS'),
+        ('tabletop', 'tabletop_parameters', 'TABLETOP_PARAMETERS'),
     ],
 )
 def test_parameter_tables_of_the_readme_are_those_of_the_code(

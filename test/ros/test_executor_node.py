@@ -210,6 +210,23 @@ def test_a_silent_policy_is_held_for_and_named(bench):
     assert np.ptp(bench.arm.commanded()[-5:], axis=0).max() == 0.0
 
 
+def test_an_approach_says_which_joint_has_how_far_to_go_and_blames_nobody(bench):
+    bench.start()
+    far = bench.arm.positions.copy()
+    far[2] -= 0.9
+    bench.arm.answer(0, actions=np.tile(far, (HORIZON, 1)))
+    words = "approaching at the set speed: 'elbow_flex' has 0."
+    status = bench.wait_for_status('the approach', lambda s: words in s['text'])
+    assert (status['level'], status['kind']) == (0, 'approach')
+    count = len(bench.arm.plans)
+    assert 'asked' not in status['text']
+    bench.graph.wait_for(lambda: len(bench.arm.plans) > count, 'a request after the approach')
+    # The chunk that it approached was an answer; what is open now was asked just now.
+    status = bench.wait_for_status('the wait', lambda s: s['reason'] == 'waiting_for_chunk')
+    assert status['text'] == 'holding: waiting for the first chunk'
+    assert status['level'] == 0
+
+
 def test_a_bad_chunk_is_refused_whole_and_said(bench):
     bench.start()
     actions = np.tile(bench.arm.positions, (HORIZON, 1))

@@ -90,6 +90,7 @@ class ExecutorStatus:
         kind: what the last command asked for.
         reason: why, in a word.
         detail: why, for the person at the robot; empty while nothing is wrong.
+        progress: of an approach: which column has furthest to go, and how far; empty without one.
         episode: the current episode.
         step: plan step, counted from the start of the episode.
         parameters: those in force.
@@ -106,6 +107,7 @@ class ExecutorStatus:
     kind: CommandKind
     reason: Reason
     detail: str
+    progress: str
     episode: int
     step: int
     parameters: ExecutorParameters

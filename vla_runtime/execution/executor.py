@@ -372,6 +372,7 @@ class ChunkExecutor:
             kind=command.kind,
             reason=command.reason,
             detail=self.detail,
+            progress=self._commander.approach.progress(command.setpoints),
             episode=replanner.episode,
             step=timeline.current_step,
             parameters=replanner.parameters,

@@ -39,10 +39,11 @@ from vla_runtime.execution.command import CommittedSetpoints, Refusal, StartResu
 from vla_runtime.ros import executor_status
 from vla_runtime.ros.control_loop import ControlLoop
 from vla_runtime.ros.conversions import TrajectoryError, message_to_chunk, plan_to_message
-from vla_runtime.ros.diagnostics import Condition, Throttle, to_message
+from vla_runtime.ros.diagnostics import REPEAT_LOG_S, Condition, Throttle, log, to_message
 from vla_runtime.ros.executor_parameters import EXECUTOR_PARAMETERS, executor_parameters
 from vla_runtime.ros.executor_session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.ros.executor_setup import check_fixed, make_core, read_files
+from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.realtime import prefer_this_thread, share_interpreter
 from vla_runtime.ros.rivals import other_publishers
@@ -56,7 +57,6 @@ _ONE_EXECUTOR = (
 )
 _SUCCESS, _FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 _STATUS_PERIOD_S = 0.2
-_QUIET_S = 5.0
 _RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 
 
@@ -70,6 +70,7 @@ class ExecutorNode(LifecycleNode):
         self._plan_publisher: LifecyclePublisher | None = None
         self._session: ExecutorSession | None = None
         declare(self, EXECUTOR_PARAMETERS, self._misfit)
+        refuse_unknown(self, EXECUTOR_PARAMETERS)
         # Before ROS 2 Iron there is no such hook: the next status, chunk or start takes them up.
         if hasattr(self, 'add_post_set_parameters_callback'):
             self.add_post_set_parameters_callback(self._follow_parameters)
@@ -80,7 +81,7 @@ class ExecutorNode(LifecycleNode):
         # Counted from the wall clock, so that a node that is started again never goes on with an
         # episode of the one before it.
         self._episode = int(time.time())
-        self._throttle = Throttle(_QUIET_S)
+        self._throttle = Throttle(REPEAT_LOG_S)
         self._asked_s: float | None = None
         self._unreadable = 0
         self._last_refusal = ''
@@ -218,7 +219,8 @@ class ExecutorNode(LifecycleNode):
             self._say(f'a message on {CHUNK_TOPIC} is no chunk: {error}')
             return
         result = loop.submit(received, time.monotonic())
-        if result.accepted:
+        # A refused chunk is an answer too, unless it is a stray one.
+        if result.refusal not in (Refusal.DUPLICATE, Refusal.OTHER_EPISODE):
             self._asked_s = None
         self._last_refusal = '' if result.accepted else result.text
         # The answer to a request from before a stop is nothing to wonder about.
@@ -304,8 +306,8 @@ class ExecutorNode(LifecycleNode):
             last_refusal=self._last_refusal,
         )
         control = executor_status.control(status, answers, self._rival())
-        if control.level > 0:
-            self._say(control.text)
+        if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
+            log(self, control)
         rate_hz = self._fixed['control_rate_hz']
         timing = executor_status.timing(session.lateness(), rate_hz, status.counters)
         self._publish(self._diagnostics, [control, executor_status.chunks(status, answers), timing])

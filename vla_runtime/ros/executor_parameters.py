@@ -14,6 +14,7 @@ from vla_runtime.execution.parameters import (
 )
 from vla_runtime.execution.plan import Interpolation
 from vla_runtime.execution.watchdog import WatchdogParameters, tick_timeout_for
+from vla_runtime.ros.autostart import AUTOSTART
 from vla_runtime.ros.parameters import ParameterSpec
 
 # A chunk is never longer; the bundle's own horizon narrows it when the node is configured.
@@ -24,6 +25,7 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'bundle', '', 'folder of the policy bundle whose chunks are executed', read_only=True
     ),
+    AUTOSTART,
     ParameterSpec(
         'control_rate_hz',
         100.0,

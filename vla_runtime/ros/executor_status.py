@@ -17,7 +17,7 @@ from vla_runtime.ros.steady_loop import Lateness
 _TEXTS = {
     Reason.TRACKING: 'executing chunk {chunk}, step {step}',
     Reason.OVERRUN: 'the next chunk is late: going on with chunk {chunk}, step {step}',
-    Reason.APPROACHING: 'approaching at the set speed',
+    Reason.APPROACHING: 'approaching at the set speed: {progress}',
     Reason.BRAKING: 'coming to rest, to hold',
     Reason.NOT_STARTED: 'not started: call ~/start',
     Reason.STOPPED: 'stopped: holding until ~/start',
@@ -25,8 +25,6 @@ _TEXTS = {
     Reason.SYNCHRONOUS_WAIT: 'holding: waiting for the next chunk',
     Reason.STARVED: 'holding: no chunk came in time',
 }
-# What is said with its cause although it has words of its own.
-_EXPLAINED = (Reason.APPROACHING, Reason.BRAKING)
 _WAITING = (Reason.WAITING_FOR_CHUNK, Reason.SYNCHRONOUS_WAIT, Reason.STARVED, Reason.OVERRUN)
 # A request is answered within an inference; after so long, say who does not answer.
 _SILENT_AFTER_S = 1.0
@@ -74,7 +72,7 @@ def control(status: LoopStatus, answers: Answers, rival: str) -> Condition:
     executor, counters = status.executor, status.counters
     reason = executor.reason
     text = _TEXTS.get(reason, f'holding: {reason.value}').format(
-        chunk=executor.chunk, step=executor.step
+        chunk=executor.chunk, step=executor.step, progress=executor.progress
     )
     level = Level.OK
     if reason in (Reason.STARVED, Reason.OVERRUN):
@@ -84,7 +82,7 @@ def control(status: LoopStatus, answers: Answers, rival: str) -> Condition:
     if reason in _WAITING and answers.silent_s is not None and answers.silent_s > _SILENT_AFTER_S:
         level = Level.WARN
         text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
-    if executor.detail and (reason not in _TEXTS or reason in _EXPLAINED):
+    if executor.detail and (reason not in _TEXTS or reason is Reason.BRAKING):
         text += f': {executor.detail}'
     if executor.untied:
         level = max(level, Level.WARN)

@@ -11,15 +11,20 @@ from vla_runtime.inference.guidance import MOST_BETA, CfgMode
 from vla_runtime.inference.pipeline import PipelineMode
 from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
+from vla_runtime.ros.autostart import AUTOSTART
 from vla_runtime.ros.parameters import ParameterSpec
 from vla_runtime.ros.synchronizer import SyncLimits
 from vla_runtime.settings import PolicySettings
 from vla_runtime.types import Advantage
 
+# Set by parameter and by topic alike, so the node needs its name.
+INSTRUCTION = 'instruction'
+
 POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec('bundle', '', 'folder of the policy bundle', read_only=True),
     ParameterSpec('robot', '', 'robot file (config/robots/*.yaml)', read_only=True),
     ParameterSpec('backend', 'torch', 'what runs the networks', words=BACKENDS, read_only=True),
+    AUTOSTART,
     ParameterSpec('device', 'cpu', 'cpu, cuda or cuda:N', read_only=True),
     ParameterSpec(
         'precision',
@@ -42,6 +47,12 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         minimum=0,
         maximum=MOST_THREADS,
         read_only=True,
+    ),
+    ParameterSpec(
+        INSTRUCTION,
+        '',
+        'what the robot is to do, in plain words; a message on ~/instruction sets it too, and the '
+        'newest of both counts; empty: nothing, no inference',
     ),
     ParameterSpec(
         'max_observation_age_s',

@@ -261,7 +261,7 @@ def _then(inferred: Future[Inference], convert: Callable[[Inference], Answer]) -
 def _missing_instruction(instruction: str) -> tuple[Refusal, ...]:
     if instruction.strip():
         return ()
-    text = 'no instruction: publish std_msgs/String on ~/instruction (reliable, transient local)'
+    text = 'no instruction: set parameter instruction, or publish std_msgs/String on ~/instruction'
     return (Refusal('instruction', text),)
 
 

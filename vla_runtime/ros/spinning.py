@@ -25,6 +25,8 @@ from rclpy.logging import get_logger
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
+from vla_runtime.ros.autostart import COULD_NOT_START, bring_up
+
 # Told of an exception in a callback: where, and which.
 OnError = Callable[[str, Exception], None]
 
@@ -44,7 +46,8 @@ def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> in
         args: command line, `sys.argv` when None.
 
     Returns:
-        exit code: 0 after a signal, 1 when the node could not start
+        exit code: 0 after a signal; COULD_NOT_START when the node could not be made, or not
+            configured and activated where its parameter `autostart` asks for it
     """
     stop = threading.Event()
 
@@ -61,21 +64,25 @@ def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> in
             node = make_node()
         except Exception as error:
             get_logger('vla_runtime').fatal(f'cannot start: {error}')
-            return 1
+            return COULD_NOT_START
         try:
-            _spin(node, stop)
-            return 0
+            return 0 if _spin(node, stop) else COULD_NOT_START
         finally:
             node.destroy_node()
     finally:
         rclpy.try_shutdown()
 
 
-def _spin(node: Node, stop: threading.Event) -> None:
+def _spin(node: Node, stop: threading.Event) -> bool:
+    """Run the node's callbacks until `stop`; whether it came up."""
     executor = make_executor()
     executor.add_node(node)
+    failed = threading.Event()
 
     def spin() -> None:
+        if not bring_up(node, stop.is_set):
+            failed.set()
+            stop.set()
         while not stop.is_set():
             try:
                 # One callback at a time and with a time-out: `spin` of Jazzy's events executor
@@ -94,6 +101,7 @@ def _spin(node: Node, stop: threading.Event) -> None:
     executor.shutdown()
     if isinstance(node, LifecycleNode):
         _take_down(node)
+    return not failed.is_set()
 
 
 def _take_down(node: LifecycleNode) -> None:

@@ -2,8 +2,8 @@
 
 Topics out: the robot file's joint states (100 Hz) and cameras, `~/report` (one DiagnosticArray an
 instruction: whether it was carried out, decided by the simulator), `/diagnostics`.
-Topics in: the robot file's outputs, and the policy's instruction, to judge by. Service `~/reset`
-begins the scene of parameters `seed` and `variant`.
+Topics in: the robot file's outputs, and the policy's current instruction, to judge by. Service
+`~/reset` begins the scene of parameters `seed` and `variant`.
 
 Invariants:
 - a world belongs to one thread: the physics has one, and the cameras have another world, put where
@@ -33,35 +33,21 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from vla_runtime.ros.conversions import ns_to_stamp
-from vla_runtime.ros.diagnostics import Condition, Level, Throttle, to_message
+from vla_runtime.ros.diagnostics import REPEAT_LOG_S, Condition, Level, Throttle, to_message
+from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.outputs import MESSAGE_TYPES
-from vla_runtime.ros.parameters import ParameterSpec, declare, values
+from vla_runtime.ros.parameters import declare, values
 from vla_runtime.ros.robot import Robot, find_robot, load_robot
 from vla_runtime.ros.share import share_folder
 from vla_runtime.ros.spinning import guarded, run_node
 from vla_runtime.ros.steady_loop import SteadyLoop
 from vla_runtime.ros.tabletop_messages import command_taker, image_message, joint_state_message
+from vla_runtime.ros.tabletop_parameters import TABLETOP_PARAMETERS
 from vla_runtime.sim.controller import JointFollower
 from vla_runtime.sim.episode import Episode, Verdict
-from vla_runtime.sim.scene import CAMERAS, VARIANTS, Scene, sample_scene
+from vla_runtime.sim.scene import CAMERAS, Scene, sample_scene
 from vla_runtime.sim.world import JOINT_NAMES, Tabletop
 
-TABLETOP_PARAMETERS: tuple[ParameterSpec, ...] = (
-    ParameterSpec(
-        'robot',
-        'tabletop',
-        'robot file whose joints, cameras and outputs are served',
-        read_only=True,
-    ),
-    ParameterSpec(
-        'camera_rate_hz', 20.0, 'frames a second', minimum=1.0, maximum=100.0, read_only=True
-    ),
-    ParameterSpec(
-        'instruction_topic', 'vla_policy/instruction', 'what it judges by', read_only=True
-    ),
-    ParameterSpec('seed', 0, 'of the scene that ~/reset begins', minimum=0, maximum=2**63 - 1),
-    ParameterSpec('variant', 'still', 'of that scene', words=VARIANTS),
-)
 _RATE_HZ = 100.0
 _CATCH_UP_STEPS = 5
 _STATUS_PERIOD_S = 1.0
@@ -87,10 +73,11 @@ class TabletopNode(Node):
     def __init__(self) -> None:
         super().__init__('tabletop')
         declare(self, TABLETOP_PARAMETERS)
+        refuse_unknown(self, TABLETOP_PARAMETERS)
         given = values(self, TABLETOP_PARAMETERS)
         self._robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
         _require_tabletop(self._robot)
-        self._throttle = Throttle(5.0)
+        self._throttle = Throttle(REPEAT_LOG_S)
         self._lock = Lock()
         self._snapshot: _Snapshot | None = None
         self._wanted: Future[str] | None = None
