@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from vla_runtime.sim.rollout import follow
 from vla_runtime.sim.scene import CAMERAS, COLOURS, VARIANTS, Scene, sample_scene
 from vla_runtime.sim.tasks import SIDES, Goal, Judge, Outcome, make_task, push_path_is_clear
 from vla_runtime.sim.world import Tabletop
+from vla_runtime.whole_files import whole_file, write_text
 
 IMAGE_WIDTH, IMAGE_HEIGHT = 64, 48
 
@@ -136,11 +136,8 @@ def write_shard(folder: Path, plan: DatasetPlan, shard: int) -> None:
     ]
     world.close()
     arrays = {name: np.concatenate([episode[name] for episode in episodes]) for name in episodes[0]}
-    path = _shard_path(folder, shard)
-    # The temporary name must end in .npz too, or numpy appends it.
-    temporary = path.with_name(f'.{path.stem}.{os.getpid()}.npz')
-    np.savez_compressed(temporary, allow_pickle=False, **arrays)
-    os.replace(temporary, path)
+    with whole_file(_shard_path(folder, shard)) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def load(folder: Path) -> Dataset:
@@ -338,6 +335,4 @@ def claim(folder: Path, plan: DatasetPlan) -> None:
                 'arguments to go on with it, or another folder'
             )
         return
-    temporary = path.with_suffix('.json.part')
-    temporary.write_text(json.dumps({'format': _FORMAT, **asdict(plan)}) + '\n')
-    os.replace(temporary, path)
+    write_text(path, json.dumps({'format': _FORMAT, **asdict(plan)}) + '\n')

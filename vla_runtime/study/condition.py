@@ -123,8 +123,7 @@ class Condition:
             raise ValueError(f'condition: wrist_every is {self.wrist_every}, expected 1 or more')
         if self.handover == 'rtc' and self.rtc_mode == 'off':
             raise ValueError(
-                "condition: handover is 'rtc' and rtc_mode 'off', which is 'blend' by another name; "
-                'name an rtc_mode'
+                "condition: handover is 'rtc' and rtc_mode 'off', which is 'blend': name one"
             )
         self._check_cache()
 

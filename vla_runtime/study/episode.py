@@ -204,9 +204,7 @@ class _Loop:
 
     def _infer(self, plan: CommittedSetpoints) -> None:
         """Answer a request with what is seen now; the chunk arrives after the delay."""
-        chunk, tied = self._driver.chunk(
-            self._world, self._observe(), self._plan_for_policy(plan)
-        )
+        chunk, tied = self._driver.chunk(self._world, self._observe(), self._plan_for_policy(plan))
         if self._on_chunk is not None:
             self._on_chunk(plan.first_step, chunk)
         self._flights.append(

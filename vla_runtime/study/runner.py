@@ -30,6 +30,7 @@ from vla_runtime.study.condition import Condition
 from vla_runtime.study.drivers import ChunkDriver, ExpertDriver, PolicyDriver
 from vla_runtime.study.episode import CONTROL_RATE_HZ, EpisodeResult, run_episode
 from vla_runtime.study.smoothness import Jerk
+from vla_runtime.whole_files import write_text
 
 # Beyond the scenes on which a demo policy is checked while it is made.
 _FIRST_SEED = FIRST_UNSEEN_SEED + 1_000_000
@@ -203,14 +204,11 @@ def _identity(run: Run) -> str:
 
 
 def _write(path: Path, run: Run, episodes: Sequence[EpisodeResult]) -> None:
-    """All or nothing: a file that exists is complete."""
     content = {
         'condition': asdict(run.condition),
         'episodes': [asdict(episode) for episode in episodes],
     }
-    temporary = path.with_suffix('.part')
-    temporary.write_text(json.dumps(content), encoding='utf-8')
-    os.replace(temporary, path)
+    write_text(path, json.dumps(content))
 
 
 def _read(path: Path) -> list[EpisodeResult]:
