@@ -19,6 +19,7 @@ from vla_runtime.demo.telemetry import (
     Telemetry,
     Thumbnail,
 )
+from vla_runtime.whole_files import write_text
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
@@ -89,11 +90,11 @@ def write_report(
         ),
     ]
     body = '\n'.join(part for part in parts if part)
-    path.write_text(
+    write_text(
+        path,
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>vla_runtime demo'
         f'</title><style>{_STYLE}</style></head>\n<body>\n{body}\n<p>vla_runtime {__version__}</p>'
         '\n</body></html>\n',
-        encoding='utf-8',
     )
 
 
