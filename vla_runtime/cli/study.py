@@ -71,6 +71,9 @@ def main(arguments: argparse.Namespace) -> int:
         print(f'error: {import_problem(error, "a study", how)}', file=sys.stderr)
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
+    except KeyboardInterrupt:
+        print('interrupted; the same command goes on where it was', file=sys.stderr)
+        return 130
     return 2
 
 

@@ -23,8 +23,7 @@ and per episode `episode_number`, `goal` (index into `GOALS` of what was asked f
 from __future__ import annotations
 
 import json
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from vla_runtime.sim.expert import HORIZON, Expert, sample_style
 from vla_runtime.sim.rollout import follow
 from vla_runtime.sim.scene import CAMERAS, COLOURS, VARIANTS, Scene, sample_scene
 from vla_runtime.sim.tasks import SIDES, Goal, Judge, Outcome, make_task, push_path_is_clear
+from vla_runtime.sim.workers import workers
 from vla_runtime.sim.world import Tabletop
 from vla_runtime.whole_files import whole_file, write_text
 
@@ -119,10 +119,8 @@ def generate(folder: Path, plan: DatasetPlan, processes: int, progress: bool = T
                 write_shard(folder, plan, shard)
                 bar.update(len(plan.shard_episodes(shard)))
             return
-        # Spawned, not forked: a rendering context does not survive a fork.
-        context = multiprocessing.get_context('spawn')
-        with ProcessPoolExecutor(processes, mp_context=context) as pool:
-            futures = {pool.submit(write_shard, folder, plan, shard): shard for shard in missing}
+        with workers(processes) as submit:
+            futures = {submit(write_shard, folder, plan, shard): shard for shard in missing}
             for future in as_completed(futures):
                 future.result()
                 bar.update(len(plan.shard_episodes(futures[future])))
