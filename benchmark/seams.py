@@ -208,7 +208,12 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             panel.set(title=title, xlabel='delay, steps of 50 ms', xticks=DELAYS)
             panel.set_ylim(bottom=0)
             panel.grid(alpha=0.3)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=5)
+        figure.legend(
+            *axes[0].get_legend_handles_labels(),
+            title='hand-over',
+            loc='outside lower center',
+            ncols=5,
+        )
         figure.savefig(path, metadata={'Date': None})
         pyplot.close(figure)
 

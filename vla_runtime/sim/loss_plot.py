@@ -39,7 +39,7 @@ def plot_losses(history: Sequence[dict[str, Any]], path: Path) -> None:
         panel.set(title=title, xlabel='step', yscale='log')
         panel.grid(alpha=0.3)
         if names:
-            panel.legend(fontsize=8)
+            panel.legend(fontsize=8, title='metric', title_fontsize=8)
     with whole_file(path) as file:
         figure.savefig(file, dpi=110, format='png')
     pyplot.close(figure)
