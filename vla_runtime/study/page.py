@@ -32,6 +32,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em; 
        color: #222; overflow-wrap: break-word; }
 table { border-collapse: collapse; font-size: 13px; margin: 1em 0; }
 th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid #ddd; }
+td { white-space: nowrap; }
 th { text-align: right; border-bottom: 2px solid #888; vertical-align: bottom; }
 td.name { text-align: left; }
 tr.part td { color: #777; }
