@@ -11,7 +11,7 @@ MEANINGS: dict[Refusal, str] = {
     Refusal.APPROACHING: 'the robot was still on its way to where a plan may begin',
     Refusal.OTHER_EPISODE: 'it answers a request of an episode that has ended',
     Refusal.DUPLICATE: 'the same chunk came before',
-    Refusal.OUT_OF_ORDER: 'its observation is no newer than that of a chunk taken before',
+    Refusal.OUT_OF_ORDER: 'its observation is older than that of the chunk in force',
     Refusal.OBSERVATION_FROM_FUTURE: 'its observation is later than now: clocks differ',
     Refusal.OBSERVATION_TOO_OLD: 'its observation is older than max_observation_age_s',
     Refusal.OBSERVATION_UNKNOWN: 'its observation was made before the executor was started, so '

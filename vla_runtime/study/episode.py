@@ -140,6 +140,7 @@ class _Flight:
     number: int
     chunk: ActionChunk
     tied: bool
+    request: int
 
 
 class _Loop:
@@ -207,9 +208,8 @@ class _Loop:
         chunk, tied = self._driver.chunk(self._world, self._observe(), self._plan_for_policy(plan))
         if self._on_chunk is not None:
             self._on_chunk(plan.first_step, chunk)
-        self._flights.append(
-            _Flight(self._now_ns + self._delay_ns, self._now_ns, self._number, chunk, tied)
-        )
+        due_ns = self._now_ns + self._delay_ns
+        self._flights.append(_Flight(due_ns, self._now_ns, self._number, chunk, tied, plan.request))
         self._number += 1
         if not self._delay_ns:
             self._deliver()
@@ -242,6 +242,7 @@ class _Loop:
                 self._now_s,
                 self._now_ns,
                 flight.tied,
+                flight.request,
             )
             if result.accepted and flight.number > 0:
                 self._delays.append(result.delay_steps)
