@@ -47,6 +47,7 @@ from vla_runtime.input_files import UnreadableFileError, read_text, regular_file
 from vla_runtime.large_files import file_sha256
 from vla_runtime.quotes import one_line, quoted
 from vla_runtime.typed_yaml import LARGEST_FILE, FieldError
+from vla_runtime.whole_files import NO_ROOM, write_text
 
 __all__ = [
     'ENGINES_FOLDER',
@@ -224,6 +225,11 @@ def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
     except BundleError as error:
         # Where the files were for a moment says nothing to anybody.
         raise BundleError(str(error).replace(str(folder), str(target))) from None
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        kept = '; the bundle that was there is kept' if target.exists() else ''
+        raise BundleError(f'{target}: cannot be written: {error.strerror}{kept}') from None
     finally:
         shutil.rmtree(work)
 
@@ -265,17 +271,7 @@ def seal(folder: str | Path, spec: BundleSpec) -> BundleSpec:
         check_spec(sealed)
     except FieldError as error:
         raise BundleError(f'{folder / SPEC_FILE}: {error}') from None
-    descriptor, temporary = tempfile.mkstemp(prefix='.policy.', dir=folder)
-    try:
-        with os.fdopen(descriptor, 'w', encoding='utf-8') as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, folder / SPEC_FILE)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_text(folder / SPEC_FILE, text)
     return sealed
 
 

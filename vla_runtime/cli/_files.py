@@ -6,6 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
+from vla_runtime.whole_files import is_stream
+
 
 def output_file(text: str) -> Path:
     """An argument's `type`: a file that can be written, so that no work is done in vain.
@@ -19,8 +21,14 @@ def output_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(
             f"'{path}' cannot be written: there is no folder '{path.parent}'"
         )
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"'{path}' cannot be written: permission denied")
+    if is_stream(path):
+        return path
+    # The link stays, and the file that it leads to is written: aside, in its folder.
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(
+            f"'{path}' cannot be written: permission denied for '{path.parent}'"
+        )
     return path
 
 

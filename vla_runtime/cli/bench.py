@@ -30,6 +30,7 @@ from vla_runtime.cli._numbers import at_least, between
 from vla_runtime.devices import MATRIX_BYTES
 from vla_runtime.engines.device_names import default_device
 from vla_runtime.engines.preflight import MOST_THREADS
+from vla_runtime.whole_files import write_text
 
 _PACKAGES = (
     'torch',
@@ -118,7 +119,7 @@ def main(arguments: argparse.Namespace) -> int:
                     'versions': versions(_PACKAGES),
                     'figures': figures,
                 }
-                arguments.json.write_text(json.dumps(result, indent=1) + '\n')
+                write_text(arguments.json, json.dumps(result, indent=1) + '\n')
         finally:
             print(describe(figures))
         if arguments.json:

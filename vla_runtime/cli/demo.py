@@ -21,11 +21,15 @@ from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.demo.console import say
 from vla_runtime.demo.interrupt import Interrupt, interruptible
+from vla_runtime.demo.reserve import Reserve
+from vla_runtime.whole_files import WriteError
 
 if TYPE_CHECKING:
     from vla_runtime.demo.options import DemoOptions
     from vla_runtime.demo.session import DemoResult
 
+# Images of every instruction, and the curves of an hour.
+_REPORT_BYTES = 16 << 20
 _PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
 
@@ -79,7 +83,8 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
         from vla_runtime.demo.session import run_session
 
         options = _with_networks(options)
-        result = run_session(options, interrupt, say)
+        with Reserve(options.out, _REPORT_BYTES, 'the report'):
+            result = run_session(options, interrupt, say)
     except ImportError as error:
         how = (
             "./run demo brings everything, or: pip install 'vla_runtime[torch,sim,report]' and a "
@@ -91,11 +96,14 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
         say(f'error: {error}', stream=sys.stderr)
         return 2
     say('writing the report ...')
-    _report(options, result, interrupt.how)
-    if result.failure:
-        say(f'error: {result.failure}', stream=sys.stderr)
-        return 1
-    return 0
+    problems = [*result.unwritten, *filter(None, [result.failure])]
+    try:
+        _report(options, result, interrupt.how)
+    except WriteError as error:
+        problems.append(str(error))
+    for problem in problems:
+        say(f'error: {problem}', stream=sys.stderr)
+    return 1 if problems else 0
 
 
 def _options(arguments: argparse.Namespace) -> DemoOptions:

@@ -35,6 +35,7 @@ from vla_runtime.cli._numbers import between
 from vla_runtime.devices import DEVICES, GIB, MATRIX_BYTES
 from vla_runtime.dimensions import PRESETS
 from vla_runtime.engines.preflight import BACKENDS
+from vla_runtime.whole_files import write_text
 
 if TYPE_CHECKING:
     from vla_runtime.devices import Device
@@ -86,7 +87,7 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.json:
             command = shlex.join(['vla_runtime', *sys.argv[1:]])
             document = {'command': command, **answer}
-            arguments.json.write_text(json.dumps(document, indent=1) + '\n')
+            write_text(arguments.json, json.dumps(document, indent=1) + '\n')
             print(f'\nwrote {arguments.json}')
     except (BundleError, ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)

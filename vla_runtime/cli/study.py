@@ -71,6 +71,9 @@ def main(arguments: argparse.Namespace) -> int:
         print(f'error: {import_problem(error, "a study", how)}', file=sys.stderr)
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
+    except KeyboardInterrupt:
+        print('interrupted; the same command goes on where it was', file=sys.stderr)
+        return 130
     return 2
 
 
@@ -126,6 +129,7 @@ def _run(study: Study, arguments: argparse.Namespace, policy: str) -> None:
     from vla_runtime.study.page import study_page
     from vla_runtime.study.results import Origin, read_studies, study_record, write_study
     from vla_runtime.study.runner import bundle_identity, episode_seeds, run_conditions
+    from vla_runtime.whole_files import write_text
 
     # Tiny networks gain nothing from threads, and threads that spin on a busy machine lose tenfold.
     torch.set_num_threads(1)
@@ -142,7 +146,7 @@ def _run(study: Study, arguments: argparse.Namespace, policy: str) -> None:
     record = study_record(study, origin, results)
     written = write_study(arguments.out, record)
     page = arguments.out / 'study.html'
-    page.write_text(study_page(read_studies(arguments.out)), encoding='utf-8')
+    write_text(page, study_page(read_studies(arguments.out)))
     for condition in record['conditions']:
         label = ', '.join(f'{key} {value}' for key, value in condition['label'].items())
         for group, summary in condition['groups'].items():

@@ -75,6 +75,9 @@ def main(arguments: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print('interrupted; the same command goes on where it was', file=sys.stderr)
+        return 130
     print(f'wrote {arguments.out}')
     for what, rate in results.items():
         print(f'  {what}: {rate}')

@@ -5,7 +5,8 @@ Invariants:
 - whatever ends the session (time, a signal, a crashed process), the executor is stopped first
   where it still lives, then the processes are ended in order and the bag is closed; parameters are
   written once they are known, the report by the caller;
-- nothing is commanded while the scene is exchanged: the executor is inactive then.
+- nothing is commanded while the scene is exchanged: the executor is inactive then;
+- a file that cannot be written ends neither session nor motion; it is said at once.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from vla_runtime.ros.robot import Robot
 from vla_runtime.ros.share import share_folder
 from vla_runtime.ros.spinning import make_executor
 from vla_runtime.sim.tasks import TIME_LIMIT_S
+from vla_runtime.whole_files import WriteError, write_text
 
 _NODES = ('vla_policy', 'vla_executor', 'tabletop')
 _START_TIMEOUT_S = 15.0
@@ -59,6 +61,7 @@ class DemoResult:
         telemetry: for the report.
         parameters: of each node, as they were.
         failure: why it ended early; '' when it did not. Ctrl-C is no failure.
+        unwritten: why a file is missing or ends early, one line each.
         seconds: of closed loop.
         joint_units: unit of each joint, by its name in messages.
     """
@@ -66,6 +69,7 @@ class DemoResult:
     telemetry: Telemetry = field(default_factory=Telemetry)
     parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
     failure: str = ''
+    unwritten: list[str] = field(default_factory=list)
     seconds: float = 0.0
     joint_units: dict[str, str] = field(default_factory=dict)
 
@@ -107,12 +111,12 @@ class _Session:
         self._interrupt = interrupt
         self._say = say
         self._assignments = assignments(options.seed)
-        self._supervisor = Supervisor(options.out / 'log')
+        self._supervisor = Supervisor(options.out / 'log', self._note_unwritten)
         self._begun_s: float | None = None
         self._ending = False
 
     def run(self) -> None:
-        bag = Bag(self._options.bag)
+        bag = Bag(self._options.bag, self._note_unwritten)
         rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
         node = Node('vla_demo', namespace=self._options.namespace)
         executor = make_executor()
@@ -287,6 +291,15 @@ class _Session:
             f'{prefix}/{name}': {'ros__parameters': values}
             for name, values in self._result.parameters.items()
         }
-        (self._options.out / 'parameters.yaml').write_text(
-            yaml.safe_dump(document, sort_keys=True), encoding='utf-8'
-        )
+        try:
+            write_text(
+                self._options.out / 'parameters.yaml', yaml.safe_dump(document, sort_keys=True)
+            )
+        except WriteError as error:
+            self._note_unwritten(str(error))
+
+    def _note_unwritten(self, text: str) -> None:
+        """Any thread."""
+        self._result.unwritten.append(text)
+        self._result.telemetry.problems.append(text)
+        self._say(f'error: {text}')

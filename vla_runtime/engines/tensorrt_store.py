@@ -12,9 +12,7 @@ that it was built from. Invariants:
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from vla_runtime.engines.onnx_files import (
     graph_name,
 )
 from vla_runtime.input_files import read_text
+from vla_runtime.whole_files import write_text
 
 METADATA = 'engine.json'
 TIMING_CACHE = 'timing.cache'
@@ -181,26 +180,7 @@ def read_metadata(folder: Path, command: str) -> Metadata:
 def write_metadata(folder: Path, metadata: Metadata) -> None:
     """Write `engine.json`, replacing it in one go."""
     text = json.dumps({'format': FORMAT, **asdict(metadata)}, indent=2, sort_keys=True) + '\n'
-    write_file(folder / METADATA, text.encode())
-
-
-def write_file(path: Path, data: bytes | memoryview) -> None:
-    """Write a file that appears under its name complete or not at all.
-
-    Raises:
-        OSError: among others, the disk is full; nothing is left behind.
-    """
-    descriptor, temporary = tempfile.mkstemp(prefix=f'.{path.name}.', dir=path.parent)
-    try:
-        with os.fdopen(descriptor, 'wb') as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_text(folder / METADATA, text)
 
 
 def _check_origin(

@@ -18,11 +18,11 @@ from vla_runtime.engines.tensorrt_store import (
     RECEIPT,
     REJECTION,
     EngineFile,
-    write_file,
 )
 from vla_runtime.export.json_file import LARGEST_JSON
 from vla_runtime.input_files import read_text
 from vla_runtime.large_files import file_sha256
+from vla_runtime.whole_files import write_text
 
 Engines = Mapping[str, EngineFile]
 
@@ -76,4 +76,4 @@ def forget(folder: Path) -> None:
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
-    write_file(path, (json.dumps(document, indent=1) + '\n').encode())
+    write_text(path, json.dumps(document, indent=1) + '\n')

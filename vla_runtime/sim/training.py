@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +35,7 @@ from vla_runtime.sim.samples import IMAGE_SIZE, Batch, Samples, absolute, frame_
 from vla_runtime.sim.scene import CAMERAS, COLOURS
 from vla_runtime.sim.vocabulary import PROMPT_LENGTH
 from vla_runtime.sim.world import JOINT_NAMES
+from vla_runtime.whole_files import whole_file
 
 STAGES = ('see', 'ground', 'act')
 _HELD_OUT_SHARE = 0.04
@@ -287,9 +287,8 @@ class Training:
             'optimizer': self._optimizer.state_dict(),
             'history': self.history,
         }
-        temporary = self._path.with_suffix('.part')
-        torch.save(state, temporary)
-        os.replace(temporary, self._path)
+        with whole_file(self._path) as file:
+            torch.save(state, file)
 
     def _load(self) -> None:
         state = torch.load(self._path, map_location=self.device, weights_only=True)
