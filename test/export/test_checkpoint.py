@@ -27,9 +27,9 @@ from vla_runtime.export.checkpoint import (
     copy_tensors,
     read_tensors,
 )
-from vla_runtime.export.conversion import network_shapes
 from vla_runtime.export.tensor_dims import HeadCounts, dims_of, family_of, image_size_of
 from vla_runtime.export.tensor_names import our_name
+from vla_runtime.network_shapes import network_shapes
 
 
 def loaded(folder: Path, target: Path) -> dict[str, torch.Tensor]:

@@ -28,7 +28,6 @@ from vla_runtime.bundle import (
 )
 from vla_runtime.bundle_rules import check_spec, check_statistics
 from vla_runtime.bundle_schema import TOKENIZER_SUFFIXES
-from vla_runtime.dimensions import PolicyDims
 from vla_runtime.export.checkpoint import StoredTensor, check_tensors, copy_tensors, read_tensors
 from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
@@ -47,6 +46,7 @@ from vla_runtime.export.tensor_dims import (
     kv_heads_of,
     vision_heads_of,
 )
+from vla_runtime.network_shapes import network_shapes
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.typed_yaml import FieldError
 from vla_runtime.types import Family, PromptTemplate
@@ -170,14 +170,6 @@ def write_export(
         finish(folder, plan.spec)
         seal(folder, plan.spec)
     return read_bundle(target, verify=False)
-
-
-def network_shapes(family: Family, dims: PolicyDims) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a network's tensors, without making them."""
-    from vla_runtime.models import empty_network
-
-    network = empty_network(family, dims)
-    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
 def _check_facts(
