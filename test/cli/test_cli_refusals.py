@@ -54,6 +54,8 @@ REFUSALS = (
     Refusal('demo --bundle {cut}', 'weights.safetensors: is not a whole safetensors file'),
     Refusal('demo --bundle {tiny}', "camera 'top'"),
     Refusal('demo --robot so102', "robot 'so102' is neither a file nor one that comes with"),
+    Refusal('demo --robot so101', 'so101.yaml: is of another robot than the simulated tabletop'),
+    Refusal('demo --robot so101', "joints[2].lower: -1.69; the tabletop's 'elbow_flex' goes from"),
     Refusal('demo --cfg-beta 5.1', '--cfg-beta 5.1: expected 1 to 5'),
     Refusal('demo --out {a_file}/run', '--out {a_file}/run: is no folder that can be made: Not a'),
     Refusal('demo --bundle {tiny}/policy.yaml', "camera 'top'"),

@@ -36,15 +36,17 @@ from vla_runtime.ros.conversions import ns_to_stamp
 from vla_runtime.ros.diagnostics import Condition, Level, Throttle, to_message
 from vla_runtime.ros.outputs import MESSAGE_TYPES
 from vla_runtime.ros.parameters import ParameterSpec, declare, values
-from vla_runtime.ros.robot import Robot, find_robot, load_robot
+from vla_runtime.ros.robot import find_robot, load_robot
 from vla_runtime.ros.share import share_folder
 from vla_runtime.ros.spinning import guarded, run_node
 from vla_runtime.ros.steady_loop import SteadyLoop
 from vla_runtime.ros.tabletop_messages import command_taker, image_message, joint_state_message
+from vla_runtime.ros.tabletop_robot import require_tabletop
+from vla_runtime.sim.arm import JOINT_NAMES
 from vla_runtime.sim.controller import JointFollower
 from vla_runtime.sim.episode import Episode, Verdict
-from vla_runtime.sim.scene import CAMERAS, VARIANTS, Scene, sample_scene
-from vla_runtime.sim.world import JOINT_NAMES, Tabletop
+from vla_runtime.sim.scene import VARIANTS, Scene, sample_scene
+from vla_runtime.sim.world import Tabletop
 
 TABLETOP_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
@@ -89,7 +91,7 @@ class TabletopNode(Node):
         declare(self, TABLETOP_PARAMETERS)
         given = values(self, TABLETOP_PARAMETERS)
         self._robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
-        _require_tabletop(self._robot)
+        require_tabletop(self._robot)
         self._throttle = Throttle(5.0)
         self._lock = Lock()
         self._snapshot: _Snapshot | None = None
@@ -321,19 +323,6 @@ class TabletopNode(Node):
                 hardware=self._robot.name,
                 stamp=self.get_clock().now().to_msg(),
             )
-        )
-
-
-def _require_tabletop(robot: Robot) -> None:
-    """Refuse a robot file that is not of this robot."""
-    names = [joint.name for joint in robot.joints]
-    wrong = [f"joint '{name}'" for name in names if name not in JOINT_NAMES]
-    wrong += [f"unit of '{joint.name}'" for joint in robot.joints if joint.unit != 'rad']
-    wrong += [f"camera '{c.name}'" for c in robot.cameras if c.name not in CAMERAS]
-    if wrong:
-        raise ValueError(
-            f'{robot.file}: {", ".join(wrong)}: the tabletop has the joints '
-            f'{", ".join(JOINT_NAMES)} in rad and the cameras {", ".join(CAMERAS)}'
         )
 
 
