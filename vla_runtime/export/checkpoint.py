@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.tensor_names import TEXT_HEAD, TEXT_TABLE, is_unused, our_name
+from vla_runtime.hub_id import download_hint
 
 SINGLE_FILE = 'model.safetensors'
 INDEX_FILE = 'model.safetensors.index.json'
@@ -26,6 +27,17 @@ PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
 # safetensors' names of the precisions that the networks load.
 ITEM_BYTES = {'F32': 4, 'BF16': 2, 'F16': 2}
 _LISTED = 10
+# Where the policy lies below what people name: LeRobot's output folder, the Hub's cache, openpi's
+# experiment.
+_POLICIES_BELOW = (
+    'pretrained_model',
+    'last/pretrained_model',
+    'checkpoints/last/pretrained_model',
+    'checkpoints/*/pretrained_model',
+    '*/pretrained_model',
+    'snapshots/*',
+    '*',
+)
 _BLOCK_BYTES = 1 << 22
 
 
@@ -172,8 +184,8 @@ def _stored_tensors(folder: Path) -> list[StoredTensor]:
         raise CheckpointError(f'{folder}: is a file; expected the folder that holds {SINGLE_FILE}')
     if not folder.is_dir():
         raise CheckpointError(
-            f'{folder}: no such folder; expected a LeRobot or openpi checkpoint on this disk '
-            '(a model on the Hugging Face hub is downloaded first, e.g. with hf download)'
+            f'{folder}: no such folder; expected a LeRobot or openpi checkpoint on this disk'
+            f'{download_hint(folder)}'
         )
     if single.exists() and index.exists():
         raise CheckpointError(
@@ -186,6 +198,11 @@ def _stored_tensors(folder: Path) -> list[StoredTensor]:
     for path in sorted(folder.iterdir()):
         _refuse_pickle(path)
     raise CheckpointError(f'{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}{_nearby(folder)}')
+
+
+def has_tensors(folder: Path) -> bool:
+    """Whether a folder holds the safetensors of a checkpoint, whole or in shards."""
+    return (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file()
 
 
 def _refuse_pickle(path: Path) -> None:
@@ -203,8 +220,12 @@ def _nearby(folder: Path) -> str:
             "; this looks like openpi's JAX checkpoint: convert it with openpi's "
             'examples/convert_jax_model_to_pytorch.py'
         )
-    if (folder / 'pretrained_model').is_dir():
-        return f'; did you mean {folder / "pretrained_model"}?'
+    for pattern in _POLICIES_BELOW:
+        # Steps are counted in the names: the longest, then the largest, is the newest.
+        below = sorted(folder.glob(pattern), key=lambda path: [(len(s), s) for s in path.parts])
+        policies = [path for path in below if has_tensors(path)]
+        if policies:
+            return f'; did you mean {policies[-1]}?'
     if (folder / 'adapter_model.safetensors').exists():
         return '; this is an adapter (LoRA): merge it into its base policy first'
     return ''

@@ -33,7 +33,11 @@ from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.gaps import Gaps
-from vla_runtime.export.lerobot_folder import is_lerobot_folder, read_lerobot_folder
+from vla_runtime.export.lerobot_folder import (
+    is_lerobot_folder,
+    lerobot_family,
+    read_lerobot_folder,
+)
 from vla_runtime.export.openpi_folder import read_openpi_folder, usual_prompt_length
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
 from vla_runtime.export.tensor_dims import (
@@ -87,9 +91,13 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     Raises:
         ExportError: all that is missing or contradictory at once, else the first defect.
     """
+    from_lerobot = is_lerobot_folder(checkpoint)
+    if from_lerobot:
+        # Of another family's tensors there is nothing to say.
+        lerobot_family(checkpoint)
     tensors = read_tensors(checkpoint)
     family = family_of(tensors)
-    if is_lerobot_folder(checkpoint):
+    if from_lerobot:
         facts = read_lerobot_folder(checkpoint)
     else:
         facts = read_openpi_folder(
@@ -316,7 +324,9 @@ def _tokenizer(facts: FolderFacts, options: ExportOptions, gaps: Gaps) -> Path |
     if chosen is None:
         gaps.ask(
             '--tokenizer',
-            "PaliGemma's tokenizer.json or tokenizer.model (google/paligemma-3b-pt-224)",
+            "PaliGemma's tokenizer.json or tokenizer.model: openpi takes it from "
+            'https://storage.googleapis.com/big_vision/paligemma_tokenizer.model, LeRobot from '
+            'google/paligemma-3b-pt-224 on the Hugging Face Hub',
         )
     return chosen
 
