@@ -17,7 +17,8 @@ def download_hint(path: Path) -> str:
     if found is None or path.parent.exists():
         return ''
     name = found[1].split('/')[1]
+    # `hf` is huggingface_hub's, which comes with tokenizers.
     return (
-        '; a policy on the Hugging Face Hub is downloaded first: pip install huggingface_hub, then '
+        '; a policy on the Hugging Face Hub is downloaded first: '
         f'hf download {found[1]} --local-dir {name}'
     )
