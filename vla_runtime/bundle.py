@@ -43,6 +43,7 @@ from vla_runtime.bundle_schema import (
     Unit,
 )
 from vla_runtime.bundle_statistics import check_statistics
+from vla_runtime.hub_id import download_hint
 from vla_runtime.input_files import UnreadableFileError, read_text, regular_file
 from vla_runtime.large_files import file_sha256
 from vla_runtime.quotes import one_line, quoted
@@ -318,9 +319,16 @@ def _read_spec(folder: Path) -> BundleSpec:
     try:
         text = read_text(path, LARGEST_FILE)
     except FileNotFoundError:
+        if (folder / 'config.json').is_file() or any(folder.glob('model.safetensors*')):
+            raise BundleError(
+                f'{path}: is missing; this looks like a checkpoint, of which a policy bundle is '
+                f'made first: vla_runtime export {folder} --out BUNDLE'
+            ) from None
         if folder.is_dir():
             raise BundleError(f'{path}: is missing; is this folder a policy bundle?') from None
-        raise BundleError(f'{folder}: no such folder; expected a policy bundle') from None
+        raise BundleError(
+            f'{folder}: no such folder; expected a policy bundle{download_hint(folder)}'
+        ) from None
     except NotADirectoryError:
         raise BundleError(
             f'{folder}: is a file; expected a policy bundle, the folder that holds {SPEC_FILE}'

@@ -193,5 +193,5 @@ def test_a_missing_bundle_is_said_before_anything_starts(tmp_path):
     demo = Demo(tmp_path / 'nowhere', tmp_path / 'out', seconds=5.0)
     code, text = demo.end()
     assert code == 2
-    assert 'no policy bundle there' in text
+    assert 'no such folder; expected a policy bundle' in text
     assert not (tmp_path / 'out').exists()

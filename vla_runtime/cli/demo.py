@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vla_runtime.cli._files import cache_folder, make_folder
+from vla_runtime.cli._files import bundle_folder, cache_folder, make_folder
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.demo.console import say
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--out', type=Path, metavar='DIR', help='new folder (default: demo_runs/DATE_TIME)'
     )
     parser.add_argument(
-        '--bundle', type=Path, metavar='DIR', help='policy bundle (default: engines/demo)'
+        '--bundle', type=Path, metavar='DIR', help="policy bundle (default: the demo's)"
     )
     parser.add_argument('--robot', default='tabletop', help='robot file (default: tabletop)')
     parser.add_argument(
@@ -76,6 +76,8 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
         _prepare_environment()
         options = _options(arguments)
         check_options(options)
+        # The nodes may be started elsewhere.
+        options = replace(options, bundle=options.bundle.resolve())
         require_packages('rclpy', 'mujoco', 'rosbags', 'matplotlib')
         make_folder(options.out, '--out')
 
@@ -108,21 +110,12 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
 
 def _options(arguments: argparse.Namespace) -> DemoOptions:
     from vla_runtime.demo.options import DemoOptions
-    from vla_runtime.ros.share import share_folder
 
-    bundle = arguments.bundle or share_folder() / 'engines' / 'demo'
-    if bundle.name == 'policy.yaml':
-        bundle = bundle.parent
-    if not (bundle / 'policy.yaml').is_file():
-        raise ValueError(
-            f'{bundle}: no policy bundle there (policy.yaml is missing); name one with --bundle, '
-            'or train the demo policy: vla_runtime train-demo'
-        )
     out: Path = arguments.out or Path('demo_runs') / datetime.now().strftime('%Y-%m-%d_%H%M%S')
     return DemoOptions(
         seconds=arguments.seconds,
         out=out,
-        bundle=bundle.resolve(),
+        bundle=bundle_folder(arguments.bundle),
         robot=arguments.robot,
         backend=arguments.backend,
         replan_interval=arguments.replan_interval,

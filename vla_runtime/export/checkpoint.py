@@ -22,6 +22,7 @@ from vla_runtime.bundle_schema import WEIGHT_BYTES
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.json_file import LARGEST_JSON
 from vla_runtime.export.tensor_names import TEXT_HEAD, TEXT_TABLE, is_unused, our_name
+from vla_runtime.hub_id import download_hint
 from vla_runtime.input_files import UnreadableFileError, read_text, regular_file
 from vla_runtime.quotes import one_line, quoted
 
@@ -29,6 +30,17 @@ SINGLE_FILE = 'model.safetensors'
 INDEX_FILE = 'model.safetensors.index.json'
 PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
 _LISTED = 10
+# Where the policy lies below what people name: LeRobot's output folder, the Hub's cache, openpi's
+# experiment.
+_POLICIES_BELOW = (
+    'pretrained_model',
+    'last/pretrained_model',
+    'checkpoints/last/pretrained_model',
+    'checkpoints/*/pretrained_model',
+    '*/pretrained_model',
+    'snapshots/*',
+    '*',
+)
 _BLOCK_BYTES = 1 << 22
 
 
@@ -177,8 +189,8 @@ def _stored_tensors(folder: Path) -> list[StoredTensor]:
         raise CheckpointError(f'{folder}: is a file; expected the folder that holds {SINGLE_FILE}')
     if not folder.is_dir():
         raise CheckpointError(
-            f'{folder}: no such folder; expected a LeRobot or openpi checkpoint on this disk '
-            '(a model on the Hugging Face hub is downloaded first, e.g. with hf download)'
+            f'{folder}: no such folder; expected a LeRobot or openpi checkpoint on this disk'
+            f'{download_hint(folder)}'
         )
     if has_single and has_index:
         raise CheckpointError(
@@ -191,6 +203,11 @@ def _stored_tensors(folder: Path) -> list[StoredTensor]:
     for path in sorted(folder.iterdir()):
         _refuse_pickle(path)
     raise CheckpointError(f'{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}{_nearby(folder)}')
+
+
+def has_tensors(folder: Path) -> bool:
+    """Whether a folder holds the safetensors of a checkpoint, whole or in shards."""
+    return (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file()
 
 
 def _refuse_pickle(path: Path) -> None:
@@ -208,8 +225,12 @@ def _nearby(folder: Path) -> str:
             "; this looks like openpi's JAX checkpoint: convert it with openpi's "
             'examples/convert_jax_model_to_pytorch.py'
         )
-    if (folder / 'pretrained_model').is_dir():
-        return f'; did you mean {folder / "pretrained_model"}?'
+    for pattern in _POLICIES_BELOW:
+        # Steps are counted in the names: the longest, then the largest, is the newest.
+        below = sorted(folder.glob(pattern), key=lambda path: [(len(s), s) for s in path.parts])
+        policies = [path for path in below if has_tensors(path)]
+        if policies:
+            return f'; did you mean {policies[-1]}?'
     if (folder / 'adapter_model.safetensors').exists():
         return '; this is an adapter (LoRA): merge it into its base policy first'
     return ''

@@ -82,6 +82,21 @@ def is_lerobot_folder(folder: Path) -> bool:
     return os.path.lexists(path) and 'type' in read_json(path)
 
 
+def lerobot_family(folder: Path) -> Family:
+    """The family that config.json names.
+
+    Raises:
+        ExportError: one that this runtime does not serve.
+    """
+    config = read_json(folder / CONFIG_FILE)
+    found = config.get('type', str)
+    for family in get_args(Family):
+        if found == family:
+            return family
+    known = ' and '.join(f"'{family}'" for family in get_args(Family))
+    raise config.error('type', f"policies of type '{found}' are not served, only {known}")
+
+
 def read_lerobot_folder(folder: Path) -> FolderFacts:
     """Read all that a LeRobot folder says.
 
@@ -90,7 +105,7 @@ def read_lerobot_folder(folder: Path) -> FolderFacts:
             contradict each other, missing or damaged files.
     """
     config = read_json(folder / CONFIG_FILE)
-    family = _family(config)
+    family = lerobot_family(folder)
     for key, expected in _FIXED.items():
         found = config.get(key, (bool, int, float), expected)
         if found != expected:
@@ -126,15 +141,6 @@ def read_lerobot_folder(folder: Path) -> FolderFacts:
         tokenizer=find_tokenizer(folder),
         source=_source(family, before),
     )
-
-
-def _family(config: JsonMapping) -> Family:
-    found = config.get('type', str)
-    for family in get_args(Family):
-        if found == family:
-            return family
-    known = ', '.join(get_args(Family))
-    raise config.error('type', f"'{found}' is not supported; expected one of {known}")
 
 
 def _pipeline(path: Path, known: tuple[str, ...]) -> _Pipeline:

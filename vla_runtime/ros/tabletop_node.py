@@ -37,16 +37,18 @@ from vla_runtime.ros.diagnostics import REPEAT_LOG_S, Condition, Level, Throttle
 from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.outputs import MESSAGE_TYPES
 from vla_runtime.ros.parameters import declare, values
-from vla_runtime.ros.robot import Robot, find_robot, load_robot
+from vla_runtime.ros.robot import find_robot, load_robot
 from vla_runtime.ros.share import share_folder
 from vla_runtime.ros.spinning import guarded, run_node
 from vla_runtime.ros.steady_loop import SteadyLoop
 from vla_runtime.ros.tabletop_messages import command_taker, image_message, joint_state_message
 from vla_runtime.ros.tabletop_parameters import TABLETOP_PARAMETERS
+from vla_runtime.ros.tabletop_robot import require_tabletop
+from vla_runtime.sim.arm import JOINT_NAMES
 from vla_runtime.sim.controller import JointFollower
 from vla_runtime.sim.episode import Episode, Verdict
-from vla_runtime.sim.scene import CAMERAS, Scene, sample_scene
-from vla_runtime.sim.world import JOINT_NAMES, Tabletop
+from vla_runtime.sim.scene import Scene, sample_scene
+from vla_runtime.sim.world import Tabletop
 
 _RATE_HZ = 100.0
 _CATCH_UP_STEPS = 5
@@ -76,7 +78,7 @@ class TabletopNode(Node):
         refuse_unknown(self, TABLETOP_PARAMETERS)
         given = values(self, TABLETOP_PARAMETERS)
         self._robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
-        _require_tabletop(self._robot)
+        require_tabletop(self._robot)
         self._throttle = Throttle(REPEAT_LOG_S)
         self._lock = Lock()
         self._snapshot: _Snapshot | None = None
@@ -308,19 +310,6 @@ class TabletopNode(Node):
                 hardware=self._robot.name,
                 stamp=self.get_clock().now().to_msg(),
             )
-        )
-
-
-def _require_tabletop(robot: Robot) -> None:
-    """Refuse a robot file that is not of this robot."""
-    names = [joint.name for joint in robot.joints]
-    wrong = [f"joint '{name}'" for name in names if name not in JOINT_NAMES]
-    wrong += [f"unit of '{joint.name}'" for joint in robot.joints if joint.unit != 'rad']
-    wrong += [f"camera '{c.name}'" for c in robot.cameras if c.name not in CAMERAS]
-    if wrong:
-        raise ValueError(
-            f'{robot.file}: {", ".join(wrong)}: the tabletop has the joints '
-            f'{", ".join(JOINT_NAMES)} in rad and the cameras {", ".join(CAMERAS)}'
         )
 
 
