@@ -14,6 +14,13 @@ Invariants:
 from __future__ import annotations
 
 import sys
+
+if __name__ == '__main__':
+    # Before what takes seconds to import: a Ctrl-C meanwhile ends the process quietly.
+    from vla_runtime.ros.node_main import run_module
+
+    sys.exit(run_module('executor_node'))
+
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -391,7 +398,3 @@ class ExecutorNode(LifecycleNode):
 def main(args: list[str] | None = None) -> int:
     """`ros2 run vla_runtime executor_node --ros-args -p bundle:=... -p robot:=...`."""
     return run_node(ExecutorNode, args)
-
-
-if __name__ == '__main__':
-    sys.exit(main())
