@@ -18,17 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from executor_bench import HOME
-from graph import LATCHED, RELIABLE, ROOT, SENSOR, Graph, graph
-from sensor_msgs.msg import JointState
+from graph import LATCHED, ROOT, Graph, graph
 from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import Trigger
-from tabletop_policy import HORIZON, STEP_TIME_S, write_tabletop_policy
+from tabletop_policy import write_tabletop_policy
 from trajectory_msgs.msg import JointTrajectory
+from velocity_robot import VelocityRobot, write_velocity_robot
 
-from vla_runtime.ros.conversions import chunk_to_message, message_to_plan, ns_to_stamp
 from vla_runtime.sim.world import JOINT_NAMES
-from vla_runtime.types import ActionChunk
 
 pytestmark = pytest.mark.graph
 
@@ -178,85 +175,13 @@ def test_all_three_nodes_end_cleanly_with_a_hold(bundle: Path, group: Group, seq
 
 # ---------------------------------------------------------------- velocity and position outputs
 
-VELOCITY_ROBOT = """\
-format: 1
-name: rates
-joints:
-{joints}
-joint_states:
-  - {{topic: joint_states}}
-cameras:
-  - {{name: front, topic: front/image_raw, width: 320, height: 240}}
-  - {{name: wrist, topic: wrist/image_raw, width: 320, height: 240}}
-outputs:
-  - {{kind: float64_multi_array, topic: arm/rates, interface: velocity, joints: [{arm}]}}
-  - {{kind: joint_state, topic: gripper/rates, interface: velocity, joints: [gripper]}}
-"""
-JOINT = (
-    '  - {{name: {name}, unit: rad, lower: -100.0, upper: 100.0, velocity: 3.0,'
-    ' acceleration: 40.0, max_step: 0.5}}'
-)
-
-
-def write_velocity_robot(path: Path) -> Path:
-    joints = '\n'.join(JOINT.format(name=name) for name in JOINT_NAMES)
-    path.write_text(VELOCITY_ROBOT.format(joints=joints, arm=', '.join(ARM)), encoding='utf-8')
-    return path
-
-
-class Rates:
-    """A robot that takes velocities, and a policy that lets every joint swing for ever.
-
-    Attributes:
-        arm: what the arm's output got, newest last.
-        gripper: what the gripper's output got.
-    """
-
-    def __init__(self, made: Graph) -> None:
-        self.arm: list[list[float]] = []
-        self.gripper: list[list[float]] = []
-        self._made = made
-        self._number = itertools.count()
-        self._states = made.node.create_publisher(JointState, 'joint_states', SENSOR)
-        self._chunks = made.node.create_publisher(JointTrajectory, 'action_chunk', RELIABLE)
-        for message_type, topic, call in (
-            (Float64MultiArray, 'arm/rates', lambda m: self.arm.append(list(m.data))),
-            (JointState, 'gripper/rates', lambda m: self.gripper.append(list(m.velocity))),
-            (JointTrajectory, 'committed_plan', self._answer),
-        ):
-            made.node.create_subscription(message_type, topic, call, RELIABLE)
-        made.node.create_timer(0.02, self._publish_state)
-
-    def _now_ns(self) -> int:
-        return int(self._made.node.get_clock().now().nanoseconds)
-
-    def _publish_state(self) -> None:
-        message = JointState(name=list(JOINT_NAMES), position=HOME.tolist())
-        message.header.stamp = ns_to_stamp(self._now_ns())
-        self._states.publish(message)
-
-    def _answer(self, request: JointTrajectory) -> None:
-        now_ns = self._now_ns()
-        times_s = now_ns * 1e-9 + STEP_TIME_S * np.arange(1, HORIZON + 1)
-        chunk = ActionChunk(
-            actions=np.tile(0.5 + 0.3 * np.sin(times_s)[:, None], (1, len(JOINT_NAMES))),
-            names=JOINT_NAMES,
-            kinds=('velocity',) * len(JOINT_NAMES),
-            step_time_s=STEP_TIME_S,
-            normalised=np.zeros((HORIZON, 0), dtype=np.float32),
-        )
-        episode, number = message_to_plan(request).episode, next(self._number)
-        self._chunks.publish(
-            chunk_to_message(chunk, stamp_ns=now_ns, episode=episode, number=number)
-        )
-
 
 @in_turn
 def test_velocity_outputs_end_with_zero(tmp_path: Path, group: Group, sequence: str) -> None:
     robot = write_velocity_robot(tmp_path / 'rates.yaml')
     bundle = write_tabletop_policy(tmp_path / 'rates', velocities=True)
     with graph() as made:
-        rates = Rates(made)
+        rates = VelocityRobot(made)
         group.start('executor_node', *files(bundle, str(robot)), *PATIENT)
         activate(made, '/vla_executor')
         start_motion(made)
