@@ -1,21 +1,20 @@
 """What the executor's ticks suffer when other processes join the graph, leave it, or are killed.
 
 Two real executors move the same robot side by side at 100 Hz: one on the profile of the cameras
-(shared memory and UDP), one as shipped (config/fastdds_executor.xml, UDP alone). A camera driver
-publishes 480x640 images. Turn by turn a client of images and diagnostics comes and ends in order,
-or comes and is killed with -9, or only a process without ROS comes and goes. A third process sleeps
-and wakes at 100 Hz and does nothing else: what stalls it too is the machine, not the graph.
+(shared memory and UDP), one as shipped (UDP alone). A camera driver
+publishes 480x640 images. Turn by turn clients of images and diagnostics come and end in order, or
+come and are killed with -9, or only processes without ROS come and go. A third process sleeps and
+wakes at 100 Hz and does nothing else: what stalls it too is the machine, not the graph.
 
 A stall is a time of 0.25 s or more between two commands, by the executor's own stamps.
 
-    python benchmark/newcomers.py [--turns 20] [--seconds 5]
+    python benchmark/newcomers.py [--turns 12] [--realtime]
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 from measurement import write_result
 from std_srvs.srv import Trigger
-from three_cameras import PACKAGES, ROOT, Graph, quiet_domain, use_profile
+from three_cameras import PACKAGES, ROOT, Graph, keep_others_out, quiet_domain, use_profile
 
 # Beside the helpers that three_cameras makes importable.
 from tabletop_policy import write_tabletop_policy  # isort: skip
@@ -35,8 +34,10 @@ from velocity_robot import VelocityRobot, write_velocity_robot  # isort: skip
 
 CAMERA = '/cameras/top'
 STALL_S = 0.25
-TURNS = ('nobody joins', 'a client ends in order', 'a client is killed')
-PROFILES = {'shared_memory': 'fastdds.xml', 'udp': 'fastdds_executor.xml'}
+TURNS = ('nobody joins', 'clients end in order', 'clients are killed')
+CLIENTS = 5
+# As the machine's other ROS programs must not join, the graph is one of this machine.
+PROFILES = {'shared_memory': 'fastdds.xml', 'udp': 'fastdds_executor_localhost.xml'}
 
 # Wakes at 100 Hz and prints the ROS time of each wake-up that came 0.25 s or more after the last.
 IDLER = """
@@ -94,8 +95,12 @@ for line in sys.stdin:
 def start_executor(graph: Graph, name: str, folder: Path) -> VelocityRobot:
     """An executor in a namespace of its own, on a copy of a profile, so that it keeps to it."""
     profile = folder / f'{name}.xml'
-    shutil.copy(ROOT / 'config' / PROFILES[name], profile)
+    # Not the shipped file itself: the executor would take its own in its place.
+    text = (ROOT / 'config' / PROFILES[name]).read_text(encoding='utf-8')
+    profile.write_text(f'{text}<!-- {name} -->\n', encoding='utf-8')
     before = dict(os.environ)
+    if name == 'udp':
+        os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'SYSTEM_DEFAULT'
     for variable in ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE'):
         os.environ[variable] = str(profile)
     try:
@@ -123,16 +128,23 @@ def start_executor(graph: Graph, name: str, folder: Path) -> VelocityRobot:
     return robot
 
 
-def take_turn(forker: subprocess.Popen[str], kind: str, seconds: float) -> tuple[float, float]:
-    """One process comes and goes; from when to when, ROS time."""
-    assert forker.stdin is not None and forker.stdout is not None
-    begin = time.time()
-    forker.stdin.write(f'{kind}\n')
-    forker.stdin.flush()
-    pid = int(forker.stdout.readline())
+def take_turn(
+    forkers: list[subprocess.Popen[str]], kind: str, seconds: float
+) -> tuple[float, float]:
+    """Processes come and go; from when to when, ROS time."""
+    begin, pids = time.time(), []
+    for forker in forkers:
+        assert forker.stdin is not None and forker.stdout is not None
+        forker.stdin.write(f'{kind}\n')
+        forker.stdin.flush()
+        pids.append(int(forker.stdout.readline()))
+        time.sleep(0.1)
     time.sleep(seconds - 1.0)
-    os.kill(pid, signal.SIGINT if kind == 'a client ends in order' else signal.SIGKILL)
-    forker.stdout.readline()
+    for pid in pids:
+        os.kill(pid, signal.SIGINT if kind == 'clients end in order' else signal.SIGKILL)
+    for forker in forkers:
+        assert forker.stdout is not None
+        forker.stdout.readline()
     time.sleep(1.0)
     return begin, time.time()
 
@@ -166,7 +178,7 @@ def of_ticks(tick_ns: list[int]) -> np.ndarray:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
-    parser.add_argument('--turns', type=int, default=20, help='of each kind (default: 20)')
+    parser.add_argument('--turns', type=int, default=12, help='of each kind (default: 12)')
     parser.add_argument('--seconds', type=float, default=5.0, help='of each turn (default: 5)')
     parser.add_argument(
         '--newcomers',
@@ -174,8 +186,11 @@ def main() -> int:
         default='default',
         help="the client's profile (default: Fast DDS's default, as in a terminal)",
     )
+    parser.add_argument('--realtime', action='store_true', help='run before everything else')
     parser.add_argument('--out', type=Path, help='instead of benchmark/results')
     arguments = parser.parse_args()
+    if arguments.realtime:
+        keep_others_out()
     load = [os.getloadavg()]
     with tempfile.TemporaryDirectory() as name, quiet_domain() as graph:
         folder = Path(name)
@@ -190,18 +205,21 @@ def main() -> int:
             ),
         ]
         use_profile(arguments.newcomers == 'shipped')
-        forker = subprocess.Popen(
-            [sys.executable, '-c', FORKER, CAMERA],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        children.append(forker)
+        forkers = [
+            subprocess.Popen(
+                [sys.executable, '-c', FORKER, CAMERA],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(CLIENTS)
+        ]
+        children += forkers
         turns = []
         try:
             for turn in range(arguments.turns * len(TURNS)):
                 kind = TURNS[turn % len(TURNS)]
-                turns.append((kind, *take_turn(forker, kind, arguments.seconds)))
+                turns.append((kind, *take_turn(forkers, kind, arguments.seconds)))
                 load.append(os.getloadavg())
         finally:
             for child in children:
