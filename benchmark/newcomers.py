@@ -8,7 +8,7 @@ wakes at 100 Hz and does nothing else: what stalls it too is the machine, not th
 
 A stall is a time of 0.25 s or more between two commands, by the executor's own stamps.
 
-    python benchmark/newcomers.py [--turns 12] [--realtime]
+    python benchmark/newcomers.py [--turns 12]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from measurement import write_result
 from std_srvs.srv import Trigger
-from three_cameras import PACKAGES, ROOT, Graph, keep_others_out, quiet_domain, use_profile
+from three_cameras import PACKAGES, ROOT, Graph, quiet_domain, use_profile
 
 # Beside the helpers that three_cameras makes importable.
 from tabletop_policy import write_tabletop_policy  # isort: skip
@@ -186,11 +186,8 @@ def main() -> int:
         default='default',
         help="the client's profile (default: Fast DDS's default, as in a terminal)",
     )
-    parser.add_argument('--realtime', action='store_true', help='run before everything else')
     parser.add_argument('--out', type=Path, help='instead of benchmark/results')
     arguments = parser.parse_args()
-    if arguments.realtime:
-        keep_others_out()
     load = [os.getloadavg()]
     with tempfile.TemporaryDirectory() as name, quiet_domain() as graph:
         folder = Path(name)
