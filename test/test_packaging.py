@@ -22,7 +22,7 @@ import yaml
 
 import vla_runtime
 from vla_runtime.cli import main as program
-from vla_runtime.ros import executables
+from vla_runtime.ros import node_main
 from vla_runtime.ros.parameters import markdown
 
 ROOT = Path(__file__).parents[1]
@@ -237,7 +237,7 @@ def test_node_executables_start_the_entry_point_of_their_prefix(tmp_path: Path, 
 
 @pytest.mark.parametrize('node', NODES)
 def test_node_entry_points_exist(node: str) -> None:
-    assert callable(getattr(executables, node))
+    assert callable(getattr(node_main, node))
     assert callable(importlib.import_module(f'vla_runtime.ros.{node}').main)
 
 

@@ -126,6 +126,24 @@ def test_ctrl_c_ends_it_cleanly_with_the_report_written(bundle, tmp_path):
     assert nothing_is_left(pids)
 
 
+def test_ctrl_c_again_and_again_ends_it_as_one_does(bundle, tmp_path):
+    demo = Demo(bundle, tmp_path / 'out', seconds=60.0)
+    demo.wait_for_line(r'chunk [1-9]')
+    pids = demo.children()
+    end_s = time.monotonic() + _TIMEOUT_S
+    while demo.process.poll() is None and time.monotonic() < end_s:
+        demo.process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    code, text = demo.end()
+    assert code == 0, text
+    assert 'Traceback' not in text
+    assert 'ended with Ctrl-C' in require_report(demo.out)
+    executor = demo.log('executor')
+    assert executor.count(']: started') == executor.count('stopped: holding') > 0
+    assert all('Traceback' not in demo.log(name) for name in _NODES)
+    assert nothing_is_left(pids)
+
+
 def test_a_closed_terminal_ends_it_like_ctrl_c(bundle, tmp_path):
     terminal, its_side = pty.openpty()
     arguments = ['--seconds', '60', '--out', str(tmp_path / 'out'), '--bundle', str(bundle)]

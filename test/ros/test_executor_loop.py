@@ -73,6 +73,8 @@ def test_when_a_chunk_is_being_checked_expect_ticks_and_the_dead_man_not_to_wait
 class Output:
     """Keeps what it is sent; or fails, from when it is told to."""
 
+    topic = 'arm'
+
     def __init__(self) -> None:
         self.sent: list[list[float]] = []
         self.broken = False
@@ -192,3 +194,29 @@ def test_when_the_control_thread_hangs_in_an_output_expect_the_hold_last() -> No
     count = len(bench.second.sent)
     bench.tick()
     assert len(bench.second.sent) == count
+
+
+@pytest.mark.parametrize('which', ['first', 'second'])
+def test_when_an_output_hangs_for_good_expect_the_hold_on_every_other_one(which: str) -> None:
+    bench = Bench()
+    release = threading.Event()
+    hanging = getattr(bench, which)
+    hanging.send = lambda *_: release.wait(TIMEOUT_S)
+    errors: list[Exception] = []
+
+    def close() -> None:
+        try:
+            bench.loop.close()
+        except SendError as error:
+            errors.append(error)
+
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    try:
+        other = bench.second if which == 'first' else bench.first
+        closing.join(TIMEOUT_S / 2)
+        assert not closing.is_alive()
+        assert other.sent[-1] == [0.0, 0.0]
+        assert 'hold on arm hangs' in str(errors[0])
+    finally:
+        release.set()

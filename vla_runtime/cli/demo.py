@@ -20,8 +20,8 @@ from vla_runtime.cli._files import bundle_folder, cache_folder, make_folder
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.demo.console import say
-from vla_runtime.demo.interrupt import Interrupt, interruptible
 from vla_runtime.demo.reserve import Reserve
+from vla_runtime.ros.interrupt import Interrupt, interruptible
 from vla_runtime.whole_files import WriteError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run it; 0 after the time or Ctrl-C, 1 when something ended it, 2 for unusable arguments."""
-    # Until the end: another Ctrl-C must not cost the report, which takes a few seconds.
+    # Until the end: another Ctrl-C must cost neither the hold nor the report.
     with interruptible() as interrupt:
         return _run(arguments, interrupt)
 

@@ -25,7 +25,6 @@ from rclpy.signals import SignalHandlerOptions
 
 from vla_runtime.demo.bag import Bag
 from vla_runtime.demo.instructions import Assignment, assignments
-from vla_runtime.demo.interrupt import Interrupt
 from vla_runtime.demo.operator import (
     ANSWER_TIMEOUT_S,
     Operator,
@@ -37,6 +36,7 @@ from vla_runtime.demo.recorder import Recorder
 from vla_runtime.demo.status_line import StatusLine
 from vla_runtime.demo.supervisor import ChildDiedError, Supervisor
 from vla_runtime.demo.telemetry import NO_VERDICT, Attempt, Telemetry
+from vla_runtime.ros.interrupt import Interrupt
 from vla_runtime.ros.robot import Robot
 from vla_runtime.ros.share import share_folder
 from vla_runtime.ros.spinning import make_executor
@@ -47,6 +47,8 @@ _NODES = ('vla_policy', 'vla_executor', 'tabletop')
 _START_TIMEOUT_S = 15.0
 # What a verdict may take beyond the task's own time limit.
 _VERDICT_SLACK_S = 4.0
+# Whoever pressed Ctrl-C waits for this at most; an executor that does not answer by then is ended.
+_STOP_TIMEOUT_S = 10.0
 
 
 class Interrupted(Exception):  # noqa: N818 - it is a wish, not an error
@@ -113,7 +115,8 @@ class _Session:
         self._assignments = assignments(options.seed)
         self._supervisor = Supervisor(options.out / 'log', self._note_unwritten)
         self._begun_s: float | None = None
-        self._ending = False
+        # When to give up waiting for the robot's hold; before the end there is no such time.
+        self._give_up_s: float | None = None
 
     def run(self) -> None:
         bag = Bag(self._options.bag, self._note_unwritten)
@@ -171,13 +174,12 @@ class _Session:
 
     def _end_motion(self, operator: Operator) -> None:
         """Whatever comes after, the robot holds and nothing is judged any more."""
-        self._ending = True
-        self._interrupt.acknowledge()
+        self._give_up_s = time.monotonic() + _STOP_TIMEOUT_S
         if self._begun_s is not None:
             self._result.seconds = time.monotonic() - self._begun_s
         operator.instruct('')
-        # Of a dead executor there is nothing to stop, and who asks once more does not want to wait.
-        with suppress(OperatorError, ChildDiedError, Interrupted):
+        # Of a dead executor there is nothing to stop, and one that hangs is ended like a dead one.
+        with suppress(OperatorError, ChildDiedError):
             self._stop_motion(operator)
 
     def _stop_motion(self, operator: Operator) -> None:
@@ -277,12 +279,16 @@ class _Session:
         return self._begun_s + self._options.seconds - time.monotonic()
 
     def _check(self) -> None:
+        if self._give_up_s is not None:
+            # In the end only who is stopped must still be there.
+            self._supervisor.check('executor')
+            if time.monotonic() > self._give_up_s:
+                raise OperatorError(f'no hold within {_STOP_TIMEOUT_S:g} s')
+            return
         if self._interrupt.wanted:
-            if not self._ending:
-                self._say('interrupted: ending in order')
+            self._say('interrupted: ending in order')
             raise Interrupted
-        # In the end only who is stopped must still be there.
-        self._supervisor.check(*(['executor'] if self._ending else []))
+        self._supervisor.check()
 
     def _write_parameters(self) -> None:
         """The parameters in force, as a file that starts the same nodes again."""

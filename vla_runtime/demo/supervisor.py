@@ -3,7 +3,7 @@
 Invariants:
 - each child has a session of its own: a Ctrl-C in the terminal reaches only the supervisor, which
   then ends the children one after the other;
-- a child that does not follow SIGINT in time gets SIGTERM, then SIGKILL;
+- a child that does not follow SIGINT in time gets SIGKILL;
 - on Linux the kernel kills the children when the supervisor's process dies without ending them, by
   SIGKILL for example: none is left behind;
 - whatever a child wrote is in a log file, and its last lines are at hand for an error message;
@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import TextIO
 
 _LAST_LINES = 15
-_PATIENCE_S = ((signal.SIGINT, 8.0), (signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0))
+# A node ends its teardown within 16 s, and takes no notice of a second signal meanwhile.
+_PATIENCE_S = ((signal.SIGINT, 20.0), (signal.SIGKILL, 5.0))
 
 
 _PR_SET_PDEATHSIG = 1

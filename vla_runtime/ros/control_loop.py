@@ -9,7 +9,7 @@ Invariants:
 - a command that cannot be sent stops the executor; an output that fails keeps no other one from its
   command, so the hold reaches all that can be reached;
 - after `close` nothing is sent any more, and the last command sent was a hold; even where a thread
-  hangs in the core or in an output, every other output gets it.
+  hangs in the core, or an output for good, every other output gets it, within seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from threading import Lock
+from threading import Lock, Thread
 
 import numpy as np
 
@@ -38,13 +38,14 @@ from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.conversions import ReceivedChunk, ns_to_stamp
 from vla_runtime.ros.outputs import OutputWriter
 from vla_runtime.ros.realtime import QuietGarbage
+from vla_runtime.ros.worker import join_thread
 
 # Finished steps that a request carries in front: the policy's newest frame is a little older than
 # the request, and its row 0 belongs to the step that was current then.
 _PAST_STEPS = 8
 _SEAMS_KEPT = 64
 _COLLECT_EVERY_S = 1.0
-# Whoever keeps a lock for so long at the end is not going to give it back.
+# Whoever keeps a lock or a command for so long at the end is not going to give it back.
 _HANGS_AFTER_S = 1.0
 _LOOKS_EVERY_S = 0.005
 
@@ -172,6 +173,32 @@ class ControlLoop:
         self._sent += not errors
         return errors
 
+    def _send_side_by_side(self, now_ros_ns: int) -> tuple[Exception, ...]:
+        """Send to every output in a thread of its own; what failed or hangs."""
+        stamp, end_s = ns_to_stamp(now_ros_ns), time.monotonic() + _HANGS_AFTER_S
+        errors: list[Exception] = []
+
+        def send(writer: OutputWriter) -> None:
+            try:
+                writer.send(self._setpoints, stamp)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [
+            Thread(target=send, args=(writer,), name=f'hold on {writer.topic}', daemon=True)
+            for writer in self._writers
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            try:
+                join_thread(thread, max(end_s - time.monotonic(), 0.0))
+            except TimeoutError:
+                hangs = f'{thread.name} hangs: not sent within {_HANGS_AFTER_S:g} s'
+                errors.append(TimeoutError(hangs))
+        self._sent += not errors
+        return tuple(errors)
+
     def _note_seam(self, now_ros_ns: int, dry_run: bool) -> None:
         passed = self._executor.counters.taken_over
         if passed != self._seams_passed:
@@ -295,7 +322,7 @@ class ControlLoop:
         had_its_turn = self._sending.acquire(timeout=_HANGS_AFTER_S)
         try:
             self._closed = True
-            errors = self._send_to_all(self._ros_now_ns()) if sends else ()
+            errors = self._send_side_by_side(self._ros_now_ns()) if sends else ()
         finally:
             if had_its_turn:
                 self._sending.release()

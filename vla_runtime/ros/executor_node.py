@@ -14,6 +14,14 @@ Invariants:
 from __future__ import annotations
 
 import sys
+
+if __name__ == '__main__':
+    # Before what takes seconds to import: a Ctrl-C meanwhile ends the process quietly.
+    from vla_runtime.ros.node_main import run_module
+
+    sys.exit(run_module('executor_node'))
+
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -43,11 +51,13 @@ from vla_runtime.ros.diagnostics import REPEAT_LOG_S, Condition, Throttle, log, 
 from vla_runtime.ros.executor_parameters import EXECUTOR_PARAMETERS, executor_parameters
 from vla_runtime.ros.executor_session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.ros.executor_setup import check_fixed, make_core, read_files
+from vla_runtime.ros.executor_transport import keep_to_udp
 from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.realtime import prefer_this_thread, share_interpreter
 from vla_runtime.ros.rivals import other_publishers
 from vla_runtime.ros.robot_link import RobotLink
+from vla_runtime.ros.share import share_folder
 from vla_runtime.ros.spinning import guard_transitions, guarded, run_node
 
 PLAN_TOPIC = 'committed_plan'
@@ -390,8 +400,5 @@ class ExecutorNode(LifecycleNode):
 
 def main(args: list[str] | None = None) -> int:
     """`ros2 run vla_runtime executor_node --ros-args -p bundle:=... -p robot:=...`."""
+    keep_to_udp(os.environ, share_folder() / 'config')
     return run_node(ExecutorNode, args)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

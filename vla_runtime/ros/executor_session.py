@@ -4,8 +4,8 @@ Invariants:
 - three threads: the control thread (`ControlLoop.tick` at the control rate), the dead-man's, which
   no callback can keep waiting, and one that publishes requests; rclpy's callbacks only deliver;
 - only the control thread and, beside it, the dead-man's and the teardown send commands;
-- teardown: nothing comes in any more, the robot brakes to rest, the threads end, then the hold is
-  sent and acknowledged. The hold is the last command on the wire;
+- teardown: nothing comes in any more, the robot brakes to rest, the threads that command end, then
+  the hold is sent and acknowledged. The hold is the last command on the wire;
 - what began half-way ends as well, and a step that fails keeps none back; a thread that hangs is
   said, and the hold is sent without it.
 """
@@ -130,11 +130,12 @@ class ExecutorSession:
         """End what `begin` began, however far it came; the hold is the last thing sent."""
         # The last one given is the first one done.
         with ExitStack() as steps:
+            # It commands nothing, so the hold does not wait for it.
+            if self._requests is not None:
+                steps.callback(self._requests.stop, _HANGS_AFTER_S)
             if self.loop is not None:
                 steps.callback(self._link.wait_until_heard)
                 steps.callback(self.loop.close)
-            if self._requests is not None:
-                steps.callback(self._requests.stop)
             for thread in (self._control, self._dead_man):
                 if thread is not None:
                     steps.callback(thread.stop, _HANGS_AFTER_S)

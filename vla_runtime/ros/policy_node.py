@@ -20,6 +20,13 @@ Invariants:
 from __future__ import annotations
 
 import sys
+
+if __name__ == '__main__':
+    # Before what takes seconds to import: a Ctrl-C meanwhile ends the process quietly.
+    from vla_runtime.ros.node_main import run_module
+
+    sys.exit(run_module('policy_node'))
+
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -379,7 +386,3 @@ def main(args: list[str] | None = None) -> int:
     """`ros2 run vla_runtime policy_node --ros-args -p bundle:=... -p robot:=...`."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     return run_node(PolicyNode, args)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -20,6 +20,8 @@ from threading import Thread
 
 import numpy as np
 
+from vla_runtime.ros.worker import join_thread
+
 _SECOND_NS = 1_000_000_000
 _KEPT = 1024
 
@@ -90,12 +92,7 @@ class SteadyLoop:
         """
         self._stopping = True
         if self._thread.is_alive():
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
-                raise TimeoutError(
-                    f"the thread '{self._thread.name}' hangs: it has not ended its tick within "
-                    f'{timeout_s:g} s'
-                )
+            join_thread(self._thread, timeout_s)
 
     def lateness(self) -> Lateness:
         """How punctual it was; for any thread."""

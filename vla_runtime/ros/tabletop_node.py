@@ -16,6 +16,13 @@ Invariants:
 from __future__ import annotations
 
 import sys
+
+if __name__ == '__main__':
+    # Before what takes seconds to import: a Ctrl-C meanwhile ends the process quietly.
+    from vla_runtime.ros.node_main import run_module
+
+    sys.exit(run_module('tabletop_node'))
+
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -324,7 +331,3 @@ def _qos(depth: int, reliability: str) -> QoSProfile:
 def main(args: list[str] | None = None) -> int:
     """`ros2 run vla_runtime tabletop_node`."""
     return run_node(TabletopNode, args)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -1,6 +1,8 @@
-"""The nodes' executables: what to tell where a node cannot be imported, ROS 2 missing for example.
+"""The executables' first steps: what must be there before anything slow is imported.
 
-Nothing here imports ROS 2 before it can be told that it is missing.
+Importing a node's module takes seconds. A Ctrl-C meanwhile ends the process quietly: there is
+nothing yet that would have to be taken down. Nothing here imports ROS 2, so that a missing ROS 2
+is an error in words.
 """
 
 from __future__ import annotations
@@ -9,34 +11,44 @@ import importlib
 import os
 import sys
 
+from vla_runtime.ros.interrupt import take_signals
+
 # What packages of ROS 2 are called: clients, messages, and what both are made with.
 _ROS_PREFIXES = ('rcl', 'rpyutils', 'rosidl', 'ament_')
 _ROS_SUFFIXES = ('_msgs', '_srvs', '_interfaces')
 
 
+def run_module(name: str) -> int:
+    """Import a node's module and run its `main`.
+
+    Args:
+        name: of the module in this folder.
+
+    Returns:
+        exit code: 2 where a package that the node needs cannot be imported
+    """
+    take_signals(lambda *_: os._exit(0))
+    try:
+        module = importlib.import_module(f'vla_runtime.ros.{name}')
+    except ImportError as error:
+        print(f'error: {name}: {_problem(name, error)}', file=sys.stderr)
+        return 2
+    return int(module.main())
+
+
 def policy_node() -> int:
-    """Run the policy node."""
-    return _run('policy_node')
+    """`ros2 run vla_runtime policy_node --ros-args -p bundle:=... -p robot:=...`."""
+    return run_module('policy_node')
 
 
 def executor_node() -> int:
-    """Run the executor node."""
-    return _run('executor_node')
+    """`ros2 run vla_runtime executor_node --ros-args -p bundle:=... -p robot:=...`."""
+    return run_module('executor_node')
 
 
 def tabletop_node() -> int:
-    """Run the simulated tabletop robot."""
-    return _run('tabletop_node')
-
-
-def _run(node: str) -> int:
-    """Run a node; 2 where a package that it needs cannot be imported."""
-    try:
-        module = importlib.import_module(f'vla_runtime.ros.{node}')
-    except ImportError as error:
-        print(f'error: {node}: {_problem(node, error)}', file=sys.stderr)
-        return 2
-    return int(module.main())
+    """`ros2 run vla_runtime tabletop_node`."""
+    return run_module('tabletop_node')
 
 
 def _problem(node: str, error: ImportError) -> str:

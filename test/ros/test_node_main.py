@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from graph import ROOT
 
-from vla_runtime.ros import executables
+from vla_runtime.ros import node_main
 
 NODES = ('policy_node', 'executor_node', 'tabletop_node')
 
@@ -21,7 +21,7 @@ def start(node, tmp_path, **environment):
     site = next((venv / 'lib').glob('python*/site-packages'))
     for folder in Path(np.__file__).parents[1].glob('numpy*'):
         (site / folder.name).symlink_to(folder)
-    code = f'import sys; from vla_runtime.ros.executables import {node}; sys.exit({node}())'
+    code = f'import sys; from vla_runtime.ros.node_main import {node}; sys.exit({node}())'
     kept = {name: os.environ[name] for name in ('PATH', 'HOME') if name in os.environ}
     return subprocess.run(
         [venv / 'bin' / 'python', '-c', code],
@@ -64,6 +64,6 @@ def test_what_else_cannot_be_imported_is_said_as_it_is(monkeypatch, capsys, erro
         raise error
 
     monkeypatch.setenv('ROS_DISTRO', 'jazzy')
-    monkeypatch.setattr(executables.importlib, 'import_module', fail)
-    assert executables.tabletop_node() == 2
+    monkeypatch.setattr(node_main.importlib, 'import_module', fail)
+    assert node_main.tabletop_node() == 2
     assert expected in capsys.readouterr().err
