@@ -10,7 +10,7 @@ import sys
 from graph import ROOT
 
 TIMEOUT_S = 120.0
-_NODES = ('tabletop', 'policy', 'executor')
+NODES = ('tabletop', 'policy', 'executor')
 _OUTSIDE = re.compile(r'(?:src|href)="(?!data:|#)[^"]*"|<script|<link|@import')
 
 
@@ -51,7 +51,7 @@ class Demo:
 
     def children(self) -> list[int]:
         """Process ids of its nodes."""
-        return [self.child(f'vla_runtime.ros.{name}_node') for name in _NODES]
+        return [self.child(f'vla_runtime.ros.{name}_node') for name in NODES]
 
     def log(self, name: str) -> str:
         """What a node wrote."""

@@ -12,7 +12,7 @@ import time
 
 import pytest
 import yaml
-from demo_process import TIMEOUT_S, Demo, require_report
+from demo_process import NODES, TIMEOUT_S, Demo, require_report
 from graph import ROOT
 from rosbags.interfaces import QosDurability, QosReliability
 from rosbags.rosbag2 import Reader
@@ -130,7 +130,7 @@ def test_ctrl_c_again_and_again_ends_it_as_one_does(bundle, tmp_path):
     demo = Demo(bundle, tmp_path / 'out', seconds=60.0)
     demo.wait_for_line(r'chunk [1-9]')
     pids = demo.children()
-    end_s = time.monotonic() + _TIMEOUT_S
+    end_s = time.monotonic() + TIMEOUT_S
     while demo.process.poll() is None and time.monotonic() < end_s:
         demo.process.send_signal(signal.SIGINT)
         time.sleep(0.01)
@@ -140,7 +140,7 @@ def test_ctrl_c_again_and_again_ends_it_as_one_does(bundle, tmp_path):
     assert 'ended with Ctrl-C' in require_report(demo.out)
     executor = demo.log('executor')
     assert executor.count(']: started') == executor.count('stopped: holding') > 0
-    assert all('Traceback' not in demo.log(name) for name in _NODES)
+    assert all('Traceback' not in demo.log(name) for name in NODES)
     assert nothing_is_left(pids)
 
 
