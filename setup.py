@@ -98,7 +98,14 @@ setup(
         'cuda': [CUDA_PYTHON],
         'sim': ['mujoco>=3.1', 'pyopengl>=3.1.6'],
         'report': ['matplotlib>=3.5', 'rosbags>=0.10'],
-        'test': ['hypothesis>=6.80', 'mypy>=1.8', 'psutil>=5.9', 'pytest>=7.4', 'ruff>=0.6'],
+        'test': [
+            'hypothesis>=6.80',
+            'mypy>=1.8',
+            'psutil>=5.9',
+            'pytest>=7.4',
+            'pytest-xdist>=3.5',
+            'ruff>=0.6',
+        ],
     },
     zip_safe=False,
 )
