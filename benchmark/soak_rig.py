@@ -1,0 +1,268 @@
+"""Everything that one session of the soak consists of: both nodes, cameras, robot and operator."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from diagnostic_msgs.msg import DiagnosticArray
+from soak_checks import Fault, Record
+from soak_nodes import Child, Services
+from soak_policy import INSTRUCTION, home, write_policy, write_robot
+from soak_robot import SimulatedRobot
+from std_msgs.msg import String
+from std_srvs.srv import Trigger
+from three_cameras import LATCHED, RELIABLE, ROOT, Graph
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.ros.diagnostics import values_of
+
+_SCRIPTS = Path(__file__).parent
+# Two periods of the executor's status: what it says then is of after the question.
+_STATUS_S = 0.45
+_START_S = 30.0
+# Memory is compared from here on: caches are filled, and the first chunks have come.
+_WARM_S = 20.0
+# What the soak changes in the shipped parameters. The latch needs a person after 20 clamped chunks,
+# and one joint's actions are beyond its limit all the time.
+_EXECUTOR = {'clamp_latch': 0}
+_POLICY = {
+    'torch_threads': 1,
+    'cache_max_age_s': 0.5,
+    'cache_max_reuses': 3,
+    'cache_max_image_change': 5.0,
+}
+
+
+@dataclass(frozen=True)
+class CameraSetup:
+    """How all cameras run in a phase."""
+
+    name: str
+    rate_hz: float
+    jitter_s: float = 0.0
+
+
+class Memory:
+    """Resident memory of a node: of each of its processes the growth once it is warm."""
+
+    def __init__(self) -> None:
+        self.processes: list[dict[str, float]] = []
+        self._pid = 0
+        self._since_s = 0.0
+
+    def look(self, child: Child) -> None:
+        """Note what the process has now."""
+        if child.pid != self._pid:
+            self._pid, self._since_s = child.pid, time.monotonic()
+        seconds = time.monotonic() - self._since_s
+        if seconds < _WARM_S or not child.running:
+            return
+        now = child.memory_mib()
+        if not self.processes or self.processes[-1]['pid'] != child.pid:
+            self.processes.append({'pid': child.pid, 'first_mib': now, 'at_s': seconds})
+        process = self.processes[-1]
+        process |= {'last_mib': now, 'seconds': seconds - process['at_s']}
+
+    def figures(self) -> list[dict[str, float]]:
+        """Of each process that lived long enough, in order."""
+        return [
+            {
+                'seconds': round(process['seconds'], 1),
+                'first_mib': round(process['first_mib'], 1),
+                'growth_mib': round(process['last_mib'] - process['first_mib'], 2),
+            }
+            for process in self.processes
+            if process['seconds'] > 0.0
+        ]
+
+
+class Rig:
+    """One session: a policy of one step time, from the start of its nodes to their end.
+
+    Attributes:
+        faults: what was played.
+        control: the executor's newest status.
+        newest_chunk: of the policy.
+        refused: settings that were refused, and why.
+        exit_codes: by process, once the session is over.
+    """
+
+    POLICY, EXECUTOR = '/vla_policy', '/vla_executor'
+
+    def __init__(self, graph: Graph, folder: Path, step_rate_hz: float, seed: int) -> None:
+        self.graph, self.folder = graph, folder
+        self.services = Services(graph)
+        self.robot_path = folder / 'robot.yaml'
+        self.robot_file = write_robot(self.robot_path)
+        self.bundle = write_policy(folder / 'bundle', self.robot_file, 1.0 / step_rate_hz, seed)
+        self.camera_topics = [camera.topic for camera in self.robot_file.cameras]
+        self.camera_setup = CameraSetup('30 Hz', 30.0)
+        self.faults: list[Fault] = []
+        self.control: dict[str, str] = {}
+        self.newest_chunk: JointTrajectory | None = None
+        self.refused: list[str] = []
+        self.exit_codes: dict[str, list[int]] = {}
+        self.memory = {'policy_node': Memory(), 'executor_node': Memory()}
+        self._control_s = 0.0
+        self._inferences: list[tuple[int, float]] = []
+        self._starts: list[tuple[int, int]] = []
+        self._listen()
+        self.robot = SimulatedRobot(graph, self.robot_file, home(self.robot_file))
+        self.frames_path, self.pulse_path = folder / 'frames.txt', folder / 'pulse.txt'
+        self.cameras = Child(
+            [
+                str(_SCRIPTS / 'soak_cameras.py'),
+                *self.camera_topics,
+                *('--frames', str(self.frames_path)),
+            ],
+            folder / 'cameras.log',
+            ends_with_stdin=True,
+        )
+        self.pulse = Child(
+            [str(_SCRIPTS / 'soak_pulse.py'), str(self.pulse_path)],
+            folder / 'pulse.log',
+            ends_with_stdin=True,
+        )
+        self.executor = self._node('executor', _EXECUTOR)
+        self.services.bring_up(self.EXECUTOR)
+        self.start_policy()
+
+    def _listen(self) -> None:
+        node = self.graph.node
+        node.create_subscription(JointTrajectory, '/action_chunk', self._on_chunk, RELIABLE)
+        node.create_subscription(
+            DiagnosticArray, f'{self.POLICY}/report', self._on_report, RELIABLE
+        )
+        node.create_subscription(DiagnosticArray, '/diagnostics', self._on_status, RELIABLE)
+        self._instruction = node.create_publisher(String, f'{self.POLICY}/instruction', LATCHED)
+        self._instruction.publish(String(data=INSTRUCTION))
+
+    def _on_chunk(self, message: JointTrajectory) -> None:
+        self.newest_chunk = message
+
+    def _on_report(self, message: DiagnosticArray) -> None:
+        values = values_of(message.status[0])
+        milliseconds = float(values['ms.total']) + float(values['overhead_ms'])
+        self._inferences.append((time.time_ns(), milliseconds * 1e-3))
+
+    def _on_status(self, message: DiagnosticArray) -> None:
+        for status in message.status:
+            if status.name == f'{self.EXECUTOR}: control':
+                self.control = {**values_of(status), 'text': status.message}
+                self._control_s = time.monotonic()
+
+    # ------------------------------------------------------------ processes
+
+    def _node(self, name: str, parameters: dict[str, Any]) -> Child:
+        given = {'bundle': self.bundle, 'robot': self.robot_path, **parameters}
+        words = [word for key, value in given.items() for word in ('-p', f'{key}:={value}')]
+        return Child(
+            [
+                *('-m', f'vla_runtime.ros.{name}_node', '--ros-args'),
+                *('--params-file', str(ROOT / 'config' / f'{name}.yaml')),
+                *words,
+            ],
+            self.folder / f'{name}.log',
+        )
+
+    def start_policy(self) -> None:
+        """Start the policy node, configure and activate it."""
+        self.policy = self._node('policy', _POLICY)
+        self.services.bring_up(self.POLICY)
+
+    def change_camera(self, topic: str, **change: Any) -> None:
+        """Let one camera's driver do something else from now on."""
+        self.cameras.say(json.dumps({'topic': topic, **change}))
+
+    def set_up_cameras(self, setup: CameraSetup) -> None:
+        """All of them."""
+        self.camera_setup = setup
+        for topic in self.camera_topics:
+            self.change_camera(topic, rate_hz=setup.rate_hz, jitter_s=setup.jitter_s)
+
+    def set(self, node: str, **parameters: Any) -> None:
+        """Set live parameters; what is refused is noted."""
+        reason = self.services.set(node, **parameters)
+        if reason:
+            self.refused.append(f'{node} {parameters}: {reason}')
+
+    def look_at_memory(self) -> None:
+        self.memory['policy_node'].look(self.policy)
+        self.memory['executor_node'].look(self.executor)
+
+    # ------------------------------------------------------------ operator
+
+    @property
+    def runs(self) -> bool:
+        """Whether the executor is started, as far as its newest status says."""
+        return self.control.get('mode') == 'running'
+
+    def start_as_operator(self) -> str:
+        """Start the robot again if it waits for a person.
+
+        Returns:
+            what its status said; empty when no person was needed
+
+        Raises:
+            RuntimeError: it does not start.
+        """
+        asked_s = time.monotonic()
+        while self._control_s < asked_s + _STATUS_S:
+            if time.monotonic() > asked_s + _START_S:
+                raise RuntimeError(f'no status of the executor for {_START_S:g} s')
+            time.sleep(0.01)
+        if self.runs:
+            return ''
+        text = self.control.get('text', '')
+        if self.control.get('clamp_latched') == 'true':
+            self.services.insist(Trigger, f'{self.EXECUTOR}/reset', Trigger.Request())
+        answer = None
+        while answer is None or not answer.success:
+            if time.monotonic() > asked_s + _START_S:
+                raise RuntimeError(f'the robot does not start: {answer}')
+            before = time.time_ns()
+            answer = self.services.insist(Trigger, f'{self.EXECUTOR}/start', Trigger.Request())
+            time.sleep(0.0 if answer.success else 0.2)
+        self._starts.append((before, time.time_ns()))
+        return text or 'not started'
+
+    # ------------------------------------------------------------ the end
+
+    def end(self) -> None:
+        """End every process as a user would, and note the exit codes."""
+        for name, child in (
+            ('executor_node', self.executor),
+            ('policy_node', self.policy),
+            ('cameras', self.cameras),
+            ('pulse', self.pulse),
+        ):
+            self.exit_codes.setdefault(name, []).append(child.end())
+        self.robot.close()
+
+    def record(self) -> Record:
+        """What was recorded, once the session is over."""
+        frames = _table(self.frames_path)
+        return Record(
+            commands=self.robot.commands(),
+            frames_ns=[frames[frames[:, 0] == i, 1] for i in range(len(self.camera_topics))],
+            inferences=np.array(self._inferences, dtype=np.float64).reshape(-1, 2),
+            pulse=_table(self.pulse_path),
+            starts_ns=self._starts,
+            faults=self.faults,
+        )
+
+    def logs(self) -> dict[str, str]:
+        """What every process wrote, by the name of its log."""
+        return {path.stem: path.read_text(errors='replace') for path in self.folder.glob('*.log')}
+
+
+def _table(path: Path) -> np.ndarray:
+    """(n, 2) int64 from lines of two numbers; a last line that was cut is left out."""
+    rows = [line.split() for line in path.read_text(encoding='ascii').splitlines(keepends=True)]
+    whole = [row for row in rows if len(row) == 2]
+    return np.array(whole, dtype=np.int64).reshape(-1, 2)
