@@ -316,6 +316,7 @@ def session_figures(session: Session) -> dict[str, Any]:
         'chunks': len(record.inferences),
         'inference_ms': percentiles(1e3 * record.inferences[:, 1]),
         'tick_ms': percentiles(np.diff(stamps) * 1e-6),
+        'tick_to_robot_ms': percentiles((record.commands.arrivals_ns - stamps) * 1e-6),
         'machine_waited_s': round(float(record.pulse[:, 1].sum()) * 1e-9, 3),
         'phases': [phase_figures(session, phase) for phase in session.phases],
         'played': [
@@ -358,7 +359,7 @@ def show(figures: Sequence[dict[str, Any]]) -> None:
             )
     for session in figures:
         uses = ', '.join(
-            f'{kind} {use["worst"]:.4f} ({use["violations"]})'
+            f'{kind} {use["worst"]:.4f} ({use["violations"]}, {use["at_even_ticks"]} of them even)'
             for kind, use in session['limits'].items()
         )
         growth = ', '.join(
@@ -392,7 +393,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         help='these faults only; none after a bare --only: %(choices)s',
     )
     parser.add_argument('--json', type=Path, help='write here instead of benchmark/results/')
-    parser.add_argument('--logs', type=Path, help='keep what the processes wrote in this folder')
+    parser.add_argument('--logs', type=Path, help='keep logs and record in this folder')
     parser.add_argument('--realtime', action='store_true', help='run before everything else')
     return parser.parse_args(words)
 

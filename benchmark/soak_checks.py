@@ -131,9 +131,7 @@ def allowed(
         place = np.searchsorted(stamps, begin_ns)
         if place < len(stamps):
             frame_ns = max(frame_ns, int(stamps[place]) - begin_ns)
-    times, seconds = record.inferences[:, 0], record.inferences[:, 1]
-    beside = (times > begin_ns - _INFERENCES_BESIDE_NS) & (times < end_ns + _INFERENCES_BESIDE_NS)
-    near = seconds[beside] if beside.any() else seconds
+    near = _inferences_beside(record, begin_ns, end_ns)
     woken, late = record.pulse[:, 0], record.pulse[:, 1]
     waited = late[(woken >= begin_ns) & (woken - late <= end_ns)].sum() * 1e-9
     return {
@@ -145,6 +143,17 @@ def allowed(
     }
 
 
+def _inferences_beside(record: Record, begin_ns: int, end_ns: int) -> np.ndarray:
+    """How long inferences took around a time, seconds; those that were frozen do not count."""
+    times, seconds = record.inferences[:, 0], record.inferences[:, 1]
+    whole = np.ones(len(times), dtype=bool)
+    for fault in record.faults:
+        if fault.kind == 'policy_frozen':
+            whole &= (times < fault.begin_ns) | (times - 1e9 * seconds > fault.over_ns)
+    beside = (times > begin_ns - _INFERENCES_BESIDE_NS) & (times < end_ns + _INFERENCES_BESIDE_NS)
+    return seconds[whole & beside] if (whole & beside).any() else seconds[whole]
+
+
 def find_stalls(record: Record) -> list[Stall]:
     """Times without motion outside faults; fills in what is to be found out about each fault.
 
@@ -154,6 +163,10 @@ def find_stalls(record: Record) -> list[Stall]:
     motion = motion_ns(record.commands)
     stalls = []
     excuses = [fault for fault in record.faults if fault.stops]
+
+    def past(at_ns: int) -> list[Fault]:
+        return [fault for fault in record.faults if fault.over_ns <= at_ns]
+
     for fault in record.faults:
         _look_at(fault, motion)
     for fault in excuses:
@@ -176,7 +189,17 @@ def find_stalls(record: Record) -> list[Stall]:
         if end_ns <= begin_ns:
             continue
         dropped = bool(((late > begin_ns - _SHORTEST_NS) & (late <= end_ns)).any())
-        parts = allowed(record, begin_ns, end_ns, inferences=2 if dropped else 1)
+        # What a fault left behind may show only when the plan has been executed.
+        left_ns = max(
+            (f.over_ns + round(f.extra_s * 1e9) - begin_ns for f in past(begin_ns)), default=0
+        )
+        parts = allowed(
+            record,
+            begin_ns,
+            end_ns,
+            inferences=2 if dropped or left_ns > 0 else 1,
+            extra_s=max(0, left_ns) * 1e-9,
+        )
         stalls.append(Stall(begin_ns, (end_ns - begin_ns) * 1e-9, sum(parts.values()), parts))
     return sorted(stalls, key=lambda stall: stall.begin_ns)
 
@@ -199,11 +222,13 @@ class LimitUse:
     Attributes:
         worst: largest share of the limit; 1 is the limit.
         violations: ticks beyond it.
+        at_even_ticks: of those, where both intervals were within a fifth of each other.
         examples: the worst of them.
     """
 
     worst: float
     violations: int
+    at_even_ticks: int
     examples: list[dict[str, Any]]
 
 
@@ -285,7 +310,9 @@ def _use(record: Record, names: Sequence[str], shares: np.ndarray, stamps: np.nd
                 'fault': fault_at(record.faults, at),
             }
         )
-    return LimitUse(float(by_tick.max(initial=0.0)), len(beyond), examples)
+    ratio = np.diff(all_stamps)[1:] / np.diff(all_stamps)[:-1]
+    even = np.isin(stamps[beyond], all_stamps[2:][(ratio > 0.8) & (ratio < 1.25)])
+    return LimitUse(float(by_tick.max(initial=0.0)), len(beyond), int(even.sum()), examples)
 
 
 def fault_at(faults: Sequence[Fault], at_ns: int) -> str:

@@ -47,7 +47,7 @@ _DIMS = PolicyDims(
 _DENOISE_STEPS = 4
 AT_ITS_LIMIT = 'left_elbow'
 # The noise that a chunk is denoised from stays in its rows: this much of a joint's range.
-ROW_NOISE = 0.002
+ROW_NOISE = 0.001
 # How many times the noise a chunk's own motion is.
 _GAIN = 100.0
 _LOOKS = 8

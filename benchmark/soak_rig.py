@@ -247,7 +247,7 @@ class Rig:
     def record(self) -> Record:
         """What was recorded, once the session is over."""
         frames = _table(self.frames_path)
-        return Record(
+        record = Record(
             commands=self.robot.commands(),
             frames_ns=[frames[frames[:, 0] == i, 1] for i in range(len(self.camera_topics))],
             inferences=np.array(self._inferences, dtype=np.float64).reshape(-1, 2),
@@ -255,6 +255,16 @@ class Rig:
             starts_ns=self._starts,
             faults=self.faults,
         )
+        commands = record.commands
+        np.savez(
+            self.folder / 'record.npz',
+            stamps_ns=commands.stamps_ns,
+            arrivals_ns=commands.arrivals_ns,
+            positions=commands.positions,
+            inferences=record.inferences,
+            starts_ns=np.array(self._starts),
+        )
+        return record
 
     def logs(self) -> dict[str, str]:
         """What every process wrote, by the name of its log."""
