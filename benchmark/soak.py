@@ -20,6 +20,7 @@ Returns 0 when all of it held.
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 import sys
 import tempfile
@@ -123,19 +124,25 @@ class Player:
     def __init__(
         self, rig: Rig, random: np.random.Generator, kinds: dict[str, FaultKind], show: Any
     ) -> None:
-        self._rig = rig
+        self.rig = rig
         self._random = random
         self._kinds = kinds
         self._show = show
         self._deck = deck(random, list(kinds))
         self.phases: list[Phase] = []
 
-    def play(self, phase: Phase, setup: CameraSetup, seconds: float) -> None:
+    def start(self) -> None:
+        """The first start."""
+        begin_ns = time.time_ns()
+        self.rig.start_as_operator()
+        self.rig.faults.append(Fault('start', '', begin_ns, time.time_ns(), True))
+
+    def play(self, replan_interval: int, setup: CameraSetup, seconds: float) -> None:
         """A phase of so many seconds; the fault that is under way at its end is played out."""
-        rig, random = self._rig, self._random
-        rig.set(rig.EXECUTOR, replan_interval=phase.replan_interval)
+        rig, random = self.rig, self._random
+        rig.set(rig.EXECUTOR, replan_interval=replan_interval)
         rig.set_up_cameras(setup)
-        phase.begin_ns = time.time_ns()
+        phase = Phase(rig.step_rate_hz, replan_interval, setup.name, time.time_ns())
         self.phases.append(phase)
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
@@ -154,9 +161,27 @@ class Player:
     def _rest(self, until_s: float) -> None:
         while time.monotonic() < until_s:
             time.sleep(max(0.0, min(0.2, until_s - time.monotonic())))
-            self._rig.look_at_memory()
-            if not self._rig.runs:
-                note_stop(self._rig, self._random)
+            self.rig.look_at_memory()
+            if not self.rig.runs:
+                note_stop(self.rig, self._random)
+
+
+def play_session(player: Player, seconds: float) -> None:
+    """Every replan interval and camera set-up by turns; what ends it early is noted."""
+    turns = len(INTERVALS) * len(CAMERAS)
+    phase_s = max(SHORTEST_PHASE_S, seconds / turns)
+    end_s = time.monotonic() + seconds
+    try:
+        for turn in itertools.count():
+            left_s = end_s - time.monotonic()
+            if left_s <= 0.0:
+                return
+            setup = CAMERAS[(turn + turn // len(INTERVALS)) % len(CAMERAS)]
+            player.play(INTERVALS[turn % len(INTERVALS)], setup, min(phase_s, left_s))
+    except (KeyboardInterrupt, RuntimeError, TimeoutError) as error:
+        # What was recorded until then is worth its report.
+        player.rig.problems.append(f'ended before time: {type(error).__name__} {error}')
+        player.phases[-1].end_ns = time.time_ns()
 
 
 def run_session(
@@ -165,26 +190,15 @@ def run_session(
     """One policy, every replan interval and camera set-up by turns."""
     random = np.random.default_rng([arguments.seed, round(step_rate_hz)])
     kinds = fault_kinds(REQUEST_TIMEOUT_S)
-    kinds = {name: kinds[name] for name in arguments.only or kinds}
-    turns = len(INTERVALS) * len(CAMERAS)
-    phase_s = max(SHORTEST_PHASE_S, seconds / turns)
+    if arguments.only is not None:
+        kinds = {name: kinds[name] for name in arguments.only}
     with quiet_domain() as graph:
         rig = Rig(graph, folder, step_rate_hz, arguments.seed)
         player = Player(rig, random, kinds, Progress(f'{step_rate_hz:g} Hz', seconds))
         try:
-            begin_ns = time.time_ns()
-            rig.start_as_operator()
-            rig.faults.append(Fault('start', '', begin_ns, time.time_ns(), True))
-            left_s, turn = seconds, 0
-            while left_s > 0.0:
-                begin_s = time.monotonic()
-                setup = CAMERAS[(turn + turn // len(INTERVALS)) % len(CAMERAS)]
-                interval = INTERVALS[turn % len(INTERVALS)]
-                player.play(
-                    Phase(step_rate_hz, interval, setup.name, 0), setup, min(phase_s, left_s)
-                )
-                left_s -= time.monotonic() - begin_s
-                turn += 1
+            rig.begin()
+            player.start()
+            play_session(player, seconds)
         finally:
             rig.end()
         record = rig.record()
@@ -301,7 +315,7 @@ def failures(session: Session) -> list[str]:
         if code != 0
     ]
     found += [f'the simulated robot failed: {problem}' for problem in rig.robot.problems]
-    return found + [f'refused: {text}' for text in rig.refused]
+    return found + rig.problems
 
 
 def session_figures(session: Session) -> dict[str, Any]:

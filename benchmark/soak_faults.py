@@ -76,7 +76,7 @@ def policy_frozen(rig: Rig, random: np.random.Generator) -> str:
 
 
 def policy_killed(rig: Rig, random: np.random.Generator) -> str:
-    rig.policy.kill()
+    rig.kill_policy()
     seconds = _last(random, 0.0, 2.0)
     rig.start_policy()
     return f'SIGKILL, started again after {seconds:.2f} s'

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import torch
 import yaml
 from random_policy import random_network
 
@@ -118,6 +119,8 @@ def write_policy(folder: Path, robot: Robot, step_time_s: float, seed: int) -> P
 
     The statistics are made such that the mean action is `home`.
     """
+    # Threads that spin lose tenfold on a busy machine.
+    torch.set_num_threads(1)
     spec, weights = _spec(robot, step_time_s), _weights(seed)
     centre, half = home(robot), _half_range(robot)
     lower, upper = (np.array([getattr(j, key) for j in robot.joints]) for key in ('lower', 'upper'))

@@ -88,7 +88,7 @@ class Rig:
         faults: what was played.
         control: the executor's newest status.
         newest_chunk: of the policy.
-        refused: settings that were refused, and why.
+        problems: what went wrong in the harness: settings refused, an end before time.
         exit_codes: by process, once the session is over.
     """
 
@@ -96,6 +96,7 @@ class Rig:
 
     def __init__(self, graph: Graph, folder: Path, step_rate_hz: float, seed: int) -> None:
         self.graph, self.folder = graph, folder
+        self.step_rate_hz = step_rate_hz
         self.services = Services(graph)
         self.robot_path = folder / 'robot.yaml'
         self.robot_file = write_robot(self.robot_path)
@@ -105,7 +106,7 @@ class Rig:
         self.faults: list[Fault] = []
         self.control: dict[str, str] = {}
         self.newest_chunk: JointTrajectory | None = None
-        self.refused: list[str] = []
+        self.problems: list[str] = []
         self.exit_codes: dict[str, list[int]] = {}
         self.memory = {'policy_node': Memory(), 'executor_node': Memory()}
         self._control_s = 0.0
@@ -114,21 +115,23 @@ class Rig:
         self._listen()
         self.robot = SimulatedRobot(graph, self.robot_file, home(self.robot_file))
         self.frames_path, self.pulse_path = folder / 'frames.txt', folder / 'pulse.txt'
-        self.cameras = Child(
+        self._children: list[tuple[str, Child]] = []
+
+    def begin(self) -> None:
+        """Start every process, and bring both nodes up."""
+        self.cameras = self._start(
+            'cameras',
             [
                 str(_SCRIPTS / 'soak_cameras.py'),
                 *self.camera_topics,
                 *('--frames', str(self.frames_path)),
             ],
-            folder / 'cameras.log',
             ends_with_stdin=True,
         )
-        self.pulse = Child(
-            [str(_SCRIPTS / 'soak_pulse.py'), str(self.pulse_path)],
-            folder / 'pulse.log',
-            ends_with_stdin=True,
+        self._start(
+            'pulse', [str(_SCRIPTS / 'soak_pulse.py'), str(self.pulse_path)], ends_with_stdin=True
         )
-        self.executor = self._node('executor', _EXECUTOR)
+        self.executor = self._start_node('executor', _EXECUTOR)
         self.services.bring_up(self.EXECUTOR)
         self.start_policy()
 
@@ -158,22 +161,32 @@ class Rig:
 
     # ------------------------------------------------------------ processes
 
-    def _node(self, name: str, parameters: dict[str, Any]) -> Child:
+    def _start(self, name: str, words: list[str], *, ends_with_stdin: bool = False) -> Child:
+        child = Child(words, self.folder / f'{name}.log', ends_with_stdin=ends_with_stdin)
+        self._children.append((name, child))
+        return child
+
+    def _start_node(self, name: str, parameters: dict[str, Any]) -> Child:
         given = {'bundle': self.bundle, 'robot': self.robot_path, **parameters}
         words = [word for key, value in given.items() for word in ('-p', f'{key}:={value}')]
-        return Child(
+        return self._start(
+            f'{name}_node',
             [
                 *('-m', f'vla_runtime.ros.{name}_node', '--ros-args'),
                 *('--params-file', str(ROOT / 'config' / f'{name}.yaml')),
                 *words,
             ],
-            self.folder / f'{name}.log',
         )
 
     def start_policy(self) -> None:
         """Start the policy node, configure and activate it."""
-        self.policy = self._node('policy', _POLICY)
+        self.policy = self._start_node('policy', _POLICY)
         self.services.bring_up(self.POLICY)
+
+    def kill_policy(self) -> None:
+        """SIGKILL; nobody asks for its exit code."""
+        self.policy.kill()
+        self._children = [(name, child) for name, child in self._children if child.running]
 
     def change_camera(self, topic: str, **change: Any) -> None:
         """Let one camera's driver do something else from now on."""
@@ -189,7 +202,7 @@ class Rig:
         """Set live parameters; what is refused is noted."""
         reason = self.services.set(node, **parameters)
         if reason:
-            self.refused.append(f'{node} {parameters}: {reason}')
+            self.problems.append(f'refused: {node} {parameters}: {reason}')
 
     def look_at_memory(self) -> None:
         self.memory['policy_node'].look(self.policy)
@@ -235,12 +248,8 @@ class Rig:
 
     def end(self) -> None:
         """End every process as a user would, and note the exit codes."""
-        for name, child in (
-            ('executor_node', self.executor),
-            ('policy_node', self.policy),
-            ('cameras', self.cameras),
-            ('pulse', self.pulse),
-        ):
+        # The executor first: what it sends last is a hold, not an answer to missing chunks.
+        for name, child in sorted(self._children, key=lambda item: item[0] != 'executor_node'):
             self.exit_codes.setdefault(name, []).append(child.end())
         self.robot.close()
 
