@@ -13,6 +13,8 @@ import numpy as np
 
 # A joint that moves less from tick to tick stands still, rad or m.
 STILL = 1e-7
+# What a fault does to the ticks shows within this after it.
+_AFTER_NS = 1_000_000_000
 # Shorter than this between two ticks with motion is no stall.
 _SHORTEST_NS = 50_000_000
 # Ticks further apart than this were late, at 100 Hz.
@@ -54,6 +56,9 @@ class Fault:
         recovery_s: from its end to the first motion.
         allowed_s: what that may take.
         longest_s: the longest time without motion while it lasted.
+        longest_tick_s: the longest time between two commands, from its begin to `_AFTER_NS` after
+            its end.
+        machine_s: of that, for how long the machine had no core for a thread.
     """
 
     kind: str
@@ -66,6 +71,8 @@ class Fault:
     recovery_s: float = 0.0
     allowed_s: float = 0.0
     longest_s: float = 0.0
+    longest_tick_s: float = 0.0
+    machine_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -132,12 +139,10 @@ def allowed(
         if place < len(stamps):
             frame_ns = max(frame_ns, int(stamps[place]) - begin_ns)
     near = _inferences_beside(record, begin_ns, end_ns)
-    woken, late = record.pulse[:, 0], record.pulse[:, 1]
-    waited = late[(woken >= begin_ns) & (woken - late <= end_ns)].sum() * 1e-9
     return {
         'frame': frame_ns * 1e-9,
         'inference': inferences * float(near.max(initial=0.0)),
-        'machine': float(waited),
+        'machine': _machine_s(record, begin_ns, end_ns),
         'allowance': ALLOWANCE_S,
         'extra': extra_s,
     }
@@ -168,7 +173,7 @@ def find_stalls(record: Record) -> list[Stall]:
         return [fault for fault in record.faults if fault.over_ns <= at_ns]
 
     for fault in record.faults:
-        _look_at(fault, motion)
+        _look_at(fault, motion, record)
     for fault in excuses:
         place = np.searchsorted(motion, fault.over_ns, side='right')
         end_ns = int(motion[place]) if place < len(motion) else int(record.commands.stamps_ns[-1])
@@ -208,11 +213,23 @@ def _late_ticks(stamps_ns: np.ndarray) -> np.ndarray:
     return stamps_ns[1:][np.diff(stamps_ns) > _LATE_TICK_NS]
 
 
-def _look_at(fault: Fault, motion: np.ndarray) -> None:
-    """Set the longest time without motion while the fault lasted."""
+def _look_at(fault: Fault, motion: np.ndarray, record: Record) -> None:
+    """Set the longest time without motion while the fault lasted, and the longest tick."""
     inside = motion[(motion > fault.begin_ns) & (motion < fault.over_ns)]
     edges = np.concatenate([[fault.begin_ns], inside, [fault.over_ns]])
     fault.longest_s = float(np.diff(edges).max()) * 1e-9
+    stamps = record.commands.stamps_ns
+    near = stamps[(stamps >= fault.begin_ns) & (stamps <= fault.over_ns + _AFTER_NS)]
+    if len(near) > 1:
+        place = int(np.diff(near).argmax())
+        fault.longest_tick_s = float(near[place + 1] - near[place]) * 1e-9
+        fault.machine_s = _machine_s(record, int(near[place]), int(near[place + 1]))
+
+
+def _machine_s(record: Record, begin_ns: int, end_ns: int) -> float:
+    """For how long a thread that wanted to run had no core."""
+    woken, late = record.pulse[:, 0], record.pulse[:, 1]
+    return float(late[(woken >= begin_ns) & (woken - late <= end_ns)].sum()) * 1e-9
 
 
 @dataclass(frozen=True)
