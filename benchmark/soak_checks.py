@@ -53,7 +53,7 @@ class Fault:
         stops: the robot may stand still meanwhile.
         extra_s: what the recovery may take beyond frame and inferences.
         operator: a person was needed; what the executor said.
-        recovery_s: from its end to the first motion.
+        recovery_s: from its end to the first motion, or to the next fault without one.
         allowed_s: what that may take.
         longest_s: the longest time without motion while it lasted.
         longest_tick_s: the longest time between two commands, from its begin to `_AFTER_NS` after
@@ -83,7 +83,7 @@ class Record:
         commands: all of them.
         frames_ns: per camera, the stamps of its frames, increasing.
         inferences: (n, 2) float64: when a chunk's report came, ns, and how long it took, s.
-        pulse: (n, 2) int64: when a thread woke up late, and by how much, ns.
+        pulse: (n, 2) int64: when a thread of the harness woke up late, and by how much, ns.
         starts_ns: between which times the executor was started, each time.
         faults: in order.
     """
@@ -175,16 +175,11 @@ def find_stalls(record: Record) -> list[Stall]:
     for fault in record.faults:
         _look_at(fault, motion, record)
     for fault in excuses:
-        place = np.searchsorted(motion, fault.over_ns, side='right')
-        end_ns = int(motion[place]) if place < len(motion) else int(record.commands.stamps_ns[-1])
+        end_ns = _end_of_recovery(fault, excuses, motion, int(record.commands.stamps_ns[-1]))
         parts = allowed(record, fault.over_ns, end_ns, inferences=2, extra_s=fault.extra_s)
         fault.recovery_s = (end_ns - fault.over_ns) * 1e-9
         fault.allowed_s = sum(parts.values())
-        next_ns = min((f.begin_ns for f in excuses if f.begin_ns >= fault.over_ns), default=end_ns)
-        if next_ns >= end_ns:
-            stalls.append(
-                Stall(fault.over_ns, fault.recovery_s, fault.allowed_s, parts, fault.kind)
-            )
+        stalls.append(Stall(fault.over_ns, fault.recovery_s, fault.allowed_s, parts, fault.kind))
     late = _late_ticks(record.commands.stamps_ns)
     for begin_ns, end_ns in zip(motion[:-1].tolist(), motion[1:].tolist(), strict=True):
         if end_ns - begin_ns < _SHORTEST_NS:
@@ -207,6 +202,16 @@ def find_stalls(record: Record) -> list[Stall]:
         )
         stalls.append(Stall(begin_ns, (end_ns - begin_ns) * 1e-9, sum(parts.values()), parts))
     return sorted(stalls, key=lambda stall: stall.begin_ns)
+
+
+def _end_of_recovery(
+    fault: Fault, excuses: Sequence[Fault], motion: np.ndarray, last_ns: int
+) -> int:
+    """The first motion after a fault, or the next fault or the end where that comes before it."""
+    place = np.searchsorted(motion, fault.over_ns, side='right')
+    moves_ns = int(motion[place]) if place < len(motion) else last_ns
+    others = [other.begin_ns for other in excuses if other.begin_ns >= fault.over_ns]
+    return max(fault.over_ns, min([moves_ns, *others]))
 
 
 def _late_ticks(stamps_ns: np.ndarray) -> np.ndarray:

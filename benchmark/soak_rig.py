@@ -260,7 +260,9 @@ class Rig:
             commands=self.robot.commands(),
             frames_ns=[frames[frames[:, 0] == i, 1] for i in range(len(self.camera_topics))],
             inferences=np.array(self._inferences, dtype=np.float64).reshape(-1, 2),
-            pulse=_table(self.pulse_path),
+            pulse=np.concatenate(
+                [_table(self.pulse_path), np.array(self.robot.late, np.int64).reshape(-1, 2)]
+            ),
             starts_ns=self._starts,
             faults=self.faults,
         )

@@ -22,6 +22,8 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy  # isort: skip
 
 RATE_HZ = 100.0
 LAG_S = 0.04
+# Half of max_state_age_s: what comes later may stop the robot.
+_LATE_S = 0.1
 # As a push would: over so long.
 _PUSHED_WITHIN_S = 0.05
 _ALL = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
@@ -60,6 +62,7 @@ class SimulatedRobot:
         sensor_error: (joints,) added to what it publishes.
         positions: (joints,) where its joints are.
         problems: what its thread raised.
+        late: when a joint state came late, and by how much, ns.
     """
 
     def __init__(self, graph: Graph, robot: Robot, positions: np.ndarray) -> None:
@@ -67,6 +70,7 @@ class SimulatedRobot:
         self.sensor_error = np.zeros(len(positions))
         self.positions = positions.copy()
         self.problems: list[str] = []
+        self.late: list[tuple[int, int]] = []
         self._graph = graph
         self._lower = np.array([joint.lower for joint in robot.joints])
         self._upper = np.array([joint.upper for joint in robot.joints])
@@ -108,6 +112,8 @@ class SimulatedRobot:
 
     def _tick(self, now_s: float) -> None:
         passed_s, self._last_s = now_s - self._last_s, now_s
+        if passed_s > _LATE_S:
+            self.late.append((time.time_ns(), round((passed_s - 1.0 / RATE_HZ) * 1e9)))
         for side in self._sides:
             if side.newest is not None:
                 self._follow(side, side.newest, passed_s)

@@ -115,6 +115,13 @@ def test_a_pause_that_begins_before_a_fault_is_judged_up_to_it():
     assert found[0].seconds == pytest.approx(2.0)
 
 
+def test_a_robot_that_never_recovers_is_judged_up_to_the_next_fault():
+    faults = [fault('push', 1_000, 2_000), fault('reset', 4_000, 4_100)]
+    found = find_stalls(record(still(moved(), 100, 320), faults=faults))
+    assert [(stall.after, stall.beyond) for stall in found] == [('push', True), ('reset', False)]
+    assert found[0].seconds == pytest.approx(2.0)
+
+
 def test_a_request_that_was_lost_in_a_fault_may_show_when_the_plan_is_at_its_end():
     positions = still(moved(), 100, 150)
     lost = fault('policy_reset', 700, 800)
