@@ -155,7 +155,7 @@ def play_session(player: Player, seconds: float) -> None:
                 return
             setup = CAMERAS[(turn + turn // len(INTERVALS)) % len(CAMERAS)]
             player.play(INTERVALS[turn % len(INTERVALS)], setup, min(phase_s, left_s))
-    except (KeyboardInterrupt, RuntimeError, TimeoutError) as error:
+    except (Exception, KeyboardInterrupt) as error:
         # What was recorded until then is worth its report.
         player.rig.problems.append(f'ended before time: {type(error).__name__} {error}')
         player.phases[-1].end_ns = time.time_ns()

@@ -204,6 +204,7 @@ def stray_chunks(rig: Rig, random: np.random.Generator) -> str:
         name = str(random.choice(list(_SPOILERS)))
         message = copy.deepcopy(rig.newest_chunk)
         _SPOILERS[name](message)
+        rig.strays.add((message.header.frame_id, stamp_to_ns(message.header.stamp)))
         publisher.publish(message)
         sent.append(name)
         time.sleep(0.05)

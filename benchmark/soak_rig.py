@@ -19,6 +19,7 @@ from std_srvs.srv import Trigger
 from three_cameras import LATCHED, RELIABLE, ROOT, Graph
 from trajectory_msgs.msg import JointTrajectory
 
+from vla_runtime.ros.conversions import stamp_to_ns
 from vla_runtime.ros.diagnostics import values_of
 
 _SCRIPTS = Path(__file__).parent
@@ -88,6 +89,7 @@ class Rig:
         faults: what was played.
         control: the executor's newest status.
         newest_chunk: of the policy.
+        strays: frame_id and stamp of chunks that a fault sent.
         problems: what went wrong in the harness: settings refused, an end before time.
         exit_codes: by process, once the session is over.
     """
@@ -106,6 +108,7 @@ class Rig:
         self.faults: list[Fault] = []
         self.control: dict[str, str] = {}
         self.newest_chunk: JointTrajectory | None = None
+        self.strays: set[tuple[str, int]] = set()
         self.problems: list[str] = []
         self.exit_codes: dict[str, list[int]] = {}
         self.memory = {'policy_node': Memory(), 'executor_node': Memory()}
@@ -146,7 +149,8 @@ class Rig:
         self._instruction.publish(String(data=INSTRUCTION))
 
     def _on_chunk(self, message: JointTrajectory) -> None:
-        self.newest_chunk = message
+        if (message.header.frame_id, stamp_to_ns(message.header.stamp)) not in self.strays:
+            self.newest_chunk = message
 
     def _on_report(self, message: DiagnosticArray) -> None:
         values = values_of(message.status[0])
