@@ -84,7 +84,6 @@ class Record:
         frames_ns: per camera, the stamps of its frames, increasing.
         inferences: (n, 2) float64: when a chunk's report came, ns, and how long it took, s.
         pulse: (n, 2) int64: when a thread of the harness woke up late, and by how much, ns.
-        starts_ns: between which times the executor was started, each time.
         faults: in order.
     """
 
@@ -92,7 +91,6 @@ class Record:
     frames_ns: Sequence[np.ndarray]
     inferences: np.ndarray
     pulse: np.ndarray
-    starts_ns: Sequence[tuple[int, int]]
     faults: Sequence[Fault]
 
 
@@ -266,8 +264,7 @@ def check_limits(
 
     Velocity is the difference of two commands by that of their stamps; acceleration the
     difference of two such velocities by the time between the middles of their intervals: no motion
-    within the limits exceeds either, however uneven the ticks are. A start begins a new motion
-    from where the robot is.
+    within the limits exceeds either, however uneven the ticks are.
 
     Args:
         record: of the run.
@@ -285,14 +282,10 @@ def check_limits(
     stamps, positions = commands.stamps_ns, commands.positions
     seconds = np.diff(stamps)[:, None] * 1e-9
     speeds = np.diff(positions, axis=0) / seconds
-    whole = np.ones(len(speeds), dtype=bool)
-    for before_ns, after_ns in record.starts_ns:
-        whole[(stamps[1:] >= before_ns) & (stamps[:-1] <= after_ns)] = False
     beyond = np.maximum(lower - positions, positions - upper) / (upper - lower)
-    fast = np.where(whole[:, None], np.abs(speeds) / velocity, 0.0)
+    fast = np.abs(speeds) / velocity
     apart = (seconds[1:] + seconds[:-1]) / 2
     sudden = np.abs(np.diff(speeds, axis=0)) / apart / acceleration
-    sudden[~(whole[1:] & whole[:-1])] = 0.0
     braking = (np.abs(speeds[1:]) <= np.abs(speeds[:-1])) & (speeds[1:] * speeds[:-1] >= 0.0)
     excused = braking & _may_stop_at_once(record.faults, stamps[2:])[:, None]
     uses = {

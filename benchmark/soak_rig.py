@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,6 @@ class Rig:
         self.memory = {'policy_node': Memory(), 'executor_node': Memory()}
         self._control_s = 0.0
         self._inferences: list[tuple[int, float]] = []
-        self._starts: list[tuple[int, int]] = []
         self._listen()
         self.robot = SimulatedRobot(graph, self.robot_file, home(self.robot_file))
         self.frames_path, self.pulse_path = folder / 'frames.txt', folder / 'pulse.txt'
@@ -242,10 +241,8 @@ class Rig:
         while answer is None or not answer.success:
             if time.monotonic() > asked_s + _START_S:
                 raise RuntimeError(f'the robot does not start: {answer}')
-            before = time.time_ns()
             answer = self.services.insist(Trigger, f'{self.EXECUTOR}/start', Trigger.Request())
             time.sleep(0.0 if answer.success else 0.2)
-        self._starts.append((before, time.time_ns()))
         return text or 'not started'
 
     # ------------------------------------------------------------ the end
@@ -267,7 +264,6 @@ class Rig:
             pulse=np.concatenate(
                 [_table(self.pulse_path), np.array(self.robot.late, np.int64).reshape(-1, 2)]
             ),
-            starts_ns=self._starts,
             faults=self.faults,
         )
         commands = record.commands
@@ -277,8 +273,10 @@ class Rig:
             arrivals_ns=commands.arrivals_ns,
             positions=commands.positions,
             inferences=record.inferences,
-            starts_ns=np.array(self._starts),
+            pulse=record.pulse,
         )
+        played = [asdict(fault) for fault in self.faults]
+        (self.folder / 'faults.json').write_text(json.dumps(played, indent=1), encoding='utf-8')
         return record
 
     def logs(self) -> dict[str, str]:

@@ -38,7 +38,7 @@ def moved(ticks: int = 1000, speed: float = 0.1) -> np.ndarray:
     return np.stack([-0.5 + speed * 0.01 * np.arange(ticks), np.full(ticks, 0.05)], axis=1)
 
 
-def record(positions, stamps=None, *, faults=(), starts=(), pulse=(), frames=None) -> Record:
+def record(positions, stamps=None, *, faults=(), pulse=(), frames=None) -> Record:
     stamps = TICK_NS * np.arange(len(positions)) if stamps is None else np.asarray(stamps)
     every_frame = np.arange(0, int(stamps[-1]) + 100 * MS, 80 * MS) if frames is None else frames
     chunks = np.arange(0, int(stamps[-1]), 200 * MS, dtype=float)
@@ -47,7 +47,6 @@ def record(positions, stamps=None, *, faults=(), starts=(), pulse=(), frames=Non
         frames_ns=[every_frame, every_frame + 5 * MS],
         inferences=np.stack([chunks, np.full(len(chunks), INFERENCE_S)], axis=1),
         pulse=np.array(pulse, dtype=np.int64).reshape(-1, 2),
-        starts_ns=starts,
         faults=faults,
     )
 
@@ -212,14 +211,6 @@ def test_a_stop_at_once_is_excused_where_a_tracking_error_may_cause_it_and_nowhe
     positions[100:] -= 0.05
     uses = limits(record(positions, faults=[fault('push', 900, 2_000)]))
     assert uses['acceleration'].violations
-
-
-def test_the_command_that_a_start_begins_with_is_no_motion():
-    positions = moved()
-    positions[:500] = positions[500] + 0.3
-    assert limits(record(positions))['velocity'].violations == 1
-    uses = limits(record(positions, starts=[(4_994 * MS, 4_998 * MS)]))
-    assert uses['velocity'].violations == uses['acceleration'].violations == 0
 
 
 # ---------------------------------------------------------------- the program
