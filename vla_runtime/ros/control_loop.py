@@ -85,6 +85,9 @@ class ControlLoop:
         ros_now_ns: the ROS clock.
         on_request: gets the committed plan when a chunk is wanted; called in the control thread,
             must return at once.
+        steady_now_s: the steady clock that ticks are given. With it a command is dated by the very
+            time that its motion was computed for, so that the limits hold by the stamps. Without
+            it (`use_sim_time`, where the ROS clock itself is that time) by the ROS clock as read.
     """
 
     def __init__(
@@ -93,11 +96,13 @@ class ControlLoop:
         writers: Sequence[OutputWriter],
         ros_now_ns: Callable[[], int],
         on_request: Callable[[CommittedSetpoints], None],
+        steady_now_s: Callable[[], float] | None = None,
     ) -> None:
         self._executor = executor
         self._writers = tuple(writers)
         self._ros_now_ns = ros_now_ns
         self._on_request = on_request
+        self._steady_now_s = steady_now_s
         self._garbage = QuietGarbage()
         self._lock = Lock()
         # One sender at a time: the writers' messages are used again and again.
@@ -115,12 +120,13 @@ class ControlLoop:
     def tick(self, now_s: float) -> None:
         """One control period; `now_s` is the steady clock."""
         now_ros_ns = self._ros_now_ns()
+        stamp_ns = now_ros_ns - self._since_ns(now_s)
         with self._lock:
             command = self._executor.tick(now_s, now_ros_ns)
             sends, dry_run = self._take(command), command.dry_run
         # Whatever comes after it may fail; the command is on its way by then.
         if sends:
-            self._send(now_ros_ns)
+            self._send(stamp_ns)
         with self._lock:
             self._note_seam(now_ros_ns, dry_run)
             plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
@@ -130,6 +136,10 @@ class ControlLoop:
         if self._garbage.on and now_s - self._collected_s >= _COLLECT_EVERY_S:
             self._collected_s = now_s
             self._garbage.collect(everything=not running)
+
+    def _since_ns(self, now_s: float) -> int:
+        """Nanoseconds since a time of the steady clock; 0 where the ROS clock times the motion."""
+        return 0 if self._steady_now_s is None else round((self._steady_now_s() - now_s) * 1e9)
 
     def keep_garbage_out(self) -> None:
         """Collect garbage only in the slack after a tick, until `close`."""
@@ -142,7 +152,7 @@ class ControlLoop:
         np.copyto(self._setpoints, command.setpoints)
         return True
 
-    def _send(self, now_ros_ns: int) -> None:
+    def _send(self, stamp_ns: int) -> None:
         """Send to every output.
 
         Raises:
@@ -151,7 +161,7 @@ class ControlLoop:
         with self._sending:
             if self._closed:
                 return
-            errors = self._send_to_all(now_ros_ns)
+            errors = self._send_to_all(stamp_ns)
         if not errors:
             return
         text = _describe(errors)
@@ -160,9 +170,9 @@ class ControlLoop:
             self._executor.detail = text
         raise SendError(text) from errors[0]
 
-    def _send_to_all(self, now_ros_ns: int) -> tuple[Exception, ...]:
+    def _send_to_all(self, stamp_ns: int) -> tuple[Exception, ...]:
         """Send to every output, whatever becomes of those before it; what failed."""
-        stamp = ns_to_stamp(now_ros_ns)
+        stamp = ns_to_stamp(stamp_ns)
         errors: tuple[Exception, ...] = ()
         for writer in self._writers:
             try:
@@ -256,11 +266,12 @@ class ControlLoop:
 
     def check_alive(self, now_s: float) -> None:
         """For a thread beside the control thread: hold when ticks have stopped coming."""
+        stamp_ns = self._ros_now_ns() - self._since_ns(now_s)
         with self._lock:
             command = self._executor.dead_man(now_s)
             sends = command is not None and self._take(command)
         if sends:
-            self._send(self._ros_now_ns())
+            self._send(stamp_ns)
 
     def status(self) -> LoopStatus:
         with self._lock:

@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -94,7 +95,11 @@ class ExecutorSession:
             name='requests',
         )
         loop = ControlLoop(
-            core, self._link.writers(1.0 / rate_hz), hooks.now_ns, self._requests.submit
+            core,
+            self._link.writers(1.0 / rate_hz),
+            hooks.now_ns,
+            self._requests.submit,
+            None if core.config.watchdog.motion_clock == 'ros' else time.monotonic,
         )
         self.loop = loop
         loop.begin_episode(episode)
