@@ -115,25 +115,23 @@ class Bench:
 
 def test_a_command_bears_the_time_that_its_motion_was_computed_for() -> None:
     core, output = ChunkExecutor(ExecutorConfig((Column('a'),)), ExecutorParameters()), Output()
-    # What passes between the begin of a tick and the look at the clocks.
-    late_ns, now_ns = [0], [10**18]
+    now_ns, late_ns = [10**18], [0]
     loop = ControlLoop(
         core,
         [output],  # type: ignore[list-item]
+        # What passes between the begin of a tick and the look at the clock.
         lambda: now_ns[0] + late_ns[0],
         lambda _: None,
-        steady_now_s=lambda: now_ns[0] * 1e-9 - 1e9 + late_ns[0] * 1e-9,
+        ros_time_of_ns=lambda now_s: 10**18 + round(now_s * 1e9),
     )
-    for late in (0, 0, 7_000_000, 0, 20_000_000):
-        now_ns[0] += 10_000_000
-        late_ns[0] = late
+    for tick, late in enumerate((0, 0, 7_000_000, 0, 20_000_000), start=1):
+        now_ns[0], late_ns[0] = 10**18 + tick * 10_000_000, late
         loop.observe_state(['a'], [0.0], now_ns[0])
-        loop.tick(now_ns[0] * 1e-9 - 1e9)
-        loop.start(now_ns[0] * 1e-9 - 1e9)
-    stamps = [stamp_to_ns(stamp) for stamp in output.stamps]  # type: ignore[arg-type]
-    assert len(stamps) == 4
-    # Microseconds are what a float of the steady clock rounds away here.
-    np.testing.assert_allclose(np.diff(stamps), 10_000_000, atol=1_000)
+        loop.tick(0.01 * tick)
+        loop.start(0.01 * tick)
+    loop.check_alive(0.2)
+    stamps = [stamp_to_ns(stamp) - 10**18 for stamp in output.stamps]  # type: ignore[arg-type]
+    assert stamps == [20_000_000, 30_000_000, 40_000_000, 50_000_000, 200_000_000]
 
 
 def test_when_an_output_fails_expect_the_hold_on_every_other_one() -> None:

@@ -85,9 +85,10 @@ class ControlLoop:
         ros_now_ns: the ROS clock.
         on_request: gets the committed plan when a chunk is wanted; called in the control thread,
             must return at once.
-        steady_now_s: the steady clock that ticks are given. With it a command is dated by the very
-            time that its motion was computed for, so that the limits hold by the stamps. Without
-            it (`use_sim_time`, where the ROS clock itself is that time) by the ROS clock as read.
+        ros_time_of_ns: ROS time at a time of the steady clock a moment ago. With it a command is
+            stamped with the very time that its motion was computed for, so that the limits hold by
+            the stamps. Without it (`use_sim_time`, where the ROS clock itself is that time) with
+            the ROS clock as read.
     """
 
     def __init__(
@@ -96,13 +97,13 @@ class ControlLoop:
         writers: Sequence[OutputWriter],
         ros_now_ns: Callable[[], int],
         on_request: Callable[[CommittedSetpoints], None],
-        steady_now_s: Callable[[], float] | None = None,
+        ros_time_of_ns: Callable[[float], int] | None = None,
     ) -> None:
         self._executor = executor
         self._writers = tuple(writers)
         self._ros_now_ns = ros_now_ns
         self._on_request = on_request
-        self._steady_now_s = steady_now_s
+        self._ros_time_of_ns = ros_time_of_ns
         self._garbage = QuietGarbage()
         self._lock = Lock()
         # One sender at a time: the writers' messages are used again and again.
@@ -120,13 +121,12 @@ class ControlLoop:
     def tick(self, now_s: float) -> None:
         """One control period; `now_s` is the steady clock."""
         now_ros_ns = self._ros_now_ns()
-        stamp_ns = now_ros_ns - self._since_ns(now_s)
         with self._lock:
             command = self._executor.tick(now_s, now_ros_ns)
             sends, dry_run = self._take(command), command.dry_run
         # Whatever comes after it may fail; the command is on its way by then.
         if sends:
-            self._send(stamp_ns)
+            self._send(self._stamp_ns(now_s, now_ros_ns))
         with self._lock:
             self._note_seam(now_ros_ns, dry_run)
             plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
@@ -137,9 +137,9 @@ class ControlLoop:
             self._collected_s = now_s
             self._garbage.collect(everything=not running)
 
-    def _since_ns(self, now_s: float) -> int:
-        """Nanoseconds since a time of the steady clock; 0 where the ROS clock times the motion."""
-        return 0 if self._steady_now_s is None else round((self._steady_now_s() - now_s) * 1e9)
+    def _stamp_ns(self, now_s: float, now_ros_ns: int) -> int:
+        """Header stamp of a command that was computed for `now_s`."""
+        return now_ros_ns if self._ros_time_of_ns is None else self._ros_time_of_ns(now_s)
 
     def keep_garbage_out(self) -> None:
         """Collect garbage only in the slack after a tick, until `close`."""
@@ -266,12 +266,11 @@ class ControlLoop:
 
     def check_alive(self, now_s: float) -> None:
         """For a thread beside the control thread: hold when ticks have stopped coming."""
-        stamp_ns = self._ros_now_ns() - self._since_ns(now_s)
         with self._lock:
             command = self._executor.dead_man(now_s)
             sends = command is not None and self._take(command)
         if sends:
-            self._send(stamp_ns)
+            self._send(self._stamp_ns(now_s, self._ros_now_ns()))
 
     def status(self) -> LoopStatus:
         with self._lock:

@@ -12,7 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.ros.control_loop import ControlLoop
 from vla_runtime.ros.robot_link import RobotLink
 from vla_runtime.ros.spinning import OnError, guarded
-from vla_runtime.ros.steady_loop import Lateness, SteadyLoop
+from vla_runtime.ros.steady_loop import Lateness, SteadyLoop, system_time_ns
 from vla_runtime.ros.worker import LatestJobWorker
 
 CHUNK_TOPIC = 'action_chunk'
@@ -99,7 +98,7 @@ class ExecutorSession:
             self._link.writers(1.0 / rate_hz),
             hooks.now_ns,
             self._requests.submit,
-            None if core.config.watchdog.motion_clock == 'ros' else time.monotonic,
+            None if core.config.watchdog.motion_clock == 'ros' else system_time_ns,
         )
         self.loop = loop
         loop.begin_episode(episode)
