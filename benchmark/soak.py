@@ -78,7 +78,7 @@ def play_fault(rig: Rig, name: str, kind: FaultKind, random: np.random.Generator
     rig.faults.append(Fault(name, detail, begin_ns, over_ns, kind.stops, kind.extra_s, said))
 
 
-def note_stop(rig: Rig, random: np.random.Generator) -> None:
+def note_stop(rig: Rig) -> None:
     """Start a robot that stopped without a fault, and note that it did."""
     begin_ns = time.time_ns()
     said = rig.start_as_operator()
@@ -140,7 +140,7 @@ class Player:
             time.sleep(max(0.0, min(0.2, until_s - time.monotonic())))
             self.rig.look_at_memory()
             if not self.rig.runs:
-                note_stop(self.rig, self._random)
+                note_stop(self.rig)
 
 
 def play_session(player: Player, seconds: float) -> None:
@@ -158,7 +158,8 @@ def play_session(player: Player, seconds: float) -> None:
     except (Exception, KeyboardInterrupt) as error:
         # What was recorded until then is worth its report.
         player.rig.problems.append(f'ended before time: {type(error).__name__} {error}')
-        player.phases[-1].end_ns = time.time_ns()
+        if player.phases:
+            player.phases[-1].end_ns = time.time_ns()
 
 
 def run_session(
@@ -243,6 +244,8 @@ def main(words: Sequence[str] | None = None) -> int:
                 if arguments.logs:
                     shutil.copytree(place, arguments.logs / place.name, dirs_exist_ok=True)
             figures.append(session_figures(session))
+            if any('KeyboardInterrupt' in problem for problem in session.rig.problems):
+                break
     show(figures)
     path = write_result(
         'soak', {'sessions': figures}, PACKAGES, arguments.json or RESULTS / 'soak.json'
