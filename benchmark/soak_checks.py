@@ -23,7 +23,9 @@ _LATE_TICK_NS = 25_000_000
 ALLOWANCE_S = 0.15
 # Rounding of stamps and numbers: a limit is exceeded from here on.
 TOLERANCE = 1e-3
+# Inferences that count for a stall: within this of it, or else so many nearest ones.
 _INFERENCES_BESIDE_NS = 1_000_000_000
+_NEAREST = 3
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,10 @@ def _inferences_beside(record: Record, begin_ns: int, end_ns: int) -> np.ndarray
         if fault.kind == 'policy_frozen':
             whole &= (times < fault.begin_ns) | (times - 1e9 * seconds > fault.over_ns)
     beside = (times > begin_ns - _INFERENCES_BESIDE_NS) & (times < end_ns + _INFERENCES_BESIDE_NS)
-    return seconds[whole & beside] if (whole & beside).any() else seconds[whole]
+    if (whole & beside).any():
+        return seconds[whole & beside]
+    nearest = np.argsort(np.abs(times[whole] - (begin_ns + end_ns) / 2))[:_NEAREST]
+    return seconds[whole][nearest]
 
 
 def find_stalls(record: Record) -> list[Stall]:

@@ -49,36 +49,30 @@ class CameraSetup:
 
 
 class Memory:
-    """Resident memory of a node: of each of its processes the growth once it is warm."""
+    """Resident memory of a node: of each of its processes, from when it is warm."""
 
     def __init__(self) -> None:
-        self.processes: list[dict[str, float]] = []
-        self._pid = 0
-        self._since_s = 0.0
+        # Per process: when it was first seen, and pairs of seconds since then and MiB.
+        self._seen: dict[int, tuple[float, list[tuple[float, float]]]] = {}
 
     def look(self, child: Child) -> None:
         """Note what the process has now."""
-        if child.pid != self._pid:
-            self._pid, self._since_s = child.pid, time.monotonic()
-        seconds = time.monotonic() - self._since_s
-        if seconds < _WARM_S or not child.running:
-            return
-        now = child.memory_mib()
-        if not self.processes or self.processes[-1]['pid'] != child.pid:
-            self.processes.append({'pid': child.pid, 'first_mib': now, 'at_s': seconds})
-        process = self.processes[-1]
-        process |= {'last_mib': now, 'seconds': seconds - process['at_s']}
+        since_s, samples = self._seen.setdefault(child.pid, (time.monotonic(), []))
+        seconds = time.monotonic() - since_s
+        if seconds >= _WARM_S and child.running:
+            samples.append((seconds, child.memory_mib()))
 
-    def figures(self) -> list[dict[str, float]]:
+    def figures(self) -> list[dict[str, Any]]:
         """Of each process that lived long enough, in order."""
         return [
             {
-                'seconds': round(process['seconds'], 1),
-                'first_mib': round(process['first_mib'], 1),
-                'growth_mib': round(process['last_mib'] - process['first_mib'], 2),
+                'seconds': round(samples[-1][0] - samples[0][0], 1),
+                'growth_mib': round(samples[-1][1] - samples[0][1], 2),
+                # Evenly over its life: growth that ends is no leak.
+                'mib': [round(mib, 1) for _, mib in samples[:: max(1, len(samples) // 16)]],
             }
-            for process in self.processes
-            if process['seconds'] > 0.0
+            for _, samples in self._seen.values()
+            if samples
         ]
 
 

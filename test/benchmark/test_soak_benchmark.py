@@ -138,6 +138,11 @@ def test_an_inference_that_was_frozen_does_not_lengthen_the_bound():
     found.inferences[4] = (950 * MS, 0.6)
     stalls = [stall for stall in find_stalls(found) if not stall.after]
     assert [stall.parts['inference'] for stall in stalls] == [pytest.approx(INFERENCE_S)]
+    # Where there are none beside it, the nearest count, and not the slowest of the run.
+    found.inferences[:10, 0] = 40_000 * MS
+    found.inferences[-1] = (9_900 * MS, 30.0)
+    stalls = [stall for stall in find_stalls(found) if not stall.after]
+    assert [stall.parts['inference'] for stall in stalls] == [pytest.approx(INFERENCE_S)]
 
 
 def test_a_fault_that_must_not_stop_the_robot_excuses_nothing():
