@@ -172,6 +172,8 @@ def test_motion_within_the_limits_uses_no_more_than_all_of_them():
     uses = limits(record(smooth()))
     assert all(use.violations == 0 for use in uses.values())
     assert 0.95 < uses['acceleration'].worst <= 1.0
+    stamps = TICK_NS * np.arange(400) + np.random.default_rng(0).integers(-500, 501, 400)
+    assert limits(record(smooth(), stamps))['acceleration'].violations == 0
     assert 0.4 < uses['velocity'].worst <= 0.5
 
 
