@@ -13,7 +13,7 @@ from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.control_loop import ControlLoop, SendError
-from vla_runtime.ros.conversions import ReceivedChunk
+from vla_runtime.ros.conversions import ReceivedChunk, stamp_to_ns
 from vla_runtime.types import ActionChunk
 
 TIMEOUT_S = 30.0
@@ -71,17 +71,19 @@ def test_when_a_chunk_is_being_checked_expect_ticks_and_the_dead_man_not_to_wait
 
 
 class Output:
-    """Keeps what it is sent; or fails, from when it is told to."""
+    """Keeps what it is sent, and its stamps; or fails, from when it is told to."""
 
     topic = 'arm'
 
     def __init__(self) -> None:
         self.sent: list[list[float]] = []
+        self.stamps: list[object] = []
         self.broken = False
 
     def send(self, setpoints: np.ndarray, stamp: object) -> None:
         if self.broken:
             raise OSError('the cable is out')
+        self.stamps.append(stamp)
         self.sent.append([float(number) for number in setpoints])
 
 
@@ -111,6 +113,27 @@ class Bench:
         self.now_s += 0.01
         self.loop.observe_state(['a'], [0.0], self.now_ns)
         self.loop.tick(self.now_s)
+
+
+def test_a_command_bears_the_time_that_its_motion_was_computed_for() -> None:
+    core, output = ChunkExecutor(ExecutorConfig((Column('a'),)), ExecutorParameters()), Output()
+    now_ns, late_ns = [10**18], [0]
+    loop = ControlLoop(
+        core,
+        [output],  # type: ignore[list-item]
+        # What passes between the begin of a tick and the look at the clock.
+        lambda: now_ns[0] + late_ns[0],
+        lambda _: None,
+        ros_time_of_ns=lambda now_s: 10**18 + round(now_s * 1e9),
+    )
+    for tick, late in enumerate((0, 0, 7_000_000, 0, 20_000_000), start=1):
+        now_ns[0], late_ns[0] = 10**18 + tick * 10_000_000, late
+        loop.observe_state(['a'], [0.0], now_ns[0])
+        loop.tick(0.01 * tick)
+        loop.start(0.01 * tick)
+    loop.check_alive(0.2)
+    stamps = [stamp_to_ns(stamp) - 10**18 for stamp in output.stamps]  # type: ignore[arg-type]
+    assert stamps == [20_000_000, 30_000_000, 40_000_000, 50_000_000, 200_000_000]
 
 
 def test_when_an_output_fails_expect_the_hold_on_every_other_one() -> None:

@@ -86,6 +86,10 @@ class ControlLoop:
         ros_now_ns: the ROS clock.
         on_request: gets the committed plan when a chunk is wanted; called in the control thread,
             must return at once.
+        ros_time_of_ns: ROS time at a time of the steady clock a moment ago. With it a command is
+            stamped with the very time that its motion was computed for, so that the limits hold by
+            the stamps. Without it (`use_sim_time`, where the ROS clock itself is that time) with
+            the ROS clock as read.
     """
 
     def __init__(
@@ -94,11 +98,13 @@ class ControlLoop:
         writers: Sequence[OutputWriter],
         ros_now_ns: Callable[[], int],
         on_request: Callable[[CommittedSetpoints], None],
+        ros_time_of_ns: Callable[[float], int] | None = None,
     ) -> None:
         self._executor = executor
         self._writers = tuple(writers)
         self._ros_now_ns = ros_now_ns
         self._on_request = on_request
+        self._ros_time_of_ns = ros_time_of_ns
         self._garbage = QuietGarbage()
         self._lock = Lock()
         # One sender at a time: the writers' messages are used again and again.
@@ -121,7 +127,7 @@ class ControlLoop:
             sends, dry_run = self._take(command), command.dry_run
         # Whatever comes after it may fail; the command is on its way by then.
         if sends:
-            self._send(now_ros_ns)
+            self._send(self._stamp_ns(now_s, now_ros_ns))
         with self._lock:
             self._note_seam(now_ros_ns, dry_run)
             plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
@@ -131,6 +137,10 @@ class ControlLoop:
         if self._garbage.on and now_s - self._collected_s >= _COLLECT_EVERY_S:
             self._collected_s = now_s
             self._garbage.collect(everything=not running)
+
+    def _stamp_ns(self, now_s: float, now_ros_ns: int) -> int:
+        """Header stamp of a command that was computed for `now_s`."""
+        return now_ros_ns if self._ros_time_of_ns is None else self._ros_time_of_ns(now_s)
 
     def keep_garbage_out(self) -> None:
         """Collect garbage only in the slack after a tick, until `close`."""
@@ -143,7 +153,7 @@ class ControlLoop:
         np.copyto(self._setpoints, command.setpoints)
         return True
 
-    def _send(self, now_ros_ns: int) -> None:
+    def _send(self, stamp_ns: int) -> None:
         """Send to every output.
 
         Raises:
@@ -152,7 +162,7 @@ class ControlLoop:
         with self._sending:
             if self._closed:
                 return
-            errors = self._send_to_all(now_ros_ns)
+            errors = self._send_to_all(stamp_ns)
         if not errors:
             return
         text = _describe(errors)
@@ -161,9 +171,9 @@ class ControlLoop:
             self._executor.detail = text
         raise SendError(text) from errors[0]
 
-    def _send_to_all(self, now_ros_ns: int) -> tuple[Exception, ...]:
+    def _send_to_all(self, stamp_ns: int) -> tuple[Exception, ...]:
         """Send to every output, whatever becomes of those before it; what failed."""
-        stamp = ns_to_stamp(now_ros_ns)
+        stamp = ns_to_stamp(stamp_ns)
         errors: tuple[Exception, ...] = ()
         for writer in self._writers:
             try:
@@ -287,7 +297,7 @@ class ControlLoop:
             command = self._executor.dead_man(now_s)
             sends = command is not None and self._take(command)
         if sends:
-            self._send(self._ros_now_ns())
+            self._send(self._stamp_ns(now_s, self._ros_now_ns()))
 
     def status(self) -> LoopStatus:
         with self._lock:

@@ -27,7 +27,7 @@ from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.ros.control_loop import ControlLoop
 from vla_runtime.ros.robot_link import RobotLink
 from vla_runtime.ros.spinning import OnError, guarded
-from vla_runtime.ros.steady_loop import Lateness, SteadyLoop
+from vla_runtime.ros.steady_loop import Lateness, SteadyLoop, system_time_ns
 from vla_runtime.ros.worker import LatestJobWorker
 
 CHUNK_TOPIC = 'action_chunk'
@@ -94,7 +94,11 @@ class ExecutorSession:
             name='requests',
         )
         loop = ControlLoop(
-            core, self._link.writers(1.0 / rate_hz), hooks.now_ns, self._requests.submit
+            core,
+            self._link.writers(1.0 / rate_hz),
+            hooks.now_ns,
+            self._requests.submit,
+            None if core.config.watchdog.motion_clock == 'ros' else system_time_ns,
         )
         self.loop = loop
         loop.begin_episode(episode)
