@@ -20,6 +20,7 @@ _HERE = Path(__file__).parent
 _GRAPHS = 'graph'
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Share the tests between two workers (`-n 2 --dist loadgroup`).
 

@@ -136,6 +136,45 @@ def test_a_command_bears_the_time_that_its_motion_was_computed_for() -> None:
     assert stamps == [20_000_000, 30_000_000, 40_000_000, 50_000_000, 200_000_000]
 
 
+def test_when_the_dead_man_was_faster_expect_the_overtaken_tick_not_to_be_sent() -> None:
+    bench = Bench()
+    bench.loop.check_alive(bench.now_s + 0.2)
+    sent = len(bench.second.sent)
+    # It began before, and waited for the lock meanwhile.
+    bench.loop.tick(bench.now_s + 0.1)
+    assert len(bench.second.sent) == sent
+    bench.now_s += 0.2
+    bench.tick()
+    assert len(bench.second.sent) == sent + 1
+
+
+def test_when_a_tick_is_kept_from_its_output_expect_no_older_command_after_a_newer_one() -> None:
+    bench = Bench()
+    waiting, go_on = threading.Event(), threading.Event()
+
+    class Slow(Output):
+        def send(self, setpoints: np.ndarray, stamp: object) -> None:
+            if threading.current_thread() is ticking:
+                waiting.set()
+                assert go_on.wait(TIMEOUT_S)
+            super().send(setpoints, stamp)
+
+    slow = Slow()
+    bench.loop = ControlLoop(bench.core, [slow], lambda: bench.now_ns, lambda _: None)  # type: ignore[list-item]
+    ticking = threading.Thread(target=bench.tick, daemon=True)
+    ticking.start()
+    assert waiting.wait(TIMEOUT_S)
+    moving = bench.core.status().kind.value == 'track'
+    looking = threading.Thread(target=lambda: bench.loop.check_alive(bench.now_s + 1), daemon=True)
+    looking.start()
+    go_on.set()
+    ticking.join(TIMEOUT_S)
+    looking.join(TIMEOUT_S)
+    # The tick's command left as it was taken, and the hold after it.
+    assert moving
+    assert slow.sent[0][1] > 0.1 and slow.sent[-1][1] == 0.0
+
+
 def test_when_an_output_fails_expect_the_hold_on_every_other_one() -> None:
     bench = Bench()
     bench.first.broken = True

@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -69,6 +70,24 @@ class LoopStatus:
     sent: int
 
 
+class _Outgoing:
+    """A command on its way to the outputs, copied from the core under its lock.
+
+    The control thread has one and all others share one, so that a thread that is kept waiting on
+    its way sends what it took, or nothing where a newer command has been sent meanwhile.
+
+    Attributes:
+        setpoints: (columns,) float64.
+        number: counts commands in the order in which they were computed.
+        stamp_ns: header stamp.
+    """
+
+    def __init__(self, columns: int) -> None:
+        self.setpoints = np.zeros(columns)
+        self.number = 0
+        self.stamp_ns = 0
+
+
 class SendError(RuntimeError):
     """Outputs that a command could not be sent to; it was sent to all others."""
 
@@ -109,7 +128,11 @@ class ControlLoop:
         self._lock = Lock()
         # One sender at a time: the writers' messages are used again and again.
         self._sending = Lock()
-        self._setpoints = np.zeros(executor.columns.count)
+        self._of_tick = _Outgoing(executor.columns.count)
+        self._of_others = _Outgoing(executor.columns.count)
+        self._computed = 0
+        self._computed_s = -math.inf
+        self._newest_sent = 0
         self._sent = 0
         self._last_chunk = -1
         self._seams_passed = 0
@@ -123,11 +146,14 @@ class ControlLoop:
         """One control period; `now_s` is the steady clock."""
         now_ros_ns = self._ros_now_ns()
         with self._lock:
+            if self._is_overtaken(now_s):
+                return
             command = self._executor.tick(now_s, now_ros_ns)
-            sends, dry_run = self._take(command), command.dry_run
+            stamp_ns = self._stamp_ns(now_s, now_ros_ns)
+            sends, dry_run = self._take(command, self._of_tick, stamp_ns), command.dry_run
         # Whatever comes after it may fail; the command is on its way by then.
         if sends:
-            self._send(self._stamp_ns(now_s, now_ros_ns))
+            self._send(self._of_tick)
         with self._lock:
             self._note_seam(now_ros_ns, dry_run)
             plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
@@ -146,23 +172,37 @@ class ControlLoop:
         """Collect garbage only in the slack after a tick, until `close`."""
         self._garbage.begin()
 
-    def _take(self, command: Command) -> bool:
+    def _is_overtaken(self, now_s: float) -> bool:
+        """Whether another thread has computed a command for a later time; under the lock.
+
+        A tick that waited for the lock while the dead-man's thread braked the robot belongs to a
+        moment that has passed.
+        """
+        if now_s < self._computed_s:
+            return True
+        self._computed_s = now_s
+        return False
+
+    def _take(self, command: Command, outgoing: _Outgoing, stamp_ns: int) -> bool:
         """Copy a command that is to be sent; under the lock."""
         if command.kind is CommandKind.IDLE or command.dry_run:
             return False
-        np.copyto(self._setpoints, command.setpoints)
+        np.copyto(outgoing.setpoints, command.setpoints)
+        self._computed += 1
+        outgoing.number, outgoing.stamp_ns = self._computed, stamp_ns
         return True
 
-    def _send(self, stamp_ns: int) -> None:
-        """Send to every output.
+    def _send(self, outgoing: _Outgoing) -> None:
+        """Send to every output, unless a newer command was sent.
 
         Raises:
             SendError: some of them failed; all others have got the command.
         """
         with self._sending:
-            if self._closed:
+            if self._closed or outgoing.number <= self._newest_sent:
                 return
-            errors = self._send_to_all(stamp_ns)
+            self._newest_sent = outgoing.number
+            errors = self._send_to_all(outgoing)
         if not errors:
             return
         text = _describe(errors)
@@ -171,26 +211,26 @@ class ControlLoop:
             self._executor.detail = text
         raise SendError(text) from errors[0]
 
-    def _send_to_all(self, stamp_ns: int) -> tuple[Exception, ...]:
+    def _send_to_all(self, outgoing: _Outgoing) -> tuple[Exception, ...]:
         """Send to every output, whatever becomes of those before it; what failed."""
-        stamp = ns_to_stamp(stamp_ns)
+        stamp = ns_to_stamp(outgoing.stamp_ns)
         errors: tuple[Exception, ...] = ()
         for writer in self._writers:
             try:
-                writer.send(self._setpoints, stamp)
+                writer.send(outgoing.setpoints, stamp)
             except Exception as error:
                 errors += (error,)
         self._sent += not errors
         return errors
 
-    def _send_side_by_side(self, now_ros_ns: int) -> tuple[Exception, ...]:
+    def _send_side_by_side(self, outgoing: _Outgoing) -> tuple[Exception, ...]:
         """Send to every output in a thread of its own; what failed or hangs."""
-        stamp, end_s = ns_to_stamp(now_ros_ns), time.monotonic() + _HANGS_AFTER_S
+        stamp, end_s = ns_to_stamp(outgoing.stamp_ns), time.monotonic() + _HANGS_AFTER_S
         errors: list[Exception] = []
 
         def send(writer: OutputWriter) -> None:
             try:
-                writer.send(self._setpoints, stamp)
+                writer.send(outgoing.setpoints, stamp)
             except Exception as error:
                 errors.append(error)
 
@@ -294,10 +334,16 @@ class ControlLoop:
     def check_alive(self, now_s: float) -> None:
         """For a thread beside the control thread: hold when ticks have stopped coming."""
         with self._lock:
+            if now_s < self._computed_s:
+                return
             command = self._executor.dead_man(now_s)
-            sends = command is not None and self._take(command)
+            if command is None:
+                return
+            self._computed_s = now_s
+            stamp_ns = self._stamp_ns(now_s, self._ros_now_ns())
+            sends = self._take(command, self._of_others, stamp_ns)
         if sends:
-            self._send(self._stamp_ns(now_s, self._ros_now_ns()))
+            self._send(self._of_others)
 
     def status(self) -> LoopStatus:
         with self._lock:
@@ -320,19 +366,25 @@ class ControlLoop:
         """
         if self._garbage.on:
             self._garbage.end()
+        last = self._of_others
         if self._lock.acquire(timeout=_HANGS_AFTER_S):
             try:
-                sends = self._take(self._executor.freeze())
+                sends = self._take(self._executor.freeze(), last, self._ros_now_ns())
             finally:
                 self._lock.release()
         else:
             # Nobody knows what the core is doing: hold where the last command was.
-            self._setpoints[self._executor.columns.is_velocity] = 0.0
+            last = max(self._of_tick, self._of_others, key=lambda outgoing: outgoing.number)
+            last.setpoints[self._executor.columns.is_velocity] = 0.0
+            last.stamp_ns = self._ros_now_ns()
             sends = self._sent > 0
+        # What a thread that hangs in an output is about to send becomes a hold as well.
+        for outgoing in (self._of_tick, self._of_others):
+            np.copyto(outgoing.setpoints, last.setpoints)
         had_its_turn = self._sending.acquire(timeout=_HANGS_AFTER_S)
         try:
             self._closed = True
-            errors = self._send_side_by_side(self._ros_now_ns()) if sends else ()
+            errors = self._send_side_by_side(last) if sends else ()
         finally:
             if had_its_turn:
                 self._sending.release()
