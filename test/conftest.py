@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -16,24 +17,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 settings.register_profile('vla_runtime', derandomize=True, deadline=None, max_examples=50)
 settings.load_profile('vla_runtime')
 
-_HERE = Path(__file__).parent
-_GRAPHS = 'graph'
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share the tests between two workers (`./run test` gives pytest `-n 2`).
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Share the tests between two workers (`-n 2 --dist loadgroup`).
-
-    All that starts nodes is one group, because the executables of two tests at once would starve
-    each other; every other file is a group of its own, because its tests share fixtures. The long
-    group comes first, so that the other worker does all the rest meanwhile.
+    All that starts nodes is for one worker: the executables of two tests at once would starve each
+    other. Every other file goes to one worker as a whole, because its tests share fixtures.
     """
-    starts_nodes = {item for item in items if _starts_nodes(item)}
-    for item in items:
-        group = _GRAPHS if item in starts_nodes else str(item.path.relative_to(_HERE))
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item not in starts_nodes)
+    from xdist.scheduler import LoadScopeScheduling
 
+    class ByRoom(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return 'nodes' if nodeid.startswith('test/ros/') else nodeid.split('::')[0]
 
-def _starts_nodes(item: pytest.Item) -> bool:
-    return item.path.parent.name == 'ros' or item.get_closest_marker('graph') is not None
+    return ByRoom(config, log)
