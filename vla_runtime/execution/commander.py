@@ -214,6 +214,14 @@ class Commander:
         self._limiter.stop(dt_s)
         return command
 
+    def pause(self, reason: Reason, now_s: float) -> Command:
+        """Hold while the clock stands still; positions go on afterwards at the speed they had."""
+        self._describe_hold(reason, now_s)
+        if self._columns.any_velocity:
+            self.command.setpoints[self._columns.is_velocity] = 0.0
+            self._limiter.velocities[self._columns.is_velocity] = 0.0
+        return self.command
+
     def _describe_hold(self, reason: Reason, now_s: float | None) -> None:
         """Mark the command as a hold, and count where one begins."""
         command = self.command
@@ -234,7 +242,7 @@ class Commander:
         In motion the command stays what it is, but for its reason, until it stands still.
         """
         command = self.command
-        if not self.moving:
+        if not self.moving or command.kind is CommandKind.HOLD:
             return self.stay(reason, positions, dt_s, now_s)
         if dt_s <= 0.0:
             return command
@@ -265,14 +273,9 @@ class Commander:
             and self._limiter.too_far(self.target, measured)
         )
 
-    def slower(self, pace: float, dt_s: float) -> float:
-        """The pace of a plan after one tick of braking, such that no column brakes too hard.
-
-        Args:
-            pace: plan time per time until now, 0.0 to 1.0.
-            dt_s: seconds since the last command.
-        """
-        return pace * (1.0 - self._limiter.slowing(dt_s))
+    def slower(self, dt_s: float) -> float:
+        """Share of its velocity that is left to every column after a tick of braking."""
+        return 1.0 - self._limiter.slowing(dt_s)
 
     def slow_target(self, pace: float) -> None:
         """Make `target` and `velocities` those of a plan that is walked at a slower pace."""
@@ -281,10 +284,25 @@ class Commander:
             self.target[self._columns.is_velocity] *= pace
 
     def track(
-        self, positions: np.ndarray | None, dt_s: float, segment: Segment, step: int
+        self,
+        positions: np.ndarray | None,
+        dt_s: float,
+        segment: Segment,
+        step: int,
+        *,
+        at_most: float | None = None,
     ) -> Command:
-        """Follow the plan for one tick: `target` is its setpoint, `velocities` its velocity."""
-        command = self._move(positions, dt_s)
+        """Follow the plan for one tick: `target` is its setpoint, `velocities` its velocity.
+
+        Args:
+            positions: (columns,) measured; None where they are not to be trusted.
+            dt_s: seconds since the last command.
+            segment: the segment in force.
+            step: the step that the target lies in.
+            at_most: the robot brakes: share of its velocity that no column may exceed, however
+                far ahead its plan is.
+        """
+        command = self._move(positions, dt_s, at_most=at_most)
         command.kind = CommandKind.TRACK
         command.reason = Reason.TRACKING
         if step >= segment.boundary:
@@ -309,7 +327,12 @@ class Commander:
         return command
 
     def _move(
-        self, positions: np.ndarray | None, dt_s: float, speed: np.ndarray | None = None
+        self,
+        positions: np.ndarray | None,
+        dt_s: float,
+        speed: np.ndarray | None = None,
+        *,
+        at_most: float | None = None,
     ) -> Command:
         """Move the command towards `target` within the limits."""
         command = self.command
@@ -322,6 +345,7 @@ class Commander:
             dt_s,
             speed,
             stay_near=positions is not None and not command.dry_run,
+            at_most=at_most,
         )
         self._counters.limited_ticks += command.limited
         self.has_commanded = True

@@ -124,14 +124,16 @@ class ChunkExecutor:
         if self._mode is Mode.RUNNING:
             return StartResult(True, 'already started')
         refused = self._guard.why_not_start(now_ros_ns)
+        if self._wanted_dry_run != self._commander.command.dry_run:
+            refused = 'dry_run changes when the robot has come to rest; start it again then'
         braking = self._motion.braking
         if not refused and not braking:
             refused = self._commander.take_position(self._guard.state)
         if refused:
             return StartResult(False, refused)
         self._mode = Mode.RUNNING
-        self._wanted_dry_run = self._commander.command.dry_run
-        self._guard.restart(now_s)
+        # While the robot moves ticks have been coming, and the time since the last one counts.
+        self._guard.restart(now_s, ticks_come=not self.at_rest)
         # A camera frame may be as old as a joint state that one may start on.
         fresh_ns = round(self.config.watchdog.max_state_age_s * 1e9)
         self._replanner.history.forget_before(now_ros_ns - fresh_ns)

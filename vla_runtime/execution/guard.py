@@ -76,15 +76,19 @@ class Guard:
         fault = self._state_watch.check(self.state, now_ros_ns)
         return self._state_watch.describe(fault, self.state, now_ros_ns) if fault else ''
 
-    def restart(self, now_s: float) -> None:
-        """The operator started: faults of before are over, and the next tick is the first.
+    def restart(self, now_s: float, *, ticks_come: bool) -> None:
+        """The operator started: faults of before are over.
 
-        It has to come in time like any other one.
+        Args:
+            now_s: steady clock.
+            ticks_come: ticks have been coming until now. Where they have not, the next one is the
+                first; it has to come in time like any other.
         """
         self._started_s = now_s
         self.fault = None
         self.detail = ''
-        self._clock.restart()
+        if not ticks_come:
+            self._clock.restart()
 
     def advance(self, now_s: float, now_ros_ns: int) -> Reason | None:
         """Take the time of a tick; what is wrong with the clocks, if anything."""
@@ -110,13 +114,14 @@ class Guard:
         state, watch = self.state, self._state_watch
         fault = watch.check(state, now_ros_ns)
         if fault is not None:
-            if fault is not self.fault:
+            if fault is not self.fault or state.refused:
                 self.detail = watch.describe(fault, state, now_ros_ns)
             return fault
         if self._columns.any_continuous:
             state.bring_near(command.setpoints)
         if not command.dry_run and watch.too_far(command.setpoints, state.positions):
-            self.detail = watch.describe_distance(command.setpoints, state.positions)
+            refused = ''.join(f'; {text}' for text in state.refused)
+            self.detail = watch.describe_distance(command.setpoints, state.positions) + refused
             return Reason.TRACKING_ERROR
         if self._latch.closed:
             self.detail = self._latch.text

@@ -96,6 +96,12 @@ class ChunkOrder:
             return
         if not behind_s and stamped.number == last.number:
             raise Refused(Refusal.DUPLICATE, f'chunk {stamped.number} was already taken')
+        if not behind_s:
+            raise Refused(
+                Refusal.OUT_OF_ORDER,
+                f'chunk {stamped.number} is of the same observation as chunk {last.number}, which '
+                'is in force and came later',
+            )
         raise Refused(
             Refusal.OUT_OF_ORDER,
             f'chunk {stamped.number} has an observation {behind_s:.3f} s before that of chunk '

@@ -82,8 +82,8 @@ class Motion:
             # Whether to push on against whatever is in the way is for a person to decide.
             raise PersonNeeded(fault)
         if fault is Reason.CLOCK_STOPPED:
-            # The plan waits for the clock as well.
-            return self._commander.hold(fault, now_s)
+            # The plan waits for the clock as well, and goes on at the speed it had.
+            return self._commander.pause(fault, now_s)
         if fault is not None or self.braking:
             return self.halt(fault or self._cause, elapsed_s, now_s, now_ros_ns)
         dt_ns = self._guard.dt_ns
@@ -101,13 +101,14 @@ class Motion:
         """Stop for this reason: begin to brake, or hold at once; whether the robot brakes."""
         commander = self._commander
         commander.approach.stop()
-        if not commander.in_motion or self._on_stop.freezes(reason):
-            self.drop_plan()
-            if commander.in_motion or not commander.moving:
-                commander.hold(reason)
-        elif self._pace is None:
-            self._pace, self._cause = 1.0, reason
-        return self.braking
+        if commander.in_motion and not self._on_stop.freezes(reason):
+            if self._pace is None:
+                self._pace, self._cause = 1.0, reason
+            return True
+        self.drop_plan()
+        if commander.in_motion or not commander.moving:
+            commander.hold(reason)
+        return False
 
     def stand(self, reason: Reason, dt_s: float, now_s: float, now_ros_ns: int) -> Command:
         """One tick of an executor that is not started: come to rest, then hold."""
@@ -126,13 +127,11 @@ class Motion:
         """
         commander = self._commander
         positions = None if now_ros_ns is None else self._trusted_positions(now_ros_ns)
-        if not (self.braking or commander.in_motion):
-            self.drop_plan()
-            return commander.stay(reason, positions, dt_s, now_s)
-        if self._on_stop.freezes(reason):
+        if self._on_stop.freezes(reason) and (self.braking or commander.in_motion):
             self.drop_plan()
             return commander.hold(reason, now_s, dt_s)
-        self.begin_halt(reason)
+        if not self.begin_halt(reason):
+            return commander.stay(reason, positions, dt_s, now_s)
         if dt_s > 0.0:
             self._replanner.elapsed_ns += round(dt_s * 1e9)
             if self._brake(positions, dt_s):
@@ -167,7 +166,8 @@ class Motion:
         """Walk on along the plan at a lower pace; false where there is no more of it to walk."""
         replanner, commander = self._replanner, self._commander
         assert self._pace is not None
-        self._pace = commander.slower(self._pace, dt_s)
+        left = commander.slower(dt_s)
+        self._pace *= left
         plan_ns = round(dt_s * 1e9 * self._pace)
         if plan_ns == 0 or replanner.timeline.at_end:
             self._pace = 0.0
@@ -175,7 +175,7 @@ class Motion:
         segment = replanner.advance(plan_ns)
         step = replanner.timeline.sample_into(commander.target, commander.command.velocities)
         commander.slow_target(self._pace)
-        commander.track(positions, dt_s, segment, step).reason = Reason.BRAKING
+        commander.track(positions, dt_s, segment, step, at_most=left).reason = Reason.BRAKING
         return True
 
     def _rest(self, dt_s: float, now_s: float) -> Command:

@@ -130,6 +130,8 @@ class MotionLimiter:
         dt_s: float,
         speed: np.ndarray | None = None,
         stay_near: bool = True,
+        *,
+        at_most: float | None = None,
     ) -> bool:
         """Move `command` towards `target` for one tick, in place.
 
@@ -139,8 +141,9 @@ class MotionLimiter:
             rates: (columns,) velocity of the target; overwritten with the command's velocity.
             measured: (columns,) measured positions, finite.
             dt_s: seconds since the last command, larger than 0.
-            speed: (columns,) another speed limit, where it is tighter.
+            speed: (columns,) a lower speed that is wanted; reached within the acceleration.
             stay_near: keep to the largest distance from the measured position.
+            at_most: share of its present velocity that no column may exceed, nor turn round.
 
         Returns:
             Whether any column was limited.
@@ -159,9 +162,9 @@ class MotionLimiter:
         wanted /= dt_s
         if columns.any_velocity:
             np.copyto(wanted, target, where=columns.is_velocity)
-        self._measure_distances(goal, rates, command, measured, dt_s)
+        self._measure_distances(goal, rates, command, measured, dt_s, near=near)
         self._find_fastest(dt_s)
-        self._limit_velocity(rates, dt_s, speed)
+        self._limit_velocity(rates, dt_s, speed, at_most)
         self._find_result(command, near, dt_s)
         if not math.isfinite(np.dot(goal, self._ones)):
             raise FloatingPointError(f'a target is not a number: {target}')
@@ -227,8 +230,14 @@ class MotionLimiter:
         command: np.ndarray,
         measured: np.ndarray,
         dt_s: float,
+        *,
+        near: bool,
     ) -> None:
-        """How far the goal is ahead, apart from its own motion, and how far the limits are."""
+        """How far the goal is ahead, apart from its own motion, and how far the limits are.
+
+        The reach from the measured position is a limit like the others, as if the robot stood
+        still: one that lags, or is heard of seldom, slows the command in time.
+        """
         gap, above, below = self._distance
         np.multiply(rates, -dt_s, out=gap)
         gap += goal
@@ -239,6 +248,11 @@ class MotionLimiter:
             np.copyto(self._scratch, measured, where=self._columns.is_velocity)
         np.subtract(self._upper, self._scratch, out=above)
         np.subtract(self._scratch, self._lower, out=below)
+        if near:
+            np.subtract(self._farthest, command, out=self._scratch)
+            np.minimum(above, self._scratch, out=above)
+            np.subtract(command, self._nearest, out=self._scratch)
+            np.minimum(below, self._scratch, out=below)
         np.maximum(self._distance, 0.0, out=self._distance)
 
     def _find_fastest(self, dt_s: float) -> None:
@@ -257,7 +271,9 @@ class MotionLimiter:
         np.divide(self._distance, roots, out=fastest)
         fastest *= 2.0
 
-    def _limit_velocity(self, rates: np.ndarray, dt_s: float, speed: np.ndarray | None) -> None:
+    def _limit_velocity(
+        self, rates: np.ndarray, dt_s: float, speed: np.ndarray | None, at_most: float | None
+    ) -> None:
         """The wanted velocity within all limits; the later ones have the last word."""
         closing, up, down = self._fastest
         np.copyto(self._next, self._wanted)
@@ -273,10 +289,18 @@ class MotionLimiter:
             if self._columns.any_velocity:
                 closing[self._columns.is_velocity] = _FAR
             self._clip_next(self._zeros, closing)
+        elif speed is not None:
+            self._clip_next(self._zeros, limit)
+        if at_most is not None:
+            np.multiply(self.velocities, at_most, out=closing)
+            np.minimum(closing, 0.0, out=self._scratch)
+            np.maximum(self._next, self._scratch, out=self._next)
+            np.maximum(closing, 0.0, out=self._scratch)
+            np.minimum(self._next, self._scratch, out=self._next)
         if self._accelerates:
             np.multiply(self._acceleration, self._span(dt_s), out=closing)
             self._clip_next(self.velocities, closing)
-        self._clip_next(self._zeros, limit)
+        self._clip_next(self._zeros, self._speed)
         np.minimum(self._next, up, out=self._next)
         np.negative(down, out=down)
         np.maximum(self._next, down, out=self._next)

@@ -17,8 +17,9 @@ class StopActions:
     `brake` slows down along the plan within the limits of acceleration. `freeze` repeats the last
     command from this very tick on: the step of the velocity is left to the robot's controller.
 
-    Two stops always freeze, because nothing can be computed: an exception inside a tick, and a
-    steady clock that reads no number.
+    Some stops always freeze, because no motion can be computed: an exception inside a tick, a
+    steady clock that reads no number, a simulated clock that stands still, and ticks that stop
+    coming under a simulated clock.
 
     Attributes:
         stopped: `~/stop`, a change of `dry_run`, deactivation and shutdown.

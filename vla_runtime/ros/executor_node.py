@@ -260,7 +260,7 @@ class ExecutorNode(LifecycleNode):
             return response
         self._loop.stop()
         self._asked_s = None
-        response.success, response.message = True, 'holding'
+        response.success, response.message = True, 'stopping: the robot comes to rest and holds'
         self.get_logger().info('stopped: holding')
         return response
 
