@@ -2,9 +2,11 @@
 
 Three steps, each of which goes on where it was cut off when the same command is given again: the
 expert's data, the training, the bundle with its closed-loop check. About an hour on two CPU cores.
+With --from, training goes on from a bundle that was made so.
 
 examples:
   vla_runtime train-demo --out engines/demo
+  vla_runtime train-demo --out engines/more --from engines/demo --seed 1
   vla_runtime train-demo --out engines/mine --seed 1 --device cuda --work demo_runs/mine
 """
 
@@ -12,13 +14,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vla_runtime.cli._files import make_folder
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
+
+if TYPE_CHECKING:
+    from vla_runtime.sim.training import Start
+    from vla_runtime.sim.work_log import WorkLog
+
+# Steps of each stage from nothing, and from a bundle, whose network sees and grounds already.
+STAGE_STEPS = (('see', 500, 0), ('ground', 1200, 200), ('act', 4000, 3000))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='DIR',
         help='data, checkpoint and loss plot (default: %(default)s)',
     )
+    parser.add_argument(
+        '--from',
+        type=Path,
+        dest='start',
+        metavar='BUNDLE',
+        help='train on from its weights, with its vocabulary and statistics, on new data',
+    )
     parser.add_argument('--seed', type=at_least(0), default=0, help='of data and training')
     parser.add_argument(
         '--episodes',
@@ -44,12 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--threads', type=at_least(1), help="of PyTorch (default: PyTorch's own)")
     parser.add_argument('--device', default='cpu', help='cpu or cuda (default: %(default)s)')
-    for stage, steps in (('see', 500), ('ground', 1200), ('act', 4000)):
+    for stage, scratch, onward in STAGE_STEPS:
         parser.add_argument(
             f'--{stage}-steps',
-            type=at_least(1),
-            default=steps,
-            help='of this stage (default: %(default)s)',
+            type=at_least(1 if stage == 'act' else 0),
+            help=f'of this stage (default: {scratch}; with --from {onward})',
         )
     parser.add_argument(
         '--check-episodes',
@@ -87,7 +103,9 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
 
     make_folder(arguments.work, '--work')
 
+    from vla_runtime.sim.code_version import code_version
     from vla_runtime.sim.dataset import DatasetPlan, claim, generate
+    from vla_runtime.sim.work_log import WorkLog
 
     data = DatasetPlan(seed=arguments.seed, episodes=arguments.episodes)
     claim(arguments.work / 'data', data)
@@ -99,33 +117,53 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     torch_device(arguments.device)
-    generate(arguments.work / 'data', data, arguments.processes)
-    return _train(arguments)
+    start = _read_start(arguments.start)
+    command = shlex.join(['vla_runtime', *sys.argv[1:]])
+    log = WorkLog(arguments.work / 'runs.json', command, code_version())
+    with log.timed('data'):
+        generate(arguments.work / 'data', data, arguments.processes)
+    return _train(arguments, start, log)
 
 
-def _train(arguments: argparse.Namespace) -> dict[str, str]:
+def _read_start(folder: Path | None) -> Start | None:
+    from vla_runtime.sim.training import Start
+
+    return None if folder is None else Start.read(folder)
+
+
+def _train(arguments: argparse.Namespace, start: Start | None, log: WorkLog) -> dict[str, str]:
     import json
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
+    from vla_runtime.processing.tokenizer import Tokenizer
     from vla_runtime.sim.dataset import load
     from vla_runtime.sim.demo_bundle import TOKENIZER_FILE, write_demo_bundle
     from vla_runtime.sim.loss_plot import plot_losses
     from vla_runtime.sim.samples import Samples
-    from vla_runtime.sim.training import Training, TrainingPlan
+    from vla_runtime.sim.training import ONWARD_LEARNING_RATE, Training, TrainingPlan
     from vla_runtime.sim.vocabulary import number_tokens, train_vocabulary
     from vla_runtime.sim.world import JOINT_NAMES
 
-    plan = TrainingPlan(
-        seed=arguments.seed,
-        see_steps=arguments.see_steps,
-        ground_steps=arguments.ground_steps,
-        act_steps=arguments.act_steps,
-    )
+    steps = {
+        f'{stage}_steps': next(
+            steps
+            for steps in (getattr(arguments, f'{stage}_steps'), onward if start else scratch)
+            if steps is not None
+        )
+        for stage, scratch, onward in STAGE_STEPS
+    }
+    plan = TrainingPlan(seed=arguments.seed, **steps)
+    if start:
+        plan = replace(plan, start=start.sha256, learning_rate=ONWARD_LEARNING_RATE)
     work = arguments.work
     vocabulary = work / TOKENIZER_FILE
-    tokenizer = train_vocabulary(vocabulary, len(JOINT_NAMES))
+    if start:
+        vocabulary.write_bytes(start.tokenizer.read_bytes())
+        tokenizer = Tokenizer.load(vocabulary)
+    else:
+        tokenizer = train_vocabulary(vocabulary, len(JOINT_NAMES))
     dataset = load(work / 'data')
-    samples = Samples(dataset, tokenizer)
+    samples = Samples(dataset, tokenizer, start.statistics if start else None)
     training = Training(
         plan,
         samples,
@@ -133,10 +171,13 @@ def _train(arguments: argparse.Namespace) -> dict[str, str]:
         tokenizer.vocabulary_size,
         work,
         arguments.device,
+        start,
     )
-    training.run()
+    with log.timed('training'):
+        training.run()
     plot_losses(training.history, work / 'loss.png')
     made: dict[str, Any] = {
+        'runs': log.runs,
         'data': {
             **json.loads((work / 'data' / 'dataset.json').read_text()),
             'frames': len(dataset.state),
@@ -146,6 +187,8 @@ def _train(arguments: argparse.Namespace) -> dict[str, str]:
         'training': asdict(plan),
         'last_check': training.history[-1],
     }
+    if start:
+        made['start'] = start.made
     return write_demo_bundle(
         arguments.out,
         training.average,

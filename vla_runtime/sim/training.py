@@ -7,6 +7,7 @@ resumed takes the very steps that it would have taken. A checkpoint is written w
 from __future__ import annotations
 
 import copy
+import json
 import math
 import os
 from dataclasses import asdict, dataclass
@@ -16,9 +17,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from vla_runtime.bundle import VERIFICATION_FILE, WEIGHTS_FILE, read_bundle
 from vla_runtime.dimensions import GemmaDims, PolicyDims, VisionDims
 from vla_runtime.models import policy_network
 from vla_runtime.models.pi05 import Pi05
@@ -36,6 +39,9 @@ from vla_runtime.sim.samples import IMAGE_SIZE, Batch, Samples, absolute, frame_
 from vla_runtime.sim.scene import CAMERAS, COLOURS
 from vla_runtime.sim.vocabulary import PROMPT_LENGTH
 from vla_runtime.sim.world import JOINT_NAMES
+
+# Of training that goes on from a bundle: enough to learn, too little to forget.
+ONWARD_LEARNING_RATE = 5e-4
 
 STAGES = ('see', 'ground', 'act')
 _HELD_OUT_SHARE = 0.04
@@ -58,6 +64,8 @@ class TrainingPlan:
         draws: (noise, time) pairs that share one prefix in the third stage.
         learning_rate: peak; 100 steps up, then a cosine to a hundredth.
         average: memory of the exponential moving average that is shipped.
+        start: SHA-256 of the weights that training goes on from; empty for none. With them the
+            second stage teaches only the heads, which no bundle holds.
     """
 
     seed: int = 0
@@ -68,9 +76,55 @@ class TrainingPlan:
     draws: int = 4
     learning_rate: float = 1e-3
     average: float = 0.999
+    start: str = ''
 
     def steps(self, stage: str) -> int:
         return int(getattr(self, f'{stage}_steps'))
+
+
+@dataclass(frozen=True)
+class Start:
+    """A trained bundle that training goes on from.
+
+    Attributes:
+        weights: file of the tensors; sha256: of that file.
+        tokenizer: file of the vocabulary.
+        statistics: `state.q01` and so on; the network means these by its numbers.
+        dims: of the network.
+        made: what its receipt says of how it was made.
+    """
+
+    weights: Path
+    sha256: str
+    tokenizer: Path
+    statistics: dict[str, np.ndarray]
+    dims: PolicyDims
+    made: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Start:
+        """From a bundle that `train-demo` made.
+
+        Raises:
+            ValueError: the bundle is broken, or of another network than `demo_dims`.
+        """
+        bundle = read_bundle(folder)
+        dims = bundle.spec.dims
+        if bundle.spec.family != 'pi05' or dims != demo_dims(dims.vocabulary):
+            raise ValueError(
+                f'{folder}: is of another network than train-demo trains; start from a bundle '
+                'that train-demo made'
+            )
+        receipt = bundle.folder / VERIFICATION_FILE
+        made = json.loads(receipt.read_text()).get('made', {}) if receipt.exists() else {}
+        return cls(
+            bundle.weights_path,
+            bundle.spec.files[WEIGHTS_FILE],
+            bundle.tokenizer_path,
+            dict(bundle.statistics),
+            dims,
+            made,
+        )
 
 
 def demo_dims(vocabulary: int) -> PolicyDims:
@@ -111,6 +165,7 @@ class Training:
         vocabulary: size of the text table.
         folder: where `checkpoint.pt` lies.
         device: `cpu` or `cuda`.
+        start: where the weights come from, None to begin from nothing; `plan.start` names it.
 
     Raises:
         ValueError: the checkpoint there belongs to another plan.
@@ -124,12 +179,17 @@ class Training:
         vocabulary: int,
         folder: Path,
         device: str = 'cpu',
+        start: Start | None = None,
     ) -> None:
         self.plan, self.samples, self.device = plan, samples, torch.device(device)
         self._path = folder / 'checkpoint.pt'
         torch.manual_seed(plan.seed)
         self.learner = Learner(demo_dims(vocabulary), plan.draws, samples.step_weight())
-        initialise(self.learner.network, number_tokens, torch.Generator().manual_seed(plan.seed))
+        if start is None:
+            generator = torch.Generator().manual_seed(plan.seed)
+            initialise(self.learner.network, number_tokens, generator)
+        else:
+            self.learner.network.load_state_dict(load_file(start.weights))
         self.learner.to(self.device)
         self.average = copy.deepcopy(self.learner.network)
         self.history: list[dict[str, Any]] = []
@@ -202,7 +262,8 @@ class Training:
                 learner.network, self._tensor(samples.pixels(frames)), self._tensor(pixel)
             )
         batch = samples.batch(frames, rng)
-        prefix = self._prefix(learner.network, batch)
+        with torch.set_grad_enabled(stage == 'act' or not self.plan.start):
+            prefix = self._prefix(learner.network, batch)
         actions = self._tensor(batch.actions)
         ground, metrics = learner.ground(
             prefix.images,
