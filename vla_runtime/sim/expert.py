@@ -114,7 +114,7 @@ class Expert:
         if goal.side is None:
             aimed[:2] += style.aim_m
         chunk = np.empty((steps, len(JOINT_NAMES)))
-        tip = self._forward(joints)
+        tip = self.tip(joints)
         for i in range(steps):
             if goal.side is None:
                 way = _way_to_touch(tip, aimed, style)
@@ -124,7 +124,7 @@ class Expert:
             joints[_ARM] = max(joints[_ARM] - _GRIPPER_STEP_RAD, 0.0)
             np.clip(joints, self._lower, self._upper, out=joints)
             chunk[i] = joints
-            tip = self._forward(joints)
+            tip = self.tip(joints)
             if goal.side is not None:
                 _carry_pushed(aimed, tip, SIDE_SIGN[goal.side])
         return chunk
@@ -133,13 +133,13 @@ class Expert:
         """Joints (6,) that bring the upright tip to a point, as near as the arm gets."""
         joints = np.array(start_rad, dtype=np.float64)
         for _ in range(iterations):
-            joints[:_ARM] += self._joint_step(joints, tip_m - self._forward(joints))
+            joints[:_ARM] += self._joint_step(joints, tip_m - self.tip(joints))
             np.clip(joints, self._lower, self._upper, out=joints)
         return joints
 
-    def _forward(self, joints: np.ndarray) -> np.ndarray:
-        """Move the model there; the tip's position."""
-        self._data.qpos[self._qpos] = joints
+    def tip(self, joint_rad: np.ndarray) -> np.ndarray:
+        """Where the tip is with these joints (6,): (3,) in metres."""
+        self._data.qpos[self._qpos] = joint_rad
         mujoco.mj_kinematics(self._model, self._data)
         return self._data.site_xpos[self._tip].copy()
 

@@ -7,7 +7,6 @@ resumed takes the very steps that it would have taken. A checkpoint is written w
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 from dataclasses import asdict, dataclass
@@ -21,11 +20,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from vla_runtime.bundle import VERIFICATION_FILE, WEIGHTS_FILE, read_bundle
-from vla_runtime.dimensions import GemmaDims, PolicyDims, VisionDims
+from vla_runtime.dimensions import PolicyDims
 from vla_runtime.models import policy_network
 from vla_runtime.models.pi05 import Pi05
-from vla_runtime.sim.expert import HORIZON
+from vla_runtime.sim.demo_network import Start, demo_dims
 from vla_runtime.sim.initialisation import initialise
 from vla_runtime.sim.objectives import (
     GROUND_WEIGHT,
@@ -35,13 +33,9 @@ from vla_runtime.sim.objectives import (
     SeeObjective,
     encode_prefix,
 )
-from vla_runtime.sim.samples import IMAGE_SIZE, Batch, Samples, absolute, frame_batches
-from vla_runtime.sim.scene import CAMERAS, COLOURS
-from vla_runtime.sim.vocabulary import PROMPT_LENGTH
+from vla_runtime.sim.samples import Batch, Samples, absolute, frame_batches
+from vla_runtime.sim.scene import COLOURS
 from vla_runtime.sim.world import JOINT_NAMES
-
-# Of training that goes on from a bundle: enough to learn, too little to forget.
-ONWARD_LEARNING_RATE = 5e-4
 
 STAGES = ('see', 'ground', 'act')
 _HELD_OUT_SHARE = 0.04
@@ -80,68 +74,6 @@ class TrainingPlan:
 
     def steps(self, stage: str) -> int:
         return int(getattr(self, f'{stage}_steps'))
-
-
-@dataclass(frozen=True)
-class Start:
-    """A trained bundle that training goes on from.
-
-    Attributes:
-        weights: file of the tensors; sha256: of that file.
-        tokenizer: file of the vocabulary.
-        statistics: `state.q01` and so on; the network means these by its numbers.
-        dims: of the network.
-        made: what its receipt says of how it was made.
-    """
-
-    weights: Path
-    sha256: str
-    tokenizer: Path
-    statistics: dict[str, np.ndarray]
-    dims: PolicyDims
-    made: dict[str, Any]
-
-    @classmethod
-    def read(cls, folder: Path) -> Start:
-        """From a bundle that `train-demo` made.
-
-        Raises:
-            ValueError: the bundle is broken, or of another network than `demo_dims`.
-        """
-        bundle = read_bundle(folder)
-        dims = bundle.spec.dims
-        if bundle.spec.family != 'pi05' or dims != demo_dims(dims.vocabulary):
-            raise ValueError(
-                f'{folder}: is of another network than train-demo trains; start from a bundle '
-                'that train-demo made'
-            )
-        receipt = bundle.folder / VERIFICATION_FILE
-        made = json.loads(receipt.read_text()).get('made', {}) if receipt.exists() else {}
-        return cls(
-            bundle.weights_path,
-            bundle.spec.files[WEIGHTS_FILE],
-            bundle.tokenizer_path,
-            dict(bundle.statistics),
-            dims,
-            made,
-        )
-
-
-def demo_dims(vocabulary: int) -> PolicyDims:
-    """A pi0.5 of about 1.5 million parameters."""
-    stack = GemmaDims(width=96, depth=4, mlp_dim=256, num_heads=4, num_kv_heads=1, head_dim=24)
-    return PolicyDims(
-        vision=VisionDims(
-            width=96, depth=3, num_heads=4, mlp_dim=256, patch_size=16, image_size=IMAGE_SIZE
-        ),
-        language=stack,
-        expert=stack,
-        vocabulary=vocabulary,
-        cameras=len(CAMERAS),
-        prompt_length=PROMPT_LENGTH,
-        horizon=HORIZON,
-        action_dim=len(JOINT_NAMES),
-    )
 
 
 class Learner(nn.Module):
