@@ -32,10 +32,13 @@ _FUNNEL_FOOT_M = 0.006
 
 _TOUCH_GAP_M = 0.002
 _PUSH_HEIGHT_M = 0.016
-_LOW_M = 0.04  # a tip below this pushes instead of approaching
+_LOW_M = 0.04  # a tip below this pushes instead of approaching,
+_BESIDE_LOW_M = 0.028  # this near to the block below this
+_DOWN_M = 0.02  # and goes forward from about here on
 # Behind the block's centre: where the tip may go down to push it.
 _CORRIDOR_M = (0.03, 0.13)
-_CORRIDOR_MARGIN_M = 0.015
+_CORRIDOR_MARGIN_M = 0.03
+_CORRIDOR_LEAST_M = 0.015
 _CORRIDOR_ASIDE_M = 0.010
 _BESIDE_OTHERS_M = 0.035  # between the tip and the centre of a block that is not meant
 _PUSH_ASIDE_M = 0.035
@@ -182,16 +185,19 @@ def _way_to_push(
         return _limited(rest - tip, style.speed_m_s)
     behind = sign * (block[1] - tip[1])
     aside = abs(block[0] - tip[0])
-    if tip[2] < _LOW_M and 0.0 < behind < _CORRIDOR_M[1] + 0.02 and aside < _PUSH_ASIDE_M:
+    # Over the block itself a tip at its top is not behind it: it goes back up, and down again.
+    low = _LOW_M if behind > _CORRIDOR_M[0] else _BESIDE_LOW_M
+    if tip[2] < low and 0.0 < behind < _CORRIDOR_M[1] + 0.02 and aside < _PUSH_ASIDE_M:
         return _way_along(tip, block, sign, style)
     near, far = _CORRIDOR_M
     for other in others:
         gap = sign * (block[1] - other[1])
         if gap > 0.0 and abs(other[0] - block[0]) < _BESIDE_OTHERS_M:
             far = min(far, gap - _BESIDE_OTHERS_M)
-    far = max(far, near + _CORRIDOR_MARGIN_M)
+    far = max(far, near + _CORRIDOR_LEAST_M)
     # Heads for well inside of it, and goes down as soon as the tip is over it.
-    enter = min(max(behind, near + _CORRIDOR_MARGIN_M), far - _CORRIDOR_MARGIN_M)
+    margin = min(_CORRIDOR_MARGIN_M, (far - near) / 2)
+    enter = min(max(behind, near + margin), far - margin)
     entry = np.array([block[0], block[1] - sign * enter, _PUSH_HEIGHT_M])
     before = max(near - behind, behind - far, 0.0)
     away = float(np.hypot(max(aside - _CORRIDOR_ASIDE_M, 0.0), before))
@@ -206,7 +212,9 @@ def _way_along(tip: np.ndarray, block: np.ndarray, sign: float, style: Style) ->
     behind = sign * (block[1] - tip[1])
     aside = abs(block[0] - tip[0])
     forward = min(max((_SLIP_ASIDE_M - aside) / (_SLIP_ASIDE_M - _IN_LINE_M), -1.0), 1.0)
-    if forward < 0.0:
+    if forward > 0.0:
+        forward *= min(max((_DOWN_M + 0.01 - tip[2]) / 0.01, 0.0), 1.0)
+    else:
         forward *= min(max((_CLEAR_OF_BLOCK_M - behind) / 0.01, 0.0), 1.0)
     way = np.array([block[0] - tip[0], sign * 0.03 * forward, _PUSH_HEIGHT_M - tip[2]])
     return _limited(way, min(style.speed_m_s, _PUSH_SPEED_M_S))
