@@ -150,6 +150,23 @@ def test_over_the_corridor_behind_a_block_the_tip_goes_down_and_never_up_again(
     assert heights[-1] < 0.022
 
 
+@pytest.mark.parametrize('side', SIDES)
+def test_a_tip_that_rides_on_the_block_goes_up_and_back_and_down_behind_it(
+    expert: Expert, side: Side
+) -> None:
+    sign = SIDE_SIGN[side]
+    block = np.array([[0.27, 0.0, 0.0175], [0.27, 0.5, 0.0175], [0.27, -0.5, 0.0175]])
+    joints = expert.reach(block[0] + [0.0, -sign * 0.008, 0.018], HOME_RAD, iterations=200)
+    chunk = expert.plan(joints, block, Goal(0, side), Style())
+    tips = np.array([expert.tip(row) for row in [joints, *chunk]])
+    behind = sign * (block[0, 1] - tips[:, 1])
+    assert tips[0, 2] == pytest.approx(0.0355, abs=0.002)
+    down = int(np.argmax(tips[:, 2] < 0.023))
+    assert down > 0 and behind[down] > 0.03
+    beside = behind[:down] < 0.0175
+    assert np.all(np.diff(behind[:down][beside]) > 0.0) and np.all(tips[:down][beside, 2] > 0.035)
+
+
 def test_the_tip_does_not_go_down_onto_another_block_in_the_corridor(expert: Expert) -> None:
     block = np.array([[0.27, 0.1, 0.0175], [0.27, 0.02, 0.0175], [0.27, -0.5, 0.0175]])
     above_other = expert.reach(block[1] + [0.0, -0.02, 0.09], HOME_RAD, iterations=200)
