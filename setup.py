@@ -5,6 +5,7 @@ Requirements are ranges here; the exact versions that the tests run with are in 
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 from setuptools import find_packages, setup
 
@@ -12,6 +13,16 @@ PACKAGE = 'vla_runtime'
 # `colcon build --symlink-install` runs a link to this file in its build folder.
 ROOT = Path(__file__).resolve().parent
 NODES = ('policy_node', 'executor_node', 'tabletop_node')
+
+
+# Maintainer and addresses stand in package.xml alone.
+MANIFEST = ElementTree.parse(ROOT / 'package.xml').getroot()
+URL_NAMES = {'repository': 'Source', 'bugtracker': 'Tracker', 'website': 'Homepage'}
+# TensorRT's backend asks the CUDA runtime through it. Its own release must be the machine's CUDA or
+# an older one: 12.6 with JetPack 6.1 and 6.2 (12.9 finds no driver there), 13.0 with
+# JetPack 7.0 and 7.1, 13.2 with JetPack 7.2. pip cannot know, so name it: pip install
+# '.[cuda]' 'cuda-python==12.6.*'
+CUDA_PYTHON = 'cuda-python>=12.6,<14'
 
 
 def version():
@@ -32,10 +43,23 @@ def share(folder):
 setup(
     version=version(),
     description='Vision-language-action policies on ROS 2 robots',
+    keywords=['robotics', 'ROS 2', 'vision-language-action', 'VLA', 'pi0', 'pi0.5', 'manipulation'],
+    classifiers=[
+        'Development Status :: 3 - Alpha',
+        'Intended Audience :: Developers',
+        'Intended Audience :: Science/Research',
+        'Operating System :: POSIX :: Linux',
+        'Programming Language :: Python :: 3',
+        'Programming Language :: Python :: 3.10',
+        'Programming Language :: Python :: 3.11',
+        'Programming Language :: Python :: 3.12',
+        'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    ],
     long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
     long_description_content_type='text/markdown',
-    author='vla_runtime maintainers',
-    author_email='maintainers@vla-runtime.org',
+    author=MANIFEST.findtext('maintainer'),
+    author_email=MANIFEST.find('maintainer').get('email'),
+    project_urls={URL_NAMES[url.get('type')]: url.text for url in MANIFEST.findall('url')},
     python_requires='>=3.10,<3.13',
     packages=find_packages(include=[PACKAGE, f'{PACKAGE}.*']),
     package_data={f'{PACKAGE}.sim': ['*.xml']},
@@ -50,7 +74,7 @@ setup(
     entry_points={
         'console_scripts': [
             f'{PACKAGE} = {PACKAGE}.cli.main:main',
-            *(f'{node} = {PACKAGE}.ros.{node}:main' for node in NODES),
+            *(f'{node} = {PACKAGE}.ros.node_main:{node}' for node in NODES),
         ],
     },
     # ROS 2 itself (rclpy and messages) is not named: it comes with the sourced installation, or
@@ -69,9 +93,19 @@ setup(
     extras_require={
         'torch': ['torch>=2.4'],
         'onnx': ['onnx>=1.15', 'onnxruntime>=1.17'],
-        'sim': ['mujoco>=3.1'],
+        # A Jetson has TensorRT with JetPack, for its system Python.
+        'tensorrt': ['tensorrt>=8.6; platform_machine == "x86_64"', CUDA_PYTHON],
+        'cuda': [CUDA_PYTHON],
+        'sim': ['mujoco>=3.1', 'pyopengl>=3.1.6'],
         'report': ['matplotlib>=3.5', 'rosbags>=0.10'],
-        'test': ['hypothesis>=6.80', 'mypy>=1.8', 'psutil>=5.9', 'pytest>=7.4', 'ruff>=0.6'],
+        'test': [
+            'hypothesis>=6.80',
+            'mypy>=1.8',
+            'psutil>=5.9',
+            'pytest>=7.4',
+            'pytest-xdist>=3.5',
+            'ruff>=0.6',
+        ],
     },
     zip_safe=False,
 )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.measurement import machine, percentiles, versions
+from vla_runtime.whole_files import write_text
 
 __all__ = ['RESULTS', 'median_interval', 'percentiles', 'write_result']
 
@@ -42,5 +43,5 @@ def write_result(
         'versions': versions(packages),
         'figures': figures,
     }
-    path.write_text(json.dumps(result, indent=1) + '\n')
+    write_text(path, json.dumps(result, indent=1) + '\n')
     return path

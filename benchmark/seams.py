@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +140,11 @@ def record(bundle: Path, episodes: int) -> dict[tuple[str, int], list[list[LiveC
     recordings: dict[tuple[str, int], list[list[LiveChunk]]] = {}
     seeds = episode_seeds(0, episodes)
     with tqdm(total=2 * len(DELAYS) * episodes, unit='episode') as bar:
-        for handover in ('switch', 'rtc'):
+        for handover, rtc_mode in (('switch', 'off'), ('rtc', 'guided')):
             for delay in DELAYS:
-                condition = replace(Condition(), handover=handover, delay_steps=float(delay))
+                condition = Condition(
+                    handover=handover, rtc_mode=rtc_mode, delay_steps=float(delay)
+                )
                 recordings[handover, delay] = []
                 for index, seed in enumerate(seeds):
                     chunks: list[LiveChunk] = []
@@ -206,7 +208,12 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             panel.set(title=title, xlabel='delay, steps of 50 ms', xticks=DELAYS)
             panel.set_ylim(bottom=0)
             panel.grid(alpha=0.3)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=5)
+        figure.legend(
+            *axes[0].get_legend_handles_labels(),
+            title='hand-over',
+            loc='outside lower center',
+            ncols=5,
+        )
         figure.savefig(path, metadata={'Date': None})
         pyplot.close(figure)
 

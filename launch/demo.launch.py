@@ -1,13 +1,14 @@
 """The same as vla.launch.py with the simulated tabletop robot and the demo policy.
 
-ros2 launch vla_runtime demo.launch.py
+ros2 launch vla_runtime demo.launch.py instruction:='touch the red block'
 """
 
 from pathlib import Path
 
 from ament_index_python.packages import get_package_share_directory
-from launch import LaunchDescription
-from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription
+from launch import LaunchContext, LaunchDescription
+from launch.action import Action
+from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription, OpaqueFunction
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
@@ -17,12 +18,14 @@ SHARE = Path(get_package_share_directory('vla_runtime'))
 PASSED_ON = {
     'bundle': str(SHARE / 'engines' / 'demo'),
     'backend': 'torch',
+    'instruction': '',
     'params_file': '',
     'namespace': '',
     'use_sim_time': 'false',
     'replan_interval': '',
     'cfg_beta': '',
     'autostart': 'true',
+    'respawn': 'false',
 }
 
 
@@ -31,7 +34,8 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument(name, default_value=value, description='As in vla.launch.py.')
         for name, value in PASSED_ON.items()
     ]
-    # First, because it sets the middleware's profile for everything that is started after it.
+    # First, because it checks the parameter file, and sets the middleware's profile for everything
+    # that is started after it.
     runtime = IncludeLaunchDescription(
         PythonLaunchDescriptionSource(str(SHARE / 'launch' / 'vla.launch.py')),
         launch_arguments=[
@@ -39,15 +43,24 @@ def generate_launch_description() -> LaunchDescription:
             *((name, LaunchConfiguration(name)) for name in PASSED_ON),
         ],
     )
-    tabletop = Node(
-        package='vla_runtime',
-        executable='tabletop_node',
-        name='tabletop',
-        namespace=LaunchConfiguration('namespace'),
-        parameters=[
-            {'use_sim_time': ParameterValue(LaunchConfiguration('use_sim_time'), value_type=bool)}
-        ],
-        output='screen',
-        sigterm_timeout='20',
-    )
-    return LaunchDescription([*arguments, runtime, tabletop])
+    return LaunchDescription([*arguments, runtime, OpaqueFunction(function=tabletop)])
+
+
+def tabletop(context: LaunchContext) -> list[Action]:
+    """The simulated robot, with the same parameter file as the other nodes."""
+    own = LaunchConfiguration('params_file').perform(context)
+    use_sim_time = ParameterValue(LaunchConfiguration('use_sim_time'), value_type=bool)
+    return [
+        Node(
+            package='vla_runtime',
+            executable='tabletop_node',
+            name='tabletop',
+            namespace=LaunchConfiguration('namespace'),
+            parameters=[
+                *([str(Path(own).expanduser().resolve())] if own else []),
+                {'use_sim_time': use_sim_time},
+            ],
+            output='screen',
+            sigterm_timeout='20',
+        )
+    ]

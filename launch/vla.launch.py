@@ -11,24 +11,23 @@ from launch import LaunchContext, LaunchDescription
 from launch.action import Action
 from launch.actions import (
     DeclareLaunchArgument,
-    EmitEvent,
-    LogInfo,
     OpaqueFunction,
     RegisterEventHandler,
     SetEnvironmentVariable,
-    Shutdown,
 )
-from launch.events import matches_action
+from launch.event_handlers import OnProcessExit
+from launch.events.process import ProcessExited
 from launch.substitutions import LaunchConfiguration
-from launch_ros.actions import LifecycleNode
-from launch_ros.event_handlers import OnStateTransition
-from launch_ros.events.lifecycle import ChangeState
-from lifecycle_msgs.msg import Transition
+from launch_ros.actions import Node
+from launch_ros.parameter_descriptions import ParameterValue
 
+from vla_runtime.ros.autostart import COULD_NOT_START
+from vla_runtime.ros.parameter_file import check_parameter_file
 from vla_runtime.ros.robot import find_robot
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
 PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
+RESPAWN_DELAY_S = 1.0
 
 ARGUMENTS = (
     DeclareLaunchArgument('bundle', description='Folder of the policy bundle.'),
@@ -37,12 +36,18 @@ ARGUMENTS = (
     ),
     DeclareLaunchArgument('backend', default_value='torch', description='What runs the networks.'),
     DeclareLaunchArgument(
+        'instruction',
+        default_value='',
+        description='What the robot is to do, until another instruction is given; empty: as '
+        'configured.',
+    ),
+    DeclareLaunchArgument(
         'params_file',
         default_value='',
         description='Your own parameters, on top of config/policy.yaml and config/executor.yaml. '
-        "Key it '/**/vla_policy' and '/**/vla_executor'; '/**' sets both nodes at once.",
+        "Key it '/**/vla_policy' and '/**/vla_executor'; '/**' sets all nodes at once.",
     ),
-    DeclareLaunchArgument('namespace', default_value='', description='Namespace of both nodes.'),
+    DeclareLaunchArgument('namespace', default_value='', description='Namespace of the nodes.'),
     DeclareLaunchArgument(
         'use_sim_time', default_value='false', description='Follow /clock: true or false.'
     ),
@@ -61,6 +66,11 @@ ARGUMENTS = (
         default_value='true',
         description='Configure and activate both nodes: true or false.',
     ),
+    DeclareLaunchArgument(
+        'respawn',
+        default_value='false',
+        description='Start the policy node again when it dies: true or false.',
+    ),
 )
 
 
@@ -73,30 +83,33 @@ def start(context: LaunchContext) -> list[Action]:
     said = {
         argument.name: LaunchConfiguration(argument.name).perform(context) for argument in ARGUMENTS
     }
+    own = []
+    if said['params_file']:
+        own = [str(Path(said['params_file']).expanduser().resolve())]
+        check_parameter_file(Path(own[0]), said['namespace'])
     common = {
         'bundle': str(Path(said['bundle']).expanduser().resolve()),
         'robot': str(find_robot(said['robot'], SHARE / 'config' / 'robots').resolve()),
         'use_sim_time': _truth(said, 'use_sim_time'),
+        'autostart': _truth(said, 'autostart'),
     }
     policy_only: dict[str, object] = {'backend': said['backend']}
+    if said['instruction']:
+        # Text whatever it looks like: launch would read 'no' as false.
+        policy_only['instruction'] = ParameterValue(said['instruction'], value_type=str)
     if said['cfg_beta']:
         policy_only |= {'cfg_enabled': True, 'cfg_beta': _number(said, 'cfg_beta', float)}
     executor_only = {}
     if said['replan_interval']:
         executor_only = {'replan_interval': _number(said, 'replan_interval', int)}
-    own = [said['params_file']] if said['params_file'] else []
-    actions = lossless_images(context)
-    nodes = [
-        _node(said, 'policy', [SHARE / 'config/policy.yaml', *own, common | policy_only]),
-        _node(said, 'executor', [SHARE / 'config/executor.yaml', *own, common | executor_only]),
+    policy = [SHARE / 'config/policy.yaml', *own, common | policy_only]
+    executor = [SHARE / 'config/executor.yaml', *own, common | executor_only]
+    respawn = {'respawn': _truth(said, 'respawn'), 'respawn_delay': RESPAWN_DELAY_S}
+    return [
+        *lossless_images(context),
+        *_node(said, 'policy', policy, **respawn),
+        *_node(said, 'executor', executor),
     ]
-    if not _truth(said, 'autostart'):
-        return [*actions, *nodes]
-    # The handlers first: no transition may go unseen.
-    for node, name in zip(nodes, ('vla_policy', 'vla_executor'), strict=True):
-        actions += configure_and_activate(node, name)
-    configure = [_change_state(node, Transition.TRANSITION_CONFIGURE) for node in nodes]
-    return [*actions, *nodes, *configure]
 
 
 def lossless_images(context: LaunchContext) -> list[Action]:
@@ -109,52 +122,29 @@ def lossless_images(context: LaunchContext) -> list[Action]:
     return [SetEnvironmentVariable(name, profile) for name in PROFILE_VARIABLES]
 
 
-def configure_and_activate(node: LifecycleNode, name: str) -> list[Action]:
-    """Handlers: activate a node once it is configured; end the launch where either fails."""
-    configured = OnStateTransition(
-        target_lifecycle_node=node,
-        start_state='configuring',
-        goal_state='inactive',
-        entities=[_change_state(node, Transition.TRANSITION_ACTIVATE)],
-    )
-    failed = [
-        OnStateTransition(
-            target_lifecycle_node=node,
-            start_state=start_state,
-            goal_state=goal_state,
-            entities=[
-                LogInfo(msg=f'{name} could not be {what}; its own error is above'),
-                Shutdown(reason=f'{name} could not be {what}'),
-            ],
-        )
-        for start_state, goal_state, what in (
-            ('configuring', 'unconfigured', 'configured'),
-            ('activating', 'inactive', 'activated'),
-            # The state between an error and its handling.
-            ('configuring', 'errorprocessing', 'configured'),
-            ('activating', 'errorprocessing', 'activated'),
-        )
-    ]
-    return [RegisterEventHandler(handler) for handler in (configured, *failed)]
-
-
-def _change_state(node: LifecycleNode, transition: int) -> Action:
-    return EmitEvent(
-        event=ChangeState(lifecycle_node_matcher=matches_action(node), transition_id=transition)
-    )
-
-
-def _node(said: dict[str, str], role: str, parameters: list[object]) -> LifecycleNode:
-    return LifecycleNode(
+def _node(
+    said: dict[str, str], role: str, parameters: list[object], **options: object
+) -> list[Action]:
+    name = f'vla_{role}'
+    node = Node(
         package='vla_runtime',
         executable=f'{role}_node',
-        name=f'vla_{role}',
+        name=name,
         namespace=said['namespace'],
         parameters=parameters,
         output='screen',
         # Teardown ends an inference and sends the hold; launch's own 5 s can be too short for it.
         sigterm_timeout='20',
+        **options,
     )
+
+    def on_exit(event: ProcessExited, context: LaunchContext) -> None:
+        if event.returncode == COULD_NOT_START and not context.is_shutdown:
+            raise RuntimeError(f'{name} could not start; its own error is above')
+
+    # Only the first time: a node that has run may find a device busy when it is started again.
+    handler = OnProcessExit(target_action=node, on_exit=on_exit, handle_once=True)
+    return [RegisterEventHandler(handler), node]
 
 
 def _truth(said: dict[str, str], name: str) -> bool:

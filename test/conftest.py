@@ -3,7 +3,9 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 # Tiny networks gain nothing from threads, and threads that spin on a busy machine lose tenfold.
@@ -14,3 +16,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 # The same examples every time, and no verdict that depends on how busy the machine is.
 settings.register_profile('vla_runtime', derandomize=True, deadline=None, max_examples=50)
 settings.load_profile('vla_runtime')
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share the tests between two workers (`./run test` gives pytest `-n 2`).
+
+    All that starts nodes is for one worker: the executables of two tests at once would starve each
+    other. Every other file goes to one worker as a whole, because its tests share fixtures.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByRoom(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return 'nodes' if nodeid.startswith('test/ros/') else nodeid.split('::')[0]
+
+    return ByRoom(config, log)

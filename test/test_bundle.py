@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from vla_runtime.bundle import (
     seal,
     write_bundle,
 )
+from vla_runtime.bundle_rules import parse_spec
 from vla_runtime.bundle_summary import describe
 
 COUNT = len(JOINTS)
@@ -59,6 +61,10 @@ def edit(folder: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
+
+
+def read_spec(folder: Path) -> BundleSpec:
+    return parse_spec((folder / 'policy.yaml').read_text())
 
 
 def fails(folder: Path, pattern: str, *, verify: bool = True) -> None:
@@ -130,6 +136,45 @@ class TestFiles:
     def test_a_linked_folder_counts_as_an_extra_file(self, folder, tmp_path):
         (folder / 'onnx').symlink_to(tmp_path, target_is_directory=True)
         fails(folder, 'onnx: is not listed')
+
+    def test_a_linked_folder_is_refused_with_the_reason(self, folder, tmp_path):
+        (folder / 'onnx').symlink_to(tmp_path, target_is_directory=True)
+        fails(folder, 'it is a link to a folder; of links only those to files are followed')
+
+    @pytest.mark.parametrize('verify', [True, False])
+    @pytest.mark.parametrize(
+        'name',
+        ['weights.safetensors', 'statistics.safetensors', 'tokenizer.json', 'policy.yaml'],
+    )
+    def test_a_fifo_is_refused_and_not_waited_for(self, folder, name, verify):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        fails(folder, rf'{name}: is a FIFO \(named pipe\); expected a regular file', verify=verify)
+
+    @pytest.mark.parametrize('name', ['weights.safetensors', 'tokenizer.json', 'policy.yaml'])
+    def test_a_link_that_leads_nowhere_says_where_it_leads(self, folder, name):
+        (folder / name).rename(folder.parent / 'moved')
+        (folder / name).symlink_to('../blobs/gone')
+        fails(folder, rf'{name}: is a link to \.\./blobs/gone, which is not there')
+
+    def test_a_policy_yaml_of_many_megabytes_is_not_read(self, folder):
+        with (folder / 'policy.yaml').open('ab') as file:
+            file.truncate(300_000_000)
+        fails(folder, r'policy\.yaml: is larger than 524,288 bytes; is it the right file\?')
+
+    def test_nothing_new_is_sealed_that_is_no_file(self, folder):
+        os.mkfifo(folder / 'more')
+        with pytest.raises(BundleError, match='more: is a FIFO'):
+            seal(folder, replace(read_spec(folder), files={}))
+
+    @pytest.mark.parametrize('dtype', [np.int32, np.float64, np.uint8])
+    def test_weights_of_a_kind_that_networks_do_not_load_are_refused(self, folder, dtype):
+        save_file({'a': np.zeros(1, dtype)}, str(folder / 'weights.safetensors'))
+        fails(
+            folder,
+            r"weights\.safetensors: tensor 'a' is (I32|F64|U8); expected one of F32, BF16, F16",
+            verify=False,
+        )
 
     def test_engines_made_on_this_machine_need_no_listing(self, folder):
         engine = folder / 'engines' / 'h200-trt10.3' / 'vision.plan'

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import run_command
 from safetensors.torch import load_file, save_file
 from tiny_policy import tiny_spec, write_tiny_policy
 
@@ -71,10 +72,6 @@ class TestWeights:
         assert "missing 'action_out.bias' [6]" in text
         assert "unexpected 'extra.weight' [6]" in text
 
-    def test_whole_numbers_are_no_weights(self, folder, capsys):
-        edit_weights(folder, lambda t: t.update({'action_out.bias': torch.zeros(6).int()}))
-        assert "tensor 'action_out.bias' is I32; expected one of F32" in info_fails(folder, capsys)
-
     @pytest.mark.parametrize(
         ('changes', 'name'),
         [
@@ -104,12 +101,11 @@ class TestWeights:
         reseal(folder, change)
         assert 'more' in info_fails(folder, capsys).splitlines()[-1], 'ten, then a count'
 
-    def test_without_torch_the_rest_is_still_checked(self, folder, capsys, monkeypatch):
-        monkeypatch.setitem(sys.modules, 'torch', None)
-        assert main(['info', str(folder)]) == 0
-        assert "package 'torch' is not installed" in capsys.readouterr().out
-        (folder / 'tokenizer.json').write_text('{}')
-        assert 'not a readable tokenizer' in info_fails(folder, capsys, '--no-verify')
+    def test_a_good_bundle_takes_none_of_the_slow_imports(self, folder):
+        done = run_command('info', str(folder))
+        assert done.returncode == 0, done.stderr
+        assert 'fit the networks, every number is finite' in done.stdout
+        assert not done.imported & {'torch', 'onnx', 'onnxruntime', 'rclpy', 'mujoco', 'cv2'}
 
 
 class TestFinite:

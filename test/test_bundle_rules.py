@@ -147,7 +147,7 @@ DEFECTS: dict[str, tuple[str, str, str]] = {
     'Python object': (
         'name: tiny pi05',
         'name: !!python/object/apply:os.getcwd []',
-        r'could not det',
+        r'write the value without a tag',
     ),
     'not YAML': ('name: tiny pi05', 'name: [', r'line \d+'),
     'no mapping': ('format: 1', '- format: 1', r'line'),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import os
 import re
@@ -10,6 +11,9 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
+from email import message_from_string
+from email.message import Message
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +21,8 @@ import pytest
 import yaml
 
 import vla_runtime
+from vla_runtime.cli import main as program
+from vla_runtime.ros import node_main
 from vla_runtime.ros.parameters import markdown
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +30,7 @@ NODES = ('policy_node', 'executor_node', 'tabletop_node')
 ROS_PACKAGES = {
     'ament_index_python',
     'builtin_interfaces',
+    'cv_bridge',
     'diagnostic_msgs',
     'geometry_msgs',
     'launch',
@@ -37,9 +44,15 @@ ROS_PACKAGES = {
     'trajectory_msgs',
 }
 # Import name to the name that pip knows.
-PIP_NAMES = {'cv2': 'opencv-python-headless', 'yaml': 'pyyaml', 'PIL': 'pillow'}
-# Asked for by whoever uses that backend, on machines that have it.
-OPTIONAL = {'tensorrt', 'cuda', 'cv_bridge'}
+PIP_NAMES = {
+    'OpenGL': 'pyopengl',
+    'PIL': 'pillow',
+    'cuda': 'cuda-python',
+    'cv2': 'opencv-python-headless',
+    'yaml': 'pyyaml',
+}
+# Extras for machines with a GPU, whose CUDA says which release; ./run does not install them.
+NOT_PINNED = {'cuda-python', 'tensorrt'}
 
 
 def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +61,7 @@ def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.Com
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -59,25 +72,23 @@ def setup_py(*arguments: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     ).stdout
 
 
+@functools.cache
+def metadata() -> Message:
+    """What setup.py says of the package, as pip and the package index read it."""
+    with tempfile.TemporaryDirectory() as folder:
+        setup_py('egg_info', '--egg-base', folder)
+        text = (Path(folder) / 'vla_runtime.egg-info' / 'PKG-INFO').read_text()
+    return message_from_string(text)
+
+
 def requirements_of_setup() -> set[str]:
-    """Names in install_requires and extras_require, read from the source."""
-    source = ast.parse((ROOT / 'setup.py').read_text())
-    named = {
-        keyword.arg: ast.literal_eval(keyword.value)
-        for call in ast.walk(source)
-        if isinstance(call, ast.Call)
-        for keyword in call.keywords
-        if keyword.arg in ('install_requires', 'extras_require')
-    }
-    lines = [
-        *named['install_requires'],
-        *(n for ns in named['extras_require'].values() for n in ns),
-    ]
-    return {re.split(r'[<>=]', line)[0] for line in lines}
+    """Names in install_requires and extras_require."""
+    lines = metadata().get_all('Requires-Dist') or []
+    return {re.match(r'[\w-]+', line)[0].lower() for line in lines}  # type: ignore[index]
 
 
 def pinned(file: str) -> set[str]:
@@ -100,6 +111,71 @@ def test_package_xml_is_what_colcon_accepts() -> None:
     assert re.fullmatch(r'[\w.-]+@[\w-]+(\.[\w-]+)+', maintainer.get('email', ''))
 
 
+def test_the_package_index_is_told_what_package_xml_says() -> None:
+    root, told = package_xml(), metadata()
+    assert told['Version'] == root.findtext('version')
+    assert told['Author'] == root.findtext('maintainer')
+    addresses = {line.split(', ')[1] for line in told.get_all('Project-URL') or []}
+    assert addresses == {url.text for url in root.findall('url')} != set()
+    pythons = {f'Programming Language :: Python :: 3.{minor}' for minor in (10, 11, 12)}
+    assert pythons <= set(told.get_all('Classifier') or [])
+    assert told['Keywords']
+
+
+def test_the_extras_of_gpu_machines_bring_what_their_backend_imports() -> None:
+    lines = metadata().get_all('Requires-Dist') or []
+    for extra, names in (('tensorrt', {'tensorrt', 'cuda-python'}), ('cuda', {'cuda-python'})):
+        brought = {re.split('[<>]', line)[0] for line in lines if f'extra == "{extra}"' in line}
+        assert brought == names
+
+
+def test_the_changelog_has_the_version_with_its_day() -> None:
+    text = (ROOT / 'CHANGELOG.rst').read_text()
+    version = re.escape(vla_runtime.__version__)
+    heading = re.search(rf'^({version} \(20\d\d-\d\d-\d\d\))\n(-+)$', text, re.MULTILINE)
+    assert heading is not None
+    assert len(heading[1]) == len(heading[2])
+    assert text.index('\nForthcoming\n') < heading.start()
+
+
+def test_the_licence_names_its_owner() -> None:
+    text = (ROOT / 'LICENSE').read_text()
+    assert re.search(r'^   Copyright 20\d\d \S.*$', text, re.MULTILINE)
+    assert '[name of copyright owner]' not in text
+
+
+@pytest.fixture(scope='module')
+def unpacked_sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp('sdist')
+    base = str(folder / 'egg')
+    (folder / 'egg').mkdir()
+    setup_py('egg_info', '--egg-base', base, 'sdist', '--dist-dir', str(folder))
+    (archive,) = folder.glob('*.tar.gz')
+    shutil.unpack_archive(archive, folder)
+    return folder / f'vla_runtime-{vla_runtime.__version__}'
+
+
+@pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
+def test_the_source_distribution_has_every_file(unpacked_sdist: Path) -> None:
+    listed = subprocess.run(
+        ['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    missing = [name for name in listed if not (unpacked_sdist / name).exists()]
+    assert missing == ['.gitignore']
+
+
+def test_the_tests_of_the_source_distribution_are_collected(unpacked_sdist: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, '-m', 'pytest', '--collect-only', '-q', '-p', 'no:cacheprovider'],
+        cwd=unpacked_sdist,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert str(ROOT) not in done.stdout
+
+
 def test_every_import_is_declared() -> None:
     imported = set()
     for file in [*(ROOT / 'vla_runtime').rglob('*.py'), *(ROOT / 'launch').glob('*.py')]:
@@ -108,7 +184,7 @@ def test_every_import_is_declared() -> None:
                 imported.update(alias.name.split('.')[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 imported.add(node.module.split('.')[0])
-    foreign = imported - set(sys.stdlib_module_names) - {'vla_runtime'} - OPTIONAL
+    foreign = imported - set(sys.stdlib_module_names) - {'vla_runtime'}
     in_package_xml = {element.text for element in package_xml().findall('exec_depend')}
     assert foreign & ROS_PACKAGES <= in_package_xml
     assert {PIP_NAMES.get(name, name) for name in foreign - ROS_PACKAGES} <= requirements_of_setup()
@@ -118,7 +194,7 @@ def test_every_requirement_is_pinned_for_both_kinds_of_ros() -> None:
     torch = re.search(r'VLA_RUNTIME_TORCH:-(\w+)==', (ROOT / 'run').read_text())
     assert torch is not None
     for kind in ('wheels.txt', 'sourced-ros.txt'):
-        assert requirements_of_setup() == (
+        assert requirements_of_setup() - NOT_PINNED == (
             pinned('versions.txt') | (pinned(kind) & requirements_of_setup()) | {torch.group(1)}
         )
 
@@ -161,8 +237,8 @@ def test_node_executables_start_the_entry_point_of_their_prefix(tmp_path: Path, 
 
 @pytest.mark.parametrize('node', NODES)
 def test_node_entry_points_exist(node: str) -> None:
-    module = importlib.import_module(f'vla_runtime.ros.{node}')
-    assert callable(module.main)
+    assert callable(getattr(node_main, node))
+    assert callable(importlib.import_module(f'vla_runtime.ros.{node}').main)
 
 
 @pytest.mark.parametrize('file', ['policy', 'executor'])
@@ -185,7 +261,7 @@ def test_parameter_files_give_every_parameter_its_default(file: str) -> None:
     [
         ('vla_policy', 'policy_parameters', 'POLICY_PARAMETERS'),
         ('vla_executor', 'executor_parameters', 'EXECUTOR_PARAMETERS'),
-        ('tabletop', 'tabletop_node', 'TABLETOP_PARAMETERS'),
+        ('tabletop', 'tabletop_parameters', 'TABLETOP_PARAMETERS'),
     ],
 )
 def test_parameter_tables_of_the_readme_are_those_of_the_code(
@@ -194,6 +270,21 @@ def test_parameter_tables_of_the_readme_are_those_of_the_code(
     """`vla_runtime.ros.parameters.markdown` writes them; paste what it gives."""
     rows = getattr(importlib.import_module(f'vla_runtime.ros.{module}'), table)
     assert f'### {node}\n\n{markdown(rows)}\n' in (ROOT / 'README.md').read_text()
+
+
+@pytest.mark.parametrize('page', ['README.md', 'engines/README.md'])
+def test_commands_of_the_pages_run_as_they_are_written(page: str) -> None:
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r'^```(?:bash)?\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert [line for line in lines if re.match(r'vla_runtime |python |.*…', line)] == []
+    commands = [line.split('#')[0].split() for line in lines if line.startswith('./run ')]
+    for _, command, *words in commands:
+        assert command in ('demo', 'test', 'exec'), words
+        if words[:1] == ['vla_runtime']:
+            parser = program._parser(words[1:])
+            parser.parse_args(words[1:])
+    assert commands
 
 
 def test_fast_dds_profile_makes_segments_that_hold_many_images() -> None:

@@ -149,3 +149,55 @@ def test_no_slip_of_the_hand_gets_past_the_field_error(text):
         assert isinstance(parse_spec(text), BundleSpec)
     except FieldError as error:
         assert error.message
+
+
+ALIASES = ''.join(f'a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n' for n in range(40))
+MERGES = ''.join(f'a{n + 1}: &a{n + 1} {{<<: [*a{n}, *a{n}, *a{n}]}}\n' for n in range(20))
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('a: {<<: {b: 1}}', "line 1, column 5: merge keys ('<<') are not read; write the keys out"),
+        (f'a0: &a0 {{x: 1}}\n{MERGES}', 'more than 20000 values'),
+        (f'a0: &a0 [x, x]\n{ALIASES}', 'more than 20000 values'),
+        ('a: &a [*a]', "alias 'a' stands for itself"),
+        ('a: !!int ""', "tag 'tag:yaml.org,2002:int': write the value without a tag"),
+        ('a: !!bool x', "tag 'tag:yaml.org,2002:bool'"),
+        ('a: !!timestamp x', "tag 'tag:yaml.org,2002:timestamp'"),
+        ('a: 2026-13-45', "'2026-13-45' cannot be read"),
+        ('a: 0x_', "'0x_' cannot be read"),
+        (f'a: {"9" * 5000}', 'a number of 5000 characters'),
+        (f'a: 0x{"f" * 5000}', 'a number of 5002 characters'),
+        (f'a: {":".join(["59"] * 2000)}', 'a number of 5999 characters'),
+        ('[' * 100_000, 'more than 20 levels'),
+        ('- 1\n' * 100_000, 'line 20000, column 3: more than 20000 values'),
+        ('a: "\\U00110000"', 'not a YAML document'),
+        ('a: \x00', 'not a YAML document: special characters are not allowed'),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_what_no_policy_needs_is_refused_at_once(text, message):
+    with pytest.raises(FieldError) as caught:
+        loads(text)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_an_alias_may_stand_for_a_value():
+    assert loads('a: &fast 3.5\nb: *fast') == {'a': 3.5, 'b': 3.5}
+
+
+def test_a_whole_file_is_never_printed():
+    text = '\n'.join(f'user{number}:x:{number}:home' for number in range(1000))
+    with pytest.raises(FieldError) as caught:
+        parse(Cart, loads(text))
+    assert len(str(caught.value)) < 200
+    assert '\n' not in str(caught.value) and 'user500' not in str(caught.value)
+
+
+def test_long_names_and_many_of_them_make_a_short_message():
+    many = ', '.join(f'{"x" * 300}{number}: 1' for number in range(500))
+    with pytest.raises(FieldError) as caught:
+        parse(Cart, loads(f'{{{many}}}'))
+    assert len(str(caught.value)) < 300

@@ -18,6 +18,7 @@ import numpy as np
 
 from vla_runtime.bundle import BundleSpec, read_bundle
 from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.preflight import MOST_THREADS
 from vla_runtime.measurement import percentiles
 from vla_runtime.policy import Policy
 from vla_runtime.processing.poses import from_matrix
@@ -236,10 +237,12 @@ def _check(spec: BundleSpec, options: BenchOptions) -> int:
         )
     if options.repeats < 1:
         raise ValueError(f'--repeats {options.repeats}: expected at least 1')
-    if options.threads is not None and (options.threads < 1 or options.backend != 'torch'):
+    if options.threads is not None and (
+        not 1 <= options.threads <= MOST_THREADS or options.backend != 'torch'
+    ):
         raise ValueError(
-            f'--threads {options.threads}: expected at least 1, and backend torch (ONNX Runtime '
-            'takes as many as OMP_NUM_THREADS says)'
+            f'--threads {options.threads}: expected 1 to {MOST_THREADS}, and backend torch (ONNX '
+            'Runtime takes as many as OMP_NUM_THREADS says)'
         )
     return views
 

@@ -4,6 +4,8 @@ A bundle is a folder: `policy.yaml`, `weights.safetensors`, `statistics.safetens
 and further files (`onnx/`, `verification.json`) as they are made. Invariants:
 - every file but policy.yaml and `engines/` is listed in policy.yaml with its SHA-256; any other
   file, dotfiles included, is an error;
+- the folder and each of its files may be a link, as in a Hugging Face cache; links are followed
+  when a file is opened, wherever they lead, because SHA-256 vouches for what is in it;
 - policy.yaml is written last, and a bundle appears under its name complete or not at all;
 - nothing in a bundle is ever unpickled or executed.
 """
@@ -22,12 +24,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from vla_runtime.bundle_rules import check_spec, check_statistics, dump_spec, parse_spec
+from vla_runtime.bundle_rules import check_spec, dump_spec, parse_spec
 from vla_runtime.bundle_schema import (
     ENGINES_FOLDER,
     SPEC_FILE,
     STATISTICS_FILE,
     VERIFICATION_FILE,
+    WEIGHT_BYTES,
     WEIGHTS_FILE,
     ActionSpec,
     BundleSpec,
@@ -39,8 +42,13 @@ from vla_runtime.bundle_schema import (
     StateSpec,
     Unit,
 )
+from vla_runtime.bundle_statistics import check_statistics
+from vla_runtime.hub_id import download_hint
+from vla_runtime.input_files import UnreadableFileError, read_text, regular_file
 from vla_runtime.large_files import file_sha256
-from vla_runtime.typed_yaml import FieldError
+from vla_runtime.quotes import one_line, quoted
+from vla_runtime.typed_yaml import LARGEST_FILE, FieldError
+from vla_runtime.whole_files import NO_ROOM, write_text
 
 __all__ = [
     'ENGINES_FOLDER',
@@ -123,11 +131,12 @@ def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
     for name in spec.files:
         if name not in present:
             raise BundleError(f'{folder / name}: is missing, but {SPEC_FILE} lists it under files')
+        _check_regular(folder / name)
     for name in present:
         if name not in spec.files:
             raise BundleError(
                 f'{folder / name}: is not listed in {SPEC_FILE} under files; remove it, or export '
-                'the bundle again'
+                f'the bundle again{_why_unlisted(folder / name)}'
             )
     # Headers first: a file cut short is told before gigabytes are hashed.
     _check_weights(folder / WEIGHTS_FILE)
@@ -217,6 +226,11 @@ def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
     except BundleError as error:
         # Where the files were for a moment says nothing to anybody.
         raise BundleError(str(error).replace(str(folder), str(target))) from None
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        kept = '; the bundle that was there is kept' if target.exists() else ''
+        raise BundleError(f'{target}: cannot be written: {error.strerror}{kept}') from None
     finally:
         shutil.rmtree(work)
 
@@ -248,6 +262,7 @@ def seal(folder: str | Path, spec: BundleSpec) -> BundleSpec:
             _verify_file(folder / name, spec.files[name])
             files[name] = spec.files[name]
         else:
+            _check_regular(folder / name)
             files[name] = file_sha256(folder / name)
     sealed = replace(spec, files=files)
     _check_weights(folder / WEIGHTS_FILE)
@@ -257,17 +272,7 @@ def seal(folder: str | Path, spec: BundleSpec) -> BundleSpec:
         check_spec(sealed)
     except FieldError as error:
         raise BundleError(f'{folder / SPEC_FILE}: {error}') from None
-    descriptor, temporary = tempfile.mkstemp(prefix='.policy.', dir=folder)
-    try:
-        with os.fdopen(descriptor, 'w', encoding='utf-8') as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, folder / SPEC_FILE)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_text(folder / SPEC_FILE, text)
     return sealed
 
 
@@ -312,16 +317,25 @@ def write_bundle(
 def _read_spec(folder: Path) -> BundleSpec:
     path = folder / SPEC_FILE
     try:
-        text = path.read_text(encoding='utf-8')
+        text = read_text(path, LARGEST_FILE)
     except FileNotFoundError:
+        if (folder / 'config.json').is_file() or any(folder.glob('model.safetensors*')):
+            raise BundleError(
+                f'{path}: is missing; this looks like a checkpoint, of which a policy bundle is '
+                f'made first: vla_runtime export {folder} --out BUNDLE'
+            ) from None
         if folder.is_dir():
             raise BundleError(f'{path}: is missing; is this folder a policy bundle?') from None
-        raise BundleError(f'{folder}: no such folder; expected a policy bundle') from None
+        raise BundleError(
+            f'{folder}: no such folder; expected a policy bundle{download_hint(folder)}'
+        ) from None
     except NotADirectoryError:
         raise BundleError(
             f'{folder}: is a file; expected a policy bundle, the folder that holds {SPEC_FILE}'
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnreadableFileError as error:
+        raise BundleError(f'{path}: {error}') from None
+    except (OSError, ValueError) as error:
         raise BundleError(f'{path}: cannot be read: {error}') from None
     try:
         return parse_spec(text)
@@ -336,10 +350,31 @@ def _files_in(folder: Path) -> list[str]:
         name = path.relative_to(folder).as_posix()
         if name == SPEC_FILE or name.split('/')[0] == ENGINES_FOLDER:
             continue
-        # A linked folder is not walked into: it counts as one file that nobody listed.
+        # A linked folder is not walked into (it may lead round in a circle): it counts as one file
+        # that nobody listed.
         if path.is_symlink() or not path.is_dir():
             names.append(name)
     return names
+
+
+def _said(error: Exception) -> str:
+    """A library's words, which may quote any part of the file."""
+    return one_line(str(error), 300)
+
+
+def _check_regular(path: Path) -> None:
+    try:
+        regular_file(path)
+    except UnreadableFileError as error:
+        raise BundleError(f'{path}: {error}') from None
+    except OSError as error:
+        raise BundleError(f'{path}: cannot be read: {error}') from None
+
+
+def _why_unlisted(path: Path) -> str:
+    if not (path.is_symlink() and path.is_dir()):
+        return ''
+    return ' (it is a link to a folder; of links only those to files are followed)'
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -350,6 +385,8 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def _verify_file(path: Path, expected: str) -> None:
     try:
         found = file_sha256(path)
+    except UnreadableFileError as error:
+        raise BundleError(f'{path}: {error}') from None
     except OSError as error:
         raise BundleError(f'{path}: cannot be read: {error}') from None
     if found != expected:
@@ -360,14 +397,23 @@ def _verify_file(path: Path, expected: str) -> None:
 
 
 def _check_weights(path: Path) -> None:
-    """Read the header only: a truncated file fails here even when nothing is hashed."""
+    """Read the header only: a truncated file fails here even when nothing is hashed.
+
+    A tensor of another kind would be converted, and the policy would act otherwise than trained.
+    """
     try:
         with safe_open(str(path), framework='np') as file:
-            empty = not file.keys()
+            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise BundleError(f'{path}: is not a whole safetensors file: {error}') from None
-    if empty:
+        raise BundleError(f'{path}: is not a whole safetensors file: {_said(error)}') from None
+    if not kinds:
         raise BundleError(f'{path}: holds no tensors')
+    for name, kind in kinds.items():
+        if kind not in WEIGHT_BYTES:
+            raise BundleError(
+                f'{path}: tensor {quoted(name)} is {kind}; expected one of '
+                f'{", ".join(WEIGHT_BYTES)}; export the checkpoint again'
+            )
 
 
 def _read_statistics(folder: Path, spec: BundleSpec) -> dict[str, np.ndarray]:
@@ -376,7 +422,7 @@ def _read_statistics(folder: Path, spec: BundleSpec) -> dict[str, np.ndarray]:
         with safe_open(str(path), framework='np') as file:
             statistics = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, TypeError) as error:
-        raise BundleError(f'{path}: is not a whole safetensors file: {error}') from None
+        raise BundleError(f'{path}: is not a whole safetensors file: {_said(error)}') from None
     try:
         check_statistics(spec, statistics)
     except FieldError as error:

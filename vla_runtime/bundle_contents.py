@@ -1,7 +1,7 @@
 """Whether a bundle's files fit its policy.yaml: weights to networks, tokenizer to text table.
 
-`read_bundle` reads only what every part of the program needs. What is here costs more, or needs
-PyTorch for the networks' shapes, and is for whoever wants to know before a policy is loaded.
+`read_bundle` reads only what every part of the program needs. What is here costs more, and is for
+whoever wants to know before a policy is loaded. None of it needs PyTorch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from vla_runtime.bundle import Bundle, BundleError
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor, check_tensors, read_header
-from vla_runtime.export.conversion import network_shapes
+from vla_runtime.network_shapes import network_shapes
 from vla_runtime.processing.tokenizer import Tokenizer
 
 _BLOCK_BYTES = 1 << 22
@@ -32,8 +32,6 @@ def check_contents(bundle: Bundle) -> None:
     Raises:
         BundleError: tensors missing, unexpected, or of another shape or kind; a tokenizer that
             cannot be read, or whose tokens the text table does not have.
-        ModuleNotFoundError: PyTorch, which knows the networks' shapes, is not installed. The
-            tokenizer and the tensors' kinds have been checked by then.
     """
     _check_tokenizer(bundle)
     tensors = _header(bundle)

@@ -1,4 +1,4 @@
-"""The rules of policy.yaml and of the statistics: lengths, names, and what belongs together.
+"""The rules of policy.yaml: lengths, names, and what belongs together.
 
 `parse_spec` and `check_spec` are the only gate: a spec that passes is complete and consistent, so
 no other room checks names, lengths or vocabularies again.
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-import numpy as np
 import yaml
 
 from vla_runtime import typed_yaml
@@ -22,14 +21,12 @@ from vla_runtime.bundle_schema import (
     RATE_UNITS,
     ROTATION_LENGTH,
     SPEC_FILE,
-    STATISTICS,
-    STATISTICS_OF,
     TOKENIZER_SUFFIXES,
     BundleSpec,
     PoseSpec,
 )
 from vla_runtime.typed_yaml import FieldError, did_you_mean
-from vla_runtime.types import Family, NormaliserKind, PromptTemplate
+from vla_runtime.types import Family, PromptTemplate
 
 # A pi0.5 checkpoint trained without state in the prompt uses pi0's layout (openpi) or pi05's.
 _TEMPLATES: Mapping[Family, tuple[PromptTemplate, ...]] = {
@@ -135,36 +132,6 @@ def check_spec(spec: BundleSpec) -> None:
     _check_files(spec)
 
 
-def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
-    """Check that the statistics fit the spec.
-
-    Args:
-        spec: a checked spec.
-        statistics: `state.mean`, `actions.q01` and so on to float arrays of one number a dimension.
-
-    Raises:
-        FieldError: unknown, missing, wrongly shaped, non-finite or contradictory statistics.
-    """
-    lengths = {'state': len(spec.state), 'actions': len(spec.actions)}
-    known = [f'{group}.{name}' for group in lengths for name in STATISTICS]
-    for key, value in statistics.items():
-        if key not in known:
-            raise FieldError(key, f'unknown statistic{did_you_mean(key, known)}')
-        length = lengths[key.partition('.')[0]]
-        if value.shape != (length,) or value.dtype not in (np.float32, np.float64):
-            raise FieldError(
-                key,
-                f'{value.dtype} of shape {value.shape} where float32 or float64 of shape '
-                f'({length},) is expected, one number for each name in {SPEC_FILE}',
-            )
-        if not np.isfinite(value).all():
-            names = spec.state_names if key.startswith('state.') else spec.action_names
-            bad = names[int(np.flatnonzero(~np.isfinite(value))[0])]
-            raise FieldError(key, f"the number for '{bad}' is not finite")
-    for group in lengths:
-        _check_group(spec, group, statistics)
-
-
 def check_guidable(spec: BundleSpec, asked: str) -> None:
     """Refuse guidance for a policy that cannot be guided.
 
@@ -196,20 +163,6 @@ def _check_limits(spec: BundleSpec, document: Mapping[str, Any]) -> None:
             f'{spec.dims.prompt_length} are {spec.dims.prefix_length} tokens; at most '
             f'{PREFIX_LIMIT} are expected',
         )
-
-
-def _check_group(spec: BundleSpec, group: str, statistics: Mapping[str, np.ndarray]) -> None:
-    kind: NormaliserKind = getattr(spec.normalisation, group)
-    for name in STATISTICS_OF[kind]:
-        if f'{group}.{name}' not in statistics:
-            raise FieldError(f'{group}.{name}', f"is missing; the normaliser '{kind}' reads it")
-    std = statistics.get(f'{group}.std')
-    if std is not None and (std < 0).any():
-        raise FieldError(f'{group}.std', 'has a negative number; a spread is at least 0')
-    for low, high in (('q01', 'q99'), ('min', 'max')):
-        below, above = statistics.get(f'{group}.{low}'), statistics.get(f'{group}.{high}')
-        if below is not None and above is not None and (below > above).any():
-            raise FieldError(f'{group}.{low}', f'is above {group}.{high} in some dimension')
 
 
 def _check_unique(names: Sequence[str], field: str) -> None:

@@ -28,6 +28,8 @@ SPEC_FILE = 'policy.yaml'
 WEIGHTS_FILE = 'weights.safetensors'
 STATISTICS_FILE = 'statistics.safetensors'
 VERIFICATION_FILE = 'verification.json'
+# safetensors' names of the kinds of tensors that networks load, and the bytes of one number.
+WEIGHT_BYTES: Mapping[str, int] = {'F32': 4, 'BF16': 2, 'F16': 2}
 TOKENIZER_SUFFIXES = ('.json', '.model')
 # Made on the machine that runs them, tied to its GPU and TensorRT: never listed, never hashed.
 ENGINES_FOLDER = 'engines'

@@ -7,17 +7,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vla_runtime.input_files import regular_file
+
 _BLOCK_BYTES = 1 << 22
 _PROGRESS_BYTES = 1 << 28
 
 
 def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file in hex; a progress bar on a terminal when the file is large."""
-    path = Path(path)
-    size = path.stat().st_size
+    """SHA-256 of a file in hex; a progress bar on a terminal when the file is large.
+
+    Raises:
+        UnreadableFileError: no regular file, nor a link to one.
+        OSError: it is missing or may not be read.
+    """
+    path, target = Path(path), regular_file(path)
+    size = target.stat().st_size
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_BLOCK_BYTES))
-    with path.open('rb', buffering=0) as file, progress(f'hash {path.name}', size) as advance:
+    with target.open('rb', buffering=0) as file, progress(f'hash {path.name}', size) as advance:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
             advance(count)

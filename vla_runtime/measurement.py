@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -30,11 +31,16 @@ def machine() -> dict[str, Any]:
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Installed versions; a package that is not installed is left out."""
+    """Installed versions; a package that is not installed is left out.
+
+    A module that is imported knows more than its package: PyTorch's names its build (`2.13.0+cpu`),
+    which the package index cuts off.
+    """
     found = {'python': platform.python_version()}
     for package in packages:
+        imported = getattr(sys.modules.get(package), '__version__', None)
         try:
-            found[package] = metadata.version(package)
+            found[package] = str(imported or metadata.version(package))
         except metadata.PackageNotFoundError:
             continue
     return found

@@ -36,6 +36,7 @@ from checkpoint_folders import (
 )
 from PIL import Image
 from safetensors.torch import load_file as load_torch_file
+from safetensors.torch import save_file as save_torch_file
 
 from vla_runtime.bundle import ActionSpec, CameraSpec, read_bundle
 from vla_runtime.cli.main import main
@@ -503,3 +504,13 @@ def test_the_module_runs_as_a_program(tmp_path):
     assert done.returncode == 2
     assert '--rate-hz' in done.stderr
     assert 'Traceback' not in done.stderr
+
+
+def test_another_familys_checkpoint_is_told_by_its_type(tmp_path, capsys):
+    folder = tmp_path / 'smolvla'
+    folder.mkdir()
+    (folder / 'config.json').write_text('{"type": "smolvla"}')
+    tensors = {'model.vlm_with_expert.x.weight': torch.zeros(2)}
+    save_torch_file(tensors, folder / 'model.safetensors')
+    assert export(folder, tmp_path / 'b') == 2
+    assert "policies of type 'smolvla' are not served" in capsys.readouterr().err

@@ -50,10 +50,18 @@ REFUSALS = (
     Refusal('demo --replan-interval 999', 'replan_interval is 999 steps but a chunk has only 32'),
     Refusal('demo --cfg-beta 0.5', 'cfg_beta is 0.5: it must be a finite number of at least 1.0'),
     Refusal('demo --namespace 1st', "--namespace '1st': expected letters"),
-    Refusal('demo --bundle {nowhere}', '{nowhere}: no policy bundle there'),
+    Refusal('demo --bundle {nowhere}', '{nowhere}: no such folder; expected a policy bundle'),
+    Refusal('demo --bundle lerobot/pi05_base', 'hf download lerobot/pi05_base --local-dir'),
+    Refusal('study success --bundle lerobot/pi05_base', 'hf download lerobot/pi05_base'),
+    Refusal('info lerobot/pi05_base', 'hf download lerobot/pi05_base --local-dir pi05_base'),
+    Refusal('export lerobot/pi05_base --out {new}', 'hf download lerobot/pi05_base --local-dir'),
+    Refusal('bench {checkpoint}', 'looks like a checkpoint, of which a policy bundle is made'),
+    Refusal('info {checkpoint}', 'vla_runtime export {checkpoint} --out BUNDLE'),
     Refusal('demo --bundle {cut}', 'weights.safetensors: is not a whole safetensors file'),
     Refusal('demo --bundle {tiny}', "camera 'top'"),
     Refusal('demo --robot so102', "robot 'so102' is neither a file nor one that comes with"),
+    Refusal('demo --robot so101', 'so101.yaml: is of another robot than the simulated tabletop'),
+    Refusal('demo --robot so101', "joints[2].lower: -1.69; the tabletop's 'elbow_flex' goes from"),
     Refusal('demo --cfg-beta 5.1', '--cfg-beta 5.1: expected 1 to 5'),
     Refusal('demo --out {a_file}/run', '--out {a_file}/run: is no folder that can be made: Not a'),
     Refusal('demo --bundle {tiny}/policy.yaml', "camera 'top'"),
@@ -102,10 +110,12 @@ def places(tmp_path_factory) -> dict[str, Path]:
     weights.write_bytes(weights.read_bytes()[:-100])
     (folder / 'a_file').touch()
     (folder / 'empty').mkdir()
+    (folder / 'checkpoint').mkdir()
+    (folder / 'checkpoint' / 'config.json').write_text('{"type": "pi05"}')
     return {
         'tiny': write_tiny_policy(folder / 'tiny', tiny_spec()),
         'cut': cut,
-        **{name: folder / name for name in ('nowhere', 'new', 'a_file', 'empty')},
+        **{name: folder / name for name in ('nowhere', 'new', 'a_file', 'empty', 'checkpoint')},
     }
 
 

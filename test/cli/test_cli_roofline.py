@@ -82,8 +82,8 @@ def test_a_bundle_brings_its_own_sizes_and_steps(bundle, tmp_path, capsys):
         (['pi06', '--device', 'thor'], "MODEL 'pi06' is neither a known family (pi05, pi0) nor"),
         (['pi05'], '--device is missing, such as in: vla_runtime roofline pi05'),
         ([], 'MODEL is missing'),
-        (['pi05', '--device', 'thor', '--views', '0'], "--views: '0' is not a whole number of at"),
-        (['pi05', '--device', 'thor', '--steps', '-1'], "--steps: '-1' is not a whole number of"),
+        (['pi05', '--device', 'thor', '--views', '0'], "--views: '0' is not a whole number from"),
+        (['pi05', '--device', 'thor', '--steps', '-1'], "--steps: '-1' is not a whole number fr"),
         (['pi05', '--device', 'thor', '--steps', '2.5'], "--steps: '2.5' is not a whole number"),
         (['pi05', '--device', 'thor', '--json', 'no/o.json'], "there is no folder 'no'"),
         (['pi05', '--device', 'orin'], "invalid choice: 'orin' (choose from"),
@@ -190,7 +190,10 @@ def test_a_policy_without_a_tag_has_one_row_alone(tmp_path, capsys):
         (['nowhere', '--device', 'thor'], "MODEL 'nowhere' is neither a known family"),
         (['test', '--device', 'thor'], 'policy.yaml: is missing; is this folder a policy bundle?'),
         (['pi05', '--device', 'thor', '--json', 'no/o.json'], "there is no folder 'no'"),
-        (['pi05', '--device', 'thor', '--views', '0'], 'not a whole number of at least 1'),
+        (['pi05', '--device', 'thor', '--views', '0'], 'not a whole number from 1 to 16'),
+        (['pi05', '--device', 'thor', '--views', '99999999'], 'not a whole number from 1 to 16'),
+        (['pi05', '--device', 'thor', '--steps', '99999999'], 'not a whole number from 1 to 100'),
+        (['pi05', '--device', 'thor', '--steps', '9' * 5000], '(5000 characters)'),
     ],
 )
 def test_errors_come_before_anything_slow_is_imported(arguments, text):

@@ -1,12 +1,15 @@
 """The page stands on its own, whatever was or was not recorded."""
 
 import re
+from xml.etree import ElementTree
 
 import cv2
 import numpy as np
 import pytest
 
+from vla_runtime.demo import plots
 from vla_runtime.demo.instructions import FIRST_UNSEEN_SEED, assignments
+from vla_runtime.demo.refusals import MEANINGS
 from vla_runtime.demo.report import write_report
 from vla_runtime.demo.status_line import StatusLine
 from vla_runtime.demo.telemetry import (
@@ -18,6 +21,7 @@ from vla_runtime.demo.telemetry import (
     Telemetry,
     Thumbnail,
 )
+from vla_runtime.execution.command import Refusal
 
 SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS
@@ -88,6 +92,100 @@ def test_a_session_that_never_began_has_a_page_too(tmp_path):
     page = write(tmp_path, Telemetry(), failure='policy ended')
     assert '0 of 0 instructions completed' in page
     assert page.count('<svg') == 4
+
+
+def test_the_page_fits_a_telephone(tmp_path):
+    page = write(tmp_path, telemetry())
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+    # What is wider than the page scrolls in a box of its own.
+    wide = page.count('<table') + page.count('<svg')
+    assert len(re.findall(r'<div class="scroll"><(?:table|svg)', page)) == wide
+
+
+def test_legends_say_what_they_tell_apart(tmp_path):
+    told = telemetry()
+    told.tick_p99_ms.add(START_NS, [0.2])
+    words = [text.text for svg in svgs(write(tmp_path, told)) for text in svg.iter(f'{SVG}text')]
+    assert {'position', 'phase', 'input', 'lateness'} <= set(words)
+
+
+def test_refused_chunks_are_explained(tmp_path):
+    told = telemetry()
+    assert 'refused' not in write(tmp_path, told)
+    told.counters['refused.out_of_order'] = {'1': 2, '2': 3}
+    told.counters['refused.limit'] = {'1': 1}
+    told.refusals = ["'elbow' leaves <its> limits"]
+    page = write(tmp_path, told)
+    rows = [row for row in page.split('<tr>') if 'out of order' in row or '>limit<' in row]
+    assert '>5<' in rows[0] and MEANINGS[Refusal.OUT_OF_ORDER] in rows[0]
+    assert '>1<' in rows[1]
+    assert '&#x27;elbow&#x27; leaves &lt;its&gt; limits' in page
+
+
+def test_every_refusal_has_a_meaning():
+    assert set(MEANINGS) == set(Refusal)
+
+
+class TestCurves:
+    """Ten minutes of a session, as they are drawn."""
+
+    TIMES = np.arange(60_000) * 0.01
+
+    def test_a_long_curve_is_as_connected_as_a_short_one(self):
+        times, values = plots.with_gaps(self.TIMES, np.sin(self.TIMES))
+        assert 500 < len(times) < 5000
+        assert not np.isnan(values[:-1]).any()
+        assert (times[0], times[-1]) == (self.TIMES[0], self.TIMES[-1])
+
+    def test_a_slow_series_is_connected_too(self):
+        """The executor tells of its ticks once a second."""
+        _, values = plots.with_gaps(np.arange(600.0), np.ones(600))
+        assert not np.isnan(values[:-1]).any()
+
+    def test_where_nothing_came_for_a_while_there_is_no_line(self):
+        paused = self.TIMES[(self.TIMES < 200.0) | (self.TIMES > 201.0)]
+        times, values = plots.with_gaps(paused, np.ones(len(paused)))
+        (gap,) = np.flatnonzero(np.isnan(values[:-1]))
+        assert times[gap] == pytest.approx(200.0, abs=0.02)
+        assert times[gap + 1] == pytest.approx(201.0, abs=0.02)
+
+    def test_a_peak_of_one_sample_is_seen(self):
+        peak = np.zeros(len(self.TIMES))
+        peak[31_234] = 7.0
+        times, values = plots.with_gaps(self.TIMES, peak)
+        assert times[np.nanargmax(values)] == self.TIMES[31_234]
+        assert np.nanmax(values) == 7.0
+
+    def test_one_sample_is_a_point(self):
+        times, values = plots.with_gaps(np.array([3.0]), np.array([1.0]))
+        assert (times[0], values[0]) == (3.0, 1.0)
+
+    def test_the_control_loop_is_drawn_from_its_first_second_to_its_last(self):
+        told = Telemetry()
+        for second in range(600):
+            told.tick_p99_ms.add(START_NS + second * SECOND_NS, [second % 7 / 7])
+        assert longest_line(plots.ticks(told, START_NS)) > 50
+
+    def test_joints_are_drawn_to_the_end(self):
+        told = Telemetry()
+        told.measured['elbow'] = series = Series()
+        for time_s in self.TIMES:
+            series.add(START_NS + round(time_s * SECOND_NS), [float(np.sin(time_s))])
+        assert longest_line(plots.joints(told, {'elbow': 'rad'}, START_NS)) > 500
+
+
+SVG = '{http://www.w3.org/2000/svg}'
+
+
+def svgs(page):
+    return [ElementTree.fromstring(text) for text in re.findall(r'<svg.*?</svg>', page, re.DOTALL)]
+
+
+def longest_line(svg):
+    """Points of the longest unbroken line of a plot."""
+    paths = [path.get('d') for path in svgs(svg)[0].iter(f'{SVG}path')]
+    strokes = [stroke for path in paths for stroke in path.split('M')]
+    return max(1 + stroke.count('L') for stroke in strokes)
 
 
 def test_the_status_line_says_what_is_known():

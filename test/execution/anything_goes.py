@@ -6,7 +6,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from vla_runtime.execution.approach import StartParameters
-from vla_runtime.execution.command import Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
@@ -28,7 +27,6 @@ LIMITS = make_limits(
     actions=LimitActions(acceleration='clamp'),
 )
 TOLERANCE = StartParameters().tolerance
-WAITS = (Reason.STARVED, Reason.SYNCHRONOUS_WAIT, Reason.WAITING_FOR_CHUNK)
 WATCHDOG = WatchdogParameters(tick_timeout_s=0.05, max_state_age_s=0.1, max_tracking_error=0.4)
 
 handovers = st.builds(

@@ -44,6 +44,16 @@ def test_when_chunk_starts_too_far_away_expect_refusal_with_the_distance() -> No
     assert rig.command.setpoints.tolist() == [0.0, 0.0]
 
 
+def test_when_approaching_expect_the_status_to_say_which_column_has_furthest_to_go() -> None:
+    rig = rig_of(start=StartParameters(tolerance=0.1, approach_speed=0.5)).started()
+    assert rig.executor.status().progress == ''
+    rig.submit(np.array([[0.25, -0.5]] * 30))
+    rig.tick(50)
+    assert rig.executor.status().progress == "'b' has 0.25 to go, to -0.5, for 0.5 s"
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+    assert rig.executor.status().progress == ''
+
+
 def test_when_chunk_starts_too_far_away_expect_approach_at_the_set_speed_then_asking_anew() -> None:
     rig = rig_of(start=StartParameters(tolerance=0.1, approach_speed=0.5)).started()
     row = np.array([[0.5, -0.25]] * 30)
@@ -197,7 +207,7 @@ def test_when_stopped_on_the_way_back_inside_expect_hold_where_it_is() -> None:
     rig.executor.start(rig.now_s, rig.ros_ns)
     rig.tick(3)
     before = rig.command.setpoints.copy()
-    held = rig.executor.stop()
+    held = rig.executor.freeze()
     assert held.kind is CommandKind.HOLD and (held.setpoints == before).all()
 
 

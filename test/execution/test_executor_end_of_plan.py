@@ -13,6 +13,7 @@ from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.execution.stopping import StopActions
 
 ACCELERATION = 5.0
 ENDS = (Reason.STARVED, Reason.SYNCHRONOUS_WAIT)
@@ -22,6 +23,7 @@ FAST = [0.03 * (row + 1) for row in range(20)]  # 0.75 a second
 def rig_of(
     columns: tuple[Column, ...] = (Column('a'), Column('b')),
     acceleration: float = ACCELERATION,
+    on_stop: StopActions = StopActions(),  # noqa: B008 - frozen
     **parameters: object,
 ) -> Rig:
     names = tuple(column.name for column in columns)
@@ -31,6 +33,7 @@ def rig_of(
         ExecutorParameters(**wanted),  # type: ignore[arg-type]
         columns,
         limits=make_limits(names, dict.fromkeys(names, limit)),
+        on_stop=on_stop,
     ).started()
 
 
@@ -91,8 +94,19 @@ def test_when_a_chunk_comes_while_braking_expect_it_taken_up_within_the_limit() 
     assert largest_change(rig) <= 1.0 + 1e-6
 
 
-def test_when_a_fault_comes_while_braking_expect_the_hold_at_once() -> None:
+def test_when_a_fault_comes_while_braking_expect_it_to_go_on_to_rest() -> None:
     rig = rig_of()
+    rig.submit(FAST)
+    rig.run_until(lambda command: command.reason is Reason.BRAKING)
+    rig.robot_follows = False
+    rig.measured[0] = np.nan
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 50)
+    assert rig.reason == 'state_not_finite'
+    assert largest_change(rig) <= 1.0 + 1e-6
+
+
+def test_when_a_fault_to_freeze_on_comes_while_braking_expect_the_hold_at_once() -> None:
+    rig = rig_of(on_stop=StopActions(state_not_finite='freeze'))
     rig.submit(FAST)
     rig.run_until(lambda command: command.reason is Reason.BRAKING)
     before = rig.command.setpoints.copy()
@@ -103,12 +117,12 @@ def test_when_a_fault_comes_while_braking_expect_the_hold_at_once() -> None:
     assert (rig.command.setpoints == before).all()
 
 
-def test_when_stopped_while_braking_expect_the_hold_at_once() -> None:
+def test_when_frozen_while_braking_expect_the_hold_at_once() -> None:
     rig = rig_of()
     rig.submit(FAST)
     rig.run_until(lambda command: command.reason is Reason.BRAKING)
     before = rig.command.setpoints.copy()
-    held = rig.executor.stop()
+    held = rig.executor.freeze()
     assert held.kind is CommandKind.HOLD and (held.setpoints == before).all()
 
 

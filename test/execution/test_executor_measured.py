@@ -140,3 +140,13 @@ def test_when_plan_leads_too_far_from_measured_and_rejects_expect_hold() -> None
     rig.run_until(lambda command: command.reason is Reason.STEP_FROM_MEASURED)
     assert_held(rig, Reason.STEP_FROM_MEASURED)
     assert rig.command.setpoints[0] <= 0.02
+
+
+def test_when_a_joint_is_named_twice_expect_hold_that_names_it() -> None:
+    rig = moving(watchdog=WatchdogParameters(max_state_age_s=0.1))
+    rig.state_arrives = False
+    for _ in range(11):
+        rig.executor.observe_state(['a', 'b', 'a'], [*rig.measured, 2.0], rig.ros_ns)
+        rig.tick()
+    assert_held(rig, Reason.STATE_STALE)
+    assert "the message names 'a' twice" in rig.executor.detail

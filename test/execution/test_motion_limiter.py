@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,6 +27,7 @@ def drive(
     """The commands for a series of targets; the robot follows unless it is nailed down."""
     command, commands = np.array([start]), []
     before = start
+    limiter.stop(DT_S)
     for target in targets:
         rate = np.array([(target - before) / DT_S])
         before = target
@@ -200,6 +203,52 @@ def test_when_targets_are_wild_expect_every_limit_kept(
     assert np.abs(speed).max() <= limit.velocity * (1 + 1e-9)
     change = np.abs(np.diff(speed, prepend=0.0)).max() / DT_S
     assert change <= limit.acceleration * (1 + 1e-6) + 1e-6
+
+
+@given(
+    limits,
+    st.lists(st.floats(-5, 5), min_size=1, max_size=30),
+    st.integers(1, 6),
+    st.lists(st.floats(0.05, 3.0), min_size=1, max_size=40),
+    st.booleans(),
+)
+def test_when_ticks_are_uneven_expect_every_limit_kept_by_the_times_of_the_commands(
+    limit: ColumnLimits, targets: list[float], repeats: int, spans: list[float], brakes: bool
+) -> None:
+    columns = Columns([Column('a')])
+    limiter = MotionLimiter(make_limits(('a',), {'a': limit}), columns, longest_s=1.5 * DT_S)
+    command, rates = np.zeros(1), np.zeros(1)
+    wanted = np.repeat(targets, repeats)
+    dt_s = np.resize(spans, len(wanted)) * DT_S
+    commands = []
+    for index, (target, dt) in enumerate(zip(wanted, dt_s, strict=True)):
+        rates[:] = 0.0
+        if brakes and index >= len(wanted) // 2:
+            limiter.brake(command, rates, command.copy(), dt)
+        else:
+            limiter.apply(command, np.array([target]), rates, command.copy(), dt)
+        commands.append(float(command[0]))
+    assert min(commands) >= limit.lower and max(commands) <= limit.upper
+    speed = np.diff(commands, prepend=0.0) / dt_s
+    assert np.abs(speed).max() <= limit.velocity * (1 + 1e-9)
+    change = np.abs(np.diff(speed, prepend=0.0))
+    before = np.concatenate([dt_s[:1], dt_s[:-1]])
+    for divided_by in (dt_s, 0.5 * (dt_s + before)):
+        assert (change / divided_by).max() <= limit.acceleration * (1 + 1e-6) + 1e-5
+
+
+def test_when_a_tick_is_late_expect_the_way_left_spread_over_the_next_ones() -> None:
+    limiter = limiter_of(ColumnLimits(velocity=3.0, acceleration=20.0))
+    command, now, speeds = np.zeros(1), 0.0, []
+    limiter.stop(DT_S)
+    for dt in [DT_S] * 40 + [0.0188, 0.0015] + [DT_S] * 40:
+        now += dt
+        before = command[0]
+        limiter.apply(command, np.array([1.3 * now]), np.array([1.3]), command.copy(), dt)
+        speeds.append(((command[0] - before) / dt, dt))
+    for (slower, _), (faster, dt) in itertools.pairwise(speeds[30:]):
+        assert abs(faster - slower) <= 20.0 * dt * (1 + 1e-6)
+    assert command[0] == pytest.approx(1.3 * now, abs=1e-9)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=40), st.floats(-1, 1), st.floats(0.01, 1))

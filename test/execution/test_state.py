@@ -98,3 +98,39 @@ def test_when_sources_keep_changing_their_names_expect_bounded_memory() -> None:
         state.observe(['a', f'x{number}'], [float(number), 0.0], number)
     assert state.positions.tolist() == [499.0]
     assert len(state._maps) <= 32
+
+
+def test_when_a_joint_is_named_twice_expect_the_message_refused_with_its_name() -> None:
+    state = state_of(Column('a'), Column('b'))
+    state.observe(['a', 'b'], [1.0, 2.0], 1)
+    state.observe(['b', 'a', 'b'], [7.0, 8.0, 9.0], 2)
+    assert state.positions.tolist() == [1.0, 2.0] and state.oldest_stamp_ns == 1
+    assert state.malformed == 1
+    assert state.refused == ["the message names 'b' twice; mend the node that publishes it"]
+    state.observe(['b', 'a', 'b'], [7.0, 8.0], 3)
+    assert 'twice' in state.refused[0]
+
+
+def test_when_names_that_nobody_commands_repeat_expect_the_message_taken() -> None:
+    state = state_of(Column('a'))
+    state.observe(['', 'a', ''], [7.0, 1.0, 8.0], 1)
+    assert state.positions.tolist() == [1.0] and not state.refused
+
+
+def test_when_a_good_message_follows_a_refused_one_expect_nothing_held_against_it() -> None:
+    state = state_of(Column('a'))
+    state.observe(['a'], [1.0, 2.0], 1)
+    assert state.refused == ['the message has 2 positions for 1 names']
+    state.observe(['x'], [1.0], 2)
+    assert len(state.refused) == 1
+    state.observe(['x', 'a'], [0.0, 1.0], 2)
+    assert state.refused == []
+
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('value', [1e300, -1e300, math.inf, 1e10])
+def test_when_no_joint_can_be_there_expect_not_a_number_and_no_warning(value: float) -> None:
+    state = state_of(Column('a', continuous=True), Column('b'))
+    state.observe(['a', 'b'], [value, value], 1)
+    state.bring_near(np.array([1.0, 1.0]))
+    assert np.isnan(state.positions).all()

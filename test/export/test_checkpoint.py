@@ -27,9 +27,9 @@ from vla_runtime.export.checkpoint import (
     copy_tensors,
     read_tensors,
 )
-from vla_runtime.export.conversion import network_shapes
 from vla_runtime.export.tensor_dims import HeadCounts, dims_of, family_of, image_size_of
 from vla_runtime.export.tensor_names import our_name
+from vla_runtime.network_shapes import network_shapes
 
 
 def loaded(folder: Path, target: Path) -> dict[str, torch.Tensor]:
@@ -244,7 +244,7 @@ class TestFiles:
         self.refuses(tmp_path, 'not the plain name of a safetensors file')
 
     def test_a_missing_folder_says_what_is_expected(self, tmp_path):
-        self.refuses(tmp_path / 'lerobot' / 'pi05_base', 'no such folder; .* hub is downloaded')
+        self.refuses(tmp_path / 'pi05_base', 'no such folder; expected a LeRobot or openpi')
 
     def test_an_empty_folder_says_what_is_missing(self, tmp_path):
         self.refuses(tmp_path, r'has neither model\.safetensors nor model\.safetensors\.index')
@@ -253,7 +253,6 @@ class TestFiles:
         ('found', 'hint'),
         [
             ('params/x', 'convert_jax_model_to_pytorch'),
-            ('pretrained_model/x', 'did you mean .*pretrained_model'),
             ('adapter_model.safetensors', 'an adapter .LoRA.: merge it'),
         ],
     )
@@ -261,6 +260,36 @@ class TestFiles:
         (tmp_path / found).parent.mkdir(exist_ok=True)
         (tmp_path / found).write_text('x')
         self.refuses(tmp_path, hint)
+
+    @pytest.mark.parametrize(
+        ('named', 'policies', 'meant'),
+        [
+            ('.', ['pretrained_model'], 'pretrained_model'),
+            ('run', ['run/checkpoints/000200/pretrained_model'], '000200/pretrained_model'),
+            (
+                'run',
+                ['run/checkpoints/last/pretrained_model', 'run/checkpoints/9/pretrained_model'],
+                'last/pretrained_model',
+            ),
+            ('run/checkpoints', ['run/checkpoints/last/pretrained_model'], 'last/pretrained_model'),
+            (
+                'run',
+                ['run/checkpoints/900/pretrained_model', 'run/checkpoints/1000/pretrained_model'],
+                '1000/pretrained_model',
+            ),
+            ('experiment', ['experiment/5000', 'experiment/20000'], 'experiment/20000'),
+            ('models--lerobot--pi05', ['models--lerobot--pi05/snapshots/0a'], 'snapshots/0a'),
+        ],
+    )
+    def test_the_policy_below_the_named_folder_is_told(self, tmp_path, named, policies, meant):
+        for policy in policies:
+            (tmp_path / policy).mkdir(parents=True)
+            (tmp_path / policy / 'model.safetensors').touch()
+        self.refuses(tmp_path / named, rf'did you mean .*{meant}\?$')
+
+    def test_a_folder_without_tensors_is_not_suggested(self, tmp_path):
+        (tmp_path / 'pretrained_model').mkdir()
+        self.refuses(tmp_path, r'nor model\.safetensors\.index\.json$')
 
     def test_one_file_and_shards_together_are_ambiguous(self, tmp_path):
         folder = copy_lerobot_folder(tmp_path / 'c')

@@ -149,7 +149,7 @@ MODES = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
 DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     'another policy': (
         lambda f: edit_config(f, type='smolvla'),
-        "field type: 'smolvla' is not supp",
+        "field type: policies of type 'smolvla' are not served, only 'pi05' and 'pi0'",
     ),
     'visual memory': (
         lambda f: edit_config(f, use_visual_memory=True),

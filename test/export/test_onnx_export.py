@@ -204,7 +204,6 @@ print(peak() - before)
 """
 
 
-@pytest.mark.slow
 def test_the_export_and_its_comparison_need_no_second_copy_of_the_weights(tmp_path):
     """Reduced depth at a real width: what it takes is measured against the weights' bytes."""
     language = GemmaDims(

@@ -100,7 +100,7 @@ class TestFindingStatistics:
                 {'norm_stats': {'state': {}}},
                 r'field norm_stats\.actions: is missing',
             ),
-            ({'state': [], 'actions': {}}, r'field state: \[\] \(list\) where dict'),
+            ({'state': [], 'actions': {}}, 'field state: a list where dict'),
             ({'state': {'mean': 'x'}, 'actions': {}}, r"field state\.mean: 'x' \(str\) where list"),
             ({'state': {'mean': [[1]]}, 'actions': {}}, r'field state\.mean: is not a list of num'),
             ({'state': {'mean': []}, 'actions': {}}, r'field state\.mean: is not a list of num'),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import rclpy
+from domains import claim_domain
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.msg import SetParametersResult
@@ -49,8 +50,7 @@ TRANSITIONS = {
 
 def isolate() -> None:
     """Choose this process's domain; its children inherit it. Call before `rclpy.init`."""
-    # 1 to 101 are free of the operating system's ephemeral ports on every platform.
-    os.environ['ROS_DOMAIN_ID'] = str(1 + os.getpid() % 101)
+    os.environ['ROS_DOMAIN_ID'] = str(claim_domain())
     os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
     # Humble knows only its predecessor, which later ones warn about.
     if os.environ.get('ROS_DISTRO') == 'humble':

@@ -18,10 +18,13 @@ HORIZON = 16
 STEP_TIME_S = 0.05
 
 
-def write_tabletop_policy(target: Path, *, seed: int = 0, reach_rad: float = 0.02) -> Path:
+def write_tabletop_policy(
+    target: Path, *, seed: int = 0, reach_rad: float = 0.02, velocities: bool = False
+) -> Path:
     """Write a bundle whose chunks wander `reach_rad` around the measured position.
 
-    It has advantage tags, so that guidance can be tried, and takes milliseconds.
+    It has advantage tags, so that guidance can be tried, and takes milliseconds. With `velocities`
+    its actions are joint velocities, in rad/s.
     """
     spec = tiny_spec('pi05', advantage='before_action')
     spec = replace(
@@ -30,12 +33,7 @@ def write_tabletop_policy(target: Path, *, seed: int = 0, reach_rad: float = 0.0
         dims=replace(spec.dims, cameras=len(CAMERAS), horizon=HORIZON, prompt_length=96),
         cameras=tuple(CameraSpec(name) for name in CAMERAS),
         state=tuple(StateSpec(name, 'rad') for name in JOINT_NAMES),
-        actions=tuple(
-            ActionSpec(name, 'rad', 'absolute')
-            if name == 'gripper'
-            else ActionSpec(name, 'rad', 'delta', relative_to=name)
-            for name in JOINT_NAMES
-        ),
+        actions=tuple(_action(name, velocities) for name in JOINT_NAMES),
         step_time_s=STEP_TIME_S,
     )
     generator = torch.Generator().manual_seed(seed)
@@ -55,3 +53,11 @@ def write_tabletop_policy(target: Path, *, seed: int = 0, reach_rad: float = 0.0
     }
     write_bundle(target, spec, weights=weights, statistics=statistics, tokenizer=TOKENIZER)
     return target
+
+
+def _action(name: str, velocities: bool) -> ActionSpec:
+    if velocities:
+        return ActionSpec(name, 'rad/s', 'velocity')
+    if name == 'gripper':
+        return ActionSpec(name, 'rad', 'absolute')
+    return ActionSpec(name, 'rad', 'delta', relative_to=name)

@@ -18,6 +18,8 @@ from vla_runtime.ros.conversions import (
 )
 from vla_runtime.types import ActionChunk
 
+MANY = '9' * 5000  # digits, more than Python makes a number of
+
 
 def a_chunk(kinds=('position', 'velocity'), rows=4, step_time_s=0.05):
     actions = np.random.default_rng(1).normal(size=(rows, len(kinds)))
@@ -128,7 +130,12 @@ def _message(names, points, tag='chunk episode=0 number=0'):
         (_message(['a'], _points([1.0], [2.0]), tag='plan episode=0 certain=1'), 'frame_id'),
         (_message(['a'], []), 'at least one'),
         (_message([], _points([1.0], [2.0])), 'joint_names'),
-        (_message(['a', 'a'], _points([1.0, 1.0], [2.0, 1.0])), 'repeat'),
+        (_message(['a', 'a'], _points([1.0, 1.0], [2.0, 1.0])), "'a' is named twice"),
+        (
+            _message(['a'], _points([1.0], [2.0]), tag=f'chunk episode={MANY} number=0'),
+            'frame_',
+        ),
+        (_message(['a'], _points([1.0], [2.0]), tag='chunk episode=\u0661 number=0'), 'frame_id'),
         (_message(['a', 'b'], _points([1.0], [2.0])), r'positions have \[1\] numbers for 2'),
         (_message(['a', 'b'], _points([1.0, 2.0], [2.0])), r'positions have \[1, 2\] numbers'),
         (_message(['a'], _points([1.0], [2.0], field='effort')), 'neither positions nor'),
@@ -146,6 +153,13 @@ def test_column_that_changes_its_kind_is_refused():
     message.points[2].velocities[0] = 1.0
     with pytest.raises(TrajectoryError, match='velocities of joint_0 must be NaN'):
         message_to_chunk(message)
+
+
+def test_number_of_thousands_of_digits_is_refused_in_a_short_sentence():
+    message = _message(['a'], _points([1.0]), tag=f'plan episode=0 certain={MANY}')
+    with pytest.raises(TrajectoryError, match='characters') as caught:
+        message_to_plan(message)
+    assert len(str(caught.value)) < 200
 
 
 def test_plan_with_a_number_that_is_not_finite_is_refused():

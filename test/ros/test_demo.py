@@ -12,6 +12,7 @@ import time
 
 import pytest
 import yaml
+from demo_process import NODES, TIMEOUT_S, Demo, require_report
 from graph import ROOT
 from rosbags.interfaces import QosDurability, QosReliability
 from rosbags.rosbag2 import Reader
@@ -21,77 +22,10 @@ from vla_runtime.export.onnx_bundle import bundle_with_onnx
 
 pytestmark = pytest.mark.graph
 
-_TIMEOUT_S = 120.0
-_NODES = ('tabletop', 'policy', 'executor')
-_OUTSIDE = re.compile(r'(?:src|href)="(?!data:|#)[^"]*"|<script|<link|@import')
-
 
 @pytest.fixture(scope='module')
 def bundle(tmp_path_factory):
     return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
-
-
-class Demo:
-    """A running demo in a namespace of its own."""
-
-    def __init__(self, bundle, out, seconds: float, *more: str) -> None:
-        self.out = out
-        self.lines: list[str] = []
-        arguments = ['--seconds', str(seconds), '--out', str(out), '--bundle', str(bundle)]
-        self.process = subprocess.Popen(
-            [sys.executable, '-m', 'vla_runtime', 'demo', '--namespace', 'demo', *arguments, *more],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def wait_for_line(self, pattern: str) -> None:
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if re.search(pattern, line):
-                return
-        raise AssertionError(f'ended without {pattern}:\n{"".join(self.lines)}')
-
-    def end(self) -> tuple[int, str]:
-        try:
-            rest, _ = self.process.communicate(timeout=_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        self.lines.append(rest)
-        return self.process.returncode, ''.join(self.lines)
-
-    def children(self) -> list[int]:
-        """Process ids of its nodes."""
-        return [self.child(f'vla_runtime.ros.{name}_node') for name in _NODES]
-
-    def log(self, name: str) -> str:
-        """What a node wrote."""
-        return (self.out / 'log' / f'{name}.log').read_text(encoding='utf-8')
-
-    def child(self, module: str) -> int:
-        """Process id of one of its nodes."""
-        for entry in os.listdir('/proc'):
-            if not entry.isdigit():
-                continue
-            try:
-                with open(f'/proc/{entry}/stat') as stat:
-                    parent = int(stat.read().rsplit(')', 1)[1].split()[1])
-                with open(f'/proc/{entry}/cmdline') as file:
-                    words = file.read().split('\0')
-            except (OSError, IndexError):
-                continue
-            if parent == self.process.pid and module in words:
-                return int(entry)
-        raise AssertionError(f'{module} is not running')
-
-
-def require_report(out) -> str:
-    page = (out / 'report.html').read_text(encoding='utf-8')
-    assert page.rstrip().endswith('</html>')
-    assert not _OUTSIDE.search(page)
-    return page
 
 
 def nothing_is_left(pids) -> bool:
@@ -108,7 +42,7 @@ def lives(pid: int) -> bool:
 
 
 def wait_until_nothing_is_left(pids) -> None:
-    end_s = time.monotonic() + _TIMEOUT_S
+    end_s = time.monotonic() + TIMEOUT_S
     while not nothing_is_left(pids):
         assert time.monotonic() < end_s, 'a child outlived the demo'
         time.sleep(0.02)
@@ -192,6 +126,24 @@ def test_ctrl_c_ends_it_cleanly_with_the_report_written(bundle, tmp_path):
     assert nothing_is_left(pids)
 
 
+def test_ctrl_c_again_and_again_ends_it_as_one_does(bundle, tmp_path):
+    demo = Demo(bundle, tmp_path / 'out', seconds=60.0)
+    demo.wait_for_line(r'chunk [1-9]')
+    pids = demo.children()
+    end_s = time.monotonic() + TIMEOUT_S
+    while demo.process.poll() is None and time.monotonic() < end_s:
+        demo.process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    code, text = demo.end()
+    assert code == 0, text
+    assert 'Traceback' not in text
+    assert 'ended with Ctrl-C' in require_report(demo.out)
+    executor = demo.log('executor')
+    assert executor.count(']: started') == executor.count('stopped: holding') > 0
+    assert all('Traceback' not in demo.log(name) for name in NODES)
+    assert nothing_is_left(pids)
+
+
 def test_a_closed_terminal_ends_it_like_ctrl_c(bundle, tmp_path):
     terminal, its_side = pty.openpty()
     arguments = ['--seconds', '60', '--out', str(tmp_path / 'out'), '--bundle', str(bundle)]
@@ -207,7 +159,7 @@ def test_a_closed_terminal_ends_it_like_ctrl_c(bundle, tmp_path):
     while not re.search(rb'chunk [1-9]', seen):
         seen += os.read(terminal, 4096)
     os.close(terminal)
-    assert process.wait(_TIMEOUT_S) == 0
+    assert process.wait(TIMEOUT_S) == 0
     assert 'its terminal was closed' in require_report(tmp_path / 'out')
 
 
@@ -259,5 +211,5 @@ def test_a_missing_bundle_is_said_before_anything_starts(tmp_path):
     demo = Demo(tmp_path / 'nowhere', tmp_path / 'out', seconds=5.0)
     code, text = demo.end()
     assert code == 2
-    assert 'no policy bundle there' in text
+    assert 'no such folder; expected a policy bundle' in text
     assert not (tmp_path / 'out').exists()

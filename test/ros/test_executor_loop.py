@@ -13,7 +13,7 @@ from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.control_loop import ControlLoop, SendError
-from vla_runtime.ros.conversions import ReceivedChunk
+from vla_runtime.ros.conversions import ReceivedChunk, stamp_to_ns
 from vla_runtime.types import ActionChunk
 
 TIMEOUT_S = 30.0
@@ -71,15 +71,19 @@ def test_when_a_chunk_is_being_checked_expect_ticks_and_the_dead_man_not_to_wait
 
 
 class Output:
-    """Keeps what it is sent; or fails, from when it is told to."""
+    """Keeps what it is sent, and its stamps; or fails, from when it is told to."""
+
+    topic = 'arm'
 
     def __init__(self) -> None:
         self.sent: list[list[float]] = []
+        self.stamps: list[object] = []
         self.broken = False
 
     def send(self, setpoints: np.ndarray, stamp: object) -> None:
         if self.broken:
             raise OSError('the cable is out')
+        self.stamps.append(stamp)
         self.sent.append([float(number) for number in setpoints])
 
 
@@ -109,6 +113,66 @@ class Bench:
         self.now_s += 0.01
         self.loop.observe_state(['a'], [0.0], self.now_ns)
         self.loop.tick(self.now_s)
+
+
+def test_a_command_bears_the_time_that_its_motion_was_computed_for() -> None:
+    core, output = ChunkExecutor(ExecutorConfig((Column('a'),)), ExecutorParameters()), Output()
+    now_ns, late_ns = [10**18], [0]
+    loop = ControlLoop(
+        core,
+        [output],  # type: ignore[list-item]
+        # What passes between the begin of a tick and the look at the clock.
+        lambda: now_ns[0] + late_ns[0],
+        lambda _: None,
+        ros_time_of_ns=lambda now_s: 10**18 + round(now_s * 1e9),
+    )
+    for tick, late in enumerate((0, 0, 7_000_000, 0, 20_000_000), start=1):
+        now_ns[0], late_ns[0] = 10**18 + tick * 10_000_000, late
+        loop.observe_state(['a'], [0.0], now_ns[0])
+        loop.tick(0.01 * tick)
+        loop.start(0.01 * tick)
+    loop.check_alive(0.2)
+    stamps = [stamp_to_ns(stamp) - 10**18 for stamp in output.stamps]  # type: ignore[arg-type]
+    assert stamps == [20_000_000, 30_000_000, 40_000_000, 50_000_000, 200_000_000]
+
+
+def test_when_the_dead_man_was_faster_expect_the_overtaken_tick_not_to_be_sent() -> None:
+    bench = Bench()
+    bench.loop.check_alive(bench.now_s + 0.2)
+    sent = len(bench.second.sent)
+    # It began before, and waited for the lock meanwhile.
+    bench.loop.tick(bench.now_s + 0.1)
+    assert len(bench.second.sent) == sent
+    bench.now_s += 0.2
+    bench.tick()
+    assert len(bench.second.sent) == sent + 1
+
+
+def test_when_a_tick_is_kept_from_its_output_expect_no_older_command_after_a_newer_one() -> None:
+    bench = Bench()
+    waiting, go_on = threading.Event(), threading.Event()
+
+    class Slow(Output):
+        def send(self, setpoints: np.ndarray, stamp: object) -> None:
+            if threading.current_thread() is ticking:
+                waiting.set()
+                assert go_on.wait(TIMEOUT_S)
+            super().send(setpoints, stamp)
+
+    slow = Slow()
+    bench.loop = ControlLoop(bench.core, [slow], lambda: bench.now_ns, lambda _: None)  # type: ignore[list-item]
+    ticking = threading.Thread(target=bench.tick, daemon=True)
+    ticking.start()
+    assert waiting.wait(TIMEOUT_S)
+    moving = bench.core.status().kind.value == 'track'
+    looking = threading.Thread(target=lambda: bench.loop.check_alive(bench.now_s + 1), daemon=True)
+    looking.start()
+    go_on.set()
+    ticking.join(TIMEOUT_S)
+    looking.join(TIMEOUT_S)
+    # The tick's command left as it was taken, and the hold after it.
+    assert moving
+    assert slow.sent[0][1] > 0.1 and slow.sent[-1][1] == 0.0
 
 
 def test_when_an_output_fails_expect_the_hold_on_every_other_one() -> None:
@@ -192,3 +256,29 @@ def test_when_the_control_thread_hangs_in_an_output_expect_the_hold_last() -> No
     count = len(bench.second.sent)
     bench.tick()
     assert len(bench.second.sent) == count
+
+
+@pytest.mark.parametrize('which', ['first', 'second'])
+def test_when_an_output_hangs_for_good_expect_the_hold_on_every_other_one(which: str) -> None:
+    bench = Bench()
+    release = threading.Event()
+    hanging = getattr(bench, which)
+    hanging.send = lambda *_: release.wait(TIMEOUT_S)
+    errors: list[Exception] = []
+
+    def close() -> None:
+        try:
+            bench.loop.close()
+        except SendError as error:
+            errors.append(error)
+
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    try:
+        other = bench.second if which == 'first' else bench.first
+        closing.join(TIMEOUT_S / 2)
+        assert not closing.is_alive()
+        assert other.sent[-1] == [0.0, 0.0]
+        assert 'hold on arm hangs' in str(errors[0])
+    finally:
+        release.set()

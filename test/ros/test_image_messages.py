@@ -139,10 +139,9 @@ def test_wrong_compressed_image_is_refused_at_arrival(message, reason):
         check_image(message)
 
 
-def test_damaged_jpeg_is_refused_when_it_is_decoded():
+def test_damaged_jpeg_is_refused():
     message = encoded(RGB, '.jpg', 'jpeg')
     message.data = message.data[:20]
-    check_image(message)
     with pytest.raises(ImageError, match="20 bytes of 'jpeg' cannot be decoded"):
         to_rgb(message)
 
@@ -152,3 +151,21 @@ def test_size_of_a_compressed_image_is_checked_once_it_is_known():
     check_image(message, width=640, height=480)
     with pytest.raises(ImageError, match='5x7'):
         to_rgb(message, width=640, height=480)
+
+
+@pytest.mark.parametrize('suffix', ['.png', '.jpg'])
+def test_an_image_that_says_more_pixels_than_any_camera_has_is_not_decoded(suffix):
+    message = encoded(RGB, suffix, suffix[1:])
+    check_image(message)
+    data = bytes(message.data)
+    # Width and height, in the header of a PNG and in a JPEG's start of frame.
+    at = 16 if suffix == '.png' else data.index(b'\xff\xc0') + 5
+    huge = b'\x00\x01\x00\x00' * 2 if suffix == '.png' else b'\xff\xff' * 2
+    message.data = array.array('B', data[:at] + huge + data[at + len(huge) :])
+    with pytest.raises(ImageError, match=r'says 6553[56]x6553[56] pixels; at most 16777216'):
+        check_image(message)
+
+
+def test_compressed_data_that_is_neither_png_nor_jpeg_is_not_decoded():
+    with pytest.raises(ImageError, match='of another format'):
+        check_image(encoded(RGB, '.bmp', 'jpeg'))

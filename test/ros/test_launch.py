@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from graph import SENSOR, Graph, graph
+from diagnostic_msgs.msg import DiagnosticArray
+from graph import LATCHED, SENSOR, Graph, graph
+from rcl_interfaces.srv import GetParameters
 from sensor_msgs.msg import JointState
+from std_msgs.msg import String
 
 pytest.importorskip(
     'launch_ros', reason='launch_ros comes with an installed ROS 2, not with the wheels'
@@ -27,6 +31,8 @@ pytest.importorskip(
 from launch import LaunchContext
 from launch.actions import DeclareLaunchArgument
 from launch.launch_description_sources import get_launch_description_from_python_launch_file
+
+from vla_runtime.ros.diagnostics import values_of
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / 'engines' / 'demo'
@@ -92,12 +98,14 @@ def test_arguments_are_declared_with_a_description(file: str) -> None:
     wanted = {
         'bundle',
         'backend',
+        'instruction',
         'params_file',
         'namespace',
         'use_sim_time',
         'replan_interval',
         'cfg_beta',
         'autostart',
+        'respawn',
     }
     assert set(arguments) == wanted | ({'robot'} if file == 'vla.launch.py' else set())
     assert all(argument.description for argument in arguments.values())
@@ -155,18 +163,147 @@ def test_nodes_are_put_into_the_namespace(peer: Graph) -> None:
 
 @pytest.mark.graph
 def test_without_autostart_nodes_wait_unconfigured(peer: Graph) -> None:
-    with launched('vla.launch.py', f'bundle:={DEMO}', 'robot:=tabletop', 'autostart:=false'):
+    arguments = (f'bundle:={DEMO}', 'robot:=tabletop', 'autostart:=false', 'instruction:=no')
+    with launched('vla.launch.py', *arguments):
         assert peer.state('/vla_policy') == 'unconfigured'
         assert peer.state('/vla_executor') == 'unconfigured'
+        request = GetParameters.Request(names=['instruction'])
+        answer = peer.call(GetParameters, '/vla_policy/get_parameters', request)
+        # YAML alone would read it as false.
+        assert answer.values[0].string_value == 'no'
 
 
 @pytest.mark.graph
-def test_a_bundle_that_is_not_there_ends_the_launch_and_says_so(tmp_path: Path) -> None:
+@needs_demo
+def test_the_instruction_is_an_argument_and_reaches_the_simulated_robot(peer: Graph) -> None:
+    task = 'touch the red block'
+    diagnostics = peer.collect(DiagnosticArray, '/diagnostics')
+    with launched('demo.launch.py', f'instruction:={task}', 'autostart:=false'):
+        peer.wait_for(lambda: judged_by(diagnostics) == task, 'the simulated robot to have it')
+
+
+def judged_by(diagnostics: list[DiagnosticArray]) -> str:
+    """The instruction that the tabletop judges by, in its newest status."""
+    statuses = (status for message in reversed(diagnostics) for status in message.status)
+    newest = next((s for s in statuses if s.name == '/tabletop: instructions'), None)
+    return '' if newest is None else values_of(newest)['current']
+
+
+@pytest.mark.graph
+@needs_demo
+def test_the_readmes_way_to_instruct_reaches_every_listener(peer: Graph) -> None:
+    pytest.importorskip('ros2topic', reason='ros2cli comes with an installed ROS 2')
+    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
+    (line,) = (line for line in readme.splitlines() if line.startswith('ros2 topic pub --once'))
+    # Another listener, as a recorder is: `--once` leaves as soon as it has met one of them.
+    heard = peer.collect(String, 'vla_policy/instruction', LATCHED)
+    told = peer.collect(String, 'vla_policy/current_instruction', LATCHED)
+    with launched('demo.launch.py', 'autostart:=false'):
+        assert peer.state('/vla_policy') == 'unconfigured'
+        ros2 = 'import sys; from ros2cli.cli import main; sys.exit(main())'
+        subprocess.run([sys.executable, '-c', ros2, *shlex.split(line)[1:]], check=True, timeout=60)
+        peer.wait_for(lambda: heard and told, 'the instruction', timeout_s=30.0)
+    assert told[-1].data == heard[-1].data == 'pick up the cup'
+
+
+@pytest.mark.graph
+@needs_demo
+def test_the_parameter_file_is_the_simulated_robots_too(peer: Graph, tmp_path: Path) -> None:
+    file = tmp_path / 'mine.yaml'
+    file.write_text('/**/tabletop:\n  ros__parameters: {seed: 5}\n', encoding='utf-8')
+    with launched('demo.launch.py', f'params_file:={file}', 'autostart:=false'):
+        request = GetParameters.Request(names=['seed'])
+        answer = peer.call(GetParameters, '/tabletop/get_parameters', request)
+        assert answer.values[0].integer_value == 5
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize('launch_file', ['vla.launch.py', 'demo.launch.py'])
+@pytest.mark.parametrize(
+    ('text', 'words'),
+    [
+        (None, 'mine.yaml: No such file or directory'),
+        ('/**/vla_executor: {ros__parameters: {clamp_lach: 3}}', "did you mean 'clamp_latch'?"),
+        ('/**: {ros__parameters: {replan_intervall: 3}}', "did you mean 'replan_interval'?"),
+    ],
+)
+def test_a_parameter_file_that_would_do_nothing_is_an_error_before_anything_starts(
+    tmp_path: Path, launch_file: str, text: str | None, words: str
+) -> None:
+    file = tmp_path / 'mine.yaml'
+    if text is not None:
+        file.write_text(text, encoding='utf-8')
+    arguments = ['bundle:=.', f'params_file:={file}']
+    if launch_file == 'vla.launch.py':
+        arguments.append('robot:=tabletop')
+    with launched(launch_file, *arguments) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert words in output
+    assert 'process started' not in output
+
+
+@pytest.mark.graph
+@needs_demo
+def test_a_policy_node_that_dies_is_started_again_when_asked_for(peer: Graph) -> None:
+    diagnostics = peer.collect(DiagnosticArray, '/diagnostics')
+    with launched(
+        'vla.launch.py', f'bundle:={DEMO}', 'robot:=tabletop', 'respawn:=true'
+    ) as process:
+        wait_active(peer, '/vla_policy', '/vla_executor')
+        (first,) = children(process.pid, 'policy_node')
+        os.kill(first, signal.SIGKILL)
+        peer.wait_for(
+            lambda: (now := children(process.pid, 'policy_node')) and now != [first], 'another'
+        )
+        # Not through its services: discovery believes in those of the dead one for a while.
+        diagnostics.clear()
+        peer.wait_for(lambda: waits_for_a_request(diagnostics), 'it to be active', timeout_s=120.0)
+        press_ctrl_c(process)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+
+
+def children(parent: int, name: str) -> list[int]:
+    """Processes started by a process, of which the command line has this name."""
+    found = Path(f'/proc/{parent}/task/{parent}/children').read_text().split()
+    return [int(n) for n in found if name in Path(f'/proc/{n}/cmdline').read_text()]
+
+
+def waits_for_a_request(diagnostics: list[DiagnosticArray]) -> bool:
+    return any(
+        status.name == '/vla_policy: inference' and 'waiting for a request' in status.message
+        for message in diagnostics
+        for status in message.status
+    )
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize('respawn', ['false', 'true'])
+def test_a_bundle_that_is_not_there_ends_the_launch_and_says_so(
+    tmp_path: Path, respawn: str
+) -> None:
     missing = tmp_path / 'no_bundle'
-    with launched('vla.launch.py', f'bundle:={missing}', 'robot:=tabletop') as process:
+    with launched(
+        'vla.launch.py', f'bundle:={missing}', 'robot:=tabletop', f'respawn:={respawn}'
+    ) as process:
         output, _ = process.communicate(timeout=120)
-    assert 'could not be configured; its own error is above' in output
+    assert process.returncode != 0
+    assert 'could not start; its own error is above' in output
     assert str(missing) in output
+    assert 'Destroyable' not in output and 'Abandoning' not in output
+
+
+@pytest.mark.graph
+def test_a_value_that_does_not_fit_ends_the_launch_and_says_so(tmp_path: Path) -> None:
+    file = tmp_path / 'mine.yaml'
+    file.write_text('/**/vla_executor: {ros__parameters: {replan_interval: 0}}', encoding='utf-8')
+    arguments = ('bundle:=.', 'robot:=tabletop', 'autostart:=false', f'params_file:={file}')
+    with launched('vla.launch.py', *arguments) as process:
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert 'vla_executor could not start; its own error is above' in output
+    assert 'parameter replan_interval' in output
 
 
 @pytest.mark.graph

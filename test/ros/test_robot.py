@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -311,3 +312,22 @@ def test_a_robot_is_found_by_name_or_path(tmp_path: Path) -> None:
         find_robot('so100', ROBOTS)
     with pytest.raises(ValueError, match='aloha, droid, so101, tabletop'):
         find_robot('my_arm.yaml', ROBOTS)
+
+
+@pytest.mark.parametrize('name', ['fifo', '/dev/zero', 'folder', 'large', 'bytes'])
+def test_only_a_regular_file_of_text_is_read(tmp_path, name):
+    os.mkfifo(tmp_path / 'fifo')
+    (tmp_path / 'folder').mkdir()
+    (tmp_path / 'large').write_text('# a comment\n' * 50_000)
+    (tmp_path / 'bytes').write_bytes(b'name: \xff')
+    with pytest.raises(RobotError, match=r'cannot be read \((is|Is) ') as caught:
+        load_robot(tmp_path / name)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_file_that_is_no_robot_is_not_printed(tmp_path):
+    path = tmp_path / 'passwd'
+    path.write_text('\n'.join(f'user{number}:x:{number}:secret' for number in range(100)))
+    with pytest.raises(RobotError, match='where a mapping is expected') as caught:
+        load_robot(path)
+    assert 'user50' not in str(caught.value) and len(str(caught.value)) < 400

@@ -1,10 +1,13 @@
 """The loop's promises that do not depend on how busy the machine is."""
 
+import itertools
 import threading
+import time
 
 import pytest
 
-from vla_runtime.ros.steady_loop import SteadyLoop
+from vla_runtime.ros import steady_loop
+from vla_runtime.ros.steady_loop import SteadyLoop, system_time_ns
 
 
 class Ticks:
@@ -110,3 +113,31 @@ def test_a_tick_that_hangs_is_said_and_does_not_hang_the_stop():
     finally:
         release.set()
         loop.stop()
+
+
+def test_the_system_time_of_a_steady_time_goes_on_as_evenly_as_that():
+    now_s = time.monotonic()
+    times = [system_time_ns(now_s + 0.01 * i) for i in range(100)]
+    # Read together, the clocks agree to what reading them takes.
+    apart = sorted(after - before for before, after in itertools.pairwise(times))
+    assert apart[50] == pytest.approx(10_000_000, abs=5_000)
+
+
+def test_a_pause_between_the_two_clocks_is_seen_and_both_are_read_again(monkeypatch):
+    class Clocks:
+        """The system is 1000 s ahead; the thread is paused after its first look at a clock."""
+
+        def __init__(self):
+            self.now, self.reads = 5_000_000_000, 0
+
+        def monotonic_ns(self):
+            self.now += 100 if self.reads != 1 else 30_000_000
+            self.reads += 1
+            return self.now
+
+        def time_ns(self):
+            self.now += 100
+            return self.now + 1_000_000_000_000
+
+    monkeypatch.setattr(steady_loop, 'time', Clocks())
+    assert system_time_ns(5.0) == pytest.approx(1_005_000_000_000, abs=200)

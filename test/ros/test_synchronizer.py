@@ -204,12 +204,22 @@ def test_joints_may_come_in_parts_on_one_topic():
         ((['elbow'], [1.0], 0), 'header.stamp is zero'),
         ((['elbow'], [1.0], NOW + 9 * S), '9.000 s in the future'),
         ((['elbow'], [float('inf')], NOW), 'its position is inf'),
+        ((['elbow'], [1e300], NOW), 'its position is 1e+300'),
+        ((['elbow', 'elbow'], [1.0, 2.0], NOW), "the message names 'elbow' twice"),
     ],
 )
 def test_joint_message_that_cannot_be_used_is_named(message, words):
     made = a_synchronizer()
     made.add_joints(ARM, *message, NOW)
     assert words in refused(made)['joint elbow']
+
+
+def test_joint_that_the_policy_does_not_use_may_be_named_twice():
+    made = a_synchronizer()
+    feed_frames(made, top=[0], wrist=[0])
+    made.add_joints(ARM, ['elbow', 'waist', 'waist', 'base'], [7.0, 1.0, 2.0, 6.0], NOW, NOW)
+    made.add_joints(HAND, ['finger'], [5.0], NOW, NOW)
+    np.testing.assert_array_equal(selected(made).state, [7.0, 5.0, 6.0])
 
 
 def test_joint_stamps_that_do_not_advance_are_dropped():

@@ -40,7 +40,7 @@ class Bench:
         self.gripper = node.create_publisher(
             Float64MultiArray, 'gripper_controller/commands', RELIABLE
         )
-        self.instruction = node.create_publisher(String, 'vla_policy/instruction', LATCHED)
+        self.instruction = node.create_publisher(String, 'vla_policy/current_instruction', LATCHED)
         made.wait_for(lambda: self.front and self.wrist and self.states, 'its first messages')
 
     def reset(self, seed: int, variant: str = 'still') -> str:

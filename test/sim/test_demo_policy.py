@@ -18,13 +18,10 @@ BUNDLE = Path(__file__).parents[2] / 'engines' / 'demo'
 # Apart from those of the bundle's own check.
 SEEDS = range(FIRST_UNSEEN_SEED + 10_000, FIRST_UNSEEN_SEED + 10_010)
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (BUNDLE / 'policy.yaml').exists(),
-        reason='engines/demo is not there; vla_runtime train-demo makes it',
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not (BUNDLE / 'policy.yaml').exists(),
+    reason='engines/demo is not there; vla_runtime train-demo makes it',
+)
 
 
 @pytest.fixture(scope='module')

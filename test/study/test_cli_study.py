@@ -30,6 +30,16 @@ def test_without_a_bundle_it_says_so(tmp_path, capsys):
     assert str(tmp_path / 'none') in capsys.readouterr().err
 
 
+def test_without_a_name_it_measures_the_demo_policy_wherever_it_is_called(tmp_path, monkeypatch):
+    conditions = grid(Condition(driver='expert'), replan_interval=(4, 8))
+    study = Study('tiny', 'Tiny', '?', conditions, 'replan_interval', 1)
+    monkeypatch.setitem(catalogue.STUDIES, 'tiny', study)
+    monkeypatch.chdir(tmp_path)
+    assert main(['study', 'tiny', '--processes', '1']) == 0
+    record = json.loads((tmp_path / 'demo_runs' / 'study' / 'study_tiny.json').read_text())
+    assert record['command'] == 'vla_runtime study tiny --episodes 1 --seed 0'
+
+
 def test_it_runs_a_study_and_writes_its_results(tmp_path, capsys, monkeypatch, bundle_for_study):
     expert = Condition(driver='expert')
     study = Study('tiny', 'Tiny', '?', grid(expert, replan_interval=(4, 8)), 'replan_interval', 20)

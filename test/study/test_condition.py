@@ -36,6 +36,9 @@ def test_a_grid_over_an_unknown_field_is_an_error():
         ('delay_steps', -1.0, 'delay_steps is -1.0, expected 0 to 100'),
         ('delay_steps', float('nan'), 'delay_steps is nan'),
         ('belt_speed', -1.0, 'belt_speed is -1.0'),
+        ('handover', 'jump', "handover has 'jump'"),
+        ('handover', 'rtc', "handover is 'rtc' and rtc_mode 'off'"),
+        ('rtc_mode', 'soft', "rtc_mode has 'soft'"),
     ],
 )
 def test_a_condition_that_cannot_be_is_an_error_that_names_the_field(field, value, message):
@@ -73,6 +76,19 @@ def test_the_base_condition_is_what_the_executor_ships_with(request):
     assert BASE.handover == shipped['handover_mode']
     assert BASE.overrun == shipped['overrun']
     assert BASE.max_overrun_steps == shipped['max_overrun_steps']
+
+
+@pytest.mark.parametrize('name', ['delay', 'delay_moving'])
+def test_the_delay_studies_have_every_hand_over_and_every_way_of_tying(name):
+    tied = {(c.handover, c.rtc_mode) for c in STUDIES[name].conditions}
+    assert tied == {
+        ('switch', 'off'),
+        ('blend', 'off'),
+        ('ensemble', 'off'),
+        ('rtc', 'guided'),
+        ('rtc', 'jacobian'),
+        ('rtc', 'hard_prefix'),
+    }
 
 
 def test_a_study_does_not_run_a_condition_twice():

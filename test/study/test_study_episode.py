@@ -32,9 +32,9 @@ class Watching:
         self._driver.begin(condition, seed)
 
     def chunk(self, world, observation, plan):
-        chunk = self._driver.chunk(world, observation, plan)
+        chunk, tied = self._driver.chunk(world, observation, plan)
         self.asked.append((observation, plan, chunk))
-        return chunk
+        return chunk, tied
 
 
 @pytest.mark.parametrize(
@@ -96,18 +96,73 @@ def test_faster_blocks_are_another_scene_of_the_same_seed(world, expert):
     assert fast != slow
 
 
-def test_only_rtc_gives_the_policy_the_plan_and_it_begins_at_the_observation(world, expert):
+def test_every_request_has_the_plan_and_it_begins_at_the_observation(world, expert):
     watching = Watching(expert)
-    run_episode(world, watching, replace(EXPERT, delay_steps=3.0), 7)
-    assert all(plan is None for _, plan, _ in watching.asked)
-    watching = Watching(expert)
-    run_episode(world, watching, replace(EXPERT, delay_steps=3.0, handover='rtc'), 7)
+    run_episode(world, watching, replace(EXPERT, delay_steps=3.0, handover='switch'), 7)
     (_, first, chunk), (_, second, _) = watching.asked[:2]
     assert first is None  # nothing is planned at the start
     # Asked 3 steps before the 8th: rows 5 to 31 of the first chunk are still to come, and the
     # first 3 of them are executed whatever the new chunk says.
     np.testing.assert_array_equal(second.actions, chunk.actions[5:])
     assert (second.delay_steps, second.execution_horizon) == (3, 27)
+
+
+def test_the_policy_is_given_the_plan_that_the_node_would_give_it(world, expert, monkeypatch):
+    """Past steps and all, through the node's own alignment."""
+    messages = pytest.importorskip('vla_runtime.ros.conversions')
+    from vla_runtime.execution.executor import ChunkExecutor
+    from vla_runtime.ros.plan_alignment import align_plan
+
+    given, aligned = [], []
+    poll_request = ChunkExecutor.poll_request
+
+    def poll(self, now_s, now_ros_ns, past_steps=0):
+        request = poll_request(self, now_s, now_ros_ns, past_steps)
+        if request is None:
+            return None
+        sent = self.committed_plan(now_ros_ns, past_steps=8)
+        message = messages.plan_to_message(
+            sent.rows,
+            sent.names,
+            ('position',) * len(sent.names),
+            sent.step_time_s,
+            stamp_ns=sent.stamp_ns,
+            episode=sent.episode,
+            certain=sent.certain,
+        )
+        aligned.append(
+            align_plan(
+                messages.message_to_plan(message),
+                stamp_ns=now_ros_ns,
+                names=expert.action_names,
+                kinds=('position',) * len(expert.action_names),
+                step_time_s=0.05,
+                horizon=expert.horizon,
+            )
+        )
+        return request
+
+    monkeypatch.setattr(ChunkExecutor, 'poll_request', poll)
+    for changes in ({'delay_steps': 3.0}, {'delay_steps': 12.0, 'overrun': 'hold'}):
+        watching = Watching(expert)
+        run_episode(world, watching, replace(EXPERT, **changes), 7)
+        given += [plan for _, plan, _ in watching.asked]
+    assert len(given) == len(aligned) > 8
+    for mine, theirs in zip(given, aligned, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            np.testing.assert_array_equal(mine.actions, theirs.actions)
+            assert mine.delay_steps == theirs.delay_steps
+            assert mine.execution_horizon == theirs.execution_horizon
+
+
+def test_under_rtc_a_chunk_that_nothing_tied_is_blended(world, expert):
+    """The expert looks at no plan, so its chunks are never tied."""
+    blended = run_episode(world, expert, replace(EXPERT, delay_steps=3.0), 7)
+    under_rtc = replace(EXPERT, delay_steps=3.0, handover='rtc', rtc_mode='guided')
+    assert run_episode(world, expert, under_rtc, 7) == blended
+    switched = run_episode(world, expert, replace(EXPERT, delay_steps=3.0, handover='switch'), 7)
+    assert switched.trajectory != blended.trajectory
 
 
 def test_chunks_are_recorded_with_the_step_of_their_observation(world, expert):
@@ -148,12 +203,34 @@ class TestUntrainedPolicy:
         assert math.isfinite(result.jerk.seams)
 
     @pytest.mark.parametrize(
-        'changes', [{'beta': 2.0}, {'denoise_steps': 1}, {'handover': 'rtc'}], ids=str
+        'changes',
+        [
+            {'beta': 2.0},
+            {'denoise_steps': 1},
+            {'handover': 'rtc', 'rtc_mode': 'guided'},
+            {'handover': 'rtc', 'rtc_mode': 'jacobian'},
+            {'handover': 'rtc', 'rtc_mode': 'hard_prefix'},
+        ],
+        ids=str,
     )
     def test_its_settings_reach_the_policy(self, world, driver, changes):
         base = run_episode(world, driver, Condition(), 3)
         changed = run_episode(world, driver, Condition(**changes), 3)
         assert changed.jerk != base.jerk
+
+    def test_each_way_of_tying_is_another_episode(self, world, driver):
+        found = {
+            mode: run_episode(
+                world, driver, Condition(handover='rtc', rtc_mode=mode, delay_steps=3.0), 3
+            ).trajectory
+            for mode in ('guided', 'jacobian', 'hard_prefix')
+        }
+        assert len(set(found.values())) == 3
+
+    def test_a_hard_prefix_of_no_steps_is_blended(self, world, driver):
+        hard = Condition(handover='rtc', rtc_mode='hard_prefix', delay_steps=0.0)
+        blend = Condition(delay_steps=0.0)
+        assert run_episode(world, driver, hard, 3) == run_episode(world, driver, blend, 3)
 
     def test_beta_1_is_guidance_off(self, world, driver):
         assert run_episode(world, driver, Condition(beta=1.0), 3) == run_episode(

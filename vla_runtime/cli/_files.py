@@ -6,6 +6,10 @@ import argparse
 import os
 from pathlib import Path
 
+from vla_runtime.bundle_schema import SPEC_FILE
+from vla_runtime.ros.share import share_folder
+from vla_runtime.whole_files import is_stream
+
 
 def output_file(text: str) -> Path:
     """An argument's `type`: a file that can be written, so that no work is done in vain.
@@ -19,8 +23,14 @@ def output_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(
             f"'{path}' cannot be written: there is no folder '{path.parent}'"
         )
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"'{path}' cannot be written: permission denied")
+    if is_stream(path):
+        return path
+    # The link stays, and the file that it leads to is written: aside, in its folder.
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(
+            f"'{path}' cannot be written: permission denied for '{path.parent}'"
+        )
     return path
 
 
@@ -36,6 +46,24 @@ def make_folder(path: Path, option: str) -> None:
         raise ValueError(
             f'{option} {path}: is no folder that can be made: {error.strerror}'
         ) from None
+
+
+def bundle_folder(named: Path | None) -> Path:
+    """The bundle that `--bundle` names, or its policy.yaml; else the demo's, wherever it came to.
+
+    Raises:
+        ValueError: none was named, and the demo's is not there.
+        FileNotFoundError: none was named, and the package is not installed.
+    """
+    if named is not None:
+        return named.parent if named.name == SPEC_FILE else named
+    folder = share_folder() / 'engines' / 'demo'
+    if not (folder / SPEC_FILE).is_file():
+        raise ValueError(
+            f'{folder}: the demo policy is not there; name a policy bundle with --bundle, or train '
+            f'the demo policy: vla_runtime train-demo --out {folder}'
+        )
+    return folder
 
 
 def cache_folder() -> Path:

@@ -5,19 +5,29 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from vla_runtime.quotes import quoted
+
 
 def at_least(smallest: int) -> Callable[[str], int]:
     """An argument's `type`: whole numbers that are not smaller; argparse names the option."""
+    return _whole(smallest, None)
+
+
+def between(smallest: int, largest: int) -> Callable[[str], int]:
+    """An argument's `type`: whole numbers in a range, both ends included."""
+    return _whole(smallest, largest)
+
+
+def _whole(smallest: int, largest: int | None) -> Callable[[str], int]:
+    wanted = f'of at least {smallest}' if largest is None else f'from {smallest} to {largest}'
 
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = smallest - 1
-        if value < smallest:
-            raise argparse.ArgumentTypeError(
-                f"'{text}' is not a whole number of at least {smallest}"
-            )
+        if value < smallest or (largest is not None and value > largest):
+            raise argparse.ArgumentTypeError(f'{quoted(text)} is not a whole number {wanted}')
         return value
 
     return parse

@@ -24,10 +24,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from vla_runtime.bundle_rules import LIMITS
 from vla_runtime.cli._files import output_file
-from vla_runtime.cli._numbers import at_least
+from vla_runtime.cli._numbers import at_least, between
 from vla_runtime.devices import MATRIX_BYTES
 from vla_runtime.engines.device_names import default_device
+from vla_runtime.engines.preflight import MOST_THREADS
+from vla_runtime.whole_files import write_text
 
 _PACKAGES = (
     'torch',
@@ -39,6 +42,8 @@ _PACKAGES = (
     'numpy',
     'opencv-python-headless',
 )
+# Every time is kept until the end.
+_MOST_REPEATS = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,14 +68,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--rows', type=int, choices=(1, 2), default=1, help='2: guided (default: 1)'
     )
     parser.add_argument(
-        '--steps', type=at_least(1), metavar='N', help="denoise steps (default: the bundle's)"
+        '--steps',
+        type=between(1, LIMITS['denoise_steps']),
+        metavar='N',
+        help="denoise steps (default: the bundle's)",
     )
     parser.add_argument(
-        '--repeats', type=at_least(1), default=30, metavar='N', help='of each kind (default: 30)'
+        '--repeats',
+        type=between(1, _MOST_REPEATS),
+        default=30,
+        metavar='N',
+        help='of each kind (default: 30)',
     )
     parser.add_argument(
         '--threads',
-        type=at_least(1),
+        type=between(1, MOST_THREADS),
         metavar='N',
         help="PyTorch's CPU threads (default: its own choice)",
     )
@@ -107,7 +119,7 @@ def main(arguments: argparse.Namespace) -> int:
                     'versions': versions(_PACKAGES),
                     'figures': figures,
                 }
-                arguments.json.write_text(json.dumps(result, indent=1) + '\n')
+                write_text(arguments.json, json.dumps(result, indent=1) + '\n')
         finally:
             print(describe(figures))
         if arguments.json:

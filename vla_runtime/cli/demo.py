@@ -16,16 +16,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vla_runtime.cli._files import cache_folder, make_folder
+from vla_runtime.cli._files import bundle_folder, cache_folder, make_folder
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.demo.console import say
-from vla_runtime.demo.interrupt import Interrupt, interruptible
+from vla_runtime.demo.reserve import Reserve
+from vla_runtime.ros.interrupt import Interrupt, interruptible
+from vla_runtime.whole_files import WriteError
 
 if TYPE_CHECKING:
     from vla_runtime.demo.options import DemoOptions
     from vla_runtime.demo.session import DemoResult
 
+# Images of every instruction, and the curves of an hour.
+_REPORT_BYTES = 16 << 20
 _PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
 
@@ -36,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--out', type=Path, metavar='DIR', help='new folder (default: demo_runs/DATE_TIME)'
     )
     parser.add_argument(
-        '--bundle', type=Path, metavar='DIR', help='policy bundle (default: engines/demo)'
+        '--bundle', type=Path, metavar='DIR', help="policy bundle (default: the demo's)"
     )
     parser.add_argument('--robot', default='tabletop', help='robot file (default: tabletop)')
     parser.add_argument(
@@ -59,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run it; 0 after the time or Ctrl-C, 1 when something ended it, 2 for unusable arguments."""
-    # Until the end: another Ctrl-C must not cost the report, which takes a few seconds.
+    # Until the end: another Ctrl-C must cost neither the hold nor the report.
     with interruptible() as interrupt:
         return _run(arguments, interrupt)
 
@@ -72,6 +76,8 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
         _prepare_environment()
         options = _options(arguments)
         check_options(options)
+        # The nodes may be started elsewhere.
+        options = replace(options, bundle=options.bundle.resolve())
         require_packages('rclpy', 'mujoco', 'rosbags', 'matplotlib')
         make_folder(options.out, '--out')
 
@@ -79,7 +85,8 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
         from vla_runtime.demo.session import run_session
 
         options = _with_networks(options)
-        result = run_session(options, interrupt, say)
+        with Reserve(options.out, _REPORT_BYTES, 'the report'):
+            result = run_session(options, interrupt, say)
     except ImportError as error:
         how = (
             "./run demo brings everything, or: pip install 'vla_runtime[torch,sim,report]' and a "
@@ -91,30 +98,24 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
         say(f'error: {error}', stream=sys.stderr)
         return 2
     say('writing the report ...')
-    _report(options, result, interrupt.how)
-    if result.failure:
-        say(f'error: {result.failure}', stream=sys.stderr)
-        return 1
-    return 0
+    problems = [*result.unwritten, *filter(None, [result.failure])]
+    try:
+        _report(options, result, interrupt.how)
+    except WriteError as error:
+        problems.append(str(error))
+    for problem in problems:
+        say(f'error: {problem}', stream=sys.stderr)
+    return 1 if problems else 0
 
 
 def _options(arguments: argparse.Namespace) -> DemoOptions:
     from vla_runtime.demo.options import DemoOptions
-    from vla_runtime.ros.share import share_folder
 
-    bundle = arguments.bundle or share_folder() / 'engines' / 'demo'
-    if bundle.name == 'policy.yaml':
-        bundle = bundle.parent
-    if not (bundle / 'policy.yaml').is_file():
-        raise ValueError(
-            f'{bundle}: no policy bundle there (policy.yaml is missing); name one with --bundle, '
-            'or train the demo policy: vla_runtime train-demo'
-        )
     out: Path = arguments.out or Path('demo_runs') / datetime.now().strftime('%Y-%m-%d_%H%M%S')
     return DemoOptions(
         seconds=arguments.seconds,
         out=out,
-        bundle=bundle.resolve(),
+        bundle=bundle_folder(arguments.bundle),
         robot=arguments.robot,
         backend=arguments.backend,
         replan_interval=arguments.replan_interval,

@@ -101,6 +101,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     """Export a checkpoint folder; False for a dry run."""
+    from vla_runtime.bundle_statistics import statistics_notes
     from vla_runtime.bundle_summary import describe, line
     from vla_runtime.export.conversion import plan_export, write_export
     from vla_runtime.export.onnx_bundle import add_onnx
@@ -111,6 +112,8 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     )
     print(describe(plan.spec))
     print(line('weights', f'{len(plan.tensors)} tensors, {plan.weight_bytes / 1e6:,.1f} MB'))
+    for note in statistics_notes(plan.spec, plan.statistics):
+        print(line('note', note))
     if arguments.dry_run:
         return False
 

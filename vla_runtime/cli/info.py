@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Read and print; 2 where the bundle is not what it says."""
     from vla_runtime.bundle import BundleError, read_bundle
+    from vla_runtime.bundle_statistics import statistics_notes
     from vla_runtime.bundle_summary import describe, line
 
     verify = not (arguments.no_verify or arguments.quick)
@@ -47,6 +48,8 @@ def main(arguments: argparse.Namespace) -> int:
     print(line('files', f'{len(bundle.spec.files)}, {checked}'))
     for engine in sorted(bundle.engines_folder.glob('*')):
         print(line('engine', engine.name))
+    for note in statistics_notes(bundle.spec, bundle.statistics):
+        print(line('note', note))
     return 0
 
 
@@ -55,15 +58,10 @@ def _check(bundle: Bundle, quick: bool) -> str:
     from vla_runtime.bundle_contents import check_contents, check_finite, weight_bytes
     from vla_runtime.large_files import progress
 
-    try:
-        check_contents(bundle)
-        shapes = 'fit the networks'
-    except ModuleNotFoundError as error:
-        # A machine that only serves what others exported can still check everything else.
-        shapes = f"not compared with the networks: Python package '{error.name}' is not installed"
+    check_contents(bundle)
     size = weight_bytes(bundle)
     if quick:
-        return f'{size / 1e6:,.1f} MB, {shapes}, numbers not read'
+        return f'{size / 1e6:,.1f} MB, fit the networks, numbers not read'
     with progress('read weights', size) as advance:
         check_finite(bundle, advance)
-    return f'{size / 1e6:,.1f} MB, {shapes}, every number is finite'
+    return f'{size / 1e6:,.1f} MB, fit the networks, every number is finite'

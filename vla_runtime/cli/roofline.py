@@ -29,11 +29,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vla_runtime.bundle_rules import LIMITS
 from vla_runtime.cli._files import output_file
-from vla_runtime.cli._numbers import at_least
+from vla_runtime.cli._numbers import between
 from vla_runtime.devices import DEVICES, GIB, MATRIX_BYTES
 from vla_runtime.dimensions import PRESETS
 from vla_runtime.engines.preflight import BACKENDS
+from vla_runtime.whole_files import write_text
 
 if TYPE_CHECKING:
     from vla_runtime.devices import Device
@@ -57,13 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--views',
-        type=at_least(1),
+        type=between(1, LIMITS['dimensions.cameras']),
         metavar='V',
         help="cameras; of a bundle, those whose image has changed (default: the model's)",
     )
     parser.add_argument(
         '--steps',
-        type=at_least(1),
+        type=between(1, LIMITS['denoise_steps']),
         metavar='N',
         help="denoise steps (default: the bundle's, or 10)",
     )
@@ -85,7 +87,7 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.json:
             command = shlex.join(['vla_runtime', *sys.argv[1:]])
             document = {'command': command, **answer}
-            arguments.json.write_text(json.dumps(document, indent=1) + '\n')
+            write_text(arguments.json, json.dumps(document, indent=1) + '\n')
             print(f'\nwrote {arguments.json}')
     except (BundleError, ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)

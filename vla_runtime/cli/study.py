@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vla_runtime.cli._files import make_folder
+from vla_runtime.cli._files import bundle_folder, make_folder
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
 
@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--bundle',
         type=Path,
-        default=Path('engines/demo'),
-        help='policy for the tabletop (default: %(default)s)',
+        metavar='DIR',
+        help="policy for the tabletop (default: the demo's)",
     )
     parser.add_argument(
         '--episodes', type=at_least(1), metavar='N', help="a condition (default: study's)"
@@ -71,6 +71,9 @@ def main(arguments: argparse.Namespace) -> int:
         print(f'error: {import_problem(error, "a study", how)}', file=sys.stderr)
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
+    except KeyboardInterrupt:
+        print('interrupted; the same command goes on where it was', file=sys.stderr)
+        return 130
     return 2
 
 
@@ -92,13 +95,14 @@ def _main(arguments: argparse.Namespace) -> int:
         problem = f'there is no study {", ".join(unknown)}' if unknown else 'no study named'
         raise ValueError(f'{problem}; choose from {", ".join(STUDIES)}, or all')
     studies = [STUDIES[name] for name in names]
-    policy = _check(studies, arguments)
+    bundle = bundle_folder(arguments.bundle)
+    policy = _check(studies, bundle, arguments)
     for study in studies:
-        _run(study, arguments, policy)
+        _run(study, bundle, arguments, policy)
     return 0
 
 
-def _check(studies: Sequence[Study], arguments: argparse.Namespace) -> str:
+def _check(studies: Sequence[Study], bundle: Path, arguments: argparse.Namespace) -> str:
     """Refuse what would fail after seconds or hours of work; the policy's name."""
     from vla_runtime.bundle import read_bundle
     from vla_runtime.engines.preflight import check_backend
@@ -106,11 +110,11 @@ def _check(studies: Sequence[Study], arguments: argparse.Namespace) -> str:
     from vla_runtime.ros.robot_match import match_robot
     from vla_runtime.ros.share import share_folder
 
-    spec = read_bundle(arguments.bundle, verify=False).spec
+    spec = read_bundle(bundle, verify=False).spec
     by_policy = [c for study in studies for c in study.conditions if c.driver == 'policy']
     if by_policy:
         tabletop = load_robot(find_robot('tabletop', share_folder() / 'config' / 'robots'))
-        match_robot(tabletop, spec, arguments.bundle)
+        match_robot(tabletop, spec, bundle)
     for backend in {condition.backend for condition in by_policy}:
         check_backend(backend, 'cpu')
     import vla_runtime.sim.gl  # noqa: F401  (whether the simulated cameras can be rendered)
@@ -120,29 +124,28 @@ def _check(studies: Sequence[Study], arguments: argparse.Namespace) -> str:
     return spec.name
 
 
-def _run(study: Study, arguments: argparse.Namespace, policy: str) -> None:
+def _run(study: Study, bundle: Path, arguments: argparse.Namespace, policy: str) -> None:
     import torch
 
     from vla_runtime.study.page import study_page
     from vla_runtime.study.results import Origin, read_studies, study_record, write_study
     from vla_runtime.study.runner import bundle_identity, episode_seeds, run_conditions
+    from vla_runtime.whole_files import write_text
 
     # Tiny networks gain nothing from threads, and threads that spin on a busy machine lose tenfold.
     torch.set_num_threads(1)
     seeds = episode_seeds(arguments.seed, arguments.episodes or study.episodes)
     print(f'{study.name}: {study.title}')
-    results = run_conditions(
-        study.conditions, arguments.bundle, seeds, arguments.work, arguments.processes
-    )
+    results = run_conditions(study.conditions, bundle, seeds, arguments.work, arguments.processes)
+    named = '' if arguments.bundle is None else f'--bundle {arguments.bundle} '
     command = (
-        f'vla_runtime study {study.name} --bundle {arguments.bundle} --episodes {len(seeds)} '
-        f'--seed {arguments.seed}'
+        f'vla_runtime study {study.name} {named}--episodes {len(seeds)} --seed {arguments.seed}'
     )
-    origin = Origin(command, policy, bundle_identity(arguments.bundle), (seeds[0], seeds[-1] + 1))
+    origin = Origin(command, policy, bundle_identity(bundle), (seeds[0], seeds[-1] + 1))
     record = study_record(study, origin, results)
     written = write_study(arguments.out, record)
     page = arguments.out / 'study.html'
-    page.write_text(study_page(read_studies(arguments.out)), encoding='utf-8')
+    write_text(page, study_page(read_studies(arguments.out)))
     for condition in record['conditions']:
         label = ', '.join(f'{key} {value}' for key, value in condition['label'].items())
         for group, summary in condition['groups'].items():

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_runtime.cli._files import make_folder
-from vla_runtime.cli._numbers import at_least
+from vla_runtime.cli._numbers import at_least, between
 from vla_runtime.cli._packages import import_problem
+from vla_runtime.engines.preflight import MOST_THREADS
 
 if TYPE_CHECKING:
     from vla_runtime.processing.tokenizer import Tokenizer
@@ -67,7 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--processes', type=at_least(1), default=os.cpu_count() or 1, help='that generate data'
     )
-    parser.add_argument('--threads', type=at_least(1), help="of PyTorch (default: PyTorch's own)")
+    parser.add_argument(
+        '--threads',
+        type=between(1, MOST_THREADS),
+        help="of PyTorch (default: PyTorch's own)",
+    )
     parser.add_argument('--device', default='cpu', help='cpu or cuda (default: %(default)s)')
     for stage, from_nothing, onward in STAGE_STEPS:
         parser.add_argument(
@@ -94,6 +99,9 @@ def main(arguments: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print('interrupted; the same command goes on where it was', file=sys.stderr)
+        return 130
     print(f'wrote {arguments.out}')
     for what, rate in results.items():
         print(f'  {what}: {rate}')

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from vla_runtime.cli._comparison import compare_engines, show_receipt
 from vla_runtime.cli._files import output_file
 from vla_runtime.engines.device_names import default_device
+from vla_runtime.whole_files import write_text
 
 if TYPE_CHECKING:
     from vla_runtime.bundle import Bundle
@@ -67,7 +68,7 @@ def main(arguments: argparse.Namespace) -> int:
         receipt, document = verify(arguments.bundle, device)
         if arguments.json:
             text = json.dumps(document, indent=1) + '\n'
-            arguments.json.write_text(text, encoding='utf-8')
+            write_text(arguments.json, text)
     except VerificationError as error:
         print(f'FAILED: {error}', file=sys.stderr)
         return 1

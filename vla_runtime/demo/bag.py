@@ -1,13 +1,20 @@
-"""A rosbag2 bag (MCAP) written from serialised messages, with the pure-Python `rosbags`."""
+"""A rosbag2 bag (MCAP) written from serialised messages, with the pure-Python `rosbags`.
+
+Invariant: a disk that is full ends the recording, never its caller: what was written whole is a
+closed bag.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 
 from rosbags.interfaces import (
+    Connection,
     Qos,
     QosDurability,
     QosHistory,
@@ -18,9 +25,13 @@ from rosbags.interfaces import (
 from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
+from vla_runtime.demo.reserve import Reserve
+
 _VERSION: Literal[9] = 9
 # The longest duration that ROS 2 knows: no deadline, no lifespan, no lease.
 _NEVER = QosTime(9223372036, 854775807)
+# More than the last chunk (1 MiB and a message) and the index of an hour.
+_CLOSING_BYTES = 4 << 20
 
 
 class BagError(ValueError):
@@ -61,19 +72,24 @@ class Bag:
 
     Args:
         folder: of the bag; must not exist yet.
+        on_failure: told once, in the thread that writes or closes, why recording has ended.
 
     Raises:
         BagError: it exists.
+        OSError: the disk has no room for it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_failure: Callable[[str], None]) -> None:
         if folder.exists():
             raise BagError(f'{folder} exists already: name another folder, or remove it')
+        self._on_failure = on_failure
+        self._room = Reserve(folder.parent, _CLOSING_BYTES, 'the end of the bag')
         self._types = get_typestore(Stores.ROS2_JAZZY)
         self._writer = Writer(folder, version=_VERSION, storage_plugin=StoragePlugin.MCAP)
         self._writer.open()
+        self._storage: Any = self._writer.storage
         self._lock = Lock()
-        self._connections: dict[str, object] = {}
+        self._connections: dict[str, Connection] = {}
         self._open = True
 
     def add_topic(self, topic: str, type_name: str, offer: Offer) -> None:
@@ -85,12 +101,45 @@ class Bag:
     def write(self, topic: str, stamp_ns: int, serialised: bytes) -> None:
         """Write one message as it came from the wire; a closed bag takes no more."""
         with self._lock:
-            if self._open:
-                self._writer.write(self._connections[topic], stamp_ns, serialised)  # type: ignore[arg-type]
+            if not self._open:
+                return
+            connection = self._connections[topic]
+            whole = self._storage.bio.tell()
+            try:
+                self._writer.write(connection, stamp_ns, serialised)
+            except OSError as error:
+                # Taken, and to be written with the last chunk.
+                self._writer.counts[connection.id] += 1
+                self._end_early(whole, error)
 
     def close(self) -> None:
         """Finish the file."""
         with self._lock:
-            if self._open:
-                self._open = False
-                self._writer.close()
+            if self._open and (problem := self._close()):
+                self._on_failure(f'{self._storage.path}: cannot be closed: {problem}')
+
+    def _end_early(self, whole: int, error: OSError) -> None:
+        """Close with what is whole: the bytes up to `whole`, and the chunk in memory."""
+        self._room.release()
+        path, problem = self._storage.path, ''
+        try:
+            self._storage.bio.seek(whole)
+            self._storage.bio.truncate()
+        except OSError as again:
+            problem = again.strerror
+        problem = self._close() or problem
+        state = f'it cannot be closed: {problem}' if problem else 'it is closed, with what fitted'
+        self._on_failure(f'{path}: recording has ended: {error.strerror}; {state}')
+
+    def _close(self) -> str:
+        """What went wrong; empty when nothing did."""
+        self._open = False
+        self._room.release()
+        try:
+            self._writer.close()
+        except OSError as error:
+            # What is still buffered fails again.
+            with suppress(OSError):
+                self._writer.abort()
+            return error.strerror or str(error)
+        return ''

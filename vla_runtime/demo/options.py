@@ -19,6 +19,7 @@ from vla_runtime.inference.guidance import MOST_BETA, check_beta
 from vla_runtime.ros.robot import Robot, find_robot, load_robot
 from vla_runtime.ros.robot_match import match_robot
 from vla_runtime.ros.share import share_folder
+from vla_runtime.ros.tabletop_robot import require_tabletop
 
 _NAMESPACE = re.compile(r'([A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*)?')
 
@@ -85,7 +86,9 @@ def check_options(options: DemoOptions) -> None:
         raise ValueError(f'{options.bag} exists already: name another --out, or remove it')
     check_backend(options.backend, options.device)
     spec = read_bundle(options.bundle, verify=False).spec
-    match_robot(options.load_robot(), spec, options.bundle)
+    robot = options.load_robot()
+    require_tabletop(robot)
+    match_robot(robot, spec, options.bundle)
     if options.replan_interval is not None:
         interval = ExecutorParameters(replan_interval=options.replan_interval)
         interval.require_horizon(spec.dims.horizon)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,10 +19,15 @@ from vla_runtime.demo.telemetry import Attempt, Series, Telemetry
 _MEASURED, _COMMANDED, _SEAM, _LATE = '#1f6f8b', '#d1495b', '#b8b8b8', '#e09f3e'
 _OUTCOME = {'success': '#4f9d69', '': '#9a9a9a'}
 _FAILED = '#d1495b'
-# Points a curve keeps: more would not be seen.
+# Beside the axes' top right corner, outside.
+_ABOVE: dict[str, Any] = {'loc': 'lower right', 'bbox_to_anchor': (1.0, 1.0), 'frameon': False}
+# Points a curve keeps, about: more would not be seen.
 _POINTS = 1500
-# A longer pause is a gap in the curve.
-_GAP_S = 0.08
+# So many times the usual distance of its samples is a gap in a curve, and so long at least.
+_GAP_FACTOR = 5.0
+_LEAST_GAP_S = 0.08
+# A curve of so few samples shows each of them.
+_FEW = 200
 
 
 def joints(telemetry: Telemetry, units: Mapping[str, str], start_ns: int) -> str:
@@ -33,7 +39,7 @@ def joints(telemetry: Telemetry, units: Mapping[str, str], start_ns: int) -> str
         start_ns: where the time axis begins.
     """
     rows = max(len(units), 1)
-    figure = Figure(figsize=(12, 1.7 * rows), layout='constrained')
+    figure = Figure(figsize=(12, 1.7 * rows + 0.7), layout='constrained')
     axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
     for axis, (name, unit) in zip(axes, units.items(), strict=False):
         for seam in telemetry.seams:
@@ -45,7 +51,7 @@ def joints(telemetry: Telemetry, units: Mapping[str, str], start_ns: int) -> str
         axis.set_ylabel(f'{name}, {unit}')
         axis.margins(x=0.01)
     if telemetry.measured or telemetry.commanded:
-        axes[0].legend(loc='lower right', bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
+        axes[0].legend(title='position', ncols=2, **_ABOVE)
     axes[-1].set_xlabel('time, s')
     axes[-1].set_xlim(left=0.0)
     return _svg(figure)
@@ -76,7 +82,7 @@ def latency(telemetry: Telemetry, start_ns: int) -> str:
         label='node, on top',
     )
     if phases:
-        axis.legend(loc='lower right', bbox_to_anchor=(1.0, 1.0), ncols=7, frameon=False)
+        axis.legend(title='phase', ncols=7, **_ABOVE)
     axis.set_xlabel('time, s')
     axis.set_ylabel('duration, ms')
     return _svg(figure)
@@ -98,7 +104,7 @@ def ages(telemetry: Telemetry, start_ns: int) -> str:
             label=source,
         )
     if sources:
-        axis.legend(loc='lower right', bbox_to_anchor=(1.0, 1.0), ncols=7, frameon=False)
+        axis.legend(title='input', ncols=7, **_ABOVE)
     axis.set_xlabel('time, s')
     axis.set_ylabel('age, ms')
     axis.set_ylim(bottom=0.0)
@@ -107,11 +113,11 @@ def ages(telemetry: Telemetry, start_ns: int) -> str:
 
 def ticks(telemetry: Telemetry, start_ns: int) -> str:
     """Lateness of the control loop over time."""
-    figure = Figure(figsize=(12, 2.0), layout='constrained')
+    figure = Figure(figsize=(12, 2.4), layout='constrained')
     axis = figure.subplots()
     _curve(axis, telemetry.tick_p99_ms, start_ns, _MEASURED, 'p99 of the newest 1024 ticks', 1.2)
     if telemetry.tick_p99_ms.times_ns:
-        axis.legend(loc='upper right', frameon=False)
+        axis.legend(title='lateness', ncols=1, **_ABOVE)
     axis.set_xlabel('time, s')
     axis.set_ylabel('late, ms')
     axis.set_ylim(bottom=0.0)
@@ -138,12 +144,46 @@ def _curve(
     if series is None or not series.times_ns:
         return
     times_ns, rows = series.arrays()
-    every = max(1, len(times_ns) // _POINTS)
-    times = (times_ns[::every] - start_ns) * 1e-9
-    values = rows[::every, 0].astype(float)
-    # Where nothing came for a while there is no line.
-    values[1:][np.diff(times) > _GAP_S] = np.nan
-    axis.plot(times, values, color=colour, linewidth=width, label=label)
+    times, values = with_gaps((times_ns - start_ns) * 1e-9, rows[:, 0].astype(float))
+    marker = '.' if len(times_ns) < _FEW else ''
+    axis.plot(times, values, marker=marker, color=colour, linewidth=width, label=label)
+
+
+def with_gaps(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A curve for plotting: not-a-number where nothing came for a while, thinned in between.
+
+    What is usual is told from the samples before any is left out, so that a long curve is as
+    connected as a short one. Of every stretch that is thinned the lowest and the highest value
+    stay.
+
+    Args:
+        times: (n,) seconds, rising.
+        values: (n,)
+
+    Returns:
+        (m,) seconds and (m,) values.
+    """
+    steps = np.diff(times)
+    gap_s = max(_LEAST_GAP_S, _GAP_FACTOR * float(np.median(steps))) if len(steps) else 0.0
+    pieces = np.split(np.arange(len(times)), np.flatnonzero(steps > gap_s) + 1)
+    every = -(-2 * len(times) // _POINTS)
+    kept_times, kept_values = [], []
+    for piece in pieces:
+        kept = _thinned(piece, values, every)
+        kept_times += [times[kept], times[kept[-1:]]]
+        kept_values += [values[kept], [np.nan]]
+    return np.concatenate(kept_times), np.concatenate(kept_values)
+
+
+def _thinned(piece: np.ndarray, values: np.ndarray, every: int) -> np.ndarray:
+    """Indices of the first and the last sample, and of both extremes of every so many."""
+    if every <= 2:
+        return piece
+    kept = {int(piece[0]), int(piece[-1])}
+    for first in range(0, len(piece), every):
+        some = piece[first : first + every]
+        kept |= {int(some[values[some].argmin()]), int(some[values[some].argmax()])}
+    return np.array(sorted(kept))
 
 
 def _seconds(time_ns: int, start_ns: int) -> float:
@@ -152,6 +192,8 @@ def _seconds(time_ns: int, start_ns: int) -> float:
 
 def _svg(figure: Figure) -> str:
     text = io.StringIO()
-    figure.savefig(text, format='svg')
+    # Text stays text: it can be searched, and the page is smaller.
+    with matplotlib.rc_context({'svg.fonttype': 'none'}):
+        figure.savefig(text, format='svg')
     svg = text.getvalue()
     return svg[svg.index('<svg') :]

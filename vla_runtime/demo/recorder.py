@@ -217,9 +217,13 @@ class Recorder:
             given = values_of(status)
             self._telemetry.executor[condition] = {**given, 'text': status.message}
             episode = given.get('episode', episode)
-            for counter in _COUNTERS & given.keys():
+            refused = {name for name in given if name.startswith('refused.')}
+            for counter in (_COUNTERS & given.keys()) | refused:
                 by_episode = self._telemetry.counters.setdefault(counter, {})
                 by_episode[episode] = int(given[counter])
+            _, refusal, why = status.message.partition('the newest was refused: ')
+            if condition == 'chunks' and refusal and why not in self._telemetry.refusals:
+                self._telemetry.refusals.append(why)
             if condition == 'tick':
                 self._telemetry.tick_p99_ms.add(now_ns, [float(given['late_p99_ms'])])
             if status.level == DiagnosticStatus.ERROR:

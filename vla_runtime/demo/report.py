@@ -12,6 +12,7 @@ import numpy as np
 
 from vla_runtime import __version__
 from vla_runtime.demo import plots
+from vla_runtime.demo.refusals import MEANINGS
 from vla_runtime.demo.telemetry import (
     IMAGE_RATE_HZ,
     JPEG_QUALITY,
@@ -19,17 +20,20 @@ from vla_runtime.demo.telemetry import (
     Telemetry,
     Thumbnail,
 )
+from vla_runtime.execution.command import Refusal
+from vla_runtime.whole_files import write_text
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
-       color: #1d1d1f; }
+       color: #1d1d1f; overflow-wrap: break-word; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; } td, th { text-align: left; padding: .2rem .9rem .2rem 0;
        border-bottom: 1px solid #e4e4e7; vertical-align: top; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 figure { display: inline-block; margin: 0 .8rem .8rem 0; } figure img { width: 12.5rem; }
 figcaption { font-size: .8rem; color: #55555a; max-width: 12.5rem; }
-svg { width: 100%; height: auto; } pre { background: #f4f4f5; padding: .8rem; overflow-x: auto; }
+.scroll { overflow-x: auto; } .scroll svg { width: 100%; min-width: 34rem; height: auto; }
+pre { background: #f4f4f5; padding: .8rem; overflow-x: auto; }
 .success { color: #2d7a46; } .failed { color: #b3283b; }
 """
 _PHASES = ('tokens', 'images', 'vision', 'prefix', 'denoise', 'actions', 'total')
@@ -65,20 +69,21 @@ def write_report(
         if failure
         else '',
         _table({**facts, **_summary(telemetry)}),
+        _refused(telemetry),
         '<h2>Instructions</h2><p>Whether one was carried out is decided by the state of the '
         'simulator, within a time limit.</p>',
         _attempts(telemetry.attempts, start_ns),
         '<h2>Joints: commanded and measured</h2><p>A grey line is a hand-over from one chunk to '
         'the next, an orange one a chunk that came late. Green bands: an instruction that was '
         'completed.</p>',
-        plots.joints(telemetry, joint_units, start_ns),
+        _scroll(plots.joints(telemetry, joint_units, start_ns)),
         '<h2>Latency of each inference, by phase</h2>',
-        plots.latency(telemetry, start_ns),
+        _scroll(plots.latency(telemetry, start_ns)),
         _phases(telemetry),
         '<h2>Age of what each inference saw</h2>',
-        plots.ages(telemetry, start_ns),
+        _scroll(plots.ages(telemetry, start_ns)),
         '<h2>Control loop</h2>',
-        plots.ticks(telemetry, start_ns),
+        _scroll(plots.ticks(telemetry, start_ns)),
         f'<h2>What the cameras saw</h2><p>{_REDUCED}</p>',
         _thumbnails(telemetry, start_ns),
         _problems(telemetry.problems),
@@ -89,11 +94,13 @@ def write_report(
         ),
     ]
     body = '\n'.join(part for part in parts if part)
-    path.write_text(
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>vla_runtime demo'
-        f'</title><style>{_STYLE}</style></head>\n<body>\n{body}\n<p>vla_runtime {__version__}</p>'
+    write_text(
+        path,
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<title>vla_runtime demo</title><style>{_STYLE}</style></head>\n<body>\n'
+        f'{body}\n<p>vla_runtime {__version__}</p>'
         '\n</body></html>\n',
-        encoding='utf-8',
     )
 
 
@@ -125,6 +132,24 @@ def _summary(telemetry: Telemetry) -> dict[str, str]:
     }
 
 
+def _refused(telemetry: Telemetry) -> str:
+    """How many chunks were not executed, what each reason means, and the executor's own words."""
+    if not telemetry.refused:
+        return ''
+    rows = ''.join(
+        f'<tr><td class="number">{count}</td><td>{html.escape(reason.replace("_", " "))}</td>'
+        f'<td>{html.escape(MEANINGS[Refusal(reason)])}</td></tr>'
+        for reason, count in telemetry.refused.items()
+    )
+    said = ''.join(f'<li>{html.escape(text)}</li>' for text in telemetry.refusals)
+    head = '<tr><th>chunks</th><th>reason</th><th>what it means</th></tr>'
+    return (
+        '<h2>Chunks that the executor refused</h2><p>None of them moved the robot: the plan before '
+        f'was executed on, or the robot held.</p>{_scroll(f"<table>{head}{rows}</table>")}'
+        + (f'<p>In its words:</p><ul>{said}</ul>' if said else '')
+    )
+
+
 def _attempts(attempts: Sequence[Attempt], start_ns: int) -> str:
     if not attempts:
         return '<p>None was given.</p>'
@@ -140,7 +165,7 @@ def _attempts(attempts: Sequence[Attempt], start_ns: int) -> str:
             f'<td class="number">{took}</td></tr>'
         )
     head = '<tr><th>at, s</th><th>instruction</th><th>scene</th><th>outcome</th><th>took, s</th>'
-    return f'<table>{head}</tr>{"".join(rows)}</table>'
+    return _scroll(f'<table>{head}</tr>{"".join(rows)}</table>')
 
 
 def _phases(telemetry: Telemetry) -> str:
@@ -156,7 +181,7 @@ def _phases(telemetry: Telemetry) -> str:
     if not rows:
         return ''
     head = '<tr><th>phase</th><th>median, ms</th><th>p99</th><th>most</th></tr>'
-    return f'<table>{head}{"".join(rows)}</table>'
+    return _scroll(f'<table>{head}{"".join(rows)}</table>')
 
 
 def _thumbnails(telemetry: Telemetry, start_ns: int) -> str:
@@ -201,4 +226,9 @@ def _table(values: Mapping[str, Any]) -> str:
         f'<tr><td>{html.escape(str(key))}</td><td>{html.escape(str(value))}</td></tr>'
         for key, value in values.items()
     )
-    return f'<table>{rows}</table>'
+    return _scroll(f'<table>{rows}</table>')
+
+
+def _scroll(wide: str) -> str:
+    """What may be wider than the page, which itself never is."""
+    return f'<div class="scroll">{wide}</div>'

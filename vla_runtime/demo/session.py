@@ -5,7 +5,8 @@ Invariants:
 - whatever ends the session (time, a signal, a crashed process), the executor is stopped first
   where it still lives, then the processes are ended in order and the bag is closed; parameters are
   written once they are known, the report by the caller;
-- nothing is commanded while the scene is exchanged: the executor is inactive then.
+- nothing is commanded while the scene is exchanged: the executor is inactive then;
+- a file that cannot be written ends neither session nor motion; it is said at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from rclpy.signals import SignalHandlerOptions
 
 from vla_runtime.demo.bag import Bag
 from vla_runtime.demo.instructions import Assignment, assignments
-from vla_runtime.demo.interrupt import Interrupt
 from vla_runtime.demo.operator import (
     ANSWER_TIMEOUT_S,
     Operator,
@@ -36,15 +36,19 @@ from vla_runtime.demo.recorder import Recorder
 from vla_runtime.demo.status_line import StatusLine
 from vla_runtime.demo.supervisor import ChildDiedError, Supervisor
 from vla_runtime.demo.telemetry import NO_VERDICT, Attempt, Telemetry
+from vla_runtime.ros.interrupt import Interrupt
 from vla_runtime.ros.robot import Robot
 from vla_runtime.ros.share import share_folder
 from vla_runtime.ros.spinning import make_executor
 from vla_runtime.sim.tasks import TIME_LIMIT_S
+from vla_runtime.whole_files import WriteError, write_text
 
 _NODES = ('vla_policy', 'vla_executor', 'tabletop')
 _START_TIMEOUT_S = 15.0
 # What a verdict may take beyond the task's own time limit.
 _VERDICT_SLACK_S = 4.0
+# Whoever pressed Ctrl-C waits for this at most; an executor that does not answer by then is ended.
+_STOP_TIMEOUT_S = 10.0
 
 
 class Interrupted(Exception):  # noqa: N818 - it is a wish, not an error
@@ -59,6 +63,7 @@ class DemoResult:
         telemetry: for the report.
         parameters: of each node, as they were.
         failure: why it ended early; '' when it did not. Ctrl-C is no failure.
+        unwritten: why a file is missing or ends early, one line each.
         seconds: of closed loop.
         joint_units: unit of each joint, by its name in messages.
     """
@@ -66,6 +71,7 @@ class DemoResult:
     telemetry: Telemetry = field(default_factory=Telemetry)
     parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
     failure: str = ''
+    unwritten: list[str] = field(default_factory=list)
     seconds: float = 0.0
     joint_units: dict[str, str] = field(default_factory=dict)
 
@@ -107,12 +113,13 @@ class _Session:
         self._interrupt = interrupt
         self._say = say
         self._assignments = assignments(options.seed)
-        self._supervisor = Supervisor(options.out / 'log')
+        self._supervisor = Supervisor(options.out / 'log', self._note_unwritten)
         self._begun_s: float | None = None
-        self._ending = False
+        # When to give up waiting for the robot's hold; before the end there is no such time.
+        self._give_up_s: float | None = None
 
     def run(self) -> None:
-        bag = Bag(self._options.bag)
+        bag = Bag(self._options.bag, self._note_unwritten)
         rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
         node = Node('vla_demo', namespace=self._options.namespace)
         executor = make_executor()
@@ -167,13 +174,12 @@ class _Session:
 
     def _end_motion(self, operator: Operator) -> None:
         """Whatever comes after, the robot holds and nothing is judged any more."""
-        self._ending = True
-        self._interrupt.acknowledge()
+        self._give_up_s = time.monotonic() + _STOP_TIMEOUT_S
         if self._begun_s is not None:
             self._result.seconds = time.monotonic() - self._begun_s
         operator.instruct('')
-        # Of a dead executor there is nothing to stop, and who asks once more does not want to wait.
-        with suppress(OperatorError, ChildDiedError, Interrupted):
+        # Of a dead executor there is nothing to stop, and one that hangs is ended like a dead one.
+        with suppress(OperatorError, ChildDiedError):
             self._stop_motion(operator)
 
     def _stop_motion(self, operator: Operator) -> None:
@@ -273,12 +279,16 @@ class _Session:
         return self._begun_s + self._options.seconds - time.monotonic()
 
     def _check(self) -> None:
+        if self._give_up_s is not None:
+            # In the end only who is stopped must still be there.
+            self._supervisor.check('executor')
+            if time.monotonic() > self._give_up_s:
+                raise OperatorError(f'no hold within {_STOP_TIMEOUT_S:g} s')
+            return
         if self._interrupt.wanted:
-            if not self._ending:
-                self._say('interrupted: ending in order')
+            self._say('interrupted: ending in order')
             raise Interrupted
-        # In the end only who is stopped must still be there.
-        self._supervisor.check(*(['executor'] if self._ending else []))
+        self._supervisor.check()
 
     def _write_parameters(self) -> None:
         """The parameters in force, as a file that starts the same nodes again."""
@@ -287,6 +297,15 @@ class _Session:
             f'{prefix}/{name}': {'ros__parameters': values}
             for name, values in self._result.parameters.items()
         }
-        (self._options.out / 'parameters.yaml').write_text(
-            yaml.safe_dump(document, sort_keys=True), encoding='utf-8'
-        )
+        try:
+            write_text(
+                self._options.out / 'parameters.yaml', yaml.safe_dump(document, sort_keys=True)
+            )
+        except WriteError as error:
+            self._note_unwritten(str(error))
+
+    def _note_unwritten(self, text: str) -> None:
+        """Any thread."""
+        self._result.unwritten.append(text)
+        self._result.telemetry.problems.append(text)
+        self._say(f'error: {text}')

@@ -3,10 +3,12 @@
 Invariants:
 - each child has a session of its own: a Ctrl-C in the terminal reaches only the supervisor, which
   then ends the children one after the other;
-- a child that does not follow SIGINT in time gets SIGTERM, then SIGKILL;
+- a child that does not follow SIGINT in time gets SIGKILL;
 - on Linux the kernel kills the children when the supervisor's process dies without ending them, by
   SIGKILL for example: none is left behind;
-- whatever a child wrote is in a log file, and its last lines are at hand for an error message.
+- whatever a child wrote is in a log file, and its last lines are at hand for an error message;
+- a log that cannot be written ends that log alone: the child's output is still taken, so that it
+  never waits for a reader.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 _LAST_LINES = 15
-_PATIENCE_S = ((signal.SIGINT, 8.0), (signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0))
+# A node ends its teardown within 16 s, and takes no notice of a second signal meanwhile.
+_PATIENCE_S = ((signal.SIGINT, 20.0), (signal.SIGKILL, 5.0))
 
 
 _PR_SET_PDEATHSIG = 1
@@ -51,11 +56,20 @@ class Child:
         module: run as `python -m module`.
         arguments: after it.
         log: file that its output goes to.
+        on_failure: told once why the log cannot be written any more.
     """
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log: Path,
+        on_failure: Callable[[str], None],
+    ) -> None:
         self.name = name
         self.log = log
+        self._on_failure = on_failure
         parent = os.getpid()
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._process = subprocess.Popen(
@@ -102,11 +116,43 @@ class Child:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        with self.log.open('w', encoding='utf-8') as file:
-            for line in self._process.stdout:
-                self._last.append(line.rstrip('\n'))
-                file.write(line)
-                file.flush()
+        log = _Log(self.log, self._on_failure)
+        for line in self._process.stdout:
+            self._last.append(line.rstrip('\n'))
+            log.write(line)
+        log.close()
+
+
+class _Log:
+    """A file of lines that ends where the disk does, and says so once; never raises."""
+
+    def __init__(self, path: Path, on_failure: Callable[[str], None]) -> None:
+        self._path, self._on_failure = path, on_failure
+        self._file: TextIO | None = None
+        try:
+            self._file = path.open('w', encoding='utf-8')
+        except OSError as error:
+            self._fail(error)
+
+    def write(self, line: str) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            self.close()
+            self._fail(error)
+
+    def close(self) -> None:
+        if self._file is not None:
+            # What is still buffered fails again.
+            with suppress(OSError):
+                self._file.close()
+        self._file = None
+
+    def _fail(self, error: OSError) -> None:
+        self._on_failure(f'{self._path}: cannot be written: {error.strerror}; the log ends here')
 
 
 class Supervisor:
@@ -114,10 +160,12 @@ class Supervisor:
 
     Args:
         log_folder: where their output goes.
+        on_failure: told, in another thread, of every log that cannot be written any more.
     """
 
-    def __init__(self, log_folder: Path) -> None:
+    def __init__(self, log_folder: Path, on_failure: Callable[[str], None]) -> None:
         self._log_folder = log_folder
+        self._on_failure = on_failure
         self._children: list[Child] = []
 
     def __enter__(self) -> Supervisor:
@@ -129,7 +177,8 @@ class Supervisor:
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> Child:
         """Start one more."""
-        child = Child(name, module, arguments, self._log_folder / f'{name}.log')
+        log = self._log_folder / f'{name}.log'
+        child = Child(name, module, arguments, log, self._on_failure)
         self._children.append(child)
         return child
 

@@ -98,6 +98,7 @@ class Telemetry:
         executor_reports: how often it said something.
         counters: counter of the executor to its value in each activation.
         tick_p99_ms: over time.
+        refusals: why chunks were refused, in the executor's words, each once.
     """
 
     measured: dict[str, Series] = field(default_factory=dict)
@@ -110,11 +111,20 @@ class Telemetry:
     executor_reports: int = 0
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
     tick_p99_ms: Series = field(default_factory=Series)
+    refusals: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def total(self, counter: str) -> int:
         """A counter of the executor over the whole session; it begins anew at each activation."""
         return sum(self.counters.get(counter, {}).values())
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Chunks that the executor refused, by its name of the reason, the most frequent first."""
+        prefix = 'refused.'
+        names = [name for name in self.counters if name.startswith(prefix)]
+        totals = {name.removeprefix(prefix): self.total(name) for name in names}
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
     @property
     def chunks(self) -> str:

@@ -298,8 +298,8 @@ def import_cuda() -> ModuleType:
             reasons[str(error)] = None
     raise ValueError(
         "backend 'tensorrt': the Python package 'cuda-python' is not installed or cannot be "
-        f"imported ({'; '.join(reasons)}); install the release of this machine's CUDA "
-        "(pip install 'cuda-python==12.*')"
+        f"imported ({'; '.join(reasons)}); install the release of this machine's CUDA, which "
+        "nvidia-smi shows (pip install 'cuda-python==12.6.*' with CUDA 12.6, as JetPack 6.1 has it)"
     )
 
 

@@ -15,17 +15,20 @@ features are PyTorch's alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from threading import local
+from typing import get_args
 
 import numpy as np
 
 from vla_runtime.dimensions import PolicyDims
 from vla_runtime.engines.engine import SLOTS, Feature, StepInputs
-from vla_runtime.engines.onnx_files import PREFIX_OUTPUTS, Network, graph_path
-from vla_runtime.engines.onnx_session import PRECISION_OF, Binding, Buffer, Placement, Session
+from vla_runtime.engines.onnx_files import PREFIX_OUTPUTS, Network, Precision, graph_path
+from vla_runtime.engines.onnx_session import KIND_OF, Binding, Buffer, Placement, Session
+from vla_runtime.engines.onnx_shapes import GraphShapes
 from vla_runtime.engines.time_table import TimeTable
+from vla_runtime.quotes import one_line
 
 # Schedules (numbers of denoise steps) that are kept.
 _SCHEDULES_KEPT = 4
@@ -143,12 +146,16 @@ class OnnxEngine:
         self.max_rows = max_rows
         self._place = place = Placement.of(device)
 
+        self._table = TimeTable(family, dims, folder / 'weights.safetensors')
+
         def session(network: Network, rows: int = 1) -> Session:
-            return Session(graph_path(folder, network, rows), place)
+            loaded = Session(graph_path(folder, network, rows), place)
+            shapes = GraphShapes(dims, rows, precision, self._table.width)
+            _check_graph(loaded, network, shapes)
+            return loaded
 
         # The smallest first: what does not fit is told before the others are loaded.
         expert = session('expert')
-        _check_files(expert, dims, precision)
         vision = session('vision')
         self._pixels = vision.buffer('pixels')
         tokens = (dims.cameras, dims.vision.tokens, dims.language.width)
@@ -175,7 +182,6 @@ class OnnxEngine:
         self._current = 0
         self._prefix = (1, 0)
         self._ran = _Ran()
-        self._table = TimeTable(family, dims, folder / 'weights.safetensors')
         self._schedules: dict[tuple[float, ...], _Schedule] = {}
         self._schedule: _Schedule | None = None
 
@@ -276,29 +282,42 @@ class OnnxEngine:
         return self._schedule
 
 
-def _check_files(expert: Session, dims: PolicyDims, precision: str) -> None:
-    """The files' precision is the one asked for, their shapes those of policy.yaml."""
-    found = PRECISION_OF[expert.inputs['past_key'].type]
-    if found != precision:
-        raise ValueError(
-            f"precision '{precision}' was asked for, but the files in {expert.path.parent} were "
-            f'exported in {found}; set precision to {found}, or export with --onnx-precision '
-            f'{precision}'
-        )
-    language = dims.language
-    expected = {
-        'x': [1, dims.horizon, dims.action_dim],
-        'past_key': [
-            language.depth,
-            1,
-            language.num_kv_heads,
-            dims.prefix_length,
-            language.head_dim,
-        ],
-    }
-    for name, shape in expected.items():
-        if expert.inputs[name].shape != shape:
+def _check_graph(session: Session, network: Network, shapes: GraphShapes) -> None:
+    """Inputs and outputs are those of the network in the dimensions of policy.yaml.
+
+    Raises:
+        ValueError: another graph, precision, kind or shape.
+    """
+    parts = (
+        ('input', session.inputs, shapes.inputs(network)),
+        ('output', session.outputs, shapes.outputs(network)),
+    )
+    for what, found, expected in parts:
+        if set(found) != set(expected):
             raise ValueError(
-                f"{expert.path}: input '{name}' is {expert.inputs[name].shape}, but the dimensions "
-                f'in policy.yaml make it {shape}; export the bundle again'
+                f'{session.path}: is not the graph of {network}: its {what}s are '
+                f'{_listed(found)} where {_listed(expected)} are expected; export the bundle again'
             )
+    for what, found, expected in parts:
+        for name, (kind, shape) in expected.items():
+            found_kind = KIND_OF.get(found[name].type, found[name].type)
+            if name in ('past_key', 'past_value') and found_kind in get_args(Precision):
+                _check_precision(session.path, found_kind, shapes.precision)
+            if (found_kind, found[name].shape) != (kind, list(shape)):
+                raise ValueError(
+                    f"{session.path}: {what} '{name}' is {found_kind} {found[name].shape}, but the "
+                    f'dimensions in policy.yaml make it {kind} {list(shape)}; export the bundle '
+                    'again'
+                )
+
+
+def _check_precision(path: Path, found: str, asked: str) -> None:
+    if found != asked:
+        raise ValueError(
+            f"precision '{asked}' was asked for, but the files in {path.parent} were exported in "
+            f'{found}; set precision to {found}, or export with --onnx-precision {asked}'
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return one_line(', '.join(names), 200)

@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime
 
 from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.onnx_links import follow_weights
 
 # ONNX's numbers of the types, which ONNX Runtime takes where numpy has no type (bfloat16).
 _ONNX_TYPE = {
@@ -25,10 +26,13 @@ _ONNX_TYPE = {
     'tensor(float16)': 10,
     'tensor(bfloat16)': 16,
 }
-PRECISION_OF = {
+# ONNX Runtime's names of the kinds of numbers.
+KIND_OF = {
     'tensor(float)': 'float32',
     'tensor(float16)': 'float16',
     'tensor(bfloat16)': 'bfloat16',
+    'tensor(int64)': 'int64',
+    'tensor(bool)': 'bool',
 }
 _PROVIDERS = {
     'cpu': 'CPUExecutionProvider',
@@ -141,7 +145,8 @@ class Session:
         self.path = path
         self.placement = placement
         options = options or session_options()
-        options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
+        folder, model = follow_weights(path, model)
+        options.add_session_config_entry(_WEIGHTS_FOLDER, str(folder))
         try:
             self._session = onnxruntime.InferenceSession(
                 model or str(path),

@@ -18,6 +18,8 @@ from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.onnx_files import ONNX_FOLDER
 
 BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
+# CPU threads of one network. Where thousands cannot be started PyTorch is a segmentation fault.
+MOST_THREADS = 256
 # What comparing ONNX files or engines with PyTorch takes.
 COMPARISON_PACKAGES = ('torch', 'onnx', 'onnxruntime')
 _DRIVER = 'libcuda.so.1'

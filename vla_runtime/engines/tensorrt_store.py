@@ -12,9 +12,7 @@ that it was built from. Invariants:
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -28,6 +26,8 @@ from vla_runtime.engines.onnx_files import (
     engine_graphs,
     graph_name,
 )
+from vla_runtime.input_files import read_text
+from vla_runtime.whole_files import write_text
 
 METADATA = 'engine.json'
 TIMING_CACHE = 'timing.cache'
@@ -35,6 +35,7 @@ RECEIPT = 'verification.json'
 # What was found out about engines that were not kept.
 REJECTION = 'rejected.json'
 FORMAT = 2
+_LARGEST_METADATA = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def read_metadata(folder: Path, command: str) -> Metadata:
     """
     path = folder / METADATA
     try:
-        data = json.loads(path.read_text(encoding='utf-8'))
+        data = json.loads(read_text(path, _LARGEST_METADATA))
         if not isinstance(data, dict):
             raise ValueError('it is not a table')
         if data.get('format') != FORMAT:
@@ -172,33 +173,14 @@ def read_metadata(folder: Path, command: str) -> Metadata:
         if (folder / REJECTION).is_file():
             why = f'what was built gave wrong numbers and was not kept ({REJECTION} has them)'
         raise ValueError(f'{path}: is missing; {why}; run: {command}') from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f'{path}: is damaged: {error}; run: {command}') from None
 
 
 def write_metadata(folder: Path, metadata: Metadata) -> None:
     """Write `engine.json`, replacing it in one go."""
     text = json.dumps({'format': FORMAT, **asdict(metadata)}, indent=2, sort_keys=True) + '\n'
-    write_file(folder / METADATA, text.encode())
-
-
-def write_file(path: Path, data: bytes | memoryview) -> None:
-    """Write a file that appears under its name complete or not at all.
-
-    Raises:
-        OSError: among others, the disk is full; nothing is left behind.
-    """
-    descriptor, temporary = tempfile.mkstemp(prefix=f'.{path.name}.', dir=path.parent)
-    try:
-        with os.fdopen(descriptor, 'wb') as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_text(folder / METADATA, text)
 
 
 def _check_origin(

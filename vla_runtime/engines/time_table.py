@@ -34,6 +34,16 @@ class TimeTable:
         self._family, self._dims = family, dims
         self._weights = SafetensorsReader(weights)
 
+    @property
+    def width(self) -> int:
+        """C, numbers of a row; read off the matrices' shapes.
+
+        Raises:
+            ValueError: one of them is missing.
+        """
+        names = ['action_time_in'] if self._family == 'pi0' else self._modulations()
+        return sum(self._weights.shape(f'{name}.weight')[0] for name in names)
+
     def __call__(self, times: np.ndarray) -> np.ndarray:
         """Rows of the table.
 
@@ -49,12 +59,14 @@ class TimeTable:
             return _rows(embedded, layer, self._weights.read('action_time_in.bias'))
         for name in ('time_in', 'time_out'):
             embedded = _silu(self._linear(embedded, name))
+        return np.concatenate(
+            [self._linear(embedded, name) for name in self._modulations()], axis=1
+        )
+
+    def _modulations(self) -> list[str]:
         blocks = range(self._dims.expert.depth)
         norms = [f'blocks.{i}.{norm}' for i in blocks for norm in ('input_norm', 'post_norm')]
-        return np.concatenate(
-            [self._linear(embedded, f'expert.{norm}.modulation') for norm in (*norms, 'norm')],
-            axis=1,
-        )
+        return [f'expert.{norm}.modulation' for norm in (*norms, 'norm')]
 
     def _linear(self, x: np.ndarray, name: str) -> np.ndarray:
         weight, bias = (self._weights.read(f'{name}.{part}') for part in ('weight', 'bias'))
@@ -86,9 +98,7 @@ class SafetensorsReader:
         Raises:
             ValueError: it is not there, or its dtype is not a float.
         """
-        entry = self._header.get(name)
-        if entry is None or entry['dtype'] not in _DTYPES:
-            raise ValueError(f"{self.path}: float tensor '{name}' is missing")
+        entry = self._entry(name)
         begin, end = entry['data_offsets']
         dtype = np.dtype(_DTYPES[entry['dtype']])
         values = np.fromfile(
@@ -97,6 +107,16 @@ class SafetensorsReader:
         if entry['dtype'] == 'BF16':
             values = bfloat16_to_float32(values)
         return values.astype(np.float32, copy=False).reshape(entry['shape'])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one tensor; errors as `read`."""
+        return tuple(self._entry(name)['shape'])
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        entry = self._header.get(name)
+        if entry is None or entry['dtype'] not in _DTYPES:
+            raise ValueError(f"{self.path}: float tensor '{name}' is missing")
+        return dict(entry)
 
 
 def time_embedding(times: np.ndarray, width: int) -> np.ndarray:

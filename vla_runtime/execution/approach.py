@@ -109,6 +109,18 @@ class Approach:
         """Whether it should have arrived long ago."""
         return self.elapsed_s > self._duration_s + self._parameters.approach_timeout_s
 
+    def progress(self, commanded: np.ndarray) -> str:
+        """Which column has furthest to go, and how far, in words; empty without an approach."""
+        if not self.active:
+            return ''
+        gap = np.where(self._columns.is_velocity, 0.0, np.abs(self._goal - commanded))
+        left_s = gap / self.speed
+        worst = int(np.argmax(left_s))
+        return (
+            f"'{self._columns.names[worst]}' has {gap[worst]:.3g} to go, "
+            f'to {self._goal[worst]:.3g}, for {left_s[worst]:.1f} s'
+        )
+
     def describe(self, commanded: np.ndarray) -> str:
         """How far it came, in words."""
         gap = np.abs(commanded - self.target) / self._columns.scale

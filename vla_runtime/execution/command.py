@@ -153,6 +153,7 @@ class CommittedSetpoints:
         past: rows at the front that belong to steps already finished.
         certain: rows, from row 0 on, that are executed before the next chunk can take over.
         episode: the episode that the request belongs to.
+        request: number of the request.
     """
 
     rows: np.ndarray
@@ -163,6 +164,7 @@ class CommittedSetpoints:
     past: int
     certain: int
     episode: int
+    request: int
 
 
 @dataclass

@@ -2,6 +2,10 @@
 
 To hold is to repeat the last commanded position and to command zero velocity. Before anything was
 commanded there is nothing to hold: the command is `IDLE` and must not be published.
+
+A hold gives way: where the robot is found further from the command than a command may lead it, the
+command moves to where the robot is, inside all limits and without a jump. So a joint that was
+pushed away does not swing back when it is let go.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ from vla_runtime.execution.motion_limiter import MotionLimiter
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.timeline import Segment
 
+# A hold that gives way comes this near to the robot, as a share of its reach.
+_NEAR_SHARE = 0.05
+
 
 class Commander:
     """Owns the command, the motion limiter and the approach."""
@@ -28,20 +35,30 @@ class Commander:
         limits: Limits,
         start: StartParameters,
         counters: Counters,
+        tracking_error: np.ndarray,
+        *,
+        longest_s: float,
         dry_run: bool,
     ) -> None:
         self._columns = columns
         self._limits = limits
         self._start = start
         self._tolerance = start.tolerance * columns.scale
-        self._limiter = MotionLimiter(limits, columns)
+        self._limiter = MotionLimiter(limits, columns, longest_s)
         self._counters = counters
         self._guarded = columns.has_feedback & columns.is_position
         self._unguarded = ~columns.has_feedback & columns.is_position
         self._rejects_far_steps = limits.actions.step_from_measured == 'reject'
         self.approach = Approach(columns, start, limits.velocity)
-        # Where to go first after a start outside the limits.
-        self._inside: np.ndarray | None = None
+        # How far a hold may be from the robot, and which columns are on their way back to it.
+        self._reach = np.where(
+            self._guarded, np.minimum(limits.step_from_measured, tracking_error), np.inf
+        )
+        self._near = _NEAR_SHARE * self._reach
+        self._far = np.zeros(columns.count, dtype=bool)
+        self._gives_way = np.zeros(columns.count, dtype=bool)
+        # Where to go first after a start away from the last command, or outside the limits.
+        self._first_goal: np.ndarray | None = None
         # Where the plan or the approach is now; tracked within the limits.
         self.target = np.zeros(columns.count)
         # Whether the setpoints stand for something that may be published.
@@ -65,6 +82,11 @@ class Commander:
         """Whether the last command moved."""
         return self._limiter.moving
 
+    @property
+    def in_motion(self) -> bool:
+        """Whether the last command followed a plan or an approach, and moved."""
+        return self.moving and self.command.kind in (CommandKind.TRACK, CommandKind.APPROACH)
+
     def snapshot(self) -> Command:
         """A copy that later ticks leave alone."""
         command = self.command
@@ -78,10 +100,11 @@ class Commander:
         self.command.dry_run = dry_run
 
     def take_position(self, state: MeasuredState) -> str:
-        """Set the position to hold at: the last one where the robot is near it, or the measured.
+        """Set the position to set out from: the measured one, or the last command.
 
-        A robot that is found outside its limits is held where it is; `return_inside` then brings
-        it back.
+        Where something was commanded already, the command stays: it never jumps. Where the robot
+        is not near it any more, `set_out_first` takes the command to the robot. A robot that is
+        found outside its limits is held where it is, and brought back inside the same way.
 
         Returns:
             Why that cannot be done; empty when it was.
@@ -91,16 +114,17 @@ class Commander:
             state.bring_near(setpoints)
         measured = state.positions
         near = (np.abs(setpoints - measured) <= self._tolerance)[guarded].all()
-        first = setpoints if self.has_commanded and near else measured
-        inside = np.clip(first, limits.hard_lower, limits.hard_upper)
-        excess = np.where(guarded, np.abs(first - inside) / self._columns.scale, 0.0)
+        goal = setpoints if self.has_commanded and near else measured
+        inside = np.where(guarded, np.clip(goal, limits.hard_lower, limits.hard_upper), setpoints)
+        excess = np.where(guarded, np.abs(goal - inside) / self._columns.scale, 0.0)
         goes_back = self._start.on_too_far == 'approach' and not self.unknown.any()
         share = 1.0 if goes_back else NEGLIGIBLE
         worst = int(np.argmax(excess))
         if excess[worst] > share * self._start.tolerance:
             return self._describe_outside(worst, measured[worst])
-        np.copyto(setpoints, first if goes_back else inside, where=guarded)
-        self._inside = inside if goes_back and excess[worst] > 0.0 else None
+        if not self.has_commanded:
+            np.copyto(setpoints, measured if goes_back else inside, where=guarded)
+        self._first_goal = None if (setpoints == inside).all() else inside
         if not self._unguarded.any():
             self.has_commanded = True
         return ''
@@ -114,44 +138,109 @@ class Commander:
             'the start tolerance, is gone back at the approach speed)'
         )
 
-    def return_inside(self) -> bool:
-        """Begin the approach to the limits after a start outside; whether there is one."""
-        inside, self._inside = self._inside, None
-        if inside is None:
-            return False
-        self.approach.begin(self.command.setpoints, inside)
-        return True
+    def set_out_first(self) -> str:
+        """Begin the approach that a start asks for; in words, empty where it asks for none."""
+        goal, self._first_goal = self._first_goal, None
+        if goal is None:
+            return ''
+        self.approach.begin(self.command.setpoints, goal)
+        if self._limiter.outside(self.command.setpoints):
+            return 'the robot is outside its limits: going back inside'
+        return 'the robot was moved while it held: the command goes to where it is'
 
-    def hold(self, reason: Reason, now_s: float | None = None) -> Command:
+    def stay(
+        self, reason: Reason, positions: np.ndarray | None, dt_s: float, now_s: float
+    ) -> Command:
+        """One tick of a hold, which gives way to a robot that is found too far from it.
+
+        Args:
+            reason: why the robot holds.
+            positions: (columns,) measured; None where they are not to be trusted.
+            dt_s: seconds since the last command; 0.0 where nobody knows.
+            now_s: steady clock.
+        """
+        command = self.command
+        if dt_s <= 0.0 or command.dry_run or not self.has_commanded:
+            return self.hold(reason, now_s, dt_s)
+        if positions is not None and self._gives_way_to(positions):
+            np.copyto(self.target, command.setpoints)
+            np.copyto(self.target, positions, where=self._gives_way)
+            command.velocities[:] = 0.0
+            self._limiter.apply(command.setpoints, self.target, command.velocities, positions, dt_s)
+        elif self.moving:
+            self._brake(positions, dt_s)
+        else:
+            return self.hold(reason, now_s, dt_s)
+        self._describe_hold(reason, now_s)
+        return command
+
+    def _gives_way_to(self, positions: np.ndarray) -> bool:
+        """Whether a hold has to give way: from out of reach on, until it is near again."""
+        np.subtract(self.command.setpoints, positions, out=self.target)
+        np.abs(self.target, out=self.target)
+        np.greater(self.target, self._reach, out=self._far)
+        np.logical_or(self._gives_way, self._far, out=self._gives_way)
+        np.greater(self.target, self._near, out=self._far)
+        np.logical_and(self._gives_way, self._far, out=self._gives_way)
+        return bool(np.count_nonzero(self._gives_way))
+
+    def _brake(self, positions: np.ndarray | None, dt_s: float) -> None:
+        """Slow the command down for one tick, each column on its own."""
+        command = self.command
+        self._limiter.brake(
+            command.setpoints,
+            command.velocities,
+            command.setpoints if positions is None else positions,
+            dt_s,
+            stay_near=positions is not None and not command.dry_run,
+        )
+
+    def leave_plan(self) -> None:
+        """The plan is gone: hold, or brake with the next ticks while in motion."""
+        if not self.moving:
+            self.hold(Reason.WAITING_FOR_CHUNK)
+            return
+        command = self.command
+        command.reason = Reason.BRAKING
+        command.step = command.chunk = command.row = -1
+
+    def hold(self, reason: Reason, now_s: float | None = None, dt_s: float = 0.0) -> Command:
         """Stop where the last command was, from this very tick on."""
+        self._describe_hold(reason, now_s)
+        command = self.command
+        if self._columns.any_velocity:
+            command.setpoints[self._columns.is_velocity] = 0.0
+        command.velocities[:] = 0.0
+        self._limiter.stop(dt_s)
+        return command
+
+    def _describe_hold(self, reason: Reason, now_s: float | None) -> None:
+        """Mark the command as a hold, and count where one begins."""
         command = self.command
         command.kind = CommandKind.HOLD if self.has_commanded else CommandKind.IDLE
         if command.reason is not reason:
             self._counters.holds[reason] += 1
         command.reason = reason
-        if self._columns.any_velocity:
-            command.setpoints[self._columns.is_velocity] = 0.0
-        command.velocities[:] = 0.0
         command.step = command.chunk = command.row = -1
         command.limited = False
-        self._limiter.stop()
         if self.held_since_s is None:
             self.held_since_s = now_s
-        return command
 
-    def rest(self, reason: Reason, measured: np.ndarray, dt_s: float, now_s: float) -> Command:
+    def rest(
+        self, reason: Reason, positions: np.ndarray | None, dt_s: float, now_s: float
+    ) -> Command:
         """Nothing is left to go on with: brake within the limits for one tick, or hold.
 
         In motion the command stays what it is, but for its reason, until it stands still.
         """
         command = self.command
         if not self.moving:
-            return self.hold(reason, now_s)
-        self._limiter.brake(
-            command.setpoints, command.velocities, measured, dt_s, stay_near=not command.dry_run
-        )
+            return self.stay(reason, positions, dt_s, now_s)
+        if dt_s <= 0.0:
+            return command
+        self._brake(positions, dt_s)
         if not self.moving:
-            return self.hold(reason, now_s)
+            return self.hold(reason, now_s, dt_s)
         command.reason = Reason.BRAKING
         command.limited = True
         self._counters.limited_ticks += 1
@@ -176,9 +265,26 @@ class Commander:
             and self._limiter.too_far(self.target, measured)
         )
 
-    def track(self, measured: np.ndarray, dt_s: float, segment: Segment, step: int) -> Command:
+    def slower(self, pace: float, dt_s: float) -> float:
+        """The pace of a plan after one tick of braking, such that no column brakes too hard.
+
+        Args:
+            pace: plan time per time until now, 0.0 to 1.0.
+            dt_s: seconds since the last command.
+        """
+        return pace * (1.0 - self._limiter.slowing(dt_s))
+
+    def slow_target(self, pace: float) -> None:
+        """Make `target` and `velocities` those of a plan that is walked at a slower pace."""
+        self.command.velocities *= pace
+        if self._columns.any_velocity:
+            self.target[self._columns.is_velocity] *= pace
+
+    def track(
+        self, positions: np.ndarray | None, dt_s: float, segment: Segment, step: int
+    ) -> Command:
         """Follow the plan for one tick: `target` is its setpoint, `velocities` its velocity."""
-        command = self._move(measured, dt_s)
+        command = self._move(positions, dt_s)
         command.kind = CommandKind.TRACK
         command.reason = Reason.TRACKING
         if step >= segment.boundary:
@@ -202,17 +308,20 @@ class Commander:
         command.reason = Reason.APPROACHING
         return command
 
-    def _move(self, measured: np.ndarray, dt_s: float, speed: np.ndarray | None = None) -> Command:
+    def _move(
+        self, positions: np.ndarray | None, dt_s: float, speed: np.ndarray | None = None
+    ) -> Command:
         """Move the command towards `target` within the limits."""
         command = self.command
+        self._gives_way[:] = False
         command.limited = self._limiter.apply(
             command.setpoints,
             self.target,
             command.velocities,
-            measured,
+            command.setpoints if positions is None else positions,
             dt_s,
             speed,
-            stay_near=not command.dry_run,
+            stay_near=positions is not None and not command.dry_run,
         )
         self._counters.limited_ticks += command.limited
         self.has_commanded = True

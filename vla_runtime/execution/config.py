@@ -11,6 +11,7 @@ from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.execution.stopping import StopActions
 from vla_runtime.execution.watchdog import WatchdogParameters
 
 
@@ -31,17 +32,20 @@ class ExecutorConfig:
         limits: of these columns; none when not given.
         start: how to set out.
         watchdog: when to stop.
+        on_stop: how to stop, by cause.
         clamp_latch: this many clamped chunks in a row stop the robot until `reset`; 0 never does.
         control_period_s: time between two ticks. A tick that comes later moves the command no
-            further than one and a half periods allow, because the robot's controller executes
-            each command in about one. Not limited when not given, nor under `motion_clock` ros,
-            where the simulated robot waits for the clock as well.
+            further than one and a half periods at top speed allow, because the robot's controller
+            executes each command in about one; the limit of acceleration has precedence. Not
+            limited when not given, nor under `motion_clock` ros, where the simulated robot waits
+            for the clock as well.
     """
 
     columns: tuple[Column, ...]
     limits: Limits | None = None
     start: StartParameters = field(default_factory=StartParameters)
     watchdog: WatchdogParameters = field(default_factory=WatchdogParameters)
+    on_stop: StopActions = field(default_factory=StopActions)
     clamp_latch: int = 0
     control_period_s: float = math.inf
 
@@ -59,6 +63,11 @@ class ExecutorConfig:
             raise ValueError(
                 f'control_period_s is {self.control_period_s}, expected more than 0 seconds'
             )
+
+    @property
+    def longest_s(self) -> float:
+        """Motion that one command may contain at top speed, in seconds."""
+        return math.inf if self.watchdog.motion_clock == 'ros' else 1.5 * self.control_period_s
 
     def _require_endless(self, limits: Limits) -> None:
         """A position limit means nothing where positions a turn apart are the same."""
@@ -81,6 +90,7 @@ class ExecutorStatus:
         kind: what the last command asked for.
         reason: why, in a word.
         detail: why, for the person at the robot; empty while nothing is wrong.
+        progress: of an approach: which column has furthest to go, and how far; empty without one.
         episode: the current episode.
         step: plan step, counted from the start of the episode.
         parameters: those in force.
@@ -97,6 +107,7 @@ class ExecutorStatus:
     kind: CommandKind
     reason: Reason
     detail: str
+    progress: str
     episode: int
     step: int
     parameters: ExecutorParameters

@@ -5,12 +5,13 @@ Invariants:
 - `tick` and `submit_chunk` never raise: what cannot be handled ends in a hold that says why.
 - One thread at a time, but for `check_chunk`, which is any thread's. A node that ticks in one
   thread and receives in another holds a lock.
-- The `Command` returned by `tick`, `stop` and `dead_man` is one object that the next call
+- The `Command` returned by `tick`, `freeze` and `dead_man` is one object that the next call
   overwrites.
-- To hold is to repeat the last commanded position and to command zero velocity, from the very tick
-  that finds the reason. Before anything was commanded there is nothing to hold: the command is
-  `IDLE` and must not be published. `start` takes the measured position as the first command, so a
-  started executor always has something to hold.
+- A stop brakes within the limits, along the plan, and then holds; what the robot file says to
+  freeze on (`StopActions`) holds from the very tick that finds the reason. To hold is to repeat the
+  last commanded position and to command zero velocity. Before anything was commanded there is
+  nothing to hold: the command is `IDLE` and must not be published. `start` takes the measured
+  position as the first command, so a started executor always has something to hold.
 - A steady clock (`now_s`) times ticks and requests; the ROS clock (`now_ros_ns`) dates data.
 """
 
@@ -41,10 +42,12 @@ from vla_runtime.execution.limits import make_limits
 from vla_runtime.execution.motion import Motion, PersonNeeded
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.replanner import Replanner
+from vla_runtime.execution.watchdog import tracking_error_limits
 from vla_runtime.types import ActionChunk
 
-# Chunks refused for these reasons are stray ones; the answer to the open request is yet to come.
-_LEAVES_REQUEST_OPEN = (Refusal.DUPLICATE, Refusal.OUT_OF_ORDER, Refusal.OTHER_EPISODE)
+# A chunk that does not say which request it answers, and is refused for one of these reasons, is a
+# stray one; the answer to the open request is yet to come.
+_STRAY = (Refusal.DUPLICATE, Refusal.OTHER_EPISODE)
 
 
 class ChunkExecutor:
@@ -76,22 +79,36 @@ class ChunkExecutor:
         # One that outlives this executor keeps it closed until the operator's `reset`.
         self.latch = latch or ClampLatch(config.clamp_latch)
         self._limits = config.limits or make_limits(self.columns.names)
+        tracking_error = tracking_error_limits(
+            self.columns, self._limits, config.watchdog.max_tracking_error
+        )
         self._commander = Commander(
-            self.columns, self._limits, config.start, self.counters, dry_run
+            self.columns,
+            self._limits,
+            config.start,
+            self.counters,
+            tracking_error,
+            longest_s=config.longest_s,
+            dry_run=dry_run,
         )
         self._replanner = Replanner(
             self.columns, self._limits, config.start, self.latch, parameters, self.counters
         )
-        self._guard = Guard(config.watchdog, self.columns, self.latch, self.counters)
+        self._guard = Guard(
+            config.watchdog, self.columns, tracking_error, self.latch, self.counters
+        )
         self._mode = Mode.IDLE
         self._stop_reason = Reason.NOT_STARTED
+        # A change that waits until the robot has come to rest.
+        self._wanted_dry_run = dry_run
+        # Steady time of the last command, a tick's or the dead-man's.
+        self._commanded_s: float | None = None
         self._motion = Motion(
             self._guard,
             self._commander,
             self._replanner,
             self.counters,
-            # What passes between two messages of a /clock is all to be moved in one command.
-            math.inf if config.watchdog.motion_clock == 'ros' else 1.5 * config.control_period_s,
+            config.on_stop,
             config.start.cold_after_s,
         )
 
@@ -100,38 +117,58 @@ class ChunkExecutor:
     def start(self, now_s: float, now_ros_ns: int) -> StartResult:
         """Allow motion. Needs a fresh state and an open latch; commands nothing by itself.
 
-        The robot holds the last command where it is still near it, and the measured position
-        otherwise: a robot that was moved by hand is not dragged back. Chunks whose observation
-        is more than `max_state_age_s` older than the start are not taken.
+        The robot holds the last command where it is still near it. Where it was moved by hand, the
+        command goes to where it is now, at the approach speed. Chunks whose observation is more
+        than `max_state_age_s` older than the start are not taken.
         """
         if self._mode is Mode.RUNNING:
             return StartResult(True, 'already started')
         refused = self._guard.why_not_start(now_ros_ns)
-        refused = refused or self._commander.take_position(self._guard.state)
+        braking = self._motion.braking
+        if not refused and not braking:
+            refused = self._commander.take_position(self._guard.state)
         if refused:
             return StartResult(False, refused)
         self._mode = Mode.RUNNING
+        self._wanted_dry_run = self._commander.command.dry_run
         self._guard.restart(now_s)
-        self._motion.drop_plan()
         # A camera frame may be as old as a joint state that one may start on.
         fresh_ns = round(self.config.watchdog.max_state_age_s * 1e9)
         self._replanner.history.forget_before(now_ros_ns - fresh_ns)
+        if braking:
+            return StartResult(True, 'the robot comes to rest from its last motion first')
+        self._motion.drop_plan()
         self._commander.held_since_s = None
-        self._commander.hold(Reason.WAITING_FOR_CHUNK, now_s)
-        if not self._commander.return_inside():
-            return StartResult(True)
-        self.detail = 'the robot is outside its limits: going back inside'
+        if self.at_rest:
+            self._commander.hold(Reason.WAITING_FOR_CHUNK, now_s)
+        self.detail = self._commander.set_out_first()
         return StartResult(True, self.detail)
 
-    def stop(self, reason: Reason = Reason.STOPPED) -> Command:
-        """Hold from now on, until `start`. The command returned is the last one to publish."""
+    def stop(self, reason: Reason = Reason.STOPPED) -> None:
+        """Come to rest as `StopActions` says, with the next ticks, and hold until `start`."""
+        if self._mode is not Mode.RUNNING:
+            return
+        self._mode = Mode.STOPPED
+        self._stop_reason = reason
+        if reason is Reason.STOPPED:
+            self.detail = ''
+        self._motion.begin_halt(reason)
+
+    def freeze(self) -> Command:
+        """Hold at once, until `start`: for the end, when no tick will follow any more.
+
+        Returns:
+            The last command to publish.
+        """
         if self._mode is Mode.RUNNING:
-            self._mode = Mode.STOPPED
-            self._stop_reason = reason
-            self._motion.drop_plan()
-            if reason is Reason.STOPPED:
-                self.detail = ''
+            self._mode, self._stop_reason = Mode.STOPPED, Reason.STOPPED
+        self._motion.drop_plan()
         return self._commander.hold(self._stop_reason)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the last command was a hold, or there was none."""
+        return not self._commander.moving and not self._motion.braking
 
     def reset(self, episode: int) -> None:
         """Begin an episode and open the latch: the operator's word, and nobody else's."""
@@ -143,12 +180,13 @@ class ChunkExecutor:
     def begin_episode(self, episode: int) -> None:
         """No plan, no chunk and no delay of the last episode survives; the latch does.
 
-        A started executor stays started and holds until a chunk of the new episode comes.
+        A started executor stays started, comes to rest within its limits and holds until a chunk
+        of the new episode comes.
         """
         self._motion.drop_plan()
         self._replanner.begin_episode(episode, self._commander.command.setpoints)
         if self._mode is Mode.RUNNING:
-            self._commander.hold(Reason.WAITING_FOR_CHUNK)
+            self._commander.leave_plan()
 
     def set_parameters(self, parameters: ExecutorParameters) -> None:
         """Take up other parameters at the next chunk boundary.
@@ -158,22 +196,27 @@ class ChunkExecutor:
         """
         self._replanner.stage(parameters)
 
-    def set_dry_run(self, dry_run: bool) -> Command:
+    def set_dry_run(self, dry_run: bool) -> None:
         """Publish commands, or compute them only. A change stops the executor.
 
-        What a dry run commanded is nowhere near the robot, so it is forgotten.
-
-        Returns:
-            A copy of the last command to publish before the change: a hold.
+        It takes effect when the robot has come to rest. What a dry run commanded is nowhere near
+        the robot, so it is forgotten.
         """
-        self.stop()
-        last = self._commander.snapshot()
-        if dry_run != last.dry_run:
-            self._mode = Mode.IDLE
-            self._stop_reason = Reason.NOT_STARTED
-            self._commander.forget(dry_run)
-            self._commander.hold(Reason.NOT_STARTED)
-        return last
+        self._wanted_dry_run = dry_run
+        if self._commander.command.dry_run or self.at_rest:
+            self.freeze()
+            self._take_up_dry_run()
+        else:
+            self.stop()
+
+    def _take_up_dry_run(self) -> None:
+        """Change to or from a dry run, once at rest: what was published last was a hold."""
+        if self._wanted_dry_run == self._commander.command.dry_run or not self.at_rest:
+            return
+        self._mode = Mode.IDLE
+        self._stop_reason = Reason.NOT_STARTED
+        self._commander.forget(self._wanted_dry_run)
+        self._commander.hold(Reason.NOT_STARTED)
 
     # ------------------------------------------------------------ what comes in
 
@@ -199,6 +242,7 @@ class ChunkExecutor:
         now_s: float,
         now_ros_ns: int,
         tied: bool = True,
+        request: int | None = None,
     ) -> SubmitResult:
         """Offer a chunk. It is checked in full and taken whole, or refused whole; never raises.
 
@@ -211,6 +255,8 @@ class ChunkExecutor:
             now_s: steady clock.
             now_ros_ns: ROS clock.
             tied: it was made to continue the plan that the request carried.
+            request: number of the request that it answers; None where nobody says. A refused
+                answer closes its request, so that another one is asked for at once.
         """
         self.counters.received += 1
         try:
@@ -234,8 +280,9 @@ class ChunkExecutor:
             refusal, text = Refusal.INTERNAL_ERROR, f'{type(error).__name__}: {error}'
         self.counters.internal_errors += refusal is Refusal.INTERNAL_ERROR
         self.counters.refused[refusal] += 1
-        if refusal not in _LEAVES_REQUEST_OPEN:
-            self._replanner.requests.close()
+        requests = self._replanner.requests
+        if request == requests.number or (request is None and refusal not in _STRAY):
+            requests.close()
         return SubmitResult(refusal, text)
 
     def _require_motion(self) -> None:
@@ -245,6 +292,8 @@ class ChunkExecutor:
         fault = self._guard.fault
         if fault is not None and fault is not Reason.CLAMP_LATCH:
             raise Refused(Refusal.HOLDING, f'the robot holds: {fault.value}, {self.detail}')
+        if self._motion.braking:
+            raise Refused(Refusal.HOLDING, 'the robot is coming to rest')
         if self._commander.approach.active:
             raise Refused(Refusal.APPROACHING, 'the robot is on its way to where it may set out')
 
@@ -258,6 +307,7 @@ class ChunkExecutor:
         return (
             may_move
             and not self._commander.approach.active
+            and not self._motion.braking
             and not replanner.requests.open
             and replanner.due
         )
@@ -322,6 +372,7 @@ class ChunkExecutor:
             kind=command.kind,
             reason=command.reason,
             detail=self.detail,
+            progress=self._commander.approach.progress(command.setpoints),
             episode=replanner.episode,
             step=timeline.current_step,
             parameters=replanner.parameters,
@@ -360,32 +411,57 @@ class ChunkExecutor:
         if fault is Reason.CLOCK_JUMP:
             self._replanner.history.clear()
             self._replanner.order.clear()
+        elapsed_s = self._elapsed_s(now_s)
         if self._mode is Mode.RUNNING:
-            command = self._move(fault, now_s, now_ros_ns)
+            command = self._move(fault, elapsed_s, now_s, now_ros_ns)
         else:
-            command = self._commander.hold(self._stop_reason, now_s)
+            self._take_up_dry_run()
+            command = self._motion.stand(self._stop_reason, elapsed_s, now_s, now_ros_ns)
+        self._commanded_s = now_s
         if fault is not Reason.CLOCK_JUMP and fault is not Reason.CLOCK_INVALID:
             self._replanner.record(now_ros_ns)
         return command
 
-    def _move(self, clock_fault: Reason | None, now_s: float, now_ros_ns: int) -> Command:
+    def _elapsed_s(self, now_s: float) -> float:
+        """Seconds since the last command, a tick's or the dead-man's; 0.0 where nobody knows."""
+        if self.config.watchdog.motion_clock == 'ros':
+            return self._guard.elapsed_s
+        elapsed_s = 0.0 if self._commanded_s is None else now_s - self._commanded_s
+        return elapsed_s if 0.0 < elapsed_s < math.inf else 0.0
+
+    def _move(
+        self, clock_fault: Reason | None, elapsed_s: float, now_s: float, now_ros_ns: int
+    ) -> Command:
         try:
-            return self._motion.run(clock_fault, now_s, now_ros_ns)
+            return self._motion.run(clock_fault, elapsed_s, now_s, now_ros_ns)
         except PersonNeeded as needed:
-            return self.stop(needed.reason)
+            self.stop(needed.reason)
+            if self.at_rest:
+                return self._commander.command
+            return self._motion.stand(needed.reason, elapsed_s, now_s, now_ros_ns)
 
     def dead_man(self, now_s: float) -> Command | None:
-        """The hold to publish when ticks have stopped coming; `None` while they come.
+        """The command to publish when ticks have stopped coming; `None` while they come.
 
         For a timer of its own, on a steady clock: whatever keeps `tick` from being called, the
-        robot is told to hold. The next tick finds the gap, and drops the plan by itself.
+        robot is brought to rest. The next tick finds the gap, and drops the plan by itself.
         """
         silent_s = self._guard.silent_s(now_s)
         if silent_s is None:
             return None
-        if self._mode is Mode.RUNNING and self._guard.fault is None:
+        begins = self._mode is Mode.RUNNING and self._guard.fault is None
+        if begins:
             self._guard.fault = Reason.TICK_LATE
             self.detail = f'no tick for {silent_s:.3f} s'
-            self._motion.drop_plan()
-            return self._commander.hold(Reason.TICK_LATE, now_s)
+        if self.config.watchdog.motion_clock == 'ros':
+            # How fast the simulated world goes on is not known here.
+            if begins:
+                self._motion.drop_plan()
+                self._commander.hold(Reason.TICK_LATE, now_s)
+        else:
+            elapsed_s, self._commanded_s = self._elapsed_s(now_s), now_s
+            if begins or self._motion.braking:
+                self._motion.halt(Reason.TICK_LATE, elapsed_s, now_s, None)
+            else:
+                self._commander.stay(self._commander.command.reason, None, elapsed_s, now_s)
         return self._commander.command

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.columns import Columns
 from vla_runtime.execution.command import Command, Counters, Reason
@@ -28,6 +30,7 @@ class Guard:
         self,
         parameters: WatchdogParameters,
         columns: Columns,
+        tracking_error: np.ndarray,
         latch: ClampLatch,
         counters: Counters,
     ) -> None:
@@ -35,7 +38,7 @@ class Guard:
         self._latch = latch
         self._counters = counters
         self._clock = ClockWatch(parameters)
-        self._state_watch = StateWatch(parameters, columns)
+        self._state_watch = StateWatch(parameters, columns, tracking_error)
         self._tick_timeout_s = parameters.tick_timeout_s
         self.state = MeasuredState(columns)
         self._started_s: float | None = None
@@ -46,6 +49,19 @@ class Guard:
     def dt_ns(self) -> int:
         """Plan time since the last tick, nanoseconds; 0 after a fault of a clock."""
         return self._clock.dt_ns
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the last tick, a late one too; 0.0 where no clock can tell."""
+        return self._clock.elapsed_ns * 1e-9
+
+    def trusted_positions(self, now_ros_ns: int, command: Command) -> np.ndarray | None:
+        """(columns,) measured positions that may be acted on; None while there are none."""
+        if self._state_watch.check(self.state, now_ros_ns) is not None:
+            return None
+        if self._columns.any_continuous:
+            self.state.bring_near(command.setpoints)
+        return self.state.positions
 
     def observe(self, names: Sequence[str], positions: Sequence[float], stamp_ns: int) -> None:
         """Take measured positions by name; see `MeasuredState.observe`."""

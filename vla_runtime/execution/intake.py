@@ -71,11 +71,12 @@ class Standstill:
 
 
 class ChunkOrder:
-    """The order in which chunks are taken: by the time of their observations.
+    """The order in which chunks are taken: by the time of their observations, then by number.
 
     Inference numbers start anew when a policy process is restarted, times do not. So a newer
     observation with a lower number is a restarted policy, and an older one is out of order
-    whatever its number.
+    whatever its number. Cameras may be slower than the replan rate: the same observation with a
+    higher number is a new inference from the newest frames that there are, and is taken.
     """
 
     def __init__(self) -> None:
@@ -86,13 +87,15 @@ class ChunkOrder:
         self._last = None
 
     def require_newer(self, stamped: Stamped) -> None:
-        """Raise `Refused` unless its observation is newer than that of the last chunk taken."""
+        """Raise `Refused` for an observation, or a number, before that of the last chunk taken."""
         last = self._last
         if last is None or stamped.observation_ns > last.observation_ns:
             return
-        if stamped == last:
-            raise Refused(Refusal.DUPLICATE, f'chunk {stamped.number} was already taken')
         behind_s = (last.observation_ns - stamped.observation_ns) * 1e-9
+        if not behind_s and stamped.number > last.number:
+            return
+        if not behind_s and stamped.number == last.number:
+            raise Refused(Refusal.DUPLICATE, f'chunk {stamped.number} was already taken')
         raise Refused(
             Refusal.OUT_OF_ORDER,
             f'chunk {stamped.number} has an observation {behind_s:.3f} s before that of chunk '

@@ -30,6 +30,8 @@ class ColumnLimits:
         velocity: largest speed, rad/s or m/s.
         acceleration: largest change of speed, rad/s² or m/s².
         step_from_measured: largest distance of a commanded from the measured position, rad or m.
+        tracking_error: distance of the measured from the commanded position that stops the robot,
+            rad or m; `None` derives it from the range (`tracking_error_limits`).
     """
 
     lower: float = -np.inf
@@ -37,6 +39,7 @@ class ColumnLimits:
     velocity: float = np.inf
     acceleration: float = np.inf
     step_from_measured: float = np.inf
+    tracking_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Limits:
     """Limits of all columns, each (columns,) float64, and what happens when one is violated.
 
     `workspace_lower` and `workspace_upper` are a box for Cartesian columns, infinite elsewhere.
+    `tracking_error` is NaN where it follows from the range.
     """
 
     names: tuple[str, ...]
@@ -76,6 +80,7 @@ class Limits:
     velocity: np.ndarray
     acceleration: np.ndarray
     step_from_measured: np.ndarray
+    tracking_error: np.ndarray
     workspace_lower: np.ndarray
     workspace_upper: np.ndarray
     actions: LimitActions = field(default_factory=LimitActions)
@@ -83,6 +88,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ('velocity', 'acceleration', 'step_from_measured'):
             self._require(~(getattr(self, name) > 0.0), name, 'must be larger than 0')
+        self._require(self.tracking_error <= 0.0, 'tracking_error', 'must be larger than 0')
         for name in ('lower', 'upper', 'workspace_lower', 'workspace_upper'):
             self._require(np.isnan(getattr(self, name)), name, 'is not a number')
         self._require(~(self.lower < self.upper), 'lower', 'must be smaller than upper')
@@ -135,6 +141,9 @@ def make_limits(
         velocity=np.array([limit.velocity for limit in each], dtype=np.float64),
         acceleration=np.array([limit.acceleration for limit in each], dtype=np.float64),
         step_from_measured=np.array([limit.step_from_measured for limit in each], dtype=np.float64),
+        tracking_error=np.array(
+            [np.nan if limit.tracking_error is None else limit.tracking_error for limit in each]
+        ),
         workspace_lower=np.array([box[0] for box in boxes], dtype=np.float64),
         workspace_upper=np.array([box[1] for box in boxes], dtype=np.float64),
         actions=actions or LimitActions(),

@@ -1,20 +1,24 @@
-"""One tick of a started executor: look whether the robot may move, then approach, track, or rest.
+"""One tick of the command: look whether the robot may move, then approach, track, brake, or hold.
 
-To hold is to stop at once: that is for faults and for the operator. A plan that ends without a
-successor is no fault, so the robot brakes within its limits and holds where it comes to rest.
+Every stop goes through `halt`. It walks on along the plan at a falling pace, so that all joints
+slow down together and stay on their path, and holds where they come to rest; a cause that the robot
+file says to `freeze` on holds at once. The plan is dropped when the robot has come to rest.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from vla_runtime.execution.command import Command, Counters, Reason
 from vla_runtime.execution.commander import Commander
 from vla_runtime.execution.guard import Guard
 from vla_runtime.execution.intake import Standstill
 from vla_runtime.execution.replanner import Replanner
+from vla_runtime.execution.stopping import StopActions
 
 
 class PersonNeeded(Exception):  # noqa: N818 - it is an answer, not an error
-    """The robot must hold until someone who looked at it starts it again."""
+    """The robot must stop until someone who looked at it starts it again."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.value)
@@ -29,7 +33,7 @@ class Motion:
         commander: owns the command.
         replanner: owns the plan.
         counters: of the executor.
-        longest_s: motion that one command may contain, in seconds.
+        on_stop: how to stop, by cause.
         cold_after_s: a hold of this length makes the next chunk a new start.
     """
 
@@ -39,42 +43,113 @@ class Motion:
         commander: Commander,
         replanner: Replanner,
         counters: Counters,
-        longest_s: float,
+        on_stop: StopActions,
         cold_after_s: float,
     ) -> None:
         self._guard = guard
         self._commander = commander
         self._replanner = replanner
         self._counters = counters
-        self._longest_s = longest_s
+        self._on_stop = on_stop
         self._cold_after_s = cold_after_s
+        # Plan time per time while the robot brakes, 1.0 to 0.0; None while it does not.
+        self._pace: float | None = None
+        self._cause = Reason.NOT_STARTED
         # Whether the next chunk sets out anew and has to begin where the robot is.
         self._cold = True
 
-    def run(self, clock_fault: Reason | None, now_s: float, now_ros_ns: int) -> Command:
-        """The command for this moment.
+    @property
+    def braking(self) -> bool:
+        """Whether a stop has begun and the robot has not come to rest yet."""
+        return self._pace is not None
+
+    def run(
+        self, clock_fault: Reason | None, elapsed_s: float, now_s: float, now_ros_ns: int
+    ) -> Command:
+        """The command of a started executor for this moment.
+
+        Args:
+            clock_fault: what is wrong with the clocks, if anything.
+            elapsed_s: seconds since the last command; 0.0 where nobody knows.
+            now_s: steady clock.
+            now_ros_ns: ROS clock.
 
         Raises:
-            PersonNeeded: the robot must hold, and not go on by itself.
+            PersonNeeded: the robot must stop, and not go on by itself.
         """
         fault = self._guard.check(clock_fault, now_ros_ns, self._commander.command)
-        if fault is not None:
-            return self._hold_for(fault, now_s)
+        if fault is Reason.TRACKING_ERROR:
+            # Whether to push on against whatever is in the way is for a person to decide.
+            raise PersonNeeded(fault)
+        if fault is Reason.CLOCK_STOPPED:
+            # The plan waits for the clock as well.
+            return self._commander.hold(fault, now_s)
+        if fault is not None or self.braking:
+            return self.halt(fault or self._cause, elapsed_s, now_s, now_ros_ns)
         dt_ns = self._guard.dt_ns
         if dt_ns == 0:
             return self._commander.command
         self._replanner.elapsed_ns += dt_ns
-        dt_s = min(dt_ns * 1e-9, self._longest_s)
+        dt_s = dt_ns * 1e-9
         if self._commander.approach.active:
             return self._go_near(dt_s)
         if self._replanner.timeline.at_end:
             return self._rest(dt_s, now_s)
-        return self._track(dt_ns, dt_s, now_s)
+        return self._track(dt_ns, now_s, now_ros_ns)
+
+    def begin_halt(self, reason: Reason) -> bool:
+        """Stop for this reason: begin to brake, or hold at once; whether the robot brakes."""
+        commander = self._commander
+        commander.approach.stop()
+        if not commander.in_motion or self._on_stop.freezes(reason):
+            self.drop_plan()
+            if commander.in_motion or not commander.moving:
+                commander.hold(reason)
+        elif self._pace is None:
+            self._pace, self._cause = 1.0, reason
+        return self.braking
+
+    def stand(self, reason: Reason, dt_s: float, now_s: float, now_ros_ns: int) -> Command:
+        """One tick of an executor that is not started: come to rest, then hold."""
+        if self.braking:
+            return self.halt(reason, dt_s, now_s, now_ros_ns)
+        return self._commander.stay(reason, self._trusted_positions(now_ros_ns), dt_s, now_s)
+
+    def halt(self, reason: Reason, dt_s: float, now_s: float, now_ros_ns: int | None) -> Command:
+        """One tick of a stop, or of the hold that it ends in.
+
+        Args:
+            reason: why.
+            dt_s: seconds since the last command; 0.0 where nobody knows.
+            now_s: steady clock.
+            now_ros_ns: ROS clock; None where no measured position is to be looked at.
+        """
+        commander = self._commander
+        positions = None if now_ros_ns is None else self._trusted_positions(now_ros_ns)
+        if not (self.braking or commander.in_motion):
+            self.drop_plan()
+            return commander.stay(reason, positions, dt_s, now_s)
+        if self._on_stop.freezes(reason):
+            self.drop_plan()
+            return commander.hold(reason, now_s, dt_s)
+        self.begin_halt(reason)
+        if dt_s > 0.0:
+            self._replanner.elapsed_ns += round(dt_s * 1e9)
+            if self._brake(positions, dt_s):
+                return commander.command
+        commander.rest(reason, positions, dt_s, now_s)
+        if not commander.moving:
+            self.drop_plan()
+        return commander.command
+
+    def _trusted_positions(self, now_ros_ns: int) -> np.ndarray | None:
+        return self._guard.trusted_positions(now_ros_ns, self._commander.command)
 
     def drop_plan(self) -> None:
         """Nothing of the past is executed any more; the next chunk makes a new start."""
         self._commander.approach.stop()
         self._cold = True
+        self._pace = None
         self._replanner.drop(self._commander.command.setpoints)
 
     def standstill(self, now_s: float) -> Standstill:
@@ -88,14 +163,20 @@ class Motion:
             starved=commander.command.reason is Reason.STARVED,
         )
 
-    def _hold_for(self, fault: Reason, now_s: float) -> Command:
-        if fault is Reason.TRACKING_ERROR:
-            # Whether to push on against whatever is in the way is for a person to decide.
-            raise PersonNeeded(fault)
-        # Only a clock that stands still leaves the plan what it was.
-        if fault is not Reason.CLOCK_STOPPED:
-            self.drop_plan()
-        return self._commander.hold(fault, now_s)
+    def _brake(self, positions: np.ndarray | None, dt_s: float) -> bool:
+        """Walk on along the plan at a lower pace; false where there is no more of it to walk."""
+        replanner, commander = self._replanner, self._commander
+        assert self._pace is not None
+        self._pace = commander.slower(self._pace, dt_s)
+        plan_ns = round(dt_s * 1e9 * self._pace)
+        if plan_ns == 0 or replanner.timeline.at_end:
+            self._pace = 0.0
+            return False
+        segment = replanner.advance(plan_ns)
+        step = replanner.timeline.sample_into(commander.target, commander.command.velocities)
+        commander.slow_target(self._pace)
+        commander.track(positions, dt_s, segment, step).reason = Reason.BRAKING
+        return True
 
     def _rest(self, dt_s: float, now_s: float) -> Command:
         """Nothing is left to execute: brake, and hold."""
@@ -114,7 +195,7 @@ class Motion:
             replanner.finish_plan(command.setpoints)
         return command
 
-    def _track(self, dt_ns: int, dt_s: float, now_s: float) -> Command:
+    def _track(self, dt_ns: int, now_s: float, now_ros_ns: int) -> Command:
         replanner, commander, guard = self._replanner, self._commander, self._guard
         self._cold = False
         segment = replanner.advance(dt_ns)
@@ -124,9 +205,9 @@ class Motion:
         if commander.refuses(guard.state.positions):
             guard.detail = 'the plan leads further from the measured position than allowed'
             guard.fault = Reason.STEP_FROM_MEASURED
-            return self._hold_for(guard.fault, now_s)
+            return self.halt(guard.fault, dt_ns * 1e-9, now_s, now_ros_ns)
         guard.detail = ''
-        return commander.track(guard.state.positions, dt_s, segment, step)
+        return commander.track(guard.state.positions, dt_ns * 1e-9, segment, step)
 
     def _go_near(self, dt_s: float) -> Command:
         """One tick of the approach; at its end the plan is asked for anew, from where it led."""

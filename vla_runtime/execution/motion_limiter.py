@@ -25,24 +25,35 @@ class MotionLimiter:
        never moves further away from the measured one than allowed.
     2. Speed never exceeds its limit, neither from tick to tick nor as told beside a position.
     3. Acceleration never exceeds its limit, and the approach to a position limit is slowed down
-       in time for this to stay so. Holding is exempt: to hold is to stop at once.
+       in time for this to stay so. Two things are exempt: a hold, which stops at once, and the
+       distance from the measured position, where the robot is pushed away from the command.
 
-    The third is exact while ticks are equally long; when they are not, what braking lacks shows up
-    in the acceleration, never in a position or a speed.
+    All three hold by the times at which commands are given, however uneven the ticks are. The
+    velocity of a tick is its step over the time since the last command. It may change by the
+    acceleration times the shorter of two spans: this tick, or the mean of this tick and the last
+    one. So a second difference of the commands stays within the limit whichever span divides it.
 
     A target that is within the limits comes out unchanged, bit by bit. When the command has fallen
-    behind its target, it closes the gap as fast as acceleration allows without overshooting
-    (`_fastest_that_stops`).
+    behind its target, it closes the gap within the acceleration and does not overshoot
+    (`_find_fastest`).
+
+    Args:
+        limits: of the columns.
+        columns: kinds, and which are measured.
+        longest_s: motion that one command may contain at top speed, in seconds: the robot's
+            controller executes each command in about one period, so a late command must not
+            contain much more. The limit of acceleration has precedence.
     """
 
-    def __init__(self, limits: Limits, columns: Columns) -> None:
+    def __init__(self, limits: Limits, columns: Columns, longest_s: float = math.inf) -> None:
         self._columns = columns
+        self._longest_s = longest_s
         self._lower = np.maximum(limits.hard_lower, -_FAR)
         self._upper = np.minimum(limits.hard_upper, _FAR)
         self._speed = np.minimum(limits.velocity, _FAR)
         self._acceleration = np.minimum(limits.acceleration, _FAR)
         self._slowest = -self._speed
-        self._inverse = 2.0 / limits.acceleration
+        self._inverse = 4.0 / limits.acceleration
         self._accelerates = bool(np.isfinite(limits.acceleration).any())
         self._step = np.where(
             columns.has_feedback & columns.is_position, limits.step_from_measured, np.inf
@@ -56,7 +67,10 @@ class MotionLimiter:
         self._lowest = np.where(columns.is_velocity, -_FAR, self._lower)
         self._highest = np.where(columns.is_velocity, _FAR, self._upper)
         self.velocities = np.zeros(columns.count)
+        self._last_dt_s = 0.0
         self._ones = np.ones(columns.count)
+        self._zeros = np.zeros(columns.count)
+        self._limit = np.zeros(columns.count)
         self._result = np.zeros(columns.count)
         self._wanted = np.zeros(columns.count)
         self._next = np.zeros(columns.count)
@@ -67,11 +81,27 @@ class MotionLimiter:
         # Rows: the gap to the target, the room to the upper and to the lower limit.
         self._distance = np.zeros((3, columns.count))
         self._fastest = np.zeros((3, columns.count))
-        self._ticks = np.zeros((3, columns.count))
+        self._roots = np.zeros((3, columns.count))
 
-    def stop(self) -> None:
-        """Forget the velocity: the next tick starts from standstill."""
+    def stop(self, dt_s: float = 0.0) -> None:
+        """Forget the velocity: the next tick starts from standstill.
+
+        Args:
+            dt_s: seconds since the last command, 0 where nobody knows.
+        """
         self.velocities[:] = 0.0
+        self._last_dt_s = dt_s
+
+    def slowing(self, dt_s: float) -> float:
+        """Share of the present velocity that all columns together may lose in a tick of `dt_s`."""
+        np.abs(self.velocities, out=self._scratch)
+        np.maximum(self._scratch, 1e-12, out=self._scratch)
+        np.divide(self._acceleration, self._scratch, out=self._scratch)
+        return min(1.0, float(self._scratch.min()) * self._span(dt_s))
+
+    def _span(self, dt_s: float) -> float:
+        """Seconds for which the velocity may change at full acceleration in a tick of `dt_s`."""
+        return min(dt_s, 0.5 * (dt_s + self._last_dt_s))
 
     @property
     def moving(self) -> bool:
@@ -169,7 +199,7 @@ class MotionLimiter:
         self._next[:] = 0.0
         if self._columns.any_velocity:
             self._result[self._columns.is_velocity] = 0.0
-        np.multiply(self._acceleration, dt_s, out=self._fastest[0])
+        np.multiply(self._acceleration, self._span(dt_s), out=self._fastest[0])
         self._clip_next(self.velocities, self._fastest[0])
         self._find_result(command, near, dt_s)
         self._take(command, dt_s)
@@ -188,6 +218,7 @@ class MotionLimiter:
         if columns.any_velocity:
             np.copyto(self.velocities, goal, where=columns.is_velocity)
         np.copyto(command, goal)
+        self._last_dt_s = dt_s
 
     def _measure_distances(
         self,
@@ -211,42 +242,41 @@ class MotionLimiter:
         np.maximum(self._distance, 0.0, out=self._distance)
 
     def _find_fastest(self, dt_s: float) -> None:
-        """The largest speed that can be braked to standstill, tick by tick, within each distance.
+        """The largest speed v from which each distance d still suffices to come to rest.
 
-        A speed v of this tick and n ticks that are slower by a·dt each, until it is used up, cover
-        `(n+1)·v·dt - a·dt²·n(n+1)/2`; solved for v with the largest n that fits. Without a limit
-        of acceleration n is 0: the distance may be covered in one tick.
+        v solves `v·dt + v²/a = d`: after this tick the way left is `v²/a`, enough to brake with
+        half the acceleration. Half is what uneven ticks leave of it at worst, a long one after each
+        short one (`_span`); and whatever the next tick is, its braking leaves `v²/a` again.
+        Without a limit of acceleration the distance may be covered in one tick.
         """
-        ticks, fastest = self._ticks, self._fastest
-        np.multiply(self._distance, self._inverse, out=ticks)
-        ticks /= dt_s * dt_s
-        ticks += 0.25
-        np.sqrt(ticks, out=ticks)
-        ticks -= 0.5
-        np.floor(ticks, out=ticks)
-        np.multiply(self._acceleration, 0.5 * dt_s, out=self._scratch)
-        np.multiply(ticks, self._scratch, out=fastest)
-        ticks += 1.0
-        ticks *= dt_s
-        np.divide(self._distance, ticks, out=ticks)
-        fastest += ticks
+        roots, fastest = self._roots, self._fastest
+        np.multiply(self._distance, self._inverse, out=roots)
+        roots += dt_s * dt_s
+        np.sqrt(roots, out=roots)
+        roots += dt_s
+        np.divide(self._distance, roots, out=fastest)
+        fastest *= 2.0
 
     def _limit_velocity(self, rates: np.ndarray, dt_s: float, speed: np.ndarray | None) -> None:
         """The wanted velocity within all limits; the later ones have the last word."""
         closing, up, down = self._fastest
         np.copyto(self._next, self._wanted)
+        limit = self._speed
+        if speed is not None:
+            limit = np.minimum(limit, speed, out=self._limit)
         if self._accelerates:
             if self._columns.any_velocity:
                 closing[self._columns.is_velocity] = _FAR
             self._clip_next(rates, closing)
-            np.multiply(self._acceleration, dt_s, out=closing)
+        if dt_s > self._longest_s:
+            np.multiply(limit, self._longest_s / dt_s, out=closing)
+            if self._columns.any_velocity:
+                closing[self._columns.is_velocity] = _FAR
+            self._clip_next(self._zeros, closing)
+        if self._accelerates:
+            np.multiply(self._acceleration, self._span(dt_s), out=closing)
             self._clip_next(self.velocities, closing)
-        limit = self._speed
-        if speed is not None:
-            limit = np.minimum(limit, speed, out=closing)
-        np.minimum(self._next, limit, out=self._next)
-        np.negative(limit, out=self._scratch)
-        np.maximum(self._next, self._scratch, out=self._next)
+        self._clip_next(self._zeros, limit)
         np.minimum(self._next, up, out=self._next)
         np.negative(down, out=down)
         np.maximum(self._next, down, out=self._next)

@@ -323,6 +323,7 @@ class Replanner:
             past=timeline.current_step - first,
             certain=min(takeover - first, len(rows)),
             episode=self.episode,
+            request=self.requests.number,
         )
 
     # ------------------------------------------------------------ plan time

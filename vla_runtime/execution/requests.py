@@ -42,10 +42,16 @@ class DelayEstimator:
 
 
 class Requests:
-    """Whether a chunk has been asked for and is still awaited."""
+    """Whether a chunk has been asked for and is still awaited.
+
+    Attributes:
+        number: of the newest request, counted from 1; an answer carries it back.
+        answered: a chunk that serves the coming boundary was accepted.
+    """
 
     def __init__(self) -> None:
         self._asked_at_s: float | None = None
+        self.number = 0
         self.answered = False
 
     @property
@@ -55,6 +61,7 @@ class Requests:
     def ask(self, now_s: float) -> None:
         """A request went out."""
         self._asked_at_s = now_s
+        self.number += 1
 
     def answer(self) -> None:
         """A chunk that serves the coming boundary was accepted."""

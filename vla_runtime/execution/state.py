@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +13,22 @@ from vla_runtime.execution.columns import Columns
 _NEVER = np.iinfo(np.int64).min
 _FULL_TURN = 2.0 * np.pi
 _SOURCES_KEPT = 32
+# No joint of any robot measures more, in any unit; far from where single precision overflows.
+FURTHEST = 1e9
+
+
+class _Mapping(NamedTuple):
+    """Where the positions of a message go.
+
+    Attributes:
+        source: places in the message.
+        target: columns.
+        twice: the first column that the message names twice; empty when there is none.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+    twice: str
 
 
 class MeasuredState:
@@ -23,7 +41,9 @@ class MeasuredState:
             for column, name in enumerate(columns.names)
             if columns.has_feedback[column]
         }
-        self._maps: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = {}
+        self._maps: dict[tuple[str, ...], _Mapping] = {}
+        # Why the newest message of these names was refused.
+        self._refused: dict[tuple[str, ...], str] = {}
         self.positions = np.zeros(columns.count)
         self._stamps = np.full(columns.count, _NEVER, dtype=np.int64)
         self._oldest = _NEVER if self._index else None
@@ -57,6 +77,11 @@ class MeasuredState:
             name for name, column in self._index.items() if self._stamps[column] == self._oldest
         ]
 
+    @property
+    def refused(self) -> list[str]:
+        """Why messages are refused, in words, while none has come that brings the same columns."""
+        return list(self._refused.values())
+
     def clear(self) -> None:
         """Forget all: stamps of the past say nothing any more."""
         self._stamps[:] = _NEVER
@@ -74,39 +99,63 @@ class MeasuredState:
     def observe(self, names: Sequence[str], positions: Sequence[float], stamp_ns: int) -> None:
         """Take one message. Names that are not commanded are ignored; bad messages are counted.
 
-        A message older than the last one is dropped, unless the last one is distrusted.
+        A message older than the last one is dropped, unless the last one is distrusted. One that
+        names a commanded joint twice is refused whole: nobody knows which of the numbers is right.
 
         Args:
             names: joint names, in the message's order.
-            positions: as many positions, rad or m. Not-a-number is kept: it is for the watchdog.
+            positions: as many positions, rad or m. What is beyond `FURTHEST` counts as
+                not-a-number, which is kept: it is for the watchdog.
             stamp_ns: the message's stamp, ROS clock.
         """
         key = tuple(names)
         found = self._maps.get(key)
         if found is None:
             found = self._map(key)
-        source, target = found
-        if len(positions) != len(key):
+        source, target, twice = found
+        if len(positions) != len(key) or twice:
+            fault = f'the message has {len(positions)} positions for {len(key)} names'
+            if twice:
+                fault = f"the message names '{twice}' twice; mend the node that publishes it"
             self.malformed += 1
+            if len(target):
+                self._refused[key] = fault
             return
         if not len(target):
             return
+        if self._refused:
+            self._forgive(target)
         if stamp_ns < self._stamps[target].max() and not self._distrusted:
             self.out_of_order += 1
             return
-        self.positions[target] = np.asarray(positions, dtype=np.float64)[source]
+        values = np.asarray(positions, dtype=np.float64)[source]
+        self.positions[target] = np.where(np.abs(values) <= FURTHEST, values, np.nan)
         self._stamps[target] = stamp_ns
         self._distrusted = False
         self._oldest = int(self._stamps[self._columns.has_feedback].min())
 
-    def _map(self, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    def _map(self, names: tuple[str, ...]) -> _Mapping:
         pairs = [(at, self._index[name]) for at, name in enumerate(names) if name in self._index]
-        source = np.array([at for at, _ in pairs], dtype=np.int64)
-        target = np.array([column for _, column in pairs], dtype=np.int64)
+        counted = Counter(column for _, column in pairs)
+        twice = next((self._columns.names[c] for c, count in counted.items() if count > 1), '')
         if len(self._maps) >= _SOURCES_KEPT:
             self._maps.clear()
-        self._maps[names] = (source, target)
-        return source, target
+            self._refused.clear()
+        found = _Mapping(
+            source=np.array([at for at, _ in pairs], dtype=np.int64),
+            target=np.array([column for _, column in pairs], dtype=np.int64),
+            twice=twice,
+        )
+        self._maps[names] = found
+        return found
+
+    def _forgive(self, target: np.ndarray) -> None:
+        """Forget the refusals of messages that bring any of these columns."""
+        self._refused = {
+            key: fault
+            for key, fault in self._refused.items()
+            if not np.isin(self._maps[key].target, target).any()
+        }
 
     def bring_near(self, reference: np.ndarray) -> None:
         """Count whole turns of continuous columns so that they lie nearest to the reference."""

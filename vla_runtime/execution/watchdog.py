@@ -15,9 +15,14 @@ import numpy as np
 
 from vla_runtime.execution.columns import Columns
 from vla_runtime.execution.command import Reason
+from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.state import MeasuredState
 
 MotionClock = Literal['steady', 'ros']
+
+# A joint further from its command than this share of its range is blocked, or not driven at all.
+# A gripper that closes on something wide stays below it.
+_TRACKING_SHARE = 0.75
 
 
 def tick_timeout_for(control_period_s: float) -> float:
@@ -36,7 +41,8 @@ class WatchdogParameters:
         future_tolerance_s: how far a stamp may lie ahead of the ROS clock (clocks of two
             computers are never quite equal).
         max_tracking_error: largest distance between a commanded and a measured position, rad or
-            m. Beyond it the robot holds until it is started again.
+            m, of columns whose limits name none (`tracking_error_limits`). Beyond it the robot
+            holds until it is started again.
         clock_jump_s: largest step of the ROS clock (against the steady clock, or between ticks
             under `motion_clock` ros) that is not taken for a jump.
         clock_timeout_s: under `motion_clock` ros, how long the ROS clock may stand still.
@@ -62,8 +68,35 @@ class WatchdogParameters:
             )
 
 
+def tracking_error_limits(
+    columns: Columns, limits: Limits, max_tracking_error: float
+) -> np.ndarray:
+    """Distance between commanded and measured position that stops the robot, per column.
+
+    Args:
+        columns: the executor's.
+        limits: `tracking_error` of a column has precedence.
+        max_tracking_error: for columns without one, rad or m. Three quarters of the column's range
+            are used where they are smaller: a distance larger than the range stops nothing.
+
+    Returns:
+        (columns,) float64, rad or m; infinite where no position is measured or commanded.
+    """
+    default = np.minimum(
+        max_tracking_error * columns.scale, _TRACKING_SHARE * (limits.upper - limits.lower)
+    )
+    allowed = np.where(np.isnan(limits.tracking_error), default, limits.tracking_error)
+    return np.where(columns.has_feedback & columns.is_position, allowed, np.inf)
+
+
 class ClockWatch:
-    """Turns the two clocks into the plan time that passed between two ticks."""
+    """Turns the two clocks into the plan time that passed between two ticks.
+
+    Attributes:
+        dt_ns: plan time since the last tick; 0 after a fault.
+        elapsed_ns: the same where a fault says that ticks are late or the other clock jumped, so
+            that a robot in motion can brake; 0 where nobody knows.
+    """
 
     def __init__(self, parameters: WatchdogParameters) -> None:
         self._parameters = parameters
@@ -77,6 +110,7 @@ class ClockWatch:
         self._drift_s = 0.0
         self._drift_age_s = 0.0
         self.dt_ns = 0
+        self.elapsed_ns = 0
         self.detail = ''
 
     def advance(self, now_s: float, now_ros_ns: int) -> Reason | None:
@@ -85,7 +119,7 @@ class ClockWatch:
         Returns:
             Why the robot must hold, if it must; `detail` says it in words.
         """
-        self.dt_ns = 0
+        self.dt_ns = self.elapsed_ns = 0
         if not math.isfinite(now_s):
             self.detail = f'the steady clock reads {now_s}'
             return Reason.CLOCK_INVALID
@@ -97,10 +131,10 @@ class ClockWatch:
         self.last_s, self._last_ros_ns = now_s, now_ros_ns
         if self._parameters.motion_clock == 'steady':
             fault = self._check_steady(steady_s, ros_ns)
-            self.dt_ns = round(steady_s * 1e9)
+            self.dt_ns = self.elapsed_ns = max(0, round(steady_s * 1e9))
         else:
             fault = self._check_ros(steady_s, ros_ns)
-            self.dt_ns = ros_ns
+            self.dt_ns = self.elapsed_ns = ros_ns if fault is None else 0
         if fault is None and steady_s > self._parameters.tick_timeout_s:
             self.detail = (
                 f'{steady_s:.3f} s between two ticks, at most '
@@ -142,16 +176,20 @@ class ClockWatch:
 
 
 class StateWatch:
-    """Checks the measured state at every tick."""
+    """Checks the measured state at every tick.
 
-    def __init__(self, parameters: WatchdogParameters, columns: Columns) -> None:
+    Args:
+        parameters: ages and tolerances.
+        columns: the executor's.
+        tracking_error: (columns,) as `tracking_error_limits` gives them.
+    """
+
+    def __init__(
+        self, parameters: WatchdogParameters, columns: Columns, tracking_error: np.ndarray
+    ) -> None:
         self._parameters = parameters
         self._columns = columns
-        self._allowed = np.where(
-            columns.has_feedback & columns.is_position,
-            parameters.max_tracking_error * columns.scale,
-            np.inf,
-        )
+        self._allowed = tracking_error
         self._error = np.zeros(columns.count)
         self._far = np.zeros(columns.count, dtype=bool)
         self._ones = np.ones(columns.count)
@@ -177,21 +215,22 @@ class StateWatch:
 
     def describe(self, reason: Reason, state: MeasuredState, now_ros_ns: int) -> str:
         """A fault of `check` in words."""
+        refused = ''.join(f'; {text}' for text in state.refused)
         if reason is Reason.STATE_MISSING:
             return (
                 f'no measured position has come for {state.missing}; check the joint_states '
-                "topics and the robot file's joint names"
+                f"topics and the robot file's joint names{refused}"
             )
         if reason is Reason.STATE_NOT_FINITE:
             wrong = np.flatnonzero(~np.isfinite(state.positions))
             names = [self._columns.names[column] for column in wrong]
-            return f'the measured position of {names} is not a number'
+            return f'the measured position of {names} is not a number that a joint can have'
         age_s = (now_ros_ns - state.oldest_stamp_ns) * 1e-9
         if reason is Reason.STATE_STALE:
             limit_s = self._parameters.max_state_age_s
             return (
                 f'the measured position of {state.oldest_columns()} is {age_s:.3f} s old, at '
-                f'most {limit_s:g} s allowed (max_state_age_s)'
+                f'most {limit_s:g} s allowed (max_state_age_s){refused}'
             )
         return (
             f'the measured position of {state.oldest_columns()} is stamped {-age_s:.3f} s in the '
@@ -211,5 +250,6 @@ class StateWatch:
         return (
             f"'{self._columns.names[worst]}' is at {measured[worst]:.4g} but commanded to "
             f'{commanded[worst]:.4g}; at most {self._allowed[worst]:g} apart allowed '
-            '(max_tracking_error)'
+            '(max_tracking_error). The robot holds near where it is: look what is in its way, then '
+            'call ~/start'
         )

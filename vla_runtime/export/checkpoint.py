@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,15 +18,29 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
+from vla_runtime.bundle_schema import WEIGHT_BYTES
 from vla_runtime.export.errors import ExportError
+from vla_runtime.export.json_file import LARGEST_JSON
 from vla_runtime.export.tensor_names import TEXT_HEAD, TEXT_TABLE, is_unused, our_name
+from vla_runtime.hub_id import download_hint
+from vla_runtime.input_files import UnreadableFileError, read_text, regular_file
+from vla_runtime.quotes import one_line, quoted
 
 SINGLE_FILE = 'model.safetensors'
 INDEX_FILE = 'model.safetensors.index.json'
 PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
-# safetensors' names of the precisions that the networks load.
-ITEM_BYTES = {'F32': 4, 'BF16': 2, 'F16': 2}
 _LISTED = 10
+# Where the policy lies below what people name: LeRobot's output folder, the Hub's cache, openpi's
+# experiment.
+_POLICIES_BELOW = (
+    'pretrained_model',
+    'last/pretrained_model',
+    'checkpoints/last/pretrained_model',
+    'checkpoints/*/pretrained_model',
+    '*/pretrained_model',
+    'snapshots/*',
+    '*',
+)
 _BLOCK_BYTES = 1 << 22
 
 
@@ -54,7 +69,7 @@ class StoredTensor:
     @property
     def size(self) -> int:
         """Bytes."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return math.prod(self.shape) * WEIGHT_BYTES[self.dtype]
 
 
 def read_tensors(folder: str | Path) -> dict[str, StoredTensor]:
@@ -133,7 +148,7 @@ def copy_tensors(
         advance: told the bytes copied, as they are.
     """
     # The format wants offsets aligned for the widest type: widest first, then by name.
-    order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
+    order = sorted(tensors, key=lambda name: (-WEIGHT_BYTES[tensors[name].dtype], name))
     header: dict[str, object] = {'__metadata__': {'format': 'pt'}}
     end = 0
     for name in order:
@@ -167,25 +182,32 @@ def _copy(stored: StoredTensor, target: BinaryIO, advance: Callable[[int], objec
 
 def _stored_tensors(folder: Path) -> list[StoredTensor]:
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    # A link that leads nowhere is told as such by whoever opens it.
+    has_single, has_index = os.path.lexists(single), os.path.lexists(index)
     if folder.is_file():
         _refuse_pickle(folder)
         raise CheckpointError(f'{folder}: is a file; expected the folder that holds {SINGLE_FILE}')
     if not folder.is_dir():
         raise CheckpointError(
-            f'{folder}: no such folder; expected a LeRobot or openpi checkpoint on this disk '
-            '(a model on the Hugging Face hub is downloaded first, e.g. with hf download)'
+            f'{folder}: no such folder; expected a LeRobot or openpi checkpoint on this disk'
+            f'{download_hint(folder)}'
         )
-    if single.exists() and index.exists():
+    if has_single and has_index:
         raise CheckpointError(
             f'{folder}: has both {SINGLE_FILE} and {INDEX_FILE}; remove the one that is not meant'
         )
-    if single.exists():
+    if has_single:
         return read_header(single)
-    if index.exists():
+    if has_index:
         return _read_shards(index)
     for path in sorted(folder.iterdir()):
         _refuse_pickle(path)
     raise CheckpointError(f'{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}{_nearby(folder)}')
+
+
+def has_tensors(folder: Path) -> bool:
+    """Whether a folder holds the safetensors of a checkpoint, whole or in shards."""
+    return (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file()
 
 
 def _refuse_pickle(path: Path) -> None:
@@ -203,8 +225,12 @@ def _nearby(folder: Path) -> str:
             "; this looks like openpi's JAX checkpoint: convert it with openpi's "
             'examples/convert_jax_model_to_pytorch.py'
         )
-    if (folder / 'pretrained_model').is_dir():
-        return f'; did you mean {folder / "pretrained_model"}?'
+    for pattern in _POLICIES_BELOW:
+        # Steps are counted in the names: the longest, then the largest, is the newest.
+        below = sorted(folder.glob(pattern), key=lambda path: [(len(s), s) for s in path.parts])
+        policies = [path for path in below if has_tensors(path)]
+        if policies:
+            return f'; did you mean {policies[-1]}?'
     if (folder / 'adapter_model.safetensors').exists():
         return '; this is an adapter (LoRA): merge it into its base policy first'
     return ''
@@ -212,10 +238,12 @@ def _nearby(folder: Path) -> str:
 
 def _read_shards(index: Path) -> list[StoredTensor]:
     try:
-        weight_map = json.loads(index.read_text(encoding='utf-8'))['weight_map']
+        weight_map = json.loads(read_text(index, LARGEST_JSON))['weight_map']
         shards = {str(name): str(file) for name, file in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index}: has no usable 'weight_map': {error!r}") from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{index}: has no usable 'weight_map': {one_line(repr(error), 300)}"
+        ) from None
     found: dict[str, StoredTensor] = {}
     for file in sorted(set(shards.values())):
         if Path(file).name != file or not file.endswith('.safetensors'):
@@ -224,7 +252,7 @@ def _read_shards(index: Path) -> list[StoredTensor]:
                 f"{index}: shard '{file}' is not the plain name of a safetensors file"
             )
         path = index.parent / file
-        if not path.exists():
+        if not os.path.lexists(path):
             raise CheckpointError(f'{path}: is missing, but {INDEX_FILE} names it')
         for stored in read_header(path):
             if shards.get(stored.name) != file:
@@ -248,21 +276,25 @@ def read_header(path: Path) -> list[StoredTensor]:
         CheckpointError: a damaged file, or a tensor that is not of a precision networks load.
     """
     try:
+        target = regular_file(path)
         # The library checks the whole header: sizes, overlaps, and that the file is not cut short.
-        with safe_open(str(path), framework='np'):
+        with safe_open(str(target), framework='np'):
             pass
-        with path.open('rb') as file:
+        with target.open('rb') as file:
             (length,) = struct.unpack('<Q', file.read(8))
             header = json.loads(file.read(length))
+    except UnreadableFileError as error:
+        raise CheckpointError(f'{path}: {error}') from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f'{path}: is not a whole safetensors file: {error}') from None
+        reason = one_line(str(error), 300)
+        raise CheckpointError(f'{path}: is not a whole safetensors file: {reason}') from None
     header.pop('__metadata__', None)
     tensors = []
     for name, entry in header.items():
-        if entry['dtype'] not in ITEM_BYTES:
+        if entry['dtype'] not in WEIGHT_BYTES:
             raise CheckpointError(
-                f"{path}: tensor '{name}' is {entry['dtype']}; expected one of "
-                f'{", ".join(ITEM_BYTES)}'
+                f'{path}: tensor {quoted(name)} is {entry["dtype"]}; expected one of '
+                f'{", ".join(WEIGHT_BYTES)}'
             )
         shape, offset = tuple(entry['shape']), 8 + length + entry['data_offsets'][0]
         tensors.append(StoredTensor(name, path, entry['dtype'], shape, offset))

@@ -26,15 +26,19 @@ from vla_runtime.bundle import (
     seal,
     write_statistics,
 )
-from vla_runtime.bundle_rules import check_spec, check_statistics
+from vla_runtime.bundle_rules import check_spec
 from vla_runtime.bundle_schema import TOKENIZER_SUFFIXES
-from vla_runtime.dimensions import PolicyDims
+from vla_runtime.bundle_statistics import check_statistics
 from vla_runtime.export.checkpoint import StoredTensor, check_tensors, copy_tensors, read_tensors
 from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.gaps import Gaps
-from vla_runtime.export.lerobot_folder import is_lerobot_folder, read_lerobot_folder
+from vla_runtime.export.lerobot_folder import (
+    is_lerobot_folder,
+    lerobot_family,
+    read_lerobot_folder,
+)
 from vla_runtime.export.openpi_folder import read_openpi_folder, usual_prompt_length
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
 from vla_runtime.export.tensor_dims import (
@@ -47,6 +51,7 @@ from vla_runtime.export.tensor_dims import (
     kv_heads_of,
     vision_heads_of,
 )
+from vla_runtime.network_shapes import network_shapes
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.typed_yaml import FieldError
 from vla_runtime.types import Family, PromptTemplate
@@ -87,9 +92,13 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     Raises:
         ExportError: all that is missing or contradictory at once, else the first defect.
     """
+    from_lerobot = is_lerobot_folder(checkpoint)
+    if from_lerobot:
+        # Of another family's tensors there is nothing to say.
+        lerobot_family(checkpoint)
     tensors = read_tensors(checkpoint)
     family = family_of(tensors)
-    if is_lerobot_folder(checkpoint):
+    if from_lerobot:
         facts = read_lerobot_folder(checkpoint)
     else:
         facts = read_openpi_folder(
@@ -170,14 +179,6 @@ def write_export(
         finish(folder, plan.spec)
         seal(folder, plan.spec)
     return read_bundle(target, verify=False)
-
-
-def network_shapes(family: Family, dims: PolicyDims) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a network's tensors, without making them."""
-    from vla_runtime.models import empty_network
-
-    network = empty_network(family, dims)
-    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
 def _check_facts(
@@ -324,7 +325,9 @@ def _tokenizer(facts: FolderFacts, options: ExportOptions, gaps: Gaps) -> Path |
     if chosen is None:
         gaps.ask(
             '--tokenizer',
-            "PaliGemma's tokenizer.json or tokenizer.model (google/paligemma-3b-pt-224)",
+            "PaliGemma's tokenizer.json or tokenizer.model: openpi takes it from "
+            'https://storage.googleapis.com/big_vision/paligemma_tokenizer.model, LeRobot from '
+            'google/paligemma-3b-pt-224 on the Hugging Face Hub',
         )
     return chosen
 

@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from vla_runtime.export.errors import ExportError
+from vla_runtime.input_files import UnreadableFileError, read_text
+from vla_runtime.quotes import one_line, quoted
 
 _REQUIRED = object()
+# The largest are the indexes of sharded checkpoints, some MB.
+LARGEST_JSON = 1 << 26
+_LONGEST_FIELD = 200
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,10 @@ class JsonMapping:
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             expected = ' or '.join(item.__name__ for item in kinds)
-            raise self.error(
-                key, f'{value!r} ({type(value).__name__}) where {expected} is expected'
-            )
+            said = quoted(value)
+            if not isinstance(value, (list, dict)):
+                said += f' ({type(value).__name__})'
+            raise self.error(key, f'{said} where {expected} is expected')
         return value
 
     def mapping(self, key: str, *, optional: bool = False) -> JsonMapping:
@@ -65,7 +71,7 @@ class JsonMapping:
         for index, item in enumerate(self.get(key, list)):
             where = f'{key}[{index}]'
             if not isinstance(item, dict):
-                raise self.error(where, f'{item!r} where a mapping is expected')
+                raise self.error(where, f'{quoted(item)} where a mapping is expected')
             found.append(JsonMapping(self.path, item, self._where(where)))
         return found
 
@@ -74,13 +80,15 @@ class JsonMapping:
         values = self.get(key, list, None)
         if values is None:
             return None
-        if not all(isinstance(value, str) for value in values):
-            raise self.error(key, f'{values!r} where a list of names is expected')
+        for value in values:
+            if not isinstance(value, str):
+                raise self.error(key, f'{quoted(value)} in a list where names are expected')
         return tuple(values)
 
     def error(self, key: str, message: str) -> ExportError:
         """An error about one key, with file and field."""
-        return ExportError(f'{self.path}: field {self._where(key)}: {message}')
+        field = one_line(self._where(key), _LONGEST_FIELD)
+        return ExportError(f'{self.path}: field {field}: {message}')
 
     def _where(self, key: str) -> str:
         return f'{self.field}.{key}' if self.field else key
@@ -93,9 +101,11 @@ def read_json(path: Path) -> JsonMapping:
         ExportError: missing, not JSON, or not a mapping.
     """
     try:
-        document = json.loads(path.read_text(encoding='utf-8'))
+        document = json.loads(read_text(path, LARGEST_JSON))
     except FileNotFoundError:
         raise ExportError(f'{path}: is missing') from None
+    except UnreadableFileError as error:
+        raise ExportError(f'{path}: {error}') from None
     except (OSError, ValueError, RecursionError) as error:
         raise ExportError(f'{path}: cannot be read: {error}') from None
     if not isinstance(document, dict):

@@ -6,6 +6,7 @@ thing a second time, the two must agree.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from vla_runtime.export.folder import (
     find_tokenizer,
 )
 from vla_runtime.export.json_file import JsonMapping, read_json
+from vla_runtime.input_files import regular_file
 from vla_runtime.types import Family, NormaliserKind, PromptTemplate
 
 PREPROCESSOR_FILE = 'policy_preprocessor.json'
@@ -77,7 +79,22 @@ class _Pipeline:
 def is_lerobot_folder(folder: Path) -> bool:
     """LeRobot's config.json names its policy type; openpi's does not."""
     path = folder / CONFIG_FILE
-    return path.is_file() and 'type' in read_json(path)
+    return os.path.lexists(path) and 'type' in read_json(path)
+
+
+def lerobot_family(folder: Path) -> Family:
+    """The family that config.json names.
+
+    Raises:
+        ExportError: one that this runtime does not serve.
+    """
+    config = read_json(folder / CONFIG_FILE)
+    found = config.get('type', str)
+    for family in get_args(Family):
+        if found == family:
+            return family
+    known = ' and '.join(f"'{family}'" for family in get_args(Family))
+    raise config.error('type', f"policies of type '{found}' are not served, only {known}")
 
 
 def read_lerobot_folder(folder: Path) -> FolderFacts:
@@ -88,7 +105,7 @@ def read_lerobot_folder(folder: Path) -> FolderFacts:
             contradict each other, missing or damaged files.
     """
     config = read_json(folder / CONFIG_FILE)
-    family = _family(config)
+    family = lerobot_family(folder)
     for key, expected in _FIXED.items():
         found = config.get(key, (bool, int, float), expected)
         if found != expected:
@@ -126,17 +143,8 @@ def read_lerobot_folder(folder: Path) -> FolderFacts:
     )
 
 
-def _family(config: JsonMapping) -> Family:
-    found = config.get('type', str)
-    for family in get_args(Family):
-        if found == family:
-            return family
-    known = ', '.join(get_args(Family))
-    raise config.error('type', f"'{found}' is not supported; expected one of {known}")
-
-
 def _pipeline(path: Path, known: tuple[str, ...]) -> _Pipeline:
-    if not path.exists():
+    if not os.path.lexists(path):
         raise ExportError(
             f'{path}: is missing; a LeRobot older than 0.4 kept the statistics elsewhere: convert '
             'the policy with its lerobot/processor/migrate_policy_normalization.py'
@@ -297,8 +305,8 @@ def _state_file(folder: Path, pipeline: _Pipeline, step: str) -> tuple[Path, dic
             'file'
         )
     try:
-        return path, load_file(str(path))
-    except (SafetensorError, OSError) as error:
+        return path, load_file(str(regular_file(path)))
+    except (SafetensorError, OSError, ValueError) as error:
         raise ExportError(f'{path}: cannot be read: {error}') from None
 
 

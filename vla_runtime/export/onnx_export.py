@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -30,6 +29,7 @@ from vla_runtime.engines.onnx_files import (
     Precision,
     graph_path,
 )
+from vla_runtime.engines.onnx_shapes import GraphShapes, Tensors
 from vla_runtime.export.onnx_graph import GraphWriter, Value
 from vla_runtime.export.onnx_translation import Translator
 from vla_runtime.export.onnx_weights import BundleWeights, WeightFile
@@ -38,7 +38,13 @@ from vla_runtime.models.engine_modules import ExpertStep, PrefixEncoder
 from vla_runtime.models.flow_policy import FlowPolicy
 from vla_runtime.models.layers import matrix_names
 
-_DTYPES = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
+_DTYPES = {
+    'float32': torch.float32,
+    'float16': torch.float16,
+    'bfloat16': torch.bfloat16,
+    'int64': torch.int64,
+    'bool': torch.bool,
+}
 
 
 def write_onnx(
@@ -62,7 +68,7 @@ def write_onnx(
     target = folder / ONNX_FOLDER
     target.mkdir()
     weights = BundleWeights(folder / WEIGHTS_FILE)
-    traced = _TracedNetworks(spec, _DTYPES[precision])
+    traced = _TracedNetworks(spec, precision)
     with WeightFile(target, advance) as file:
         writer = _Writer(folder, spec, weights, file, traced)
         writer.vision()
@@ -109,101 +115,43 @@ def query_scales(dims: PolicyDims, network: nn.Module) -> dict[str, float]:
     }
 
 
-@dataclass
-class _Shapes:
-    """The inputs of every graph for one number of rows: name to dtype and shape."""
-
-    spec: BundleSpec
-    rows: int
-    half: torch.dtype
-    conditioning: int
-
-    def vision(self, images: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        size = self.spec.dims.vision.image_size
-        return {'pixels': (torch.float32, (images, 3, size, size))}
-
-    def prefix(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        dims, prompt = self.spec.dims, (self.rows, self.spec.dims.prompt_length)
-        tokens = (dims.cameras, dims.vision.tokens, dims.language.width)
-        return {
-            'image_tokens': (torch.float32, tokens),
-            'image_mask': (torch.bool, (dims.cameras,)),
-            'tokens': (torch.int64, prompt),
-            'token_mask': (torch.bool, prompt),
-        }
-
-    def expert(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        dims, single = self.spec.dims, torch.float32
-        language, chunk = dims.language, (1, dims.horizon, dims.action_dim)
-        past = (
-            language.depth,
-            self.rows,
-            language.num_kv_heads,
-            dims.prefix_length,
-            language.head_dim,
-        )
-        inputs = {
-            'x': (single, chunk),
-            'past_key': (self.half, past),
-            'past_value': (self.half, past),
-            'prefix_mask': (torch.bool, (self.rows, dims.prefix_length)),
-            'time_conditioning': (single, (1, self.conditioning)),
-            't': (single, ()),
-            'dt': (single, ()),
-            'row_weight': (single, (self.rows,)),
-            'plan': (single, chunk),
-            'plan_weight': (single, (1, dims.horizon, 1)),
-        }
-        return inputs | ({'state': (single, (self.rows, dims.state_dim))} if dims.state_dim else {})
-
-    def monolithic(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        steps, expert = self.spec.denoise_steps, self.expert()
-        per_step: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-            'time_conditioning': (torch.float32, (steps, self.conditioning)),
-            't': (torch.float32, (steps,)),
-            'plan_weight': (torch.float32, (steps, 1, self.spec.dims.horizon, 1)),
-        }
-        prefix = {name: kind for name, kind in self.prefix().items() if name != 'image_tokens'}
-        own = {name: kind for name, kind in expert.items() if name not in PREFIX_OUTPUTS}
-        return self.vision(self.spec.dims.cameras) | prefix | own | per_step
-
-
 class _TracedNetworks:
     """Traces on demand and keeps what was traced."""
 
-    def __init__(self, spec: BundleSpec, dtype: torch.dtype) -> None:
-        self.network = meta_network(spec, dtype)
+    def __init__(self, spec: BundleSpec, precision: Precision) -> None:
+        self.network = meta_network(spec, _DTYPES[precision])
         self._spec = spec
-        self._dtype = dtype
+        self._precision = precision
         self._kept: dict[tuple[str, int], ExportedProgram] = {}
         row = self.network.time_conditioning(torch.zeros(1, device='meta'))
         self._conditioning = row.shape[1]
 
-    def shapes(self, rows: int) -> _Shapes:
-        return _Shapes(self._spec, rows, self._dtype, self._conditioning)
+    def shapes(self, rows: int) -> GraphShapes:
+        return GraphShapes(self._spec.dims, rows, self._precision, self._conditioning)
 
     def vision(self, images: int) -> ExportedProgram:
-        return self._trace('vision', images, self.network.vision, self.shapes(1).vision(images))
+        return self._trace('vision', images, self.network.vision, self.shapes(1).images(images))
 
     def prefix(self, rows: int) -> ExportedProgram:
         module = PrefixEncoder(self.network)
-        return self._trace('prefix', rows, module, self.shapes(rows).prefix())
+        return self._trace('prefix', rows, module, self.shapes(rows).inputs('prefix'))
 
     def expert(self, rows: int) -> ExportedProgram:
-        return self._trace('expert', rows, ExpertStep(self.network), self.shapes(rows).expert())
+        module = ExpertStep(self.network)
+        return self._trace('expert', rows, module, self.shapes(rows).inputs('expert'))
 
     def _trace(
         self,
         name: str,
         size: int,
         module: nn.Module,
-        inputs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+        inputs: Tensors,
     ) -> ExportedProgram:
         key = (name, size)
         if key not in self._kept:
             tensors: dict[str, Tensor] = {
-                name: torch.zeros(shape, dtype=dtype, device='meta')
-                for name, (dtype, shape) in inputs.items()
+                name: torch.zeros(shape, dtype=_DTYPES[kind], device='meta')
+                for name, (kind, shape) in inputs.items()
             }
             self._kept[key] = torch.export.export(module, (), kwargs=tensors)
         return self._kept[key]
@@ -229,14 +177,14 @@ class _Writer:
 
     def vision(self) -> None:
         graph, translator = self._begin('vision')
-        inputs = self._declare(graph, self._traced.shapes(1).vision(1))
+        inputs = self._declare(graph, self._traced.shapes(1).images(1))
         (tokens,) = translator.write(self._traced.vision(1), 'vision.', inputs)
         graph.output('image_tokens', tokens)
         self._save(graph, graph_path(self._folder, 'vision'))
 
     def prefix(self, rows: int) -> None:
         graph, translator = self._begin('prefix')
-        inputs = self._declare(graph, self._traced.shapes(rows).prefix())
+        inputs = self._declare(graph, self._traced.shapes(rows).inputs('prefix'))
         outputs = translator.write(self._traced.prefix(rows), '', inputs)
         for name, value in zip(PREFIX_OUTPUTS, outputs, strict=True):
             graph.output(name, value)
@@ -244,7 +192,7 @@ class _Writer:
 
     def expert(self, rows: int) -> None:
         graph, translator = self._begin('expert')
-        inputs = self._declare(graph, self._traced.shapes(rows).expert())
+        inputs = self._declare(graph, self._traced.shapes(rows).inputs('expert'))
         outputs = translator.write(self._traced.expert(rows), '', inputs)
         for name, value in zip(EXPERT_OUTPUTS, outputs, strict=True):
             graph.output(name, value)
@@ -253,7 +201,8 @@ class _Writer:
     def monolithic(self, rows: int) -> None:
         graph, translator = self._begin('monolithic')
         cameras = self._spec.dims.cameras
-        values = self._declare(graph, self._traced.shapes(rows).monolithic())
+        shapes = self._traced.shapes(rows)
+        values = self._declare(graph, shapes.monolithic(self._spec.denoise_steps))
         graph.scope = 'vision/'
         (tokens,) = translator.write(self._traced.vision(cameras), 'vision.', values)
         values['image_tokens'] = tokens
@@ -292,10 +241,10 @@ class _Writer:
         return graph, Translator(graph, self._weights, self._scales)
 
     @staticmethod
-    def _declare(
-        graph: GraphWriter, inputs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-    ) -> dict[str, Value]:
-        return {name: graph.input(name, *kind) for name, kind in inputs.items()}
+    def _declare(graph: GraphWriter, inputs: Tensors) -> dict[str, Value]:
+        return {
+            name: graph.input(name, _DTYPES[kind], shape) for name, (kind, shape) in inputs.items()
+        }
 
     @staticmethod
     def _save(graph: GraphWriter, path: Path) -> None:

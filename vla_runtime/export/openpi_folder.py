@@ -6,6 +6,7 @@ sizes, and the statistics under `assets/`. The rest is openpi's usual way, or as
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def read_openpi_folder(
         ExportError: missing, ambiguous or damaged statistics or configuration.
     """
     path = folder / CONFIG_FILE
-    config = read_json(path) if path.exists() else JsonMapping(path, {})
+    config = read_json(path) if os.path.lexists(path) else JsonMapping(path, {})
     statistics_path, questions = _find_statistics(folder, asset_id, statistics_file)
     return FolderFacts(
         kind='openpi',

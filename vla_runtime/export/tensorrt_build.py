@@ -31,12 +31,12 @@ from vla_runtime.engines.tensorrt_store import (
     folder_name,
     read_metadata,
     rebuild_command,
-    write_file,
     write_metadata,
 )
 from vla_runtime.export.tensorrt_onnx import OnnxSummary, summarise
 from vla_runtime.export.tensorrt_receipt import forget
 from vla_runtime.large_files import file_sha256
+from vla_runtime.whole_files import write_bytes
 
 # Beside weights and workspace: CUDA's own, the kernels that are tried, activations.
 _OVERHEAD_BYTES = 1 << 30
@@ -264,9 +264,9 @@ def _build_one(
     built = adapter.build(plan.graphs[name].path, options)
     seconds = time.monotonic() - start
     path = plan.folder / f'{name}{_ENDING}'
-    write_file(path, built.plan)
+    write_bytes(path, built.plan)
     if built.timing_cache:
-        write_file(cache, built.timing_cache)
+        write_bytes(cache, built.timing_cache)
     try:
         network = adapter.load(path)
     except TensorRTError:

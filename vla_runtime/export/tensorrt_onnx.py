@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from vla_runtime.engines.onnx_files import Precision
+from vla_runtime.engines.protobuf import fields, varints
 
 # Fields of the messages, as onnx.proto numbers them.
 _MODEL_GRAPH, _MODEL_OPSET = 7, 8
@@ -98,11 +97,11 @@ def summarise(path: Path) -> OnnxSummary:
         ) from None
     summary = OnnxSummary(path, files=[path])
     try:
-        for number, value in _fields(data):
+        for number, value in fields(data):
             if number == _MODEL_GRAPH:
                 _read_graph(value, summary)
             elif number == _MODEL_OPSET:
-                entries = dict(_fields(value))
+                entries = dict(fields(value))
                 if not bytes(entries.get(_OPSET_DOMAIN, b'')):
                     summary.opset = entries[_OPSET_VERSION]
     except (IndexError, KeyError, TypeError, ValueError) as error:
@@ -116,9 +115,9 @@ def summarise(path: Path) -> OnnxSummary:
 
 
 def _read_graph(data: memoryview, summary: OnnxSummary) -> None:
-    for number, value in _fields(data):
+    for number, value in fields(data):
         if number == _GRAPH_NODE:
-            operator = dict(_fields(value))[_NODE_OPERATOR]
+            operator = dict(fields(value))[_NODE_OPERATOR]
             summary.operators[bytes(operator).decode()] += 1
         elif number == _GRAPH_INITIALIZER:
             _read_tensor(value, summary)
@@ -128,16 +127,16 @@ def _read_tensor(data: memoryview, summary: OnnxSummary) -> None:
     dims: list[int] = []
     kind, name = 0, ''
     entries: dict[str, str] = {}
-    for number, value in _fields(data):
+    for number, value in fields(data):
         if number == _TENSOR_DIMS:
             # Packed by some writers, one by one by others.
-            dims += [value] if isinstance(value, int) else list(_varints(value))
+            dims += [value] if isinstance(value, int) else list(varints(value))
         elif number == _TENSOR_TYPE:
             kind = value
         elif number == _TENSOR_NAME:
             name = bytes(value).decode()
         elif number == _TENSOR_EXTERNAL:
-            entry = dict(_fields(value))
+            entry = dict(fields(value))
             entries[bytes(entry[_ENTRY_KEY]).decode()] = bytes(entry[_ENTRY_VALUE]).decode()
     size = math.prod(dims) * _BYTES.get(kind, 4)
     summary.weight_bytes += size
@@ -148,44 +147,3 @@ def _read_tensor(data: memoryview, summary: OnnxSummary) -> None:
             summary.files.append(file)
         offset, length = int(entries.get('offset', 0)), int(entries.get('length', size))
         summary.external.append(ExternalTensor(name, kind, tuple(dims), offset, length))
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """Field numbers and values of a message: a number, or the bytes of what it holds."""
-    place = 0
-    while place < len(data):
-        tag, place = _varint(data, place)
-        number, wire = tag >> 3, tag & 7
-        if wire == 0:
-            value, place = _varint(data, place)
-            yield number, value
-        elif wire in (1, 5):
-            size = 8 if wire == 1 else 4
-            yield number, data[place : place + size]
-            place += size
-        elif wire == 2:
-            size, place = _varint(data, place)
-            if place + size > len(data):
-                raise ValueError('it ends too early')
-            yield number, data[place : place + size]
-            place += size
-        else:
-            raise ValueError(f'unknown wire type {wire}')
-
-
-def _varints(data: memoryview) -> Iterator[int]:
-    place = 0
-    while place < len(data):
-        value, place = _varint(data, place)
-        yield value
-
-
-def _varint(data: memoryview, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place
-        shift += 7

@@ -18,9 +18,11 @@ from vla_runtime.engines.tensorrt_store import (
     RECEIPT,
     REJECTION,
     EngineFile,
-    write_file,
 )
+from vla_runtime.export.json_file import LARGEST_JSON
+from vla_runtime.input_files import read_text
 from vla_runtime.large_files import file_sha256
+from vla_runtime.whole_files import write_text
 
 Engines = Mapping[str, EngineFile]
 
@@ -40,9 +42,9 @@ def compared_files(folder: Path, engines: Engines, files: Mapping[str, str]) -> 
 def is_compared(folder: Path, engines: Engines, files: Mapping[str, str]) -> bool:
     """Whether the receipt in the folder is of these very engines; arguments as above."""
     try:
-        receipt = json.loads((folder / RECEIPT).read_text(encoding='utf-8'))
+        receipt = json.loads(read_text(folder / RECEIPT, LARGEST_JSON))
         vouched = receipt['files'].items()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
     # More may be in it: engines for two rows that were removed since.
     return bool(compared_files(folder, engines, files).items() <= vouched)
@@ -74,4 +76,4 @@ def forget(folder: Path) -> None:
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
-    write_file(path, (json.dumps(document, indent=1) + '\n').encode())
+    write_text(path, json.dumps(document, indent=1) + '\n')

@@ -9,10 +9,10 @@ Both travel as a `JointTrajectory`, so that every ROS tool can show and record t
   velocities. A message with both kinds fills both, and NaN stands where a column is of the other
   kind;
 - `header.frame_id`: what JointTrajectory has no field for, in words:
-  `chunk episode=3 number=17 tied=1`, `plan episode=3 certain=4`. A chunk answers the request of its
-  episode, and is `tied` when it was made to continue that request's plan (real-time chunking; one
-  that does not say so is not); `certain` counts the rows that will be executed whatever the answer
-  is.
+  `chunk episode=3 number=17 tied=1 request=40`, `plan episode=3 certain=4 request=40`. A chunk
+  answers the request of its episode that it names, and is `tied` when it was made to continue that
+  request's plan (real-time chunking; one that does not say so is not); `certain` counts the rows
+  that will be executed whatever the answer is.
 
 An empty plan (no points) is a request too: the executor is not executing anything.
 Stamps are integers of nanoseconds from end to end; nothing here goes through float seconds.
@@ -21,6 +21,7 @@ Stamps are integers of nanoseconds from end to end; nothing here goes through fl
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,11 +29,14 @@ import numpy as np
 from builtin_interfaces.msg import Duration, Time
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
+from vla_runtime.quotes import one_line, quoted
 from vla_runtime.types import ActionChunk
 
 _SECOND_NS = 1_000_000_000
-_CHUNK_TAG = re.compile(r'chunk episode=(\d+) number=(\d+)(?: tied=([01]))?')
-_PLAN_TAG = re.compile(r'plan episode=(\d+) certain=(\d+)')
+# At most 18 digits each: what fits into 63 bits.
+_N = r'([0-9]{1,18})'
+_CHUNK_TAG = re.compile(rf'chunk episode={_N} number={_N}(?: tied=([01]))?(?: request={_N})?')
+_PLAN_TAG = re.compile(rf'plan episode={_N} certain={_N}(?: request={_N})?')
 
 
 class TrajectoryError(ValueError):
@@ -49,6 +53,7 @@ class ReceivedChunk:
         episode: of the request that it answers.
         number: inference number.
         tied: it was made to continue the request's plan.
+        request: number of the request that it answers; None where it does not say.
     """
 
     chunk: ActionChunk
@@ -56,6 +61,7 @@ class ReceivedChunk:
     episode: int
     number: int
     tied: bool
+    request: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class ReceivedPlan:
         stamp_ns: ROS time at which the step of row 0 begins.
         episode: the executor's episode.
         certain: rows, from row 0 on, that will be executed whatever the answer is.
+        request: its number, for the answer; None where it does not say.
     """
 
     rows: np.ndarray
@@ -79,6 +86,7 @@ class ReceivedPlan:
     stamp_ns: int
     episode: int
     certain: int
+    request: int | None = None
 
 
 def stamp_to_ns(stamp: Time) -> int:
@@ -92,13 +100,21 @@ def ns_to_stamp(stamp_ns: int) -> Time:
 
 
 def chunk_to_message(
-    chunk: ActionChunk, *, stamp_ns: int, episode: int, number: int, tied: bool = False
+    chunk: ActionChunk,
+    *,
+    stamp_ns: int,
+    episode: int,
+    number: int,
+    tied: bool = False,
+    request: int | None = None,
 ) -> JointTrajectory:
     """The message that answers a request."""
     message = _to_message(
         chunk.actions, chunk.names, chunk.kinds, chunk.step_time_s, stamp_ns=stamp_ns
     )
-    message.header.frame_id = f'chunk episode={episode} number={number} tied={int(tied)}'
+    message.header.frame_id = (
+        f'chunk episode={episode} number={number} tied={int(tied)}{_request_tag(request)}'
+    )
     return message
 
 
@@ -117,8 +133,8 @@ def message_to_chunk(
     tag = _CHUNK_TAG.fullmatch(message.header.frame_id)
     if tag is None:
         raise TrajectoryError(
-            f"header.frame_id is '{message.header.frame_id}', expected "
-            "'chunk episode=E number=N tied=0 or 1'"
+            f'header.frame_id is {quoted(message.header.frame_id)}, expected '
+            "'chunk episode=E number=N tied=0 or 1 request=K'"
         )
     if not message.points:
         raise TrajectoryError('points: a chunk needs at least one')
@@ -138,6 +154,7 @@ def message_to_chunk(
         episode=int(tag[1]),
         number=int(tag[2]),
         tied=tag[3] == '1',
+        request=None if tag[4] is None else int(tag[4]),
     )
 
 
@@ -150,10 +167,11 @@ def plan_to_message(
     stamp_ns: int,
     episode: int,
     certain: int,
+    request: int | None = None,
 ) -> JointTrajectory:
     """The executor's request: (n, columns) setpoints that it will still execute, n >= 0."""
     message = _to_message(rows, names, kinds, step_time_s, stamp_ns=stamp_ns)
-    message.header.frame_id = f'plan episode={episode} certain={certain}'
+    message.header.frame_id = f'plan episode={episode} certain={certain}{_request_tag(request)}'
     return message
 
 
@@ -166,7 +184,8 @@ def message_to_plan(message: JointTrajectory) -> ReceivedPlan:
     tag = _PLAN_TAG.fullmatch(message.header.frame_id)
     if tag is None:
         raise TrajectoryError(
-            f"header.frame_id is '{message.header.frame_id}', expected 'plan episode=E certain=N'"
+            f'header.frame_id is {quoted(message.header.frame_id)}, expected '
+            "'plan episode=E certain=N request=K'"
         )
     names = tuple(message.joint_names)
     if message.points:
@@ -183,7 +202,12 @@ def message_to_plan(message: JointTrajectory) -> ReceivedPlan:
         stamp_ns=stamp_to_ns(message.header.stamp),
         episode=int(tag[1]),
         certain=int(tag[2]),
+        request=None if tag[3] is None else int(tag[3]),
     )
+
+
+def _request_tag(request: int | None) -> str:
+    return '' if request is None else f' request={request}'
 
 
 def _to_message(
@@ -221,8 +245,12 @@ def _to_message(
 def _rows(message: JointTrajectory) -> tuple[np.ndarray, tuple[str, ...]]:
     """Rows (n, columns) and the kind of each column, told from the first row."""
     count = len(message.joint_names)
-    if not count or len(set(message.joint_names)) != count:
-        raise TrajectoryError(f'joint_names: {list(message.joint_names)} are empty or repeat')
+    if not count:
+        raise TrajectoryError('joint_names: is empty')
+    if len(set(message.joint_names)) != count:
+        counted = Counter(message.joint_names)
+        twice = next(name for name, times in counted.items() if times > 1)
+        raise TrajectoryError(f'joint_names: {quoted(twice)} is named twice')
     positions = _matrix(message, 'positions', count)
     velocities = _matrix(message, 'velocities', count)
     if positions is None and velocities is None:
@@ -237,9 +265,9 @@ def _rows(message: JointTrajectory) -> tuple[np.ndarray, tuple[str, ...]]:
         ('velocities', velocities, ~is_velocity),
     ):
         if not np.isnan(matrix[:, absent]).all():
-            columns = [message.joint_names[index] for index in np.flatnonzero(absent)]
+            columns = ', '.join(message.joint_names[index] for index in np.flatnonzero(absent))
             raise TrajectoryError(
-                f'points: {name} of {", ".join(columns)} must be NaN in every row, because the '
+                f'points: {name} of {one_line(columns, 200)} must be NaN in every row, because the '
                 'first row commands them the other way'
             )
     return (

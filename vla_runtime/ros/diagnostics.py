@@ -6,12 +6,17 @@ Times here are steady seconds, given by the caller: a status must stay visible a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from rclpy.node import Node
+
+# A status that stays as it is, but for its numbers, is logged this often.
+REPEAT_LOG_S = 10.0
 
 
 class Level(IntEnum):
@@ -68,6 +73,18 @@ def to_message(
     return message
 
 
+def log(node: Node, condition: Condition) -> None:
+    """Log a condition with the severity of its level."""
+    text, logger = f'{condition.name}: {condition.text}', node.get_logger()
+    # rclpy remembers a severity for each line that logs: one line for each.
+    if condition.level >= Level.ERROR:
+        logger.error(text)
+    elif condition.level == Level.WARN:
+        logger.warning(text)
+    else:
+        logger.info(text)
+
+
 def values_of(status: DiagnosticStatus) -> dict[str, str]:
     """A status's key-value pairs."""
     return {pair.key: pair.value for pair in status.values}
@@ -77,6 +94,10 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f'{value:.4g}' if isinstance(value, float) else str(value)
+
+
+# As Python writes them: 3, -0.25, 1e-05, nan. Digits in a name, such as joint_3, are no number.
+_NUMBER = re.compile(r'(?<![\w.])[-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|(?:nan|inf)\b)')
 
 
 class Throttle:
@@ -90,11 +111,11 @@ class Throttle:
         """Whether to say this now.
 
         Args:
-            text: without its digits it is what was said before or not, so that a running number
+            text: without its numbers it is what was said before or not, so that a running number
                 in it does not make it new.
             now_s: steady seconds.
         """
-        words = ''.join(letter for letter in text if not letter.isdigit())
+        words = _NUMBER.sub('#', text)
         if now_s - self._said_s.get(words, float('-inf')) < self._period_s:
             return False
         # Nothing is kept longer than it matters.

@@ -14,6 +14,14 @@ Invariants:
 from __future__ import annotations
 
 import sys
+
+if __name__ == '__main__':
+    # Before what takes seconds to import: a Ctrl-C meanwhile ends the process quietly.
+    from vla_runtime.ros.node_main import run_module
+
+    sys.exit(run_module('executor_node'))
+
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -39,14 +47,17 @@ from vla_runtime.execution.command import CommittedSetpoints, Refusal, StartResu
 from vla_runtime.ros import executor_status
 from vla_runtime.ros.control_loop import ControlLoop
 from vla_runtime.ros.conversions import TrajectoryError, message_to_chunk, plan_to_message
-from vla_runtime.ros.diagnostics import Condition, Throttle, to_message
+from vla_runtime.ros.diagnostics import REPEAT_LOG_S, Condition, Throttle, log, to_message
 from vla_runtime.ros.executor_parameters import EXECUTOR_PARAMETERS, executor_parameters
 from vla_runtime.ros.executor_session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.ros.executor_setup import check_fixed, make_core, read_files
+from vla_runtime.ros.executor_transport import keep_to_udp
+from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.realtime import prefer_this_thread, share_interpreter
 from vla_runtime.ros.rivals import other_publishers
 from vla_runtime.ros.robot_link import RobotLink
+from vla_runtime.ros.share import share_folder
 from vla_runtime.ros.spinning import guard_transitions, guarded, run_node
 
 PLAN_TOPIC = 'committed_plan'
@@ -56,7 +67,6 @@ _ONE_EXECUTOR = (
 )
 _SUCCESS, _FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 _STATUS_PERIOD_S = 0.2
-_QUIET_S = 5.0
 _RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 
 
@@ -70,6 +80,7 @@ class ExecutorNode(LifecycleNode):
         self._plan_publisher: LifecyclePublisher | None = None
         self._session: ExecutorSession | None = None
         declare(self, EXECUTOR_PARAMETERS, self._misfit)
+        refuse_unknown(self, EXECUTOR_PARAMETERS)
         # Before ROS 2 Iron there is no such hook: the next status, chunk or start takes them up.
         if hasattr(self, 'add_post_set_parameters_callback'):
             self.add_post_set_parameters_callback(self._follow_parameters)
@@ -80,7 +91,7 @@ class ExecutorNode(LifecycleNode):
         # Counted from the wall clock, so that a node that is started again never goes on with an
         # episode of the one before it.
         self._episode = int(time.time())
-        self._throttle = Throttle(_QUIET_S)
+        self._throttle = Throttle(REPEAT_LOG_S)
         self._asked_s: float | None = None
         self._unreadable = 0
         self._last_refusal = ''
@@ -218,7 +229,8 @@ class ExecutorNode(LifecycleNode):
             self._say(f'a message on {CHUNK_TOPIC} is no chunk: {error}')
             return
         result = loop.submit(received, time.monotonic())
-        if result.accepted:
+        # A refused chunk is an answer too, unless it is a stray one.
+        if result.refusal not in (Refusal.DUPLICATE, Refusal.OTHER_EPISODE):
             self._asked_s = None
         self._last_refusal = '' if result.accepted else result.text
         # The answer to a request from before a stop is nothing to wonder about.
@@ -283,6 +295,7 @@ class ExecutorNode(LifecycleNode):
                 stamp_ns=plan.stamp_ns,
                 episode=plan.episode,
                 certain=plan.certain,
+                request=plan.request,
             )
         )
         return True
@@ -303,8 +316,8 @@ class ExecutorNode(LifecycleNode):
             last_refusal=self._last_refusal,
         )
         control = executor_status.control(status, answers, self._rival())
-        if control.level > 0:
-            self._say(control.text)
+        if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
+            log(self, control)
         rate_hz = self._fixed['control_rate_hz']
         timing = executor_status.timing(session.lateness(), rate_hz, status.counters)
         self._publish(self._diagnostics, [control, executor_status.chunks(status, answers), timing])
@@ -387,8 +400,5 @@ class ExecutorNode(LifecycleNode):
 
 def main(args: list[str] | None = None) -> int:
     """`ros2 run vla_runtime executor_node --ros-args -p bundle:=... -p robot:=...`."""
+    keep_to_udp(os.environ, share_folder() / 'config')
     return run_node(ExecutorNode, args)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -14,6 +14,7 @@ from vla_runtime.execution.parameters import (
 )
 from vla_runtime.execution.plan import Interpolation
 from vla_runtime.execution.watchdog import WatchdogParameters, tick_timeout_for
+from vla_runtime.ros.autostart import AUTOSTART
 from vla_runtime.ros.parameters import ParameterSpec
 
 # A chunk is never longer; the bundle's own horizon narrows it when the node is configured.
@@ -24,6 +25,7 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'bundle', '', 'folder of the policy bundle whose chunks are executed', read_only=True
     ),
+    AUTOSTART,
     ParameterSpec(
         'control_rate_hz',
         100.0,
@@ -54,7 +56,8 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'max_tracking_error',
         0.5,
-        'distance of measured and commanded position, rad or m, that stops it until ~/start',
+        'distance of measured and commanded position, rad or m, that stops it until ~/start, of '
+        'joints for which the robot file gives none; at most three quarters of their range',
         minimum=0.001,
         maximum=100.0,
         read_only=True,

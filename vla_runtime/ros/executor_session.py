@@ -4,8 +4,8 @@ Invariants:
 - three threads: the control thread (`ControlLoop.tick` at the control rate), the dead-man's, which
   no callback can keep waiting, and one that publishes requests; rclpy's callbacks only deliver;
 - only the control thread and, beside it, the dead-man's and the teardown send commands;
-- teardown: nothing comes in any more, the threads end, then the hold is sent and acknowledged. The
-  hold is the last command on the wire;
+- teardown: nothing comes in any more, the robot brakes to rest, the threads that command end, then
+  the hold is sent and acknowledged. The hold is the last command on the wire;
 - what began half-way ends as well, and a step that fails keeps none back; a thread that hangs is
   said, and the hold is sent without it.
 """
@@ -27,12 +27,14 @@ from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.ros.control_loop import ControlLoop
 from vla_runtime.ros.robot_link import RobotLink
 from vla_runtime.ros.spinning import OnError, guarded
-from vla_runtime.ros.steady_loop import Lateness, SteadyLoop
+from vla_runtime.ros.steady_loop import Lateness, SteadyLoop, system_time_ns
 from vla_runtime.ros.worker import LatestJobWorker
 
 CHUNK_TOPIC = 'action_chunk'
 # A tick takes a thousandth of this; what takes longer will not end.
 _HANGS_AFTER_S = 2.0
+# Braking takes speed over acceleration, some tenths of a second on most robots.
+_COMES_TO_REST_S = 3.0
 _RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 
 
@@ -92,7 +94,11 @@ class ExecutorSession:
             name='requests',
         )
         loop = ControlLoop(
-            core, self._link.writers(1.0 / rate_hz), hooks.now_ns, self._requests.submit
+            core,
+            self._link.writers(1.0 / rate_hz),
+            hooks.now_ns,
+            self._requests.submit,
+            None if core.config.watchdog.motion_clock == 'ros' else system_time_ns,
         )
         self.loop = loop
         loop.begin_episode(episode)
@@ -128,14 +134,17 @@ class ExecutorSession:
         """End what `begin` began, however far it came; the hold is the last thing sent."""
         # The last one given is the first one done.
         with ExitStack() as steps:
+            # It commands nothing, so the hold does not wait for it.
+            if self._requests is not None:
+                steps.callback(self._requests.stop, _HANGS_AFTER_S)
             if self.loop is not None:
                 steps.callback(self._link.wait_until_heard)
                 steps.callback(self.loop.close)
-            if self._requests is not None:
-                steps.callback(self._requests.stop)
             for thread in (self._control, self._dead_man):
                 if thread is not None:
                     steps.callback(thread.stop, _HANGS_AFTER_S)
+            if self.loop is not None:
+                steps.callback(self.loop.come_to_rest, _COMES_TO_REST_S)
             if self._chunks is not None:
                 steps.callback(self._node.destroy_subscription, self._chunks)
             steps.callback(self._link.ignore)

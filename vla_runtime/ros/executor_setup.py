@@ -91,6 +91,7 @@ def make_core(
         limits=match.limits,
         start=robot.start,
         watchdog=watchdog_parameters(given, use_sim_time=use_sim_time),
+        on_stop=robot.on_stop,
         clamp_latch=given['clamp_latch'],
         control_period_s=1.0 / given['control_rate_hz'],
     )

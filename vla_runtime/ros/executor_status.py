@@ -17,8 +17,8 @@ from vla_runtime.ros.steady_loop import Lateness
 _TEXTS = {
     Reason.TRACKING: 'executing chunk {chunk}, step {step}',
     Reason.OVERRUN: 'the next chunk is late: going on with chunk {chunk}, step {step}',
-    Reason.APPROACHING: 'approaching at the set speed',
-    Reason.BRAKING: 'coming to rest, to hold: nothing is left to execute',
+    Reason.APPROACHING: 'approaching at the set speed: {progress}',
+    Reason.BRAKING: 'coming to rest, to hold',
     Reason.NOT_STARTED: 'not started: call ~/start',
     Reason.STOPPED: 'stopped: holding until ~/start',
     Reason.WAITING_FOR_CHUNK: 'holding: waiting for the first chunk',
@@ -72,7 +72,7 @@ def control(status: LoopStatus, answers: Answers, rival: str) -> Condition:
     executor, counters = status.executor, status.counters
     reason = executor.reason
     text = _TEXTS.get(reason, f'holding: {reason.value}').format(
-        chunk=executor.chunk, step=executor.step
+        chunk=executor.chunk, step=executor.step, progress=executor.progress
     )
     level = Level.OK
     if reason in (Reason.STARVED, Reason.OVERRUN):
@@ -82,7 +82,7 @@ def control(status: LoopStatus, answers: Answers, rival: str) -> Condition:
     if reason in _WAITING and answers.silent_s is not None and answers.silent_s > _SILENT_AFTER_S:
         level = Level.WARN
         text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
-    if executor.detail and (reason not in _TEXTS or reason is Reason.APPROACHING):
+    if executor.detail and (reason not in _TEXTS or reason is Reason.BRAKING):
         text += f': {executor.detail}'
     if executor.untied:
         level = max(level, Level.WARN)

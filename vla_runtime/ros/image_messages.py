@@ -10,12 +10,15 @@ left to `cv_bridge`, which ROS 2 installations have and Python package indexes d
 
 from __future__ import annotations
 
+import struct
 from functools import lru_cache
 from typing import Any
 
 import cv2
 import numpy as np
 from sensor_msgs.msg import CompressedImage, Image
+
+from vla_runtime.quotes import quoted
 
 # Encoding to bytes a pixel, and where red, green and blue stand among them.
 _CHANNELS: dict[str, tuple[int, slice]] = {
@@ -25,6 +28,11 @@ _CHANNELS: dict[str, tuple[int, slice]] = {
     'bgra8': (4, slice(2, None, -1)),
     'mono8': (1, slice(0, 1)),
 }
+# Twice a 4K frame; a few bytes can say more than any memory holds.
+_MOST_PIXELS = 1 << 24
+_PNG, _JPEG = b'\x89PNG\r\n\x1a\n', b'\xff\xd8'
+# Start of frame, baseline to arithmetic; C4, C8 and CC mean other things (ITU-T T.81, table B.1).
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _COMPRESSED_WORDS = ('jpeg', 'jpg', 'png')
 
 
@@ -53,7 +61,7 @@ def check_image(
     if message.encoding not in _CHANNELS:
         if _cv_bridge() is None:
             raise ImageError(
-                f"encoding '{message.encoding}' needs cv_bridge, which is not installed here "
+                f'encoding {quoted(message.encoding)} needs cv_bridge, which is not installed here '
                 f'(without it: {", ".join(_CHANNELS)}); install ros-$ROS_DISTRO-cv-bridge, or let '
                 'the driver publish one of those'
             )
@@ -124,27 +132,59 @@ def _check_compressed(message: CompressedImage) -> None:
     # image_transport writes 'rgb8; jpeg compressed bgr8', cv_bridge and drivers just 'jpeg'.
     if 'compresseddepth' in text or not any(word in text for word in _COMPRESSED_WORDS):
         raise ImageError(
-            f"compressed format '{message.format}' is not known; expected jpeg or png colour images"
+            f'compressed format {quoted(message.format)} is not known; expected jpeg or png colour '
+            'images'
         )
     if text.startswith(('16', '32', '64')):
         raise ImageError(
-            f"compressed format '{message.format}' is not an 8-bit colour image; give the colour "
-            "stream's topic in the robot file"
+            f'compressed format {quoted(message.format)} is not an 8-bit colour image; give the '
+            "colour stream's topic in the robot file"
         )
     if not len(message.data):
         raise ImageError('the compressed image has no data')
+    size = _declared_size(memoryview(message.data))
+    if size is None:
+        raise ImageError(_damaged(message))
+    if size[0] * size[1] > _MOST_PIXELS:
+        raise ImageError(
+            f'the compressed image says {size[0]}x{size[1]} pixels; at most {_MOST_PIXELS} are '
+            'decoded, in all'
+        )
+
+
+def _declared_size(data: memoryview) -> tuple[int, int] | None:
+    """Width and height that a PNG or JPEG says; None where it is neither, or damaged."""
+    if bytes(data[:8]) == _PNG and len(data) >= 24:
+        width, height = struct.unpack('>II', data[16:24])
+        return width, height
+    if bytes(data[:2]) != _JPEG:
+        return None
+    place = 2
+    # From segment to segment: a marker, and for most a length that counts itself.
+    while place + 9 <= len(data) and data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker in _JPEG_FRAMES:
+            height, width = struct.unpack('>HH', data[place + 5 : place + 9])
+            return width, height
+        fill = marker == 0xFF
+        place += 1 if fill else 2 + int.from_bytes(data[place + 2 : place + 4], 'big')
+    return None
+
+
+def _damaged(message: CompressedImage) -> str:
+    return (
+        f'{len(message.data)} bytes of {quoted(message.format)} cannot be decoded: the data is '
+        'damaged or of another format'
+    )
 
 
 def _decode(message: CompressedImage) -> np.ndarray:
     try:
         image = cv2.imdecode(np.frombuffer(message.data, dtype=np.uint8), cv2.IMREAD_COLOR)
     except cv2.error as error:
-        raise ImageError(f"'{message.format}' data cannot be decoded: {error}") from error
+        raise ImageError(f'{quoted(message.format)} data cannot be decoded: {error}') from error
     if image is None:
-        raise ImageError(
-            f"{len(message.data)} bytes of '{message.format}' cannot be decoded: the data is "
-            'damaged or of another format'
-        )
+        raise ImageError(_damaged(message))
     return image[:, :, ::-1]
 
 
@@ -164,5 +204,5 @@ def _through_cv_bridge(message: Image) -> np.ndarray:
         return np.asarray(_cv_bridge().imgmsg_to_cv2(message, desired_encoding='rgb8'))  # type: ignore[union-attr]
     except Exception as error:
         raise ImageError(
-            f"encoding '{message.encoding}': cv_bridge cannot make rgb8 of it: {error}"
+            f'encoding {quoted(message.encoding)}: cv_bridge cannot make rgb8 of it: {error}'
         ) from error

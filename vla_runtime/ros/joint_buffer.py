@@ -7,10 +7,13 @@ joint has samples of its own.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, pi
+from math import pi
+
+from vla_runtime.execution.state import FURTHEST
+from vla_runtime.quotes import one_line
 
 # One second of a 1 kHz driver; what is older than the age limit is dropped before that.
 _DEPTH = 1024
@@ -52,8 +55,9 @@ class JointBuffer:
             step_s = (self.last_ns - stamp_ns) * 1e-9
             self.fault = f'stamps do not advance (by {step_s:.3f} s back in time)'
             return
-        if not isfinite(value):
-            self.fault = f'its position is {value}'
+        # Not-a-number is not within anything.
+        if not abs(value) <= FURTHEST:
+            self.fault = f'its position is {value:g}'
             return
         self.last_ns = stamp_ns
         self.fault = None
@@ -148,6 +152,8 @@ class JointTopic:
             )
         elif len(positions) != len(names):
             self.fault = f'position has {len(positions)} numbers for {len(names)} names'
+        elif twice := self._named_twice(names):
+            self.fault = f"the message names '{twice}' twice; mend the node that publishes it"
         if self.fault is not None:
             self.refused += 1
             return False
@@ -158,6 +164,13 @@ class JointTopic:
             for joint in self._by_name.get(name, ()):
                 joint.add(stamp_ns, position)
         return True
+
+    def _named_twice(self, names: Sequence[str]) -> str | None:
+        """The first of this topic's joints that a message names more than once."""
+        if len(set(names)) == len(names):
+            return None
+        mine = [name for name in names if name in self._by_name]
+        return next((name for name, count in Counter(mine).items() if count > 1), None)
 
     def expire(self, now_ns: int, max_age_ns: int) -> None:
         """Drop samples too old to be used; the last one before the limit stays to start from."""
@@ -178,7 +191,7 @@ class JointTopic:
         if not self._seen:
             return f"joint '{name}': no message yet on {self.name}"
         if last_ns is None:
-            seen = ', '.join(self._seen) or 'none'
+            seen = one_line(', '.join(self._seen), 300) or 'none'
             return (
                 f"joint '{name}' is not in {self.name} (seen: {seen}); mend the joint's name in "
                 'the robot file, or the driver'
@@ -188,5 +201,6 @@ class JointTopic:
             f'old, limit {max_age_ns * 1e-9:g} s'
         )
         if now_ns - self._latest_ns <= max_age_ns and name not in self._latest:
-            text += f'; messages still come, without it (with: {", ".join(self._latest)})'
+            latest = one_line(', '.join(self._latest), 300)
+            text += f'; messages still come, without it (with: {latest})'
         return text

@@ -47,9 +47,13 @@ class OutputWriter:
         matched: the output and its columns of a command.
         publisher: of the message type in `MESSAGE_TYPES`.
         period_s: control period.
+
+    Attributes:
+        topic: as the robot file names it.
     """
 
     def __init__(self, matched: MatchedOutput, publisher: Publisher, period_s: float) -> None:
+        self.topic = matched.output.topic
         self._publisher = publisher
         self._columns = np.array(matched.columns, dtype=np.int64)
         self._numbers = np.zeros(len(matched.columns))

@@ -9,8 +9,9 @@ one after the other; `values` tells them as they were before until all of them a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,9 +22,12 @@ from rcl_interfaces.msg import (
     ParameterDescriptor,
     SetParametersResult,
 )
+from rcl_interfaces.msg import Parameter as ParameterMessage
 from rclpy.exceptions import InvalidParameterTypeException, InvalidParameterValueException
 from rclpy.node import Node
 from rclpy.parameter import Parameter
+
+from vla_runtime.typed_yaml import did_you_mean
 
 _TYPE_NAMES = {bool: 'bool', int: 'integer', float: 'double', str: 'string'}
 _ROS_TYPES = {
@@ -32,6 +36,8 @@ _ROS_TYPES = {
     float: Parameter.Type.DOUBLE,
     str: Parameter.Type.STRING,
 }
+# Some rclpy declare them, and some ask for them without.
+_EVERY_NODE = ('use_sim_time', 'start_type_description_service')
 
 
 class ParameterError(ValueError):
@@ -160,6 +166,42 @@ def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) 
     for row in table:
         _declare_one(node, row)
     node.add_on_set_parameters_callback(on_set)
+    _name_the_nearest(node, rows)
+
+
+def is_of_rclpy(name: str) -> bool:
+    """Whether every node may be given this parameter, declared or not."""
+    return name in _EVERY_NODE or name.startswith('qos_overrides.')
+
+
+def _name_the_nearest(node: Node, names: Collection[str]) -> None:
+    """Let the answer to setting a parameter that is not there say which name was meant.
+
+    rclpy refuses it before any callback is asked, with a reason for programmers.
+    """
+
+    def unknown(parameters: Sequence[ParameterMessage]) -> str:
+        return '; '.join(
+            f'parameter {p.name} is unknown{did_you_mean(p.name, names)}'
+            for p in parameters
+            if not node.has_parameter(p.name)
+        )
+
+    def each(answer: Callable[..., Any], request: Any, response: Any) -> Any:
+        response = answer(request, response)
+        for parameter, result in zip(request.parameters, response.results, strict=True):
+            result.reason = unknown([parameter]) or result.reason
+        return response
+
+    def together(answer: Callable[..., Any], request: Any, response: Any) -> Any:
+        response = answer(request, response)
+        response.result.reason = unknown(request.parameters) or response.result.reason
+        return response
+
+    for service in node.services:
+        for name, reworded in (('set_parameters', each), ('set_parameters_atomically', together)):
+            if service.srv_name.endswith(f'/{name}'):
+                service.callback = partial(reworded, service.callback)
 
 
 def _declare_one(node: Node, row: ParameterSpec) -> None:

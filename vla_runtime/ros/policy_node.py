@@ -3,7 +3,8 @@
 Topics in: the robot file's cameras and joint states, `~/instruction` (std_msgs/String, reliable,
 transient local), `committed_plan` (trajectory_msgs/JointTrajectory, the executor's request).
 Topics out: `action_chunk` (JointTrajectory), `~/report` (one DiagnosticArray a chunk),
-`/diagnostics` (every second, and at once when there is news). Service `~/reset`: a new episode.
+`~/current_instruction` (String, transient local), `/diagnostics` (every second, and at once when
+there is news). Service `~/reset`: a new episode.
 
 Invariants:
 - configure loads and warms up, activate opens, deactivate waits for what is under way, cleanup
@@ -12,12 +13,20 @@ Invariants:
   is answered;
 - nothing is published for a request from before a reset or a deactivation;
 - parameters are read at the start of each inference;
+- the instruction is a parameter, which a message on `~/instruction` sets as well, in any state;
 - no exception leaves a callback.
 """
 
 from __future__ import annotations
 
 import sys
+
+if __name__ == '__main__':
+    # Before what takes seconds to import: a Ctrl-C meanwhile ends the process quietly.
+    from vla_runtime.ros.node_main import run_module
+
+    sys.exit(run_module('policy_node'))
+
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -29,9 +38,8 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.subscription import Subscription
-from std_msgs.msg import String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
@@ -42,8 +50,15 @@ from vla_runtime.policy import Policy
 from vla_runtime.ros import policy_status
 from vla_runtime.ros.conversions import chunk_to_message, message_to_plan
 from vla_runtime.ros.diagnostics import Condition, Level
+from vla_runtime.ros.instruction import Instruction
+from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.parameters import declare, values
-from vla_runtime.ros.policy_parameters import POLICY_PARAMETERS, limits_from, settings_from
+from vla_runtime.ros.policy_parameters import (
+    INSTRUCTION,
+    POLICY_PARAMETERS,
+    limits_from,
+    settings_from,
+)
 from vla_runtime.ros.responder import Answer, Circumstances, Request, Responder
 from vla_runtime.ros.rivals import several_publishers
 from vla_runtime.ros.robot import Robot, find_robot, load_robot
@@ -56,11 +71,6 @@ from vla_runtime.ros.synchronizer import Synchronizer
 from vla_runtime.ros.worker import LatestJobWorker
 
 _REQUEST_TOPIC = 'committed_plan'
-_LATCHED = QoSProfile(
-    depth=1,
-    reliability=ReliabilityPolicy.RELIABLE,
-    durability=DurabilityPolicy.TRANSIENT_LOCAL,
-)
 _RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 _NEWEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
 # A waiting request is tried again when data comes, and this often, steady seconds: a clock starts
@@ -87,14 +97,13 @@ class PolicyNode(LifecycleNode):
         self._sensors: Sensors | None = None
         self._worker: LatestJobWorker[Request] | None = None
         self._requests: Subscription | None = None
-        self._instructions: Subscription | None = None
-        self._instruction = ''
         # Counts resets and activations: an answer from before the last one is not published.
         self._era = 0
         self._era_lock = threading.Lock()
         self._episode_over = False
 
         declare(self, POLICY_PARAMETERS, self._check_parameters)
+        refuse_unknown(self, POLICY_PARAMETERS)
         guard_transitions(self, self._on_wrong_transition)
         group = MutuallyExclusiveCallbackGroup()
         self._status = StatusBoard(self, self._sensor_conditions, group)
@@ -106,6 +115,7 @@ class PolicyNode(LifecycleNode):
             guarded(self._on_exception, '~/reset', self._on_reset),
             callback_group=group,
         )
+        self._instruction = Instruction(self, self._on_instruction, self._on_exception)
         self._say(Level.OK, 'unconfigured')
 
     # Transitions.
@@ -212,12 +222,6 @@ class PolicyNode(LifecycleNode):
             on_data=self._worker.poke,
             on_error=self._on_exception,
         )
-        self._instructions = self.create_subscription(
-            String,
-            '~/instruction',
-            guarded(self._on_exception, '~/instruction', self._on_instruction),
-            _LATCHED,
-        )
         self._requests = self.create_subscription(
             JointTrajectory,
             _REQUEST_TOPIC,
@@ -228,18 +232,15 @@ class PolicyNode(LifecycleNode):
     def _shut(self) -> None:
         """End what `_open` began; returns when an inference in progress is over."""
         self._begin_era()
-        for subscription in (self._requests, self._instructions):
-            if subscription is not None:
-                self.destroy_subscription(subscription)
-        self._requests = self._instructions = None
+        if self._requests is not None:
+            self.destroy_subscription(self._requests)
+        self._requests = None
         if self._sensors is not None:
             self._sensors.destroy()
         if self._worker is not None and self._responder is not None:
             self._worker.stop()
             self._responder.drain()
         self._sensors = self._worker = self._responder = self._synchronizer = None
-        # Each activation begins like the first; whoever still means it has it latched.
-        self._instruction = ''
         self._status.drop('observation')
         self._status.drop('requests')
 
@@ -250,10 +251,7 @@ class PolicyNode(LifecycleNode):
 
     # Callbacks.
 
-    def _on_instruction(self, message: String) -> None:
-        if message.data != self._instruction:
-            self._instruction = message.data
-            self.get_logger().info(f"instruction: '{message.data}'")
+    def _on_instruction(self) -> None:
         if self._worker is not None:
             self._worker.poke()
 
@@ -296,7 +294,7 @@ class PolicyNode(LifecycleNode):
             synchronizer.limits = limits_from(given)
             return Circumstances(
                 now_ns=self._ros_time_ns(),
-                instruction=self._instruction,
+                instruction=given[INSTRUCTION],
                 settings=settings_from(given),
             )
 
@@ -327,6 +325,7 @@ class PolicyNode(LifecycleNode):
                 episode=answer.episode,
                 number=answer.report.number,
                 tied=answer.tied,
+                request=answer.request,
             )
         )
         overhead_ms = answer.overhead_ms(monotonic_ns())
@@ -340,11 +339,12 @@ class PolicyNode(LifecycleNode):
 
     def _sensor_conditions(self) -> Iterator[Condition]:
         """What the status of every second adds: cameras and joints as they are now."""
+        self._instruction.follow()
         synchronizer, responder = self._synchronizer, self._responder
         if synchronizer is None or responder is None:
             return
         now_ns = self._ros_time_ns()
-        refusals = responder.readiness(now_ns, monotonic_ns(), self._instruction)
+        refusals = responder.readiness(now_ns, monotonic_ns(), self._instruction.text)
         self._status.set(policy_status.observation(refusals))
         several = several_publishers(self, self.resolve_topic_name(_REQUEST_TOPIC))
         self._status.set(policy_status.requests(several))
@@ -386,7 +386,3 @@ def main(args: list[str] | None = None) -> int:
     """`ros2 run vla_runtime policy_node --ros-args -p bundle:=... -p robot:=...`."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     return run_node(PolicyNode, args)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

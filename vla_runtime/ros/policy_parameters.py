@@ -6,20 +6,25 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from vla_runtime.engines.engine import MAX_SAMPLES
-from vla_runtime.engines.preflight import BACKENDS
+from vla_runtime.engines.preflight import BACKENDS, MOST_THREADS
 from vla_runtime.inference.guidance import MOST_BETA, CfgMode
 from vla_runtime.inference.pipeline import PipelineMode
 from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
+from vla_runtime.ros.autostart import AUTOSTART
 from vla_runtime.ros.parameters import ParameterSpec
 from vla_runtime.ros.synchronizer import SyncLimits
 from vla_runtime.settings import PolicySettings
 from vla_runtime.types import Advantage
 
+# Set by parameter and by topic alike, so the node needs its name.
+INSTRUCTION = 'instruction'
+
 POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec('bundle', '', 'folder of the policy bundle', read_only=True),
     ParameterSpec('robot', '', 'robot file (config/robots/*.yaml)', read_only=True),
     ParameterSpec('backend', 'torch', 'what runs the networks', words=BACKENDS, read_only=True),
+    AUTOSTART,
     ParameterSpec('device', 'cpu', 'cpu, cuda or cuda:N', read_only=True),
     ParameterSpec(
         'precision',
@@ -40,8 +45,14 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         'CPU threads of each network that runs; 0: all cores but one, which the messages need, '
         'shared by two networks where pipeline is throughput at configure',
         minimum=0,
-        maximum=256,
+        maximum=MOST_THREADS,
         read_only=True,
+    ),
+    ParameterSpec(
+        INSTRUCTION,
+        '',
+        'what the robot is to do, in plain words; a message on ~/instruction sets it too, and the '
+        'newest of both counts; empty: nothing, no inference',
     ),
     ParameterSpec(
         'max_observation_age_s',

@@ -67,6 +67,7 @@ class Answer:
         report: of the policy.
         stamp_ns: ROS time of the observation.
         episode: of the request.
+        request: its number; None where it had none.
         instruction: that the policy was given.
         plan: what went into the chunk, in the robot's units: it is tied to it, or was chosen by
             it among several samples; None where no plan had a say.
@@ -79,6 +80,7 @@ class Answer:
     report: InferenceReport
     stamp_ns: int
     episode: int
+    request: int | None
     instruction: str
     plan: CommittedPlan | None
     tied: bool
@@ -198,6 +200,7 @@ class Responder:
                 report=report,
                 stamp_ns=selection.stamp_ns,
                 episode=request.plan.episode,
+                request=request.plan.request,
                 instruction=given.instruction,
                 plan=plan if tied or report.sample_distances else None,
                 tied=tied,
@@ -258,7 +261,7 @@ def _then(inferred: Future[Inference], convert: Callable[[Inference], Answer]) -
 def _missing_instruction(instruction: str) -> tuple[Refusal, ...]:
     if instruction.strip():
         return ()
-    text = 'no instruction: publish std_msgs/String on ~/instruction (reliable, transient local)'
+    text = 'no instruction: set parameter instruction, or publish std_msgs/String on ~/instruction'
     return (Refusal('instruction', text),)
 
 

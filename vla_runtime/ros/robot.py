@@ -11,6 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from vla_runtime.execution.urdf import read_urdf_limits
+from vla_runtime.input_files import read_text
+from vla_runtime.quotes import quoted
 from vla_runtime.ros.robot_rules import check_robot
 from vla_runtime.ros.robot_schema import (
     JointStateTopic,
@@ -21,7 +23,9 @@ from vla_runtime.ros.robot_schema import (
     RobotPose,
     RobotSpec,
 )
-from vla_runtime.typed_yaml import FieldError, did_you_mean, loads, parse
+from vla_runtime.typed_yaml import LARGEST_FILE, FieldError, did_you_mean, loads, parse
+
+_LARGEST_URDF = 1 << 24
 
 __all__ = [
     'JointStateTopic',
@@ -59,12 +63,12 @@ def load_robot(path: str | Path) -> Robot:
     """
     file = Path(path)
     try:
-        document = loads(_read(file, file, ''))
+        document = loads(_read(file, file, '', LARGEST_FILE))
         spec = parse(RobotSpec, document)
         check_robot(spec)
     except FieldError as error:
         raise RobotError(file, error.field, error.message) from None
-    text = None if spec.urdf is None else _read(file, file.parent / spec.urdf, 'urdf')
+    text = None if spec.urdf is None else _read_urdf(file, spec.urdf)
     said = {item.name: getattr(spec, item.name) for item in fields(spec)}
     robot = Robot(**said, file=file, urdf_text=text)
     _check_urdf(robot)
@@ -88,15 +92,19 @@ def find_robot(name_or_path: str | Path, folder: Path) -> Path:
     if str(name_or_path) in shipped:
         return folder / f'{name_or_path}.yaml'
     raise ValueError(
-        f"robot '{name_or_path}' is neither a file nor one that comes with the package"
+        f'robot {quoted(str(name_or_path))} is neither a file nor one that comes with the package'
         f'{did_you_mean(str(name_or_path), shipped)}'
     )
 
 
-def _read(robot_file: Path, path: Path, field: str) -> str:
+def _read_urdf(robot_file: Path, name: str) -> str:
+    return _read(robot_file, robot_file.parent / name, 'urdf', _LARGEST_URDF)
+
+
+def _read(robot_file: Path, path: Path, field: str, most_bytes: int) -> str:
     try:
-        return path.read_text(encoding='utf-8')
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, most_bytes)
+    except (OSError, ValueError) as error:
         reason = getattr(error, 'strerror', None) or error
         raise RobotError(robot_file, field, f'{path} cannot be read ({reason})') from None
 

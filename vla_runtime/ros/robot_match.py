@@ -373,6 +373,7 @@ def _joint_limits(joint: RobotJoint) -> ColumnLimits:
         'velocity': joint.velocity,
         'acceleration': joint.acceleration,
         'step_from_measured': joint.max_step,
+        'tracking_error': joint.max_tracking_error,
     }
     said = {key: value for key, value in given.items() if value is not None}
     return replace(ColumnLimits(), **said)

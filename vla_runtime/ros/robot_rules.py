@@ -52,7 +52,7 @@ def check_robot(robot: RobotSpec) -> None:
 
 
 def _check_joint(where: str, joint: RobotJoint, *, has_urdf: bool) -> None:
-    _require_positive(where, joint, ('velocity', 'acceleration', 'max_step'))
+    _require_positive(where, joint, ('velocity', 'acceleration', 'max_step', 'max_tracking_error'))
     if (joint.lower is None) != (joint.upper is None):
         missing = 'lower' if joint.lower is None else 'upper'
         raise FieldError(f'{where}.{missing}', 'is missing: give both limits or neither')

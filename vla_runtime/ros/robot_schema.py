@@ -11,6 +11,7 @@ from typing import Literal
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.limits import LimitActions
+from vla_runtime.execution.stopping import StopActions
 
 FORMAT = 1
 
@@ -39,6 +40,9 @@ class RobotJoint:
         acceleration: largest, `unit` a second squared; unlimited where left out.
         max_step: largest distance of a command from the measured position; unlimited where left
             out.
+        max_tracking_error: distance of the measured position from the command that stops the robot
+            until it is started again. Where left out: the executor's parameter of this name, or
+            three quarters of the joint's range where that is smaller.
         continuous: an angle without end stops.
         message_name: its name in messages and in the URDF, when not `name`; two arms under two
             namespaces may both have a `waist`.
@@ -54,6 +58,7 @@ class RobotJoint:
     velocity: float | None = None
     acceleration: float | None = None
     max_step: float | None = None
+    max_tracking_error: float | None = None
     continuous: bool = False
     message_name: str | None = None
     aliases: tuple[str, ...] = ()
@@ -162,6 +167,7 @@ class RobotSpec:
         poses: end effectors that are commanded as poses.
         start: how to set out from standstill, in the joints' units.
         on_violation: what happens to a chunk that violates a limit.
+        on_stop: how to stop, by cause: brake along the plan, or freeze at once.
         urdf: path of a URDF, relative to the robot file, whose limits are never exceeded.
     """
 
@@ -174,6 +180,7 @@ class RobotSpec:
     poses: tuple[RobotPose, ...] = ()
     start: StartParameters = field(default_factory=StartParameters)
     on_violation: LimitActions = field(default_factory=LimitActions)
+    on_stop: StopActions = field(default_factory=StopActions)
     urdf: str | None = None
 
     def joint(self, name: str) -> RobotJoint:

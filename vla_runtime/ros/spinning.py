@@ -3,6 +3,10 @@
 Invariants:
 - the main thread only waits for a signal, so Ctrl-C works at any moment, also while a callback
   loads a policy for a minute;
+- the first SIGINT, SIGTERM or SIGHUP begins the teardown, and no further one disturbs it: the
+  process ends by itself, with code 0;
+- the teardown is bounded: a callback that hangs is not waited for longer than a moment, and a
+  teardown that hangs ends the process with code 1, even where it keeps the interpreter lock;
 - the context outlives the node's last words: rclpy's own signal handlers, which shut it down at
   once, are not installed;
 - teardown order: callbacks stop, then (of a lifecycle node) deactivate, cleanup and shutdown run,
@@ -12,71 +16,83 @@ Invariants:
 
 from __future__ import annotations
 
-import signal
+import faulthandler
+import os
+import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import rclpy
 from rclpy.executors import Executor, MultiThreadedExecutor
-from rclpy.lifecycle import LifecycleNode
+from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
 from rclpy.logging import get_logger
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
+
+from vla_runtime.ros.autostart import COULD_NOT_START, bring_up
+from vla_runtime.ros.interrupt import Interrupt, interruptible
 
 # Told of an exception in a callback: where, and which.
 OnError = Callable[[str, Exception], None]
 
 _SPIN_S = 0.2
-_STATE_TRANSITIONS = {
-    'active': ('trigger_deactivate', 'trigger_cleanup', 'trigger_shutdown'),
-    'inactive': ('trigger_cleanup', 'trigger_shutdown'),
-    'unconfigured': ('trigger_shutdown',),
+_LOOK_S = 0.02
+# A callback that takes longer loads a policy, or hangs; the hold of a robot does not wait for it.
+_CALLBACK_S = 2.0
+# Longer than all that the executor waits for in vain when an output hangs; less than the 20 s that
+# the demo and the launch files wait.
+_TEARDOWN_S = 15.0
+_SUCCESS = TransitionCallbackReturn.SUCCESS
+# What leads a step nearer to finalized, by the state that the node is in.
+_NEXT_TRANSITION = {
+    'active': 'trigger_deactivate',
+    'inactive': 'trigger_cleanup',
+    'unconfigured': 'trigger_shutdown',
 }
 
 
 def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> int:
-    """Spin a node until SIGINT or SIGTERM, then take it down in order.
+    """Spin a node until SIGINT, SIGTERM or SIGHUP, then take it down in order.
 
     Args:
         make_node: builds the node; an exception means that it cannot start.
         args: command line, `sys.argv` when None.
 
     Returns:
-        exit code: 0 after a signal, 1 when the node could not start
+        exit code: 0 after a signal, 1 when a step of the teardown failed; COULD_NOT_START when the
+            node could not be made, or not configured and activated where its parameter `autostart`
+            asks for it
     """
-    stop = threading.Event()
-
-    def on_signal(number: int, _: object) -> None:
-        stop.set()
-        # A second one ends the process at once: loading a policy cannot be interrupted.
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
-    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-    try:
+    with interruptible() as interrupt:
+        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         try:
-            node = make_node()
-        except Exception as error:
-            get_logger('vla_runtime').fatal(f'cannot start: {error}')
-            return 1
-        try:
-            _spin(node, stop)
-            return 0
+            try:
+                node = make_node()
+            except Exception as error:
+                get_logger('vla_runtime').fatal(f'cannot start: {error}')
+                return COULD_NOT_START
+            return _spin(node, interrupt)
         finally:
-            node.destroy_node()
-    finally:
-        rclpy.try_shutdown()
+            rclpy.try_shutdown()
 
 
-def _spin(node: Node, stop: threading.Event) -> None:
+def _spin(node: Node, interrupt: Interrupt) -> int:
+    """Run the node's callbacks until the interrupt, then take it down; the exit code."""
     executor = make_executor()
     executor.add_node(node)
+    failed = threading.Event()
+
+    def over() -> bool:
+        return interrupt.wanted or failed.is_set()
 
     def spin() -> None:
-        while not stop.is_set():
+        if not bring_up(node, over):
+            failed.set()
+        while not over():
             try:
                 # One callback at a time and with a time-out: `spin` of Jazzy's events executor
                 # keeps the interpreter lock for good while it waits.
@@ -87,20 +103,69 @@ def _spin(node: Node, stop: threading.Event) -> None:
 
     thread = threading.Thread(target=spin, name='ros_callbacks', daemon=True)
     thread.start()
-    # With a time-out, because a wait without one cannot be interrupted on every platform.
-    while not stop.wait(_SPIN_S):
-        pass
-    thread.join()
-    executor.shutdown()
+    while not over():
+        time.sleep(_LOOK_S)
+    with _bounded(node.get_name()):
+        thread.join(_CALLBACK_S)
+        code = 0 if _take_down(node) else 1
+        if failed.is_set():
+            code = COULD_NOT_START
+        if thread.is_alive():
+            _end_now(code)
+        executor.shutdown()
+        node.destroy_node()
+        if _others_run():
+            _end_now(code)
+    return code
+
+
+def _take_down(node: Node) -> bool:
+    """Run the transitions that lead from where a lifecycle node is to finalized.
+
+    Returns:
+        whether all of them succeeded
+    """
+    done = True
     if isinstance(node, LifecycleNode):
-        _take_down(node)
+        # One that fails leads elsewhere, but never further away.
+        for _ in _NEXT_TRANSITION:
+            name = _NEXT_TRANSITION.get(node._state_machine.current_state[1])
+            if name is not None:
+                done = getattr(node, name)() is _SUCCESS and done
+    return done
 
 
-def _take_down(node: LifecycleNode) -> None:
-    """Run the transitions that lead from where the node is to finalized."""
-    state = node._state_machine.current_state[1]
-    for transition in _STATE_TRANSITIONS.get(state, ()):
-        getattr(node, transition)()
+def _others_run() -> bool:
+    """Whether a thread hangs that the teardown should have ended."""
+    main = threading.main_thread()
+    # The timer is the one that bounds the teardown.
+    return any(t is not main and not isinstance(t, threading.Timer) for t in threading.enumerate())
+
+
+def _end_now(code: int) -> NoReturn:
+    """End the process without waiting for threads; Python's own end may crash beside them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+@contextmanager
+def _bounded(name: str) -> Iterator[None]:
+    """End the process with code 1 when the block takes too long."""
+
+    def give_up() -> None:
+        os.write(2, f'{name}: the teardown hangs; ended after {_TEARDOWN_S:g} s\n'.encode())
+        os._exit(1)
+
+    # Whoever hangs with the interpreter lock leaves no thread of Python anything to do.
+    faulthandler.dump_traceback_later(_TEARDOWN_S + 1.0, exit=True, file=2)
+    timer = threading.Timer(_TEARDOWN_S, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def make_executor() -> Executor:

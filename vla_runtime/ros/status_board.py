@@ -16,10 +16,16 @@ from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 
-from vla_runtime.ros.diagnostics import Condition, Level, Throttle, to_message
+from vla_runtime.ros.diagnostics import (
+    REPEAT_LOG_S,
+    Condition,
+    Level,
+    Throttle,
+    log,
+    to_message,
+)
 
 _PERIOD_S = 1.0
-_REPEAT_LOG_S = 10.0
 
 
 class StatusBoard:
@@ -43,7 +49,7 @@ class StatusBoard:
         self._lock = Lock()
         self._conditions: dict[str, Condition] = {}
         self._news = Throttle(_PERIOD_S)
-        self._log = Throttle(_REPEAT_LOG_S)
+        self._log = Throttle(REPEAT_LOG_S)
         self._publisher = node.create_publisher(
             DiagnosticArray,
             '/diagnostics',
@@ -71,12 +77,7 @@ class StatusBoard:
         if is_news:
             self.publish([condition])
         if loud:
-            logger = self._node.get_logger()
-            # rclpy remembers a severity for each line that logs: one line for each.
-            if is_bad:
-                logger.warning(f'{condition.name}: {condition.text}')
-            else:
-                logger.info(f'{condition.name}: {condition.text}')
+            log(self._node, condition)
 
     def drop(self, name: str) -> None:
         """Say nothing about this any more."""

@@ -20,8 +20,31 @@ from threading import Thread
 
 import numpy as np
 
+from vla_runtime.ros.worker import join_thread
+
 _SECOND_NS = 1_000_000_000
 _KEPT = 1024
+# Two clocks read within this are read together; after so many tries as they are.
+_TOGETHER_NS = 5_000
+_READS = 5
+
+
+def system_time_ns(steady_s: float) -> int:
+    """The system clock at a time of the steady clock; ROS time where `use_sim_time` is off.
+
+    Both clocks are read together, a pause of this thread in between is seen, and they are read
+    again.
+
+    Args:
+        steady_s: a time of `time.monotonic`, not long ago.
+    """
+    for _ in range(_READS):
+        before = time.monotonic_ns()
+        system = time.time_ns()
+        after = time.monotonic_ns()
+        if after - before < _TOGETHER_NS:
+            break
+    return system - (before + after) // 2 + round(steady_s * _SECOND_NS)
 
 
 @dataclass(frozen=True)
@@ -90,12 +113,7 @@ class SteadyLoop:
         """
         self._stopping = True
         if self._thread.is_alive():
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
-                raise TimeoutError(
-                    f"the thread '{self._thread.name}' hangs: it has not ended its tick within "
-                    f'{timeout_s:g} s'
-                )
+            join_thread(self._thread, timeout_s)
 
     def lateness(self) -> Lateness:
         """How punctual it was; for any thread."""

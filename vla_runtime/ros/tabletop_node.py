@@ -2,8 +2,8 @@
 
 Topics out: the robot file's joint states (100 Hz) and cameras, `~/report` (one DiagnosticArray an
 instruction: whether it was carried out, decided by the simulator), `/diagnostics`.
-Topics in: the robot file's outputs, and the policy's instruction, to judge by. Service `~/reset`
-begins the scene of parameters `seed` and `variant`.
+Topics in: the robot file's outputs, and the policy's current instruction, to judge by. Service
+`~/reset` begins the scene of parameters `seed` and `variant`.
 
 Invariants:
 - a world belongs to one thread: the physics has one, and the cameras have another world, put where
@@ -16,6 +16,13 @@ Invariants:
 from __future__ import annotations
 
 import sys
+
+if __name__ == '__main__':
+    # Before what takes seconds to import: a Ctrl-C meanwhile ends the process quietly.
+    from vla_runtime.ros.node_main import run_module
+
+    sys.exit(run_module('tabletop_node'))
+
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -33,35 +40,23 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from vla_runtime.ros.conversions import ns_to_stamp
-from vla_runtime.ros.diagnostics import Condition, Level, Throttle, to_message
+from vla_runtime.ros.diagnostics import REPEAT_LOG_S, Condition, Level, Throttle, to_message
+from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.outputs import MESSAGE_TYPES
-from vla_runtime.ros.parameters import ParameterSpec, declare, values
-from vla_runtime.ros.robot import Robot, find_robot, load_robot
+from vla_runtime.ros.parameters import declare, values
+from vla_runtime.ros.robot import find_robot, load_robot
 from vla_runtime.ros.share import share_folder
 from vla_runtime.ros.spinning import guarded, run_node
 from vla_runtime.ros.steady_loop import SteadyLoop
 from vla_runtime.ros.tabletop_messages import command_taker, image_message, joint_state_message
+from vla_runtime.ros.tabletop_parameters import TABLETOP_PARAMETERS
+from vla_runtime.ros.tabletop_robot import require_tabletop
+from vla_runtime.sim.arm import JOINT_NAMES
 from vla_runtime.sim.controller import JointFollower
 from vla_runtime.sim.episode import Episode, Verdict
-from vla_runtime.sim.scene import CAMERAS, VARIANTS, Scene, sample_scene
-from vla_runtime.sim.world import JOINT_NAMES, Tabletop
+from vla_runtime.sim.scene import Scene, sample_scene
+from vla_runtime.sim.world import Tabletop
 
-TABLETOP_PARAMETERS: tuple[ParameterSpec, ...] = (
-    ParameterSpec(
-        'robot',
-        'tabletop',
-        'robot file whose joints, cameras and outputs are served',
-        read_only=True,
-    ),
-    ParameterSpec(
-        'camera_rate_hz', 20.0, 'frames a second', minimum=1.0, maximum=100.0, read_only=True
-    ),
-    ParameterSpec(
-        'instruction_topic', 'vla_policy/instruction', 'what it judges by', read_only=True
-    ),
-    ParameterSpec('seed', 0, 'of the scene that ~/reset begins', minimum=0, maximum=2**63 - 1),
-    ParameterSpec('variant', 'still', 'of that scene', words=VARIANTS),
-)
 _RATE_HZ = 100.0
 _CATCH_UP_STEPS = 5
 _STATUS_PERIOD_S = 1.0
@@ -87,10 +82,11 @@ class TabletopNode(Node):
     def __init__(self) -> None:
         super().__init__('tabletop')
         declare(self, TABLETOP_PARAMETERS)
+        refuse_unknown(self, TABLETOP_PARAMETERS)
         given = values(self, TABLETOP_PARAMETERS)
         self._robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
-        _require_tabletop(self._robot)
-        self._throttle = Throttle(5.0)
+        require_tabletop(self._robot)
+        self._throttle = Throttle(REPEAT_LOG_S)
         self._lock = Lock()
         self._snapshot: _Snapshot | None = None
         self._wanted: Future[str] | None = None
@@ -324,19 +320,6 @@ class TabletopNode(Node):
         )
 
 
-def _require_tabletop(robot: Robot) -> None:
-    """Refuse a robot file that is not of this robot."""
-    names = [joint.name for joint in robot.joints]
-    wrong = [f"joint '{name}'" for name in names if name not in JOINT_NAMES]
-    wrong += [f"unit of '{joint.name}'" for joint in robot.joints if joint.unit != 'rad']
-    wrong += [f"camera '{c.name}'" for c in robot.cameras if c.name not in CAMERAS]
-    if wrong:
-        raise ValueError(
-            f'{robot.file}: {", ".join(wrong)}: the tabletop has the joints '
-            f'{", ".join(JOINT_NAMES)} in rad and the cameras {", ".join(CAMERAS)}'
-        )
-
-
 def _qos(depth: int, reliability: str) -> QoSProfile:
     """What a publisher must offer for a subscriber that the robot file describes."""
     wanted = (
@@ -348,7 +331,3 @@ def _qos(depth: int, reliability: str) -> QoSProfile:
 def main(args: list[str] | None = None) -> int:
     """`ros2 run vla_runtime tabletop_node`."""
     return run_node(TabletopNode, args)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

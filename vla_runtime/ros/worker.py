@@ -3,7 +3,8 @@
 Invariants:
 - one job waits at most: a newer one replaces it;
 - a job that cannot be done yet keeps waiting, and is tried again when `poke`d or after `poll_s`;
-- `stop` returns when the job in progress is over; nothing is attempted after it;
+- `stop` returns when the job in progress is over, or says that it hangs; nothing is attempted
+  after it;
 - an exception ends its job, never the thread.
 """
 
@@ -67,13 +68,20 @@ class LatestJobWorker(Generic[Job]):
         with self._changed:
             self._waiting = None
 
-    def stop(self) -> None:
-        """Forget the waiting job, finish the one in progress, end the thread."""
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Forget the waiting job, finish the one in progress, end the thread.
+
+        Args:
+            timeout_s: how long to wait for the one in progress; for ever when not given.
+
+        Raises:
+            TimeoutError: it is not over; it is the last one all the same, if it ever ends.
+        """
         with self._changed:
             self._waiting = None
             self._stopping = True
             self._changed.notify()
-        self._thread.join()
+        join_thread(self._thread, timeout_s)
 
     def _run(self) -> None:
         while True:
@@ -102,3 +110,16 @@ class LatestJobWorker(Generic[Job]):
         except Exception as error:
             self._on_error(error)
             return True
+
+
+def join_thread(thread: Thread, timeout_s: float | None) -> None:
+    """Return when a thread has ended.
+
+    Raises:
+        TimeoutError: it has not within `timeout_s`; None waits for ever.
+    """
+    thread.join(timeout_s)
+    if thread.is_alive():
+        raise TimeoutError(
+            f"the thread '{thread.name}' hangs: it has not ended within {timeout_s:g} s"
+        )

@@ -23,9 +23,7 @@ and per episode `episode_number`, `goal` (index into `GOALS` of what was asked f
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -36,7 +34,9 @@ from vla_runtime.sim.expert import HORIZON, Expert, sample_style
 from vla_runtime.sim.rollout import follow
 from vla_runtime.sim.scene import CAMERAS, COLOURS, VARIANTS, Scene, sample_scene
 from vla_runtime.sim.tasks import SIDES, Goal, Judge, Outcome, make_task, push_path_is_clear
+from vla_runtime.sim.workers import workers
 from vla_runtime.sim.world import Tabletop
+from vla_runtime.whole_files import whole_file, write_text
 
 IMAGE_WIDTH, IMAGE_HEIGHT = 64, 48
 
@@ -119,10 +119,8 @@ def generate(folder: Path, plan: DatasetPlan, processes: int, progress: bool = T
                 write_shard(folder, plan, shard)
                 bar.update(len(plan.shard_episodes(shard)))
             return
-        # Spawned, not forked: a rendering context does not survive a fork.
-        context = multiprocessing.get_context('spawn')
-        with ProcessPoolExecutor(processes, mp_context=context) as pool:
-            futures = {pool.submit(write_shard, folder, plan, shard): shard for shard in missing}
+        with workers(processes) as submit:
+            futures = {submit(write_shard, folder, plan, shard): shard for shard in missing}
             for future in as_completed(futures):
                 future.result()
                 bar.update(len(plan.shard_episodes(futures[future])))
@@ -136,11 +134,8 @@ def write_shard(folder: Path, plan: DatasetPlan, shard: int) -> None:
     ]
     world.close()
     arrays = {name: np.concatenate([episode[name] for episode in episodes]) for name in episodes[0]}
-    path = _shard_path(folder, shard)
-    # The temporary name must end in .npz too, or numpy appends it.
-    temporary = path.with_name(f'.{path.stem}.{os.getpid()}.npz')
-    np.savez_compressed(temporary, allow_pickle=False, **arrays)
-    os.replace(temporary, path)
+    with whole_file(_shard_path(folder, shard)) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def load(folder: Path) -> Dataset:
@@ -338,6 +333,4 @@ def claim(folder: Path, plan: DatasetPlan) -> None:
                 'arguments to go on with it, or another folder'
             )
         return
-    temporary = path.with_suffix('.json.part')
-    temporary.write_text(json.dumps({'format': _FORMAT, **asdict(plan)}) + '\n')
-    os.replace(temporary, path)
+    write_text(path, json.dumps({'format': _FORMAT, **asdict(plan)}) + '\n')

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from vla_runtime.bundle import (
     VERIFICATION_FILE,
@@ -107,8 +107,7 @@ def write_demo_bundle(
     spec = demo_spec(dims, {'made by': 'vla_runtime train-demo', **versions})
     with new_bundle(target, force=force) as folder:
         weights = {name: value.contiguous().cpu() for name, value in network.state_dict().items()}
-        save_file(weights, str(folder / WEIGHTS_FILE))
-        (folder / WEIGHTS_FILE).chmod(0o644)  # safetensors makes it the writer's alone
+        (folder / WEIGHTS_FILE).write_bytes(save(weights))
         write_statistics(folder, statistics)
         (folder / TOKENIZER_FILE).write_bytes(tokenizer.read_bytes())
         sealed = seal(folder, spec)

@@ -1,7 +1,8 @@
 """Choose how MuJoCo renders without a screen, before mujoco is imported.
 
-MuJoCo reads MUJOCO_GL once, at import. Every module of this room imports `mujoco` from here, so
-the choice is made in one place and in time.
+MuJoCo reads MUJOCO_GL once, at import, and loads the renderer. Every module of this room imports
+`mujoco` from here, so the choice is made in one place and in time, and OSMesa is loaded so that
+Triton can be beside it (`osmesa.py`), whichever comes first.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import glob
 import os
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 
 class RenderingUnavailableError(ImportError):
@@ -43,10 +45,19 @@ def _has_egl_device() -> bool:
     return readable and ctypes.util.find_library('EGL') is not None
 
 
+def _keep_osmesa_local() -> None:
+    """Have PyOpenGL load OSMesa through `osmesa.py`; call before `OpenGL.platform` is imported."""
+    from OpenGL.plugins import PlatformPlugin
+
+    PlatformPlugin.by_name('osmesa').import_path = 'vla_runtime.sim.osmesa.LocalOSMesaPlatform'
+
+
 if 'mujoco' not in sys.modules:
     os.environ['MUJOCO_GL'] = choose_backend()
 
 try:
+    if os.environ.get('MUJOCO_GL') == 'osmesa' and find_spec('OpenGL') is not None:
+        _keep_osmesa_local()
     import mujoco
 except ModuleNotFoundError:
     raise

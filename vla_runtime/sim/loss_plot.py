@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vla_runtime.whole_files import whole_file
+
 _STAGE_TITLES = {
     'see': '1. where is each colour (vision)',
     'ground': '2. where is the named block (prefix)',
@@ -37,6 +39,7 @@ def plot_losses(history: Sequence[dict[str, Any]], path: Path) -> None:
         panel.set(title=title, xlabel='step', yscale='log')
         panel.grid(alpha=0.3)
         if names:
-            panel.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+            panel.legend(fontsize=8, title='metric', title_fontsize=8)
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=110, format='png')
     pyplot.close(figure)

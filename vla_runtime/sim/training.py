@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +35,7 @@ from vla_runtime.sim.objectives import (
 from vla_runtime.sim.samples import Batch, Samples, absolute, frame_batches
 from vla_runtime.sim.scene import COLOURS
 from vla_runtime.sim.world import JOINT_NAMES
+from vla_runtime.whole_files import whole_file
 
 STAGES = ('see', 'ground', 'act')
 _HELD_OUT_SHARE = 0.04
@@ -280,9 +280,8 @@ class Training:
             'optimizer': self._optimizer.state_dict(),
             'history': self.history,
         }
-        temporary = self._path.with_suffix('.part')
-        torch.save(state, temporary)
-        os.replace(temporary, self._path)
+        with whole_file(self._path) as file:
+            torch.save(state, file)
 
     def _load(self) -> None:
         state = torch.load(self._path, map_location=self.device, weights_only=True)

@@ -15,6 +15,7 @@ import numpy as np
 from vla_runtime.processing.prompts import PromptFormat, build_prompt
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.sim.tasks import all_instructions
+from vla_runtime.whole_files import write_bytes
 
 STATE_BINS = range(-1, 256)
 PROMPT_FORMAT = PromptFormat('pi05_state', 'openpi', 'before_action')
@@ -65,7 +66,7 @@ def train_vocabulary(path: Path, state_dim: int) -> Tokenizer:
         minloglevel=2,
         **_SPECIAL,
     )
-    path.write_bytes(model.getvalue())
+    write_bytes(path, model.getvalue())
     return Tokenizer.load(path)
 
 

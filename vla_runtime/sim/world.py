@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from vla_runtime.sim.arm import JOINT_NAMES, MODEL_PATH
 from vla_runtime.sim.gl import mujoco
 from vla_runtime.sim.scene import (
     BELT_HIGH_M,
@@ -23,16 +23,6 @@ from vla_runtime.sim.scene import (
     Scene,
     Variant,
     sample_scene,
-)
-
-MODEL_PATH = Path(__file__).with_name('tabletop.xml')
-JOINT_NAMES = (
-    'shoulder_pan',
-    'shoulder_lift',
-    'elbow_flex',
-    'wrist_flex',
-    'wrist_roll',
-    'gripper',
 )
 
 

@@ -76,6 +76,15 @@ def _cache_conditions(base: Condition) -> tuple[Condition, ...]:
     )
 
 
+def _delays(base: Condition) -> tuple[Condition, ...]:
+    delays = (0.0, 2.0, 4.0, 8.0)
+    tied = replace(base, handover='rtc', rtc_mode='guided')
+    return (
+        *grid(base, handover=('switch', 'blend', 'ensemble'), delay_steps=delays),
+        *grid(tied, rtc_mode=('guided', 'jacobian', 'hard_prefix'), delay_steps=delays),
+    )
+
+
 def _bounds(exact: Condition) -> tuple[Condition, ...]:
     return (
         exact,
@@ -147,25 +156,18 @@ _STUDIES = (
         'delay',
         'What does inference time cost, and which hand-over bears it best?',
         'Each chunk arrives so many steps (of 50 ms) after its observation, at S = 8 and a horizon '
-        'of 32, for each way of handing over. Under rtc the policy is given the committed plan.',
-        grid(
-            BASE,
-            handover=('switch', 'blend', 'ensemble', 'rtc'),
-            delay_steps=tuple(float(steps) for steps in range(9)),
-        ),
+        'of 32, for each way of handing over. Under rtc the policy ties each chunk to the '
+        'committed plan in the way of rtc_mode; one that nothing tied is blended.',
+        _delays(BASE),
         x='delay_steps',
-        episodes=40,
+        episodes=60,
     ),
     Study(
         'delay_moving',
         'What does inference time cost when the blocks move?',
         'The same on blocks that travel 3 to 5 cm/s, where what was seen so long ago is no longer '
         'there.',
-        grid(
-            _MOVING,
-            handover=('switch', 'blend', 'ensemble', 'rtc'),
-            delay_steps=(0.0, 2.0, 4.0, 8.0),
-        ),
+        _delays(_MOVING),
         x='delay_steps',
         episodes=60,
     ),

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.execution.parameters import Overrun
 from vla_runtime.inference.guidance import CfgMode
+from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.sim.scene import CAMERAS, VARIANTS, Variant
 from vla_runtime.sim.tasks import FAMILIES, Family, Wording
 from vla_runtime.types import Advantage
@@ -61,7 +62,9 @@ class Condition:
         delay_steps: time from the observation to the chunk's arrival, in steps of the policy; need
             not be whole. The executor's estimate of it begins at the right number, as it would
             after some chunks.
-        handover: how one chunk follows another; under `rtc` the policy is given the plan.
+        handover: how one chunk follows another; `rtc` needs an `rtc_mode`.
+        rtc_mode: how the policy ties a chunk to the committed plan. `rtc` blends a chunk that
+            nothing tied, as the executor node does.
         overrun: what follows S steps when the next chunk is late.
         max_overrun_steps: for `continue`.
     """
@@ -87,6 +90,7 @@ class Condition:
     replan_interval: int = 8
     delay_steps: float = 1.0
     handover: HandoverMode = 'blend'
+    rtc_mode: RtcMode = 'off'
     overrun: Overrun = 'continue'
     max_overrun_steps: int = 4
 
@@ -103,6 +107,8 @@ class Condition:
             ('cfg_mode', get_args(CfgMode)),
             ('advantage', get_args(Advantage)),
             ('cache', get_args(Cache)),
+            ('handover', get_args(HandoverMode)),
+            ('rtc_mode', get_args(RtcMode)),
         ):
             _require_words(name, (getattr(self, name),), words)
         if not self.families:
@@ -115,6 +121,10 @@ class Condition:
             raise ValueError(f'condition: belt_speed is {self.belt_speed}, expected 0 or more')
         if self.wrist_every < 1:
             raise ValueError(f'condition: wrist_every is {self.wrist_every}, expected 1 or more')
+        if self.handover == 'rtc' and self.rtc_mode == 'off':
+            raise ValueError(
+                "condition: handover is 'rtc' and rtc_mode 'off', which is 'blend': name one"
+            )
         self._check_cache()
 
     def _check_cache(self) -> None:

@@ -35,8 +35,8 @@ class ChunkDriver(Protocol):
 
     def chunk(
         self, world: Tabletop, observation: Observation, plan: CommittedPlan | None
-    ) -> ActionChunk:
-        """The chunk for an observation that was made of the world as it stands."""
+    ) -> tuple[ActionChunk, bool]:
+        """The chunk for an observation of the world as it stands, and whether the plan tied it."""
 
 
 class PolicyDriver:
@@ -70,6 +70,7 @@ class PolicyDriver:
             denoise_steps=condition.denoise_steps,
             advantage=condition.advantage,
             cfg_mode=condition.cfg_mode,
+            rtc_mode=condition.rtc_mode,
             cache=_cache_policy(condition),
         )
         if condition.beta is not None:
@@ -78,7 +79,7 @@ class PolicyDriver:
 
     def chunk(
         self, world: Tabletop, observation: Observation, plan: CommittedPlan | None
-    ) -> ActionChunk:
+    ) -> tuple[ActionChunk, bool]:
         if self._image_blind:
             # Image tokens are a function of the pixels: to see the first images again is to find
             # their tokens.
@@ -86,7 +87,7 @@ class PolicyDriver:
             observation = replace(observation, images=self._first_images)
         chunk, report = self._policy.infer(observation, plan=plan)
         self.cache_use += cache_use_of(report.cache)
-        return chunk
+        return chunk, report.rtc_mode != 'off'
 
 
 def _cache_policy(condition: Condition) -> CachePolicy:
@@ -120,13 +121,12 @@ class ExpertDriver:
 
     def chunk(
         self, world: Tabletop, observation: Observation, plan: CommittedPlan | None
-    ) -> ActionChunk:
+    ) -> tuple[ActionChunk, bool]:
         block_m = world.state().block_m
         task = find_task(observation.instruction, block_m)
         if task is None:
             raise ValueError(f"expert: '{observation.instruction}' is no task of the tabletop")
         rows = self._expert.plan(np.asarray(observation.state), block_m, task.goal, Style())
         names = self.action_names
-        return ActionChunk(
-            rows, names, ('position',) * len(names), STEP_TIME_S, rows.astype(np.float32)
-        )
+        kinds = ('position',) * len(names)
+        return ActionChunk(rows, names, kinds, STEP_TIME_S, rows.astype(np.float32)), False

@@ -139,6 +139,8 @@ class _Flight:
     stamp_ns: int
     number: int
     chunk: ActionChunk
+    tied: bool
+    request: int
 
 
 class _Loop:
@@ -203,14 +205,11 @@ class _Loop:
 
     def _infer(self, plan: CommittedSetpoints) -> None:
         """Answer a request with what is seen now; the chunk arrives after the delay."""
-        condition, driver = self._condition, self._driver
-        tied = self._plan_for_policy(plan) if condition.handover == 'rtc' else None
-        chunk = driver.chunk(self._world, self._observe(), tied)
+        chunk, tied = self._driver.chunk(self._world, self._observe(), self._plan_for_policy(plan))
         if self._on_chunk is not None:
             self._on_chunk(plan.first_step, chunk)
-        self._flights.append(
-            _Flight(self._now_ns + self._delay_ns, self._now_ns, self._number, chunk)
-        )
+        due_ns = self._now_ns + self._delay_ns
+        self._flights.append(_Flight(due_ns, self._now_ns, self._number, chunk, tied, plan.request))
         self._number += 1
         if not self._delay_ns:
             self._deliver()
@@ -242,6 +241,8 @@ class _Loop:
                 flight.number,
                 self._now_s,
                 self._now_ns,
+                flight.tied,
+                flight.request,
             )
             if result.accepted and flight.number > 0:
                 self._delays.append(result.delay_steps)

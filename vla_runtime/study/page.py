@@ -22,17 +22,28 @@ _PANELS = (
     ('prefixes_saved', 'prefixes hit or reused, %', 100.0),
 )
 
+_COLOURS = (
+    '#1f77b4', '#ff7f0e', '#2ca02c', '#d62728', '#9467bd', '#8c564b', '#e377c2', '#7f7f7f',
+    '#bcbd22', '#17becf',
+)  # fmt: skip
+
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em;
-       color: #222; }
+       color: #222; overflow-wrap: break-word; }
 table { border-collapse: collapse; font-size: 13px; margin: 1em 0; }
 th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid #ddd; }
+td { white-space: nowrap; }
 th { text-align: right; border-bottom: 2px solid #888; vertical-align: bottom; }
 td.name { text-align: left; }
 tr.part td { color: #777; }
 code { background: #f3f3f3; padding: .1em .3em; }
 .note { color: #666; font-size: 13px; }
-svg { max-width: 100%; height: auto; }
+.scroll { overflow-x: auto; }
+.panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(17em, 100%), 1fr)); }
+svg { width: 100%; height: auto; }
+.legend { font-size: 13px; } .legend span { white-space: nowrap; margin-right: 1.2em; }
+.legend i { display: inline-block; width: .8em; height: .8em; border-radius: 50%;
+       margin-right: .4em; }
 """
 
 _READING = """
@@ -58,6 +69,7 @@ def study_page(studies: Sequence[Json]) -> str:
     links = ' · '.join(f'<a href="#{s["study"]}">{escape(s["study"])}</a>' for s in studies)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<title>Closed-loop studies</title><style>{_STYLE}</style></head><body>\n'
         f'<h1>Closed-loop studies</h1>\n<p>{links}</p>\n{_READING}'
         + '\n'.join(_section(study) for study in studies)
@@ -119,7 +131,7 @@ def _table(study: Json) -> str:
             for group in condition['groups']
         ),
     ]
-    return '<table>\n' + '\n'.join(lines) + '\n</table>'
+    return '<div class="scroll"><table>\n' + '\n'.join(lines) + '\n</table></div>'
 
 
 def _table_row(study: Json, condition: Json, group: str, columns: int) -> str:
@@ -174,41 +186,61 @@ def _number(mean: Json, digits: int, factor: float = 1.0) -> str:
 
 def _plot(study: Json) -> str:
     """Success, then whatever else the study has, over x; a curve for each of the other fields."""
+    panels = [('success', 'success, %', 100.0), *(p for p in _PANELS if _has(study, p[0]))]
+    drawn = ''.join(_panel(study, *panel) for panel in panels)
+    return f'<div class="panels">{drawn}</div>\n{_legend(study)}'
+
+
+def _legend(study: Json) -> str:
+    """Which colour is which curve, under the names of the fields that tell curves apart."""
+    curves = _curves(study)
+    if len(curves) < 2:
+        return ''
+    entries = ''.join(
+        f'<span><i style="background: {_colour(number)}"></i>{escape(curve)}</span> '
+        for number, curve in enumerate(curves)
+    )
+    return f'<p class="legend"><b>{escape(_legend_title(study))}:</b> {entries}</p>'
+
+
+def _legend_title(study: Json) -> str:
+    return ', '.join(name.replace('_', ' ') for name in study['varied'] if name != study['x'])
+
+
+def _colour(number: int) -> str:
+    return _COLOURS[number % len(_COLOURS)]
+
+
+def _panel(study: Json, name: str, title: str, factor: float) -> str:
     import matplotlib
 
     matplotlib.use('Agg')
     from matplotlib import pyplot
 
-    ticks = list(dict.fromkeys(c['label'][study['x']] for c in study['conditions']))
-    panels = [panel for panel in _PANELS if _has(study, panel[0])]
-    rows = -(-(len(panels) + 1) // 4)
     # Text stays text and ids stay the same: a page that is small and can be compared.
-    options: Any = {'svg.fonttype': 'none', 'svg.hashsalt': study['study'], 'font.size': 9}
+    salt = f'{study["study"]} {name}'
+    options: Any = {'svg.fonttype': 'none', 'svg.hashsalt': salt, 'font.size': 9}
     with pyplot.rc_context(options):
-        figure, axes = pyplot.subplots(
-            rows, 4, figsize=(15, 3.4 * rows), layout='constrained', squeeze=False
-        )
-        flat = list(axes.flat)
-        _draw(flat[0], study, ticks, 'success', 'success, %', 100.0)
-        flat[0].set_ylim(-3, 103)
-        for panel, (name, title, factor) in zip(flat[1:], panels, strict=False):
-            _draw(panel, study, ticks, name, title, factor)
+        figure, panel = pyplot.subplots(figsize=(3.75, 3.2), layout='constrained')
+        _draw(panel, study, name, title, factor)
+        if name == 'success':
+            panel.set_ylim(-3, 103)
+        else:
             panel.set_ylim(bottom=0)
-        for panel in flat[len(panels) + 1 :]:
-            panel.set_axis_off()
-        if len(_curves(study)) > 1:
-            handles = flat[0].get_legend_handles_labels()
-            figure.legend(*handles, loc='outside lower center', ncols=6)
         text = io.StringIO()
         figure.savefig(text, format='svg', metadata={'Date': None})
         pyplot.close(figure)
     return text.getvalue()[text.getvalue().index('<svg') :]
 
 
-def _draw(panel: Any, study: Json, ticks: list[str], name: str, title: str, factor: float) -> None:
-    """One measure over x, with its intervals; curves stand a little apart to be told apart."""
+def _draw(panel: Any, study: Json, name: str, title: str, factor: float) -> None:
+    """One measure over x, with its intervals; curves stand a little apart to be told apart.
+
+    A line joins numbers; between categories there is nothing that it could stand for.
+    """
+    ticks = list(dict.fromkeys(c['label'][study['x']] for c in study['conditions']))
     curves = _curves(study)
-    for number, (curve, conditions) in enumerate(curves.items()):
+    for number, conditions in enumerate(curves.values()):
         points = []
         for condition in conditions:
             found = next(iter(condition['groups'].values()))[name]
@@ -232,15 +264,30 @@ def _draw(panel: Any, study: Json, ticks: list[str], name: str, title: str, fact
             ],
             marker='o',
             markersize=4,
-            linewidth=1.2,
+            linestyle='none',
+            color=_colour(number),
             capsize=2,
-            label=curve,
+        )
+        joined = [at for at, place in enumerate(x) if _is_number(ticks[place])]
+        panel.plot(
+            [x[at] + shift for at in joined],
+            [y[at] for at in joined],
+            linewidth=1.2,
+            color=_colour(number),
         )
     panel.set_title(title, fontsize=9)
     panel.set_xlabel(study['x'].replace('_', ' '))
     panel.set_xticks(range(len(ticks)), ticks, rotation=20 if max(map(len, ticks)) > 6 else 0)
     panel.set_xlim(-0.5, len(ticks) - 0.5)
     panel.grid(alpha=0.3)
+
+
+def _is_number(label: str) -> bool:
+    try:
+        float(label)
+    except ValueError:
+        return False
+    return True
 
 
 def _curves(study: Json) -> dict[str, list[Json]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from vla_runtime.study.catalogue import Study
 from vla_runtime.study.condition import Condition, value_text, varied_fields
 from vla_runtime.study.episode import EpisodeResult
 from vla_runtime.study.statistics import MEANS, Mean, Summary, by_family, compare, summarise
+from vla_runtime.whole_files import write_text
 
 Json = dict[str, Any]
 
@@ -161,14 +163,13 @@ def write_study(folder: Path, record: Json) -> list[Path]:
     head = {name: value for name, value in record.items() if name != 'conditions'}
     lines = ',\n'.join(json.dumps(condition) for condition in record['conditions'])
     text = json.dumps(head, indent=2)[:-2] + ',\n  "conditions": [\n' + lines + '\n  ]\n}\n'
-    _replace(json_path, text)
+    write_text(json_path, text)
     rows = [row for condition in record['conditions'] for row in _csv_rows(record, condition)]
-    temporary = csv_path.with_suffix('.part')
-    with temporary.open('w', newline='', encoding='utf-8') as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator='\n')
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(temporary, csv_path)
+    table = io.StringIO()
+    writer = csv.DictWriter(table, fieldnames=list(rows[0]), lineterminator='\n')
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(csv_path, table.getvalue())
     return [json_path, csv_path]
 
 
@@ -203,9 +204,3 @@ def read_studies(folder: Path) -> list[Json]:
     """Every study_*.json of a folder."""
     paths = sorted(folder.glob('study_*.json'))
     return [json.loads(path.read_text(encoding='utf-8')) for path in paths]
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_suffix('.part')
-    temporary.write_text(text, encoding='utf-8')
-    os.replace(temporary, path)

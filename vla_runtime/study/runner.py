@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import as_completed
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,14 @@ from vla_runtime import __version__
 from vla_runtime.bundle import VERIFICATION_FILE, read_bundle
 from vla_runtime.export.onnx_bundle import bundle_with_onnx
 from vla_runtime.sim.demo_bundle import FIRST_UNSEEN_SEED
+from vla_runtime.sim.workers import workers
 from vla_runtime.sim.world import Tabletop
 from vla_runtime.study.cache_use import CacheUse
 from vla_runtime.study.condition import Condition
 from vla_runtime.study.drivers import ChunkDriver, ExpertDriver, PolicyDriver
 from vla_runtime.study.episode import CONTROL_RATE_HZ, EpisodeResult, run_episode
 from vla_runtime.study.smoothness import Jerk
+from vla_runtime.whole_files import write_text
 
 # Beyond the scenes on which a demo policy is checked while it is made.
 _FIRST_SEED = FIRST_UNSEEN_SEED + 1_000_000
@@ -87,13 +90,16 @@ def run_conditions(
     done = {run: _read(path) for run, path in paths.items() if path.exists()}
     left = [run for run in runs if run not in done]
     work.mkdir(parents=True, exist_ok=True)
-    with tqdm(
-        total=len(runs) * len(seeds),
-        initial=len(done) * len(seeds),
-        unit='episode',
-        disable=not progress,
-    ) as bar:
-        for run, episodes in _run_all(left, processes, bar.update):
+    with (
+        tqdm(
+            total=len(runs) * len(seeds),
+            initial=len(done) * len(seeds),
+            unit='episode',
+            disable=not progress,
+        ) as bar,
+        closing(_run_all(left, processes, bar.update)) as finished,
+    ):
+        for run, episodes in finished:
             _write(paths[run], run, episodes)
             done[run] = episodes
             successes = sum(episode.success for episode in episodes)
@@ -110,17 +116,17 @@ def _bundle_of(condition: Condition, bundle: Path, work: Path) -> Path:
 
 def _run_all(
     runs: Sequence[Run], processes: int, on_progress: Callable[[int], Any]
-) -> Iterator[tuple[Run, list[EpisodeResult]]]:
+) -> Generator[tuple[Run, list[EpisodeResult]], None, None]:
     """Each run with its episodes, as it is finished; batches of all runs share the processes."""
-    batches = [
-        (number, first)
+    tasks = [
+        (run, number, first)
         for number, run in enumerate(runs)
         for first in range(0, len(run.seeds), _BATCH)
     ]
-    tasks = ((runs[number], number, first) for number, first in batches)
     found: list[dict[int, list[EpisodeResult]]] = [{} for _ in runs]
-    with _mapper(processes) as mapped:
-        for number, first, episodes in mapped(_run_batch, tasks):
+    # Closed here, so that an interrupt ends the processes before it is told.
+    with closing(_batches(tasks, processes)) as batches:
+        for number, first, episodes in batches:
             found[number][first] = episodes
             on_progress(len(episodes))
             if len(found[number]) == math.ceil(len(runs[number].seeds) / _BATCH):
@@ -128,26 +134,17 @@ def _run_all(
                 yield runs[number], [episode for _, batch in ordered for episode in batch]
 
 
-class _mapper:  # noqa: N801
-    """`map` in this process, or unordered over others."""
-
-    def __init__(self, processes: int) -> None:
-        self._processes = processes
-        self._pool: Any = None
-
-    def __enter__(self) -> Callable[..., Any]:
-        if self._processes <= 1:
-            return map
-        # A forked process inherits torch's threads and rendering contexts in an unusable state.
-        context = multiprocessing.get_context('spawn')
-        os.environ.setdefault('OMP_NUM_THREADS', '1')
-        self._pool = context.Pool(self._processes, initializer=_use_one_thread)
-        return self._pool.imap_unordered
-
-    def __exit__(self, *error: object) -> None:
-        if self._pool is not None:
-            self._pool.terminate()
-            self._pool.join()
+def _batches(
+    tasks: Sequence[tuple[Run, int, int]], processes: int
+) -> Generator[tuple[int, int, list[EpisodeResult]], None, None]:
+    """Every task's result: in order from this process, as they are finished from others."""
+    if processes <= 1:
+        yield from map(_run_batch, tasks)
+        return
+    os.environ.setdefault('OMP_NUM_THREADS', '1')
+    with workers(processes, _use_one_thread) as submit:
+        for future in as_completed([submit(_run_batch, task) for task in tasks]):
+            yield future.result()
 
 
 def _use_one_thread() -> None:
@@ -203,14 +200,11 @@ def _identity(run: Run) -> str:
 
 
 def _write(path: Path, run: Run, episodes: Sequence[EpisodeResult]) -> None:
-    """All or nothing: a file that exists is complete."""
     content = {
         'condition': asdict(run.condition),
         'episodes': [asdict(episode) for episode in episodes],
     }
-    temporary = path.with_suffix('.part')
-    temporary.write_text(json.dumps(content), encoding='utf-8')
-    os.replace(temporary, path)
+    write_text(path, json.dumps(content))
 
 
 def _read(path: Path) -> list[EpisodeResult]:

@@ -1,0 +1,258 @@
+"""Drive the graph for half an hour through faults, and show that nothing but them stops it.
+
+Both nodes as they are shipped, a robot of 14 joints that follows with a lag, four raw 480x640
+cameras, a small policy of random weights. Steps of 50 and of 20 Hz; replan intervals 1, 4, 8 and
+25 by turns; cameras at 30 Hz, at 12 Hz and with jitter; hand-over, interpolation, guidance and
+cache changed while it moves; and faults of every kind one after the other in a seeded order: a
+policy that freezes or dies, cameras and joint states that stop, slow down, jump or are malformed,
+stray chunks, participants that are killed, a push against the arm, the operator's services.
+
+What must hold: the robot stands still no longer than the next frame of every camera and one
+inference take (after a fault: one more, which may be under way), no command is outside position,
+velocity and acceleration limits by the header stamps, no traceback, every process ends with 0.
+
+    python benchmark/soak.py --minutes 30 --seed 1
+    python benchmark/soak.py --minutes 2 --only push policy_killed --json soak.json --logs logs
+
+Returns 0 when all of it held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measurement import RESULTS, write_result
+from soak_checks import Fault, find_stalls
+from soak_faults import FaultKind, fault_kinds
+from soak_report import Phase, Session, limits_of, session_figures, show
+from soak_rig import CameraSetup, Rig
+from three_cameras import PACKAGES, keep_others_out, quiet_domain, use_profile
+
+STEP_RATES_HZ = (50.0, 20.0)
+INTERVALS = (1, 4, 8, 25)
+CAMERAS = (
+    CameraSetup('30 Hz', 30.0),
+    CameraSetup('12 Hz', 12.0),
+    CameraSetup('25 Hz, jitter', 25.0, 0.01),
+)
+# As the executor's shipped parameters have it.
+REQUEST_TIMEOUT_S = 2.0
+QUIET_S = (2.0, 4.0)
+SHORTEST_PHASE_S = 10.0
+# Live parameters that are drawn, one at a time.
+DRAWN: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+    (Rig.EXECUTOR, 'handover_mode', ('switch', 'blend', 'ensemble', 'rtc')),
+    (Rig.EXECUTOR, 'interpolation', ('linear', 'cubic')),
+    (Rig.EXECUTOR, 'overrun', ('hold', 'continue')),
+    (Rig.POLICY, 'cfg_enabled', (False, True)),
+    (Rig.POLICY, 'cfg_beta', (1.0, 1.5, 2.5)),
+    (Rig.POLICY, 'cache_mode', ('off', 'exact', 'bounded')),
+    (Rig.POLICY, 'real_time_chunking', (False, True)),
+    (Rig.POLICY, 'rtc_mode', ('guided', 'hard_prefix')),
+)
+
+
+def deck(random: np.random.Generator, kinds: Sequence[str]) -> Iterator[str]:
+    """Kinds without end: all of them in a drawn order, then all again in another one."""
+    while True:
+        yield from random.permutation(list(kinds)).tolist()
+
+
+def play_fault(rig: Rig, name: str, kind: FaultKind, random: np.random.Generator) -> None:
+    """One fault from its begin to its end, the operator's part in it included."""
+    begin_ns = time.time_ns()
+    detail = kind.play(rig, random)
+    over_ns = time.time_ns()
+    said = rig.start_as_operator()
+    if said:
+        over_ns = time.time_ns()
+    rig.faults.append(Fault(name, detail, begin_ns, over_ns, kind.stops, kind.extra_s, said))
+
+
+def note_stop(rig: Rig) -> None:
+    """Start a robot that stopped without a fault, and note that it did."""
+    begin_ns = time.time_ns()
+    said = rig.start_as_operator()
+    if said:
+        rig.faults.append(
+            Fault('stopped by itself', said, begin_ns, time.time_ns(), True, 0.0, said)
+        )
+
+
+class Player:
+    """Plays one session's phases on its rig.
+
+    Args:
+        rig: of the session.
+        random: draws everything.
+        kinds: faults to play.
+        show: told how it goes.
+    """
+
+    def __init__(
+        self, rig: Rig, random: np.random.Generator, kinds: dict[str, FaultKind], show: Any
+    ) -> None:
+        self.rig = rig
+        self._random = random
+        self._kinds = kinds
+        self._show = show
+        self._deck = deck(random, list(kinds))
+        self.phases: list[Phase] = []
+
+    def start(self) -> None:
+        """The first start."""
+        begin_ns = time.time_ns()
+        self.rig.start_as_operator()
+        self.rig.faults.append(Fault('start', '', begin_ns, time.time_ns(), True))
+
+    def play(self, replan_interval: int, setup: CameraSetup, seconds: float) -> None:
+        """A phase of so many seconds; the fault that is under way at its end is played out."""
+        rig, random = self.rig, self._random
+        rig.set(rig.EXECUTOR, replan_interval=replan_interval)
+        rig.set_up_cameras(setup)
+        phase = Phase(rig.step_rate_hz, replan_interval, setup.name, time.time_ns())
+        self.phases.append(phase)
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            self._rest(min(end_s, time.monotonic() + random.uniform(*QUIET_S)))
+            if random.random() < 0.5:
+                node, name, words = DRAWN[int(random.integers(len(DRAWN)))]
+                value = words[int(random.integers(len(words)))]
+                rig.set(node, **{name: value})
+                phase.settings.append(f'{name}={value}')
+            if time.monotonic() < end_s and self._kinds:
+                name = next(self._deck)
+                self._show(f'{len(rig.faults)} faults, now {name}')
+                play_fault(rig, name, self._kinds[name], random)
+        phase.end_ns = time.time_ns()
+
+    def _rest(self, until_s: float) -> None:
+        while time.monotonic() < until_s:
+            time.sleep(max(0.0, min(0.2, until_s - time.monotonic())))
+            self.rig.look_at_memory()
+            if not self.rig.runs:
+                note_stop(self.rig)
+
+
+def play_session(player: Player, seconds: float) -> None:
+    """Every replan interval and camera set-up by turns; what ends it early is noted."""
+    turns = len(INTERVALS) * len(CAMERAS)
+    phase_s = max(SHORTEST_PHASE_S, seconds / turns)
+    end_s = time.monotonic() + seconds
+    try:
+        for turn in itertools.count():
+            left_s = end_s - time.monotonic()
+            if left_s <= 0.0:
+                return
+            setup = CAMERAS[(turn + turn // len(INTERVALS)) % len(CAMERAS)]
+            player.play(INTERVALS[turn % len(INTERVALS)], setup, min(phase_s, left_s))
+    except (Exception, KeyboardInterrupt) as error:
+        # What was recorded until then is worth its report.
+        player.rig.problems.append(f'ended before time: {type(error).__name__} {error}')
+        if player.phases:
+            player.phases[-1].end_ns = time.time_ns()
+
+
+def run_session(
+    folder: Path, step_rate_hz: float, seconds: float, arguments: argparse.Namespace
+) -> Session:
+    """One policy, every replan interval and camera set-up by turns."""
+    random = np.random.default_rng([arguments.seed, round(step_rate_hz)])
+    kinds = fault_kinds(REQUEST_TIMEOUT_S)
+    if arguments.only is not None:
+        kinds = {name: kinds[name] for name in arguments.only}
+    with quiet_domain() as graph:
+        rig = Rig(graph, folder, step_rate_hz, arguments.seed)
+        player = Player(rig, random, kinds, Progress(f'{step_rate_hz:g} Hz', seconds))
+        try:
+            rig.begin()
+            player.start()
+            play_session(player, seconds)
+        finally:
+            rig.end()
+        record = rig.record()
+    return Session(rig, record, player.phases, find_stalls(record), limits_of(rig, record))
+
+
+class Progress:
+    """One line that is written over, on a terminal; a line now and then elsewhere."""
+
+    def __init__(self, title: str, seconds: float) -> None:
+        self._title, self._seconds = title, seconds
+        self._begin_s = self._said_s = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        now_s = time.monotonic()
+        line = f'{self._title}: {now_s - self._begin_s:.0f} of {self._seconds:.0f} s, {text}'
+        if sys.stderr.isatty():
+            print(f'\r\033[K{line}', end='', file=sys.stderr, flush=True)
+        elif now_s - self._said_s > 30.0:
+            self._said_s = now_s
+            print(line, file=sys.stderr, flush=True)
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--minutes', type=float, default=30.0, help='in all (default: 30)')
+    parser.add_argument('--seed', type=int, default=0, help='of faults and weights (default: 0)')
+    parser.add_argument(
+        '--steps',
+        type=float,
+        nargs='+',
+        default=STEP_RATES_HZ,
+        metavar='HZ',
+        help='step rates, each for its share of the time (default: 50 20)',
+    )
+    parser.add_argument(
+        '--only',
+        nargs='*',
+        choices=list(fault_kinds(REQUEST_TIMEOUT_S)),
+        metavar='FAULT',
+        help='these faults only; none after a bare --only: %(choices)s',
+    )
+    parser.add_argument('--json', type=Path, help='write here instead of benchmark/results/')
+    parser.add_argument('--logs', type=Path, help='keep logs and record in this folder')
+    parser.add_argument('--realtime', action='store_true', help='run before everything else')
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    arguments = parse_arguments(words)
+    if arguments.realtime:
+        keep_others_out()
+    use_profile(shipped=True)
+    figures = []
+    with tempfile.TemporaryDirectory() as folder:
+        for rate_hz in arguments.steps:
+            place = Path(folder) / f'{rate_hz:g}_hz'
+            place.mkdir()
+            seconds = 60.0 * arguments.minutes / len(arguments.steps)
+            try:
+                session = run_session(place, rate_hz, seconds, arguments)
+            finally:
+                if arguments.logs:
+                    shutil.copytree(place, arguments.logs / place.name, dirs_exist_ok=True)
+            figures.append(session_figures(session))
+            if any('KeyboardInterrupt' in problem for problem in session.rig.problems):
+                break
+    show(figures)
+    path = write_result(
+        'soak', {'sessions': figures}, PACKAGES, arguments.json or RESULTS / 'soak.json'
+    )
+    print('wrote', path)
+    return int(any(session['failures'] for session in figures))
+
+
+if __name__ == '__main__':
+    sys.exit(main())

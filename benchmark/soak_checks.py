@@ -1,0 +1,350 @@
+"""What the soak's record shows: stalls, recoveries, and commands against the robot file's limits.
+
+Pure; all times are nanoseconds of the one clock that stamps frames and commands too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+# A joint that moves less from tick to tick stands still, rad or m.
+STILL = 1e-7
+# What a fault does to the ticks shows within this after it.
+_AFTER_NS = 1_000_000_000
+# Shorter than this between two ticks with motion is no stall.
+_SHORTEST_NS = 50_000_000
+# Ticks further apart than this were late, at 100 Hz.
+_LATE_TICK_NS = 25_000_000
+# Transport of frame, request, chunk and command, and ticks, on a machine with cores to spare.
+ALLOWANCE_S = 0.15
+# Rounding of stamps and numbers: a limit is exceeded from here on.
+TOLERANCE = 1e-3
+# What reading the clock twice may differ by.
+STAMP_S = 1e-6
+# Inferences that count for a stall: within this of it, or else so many nearest ones.
+_INFERENCES_BESIDE_NS = 1_000_000_000
+_NEAREST = 3
+
+
+@dataclass(frozen=True)
+class Commands:
+    """What the robot was commanded.
+
+    Attributes:
+        stamps_ns: (n,) header stamps, increasing.
+        arrivals_ns: (n,) when they came.
+        positions: (n, joints) rad or m.
+    """
+
+    stamps_ns: np.ndarray
+    arrivals_ns: np.ndarray
+    positions: np.ndarray
+
+
+@dataclass
+class Fault:
+    """One fault, as it was played.
+
+    Attributes:
+        kind: of fault.
+        detail: what exactly.
+        begin_ns: just before it.
+        over_ns: just after it; where a person was needed, when the robot was started again.
+        stops: the robot may stand still meanwhile.
+        extra_s: what the recovery may take beyond frame and inferences.
+        operator: a person was needed; what the executor said.
+        recovery_s: from its end to the first motion, or to the next fault without one.
+        allowed_s: what that may take.
+        longest_s: the longest time without motion while it lasted.
+        longest_tick_s: the longest time between two commands, from its begin to `_AFTER_NS` after
+            its end.
+        machine_s: of that, for how long the machine had no core for a thread.
+    """
+
+    kind: str
+    detail: str
+    begin_ns: int
+    over_ns: int
+    stops: bool
+    extra_s: float = 0.0
+    operator: str = ''
+    recovery_s: float = 0.0
+    allowed_s: float = 0.0
+    longest_s: float = 0.0
+    longest_tick_s: float = 0.0
+    machine_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything that the bound of a stall is made of.
+
+    Attributes:
+        commands: all of them.
+        frames_ns: per camera, the stamps of its frames, increasing.
+        inferences: (n, 2) float64: when a chunk's report came, ns, and how long it took, s.
+        pulse: (n, 2) int64: when a thread of the harness woke up late, and by how much, ns.
+        faults: in order.
+    """
+
+    commands: Commands
+    frames_ns: Sequence[np.ndarray]
+    inferences: np.ndarray
+    pulse: np.ndarray
+    faults: Sequence[Fault]
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A time without motion that no fault excuses.
+
+    Attributes:
+        begin_ns: the last tick with motion, or the end of a fault.
+        seconds: how long.
+        allowed_s: how long it may be: `allowed`.
+        parts: what that is made of, seconds.
+        after: fault that it follows directly; empty for none.
+    """
+
+    begin_ns: int
+    seconds: float
+    allowed_s: float
+    parts: dict[str, float] = field(default_factory=dict)
+    after: str = ''
+
+    @property
+    def beyond(self) -> bool:
+        return self.seconds > self.allowed_s
+
+
+def motion_ns(commands: Commands) -> np.ndarray:
+    """Stamps of the ticks that moved any joint."""
+    step = np.abs(np.diff(commands.positions, axis=0)).max(axis=1, initial=0.0)
+    return commands.stamps_ns[1:][step > STILL]
+
+
+def allowed(
+    record: Record, begin_ns: int, end_ns: int, *, inferences: int, extra_s: float = 0.0
+) -> dict[str, float]:
+    """What a time without motion may consist of, seconds by part.
+
+    The next frame of every camera, so many inferences as long as those beside it were, what
+    transport and ticks take, and the time for which the machine had no core for a thread.
+    """
+    frame_ns = 0
+    for stamps in record.frames_ns:
+        place = np.searchsorted(stamps, begin_ns)
+        if place < len(stamps):
+            frame_ns = max(frame_ns, int(stamps[place]) - begin_ns)
+    near = _inferences_beside(record, begin_ns, end_ns)
+    return {
+        'frame': frame_ns * 1e-9,
+        'inference': inferences * float(near.max(initial=0.0)),
+        'machine': _machine_s(record, begin_ns, end_ns),
+        'allowance': ALLOWANCE_S,
+        'extra': extra_s,
+    }
+
+
+def _inferences_beside(record: Record, begin_ns: int, end_ns: int) -> np.ndarray:
+    """How long inferences took around a time, seconds; those that were frozen do not count."""
+    times, seconds = record.inferences[:, 0], record.inferences[:, 1]
+    whole = np.ones(len(times), dtype=bool)
+    for fault in record.faults:
+        if fault.kind == 'policy_frozen':
+            whole &= (times < fault.begin_ns) | (times - 1e9 * seconds > fault.over_ns)
+    beside = (times > begin_ns - _INFERENCES_BESIDE_NS) & (times < end_ns + _INFERENCES_BESIDE_NS)
+    if (whole & beside).any():
+        return seconds[whole & beside]
+    nearest = np.argsort(np.abs(times[whole] - (begin_ns + end_ns) / 2))[:_NEAREST]
+    return seconds[whole][nearest]
+
+
+def find_stalls(record: Record) -> list[Stall]:
+    """Times without motion outside faults; fills in what is to be found out about each fault.
+
+    Those that begin in the middle of the motion may take one inference. After a fault, or after
+    a late tick has dropped the plan, one may be under way whose chunk is of no use any more.
+    """
+    motion = motion_ns(record.commands)
+    stalls = []
+    excuses = [fault for fault in record.faults if fault.stops]
+
+    def past(at_ns: int) -> list[Fault]:
+        return [fault for fault in record.faults if fault.over_ns <= at_ns]
+
+    for fault in record.faults:
+        _look_at(fault, motion, record)
+    for fault in excuses:
+        end_ns = _end_of_recovery(fault, excuses, motion, int(record.commands.stamps_ns[-1]))
+        parts = allowed(record, fault.over_ns, end_ns, inferences=2, extra_s=fault.extra_s)
+        fault.recovery_s = (end_ns - fault.over_ns) * 1e-9
+        fault.allowed_s = sum(parts.values())
+        stalls.append(Stall(fault.over_ns, fault.recovery_s, fault.allowed_s, parts, fault.kind))
+    late = _late_ticks(record.commands.stamps_ns)
+    for begin_ns, end_ns in zip(motion[:-1].tolist(), motion[1:].tolist(), strict=True):
+        if end_ns - begin_ns < _SHORTEST_NS:
+            continue
+        cuts = [f.begin_ns for f in excuses if f.begin_ns < end_ns and f.over_ns > begin_ns]
+        end_ns = min([end_ns, *cuts])
+        if end_ns <= begin_ns:
+            continue
+        dropped = bool(((late > begin_ns - _SHORTEST_NS) & (late <= end_ns)).any())
+        # What a fault left behind may show only when the plan has been executed.
+        left_ns = max(
+            (f.over_ns + round(f.extra_s * 1e9) - begin_ns for f in past(begin_ns)), default=0
+        )
+        parts = allowed(
+            record,
+            begin_ns,
+            end_ns,
+            inferences=2 if dropped or left_ns > 0 else 1,
+            extra_s=max(0, left_ns) * 1e-9,
+        )
+        stalls.append(Stall(begin_ns, (end_ns - begin_ns) * 1e-9, sum(parts.values()), parts))
+    return sorted(stalls, key=lambda stall: stall.begin_ns)
+
+
+def _end_of_recovery(
+    fault: Fault, excuses: Sequence[Fault], motion: np.ndarray, last_ns: int
+) -> int:
+    """The first motion after a fault, or the next fault or the end where that comes before it."""
+    place = np.searchsorted(motion, fault.over_ns, side='right')
+    moves_ns = int(motion[place]) if place < len(motion) else last_ns
+    others = [other.begin_ns for other in excuses if other.begin_ns >= fault.over_ns]
+    return max(fault.over_ns, min([moves_ns, *others]))
+
+
+def _late_ticks(stamps_ns: np.ndarray) -> np.ndarray:
+    return stamps_ns[1:][np.diff(stamps_ns) > _LATE_TICK_NS]
+
+
+def _look_at(fault: Fault, motion: np.ndarray, record: Record) -> None:
+    """Set the longest time without motion while the fault lasted, and the longest tick."""
+    inside = motion[(motion > fault.begin_ns) & (motion < fault.over_ns)]
+    edges = np.concatenate([[fault.begin_ns], inside, [fault.over_ns]])
+    fault.longest_s = float(np.diff(edges).max()) * 1e-9
+    stamps = record.commands.stamps_ns
+    near = stamps[(stamps >= fault.begin_ns) & (stamps <= fault.over_ns + _AFTER_NS)]
+    if len(near) > 1:
+        place = int(np.diff(near).argmax())
+        fault.longest_tick_s = float(near[place + 1] - near[place]) * 1e-9
+        fault.machine_s = _machine_s(record, int(near[place]), int(near[place + 1]))
+
+
+def _machine_s(record: Record, begin_ns: int, end_ns: int) -> float:
+    """For how long a thread that wanted to run had no core."""
+    woken, late = record.pulse[:, 0], record.pulse[:, 1]
+    return float(late[(woken >= begin_ns) & (woken - late <= end_ns)].sum()) * 1e-9
+
+
+@dataclass(frozen=True)
+class LimitUse:
+    """How much of one limit the commands used.
+
+    Attributes:
+        worst: largest share of the limit; 1 is the limit.
+        violations: ticks beyond it.
+        at_even_ticks: of those, where both intervals were within a fifth of each other.
+        examples: the worst of them.
+    """
+
+    worst: float
+    violations: int
+    at_even_ticks: int
+    examples: list[dict[str, Any]]
+
+
+def check_limits(
+    record: Record,
+    names: Sequence[str],
+    lower: np.ndarray,
+    upper: np.ndarray,
+    velocity: np.ndarray,
+    acceleration: np.ndarray,
+) -> dict[str, LimitUse]:
+    """Compare every command with the limits, by the stamps.
+
+    Velocity is the difference of two commands by that of their stamps; acceleration the
+    difference of two such velocities by the time between the middles of their intervals: no motion
+    within the limits exceeds either, however uneven the ticks are.
+
+    Args:
+        record: of the run.
+        names: (joints,) names.
+        lower: (joints,) smallest position.
+        upper: (joints,) largest position.
+        velocity: (joints,) largest.
+        acceleration: (joints,) largest; infinite where there is none.
+
+    Returns:
+        use of `position`, `velocity`, `acceleration`; and `immediate stops`: ticks beyond the
+        acceleration limit that only take speed away, in faults that may stop the robot at once
+    """
+    commands = record.commands
+    stamps, positions = commands.stamps_ns, commands.positions
+    seconds = np.diff(stamps)[:, None] * 1e-9
+    speeds = np.diff(positions, axis=0) / seconds
+    beyond = np.maximum(lower - positions, positions - upper) / (upper - lower)
+    fast = np.abs(speeds) / velocity
+    apart = (seconds[1:] + seconds[:-1]) / 2
+    # A stamp that errs in the middle changes both velocities, and a short tick makes much of it.
+    noise = 2.0 * STAMP_S * (np.abs(speeds[1:]) / seconds[1:] + np.abs(speeds[:-1]) / seconds[:-1])
+    sudden = np.maximum(np.abs(np.diff(speeds, axis=0)) - noise, 0.0) / apart / acceleration
+    braking = (np.abs(speeds[1:]) <= np.abs(speeds[:-1])) & (speeds[1:] * speeds[:-1] >= 0.0)
+    excused = braking & _may_stop_at_once(record.faults, stamps[2:])[:, None]
+    uses = {
+        'position': (1.0 + beyond, stamps),
+        'velocity': (fast, stamps[1:]),
+        'acceleration': (np.where(excused, 0.0, sudden), stamps[2:]),
+        'immediate stops': (np.where(excused, sudden, 0.0), stamps[2:]),
+    }
+    return {kind: _use(record, names, *found) for kind, found in uses.items()}
+
+
+def _may_stop_at_once(faults: Sequence[Fault], stamps: np.ndarray) -> np.ndarray:
+    """Where a tracking error may freeze the command (`on_stop` of the robot file)."""
+    there = np.zeros(len(stamps), dtype=bool)
+    for fault in faults:
+        if fault.kind in ('push', 'joint_states_jump'):
+            there |= (stamps > fault.begin_ns) & (stamps < fault.over_ns)
+    return there
+
+
+def _use(record: Record, names: Sequence[str], shares: np.ndarray, stamps: np.ndarray) -> LimitUse:
+    by_tick = shares.max(axis=1, initial=0.0)
+    beyond = np.flatnonzero(by_tick > 1.0 + TOLERANCE)
+    worst = beyond[np.argsort(by_tick[beyond])[::-1][:10]]
+    all_stamps = record.commands.stamps_ns
+    examples = []
+    for row in worst.tolist():
+        at = int(stamps[row])
+        place = int(np.searchsorted(all_stamps, at))
+        around = all_stamps[max(0, place - 2) : place + 2]
+        examples.append(
+            {
+                'stamp_ns': at,
+                'joint': names[int(shares[row].argmax())],
+                'share': round(float(by_tick[row]), 4),
+                'ticks_ms': np.round(np.diff(around) * 1e-6, 3).tolist(),
+                'fault': fault_at(record.faults, at),
+            }
+        )
+    ratio = np.diff(all_stamps)[1:] / np.diff(all_stamps)[:-1]
+    even = np.isin(stamps[beyond], all_stamps[2:][(ratio > 0.8) & (ratio < 1.25)])
+    return LimitUse(float(by_tick.max(initial=0.0)), len(beyond), int(even.sum()), examples)
+
+
+def fault_at(faults: Sequence[Fault], at_ns: int) -> str:
+    """The fault in force at a time, or the last one before it and how long ago; empty for none."""
+    before = [fault for fault in faults if fault.begin_ns <= at_ns]
+    if not before:
+        return ''
+    fault = before[-1]
+    if at_ns <= fault.over_ns:
+        return f'{fault.kind}, {(at_ns - fault.begin_ns) * 1e-9:.3f} s after its begin'
+    return f'{(at_ns - fault.over_ns) * 1e-9:.3f} s after {fault.kind}'

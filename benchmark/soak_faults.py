@@ -1,0 +1,315 @@
+"""What goes wrong in the soak: faults of the list, each from its begin to its end.
+
+A fault gets the `Rig` and a random generator, lasts as long as its function, and returns what
+exactly it did. Whatever state it leaves behind, the operator starts the robot again.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from camera_driver import blank_image
+from sensor_msgs.msg import Image, JointState
+from soak_nodes import Child
+from std_srvs.srv import Trigger
+from three_cameras import RELIABLE, SENSOR
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.ros.conversions import ns_to_stamp, stamp_to_ns
+
+if TYPE_CHECKING:
+    from soak_rig import Rig
+
+_MATCH_S = 5.0
+# What joins the graph: somebody who looks at images.
+_LISTENER = """
+import rclpy
+from rclpy.qos import qos_profile_sensor_data
+from sensor_msgs.msg import Image
+rclpy.init()
+node = rclpy.create_node('onlooker')
+for topic in sys.argv[1:]:
+    node.create_subscription(Image, topic, lambda message: None, qos_profile_sensor_data)
+print('listening', flush=True)
+rclpy.spin(node)
+"""
+
+_Play = Callable[['Rig', np.random.Generator], str]
+
+
+@dataclass(frozen=True)
+class FaultKind:
+    """One kind of fault.
+
+    Attributes:
+        play: does it; returns what exactly.
+        stops: the robot may stand still while it lasts.
+        extra_s: what the recovery may take beyond frames and inferences: `request_timeout_s`
+            where the open request is lost with the policy.
+    """
+
+    play: _Play
+    stops: bool = True
+    extra_s: float = 0.0
+
+
+def _last(random: np.random.Generator, low_s: float, high_s: float) -> float:
+    """Let the fault last; seconds."""
+    seconds = float(random.uniform(low_s, high_s))
+    time.sleep(seconds)
+    return seconds
+
+
+# ---------------------------------------------------------------- the policy
+
+
+def policy_frozen(rig: Rig, random: np.random.Generator) -> str:
+    rig.policy.freeze()
+    seconds = _last(random, 0.5, 4.0)
+    rig.policy.thaw()
+    return f'SIGSTOP for {seconds:.2f} s'
+
+
+def policy_killed(rig: Rig, random: np.random.Generator) -> str:
+    rig.kill_policy()
+    seconds = _last(random, 0.0, 2.0)
+    rig.start_policy()
+    return f'SIGKILL, started again after {seconds:.2f} s'
+
+
+# ---------------------------------------------------------------- cameras
+
+
+def _some_cameras(rig: Rig, random: np.random.Generator) -> list[str]:
+    """One of them, or all."""
+    topics = rig.camera_topics
+    return topics if random.random() < 0.3 else [str(random.choice(topics))]
+
+
+def cameras_frozen(rig: Rig, random: np.random.Generator) -> str:
+    topics = _some_cameras(rig, random)
+    for topic in topics:
+        rig.change_camera(topic, frozen=True)
+    seconds = _last(random, 0.2, 3.0)
+    for topic in topics:
+        rig.change_camera(topic, frozen=False)
+    return f'{", ".join(topics)} for {seconds:.2f} s'
+
+
+def camera_slow(rig: Rig, random: np.random.Generator) -> str:
+    topic, rate_hz = str(random.choice(rig.camera_topics)), float(random.uniform(5.0, 8.0))
+    rig.change_camera(topic, rate_hz=rate_hz)
+    seconds = _last(random, 2.0, 4.0)
+    rig.change_camera(topic, rate_hz=rig.camera_setup.rate_hz)
+    return f'{topic} at {rate_hz:.1f} Hz for {seconds:.2f} s'
+
+
+def malformed_images(rig: Rig, random: np.random.Generator) -> str:
+    """A second driver on a camera's topic, whose messages are no images of this camera."""
+    topic = str(random.choice(rig.camera_topics))
+    publisher = rig.graph.node.create_publisher(Image, '/' + topic, SENSOR)
+    _wait_for_match(publisher)
+    for _ in range(10):
+        message = blank_image()
+        message.header.stamp = ns_to_stamp(time.time_ns())
+        fault = random.integers(4)
+        if fault == 0:
+            message.encoding = 'no_encoding'
+        elif fault == 1:
+            message.height, message.width = 240, 320
+        elif fault == 2:
+            message.data = message.data[:1000]
+        else:
+            message.header.stamp = ns_to_stamp(time.time_ns() - 10_000_000_000)
+        publisher.publish(message)
+        time.sleep(0.1)
+    rig.graph.node.destroy_publisher(publisher)
+    return topic
+
+
+# ---------------------------------------------------------------- joint states
+
+
+def joint_states_silent(rig: Rig, random: np.random.Generator) -> str:
+    rig.robot.silent = True
+    seconds = _last(random, 0.1, 2.0)
+    rig.robot.silent = False
+    return f'for {seconds:.2f} s'
+
+
+def joint_states_jump(rig: Rig, random: np.random.Generator) -> str:
+    """A sensor that errs: the joint is where it was, what is published of it is not."""
+    joint, by = _arm_joint(rig, random), float(random.uniform(0.1, 1.0) * random.choice([-1, 1]))
+    rig.robot.sensor_error[joint] = by
+    seconds = _last(random, 0.02, 0.5)
+    rig.robot.sensor_error[joint] = 0.0
+    return f'joint {joint} by {by:+.2f} rad for {seconds:.2f} s'
+
+
+def malformed_joint_states(rig: Rig, random: np.random.Generator) -> str:
+    """A second publisher of joint states: no numbers, unknown names, too few, old stamps."""
+    side = rig.robot_file.joint_states[int(random.integers(len(rig.robot_file.joint_states)))]
+    publisher = rig.graph.node.create_publisher(JointState, '/' + side.topic, SENSOR)
+    _wait_for_match(publisher)
+    names = [rig.robot_file.joint(name).in_messages for name in side.joints]
+    for _ in range(10):
+        numbers = rig.robot.positions[: len(names)].tolist()
+        message = JointState(name=names, position=numbers)
+        message.header.stamp = ns_to_stamp(time.time_ns())
+        fault = random.integers(4)
+        if fault == 0:
+            message.position = [float('nan')] * len(names)
+        elif fault == 1:
+            message.name = [f'{name}_of_nobody' for name in names]
+        elif fault == 2:
+            message.position = numbers[:2]
+        else:
+            message.header.stamp = ns_to_stamp(time.time_ns() - 10_000_000_000)
+        publisher.publish(message)
+        time.sleep(0.05)
+    rig.graph.node.destroy_publisher(publisher)
+    return side.topic
+
+
+def push(rig: Rig, random: np.random.Generator) -> str:
+    """Somebody holds a joint where it was not commanded to."""
+    joint, by = _arm_joint(rig, random), float(random.uniform(0.3, 1.0) * random.choice([-1, 1]))
+    rig.robot.push(joint, by)
+    seconds = _last(random, 0.3, 1.5)
+    rig.robot.let_go()
+    return f'joint {joint} by {by:+.2f} rad for {seconds:.2f} s'
+
+
+def _arm_joint(rig: Rig, random: np.random.Generator) -> int:
+    radians = [i for i, joint in enumerate(rig.robot_file.joints) if joint.unit == 'rad']
+    return int(random.choice(radians))
+
+
+# ---------------------------------------------------------------- chunks
+
+
+def stray_chunks(rig: Rig, random: np.random.Generator) -> str:
+    """Another publisher of chunks: old ones, of other episodes and joints, and no chunks at all."""
+    publisher = rig.graph.node.create_publisher(JointTrajectory, '/action_chunk', RELIABLE)
+    _wait_for_match(publisher)
+    sent = []
+    for _ in range(10):
+        if rig.newest_chunk is None:
+            break
+        name = str(random.choice(list(_SPOILERS)))
+        message = copy.deepcopy(rig.newest_chunk)
+        _SPOILERS[name](message)
+        rig.strays.add((message.header.frame_id, stamp_to_ns(message.header.stamp)))
+        publisher.publish(message)
+        sent.append(name)
+        time.sleep(0.05)
+    rig.graph.node.destroy_publisher(publisher)
+    return ', '.join(sent)
+
+
+def _older(message: JointTrajectory) -> None:
+    ns = stamp_to_ns(message.header.stamp) - 5_000_000_000
+    message.header.stamp = ns_to_stamp(ns)
+
+
+def _other_episode(message: JointTrajectory) -> None:
+    _, episode, *rest = message.header.frame_id.split()
+    number = int(episode.partition('=')[2]) + 7
+    message.header.frame_id = ' '.join(['chunk', f'episode={number}', *rest])
+
+
+def _wrong_joint(message: JointTrajectory) -> None:
+    message.joint_names = ['tail', *message.joint_names[1:]]
+
+
+def _no_number(message: JointTrajectory) -> None:
+    message.points[3].positions[2] = float('nan')
+
+
+def _nothing(message: JointTrajectory) -> None:
+    message.points = []
+
+
+def _another_frame(message: JointTrajectory) -> None:
+    message.header.frame_id = 'world'
+
+
+_SPOILERS: dict[str, Callable[[JointTrajectory], None]] = {
+    'older': _older,
+    'other episode': _other_episode,
+    'wrong joint': _wrong_joint,
+    'no number': _no_number,
+    'no points': _nothing,
+    'no chunk': _another_frame,
+    'twice': lambda message: None,
+}
+
+
+# ---------------------------------------------------------------- participants and operator
+
+
+def participants(rig: Rig, random: np.random.Generator) -> str:
+    """Subscribers of all images join and are killed."""
+    count = int(random.integers(1, 3))
+    topics = ['/' + topic for topic in rig.camera_topics]
+    onlookers = [
+        Child(['-c', _LISTENER, *topics], rig.folder / 'onlooker.log') for _ in range(count)
+    ]
+    seconds = _last(random, 1.5, 3.0)
+    for onlooker in onlookers:
+        onlooker.kill()
+    return f'{count} for {seconds:.2f} s, then SIGKILL'
+
+
+def stop_and_start(rig: Rig, random: np.random.Generator) -> str:
+    rig.services.insist(Trigger, f'{rig.EXECUTOR}/stop', Trigger.Request())
+    seconds = _last(random, 0.3, 1.5)
+    return f'~/stop, ~/start after {seconds:.2f} s'
+
+
+def reset(rig: Rig, random: np.random.Generator) -> str:
+    """A new episode: of the executor, or of the policy and then the executor."""
+    nodes = [rig.POLICY, rig.EXECUTOR] if random.random() < 0.5 else [rig.EXECUTOR]
+    return _reset(rig, nodes)
+
+
+def policy_reset(rig: Rig, random: np.random.Generator) -> str:
+    """Of the policy alone: the request that waits there is dropped."""
+    return _reset(rig, [rig.POLICY])
+
+
+def _reset(rig: Rig, nodes: list[str]) -> str:
+    for node in nodes:
+        rig.services.insist(Trigger, f'{node}/reset', Trigger.Request())
+    return ', '.join(f'{node}/reset' for node in nodes)
+
+
+def _wait_for_match(publisher: Any) -> None:
+    end_s = time.monotonic() + _MATCH_S
+    while not publisher.get_subscription_count() and time.monotonic() < end_s:
+        time.sleep(0.01)
+
+
+def fault_kinds(request_timeout_s: float) -> dict[str, FaultKind]:
+    """All of them by name."""
+    return {
+        'policy_frozen': FaultKind(policy_frozen),
+        'policy_killed': FaultKind(policy_killed, extra_s=request_timeout_s),
+        'cameras_frozen': FaultKind(cameras_frozen),
+        'camera_slow': FaultKind(camera_slow, stops=False),
+        'malformed_images': FaultKind(malformed_images, stops=False),
+        'joint_states_silent': FaultKind(joint_states_silent),
+        'joint_states_jump': FaultKind(joint_states_jump),
+        'malformed_joint_states': FaultKind(malformed_joint_states),
+        'push': FaultKind(push),
+        'stray_chunks': FaultKind(stray_chunks, stops=False),
+        'participants': FaultKind(participants, stops=False),
+        'stop_and_start': FaultKind(stop_and_start),
+        'reset': FaultKind(reset),
+        'policy_reset': FaultKind(policy_reset, extra_s=request_timeout_s),
+    }

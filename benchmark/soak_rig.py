@@ -1,0 +1,285 @@
+"""Everything that one session of the soak consists of: both nodes, cameras, robot and operator."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from diagnostic_msgs.msg import DiagnosticArray
+from soak_checks import Fault, Record
+from soak_nodes import Child, Services
+from soak_policy import INSTRUCTION, home, write_policy, write_robot
+from soak_robot import SimulatedRobot
+from std_msgs.msg import String
+from std_srvs.srv import Trigger
+from three_cameras import LATCHED, RELIABLE, ROOT, Graph
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.ros.conversions import stamp_to_ns
+from vla_runtime.ros.diagnostics import values_of
+
+_SCRIPTS = Path(__file__).parent
+# Two periods of the executor's status: what it says then is of after the question.
+_STATUS_S = 0.45
+_START_S = 30.0
+# Memory is compared from here on: caches are filled, and the first chunks have come.
+_WARM_S = 20.0
+# What the soak changes in the shipped parameters. The latch needs a person after 20 clamped chunks,
+# and one joint's actions are beyond its limit all the time.
+_EXECUTOR = {'clamp_latch': 0}
+_POLICY = {
+    'torch_threads': 1,
+    'cache_max_age_s': 0.5,
+    'cache_max_reuses': 3,
+    'cache_max_image_change': 5.0,
+}
+
+
+@dataclass(frozen=True)
+class CameraSetup:
+    """How all cameras run in a phase."""
+
+    name: str
+    rate_hz: float
+    jitter_s: float = 0.0
+
+
+class Memory:
+    """Resident memory of a node: of each of its processes, from when it is warm."""
+
+    def __init__(self) -> None:
+        # Per process: when it was first seen, and pairs of seconds since then and MiB.
+        self._seen: dict[int, tuple[float, list[tuple[float, float]]]] = {}
+
+    def look(self, child: Child) -> None:
+        """Note what the process has now."""
+        since_s, samples = self._seen.setdefault(child.pid, (time.monotonic(), []))
+        seconds = time.monotonic() - since_s
+        if seconds >= _WARM_S and child.running:
+            samples.append((seconds, child.memory_mib()))
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Of each process that lived long enough, in order."""
+        return [
+            {
+                'seconds': round(samples[-1][0] - samples[0][0], 1),
+                'growth_mib': round(samples[-1][1] - samples[0][1], 2),
+                # Evenly over its life: growth that ends is no leak.
+                'mib': [round(mib, 1) for _, mib in samples[:: max(1, len(samples) // 16)]],
+            }
+            for _, samples in self._seen.values()
+            if samples
+        ]
+
+
+class Rig:
+    """One session: a policy of one step time, from the start of its nodes to their end.
+
+    Attributes:
+        faults: what was played.
+        control: the executor's newest status.
+        newest_chunk: of the policy.
+        strays: frame_id and stamp of chunks that a fault sent.
+        problems: what went wrong in the harness: settings refused, an end before time.
+        exit_codes: by process, once the session is over.
+    """
+
+    POLICY, EXECUTOR = '/vla_policy', '/vla_executor'
+
+    def __init__(self, graph: Graph, folder: Path, step_rate_hz: float, seed: int) -> None:
+        self.graph, self.folder = graph, folder
+        self.step_rate_hz = step_rate_hz
+        self.services = Services(graph)
+        self.robot_path = folder / 'robot.yaml'
+        self.robot_file = write_robot(self.robot_path)
+        self.bundle = write_policy(folder / 'bundle', self.robot_file, 1.0 / step_rate_hz, seed)
+        self.camera_topics = [camera.topic for camera in self.robot_file.cameras]
+        self.camera_setup = CameraSetup('30 Hz', 30.0)
+        self.faults: list[Fault] = []
+        self.control: dict[str, str] = {}
+        self.newest_chunk: JointTrajectory | None = None
+        self.strays: set[tuple[str, int]] = set()
+        self.problems: list[str] = []
+        self.exit_codes: dict[str, list[int]] = {}
+        self.memory = {'policy_node': Memory(), 'executor_node': Memory()}
+        self._control_s = 0.0
+        self._inferences: list[tuple[int, float]] = []
+        self._listen()
+        self.robot = SimulatedRobot(graph, self.robot_file, home(self.robot_file))
+        self.frames_path, self.pulse_path = folder / 'frames.txt', folder / 'pulse.txt'
+        self._children: list[tuple[str, Child]] = []
+
+    def begin(self) -> None:
+        """Start every process, and bring both nodes up."""
+        self.cameras = self._start(
+            'cameras',
+            [
+                str(_SCRIPTS / 'soak_cameras.py'),
+                *self.camera_topics,
+                *('--frames', str(self.frames_path)),
+            ],
+            ends_with_stdin=True,
+        )
+        self._start(
+            'pulse', [str(_SCRIPTS / 'soak_pulse.py'), str(self.pulse_path)], ends_with_stdin=True
+        )
+        self.executor = self._start_node('executor', _EXECUTOR)
+        self.services.bring_up(self.EXECUTOR)
+        self.start_policy()
+
+    def _listen(self) -> None:
+        node = self.graph.node
+        node.create_subscription(JointTrajectory, '/action_chunk', self._on_chunk, RELIABLE)
+        node.create_subscription(
+            DiagnosticArray, f'{self.POLICY}/report', self._on_report, RELIABLE
+        )
+        node.create_subscription(DiagnosticArray, '/diagnostics', self._on_status, RELIABLE)
+        self._instruction = node.create_publisher(String, f'{self.POLICY}/instruction', LATCHED)
+        self._instruction.publish(String(data=INSTRUCTION))
+
+    def _on_chunk(self, message: JointTrajectory) -> None:
+        if (message.header.frame_id, stamp_to_ns(message.header.stamp)) not in self.strays:
+            self.newest_chunk = message
+
+    def _on_report(self, message: DiagnosticArray) -> None:
+        values = values_of(message.status[0])
+        milliseconds = float(values['ms.total']) + float(values['overhead_ms'])
+        self._inferences.append((time.time_ns(), milliseconds * 1e-3))
+
+    def _on_status(self, message: DiagnosticArray) -> None:
+        for status in message.status:
+            if status.name == f'{self.EXECUTOR}: control':
+                self.control = {**values_of(status), 'text': status.message}
+                self._control_s = time.monotonic()
+
+    # ------------------------------------------------------------ processes
+
+    def _start(self, name: str, words: list[str], *, ends_with_stdin: bool = False) -> Child:
+        child = Child(words, self.folder / f'{name}.log', ends_with_stdin=ends_with_stdin)
+        self._children.append((name, child))
+        return child
+
+    def _start_node(self, name: str, parameters: dict[str, Any]) -> Child:
+        given = {'bundle': self.bundle, 'robot': self.robot_path, **parameters}
+        words = [word for key, value in given.items() for word in ('-p', f'{key}:={value}')]
+        return self._start(
+            f'{name}_node',
+            [
+                *('-m', f'vla_runtime.ros.{name}_node', '--ros-args'),
+                *('--params-file', str(ROOT / 'config' / f'{name}.yaml')),
+                *words,
+            ],
+        )
+
+    def start_policy(self) -> None:
+        """Start the policy node, configure and activate it."""
+        self.policy = self._start_node('policy', _POLICY)
+        self.services.bring_up(self.POLICY)
+
+    def kill_policy(self) -> None:
+        """SIGKILL; nobody asks for its exit code."""
+        self.policy.kill()
+        self._children = [(name, child) for name, child in self._children if child.running]
+
+    def change_camera(self, topic: str, **change: Any) -> None:
+        """Let one camera's driver do something else from now on."""
+        self.cameras.say(json.dumps({'topic': topic, **change}))
+
+    def set_up_cameras(self, setup: CameraSetup) -> None:
+        """All of them."""
+        self.camera_setup = setup
+        for topic in self.camera_topics:
+            self.change_camera(topic, rate_hz=setup.rate_hz, jitter_s=setup.jitter_s)
+
+    def set(self, node: str, **parameters: Any) -> None:
+        """Set live parameters; what is refused is noted."""
+        reason = self.services.set(node, **parameters)
+        if reason:
+            self.problems.append(f'refused: {node} {parameters}: {reason}')
+
+    def look_at_memory(self) -> None:
+        self.memory['policy_node'].look(self.policy)
+        self.memory['executor_node'].look(self.executor)
+
+    # ------------------------------------------------------------ operator
+
+    @property
+    def runs(self) -> bool:
+        """Whether the executor is started, as far as its newest status says."""
+        return self.control.get('mode') == 'running'
+
+    def start_as_operator(self) -> str:
+        """Start the robot again if it waits for a person.
+
+        Returns:
+            what its status said; empty when no person was needed
+
+        Raises:
+            RuntimeError: it does not start.
+        """
+        asked_s = time.monotonic()
+        while self._control_s < asked_s + _STATUS_S:
+            if time.monotonic() > asked_s + _START_S:
+                raise RuntimeError(f'no status of the executor for {_START_S:g} s')
+            time.sleep(0.01)
+        if self.runs:
+            return ''
+        text = self.control.get('text', '')
+        if self.control.get('clamp_latched') == 'true':
+            self.services.insist(Trigger, f'{self.EXECUTOR}/reset', Trigger.Request())
+        answer = None
+        while answer is None or not answer.success:
+            if time.monotonic() > asked_s + _START_S:
+                raise RuntimeError(f'the robot does not start: {answer}')
+            answer = self.services.insist(Trigger, f'{self.EXECUTOR}/start', Trigger.Request())
+            time.sleep(0.0 if answer.success else 0.2)
+        return text or 'not started'
+
+    # ------------------------------------------------------------ the end
+
+    def end(self) -> None:
+        """End every process as a user would, and note the exit codes."""
+        # The executor first: what it sends last is a hold, not an answer to missing chunks.
+        for name, child in sorted(self._children, key=lambda item: item[0] != 'executor_node'):
+            self.exit_codes.setdefault(name, []).append(child.end())
+        self.robot.close()
+
+    def record(self) -> Record:
+        """What was recorded, once the session is over."""
+        frames = _table(self.frames_path)
+        record = Record(
+            commands=self.robot.commands(),
+            frames_ns=[frames[frames[:, 0] == i, 1] for i in range(len(self.camera_topics))],
+            inferences=np.array(self._inferences, dtype=np.float64).reshape(-1, 2),
+            pulse=np.concatenate(
+                [_table(self.pulse_path), np.array(self.robot.late, np.int64).reshape(-1, 2)]
+            ),
+            faults=self.faults,
+        )
+        commands = record.commands
+        np.savez(
+            self.folder / 'record.npz',
+            stamps_ns=commands.stamps_ns,
+            arrivals_ns=commands.arrivals_ns,
+            positions=commands.positions,
+            inferences=record.inferences,
+            pulse=record.pulse,
+        )
+        played = [asdict(fault) for fault in self.faults]
+        (self.folder / 'faults.json').write_text(json.dumps(played, indent=1), encoding='utf-8')
+        return record
+
+    def logs(self) -> dict[str, str]:
+        """What every process wrote, by the name of its log."""
+        return {path.stem: path.read_text(errors='replace') for path in self.folder.glob('*.log')}
+
+
+def _table(path: Path) -> np.ndarray:
+    """(n, 2) int64 from lines of two numbers; a last line that was cut is left out."""
+    rows = [line.split() for line in path.read_text(encoding='ascii').splitlines(keepends=True)]
+    whole = [row for row in rows if len(row) == 2]
+    return np.array(whole, dtype=np.int64).reshape(-1, 2)

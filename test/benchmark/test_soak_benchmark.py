@@ -1,0 +1,258 @@
+"""benchmark/soak.py: what its checks find in a record, and a short run of the real graph."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARK = ROOT / 'benchmark'
+sys.path.insert(0, str(BENCHMARK))
+
+from soak_checks import (  # noqa: E402
+    ALLOWANCE_S,
+    Commands,
+    Fault,
+    Record,
+    check_limits,
+    find_stalls,
+    motion_ns,
+)
+
+MS = 1_000_000
+TICK_NS = 10 * MS
+INFERENCE_S = 0.1
+LOWER, UPPER = np.array([-1.0, 0.0]), np.array([1.0, 0.1])
+VELOCITY, ACCELERATION = np.array([2.0, 0.2]), np.array([10.0, np.inf])
+
+
+def moved(ticks: int = 1000, speed: float = 0.1) -> np.ndarray:
+    """(ticks, 2) positions of a first joint that goes up, and of a second one that rests."""
+    return np.stack([-0.5 + speed * 0.01 * np.arange(ticks), np.full(ticks, 0.05)], axis=1)
+
+
+def record(positions, stamps=None, *, faults=(), pulse=(), frames=None) -> Record:
+    stamps = TICK_NS * np.arange(len(positions)) if stamps is None else np.asarray(stamps)
+    every_frame = np.arange(0, int(stamps[-1]) + 100 * MS, 80 * MS) if frames is None else frames
+    chunks = np.arange(0, int(stamps[-1]), 200 * MS, dtype=float)
+    return Record(
+        commands=Commands(stamps, stamps, positions),
+        frames_ns=[every_frame, every_frame + 5 * MS],
+        inferences=np.stack([chunks, np.full(len(chunks), INFERENCE_S)], axis=1),
+        pulse=np.array(pulse, dtype=np.int64).reshape(-1, 2),
+        faults=faults,
+    )
+
+
+def still(positions: np.ndarray, first: int, count: int) -> np.ndarray:
+    """The same, standing still for so many ticks after tick `first`."""
+    changed = positions.copy()
+    changed[first:] -= positions[first + count] - positions[first]
+    changed[first : first + count + 1] = positions[first]
+    return changed
+
+
+def limits(found: Record):
+    return check_limits(found, ('arm', 'gripper'), LOWER, UPPER, VELOCITY, ACCELERATION)
+
+
+def fault(kind: str, begin_ms: int, over_ms: int, *, stops: bool = True) -> Fault:
+    return Fault(kind, '', begin_ms * MS, over_ms * MS, stops)
+
+
+# ---------------------------------------------------------------- stalls
+
+
+def test_a_pause_within_the_next_frame_and_one_inference_is_a_stall_within_its_bound():
+    found = find_stalls(record(still(moved(), 100, 20)))
+    assert [stall.beyond for stall in found] == [False]
+    # Tick 100 is at 1 s: the next frames are those of 1.04 s and 1.045 s.
+    assert found[0].seconds == pytest.approx(0.21)
+    assert found[0].allowed_s == pytest.approx(0.045 + INFERENCE_S + ALLOWANCE_S)
+
+
+def test_a_pause_of_two_seconds_without_a_fault_is_beyond_the_bound():
+    found = find_stalls(record(still(moved(), 100, 200)))
+    assert [stall.beyond for stall in found] == [True]
+
+
+def test_a_slow_camera_and_a_machine_without_a_core_lengthen_the_bound_by_just_that():
+    positions = still(moved(), 100, 60)
+    assert find_stalls(record(positions))[0].beyond
+    slow = find_stalls(record(positions, frames=np.arange(0, 11_000 * MS, 1300 * MS)))[0]
+    assert slow.parts['frame'] == pytest.approx(0.305)
+    busy = find_stalls(record(positions, pulse=[(1_200 * MS, 400 * MS), (1_900 * MS, 100 * MS)]))[0]
+    assert busy.parts['machine'] == pytest.approx(0.4)
+    assert not busy.beyond
+
+
+def test_a_fault_excuses_the_pause_while_it_lasts_and_is_followed_by_its_recovery():
+    played = fault('policy_frozen', 1_000, 3_000)
+    found = find_stalls(record(still(moved(), 110, 215), faults=[played]))
+    assert [(stall.after, stall.beyond) for stall in found] == [('policy_frozen', False)]
+    assert played.recovery_s == pytest.approx(0.26)
+    assert played.longest_s == pytest.approx(1.9)
+    late = fault('policy_frozen', 1_000, 2_000)
+    found = find_stalls(record(still(moved(), 110, 215), faults=[late]))
+    assert [(stall.after, stall.beyond) for stall in found] == [('policy_frozen', True)]
+
+
+def test_a_pause_that_begins_before_a_fault_is_judged_up_to_it():
+    played = fault('policy_frozen', 3_000, 4_000)
+    found = find_stalls(record(still(moved(), 100, 320), faults=[played]))
+    assert [(stall.after, stall.beyond) for stall in found] == [
+        ('', True),
+        ('policy_frozen', False),
+    ]
+    assert found[0].seconds == pytest.approx(2.0)
+
+
+def test_a_robot_that_never_recovers_is_judged_up_to_the_next_fault():
+    faults = [fault('push', 1_000, 2_000), fault('reset', 4_000, 4_100)]
+    found = find_stalls(record(still(moved(), 100, 320), faults=faults))
+    assert [(stall.after, stall.beyond) for stall in found] == [('push', True), ('reset', False)]
+    assert found[0].seconds == pytest.approx(2.0)
+
+
+def test_a_request_that_was_lost_in_a_fault_may_show_when_the_plan_is_at_its_end():
+    positions = still(moved(), 100, 150)
+    lost = fault('policy_reset', 700, 800)
+    lost.extra_s = 2.0
+    found = find_stalls(record(positions, faults=[lost]))[-1]
+    assert found.parts['extra'] == pytest.approx(1.8)
+    assert not found.beyond
+    lost.extra_s = 0.5
+    assert [stall.beyond for stall in find_stalls(record(positions, faults=[lost]))][-1]
+
+
+def test_an_inference_that_was_frozen_does_not_lengthen_the_bound():
+    positions = still(moved(), 100, 60)
+    found = record(positions, faults=[fault('policy_frozen', 500, 900)])
+    found.inferences[4] = (950 * MS, 0.6)
+    stalls = [stall for stall in find_stalls(found) if not stall.after]
+    assert [stall.parts['inference'] for stall in stalls] == [pytest.approx(INFERENCE_S)]
+    # Where there are none beside it, the nearest count, and not the slowest of the run.
+    found.inferences[:10, 0] = 40_000 * MS
+    found.inferences[-1] = (9_900 * MS, 30.0)
+    stalls = [stall for stall in find_stalls(found) if not stall.after]
+    assert [stall.parts['inference'] for stall in stalls] == [pytest.approx(INFERENCE_S)]
+
+
+def test_a_fault_that_must_not_stop_the_robot_excuses_nothing():
+    played = fault('stray_chunks', 900, 3_000, stops=False)
+    found = find_stalls(record(still(moved(), 100, 100), faults=[played]))
+    assert [stall.beyond for stall in found] == [True]
+    assert played.longest_s == pytest.approx(1.01)
+
+
+def test_what_moves_less_than_rounding_stands_still():
+    positions = moved(10)
+    positions[:, 0] = 1e-9 * np.arange(10)
+    assert not len(motion_ns(record(positions).commands))
+
+
+# ---------------------------------------------------------------- limits
+
+
+def smooth(ticks: int = 400) -> np.ndarray:
+    """A first joint that swings as fast as its acceleration allows."""
+    times = 0.01 * np.arange(ticks)
+    # Amplitude times angular frequency squared is the acceleration limit.
+    return np.stack([0.1 * np.sin(10.0 * times), np.full(ticks, 0.05)], axis=1)
+
+
+def test_motion_within_the_limits_uses_no_more_than_all_of_them():
+    uses = limits(record(smooth()))
+    assert all(use.violations == 0 for use in uses.values())
+    assert 0.95 < uses['acceleration'].worst <= 1.0
+    stamps = TICK_NS * np.arange(400) + np.random.default_rng(0).integers(-500, 501, 400)
+    assert limits(record(smooth(), stamps))['acceleration'].violations == 0
+    assert 0.4 < uses['velocity'].worst <= 0.5
+
+
+def test_uneven_ticks_of_a_motion_within_the_limits_are_within_them_too():
+    random = np.random.default_rng(0)
+    times = np.cumsum(random.choice([0.0015, 0.0188, 0.01], 600))
+    positions = np.stack([0.1 * np.sin(10.0 * times), np.full(600, 0.05)], axis=1)
+    uses = limits(record(positions, (times * 1e9).astype(np.int64)))
+    assert all(use.violations == 0 for use in uses.values())
+
+
+def test_a_late_tick_that_is_caught_up_at_once_is_beyond_the_limits_by_the_stamps():
+    positions = smooth()
+    stamps = TICK_NS * np.arange(len(positions))
+    # 18.8 ms, then 1.5 ms, with what two even ticks would have moved.
+    stamps[200] += 8_500_000
+    uses = limits(record(positions, stamps))
+    assert uses['acceleration'].violations
+    assert uses['acceleration'].examples[0]['joint'] == 'arm'
+
+
+@pytest.mark.parametrize(
+    ('kind', 'change'), [('position', (5, 0, 1.1)), ('velocity', (300, 1, 0.06))]
+)
+def test_a_command_outside_is_found_with_its_joint(kind, change):
+    positions = smooth()
+    tick, joint, value = change
+    positions[tick:, joint] = value
+    use = limits(record(positions))[kind]
+    assert use.violations
+    assert use.examples[0]['joint'] == ('arm', 'gripper')[joint]
+
+
+def test_a_stop_at_once_is_excused_where_a_tracking_error_may_cause_it_and_nowhere_else():
+    positions = moved(speed=1.0)
+    positions[100:] = positions[100]
+    assert limits(record(positions))['acceleration'].violations == 1
+    uses = limits(record(positions, faults=[fault('push', 900, 2_000)]))
+    assert uses['acceleration'].violations == 0
+    assert uses['immediate stops'].violations == 1
+    # To be thrown back is not to stop.
+    positions[100:] -= 0.05
+    uses = limits(record(positions, faults=[fault('push', 900, 2_000)]))
+    assert uses['acceleration'].violations
+
+
+# ---------------------------------------------------------------- the program
+
+
+def test_the_same_seed_plays_the_same_faults_and_each_of_them_once_a_round():
+    from soak import deck
+
+    drawn = [
+        list(itertools.islice(deck(np.random.default_rng(seed), ['a', 'b', 'c']), 30))
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert all(sorted(drawn[0][i : i + 3]) == ['a', 'b', 'c'] for i in range(0, 30, 3))
+
+
+@pytest.mark.graph
+@pytest.mark.slow
+def test_a_short_run_moves_through_its_faults_and_every_process_ends_well(tmp_path):
+    result = tmp_path / 'soak.json'
+    words = ['--minutes', '0.4', '--steps', '50', '--only', 'push', 'stray_chunks', 'policy_frozen']
+    run = subprocess.run(
+        [sys.executable, str(BENCHMARK / 'soak.py'), *words, '--json', str(result)],
+        cwd=ROOT,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+    )
+    assert result.exists(), run.stdout + run.stderr
+    (session,) = json.loads(result.read_text())['figures']['sessions']
+    assert session['commands'] > 1000
+    assert session['chunks'] > 10
+    assert {'start', 'push'} <= set(session['faults'])
+    assert all(code == 0 for codes in session['exit_codes'].values() for code in codes)
+    # What depends on how busy the machine is (`ticks`, `allowed_s`) is judged by the benchmark.
+    held = [text for text in session['failures'] if 'traceback' in text or 'refused' in text]
+    assert not held
+    assert session['limits']['position']['violations'] == 0

@@ -1,0 +1,292 @@
+"""A stop brakes along the plan within the limits; a hold gives way to a robot pushed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from execution_rig import Rig, chunk_of
+
+from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.columns import Column, Columns
+from vla_runtime.execution.command import CommandKind, Reason
+from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.limits import ColumnLimits, make_limits
+from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.execution.stopping import StopActions
+from vla_runtime.execution.watchdog import WatchdogParameters, tracking_error_limits
+
+ACCELERATION = 20.0
+SPEED = 1.3
+STEP_S = 0.04
+PERIOD_S = 0.01
+LIMIT = ColumnLimits(-6.0, 6.0, 3.14, ACCELERATION, 0.4)
+NAMES = ('a', 'b')
+
+
+def rig_of(on_stop: StopActions | None = None, columns: tuple[Column, ...] | None = None) -> Rig:
+    return Rig(
+        ExecutorParameters(replan_interval=30, handover=HandoverParameters('switch')),
+        columns or tuple(Column(name) for name in NAMES),
+        limits=make_limits(NAMES, dict.fromkeys(NAMES, LIMIT)),
+        start=StartParameters(tolerance=0.2),
+        watchdog=WatchdogParameters(max_tracking_error=0.5),
+        on_stop=on_stop or StopActions(),
+        control_period_s=PERIOD_S,
+    ).started()
+
+
+def moving(rig: Rig) -> Rig:
+    """Joint a at 1.3 rad/s, joint b at half of it: the plan is a straight line."""
+    rows = np.arange(1, 41)[:, None] * SPEED * STEP_S * np.array([1.0, 0.5])
+    assert rig.submit(chunk_of(rows, rig.names, rig.kinds, STEP_S)).accepted
+    rig.run_until(lambda command: command.setpoints[0] > 0.5)
+    assert speeds(rig)[-1, 0] == pytest.approx(SPEED, rel=1e-3)
+    return rig
+
+
+def speeds(rig: Rig) -> np.ndarray:
+    """(ticks, columns) velocity of the commands by the times they were given at."""
+    values = np.array([tick.command.setpoints for tick in rig.ticks])
+    times = np.array([tick.now_s for tick in rig.ticks])
+    return np.diff(values, axis=0) / np.diff(times)[:, None]
+
+
+def hardest(rig: Rig) -> float:
+    """The largest acceleration of the commands, by the times they were given at."""
+    times = np.array([tick.now_s for tick in rig.ticks])
+    return float((np.abs(np.diff(speeds(rig), axis=0)) / np.diff(times)[1:, None]).max())
+
+
+def silence(rig: Rig) -> None:
+    rig.state_arrives = False
+
+
+def lie(rig: Rig) -> None:
+    rig.robot_follows = False
+    rig.measured[1] = np.nan
+
+
+def set_the_clock(rig: Rig) -> None:
+    rig.ros_ns += 2_000_000_000
+
+
+def stop(rig: Rig) -> None:
+    rig.executor.stop()
+
+
+def dry_run(rig: Rig) -> None:
+    rig.executor.set_dry_run(True)
+
+
+def reset(rig: Rig) -> None:
+    rig.executor.reset(1)
+
+
+@pytest.mark.parametrize('cause', [stop, dry_run, reset, silence, lie, set_the_clock])
+def test_when_stopped_in_motion_expect_braking_within_the_acceleration(
+    cause: Callable[[Rig], None],
+) -> None:
+    rig = moving(rig_of())
+    cause(rig)
+    rig.run_until(lambda command: command.kind is not CommandKind.TRACK, 60)
+    assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
+
+
+@pytest.mark.parametrize('cause', [stop, dry_run, silence])
+def test_when_stopped_in_motion_expect_every_joint_to_stay_on_the_plan(
+    cause: Callable[[Rig], None],
+) -> None:
+    rig = moving(rig_of())
+    cause(rig)
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
+    a, b = rig.command.setpoints
+    assert a > 0.5
+    assert b == pytest.approx(0.5 * a, abs=1e-9)
+
+
+def test_when_stopped_expect_the_shortest_way_the_acceleration_allows() -> None:
+    rig = moving(rig_of())
+    begins_s, begins = rig.now_s, rig.command.setpoints[0]
+    rig.executor.stop()
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
+    assert rig.reason == 'stopped'
+    assert rig.now_s - begins_s <= SPEED / ACCELERATION + 3 * PERIOD_S
+    assert rig.command.setpoints[0] - begins <= SPEED**2 / (2 * ACCELERATION) + SPEED * PERIOD_S
+
+
+def test_when_the_robot_file_says_freeze_expect_the_hold_at_once() -> None:
+    rig = moving(rig_of(StopActions(stopped='freeze')))
+    before = rig.command.setpoints.copy()
+    rig.executor.stop()
+    assert rig.tick().kind is CommandKind.HOLD
+    assert (rig.command.setpoints == before).all()
+
+
+def test_when_a_velocity_column_is_stopped_expect_it_ramped_to_zero() -> None:
+    rig = rig_of(columns=(Column('a'), Column('b', kind='velocity')))
+    rows = np.tile([0.0, 0.8], (40, 1))
+    assert rig.submit(chunk_of(rows, rig.names, rig.kinds, STEP_S)).accepted
+    rig.tick(20)
+    rig.executor.stop()
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
+    wheel = np.array([tick.command.setpoints[1] for tick in rig.ticks])
+    assert wheel[-1] == 0.0
+    assert np.abs(np.diff(wheel)).max() <= ACCELERATION * PERIOD_S * (1 + 1e-6)
+
+
+def test_when_ticks_stop_in_motion_expect_the_dead_man_to_brake() -> None:
+    rig = moving(rig_of())
+    now_s, last, speed = rig.now_s, rig.command.setpoints.copy(), SPEED
+    for _ in range(30):
+        now_s += 0.06
+        command = rig.executor.dead_man(now_s)
+        assert command is not None
+        slower = (command.setpoints[0] - last[0]) / 0.06
+        assert abs(slower - speed) <= ACCELERATION * 0.06 * (1 + 1e-6)
+        last, speed = command.setpoints.copy(), slower
+    assert command.kind is CommandKind.HOLD and speed == 0.0
+
+
+def test_when_started_again_while_it_brakes_expect_it_to_come_to_rest_first() -> None:
+    rig = moving(rig_of())
+    rig.executor.stop()
+    rig.tick(2)
+    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert result.started and 'comes to rest' in result.text
+    rig.run_until(lambda command: command.reason is Reason.WAITING_FOR_CHUNK, 60)
+    assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
+
+
+# ---------------------------------------------------------------- a push against the arm
+
+
+def push(rig: Rig, by: float, seconds: float) -> None:
+    """Push joint a away from where it is, against its controller, and keep it there."""
+    rig.robot_follows = False
+    goal = rig.measured[0] + by
+    for _ in range(round(seconds / PERIOD_S)):
+        rig.measured[0] += np.clip(goal - rig.measured[0], -0.05, 0.05)
+        rig.tick()
+
+
+def let_go(rig: Rig, seconds: float) -> np.ndarray:
+    """Joint a follows its command again, as a servo does: the way it goes, tick by tick."""
+    way = [rig.measured[0]]
+    for _ in range(round(seconds / PERIOD_S)):
+        rig.measured[0] += 0.2 * (rig.command.setpoints[0] - rig.measured[0])
+        rig.tick()
+        way.append(rig.measured[0])
+    return np.array(way)
+
+
+@pytest.mark.parametrize('by', [-1.0, 1.0])
+def test_when_a_joint_was_pushed_away_expect_it_held_near_where_it_is(by: float) -> None:
+    rig = moving(rig_of())
+    push(rig, by, 2.0)
+    assert rig.reason == 'tracking_error'
+    assert '~/start' in rig.executor.detail
+    way = let_go(rig, 2.0)
+    # The last command before the push was 1 rad away.
+    assert np.abs(way - way[0]).max() <= 0.05 * LIMIT.step_from_measured
+
+
+def test_when_a_hold_gives_way_expect_it_within_speed_and_acceleration() -> None:
+    rig = moving(rig_of())
+    push(rig, 1.0, 0.5)
+    at = next(
+        i for i, tick in enumerate(rig.ticks) if tick.command.kind is CommandKind.HOLD and i > 5
+    )
+    held = Rig.__new__(Rig)
+    held.ticks = rig.ticks[at:]
+    assert np.abs(speeds(held)).max() <= LIMIT.velocity * (1 + 1e-9)
+    assert hardest(held) <= ACCELERATION * (1 + 1e-6)
+
+
+def test_when_a_hold_gives_way_at_a_limit_expect_it_to_stay_inside() -> None:
+    rig = moving(rig_of())
+    push(rig, 6.5, 4.0)
+    assert rig.measured[0] > 6.0
+    assert max(tick.command.setpoints[0] for tick in rig.ticks) <= 6.0
+
+
+def test_when_an_encoder_lies_once_expect_next_to_no_motion() -> None:
+    rig = moving(rig_of())
+    rig.robot_follows = False
+    at = rig.measured.copy()
+    rig.measured[0] += 1.0
+    rig.tick()
+    rig.measured[:] = at
+    before = rig.command.setpoints[0]
+    rig.tick(50)
+    assert rig.reason == 'tracking_error'
+    assert abs(rig.command.setpoints[0] - before) < 0.01
+
+
+def test_when_started_after_a_push_expect_the_command_to_go_to_the_robot_without_a_jump() -> None:
+    rig = moving(rig_of())
+    rig.executor.stop()
+    rig.tick(30)
+    push(rig, -0.3, 0.5)
+    assert abs(rig.command.setpoints[0] - rig.measured[0]) > 0.25
+    at = len(rig.ticks)
+    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert result.started and 'was moved while it held' in result.text
+    rig.run_until(lambda command: command.reason is Reason.APPROACHING, 10)
+    rig.run_until(lambda command: command.reason is Reason.WAITING_FOR_CHUNK, 400)
+    assert rig.command.setpoints[0] == pytest.approx(rig.measured[0], abs=0.01)
+    after = Rig.__new__(Rig)
+    after.ticks = rig.ticks[at - 2 :]
+    assert hardest(after) <= ACCELERATION * (1 + 1e-6)
+
+
+# ---------------------------------------------------------------- how far is too far
+
+
+def test_when_a_range_is_small_expect_a_tracking_error_that_means_something() -> None:
+    columns = Columns([Column('arm'), Column('gripper'), Column('wrist', continuous=True)])
+    limits = make_limits(
+        columns.names,
+        {'arm': ColumnLimits(-3.0, 3.0), 'gripper': ColumnLimits(0.021, 0.057)},
+    )
+    allowed = tracking_error_limits(columns, limits, 0.5)
+    assert allowed == pytest.approx([0.5, 0.027, 0.5])
+
+
+def test_when_the_limits_name_a_tracking_error_expect_it_to_have_precedence() -> None:
+    columns = Columns([Column('arm'), Column('gripper'), Column('wheel', kind='velocity')])
+    limits = make_limits(
+        columns.names,
+        {
+            'arm': ColumnLimits(-3.0, 3.0, tracking_error=0.9),
+            'gripper': ColumnLimits(0.0, 0.036, tracking_error=0.036),
+        },
+    )
+    assert tracking_error_limits(columns, limits, 0.5).tolist() == [0.9, 0.036, np.inf]
+
+
+@pytest.mark.parametrize('wrong', [0.0, -0.1])
+def test_when_a_tracking_error_is_not_positive_expect_error_naming_the_column(wrong: float) -> None:
+    with pytest.raises(ValueError, match="'arm' tracking_error"):
+        make_limits(('arm',), {'arm': ColumnLimits(tracking_error=wrong)})
+
+
+def test_when_a_gripper_is_jammed_expect_a_stop_within_its_range() -> None:
+    limits = make_limits(
+        NAMES,
+        {'a': ColumnLimits(-6.0, 6.0, 3.0), 'b': ColumnLimits(0.0, 0.036, 0.2)},
+    )
+    rig = Rig(
+        ExecutorParameters(replan_interval=40, handover=HandoverParameters('switch')), limits=limits
+    ).started()
+    rows = np.linspace([0.0, 0.0], [0.0, 0.036], 40)
+    assert rig.submit(rows).accepted
+    rig.robot_follows = False
+    rig.run_until(lambda command: command.reason is Reason.TRACKING_ERROR, 400)
+    assert "'b'" in rig.executor.detail
+
+
+def test_when_an_action_on_stop_is_unknown_expect_error_naming_it() -> None:
+    with pytest.raises(ValueError, match='on_stop: state_stale'):
+        StopActions(state_stale='crawl')  # type: ignore[arg-type]

@@ -1,0 +1,183 @@
+"""Cameras slower than the replan rate: the robot keeps moving on the newest frames there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from execution_rig import ROS_START_NS, Rig, chunk_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vla_runtime.execution.command import CommandKind, Refusal
+from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.parameters import ExecutorParameters
+
+HORIZON = 32
+PERIOD_S = 0.01
+RUN_S = 3.0
+
+
+class Policy:
+    """Answers each request from the newest frame, one at a time, `inference_s` later."""
+
+    def __init__(self, rig: Rig, frame_s: float, inference_s: float, step_s: float) -> None:
+        self._rig = rig
+        self._frame_s = frame_s
+        self._inference_s = inference_s
+        self._step_s = step_s
+        self._due_s: float | None = None
+        self._observation_ns = 0
+        self._request = 0
+        self._number = 0
+        self.refusals: list[Refusal] = []
+
+    def work(self) -> None:
+        """Take what the executor asks for, and answer what is ready."""
+        rig = self._rig
+        if self._due_s is not None and rig.now_s >= self._due_s:
+            self._due_s = None
+            self._answer()
+        request = rig.executor.poll_request(rig.now_s, rig.ros_ns)
+        if request is not None and self._due_s is None:
+            self._due_s = rig.now_s + self._inference_s
+            self._request = request.request
+            frame = int((rig.ros_ns - ROS_START_NS) * 1e-9 / self._frame_s)
+            self._observation_ns = ROS_START_NS + round(frame * self._frame_s * 1e9)
+
+    def _answer(self) -> None:
+        rig = self._rig
+        self._number += 1
+        # Where the rows lead does not matter here: they swing by less than a tolerance.
+        rows = 0.05 * np.sin(0.1 * (self._number + np.arange(HORIZON)))
+        result = rig.executor.submit_chunk(
+            chunk_of(list(rows), step_time_s=self._step_s),
+            self._observation_ns,
+            rig.executor.episode,
+            self._number,
+            rig.now_s,
+            rig.ros_ns,
+            True,
+            self._request,
+        )
+        if result.refusal is not None:
+            self.refusals.append(result.refusal)
+
+
+def longest_stall(
+    parameters: ExecutorParameters, frame_s: float, inference_s: float, step_s: float
+):
+    """Seconds of the longest pause after the first motion, and the policy."""
+    rig = Rig(parameters, period_ns=round(PERIOD_S * 1e9)).started()
+    policy = Policy(rig, frame_s, inference_s, step_s)
+    moved_s, longest_s = None, 0.0
+    for _ in range(round(RUN_S / PERIOD_S)):
+        policy.work()
+        if rig.tick().kind is CommandKind.TRACK:
+            moved_s = rig.now_s
+        elif moved_s is not None:
+            longest_s = max(longest_s, rig.now_s - moved_s)
+    assert moved_s is not None, policy.refusals
+    return longest_s, policy
+
+
+@settings(max_examples=25)
+@given(
+    camera_hz=st.floats(3.0, 60.0),
+    step_hz=st.floats(10.0, 50.0),
+    interval=st.integers(1, HORIZON // 2),
+    inference_s=st.floats(0.005, 0.3),
+    mode=st.sampled_from(['asynchronous', 'synchronous']),
+    overrun=st.sampled_from(['hold', 'continue']),
+)
+def test_when_cameras_and_steps_have_any_rates_expect_no_stall_beyond_a_frame_and_an_inference(
+    camera_hz: float, step_hz: float, interval: int, inference_s: float, mode: str, overrun: str
+) -> None:
+    parameters = ExecutorParameters(
+        replan_interval=interval,
+        replan_mode=mode,  # type: ignore[arg-type]
+        overrun=overrun,  # type: ignore[arg-type]
+        max_overrun_steps=4,
+        handover=HandoverParameters('switch'),
+        request_timeout_s=2.0,
+    )
+    frame_s, step_s = 1.0 / camera_hz, 1.0 / step_hz
+    stall_s, policy = longest_stall(parameters, frame_s, inference_s, step_s)
+    # An inference that was under way when the next frame came may have to end first.
+    bound_s = frame_s + 2 * inference_s + 5 * PERIOD_S
+    assert stall_s <= bound_s, (stall_s, bound_s, policy.refusals)
+
+
+@pytest.mark.parametrize('interval', [1, 2, 4])
+def test_when_cameras_are_slower_than_steps_expect_the_robot_to_keep_moving(interval: int) -> None:
+    parameters = ExecutorParameters(
+        replan_interval=interval,
+        overrun='continue',
+        max_overrun_steps=4,
+        handover=HandoverParameters('switch'),
+        request_timeout_s=2.0,
+    )
+    stall_s, policy = longest_stall(parameters, frame_s=1 / 12, inference_s=0.03, step_s=0.02)
+    assert stall_s == 0.0
+    # The only ones refused were seen before the start.
+    assert set(policy.refusals) <= {Refusal.OBSERVATION_UNKNOWN}
+
+
+def test_when_the_same_frames_are_inferred_again_expect_the_chunk_joined_further_on() -> None:
+    rig = Rig(
+        ExecutorParameters(replan_interval=2, handover=HandoverParameters('switch'))
+    ).started()
+    rows = [0.001 * row for row in range(HORIZON)]
+    observed_ns = rig.ros_ns
+    assert rig.submit(rows, observed_ns).join_index == 0
+    rig.tick(5)
+    again = rig.submit(rows, observed_ns)
+    assert again.accepted and again.join_index == 2
+    assert rig.submit(rows, observed_ns, number=rig.number - 1).refusal is Refusal.OUT_OF_ORDER
+    assert rig.submit(rows, observed_ns, number=rig.number + 1).refusal is Refusal.DUPLICATE
+
+
+def ask(rig: Rig) -> int:
+    request = rig.executor.poll_request(rig.now_s, rig.ros_ns)
+    assert request is not None
+    return request.request
+
+
+def answer(rig: Rig, request: int | None, observation_ns: int, number: int) -> Refusal | None:
+    return rig.executor.submit_chunk(
+        chunk_of([0.0] * HORIZON),
+        observation_ns,
+        0,
+        number,
+        rig.now_s,
+        rig.ros_ns,
+        True,
+        request,
+    ).refusal
+
+
+def test_when_an_answer_is_refused_expect_its_request_closed_and_the_next_asked_at_once() -> None:
+    rig = Rig(
+        ExecutorParameters(replan_interval=2, handover=HandoverParameters('switch'))
+    ).started()
+    first = ask(rig)
+    assert answer(rig, first, rig.ros_ns, 1) is None
+    rig.tick(3)
+    second = ask(rig)
+    assert second == first + 1
+    assert answer(rig, second, rig.ros_ns - 40_000_000, 2) is Refusal.OUT_OF_ORDER
+    assert not rig.executor.status().request_open
+    assert ask(rig) == second + 1
+
+
+def test_when_a_stray_chunk_is_refused_expect_the_request_to_stay_open() -> None:
+    rig = Rig(
+        ExecutorParameters(replan_interval=2, handover=HandoverParameters('switch'))
+    ).started()
+    first = ask(rig)
+    observed_ns = rig.ros_ns
+    assert answer(rig, first, observed_ns, 1) is None
+    rig.tick(3)
+    ask(rig)
+    assert answer(rig, first, rig.ros_ns - 40_000_000, 2) is Refusal.OUT_OF_ORDER
+    assert answer(rig, None, observed_ns, 1) is Refusal.DUPLICATE
+    assert rig.executor.status().request_open

@@ -1,0 +1,128 @@
+"""Bundles and robot files with anything in them: the package's own errors, quickly and small."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from mutations import COUNTS, fuzz, mutated
+from safetensors.numpy import load_file
+from tiny_policy import TOKENIZER, tiny_spec
+
+from vla_runtime.bundle import BundleError, read_bundle, write_bundle
+from vla_runtime.engines.time_table import SafetensorsReader
+from vla_runtime.export.checkpoint import CheckpointError, read_tensors
+from vla_runtime.ros.robot import RobotError, load_robot
+
+ROBOTS = Path(__file__).parents[2] / 'config' / 'robots'
+URDF = b"""<robot name="r"><joint name="shoulder_pan" type="revolute">
+<limit lower="-1.5" upper="1.5" velocity="2.0" effort="1"/></joint>
+<joint name="gripper" type="prismatic"><limit lower="0" upper="0.1" velocity="1"/></joint></robot>
+"""
+KINDS = [
+    *b'"I32" "F64" "F16" "BF16" "BOOL" "F8_E4M3" "X" null [] {} -1'.split(),
+    b'9' * 5000,
+]
+
+
+@pytest.fixture
+def bundle(tmp_path) -> Path:
+    spec = tiny_spec('pi0', advantage='task_newline', delta=True)
+    numbers = np.ones(len(spec.state))
+    write_bundle(
+        tmp_path / 'bundle',
+        spec,
+        weights={f'tensor.{n}': np.ones((2, n + 1), np.float32) for n in range(3)},
+        statistics={
+            'state.q01': -numbers,
+            'state.q99': numbers,
+            'actions.mean': 0 * numbers,
+            'actions.std': numbers,
+        },
+        tokenizer=TOKENIZER,
+    )
+    return tmp_path / 'bundle'
+
+
+@pytest.mark.parametrize('count', COUNTS)
+def test_whatever_policy_yaml_says_expect_a_bundle_or_a_bundle_error(bundle, count):
+    path = bundle / 'policy.yaml'
+    good = path.read_bytes()
+
+    def one(random: Random) -> None:
+        path.write_bytes(mutated(good, random))
+        read_bundle(bundle, verify=False)
+
+    accepted, refused = fuzz(count, 'policy.yaml', one, BundleError)
+    assert accepted > 0 and refused > count / 2
+
+
+@pytest.mark.parametrize('count', COUNTS)
+def test_whatever_a_robot_file_says_expect_a_robot_or_a_robot_error(tmp_path, count):
+    path = tmp_path / 'robot.yaml'
+    (tmp_path / 'robot.urdf').write_bytes(URDF)
+    robots = [(ROBOTS / f'{name}.yaml').read_bytes() for name in ('so101', 'tabletop')]
+
+    def one(random: Random) -> None:
+        path.write_bytes(mutated(random.choice(robots), random))
+        load_robot(path)
+
+    accepted, refused = fuzz(count, 'robot.yaml', one, RobotError)
+    assert accepted > 0 and refused > count / 2
+
+
+@pytest.mark.parametrize('count', COUNTS)
+def test_whatever_a_weights_header_says_expect_tensors_or_an_own_error(bundle, tmp_path, count):
+    folder = tmp_path / 'checkpoint'
+    folder.mkdir()
+    path, statistics = bundle / 'weights.safetensors', bundle / 'statistics.safetensors'
+    good, good_statistics = path.read_bytes(), statistics.read_bytes()
+
+    def one(random: Random) -> None:
+        path.write_bytes(_with_header(good, random))
+        statistics.write_bytes(good_statistics)
+        shutil.copyfile(path, folder / 'model.safetensors')
+        if random.random() < 0.5:
+            for tensor in read_tensors(folder).values():
+                assert tensor.offset + tensor.size <= path.stat().st_size
+        if random.random() < 0.3:
+            statistics.write_bytes(_with_header(good_statistics, random))
+        read_bundle(bundle, verify=False)
+        reader = SafetensorsReader(path)
+        if 'tensor.1' in load_file(path):
+            assert reader.read('tensor.1').shape == reader.shape('tensor.1')
+
+    accepted, refused = fuzz(count, 'weights', one, (BundleError, CheckpointError))
+    assert accepted > 0 and refused > count / 2
+
+
+def _with_header(data: bytes, random: Random) -> bytes:
+    """A safetensors file with a mutated header, of the right length more often than not."""
+    (length,) = struct.unpack('<Q', data[:8])
+    header, body = data[8 : 8 + length], data[8 + length :]
+    if random.random() < 0.1:
+        return data[: 8 + length] + bytes(byte ^ random.randrange(256) for byte in body)
+    if random.random() < 0.1:
+        return mutated(data, random)
+    if random.random() < 0.3:
+        header = json.dumps(_edited(json.loads(header), random)).encode()
+    else:
+        header = mutated(header, random, KINDS)
+    length = len(header) if random.random() < 0.9 else random.choice((0, 1, 1 << 40, 2**64 - 1))
+    return struct.pack('<Q', length) + header + body
+
+
+def _edited(document: dict, random: Random) -> dict:
+    name = random.choice(list(document))
+    value = random.choice((None, [], {}, 'F32', 2**70, -1, {'dtype': 'F32'}, [[1]]))
+    key = random.choice(('dtype', 'shape', 'data_offsets', 'more'))
+    if isinstance(document[name], dict) and random.random() < 0.8:
+        document[name] = {**document[name], key: value}
+    else:
+        document[random.choice((name, '', '\x00', 'x' * 3000, '__metadata__'))] = value
+    return document

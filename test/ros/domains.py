@@ -1,0 +1,53 @@
+"""A ROS domain that no other test process on this machine uses.
+
+A domain is claimed by a lock on a file of the temporary folder. The kernel gives the lock back when
+the process ends, however it ends. Child processes use their parent's domain (`ROS_DOMAIN_ID`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import tempfile
+from pathlib import Path
+
+# Free of the operating system's ephemeral ports on every platform.
+DOMAINS = range(1, 102)
+
+
+@functools.cache
+def claim_domain() -> int:
+    """This process's domain, the same one until it ends.
+
+    Raises:
+        RuntimeError: 101 other processes have claimed all of them.
+    """
+    folder = Path(tempfile.gettempdir()) / 'vla_runtime_test_domains'
+    folder.mkdir(exist_ok=True)
+    _open_to_all(folder, 0o777)
+    # From a place of its own, so that a domain is not taken again at once: what its last process
+    # left on the network may take a moment to go.
+    first = os.getpid() % len(DOMAINS)
+    for domain in (*DOMAINS[first:], *DOMAINS[:first]):
+        if _locked(folder / f'{domain}.lock'):
+            return domain
+    raise RuntimeError(f'all {len(DOMAINS)} domains are in use; locks are in {folder}')
+
+
+def _locked(path: Path) -> bool:
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return False
+    _open_to_all(path, 0o666)
+    # Never closed: the lock lives as long as the process.
+    return True
+
+
+def _open_to_all(path: Path, mode: int) -> None:
+    """Let other users' tests use it too, whatever the umask; the one who made it does this."""
+    if path.stat().st_uid == os.getuid():
+        path.chmod(mode)

@@ -1,0 +1,69 @@
+"""A node that cannot be imported says what is missing and what mends it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graph import ROOT
+
+from vla_runtime.ros import node_main
+
+NODES = ('policy_node', 'executor_node', 'tabletop_node')
+
+
+def start(node, tmp_path, **environment):
+    """Run an executable with a Python that has NumPy and nothing else."""
+    venv = tmp_path / 'bare'
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(venv)], check=True)
+    site = next((venv / 'lib').glob('python*/site-packages'))
+    for folder in Path(np.__file__).parents[1].glob('numpy*'):
+        (site / folder.name).symlink_to(folder)
+    code = f'import sys; from vla_runtime.ros.node_main import {node}; sys.exit({node}())'
+    kept = {name: os.environ[name] for name in ('PATH', 'HOME') if name in os.environ}
+    return subprocess.run(
+        [venv / 'bin' / 'python', '-c', code],
+        env={**kept, 'PYTHONPATH': str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize('node', NODES)
+def test_without_ros_it_says_so_and_what_brings_it(tmp_path, node):
+    done = start(node, tmp_path)
+    assert done.returncode == 2
+    assert 'Traceback' not in done.stderr
+    assert done.stderr.startswith(f'error: {node}: it needs ROS 2, and ')
+    assert 'source /opt/ros/jazzy/setup.bash' in done.stderr
+    assert f'./run exec {node}' in done.stderr
+
+
+def test_a_sourced_ros_without_its_messages_names_their_package(tmp_path):
+    done = start('policy_node', tmp_path, ROS_DISTRO='jazzy')
+    assert done.returncode == 2
+    assert 'sudo apt install ros-jazzy-diagnostic-msgs' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ('error', 'expected'),
+    [
+        (ModuleNotFoundError("No module named 'mujoco'", name='mujoco'), "no package 'mujoco'"),
+        (
+            ModuleNotFoundError('no C extension', name='rclpy._rclpy_pybind11'),
+            'cannot import its rclpy: no C extension; start the node with the Python that',
+        ),
+        (ImportError('libGL.so.1: cannot open shared object file', name='cv2'), 'libGL.so.1'),
+    ],
+    ids=['another package', 'the wrong Python', 'a library'],
+)
+def test_what_else_cannot_be_imported_is_said_as_it_is(monkeypatch, capsys, error, expected):
+    def fail(name):
+        raise error
+
+    monkeypatch.setenv('ROS_DISTRO', 'jazzy')
+    monkeypatch.setattr(node_main.importlib, 'import_module', fail)
+    assert node_main.tabletop_node() == 2
+    assert expected in capsys.readouterr().err

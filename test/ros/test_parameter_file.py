@@ -1,0 +1,140 @@
+"""A person's parameter file: what would do nothing is an error before any node is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vla_runtime.ros.parameter_file import check_parameter_file
+from vla_runtime.ros.parameters import ParameterError
+
+ROOT = Path(__file__).parents[2]
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / 'mine.yaml'
+    file.write_text(text, encoding='utf-8')
+    return file
+
+
+def section(key: str, *parameters: str) -> str:
+    below = ''.join(f'    {parameter}\n' for parameter in parameters)
+    return f'{key}:\n  ros__parameters:\n{below}'
+
+
+@pytest.mark.parametrize(
+    ('key', 'parameter', 'words'),
+    [
+        ('/**/vla_executor', 'replan_intervall', "did you mean 'replan_interval'?"),
+        ('/**/vla_executor', 'clamp_lach', "did you mean 'clamp_latch'?"),
+        ('/**', 'clamp_lach', "did you mean 'clamp_latch'?"),
+        ('/**/tabletop', 'camera_rate', "did you mean 'camera_rate_hz'?"),
+        (
+            '/**/vla_policy',
+            'replan_interval',
+            "did you mean 'replan_interval' of vla_executor? That belongs in a section "
+            "'/**/vla_executor'",
+        ),
+    ],
+)
+def test_a_parameter_that_the_sections_nodes_lack_is_an_error_with_the_nearest_name(
+    tmp_path: Path, key: str, parameter: str, words: str
+) -> None:
+    file = write(tmp_path, section(key, f'{parameter}: 3'))
+    with pytest.raises(ParameterError) as error:
+        check_parameter_file(file, '')
+    assert str(error.value).startswith(f'{file}: field {key}.ros__parameters.{parameter}: ')
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('key', 'namespace'),
+    [
+        ('vla_policy', 'left'),
+        ('/vla_policy', 'left'),
+        ('/right/vla_policy', 'left'),
+        ('/left/vla_policy', ''),
+        ('/*/vla_policy', ''),
+        ('/**/vla_polcy', ''),
+    ],
+)
+def test_a_section_that_misses_the_node_it_is_called_after_is_an_error(
+    tmp_path: Path, key: str, namespace: str
+) -> None:
+    with pytest.raises(ParameterError, match="write '/\\*\\*/vla_policy' for it"):
+        check_parameter_file(write(tmp_path, section(key, 'seed: 3')), namespace)
+
+
+@pytest.mark.parametrize(
+    ('key', 'namespace'),
+    [
+        ('vla_policy', ''),
+        ('/left/vla_policy', 'left'),
+        ('/left/vla_policy', '/left/'),
+        ('/*/vla_policy', 'left'),
+        ('/**/vla_policy', 'cell/left'),
+        ('left:\n  vla_policy', 'left'),
+        ('/**', 'left'),
+    ],
+)
+def test_a_section_that_ros_gives_to_the_node_is_taken(
+    tmp_path: Path, key: str, namespace: str
+) -> None:
+    text = (
+        section(key, 'seed: 3')
+        if '\n' not in key
+        else ('left:\n  vla_policy:\n    ros__parameters: {seed: 3}\n')
+    )
+    check_parameter_file(write(tmp_path, text), namespace)
+
+
+def test_what_one_node_of_the_package_has_may_stand_in_a_section_for_all(tmp_path: Path) -> None:
+    parameters = ('use_sim_time: true', 'replan_interval: 3', 'seed: 1', 'camera_rate_hz: 10.0')
+    check_parameter_file(write(tmp_path, section('/**', *parameters)), '')
+
+
+def test_sections_of_other_nodes_are_theirs(tmp_path: Path) -> None:
+    text = section('/**/camera', 'fps: 30') + section('controller_manager', 'update_rate: 100')
+    check_parameter_file(write(tmp_path, text), 'left')
+
+
+def test_qos_overrides_are_every_nodes(tmp_path: Path) -> None:
+    override = 'qos_overrides: {/action_chunk: {publisher: {depth: 1}}}'
+    check_parameter_file(write(tmp_path, section('/**/vla_policy', override)), '')
+
+
+@pytest.mark.parametrize(
+    ('text', 'words'),
+    [
+        ('', "expected sections like '/**/vla_policy'"),
+        ('seed: 3\n', "field seed: parameters stand below 'ros__parameters'"),
+        ('/**/vla_policy:\n  seed: 3\n', "parameters stand below 'ros__parameters'"),
+        ('/**/vla_policy:\n  ros__parameters: 3\n', 'no parameters below it'),
+        ('/**: {ros__parameters: {seed: [}}\n', 'line 1'),
+        (section('/**', 'seed: 1', 'seed: 2'), "'seed' is given twice"),
+    ],
+)
+def test_a_file_that_is_none_says_where_it_goes_wrong(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ParameterError) as error:
+        check_parameter_file(file, '')
+    assert str(error.value).startswith(f'{file}: ')
+    assert words in str(error.value)
+
+
+def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r'none\.yaml: No such file'):
+        check_parameter_file(tmp_path / 'none.yaml', '')
+    with pytest.raises(ParameterError, match='Is a directory'):
+        check_parameter_file(tmp_path, '')
+    (tmp_path / 'image.yaml').write_bytes(b'\xff\xd8\xff')
+    with pytest.raises(ParameterError, match='not text in UTF-8'):
+        check_parameter_file(tmp_path / 'image.yaml', '')
+
+
+@pytest.mark.parametrize('name', ['policy', 'executor'])
+def test_the_files_that_come_with_the_package_pass(name: str) -> None:
+    check_parameter_file(ROOT / 'config' / f'{name}.yaml', 'left')

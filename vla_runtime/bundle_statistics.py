@@ -1,0 +1,156 @@
+"""The rules of statistics.safetensors, and what is odd about numbers that keep to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vla_runtime.bundle_schema import SPEC_FILE, STATISTICS, STATISTICS_OF, BundleSpec, Unit
+from vla_runtime.quotes import quoted
+from vla_runtime.typed_yaml import FieldError, did_you_mean
+from vla_runtime.types import NormaliserKind
+
+# Beyond it the normalisers' float32 overflows.
+_LARGEST = 1e30
+# A dimension that spreads less, in any unit, was constant in training but for rounding.
+_CONSTANT = 1e-6
+# The furthest that a robot goes, many times over. An action of +1 or -1 on the network's scale that
+# lies beyond cannot have been recorded on any.
+_FURTHEST: Mapping[Unit, float] = {
+    'rad': 1e3,
+    'deg': 1e5,
+    'm': 1e3,
+    'mm': 1e6,
+    'rad/s': 1e3,
+    'deg/s': 1e5,
+    'm/s': 1e3,
+    # Encoder ticks, for example.
+    '1': 1e6,
+    'percent': 1e4,
+}
+
+
+def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
+    """Check that the statistics fit the spec.
+
+    Args:
+        spec: a checked spec.
+        statistics: `state.mean`, `actions.q01` and so on to float arrays of one number a dimension.
+
+    Raises:
+        FieldError: unknown, missing, wrongly shaped, non-finite or contradictory statistics, or
+            actions that would be further away than any robot reaches.
+    """
+    lengths = {'state': len(spec.state), 'actions': len(spec.actions)}
+    known = [f'{group}.{name}' for group in lengths for name in STATISTICS]
+    for key, value in statistics.items():
+        if key not in known:
+            raise FieldError(key, f'unknown statistic{did_you_mean(key, known)}')
+        length = lengths[key.partition('.')[0]]
+        if value.shape != (length,) or value.dtype not in (np.float32, np.float64):
+            raise FieldError(
+                key,
+                f'{value.dtype} of shape {value.shape} where float32 or float64 of shape '
+                f'({length},) is expected, one number for each name in {SPEC_FILE}',
+            )
+        names = spec.state_names if key.startswith('state.') else spec.action_names
+        for name, number in zip(names, value.tolist(), strict=True):
+            if not math.isfinite(number):
+                raise FieldError(key, f'the number for {quoted(name)} is not finite')
+            if abs(number) > _LARGEST:
+                raise FieldError(
+                    key,
+                    f'the number for {quoted(name)} is {number:g}; at most {_LARGEST:g} is read',
+                )
+    for group in lengths:
+        _check_group(spec, group, statistics)
+    _check_reach(spec, statistics)
+
+
+def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> list[str]:
+    """What a person should know of statistics that `check_statistics` accepts.
+
+    Returns:
+        A line for all actions, and one for all states, that were constant in training; one for all
+        states whose numbers lie beyond any robot's.
+    """
+    notes = []
+    if names := _constant(spec.action_names, _range(spec, 'actions', statistics)):
+        notes.append(
+            f'actions {names} have no range: the data set never moved them, so the policy always '
+            'commands the same number'
+        )
+    state = _range(spec, 'state', statistics)
+    if names := _constant(spec.state_names, state):
+        notes.append(
+            f'states {names} have no range: whatever differs from the data set is blown up for the '
+            'network, so the robot must hold them where the data set did'
+        )
+    if state is not None:
+        far = np.maximum(np.abs(state[0]), np.abs(state[1])) > _limits(
+            [item.unit for item in spec.state]
+        )
+        if names := _named(spec.state_names, far):
+            notes.append(
+                f'states {names} have a range beyond any robot: the network hardly sees them change'
+            )
+    return notes
+
+
+def _check_reach(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
+    """Actions of -1 and +1 on the network's scale are where a robot can be."""
+    found = _range(spec, 'actions', statistics)
+    if found is None:
+        return
+    limits = _limits([action.unit for action in spec.actions])
+    for values, number in zip(found, ('-1', '+1'), strict=True):
+        for index in np.flatnonzero(np.abs(values) > limits)[:1]:
+            action = spec.actions[index]
+            first, second = STATISTICS_OF[spec.normalisation.actions]
+            raise FieldError(
+                f'actions.{first}, actions.{second}',
+                f"the policy's {number} is {values[index]:g} {action.unit} for "
+                f'{quoted(action.name)}, beyond the {limits[index]:g} that any robot reaches; '
+                'export with the statistics of the data set',
+            )
+
+
+def _range(
+    spec: BundleSpec, group: str, statistics: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """What -1 and +1 on the network's scale are in the robot's units; None for `identity`."""
+    kind: NormaliserKind = getattr(spec.normalisation, group)
+    if not STATISTICS_OF[kind]:
+        return None
+    first, second = (
+        statistics[f'{group}.{name}'].astype(np.float64) for name in STATISTICS_OF[kind]
+    )
+    return (first - second, first + second) if kind.startswith('mean_std') else (first, second)
+
+
+def _limits(units: Sequence[Unit]) -> np.ndarray:
+    return np.array([_FURTHEST[unit] for unit in units])
+
+
+def _constant(names: Sequence[str], found: tuple[np.ndarray, np.ndarray] | None) -> str:
+    return '' if found is None else _named(names, found[1] - found[0] <= _CONSTANT)
+
+
+def _named(names: Sequence[str], which: np.ndarray) -> str:
+    return ', '.join(quoted(name) for name, chosen in zip(names, which, strict=True) if chosen)
+
+
+def _check_group(spec: BundleSpec, group: str, statistics: Mapping[str, np.ndarray]) -> None:
+    kind: NormaliserKind = getattr(spec.normalisation, group)
+    for name in STATISTICS_OF[kind]:
+        if f'{group}.{name}' not in statistics:
+            raise FieldError(f'{group}.{name}', f"is missing; the normaliser '{kind}' reads it")
+    std = statistics.get(f'{group}.std')
+    if std is not None and (std < 0).any():
+        raise FieldError(f'{group}.std', 'has a negative number; a spread is at least 0')
+    for low, high in (('q01', 'q99'), ('min', 'max')):
+        below, above = statistics.get(f'{group}.{low}'), statistics.get(f'{group}.{high}')
+        if below is not None and above is not None and (below > above).any():
+            raise FieldError(f'{group}.{low}', f'is above {group}.{high} in some dimension')

@@ -1,0 +1,53 @@
+"""How the robot stops, by cause: braking along the plan, or at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+from vla_runtime.execution.command import Reason
+
+OnStop = Literal['brake', 'freeze']
+
+
+@dataclass(frozen=True)
+class StopActions:
+    """What to do with a robot in motion, for each cause of a stop (`Reason`).
+
+    `brake` slows down along the plan within the limits of acceleration. `freeze` repeats the last
+    command from this very tick on: the step of the velocity is left to the robot's controller.
+
+    Two stops always freeze, because nothing can be computed: an exception inside a tick, and a
+    steady clock that reads no number.
+
+    Attributes:
+        stopped: `~/stop`, a change of `dry_run`, deactivation and shutdown.
+        tracking_error: a joint is further from its command than `max_tracking_error`. What is in
+            its way shall not be pushed any further.
+        others: named like the reasons in `~/report`.
+    """
+
+    stopped: OnStop = 'brake'
+    state_missing: OnStop = 'brake'
+    state_stale: OnStop = 'brake'
+    state_from_future: OnStop = 'brake'
+    state_not_finite: OnStop = 'brake'
+    tracking_error: OnStop = 'freeze'
+    step_from_measured: OnStop = 'brake'
+    approach_timeout: OnStop = 'brake'
+    tick_late: OnStop = 'brake'
+    clock_jump: OnStop = 'brake'
+    clamp_latch: OnStop = 'brake'
+    internal_error: OnStop = 'brake'
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value not in get_args(OnStop):
+                raise ValueError(
+                    f"on_stop: {item.name} is '{value}', expected one of {list(get_args(OnStop))}"
+                )
+
+    def freezes(self, reason: Reason) -> bool:
+        """Whether a stop for this reason is immediate; a reason without a field always is."""
+        return getattr(self, reason.value, 'freeze') == 'freeze'

@@ -1,0 +1,24 @@
+"""Ids of the Hugging Face Hub where a folder is expected: nothing here downloads anything."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_ID = re.compile(r'(?:https?:/+huggingface\.co/)?([\w-][\w.-]*/[\w-][\w.-]*)')
+
+
+def download_hint(path: Path) -> str:
+    """For the message that a folder is not there: how to get it, where it could be a Hub id.
+
+    `owner/name` is a Hub id where there is no folder `owner` either; '' for anything else.
+    """
+    found = _ID.fullmatch(str(path))
+    if found is None or path.parent.exists():
+        return ''
+    name = found[1].split('/')[1]
+    # `hf` is huggingface_hub's, which comes with tokenizers.
+    return (
+        '; a policy on the Hugging Face Hub is downloaded first: '
+        f'hf download {found[1]} --local-dir {name}'
+    )

@@ -1,0 +1,81 @@
+"""Files that others wrote: opened only when they are regular, texts read up to a size.
+
+A path may be a link, as every file of a Hugging Face cache is: links are followed once, when the
+file is opened, wherever they lead. What they lead to must be a regular file; a FIFO would be
+waited for without end, and a device may have no end.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+_KINDS = (
+    (stat.S_ISDIR, 'a folder'),
+    (stat.S_ISFIFO, 'a FIFO (named pipe)'),
+    (stat.S_ISCHR, 'a device'),
+    (stat.S_ISBLK, 'a device'),
+    (stat.S_ISSOCK, 'a socket'),
+)
+
+
+class UnreadableFileError(ValueError):
+    """A file that is not read; the message is the reason, without the path."""
+
+
+def regular_file(path: str | Path) -> Path:
+    """Follow the links of a path to a regular file.
+
+    Args:
+        path: a file, or a link to one.
+
+    Returns:
+        The file itself, absolute and free of links.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        UnreadableFileError: a folder, FIFO, device or socket; a link to one, or to nothing.
+        OSError: it may not be looked at.
+    """
+    path = Path(path)
+    link = f'is a link to {os.readlink(path)}, which ' if path.is_symlink() else ''
+    try:
+        mode = path.stat().st_mode
+        target = path.resolve(strict=True)
+    except (FileNotFoundError, NotADirectoryError):
+        if not link:
+            raise
+        raise UnreadableFileError(f'{link}is not there') from None
+    except (OSError, RuntimeError) as error:
+        if not link:
+            raise
+        reason = getattr(error, 'strerror', None) or error
+        raise UnreadableFileError(f'{link}cannot be followed ({reason})') from None
+    if not stat.S_ISREG(mode):
+        kind = next((name for check, name in _KINDS if check(mode)), 'no file')
+        raise UnreadableFileError(f'{link}is {kind}; expected a regular file')
+    return target
+
+
+def read_text(path: str | Path, most_bytes: int) -> str:
+    """Read a regular file of UTF-8 text.
+
+    Args:
+        path: the file, or a link to it.
+        most_bytes: largest size that is read.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        UnreadableFileError: no regular file, larger than `most_bytes`, or not UTF-8.
+        OSError: it may not be read.
+    """
+    with regular_file(path).open('rb') as file:
+        # Files of /proc have no size that could be asked for.
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise UnreadableFileError(f'is larger than {most_bytes:,} bytes; is it the right file?')
+    try:
+        return data.decode('utf-8')
+    except UnicodeDecodeError as error:
+        raise UnreadableFileError(f'is not UTF-8 text (byte {error.start})') from None

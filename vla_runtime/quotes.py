@@ -1,0 +1,43 @@
+"""Quote what a file, a message or a command line says: one short line, whatever is in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+QUOTE_LENGTH = 60
+# Largest whole number that is written out; Python refuses to print more than 4300 digits.
+_PRINTED_BITS = 200
+
+
+def quoted(value: Any, longest: int = QUOTE_LENGTH) -> str:
+    """A scalar as Python writes it, escapes included; the middle of a long one is left out.
+
+    Args:
+        value: text, number, date, list or mapping; the last two are named and not shown.
+        longest: characters of a text that are shown.
+    """
+    if isinstance(value, dict):
+        return 'a mapping'
+    if isinstance(value, (list, tuple)):
+        return 'a list'
+    if isinstance(value, int) and value.bit_length() > _PRINTED_BITS:
+        return f'a whole number of {value.bit_length()} bits'
+    if isinstance(value, (str, bytes)) and len(value) > longest:
+        half = longest // 2
+        return f'{value[:half]!r} … {value[-half:]!r} ({len(value)} characters)'
+    return repr(value)
+
+
+def one_line(text: str, longest: int) -> str:
+    """A message on one line without control characters; the middle of a long one is left out."""
+    # Twice as much is more than enough to fill the line, however much of it is spaces.
+    head, tail = text[: 2 * longest], text[-2 * longest :] if len(text) > 2 * longest else ''
+    clean = _clean(head)
+    if not tail and len(clean) <= longest:
+        return clean
+    half = longest // 2
+    return f'{clean[:half]} … {_clean(tail or head)[-half:]}'
+
+
+def _clean(text: str) -> str:
+    return ' '.join(''.join(c if c.isprintable() else ' ' for c in text).split())

@@ -1,0 +1,46 @@
+"""A lifecycle node that brings itself up, so that a launch file need not chain its transitions.
+
+A transition asked for from outside can be lost: discovery believes in the services of a node that
+was killed for some 20 s, and a request may go to that one alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.node import Node
+
+from vla_runtime.ros.parameters import ParameterSpec
+
+# Exit code of a node that could not be made, or not brought up.
+COULD_NOT_START = 1
+
+AUTOSTART = ParameterSpec(
+    'autostart',
+    False,
+    'configure and activate as soon as the node runs, and end it where that fails; false: wait to '
+    'be configured',
+    read_only=True,
+)
+
+
+def bring_up(node: Node, unwanted: Callable[[], bool]) -> bool:
+    """Configure and activate a node whose parameter `autostart` says so.
+
+    Args:
+        node: any node; without that parameter nothing is done.
+        unwanted: whether the node is to end meanwhile.
+
+    Returns:
+        whether nothing failed
+    """
+    if not (node.has_parameter(AUTOSTART.name) and node.get_parameter(AUTOSTART.name).value):
+        return True
+    for transition in ('configure', 'activate'):
+        if unwanted():
+            return True
+        if getattr(node, f'trigger_{transition}')() is not TransitionCallbackReturn.SUCCESS:
+            node.get_logger().fatal(f'could not {transition}, so this node ends (autostart)')
+            return False
+    return True

@@ -1,0 +1,37 @@
+"""Which Fast DDS profile the executor's process takes: one without shared memory.
+
+Fast DDS keeps every thread of a process from sending while one of them waits, for 0.33 s, for a
+newcomer's shared memory (config/fastdds_executor.xml has the details).
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from pathlib import Path
+
+PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
+_RANGE = 'ROS_AUTOMATIC_DISCOVERY_RANGE'
+
+
+def keep_to_udp(environment: MutableMapping[str, str], config: Path) -> None:
+    """Set the executor's profile; call before `rclpy.init`.
+
+    A profile of the user's own stays in force, and so does another middleware. With
+    `ROS_STATIC_PEERS` on a graph of this machine the range stays as it is, shared memory included.
+
+    Args:
+        environment: of this process.
+        config: folder with fastdds.xml and the executor's profiles.
+    """
+    middleware = environment.get('RMW_IMPLEMENTATION') or 'rmw_fastrtps_cpp'
+    if not middleware.startswith('rmw_fastrtps'):
+        return
+    shipped = (config / 'fastdds.xml').read_bytes()
+    for given in filter(None, map(environment.get, PROFILE_VARIABLES)):
+        if not Path(given).is_file() or Path(given).read_bytes() != shipped:
+            return
+    profile = 'fastdds_executor.xml'
+    if environment.get(_RANGE) == 'LOCALHOST' and not environment.get('ROS_STATIC_PEERS'):
+        profile = 'fastdds_executor_localhost.xml'
+        environment[_RANGE] = 'SYSTEM_DEFAULT'
+    environment.update(dict.fromkeys(PROFILE_VARIABLES, str(config / profile)))

@@ -1,0 +1,79 @@
+"""The executables' first steps: what must be there before anything slow is imported.
+
+Importing a node's module takes seconds. A Ctrl-C meanwhile ends the process quietly: there is
+nothing yet that would have to be taken down. Nothing here imports ROS 2, so that a missing ROS 2
+is an error in words.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from vla_runtime.ros.interrupt import take_signals
+
+# What packages of ROS 2 are called: clients, messages, and what both are made with.
+_ROS_PREFIXES = ('rcl', 'rpyutils', 'rosidl', 'ament_')
+_ROS_SUFFIXES = ('_msgs', '_srvs', '_interfaces')
+
+
+def run_module(name: str) -> int:
+    """Import a node's module and run its `main`.
+
+    Args:
+        name: of the module in this folder.
+
+    Returns:
+        exit code: 2 where a package that the node needs cannot be imported
+    """
+    take_signals(lambda *_: os._exit(0))
+    try:
+        module = importlib.import_module(f'vla_runtime.ros.{name}')
+    except ImportError as error:
+        print(f'error: {name}: {_problem(name, error)}', file=sys.stderr)
+        return 2
+    return int(module.main())
+
+
+def policy_node() -> int:
+    """`ros2 run vla_runtime policy_node --ros-args -p bundle:=... -p robot:=...`."""
+    return run_module('policy_node')
+
+
+def executor_node() -> int:
+    """`ros2 run vla_runtime executor_node --ros-args -p bundle:=... -p robot:=...`."""
+    return run_module('executor_node')
+
+
+def tabletop_node() -> int:
+    """`ros2 run vla_runtime tabletop_node`."""
+    return run_module('tabletop_node')
+
+
+def _problem(node: str, error: ImportError) -> str:
+    """What is missing, and what mends it."""
+    name = (error.name or '').partition('.')[0]
+    python = f'{sys.executable} (Python {sys.version_info[0]}.{sys.version_info[1]})'
+    distro = os.environ.get('ROS_DISTRO', '')
+    if not isinstance(error, ModuleNotFoundError) and not name.startswith(_ROS_PREFIXES):
+        return f'{python} cannot import what it needs: {error}'
+    if not name.startswith(_ROS_PREFIXES) and not name.endswith(_ROS_SUFFIXES):
+        return (
+            f"{python} has no package '{name}'; `./run exec {node} …` brings everything, or: "
+            "pip install 'vla_runtime[torch,sim]'"
+        )
+    if not distro:
+        return (
+            f"it needs ROS 2, and {python} has no '{name}': source a ROS 2, such as "
+            f'`source /opt/ros/jazzy/setup.bash`, or start `./run exec {node} …`, which brings one'
+        )
+    if name.startswith(_ROS_PREFIXES):
+        return (
+            f'ROS 2 {distro} is sourced, but {python} cannot import its {name}: {error}; start '
+            'the node with the Python that this ROS 2 was built for (Humble 3.10, Jazzy 3.12)'
+        )
+    return (
+        f"ROS 2 {distro} is sourced, but {python} has no '{name}': "
+        f'sudo apt install ros-{distro}-{name.replace("_", "-")}'
+    )

@@ -1,0 +1,58 @@
+"""The parameters of all nodes of the package: what is known, and what a misspelt one should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rclpy.node import Node
+
+from vla_runtime.ros.executor_parameters import EXECUTOR_PARAMETERS
+from vla_runtime.ros.parameters import ParameterError, ParameterTable, is_of_rclpy
+from vla_runtime.ros.policy_parameters import POLICY_PARAMETERS
+from vla_runtime.ros.tabletop_parameters import TABLETOP_PARAMETERS
+from vla_runtime.typed_yaml import did_you_mean
+
+# Under the names that the launch files give them.
+NODE_PARAMETERS: Mapping[str, ParameterTable] = {
+    'vla_policy': POLICY_PARAMETERS,
+    'vla_executor': EXECUTOR_PARAMETERS,
+    'tabletop': TABLETOP_PARAMETERS,
+}
+
+
+def names_of(*nodes: str) -> tuple[str, ...]:
+    """Parameters of these nodes, each once."""
+    return tuple(dict.fromkeys(row.name for node in nodes for row in NODE_PARAMETERS[node]))
+
+
+def owners(parameter: str) -> tuple[str, ...]:
+    """Nodes that have a parameter."""
+    return tuple(node for node in NODE_PARAMETERS if parameter in names_of(node))
+
+
+def refuse_unknown(node: Node, table: ParameterTable) -> None:
+    """Refuse parameters given at start that no node has.
+
+    A parameter of another node of the package is let be, and said: a section `/**` of a parameter
+    file is given to every node.
+
+    Args:
+        node: the node.
+        table: its parameters, declared already.
+
+    Raises:
+        ParameterError: such a parameter, with the nearest name.
+    """
+    foreign = []
+    for name in node._parameter_overrides:
+        if node.has_parameter(name) or is_of_rclpy(name):
+            continue
+        others = owners(name)
+        if not others:
+            raise ParameterError(
+                f'parameter {name}, given on the command line or in a parameter file, is unknown'
+                f'{did_you_mean(name, [row.name for row in table])}'
+            )
+        foreign.append(f'{name} ({", ".join(others)})')
+    if foreign:
+        node.get_logger().info(f'parameters of other nodes are ignored: {", ".join(foreign)}')
