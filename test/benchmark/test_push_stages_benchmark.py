@@ -62,6 +62,12 @@ def test_the_last_stage_of_an_episode(
     assert push_stages.stage_reached(_states(tips, moved_m, sign), 0, sign) == stage
 
 
+def test_off_the_middle_counts_only_a_low_tip_at_the_block(push_stages) -> None:
+    tips = [(0.06, 0.01, 0.03), (0.03, 0.011, 0.06), (0.025, 0.012, 0.02), (-0.02, 0.013, 0.02)]
+    aside = push_stages.off_middle(_states(tips, 0.0, -1.0), 0, -1.0)
+    assert aside == pytest.approx([0.012])
+
+
 def test_the_expert_gets_to_the_edge_and_an_arm_at_rest_nowhere(push_stages) -> None:
     world, expert = Tabletop(), Expert()
 
@@ -77,5 +83,5 @@ def test_the_expert_gets_to_the_edge_and_an_arm_at_rest_nowhere(push_stages) -> 
     )
     still = push_stages.push_all(world, rest, seeds)
     assert still['reached']['moved'] == still['reached']['edge'] == 0
-    assert still['failures_slipped_aside_m'] < 0.001
+    assert still['off_middle_m'] is None
     world.close()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from vla_runtime.whole_files import write_text
 
 
 class WorkLog:
@@ -18,11 +19,19 @@ class WorkLog:
         path: of the file; the runs that it already holds stay.
         command: this run's command line.
         code: version of the code that runs.
+
+    Raises:
+        ValueError: the file is not JSON.
     """
 
     def __init__(self, path: Path, command: str, code: str) -> None:
         self._path = path
-        self.runs: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+        self.runs: list[dict[str, Any]] = []
+        if path.exists():
+            try:
+                self.runs += json.loads(path.read_text(encoding='utf-8'))
+            except ValueError as error:
+                raise ValueError(f'{path}: is not JSON ({error}); remove it') from None
         self.runs.append({'command': command, 'code': code})
 
     @contextmanager
@@ -33,6 +42,4 @@ class WorkLog:
             yield
         finally:
             self.runs[-1][f'{step}_seconds'] = round(time.monotonic() - start_s, 1)
-            temporary = self._path.with_suffix('.part')
-            temporary.write_text(json.dumps(self.runs, indent=2) + '\n')
-            os.replace(temporary, self._path)
+            write_text(self._path, json.dumps(self.runs, indent=2) + '\n')
