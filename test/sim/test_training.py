@@ -10,15 +10,17 @@ import pytest
 import torch
 
 from vla_runtime.bundle import read_bundle
+from vla_runtime.models import policy_network
 from vla_runtime.policy import Policy
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.sim.closed_loop import observe
 from vla_runtime.sim.dataset import DatasetPlan, generate, load
 from vla_runtime.sim.demo_bundle import write_demo_bundle
+from vla_runtime.sim.demo_network import Start, demo_dims
 from vla_runtime.sim.loss_plot import plot_losses
 from vla_runtime.sim.objectives import encode_prefix, locate
 from vla_runtime.sim.samples import Samples, absolute
-from vla_runtime.sim.training import STAGES, Training, TrainingPlan, demo_dims, learning_rate
+from vla_runtime.sim.training import STAGES, Training, TrainingPlan, learning_rate
 from vla_runtime.sim.vocabulary import number_tokens, train_vocabulary
 from vla_runtime.sim.world import JOINT_NAMES, Tabletop
 
@@ -39,9 +41,15 @@ def samples(vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Sampl
     return Samples(load(folder), Tokenizer.load(vocabulary))
 
 
-def _training(plan: TrainingPlan, samples: Samples, vocabulary: Path, folder: Path) -> Training:
+def _training(
+    plan: TrainingPlan,
+    samples: Samples,
+    vocabulary: Path,
+    folder: Path,
+    start: Start | None = None,
+) -> Training:
     size = Tokenizer.load(vocabulary).vocabulary_size
-    return Training(plan, samples, number_tokens(vocabulary), size, folder)
+    return Training(plan, samples, number_tokens(vocabulary), size, folder, start=start)
 
 
 @pytest.fixture(scope='module')
@@ -110,6 +118,45 @@ def test_a_resumed_run_is_the_uninterrupted_run(
         ours, theirs = (getattr(run, network).state_dict() for run in (resumed, finished))
         for name, value in theirs.items():
             assert torch.equal(ours[name], value), name
+
+
+def test_training_goes_on_from_a_bundles_weights_and_then_teaches_only_the_heads(
+    finished: Training, samples: Samples, vocabulary: Path, tmp_path: Path
+) -> None:
+    network = finished.average
+    bundle = tmp_path / 'demo'
+    made = {'training': {'seed': 0}}
+    write_demo_bundle(bundle, network, network.dims, samples.statistics, vocabulary, made, 0)
+    start = Start.read(bundle)
+    assert start.made == made and start.sha256 == read_bundle(bundle).spec.files[start.weights.name]
+    np.testing.assert_array_equal(
+        start.statistics['actions.q99'], samples.statistics['actions.q99']
+    )
+
+    plan = replace(PLAN, see_steps=0, ground_steps=3, start=start.sha256)
+    training = _training(plan, samples, vocabulary, tmp_path, start)
+    heads = {name: value.clone() for name, value in training.learner.ground.state_dict().items()}
+    frames = training._train_frames[: plan.batch]
+    training._train_step('ground', frames)
+    for name, value in network.state_dict().items():
+        assert torch.equal(training.learner.network.state_dict()[name], value), name
+    after = training.learner.ground.state_dict()
+    assert all(not torch.equal(after[name], value) for name, value in heads.items())
+    training._train_step('act', frames)
+    moved = training.learner.network.state_dict()
+    assert any(not torch.equal(moved[name], value) for name, value in network.state_dict().items())
+
+
+def test_a_start_of_another_network_is_refused_by_its_folder(
+    samples: Samples, vocabulary: Path, tmp_path: Path
+) -> None:
+    dims = demo_dims(Tokenizer.load(vocabulary).vocabulary_size)
+    shallow = replace(dims, vision=replace(dims.vision, depth=1))
+    network = policy_network('pi05', shallow)
+    bundle = tmp_path / 'shallow'
+    write_demo_bundle(bundle, network, shallow, samples.statistics, vocabulary, {}, 0)
+    with pytest.raises(ValueError, match=r"--from .*shallow: .* not those of the demo policy's"):
+        Start.read(bundle)
 
 
 def test_a_checkpoint_of_another_plan_is_refused(

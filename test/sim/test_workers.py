@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -55,8 +56,13 @@ class Terminal:
 
     def workers(self) -> list[int]:
         """Process ids of the spawned children."""
-        mine = psutil.Process(self._process.pid)
-        return [child.pid for child in mine.children() if 'spawn_main' in str(child.cmdline())]
+        found = []
+        for child in psutil.Process(self._process.pid).children():
+            # Not every child is a worker: git, asked for the code's version, ends while it is read.
+            with suppress(psutil.NoSuchProcess):
+                if 'spawn_main' in str(child.cmdline()):
+                    found.append(child.pid)
+        return found
 
     def wait_for_workers(self, count: int) -> list[int]:
         end_s = time.monotonic() + _PATIENCE_S

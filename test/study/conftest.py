@@ -9,7 +9,7 @@ import torch
 
 from vla_runtime.models import policy_network
 from vla_runtime.sim.demo_bundle import write_demo_bundle
-from vla_runtime.sim.training import demo_dims
+from vla_runtime.sim.demo_network import demo_dims
 from vla_runtime.sim.vocabulary import train_vocabulary
 from vla_runtime.sim.world import JOINT_NAMES, Tabletop
 from vla_runtime.study.drivers import ExpertDriver

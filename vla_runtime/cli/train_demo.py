@@ -2,24 +2,42 @@
 
 Three steps, each of which goes on where it was cut off when the same command is given again: the
 expert's data, the training, the bundle with its closed-loop check. About an hour on two CPU cores.
+With --from, training goes on from a bundle that this command made, on new data: give another --seed
+than that one's.
 
 examples:
   vla_runtime train-demo --out engines/demo
+  vla_runtime train-demo --out engines/more --from engines/demo --seed 1
   vla_runtime train-demo --out engines/mine --seed 1 --device cuda --work demo_runs/mine
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
+import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vla_runtime.cli._files import make_folder
 from vla_runtime.cli._numbers import at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.engines.preflight import MOST_THREADS
+
+if TYPE_CHECKING:
+    from vla_runtime.processing.tokenizer import Tokenizer
+    from vla_runtime.sim.demo_network import Start
+    from vla_runtime.sim.training import Training, TrainingPlan
+    from vla_runtime.sim.work_log import WorkLog
+
+# Steps of each stage from nothing, and from a bundle, whose network sees and grounds already.
+STAGE_STEPS = (('see', 500, 0), ('ground', 1200, 200), ('act', 4000, 2000))
+# From a bundle: enough to learn, too little to forget.
+ONWARD_LEARNING_RATE = 5e-4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path('demo_runs/train_demo'),
         metavar='DIR',
         help='data, checkpoint and loss plot (default: %(default)s)',
+    )
+    parser.add_argument(
+        '--from',
+        type=Path,
+        dest='start',
+        metavar='BUNDLE',
+        help='train on from its weights, with its vocabulary and statistics, on new data',
     )
     parser.add_argument('--seed', type=at_least(0), default=0, help='of data and training')
     parser.add_argument(
@@ -49,12 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of PyTorch (default: PyTorch's own)",
     )
     parser.add_argument('--device', default='cpu', help='cpu or cuda (default: %(default)s)')
-    for stage, steps in (('see', 500), ('ground', 1200), ('act', 4000)):
+    for stage, from_nothing, onward in STAGE_STEPS:
         parser.add_argument(
             f'--{stage}-steps',
-            type=at_least(1),
-            default=steps,
-            help='of this stage (default: %(default)s)',
+            type=at_least(1 if stage == 'act' else 0),
+            help=f'of this stage (default: {from_nothing}; with --from {onward})',
         )
     parser.add_argument(
         '--check-episodes',
@@ -93,10 +117,13 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
     require_packages('torch', 'mujoco', 'matplotlib')
     check_backend('torch', arguments.device)
 
-    make_folder(arguments.work, '--work')
-
+    from vla_runtime.sim.code_version import code_version
     from vla_runtime.sim.dataset import DatasetPlan, claim, generate
+    from vla_runtime.sim.demo_network import Start
+    from vla_runtime.sim.work_log import WorkLog
 
+    start = None if arguments.start is None else Start.read(arguments.start)
+    make_folder(arguments.work, '--work')
     data = DatasetPlan(seed=arguments.seed, episodes=arguments.episodes)
     claim(arguments.work / 'data', data)
 
@@ -107,60 +134,91 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     torch_device(arguments.device)
-    generate(arguments.work / 'data', data, arguments.processes)
-    return _train(arguments)
+    command = shlex.join(['vla_runtime', *sys.argv[1:]])
+    log = WorkLog(arguments.work / 'runs.json', command, code_version())
+    with log.timed('data'):
+        generate(arguments.work / 'data', data, arguments.processes)
+    return _train(arguments, start, log)
 
 
-def _train(arguments: argparse.Namespace) -> dict[str, str]:
-    import json
-    from dataclasses import asdict
-
+def _train(arguments: argparse.Namespace, start: Start | None, log: WorkLog) -> dict[str, str]:
     from vla_runtime.sim.dataset import load
     from vla_runtime.sim.demo_bundle import TOKENIZER_FILE, write_demo_bundle
     from vla_runtime.sim.loss_plot import plot_losses
     from vla_runtime.sim.samples import Samples
-    from vla_runtime.sim.training import Training, TrainingPlan
-    from vla_runtime.sim.vocabulary import number_tokens, train_vocabulary
-    from vla_runtime.sim.world import JOINT_NAMES
+    from vla_runtime.sim.training import Training
+    from vla_runtime.sim.vocabulary import number_tokens
 
-    plan = TrainingPlan(
-        seed=arguments.seed,
-        see_steps=arguments.see_steps,
-        ground_steps=arguments.ground_steps,
-        act_steps=arguments.act_steps,
-    )
     work = arguments.work
     vocabulary = work / TOKENIZER_FILE
-    tokenizer = train_vocabulary(vocabulary, len(JOINT_NAMES))
-    dataset = load(work / 'data')
-    samples = Samples(dataset, tokenizer)
+    tokenizer = _tokenizer(vocabulary, start)
+    samples = Samples(load(work / 'data'), tokenizer, start.statistics if start else None)
     training = Training(
-        plan,
+        _plan(arguments, start),
         samples,
         number_tokens(vocabulary),
         tokenizer.vocabulary_size,
         work,
         arguments.device,
+        start,
     )
-    training.run()
+    with log.timed('training'):
+        training.run()
     plot_losses(training.history, work / 'loss.png')
-    made: dict[str, Any] = {
-        'data': {
-            **json.loads((work / 'data' / 'dataset.json').read_text()),
-            'frames': len(dataset.state),
-            'expert_success': float(dataset.success.mean()),
-            'advantage_positive': float(dataset.positive.mean()),
-        },
-        'training': asdict(plan),
-        'last_check': training.history[-1],
-    }
     return write_demo_bundle(
         arguments.out,
         training.average,
         training.average.dims,
         samples.statistics,
         vocabulary,
-        made,
+        _made(training, start, log, work),
         arguments.check_episodes,
         arguments.force,
     )
+
+
+def _tokenizer(vocabulary: Path, start: Start | None) -> Tokenizer:
+    """Put the vocabulary into the work folder: the start's own, or a new one."""
+    from vla_runtime.processing.tokenizer import Tokenizer
+    from vla_runtime.sim.vocabulary import train_vocabulary
+    from vla_runtime.sim.world import JOINT_NAMES
+
+    if start is None:
+        return train_vocabulary(vocabulary, len(JOINT_NAMES))
+    shutil.copyfile(start.tokenizer, vocabulary)
+    return Tokenizer.load(vocabulary)
+
+
+def _plan(arguments: argparse.Namespace, start: Start | None) -> TrainingPlan:
+    from vla_runtime.sim.training import TrainingPlan
+
+    steps = {}
+    for stage, from_nothing, onward in STAGE_STEPS:
+        chosen = getattr(arguments, f'{stage}_steps')
+        if chosen is None:
+            chosen = from_nothing if start is None else onward
+        steps[f'{stage}_steps'] = chosen
+    if start is None:
+        return TrainingPlan(seed=arguments.seed, **steps)
+    return TrainingPlan(
+        seed=arguments.seed, learning_rate=ONWARD_LEARNING_RATE, start=start.sha256, **steps
+    )
+
+
+def _made(training: Training, start: Start | None, log: WorkLog, work: Path) -> dict[str, Any]:
+    """How the policy was made, for the receipt."""
+    data = training.samples.data
+    made = {
+        'runs': log.runs,
+        'data': {
+            **json.loads((work / 'data' / 'dataset.json').read_text()),
+            'frames': len(data.state),
+            'expert_success': float(data.success.mean()),
+            'advantage_positive': float(data.positive.mean()),
+        },
+        'training': asdict(training.plan),
+        'last_check': training.history[-1],
+    }
+    if start is not None:
+        made['start'] = start.made
+    return made

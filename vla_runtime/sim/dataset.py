@@ -46,7 +46,7 @@ GOALS = (
     *(Goal(block, side) for side in SIDES for block in range(len(COLOURS))),
 )
 
-_FORMAT = 2
+_FORMAT = 3
 _VARIANT_SHARE = {
     'still': 0.45,
     'moving': 0.25,
@@ -54,7 +54,7 @@ _VARIANT_SHARE = {
     'lighting': 0.1,
     'camera_jitter': 0.1,
 }
-_PUSH_SHARE = 0.35
+_PUSH_SHARE = 0.5
 # Factor on the belt's speed: from as fast as the variant's to twice as fast.
 _BELT_FACTOR = (1.0, 2.0)
 _WIDE_START_SHARE = 0.5

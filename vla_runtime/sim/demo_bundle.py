@@ -112,8 +112,9 @@ def write_demo_bundle(
         (folder / TOKENIZER_FILE).write_bytes(tokenizer.read_bytes())
         sealed = seal(folder, spec)
         closed_loop = _evaluate(folder, episodes)
+        origin = 'on from an earlier one' if 'start' in made else 'from nothing'
         verification = {
-            'what': 'the demo policy, trained from nothing on the simulated tabletop',
+            'what': f'the demo policy, trained {origin} on the simulated tabletop',
             'made': dict(made),
             'versions': versions,
             'machine': f'{platform.machine()}, {torch.get_num_threads()} thread(s)',

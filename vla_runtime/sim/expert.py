@@ -27,13 +27,27 @@ _UNROLL_WEIGHT_M = 0.05
 _LONGEST_JOINT_STEP_RAD = 0.1
 _GRIPPER_STEP_RAD = 0.06
 
+_FUNNEL_M = 0.024  # sideways, from hovering to all the way down
+_FUNNEL_FOOT_M = 0.006
+
 _TOUCH_GAP_M = 0.002
 _PUSH_HEIGHT_M = 0.016
-_STANDOFF_M = 0.06  # from the block's centre to where a push begins
-_PUSH_REGION_M = 0.09  # behind the block's centre, where a low tip pushes instead of approaching
-_PUSH_ASIDE_M = 0.02
+_LOW_M = 0.04  # a tip below this pushes instead of approaching,
+_BESIDE_LOW_M = 0.028  # this near to the block below this
+_DOWN_M = 0.02  # and goes forward from about here on
+# Behind the block's centre: where the tip may go down to push it.
+_CORRIDOR_M = (0.03, 0.13)
+_CORRIDOR_MARGIN_M = 0.03
+_CORRIDOR_LEAST_M = 0.015
+_CORRIDOR_ASIDE_M = 0.010
+_BESIDE_OTHERS_M = 0.035  # between the tip and the centre of a block that is not meant
+_PUSH_ASIDE_M = 0.035
+_PUSH_SPEED_M_S = 0.12
+_IN_LINE_M = 0.003  # beside the block's middle: up to here full speed forward,
+_SLIP_ASIDE_M = 0.008  # from here on back, until this far behind:
+_CLEAR_OF_BLOCK_M = 0.05
 _CONTACT_M = 0.025  # from the block's centre to a tip that pushes it
-_PUSH_BEYOND_M = 0.012
+_PUSH_BEYOND_M = 0.02
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,8 @@ class Style:
     Attributes:
         speed_m_s: of the tip.
         hover_m: height over the target at which it is approached.
-        aim_m: (2,) constant error of where it believes the target to be.
+        aim_m: (2,) constant error of where it believes the target of a touch to be; a push, which
+            forgives less, is always aimed well.
     """
 
     speed_m_s: float = 0.15
@@ -97,20 +112,22 @@ class Expert:
         """
         joints = np.clip(joint_rad, self._lower, self._upper)
         block = np.array(block_m[goal.block], dtype=np.float64)
+        others = np.delete(block_m, goal.block, axis=0)
         aimed = block.copy()
-        aimed[:2] += style.aim_m
+        if goal.side is None:
+            aimed[:2] += style.aim_m
         chunk = np.empty((steps, len(JOINT_NAMES)))
-        tip = self._forward(joints)
+        tip = self.tip(joints)
         for i in range(steps):
             if goal.side is None:
                 way = _way_to_touch(tip, aimed, style)
             else:
-                way = _way_to_push(tip, aimed, SIDE_SIGN[goal.side], style)
+                way = _way_to_push(tip, aimed, others, SIDE_SIGN[goal.side], style)
             joints[:_ARM] += self._joint_step(joints, way)
             joints[_ARM] = max(joints[_ARM] - _GRIPPER_STEP_RAD, 0.0)
             np.clip(joints, self._lower, self._upper, out=joints)
             chunk[i] = joints
-            tip = self._forward(joints)
+            tip = self.tip(joints)
             if goal.side is not None:
                 _carry_pushed(aimed, tip, SIDE_SIGN[goal.side])
         return chunk
@@ -119,13 +136,13 @@ class Expert:
         """Joints (6,) that bring the upright tip to a point, as near as the arm gets."""
         joints = np.array(start_rad, dtype=np.float64)
         for _ in range(iterations):
-            joints[:_ARM] += self._joint_step(joints, tip_m - self._forward(joints))
+            joints[:_ARM] += self._joint_step(joints, tip_m - self.tip(joints))
             np.clip(joints, self._lower, self._upper, out=joints)
         return joints
 
-    def _forward(self, joints: np.ndarray) -> np.ndarray:
-        """Move the model there; the tip's position."""
-        self._data.qpos[self._qpos] = joints
+    def tip(self, joint_rad: np.ndarray) -> np.ndarray:
+        """Where the tip is with these joints (6,): (3,) in metres."""
+        self._data.qpos[self._qpos] = joint_rad
         mujoco.mj_kinematics(self._model, self._data)
         return self._data.site_xpos[self._tip].copy()
 
@@ -155,37 +172,71 @@ class Expert:
 
 def _way_to_touch(tip: np.ndarray, block: np.ndarray, style: Style) -> np.ndarray:
     height = block[2] + BLOCK_HALF_SIZE_M + _TOUCH_GAP_M
-    return _approach(tip, block[0], block[1], height, style)
+    away = float(np.hypot(block[0] - tip[0], block[1] - tip[1])) - _FUNNEL_FOOT_M
+    return _approach(tip, np.array([block[0], block[1], height]), away, style)
 
 
-def _way_to_push(tip: np.ndarray, block: np.ndarray, sign: float, style: Style) -> np.ndarray:
-    """Over to behind the block, down, and through it until it is beyond the stripe."""
+def _way_to_push(
+    tip: np.ndarray, block: np.ndarray, others: np.ndarray, sign: float, style: Style
+) -> np.ndarray:
+    """Down anywhere in the corridor behind the block, and through it until beyond the stripe."""
     if sign * block[1] >= EDGE_M + _PUSH_BEYOND_M:
         rest = np.array([tip[0], tip[1], block[2] + BLOCK_HALF_SIZE_M + style.hover_m])
-        return _limited(rest - tip, style)
+        return _limited(rest - tip, style.speed_m_s)
     behind = sign * (block[1] - tip[1])
     aside = abs(block[0] - tip[0])
-    low = tip[2] < _PUSH_HEIGHT_M + 0.02
-    if low and 0.01 < behind < _PUSH_REGION_M and aside < _PUSH_ASIDE_M:
-        through = np.array([block[0], tip[1] + sign * 0.05, _PUSH_HEIGHT_M])
-        return _limited(through - tip, style)
-    return _approach(tip, block[0], block[1] - sign * _STANDOFF_M, _PUSH_HEIGHT_M, style)
+    # Over the block itself a tip at its top is not behind it: it goes back up, and down again.
+    low = _LOW_M if behind > _CORRIDOR_M[0] else _BESIDE_LOW_M
+    if tip[2] < low and 0.0 < behind < _CORRIDOR_M[1] + 0.02 and aside < _PUSH_ASIDE_M:
+        return _way_along(tip, block, sign, style)
+    near, far = _CORRIDOR_M
+    for other in others:
+        gap = sign * (block[1] - other[1])
+        if gap > 0.0 and abs(other[0] - block[0]) < _BESIDE_OTHERS_M:
+            far = min(far, gap - _BESIDE_OTHERS_M)
+    far = max(far, near + _CORRIDOR_LEAST_M)
+    # Heads for well inside of it, and goes down as soon as the tip is over it.
+    margin = min(_CORRIDOR_MARGIN_M, (far - near) / 2)
+    enter = min(max(behind, near + margin), far - margin)
+    entry = np.array([block[0], block[1] - sign * enter, _PUSH_HEIGHT_M])
+    before = max(near - behind, behind - far, 0.0)
+    away = float(np.hypot(max(aside - _CORRIDOR_ASIDE_M, 0.0), before))
+    return _approach(tip, entry, away, style)
 
 
-def _approach(tip: np.ndarray, x: float, y: float, height: float, style: Style) -> np.ndarray:
-    """One step's way of the tip: up, over and down a funnel to (x, y, height)."""
-    away = float(np.hypot(x - tip[0], y - tip[1]))
+def _way_along(tip: np.ndarray, block: np.ndarray, sign: float, style: Style) -> np.ndarray:
+    """Low behind the block: forward while in line with it, back from it while beside its middle.
+
+    Pushed off its middle a block turns and slips aside, the more the longer.
+    """
+    behind = sign * (block[1] - tip[1])
+    aside = abs(block[0] - tip[0])
+    forward = min(max((_SLIP_ASIDE_M - aside) / (_SLIP_ASIDE_M - _IN_LINE_M), -1.0), 1.0)
+    if forward > 0.0:
+        forward *= min(max((_DOWN_M + 0.01 - tip[2]) / 0.01, 0.0), 1.0)
+    else:
+        forward *= min(max((_CLEAR_OF_BLOCK_M - behind) / 0.01, 0.0), 1.0)
+    way = np.array([block[0] - tip[0], sign * 0.03 * forward, _PUSH_HEIGHT_M - tip[2]])
+    return _limited(way, min(style.speed_m_s, _PUSH_SPEED_M_S))
+
+
+def _approach(tip: np.ndarray, target: np.ndarray, away: float, style: Style) -> np.ndarray:
+    """One step's way of the tip: up, over and down a funnel to the target.
+
+    Args:
+        away: metres from where the tip may go all the way down.
+    """
     clear = BLOCK_HALF_SIZE_M * 2 + style.hover_m
-    z = height + (clear - height) * min(max((away - 0.006) / 0.024, 0.0), 1.0)
-    way = np.array([x - tip[0], y - tip[1], z - tip[2]])
+    z = target[2] + (clear - target[2]) * min(max(away / _FUNNEL_M, 0.0), 1.0)
+    way = np.array([target[0] - tip[0], target[1] - tip[1], z - tip[2]])
     # Rise before going sideways, so as not to sweep what stands in between.
     low = (way[2] - 0.02) / 0.03
     way[:2] *= min(max(1.0 - low, 0.05), 1.0)
-    return _limited(way, style)
+    return _limited(way, style.speed_m_s)
 
 
-def _limited(way: np.ndarray, style: Style) -> np.ndarray:
-    longest = style.speed_m_s * STEP_TIME_S
+def _limited(way: np.ndarray, speed_m_s: float) -> np.ndarray:
+    longest = speed_m_s * STEP_TIME_S
     return way * min(1.0, longest / max(float(np.linalg.norm(way)), 1e-9))
 
 

@@ -28,7 +28,7 @@ IMAGE_SIZE = 64
 DELTA = np.array([True, True, True, True, True, False])
 ADVANTAGE_DROP = 0.3
 
-_FAMILY_SHARE: dict[Family, float] = {'colour': 0.4, 'position': 0.32, 'push': 0.28}
+_FAMILY_SHARE: dict[Family, float] = {'colour': 0.33, 'position': 0.27, 'push': 0.4}
 # The gripper rests closed in almost every frame: its quantiles would be a point and blow up the few
 # frames where it is open. It is scaled by its range instead.
 _GRIPPER_RANGE_RAD = (0.0, 0.8)

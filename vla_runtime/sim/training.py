@@ -15,13 +15,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from vla_runtime.dimensions import GemmaDims, PolicyDims, VisionDims
+from vla_runtime.dimensions import PolicyDims
 from vla_runtime.models import policy_network
 from vla_runtime.models.pi05 import Pi05
-from vla_runtime.sim.expert import HORIZON
+from vla_runtime.sim.demo_network import Start, demo_dims
 from vla_runtime.sim.initialisation import initialise
 from vla_runtime.sim.objectives import (
     GROUND_WEIGHT,
@@ -31,9 +32,8 @@ from vla_runtime.sim.objectives import (
     SeeObjective,
     encode_prefix,
 )
-from vla_runtime.sim.samples import IMAGE_SIZE, Batch, Samples, absolute, frame_batches
-from vla_runtime.sim.scene import CAMERAS, COLOURS
-from vla_runtime.sim.vocabulary import PROMPT_LENGTH
+from vla_runtime.sim.samples import Batch, Samples, absolute, frame_batches
+from vla_runtime.sim.scene import COLOURS
 from vla_runtime.sim.world import JOINT_NAMES
 from vla_runtime.whole_files import whole_file
 
@@ -58,6 +58,8 @@ class TrainingPlan:
         draws: (noise, time) pairs that share one prefix in the third stage.
         learning_rate: peak; 100 steps up, then a cosine to a hundredth.
         average: memory of the exponential moving average that is shipped.
+        start: SHA-256 of the weights that training goes on from; empty for none. With them the
+            second stage teaches only the heads, which no bundle holds.
     """
 
     seed: int = 0
@@ -68,26 +70,10 @@ class TrainingPlan:
     draws: int = 4
     learning_rate: float = 1e-3
     average: float = 0.999
+    start: str = ''
 
     def steps(self, stage: str) -> int:
         return int(getattr(self, f'{stage}_steps'))
-
-
-def demo_dims(vocabulary: int) -> PolicyDims:
-    """A pi0.5 of about 1.5 million parameters."""
-    stack = GemmaDims(width=96, depth=4, mlp_dim=256, num_heads=4, num_kv_heads=1, head_dim=24)
-    return PolicyDims(
-        vision=VisionDims(
-            width=96, depth=3, num_heads=4, mlp_dim=256, patch_size=16, image_size=IMAGE_SIZE
-        ),
-        language=stack,
-        expert=stack,
-        vocabulary=vocabulary,
-        cameras=len(CAMERAS),
-        prompt_length=PROMPT_LENGTH,
-        horizon=HORIZON,
-        action_dim=len(JOINT_NAMES),
-    )
 
 
 class Learner(nn.Module):
@@ -111,6 +97,7 @@ class Training:
         vocabulary: size of the text table.
         folder: where `checkpoint.pt` lies.
         device: `cpu` or `cuda`.
+        start: where the weights come from, None to begin from nothing; `plan.start` names it.
 
     Raises:
         ValueError: the checkpoint there belongs to another plan.
@@ -124,12 +111,17 @@ class Training:
         vocabulary: int,
         folder: Path,
         device: str = 'cpu',
+        start: Start | None = None,
     ) -> None:
         self.plan, self.samples, self.device = plan, samples, torch.device(device)
         self._path = folder / 'checkpoint.pt'
         torch.manual_seed(plan.seed)
         self.learner = Learner(demo_dims(vocabulary), plan.draws, samples.step_weight())
-        initialise(self.learner.network, number_tokens, torch.Generator().manual_seed(plan.seed))
+        if start is None:
+            generator = torch.Generator().manual_seed(plan.seed)
+            initialise(self.learner.network, number_tokens, generator)
+        else:
+            self.learner.network.load_state_dict(load_file(start.weights))
         self.learner.to(self.device)
         self.average = copy.deepcopy(self.learner.network)
         self.history: list[dict[str, Any]] = []
@@ -202,7 +194,8 @@ class Training:
                 learner.network, self._tensor(samples.pixels(frames)), self._tensor(pixel)
             )
         batch = samples.batch(frames, rng)
-        prefix = self._prefix(learner.network, batch)
+        with torch.set_grad_enabled(stage == 'act' or not self.plan.start):
+            prefix = self._prefix(learner.network, batch)
         actions = self._tensor(batch.actions)
         ground, metrics = learner.ground(
             prefix.images,
