@@ -81,6 +81,8 @@ class AnythingGoes(RuleBasedStateMachine):
         self.setpoints = np.zeros(3)
         self.velocity = np.zeros(3)
         self.last_dt_s = 0.0
+        # Columns that were out of reach since the hold began: it gives way until it is near them.
+        self.pushed = np.zeros(3, dtype=bool)
         self.kind = CommandKind.IDLE
         self.number = 0
         self.seen: list[Observed] = []
@@ -169,14 +171,16 @@ class AnythingGoes(RuleBasedStateMachine):
             assert gentle or freezes, (command, change / span_s)
         assert (np.abs(velocity) <= LIMITS.velocity * (1 + 1e-9)).all()
         if kind is CommandKind.HOLD and self.kind is not CommandKind.IDLE:
-            gives_way = np.abs(self.setpoints - self.known) > WATCHDOG.max_tracking_error - 1e-9
-            at_rest = ~gives_way & (self.velocity == 0.0)
+            self.pushed |= np.abs(self.setpoints - self.known) > WATCHDOG.max_tracking_error - 1e-9
+            at_rest = ~self.pushed & (self.velocity == 0.0)
             assert (setpoints == self.setpoints)[POSITIONS & at_rest].all(), (
                 command,
                 self.setpoints,
                 self.known,
                 self.velocity,
             )
+        else:
+            self.pushed[:] = False
         self.velocity, self.last_dt_s = velocity, dt_s
 
     def check_inside(self, setpoints: np.ndarray, kind: CommandKind) -> None:
