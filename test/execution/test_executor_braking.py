@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from execution_rig import Rig, chunk_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.columns import Column, Columns
@@ -290,3 +293,143 @@ def test_when_a_gripper_is_jammed_expect_a_stop_within_its_range() -> None:
 def test_when_an_action_on_stop_is_unknown_expect_error_naming_it() -> None:
     with pytest.raises(ValueError, match='on_stop: state_stale'):
         StopActions(state_stale='crawl')  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- what a reviewer broke once
+
+
+def test_when_dry_run_is_set_in_motion_expect_no_start_before_it_is_in_force() -> None:
+    rig = moving(rig_of())
+    rig.executor.set_dry_run(True)
+    rig.tick(2)
+    refused = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert not refused.started and 'dry_run' in refused.text
+    rig.run_until(lambda command: command.dry_run, 60)
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    rig.tick(3)
+    assert rig.command.dry_run
+
+
+@given(st.floats(-0.15, 0.15), st.integers(1, 30), st.floats(0.2, 3.0), st.integers(0, 9))
+def test_when_stopped_behind_its_plan_expect_it_only_to_slow_down(
+    jump: float, ticks: int, slope: float, noise: int
+) -> None:
+    rig = rig_of()
+    wobble = 0.02 * np.sin(noise * np.arange(40))
+    rows = (jump + slope * STEP_S * np.arange(40) + wobble)[:, None] * np.array([1.0, 0.5])
+    rows = np.clip(rows, -5.9, 5.9)
+    if not rig.submit(chunk_of(rows, rig.names, rig.kinds, STEP_S)).accepted:
+        return
+    rig.tick(ticks)
+    before, at = np.abs(speeds(rig)[-1]), rig.command.setpoints.copy()
+    rig.executor.stop()
+    begins = len(rig.ticks)
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 80)
+    after = np.abs(speeds(rig)[begins - 1 :])
+    assert (np.diff(np.vstack([before, after]), axis=0) <= 1e-9).all()
+    way = np.abs(rig.command.setpoints - at)
+    assert (way <= before**2 / (2 * ACCELERATION) + before * PERIOD_S + 1e-9)[0]
+    assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
+
+
+def test_when_a_chunk_is_too_far_after_a_reset_in_motion_expect_no_step_of_the_velocity() -> None:
+    rig = moving(rig_of())
+    rig.executor.reset(1)
+    rig.tick()
+    result = rig.submit(chunk_of([[-0.5, 0.0]] * 40, step_time_s=STEP_S))
+    assert not result.accepted and 'approaching it first' in result.text
+    rig.tick(20)
+    assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
+
+
+def test_when_pushed_while_it_waits_expect_the_hold_to_go_with_it_without_a_rattle() -> None:
+    rig = rig_of()
+    assert rig.reason == 'waiting_for_chunk'
+    at = len(rig.ticks)
+    push(rig, 0.45, 0.1)
+    rig.run_until(lambda command: abs(command.setpoints[0] - rig.measured[0]) < 0.05, 60)
+    speed = speeds(rig)[at:, 0]
+    turns = np.count_nonzero(np.diff(np.sign(np.diff(speed))) != 0)
+    assert turns <= 2
+    assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
+
+
+@pytest.mark.parametrize('wait_ticks', [1, 3, 8])
+def test_when_started_while_a_hold_gives_way_expect_no_step_of_the_velocity(
+    wait_ticks: int,
+) -> None:
+    rig = moving(rig_of())
+    rig.executor.stop()
+    rig.tick(30)
+    rig.robot_follows = False
+    rig.measured[0] += 0.45
+    rig.tick(wait_ticks)
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    rig.tick(40)
+    assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(('lag', 'every'), [(0.1, 1), (0.12, 2), (0.1, 4), (0.02, 10)])
+def test_when_a_healthy_arm_lags_expect_its_reach_to_slow_the_command_in_time(
+    lag: float, every: int
+) -> None:
+    rig = rig_of()
+    rig.robot_follows = False
+    rows = 2.0 * (1 - np.cos(np.pi * np.minimum(np.arange(1, 41) / 36, 1.0)))
+    assert rig.submit(chunk_of(rows[:, None] * np.array([1.0, 0.5]), step_time_s=STEP_S)).accepted
+    arm = rig.measured.copy()
+    for tick in range(140):
+        arm += (rig.command.setpoints - arm) * PERIOD_S / lag
+        if tick % every == 0:
+            rig.measured[:] = arm
+        rig.tick(measure=tick % every == 0)
+    assert 'tracking_error' not in {tick.command.reason.value for tick in rig.ticks}
+    assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
+
+
+def sim_rig() -> Rig:
+    rig = Rig(
+        ExecutorParameters(replan_interval=30, handover=HandoverParameters('switch')),
+        limits=make_limits(NAMES, dict.fromkeys(NAMES, LIMIT)),
+        watchdog=WatchdogParameters(motion_clock='ros', clock_timeout_s=0.1, tick_timeout_s=5.0),
+    )
+    return moving(rig.started())
+
+
+def pause(rig: Rig) -> None:
+    """The simulated clock stands still for half a second; ticks go on."""
+    for _ in range(50):
+        rig.now_s += 0.01
+        rig.tick_now()
+
+
+def moves_by_ros_time(rig: Rig) -> np.ndarray:
+    """(n,) acceleration of joint a by the ROS clock, ticks of the pause left out."""
+    ticks = [rig.ticks[0]] + [b for a, b in itertools.pairwise(rig.ticks) if b.ros_ns > a.ros_ns]
+    values = np.array([tick.command.setpoints[0] for tick in ticks])
+    times = np.array([tick.ros_ns for tick in ticks]) * 1e-9
+    spans = np.round(np.diff(times), 6)
+    return np.diff(np.diff(values) / spans) / spans[1:]
+
+
+@pytest.mark.parametrize('cause', [None, stop])
+def test_when_a_simulated_clock_pauses_expect_the_motion_to_go_on_where_it_was(
+    cause: Callable[[Rig], None] | None,
+) -> None:
+    rig = sim_rig()
+    if cause is not None:
+        cause(rig)
+        rig.tick()
+    pause(rig)
+    rig.tick(40)
+    assert rig.executor.counters.internal_errors == 0
+    assert np.abs(moves_by_ros_time(rig)).max() <= ACCELERATION * (1 + 1e-3)
+
+
+def test_when_started_while_braking_by_a_simulated_clock_expect_no_step_of_the_velocity() -> None:
+    rig = sim_rig()
+    rig.executor.stop()
+    rig.tick(2)
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    rig.tick(20)
+    assert np.abs(moves_by_ros_time(rig)).max() <= ACCELERATION * (1 + 1e-3)
