@@ -275,8 +275,9 @@ def test_parameter_tables_of_the_readme_are_those_of_the_code(
 @pytest.mark.parametrize('page', ['README.md', 'engines/README.md'])
 def test_commands_of_the_pages_run_as_they_are_written(page: str) -> None:
     text = (ROOT / page).read_text()
-    blocks = re.findall(r'^```(?:bash)?\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
+    blocks = re.findall(r'^```(\w*)\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
+    shell = [block for language, block in blocks if language in ('', 'bash')]
+    lines = [line for block in shell for line in block.splitlines()]
     assert [line for line in lines if re.match(r'vla_runtime |python |.*…', line)] == []
     commands = [line.split('#')[0].split() for line in lines if line.startswith('./run ')]
     for _, command, *words in commands:
