@@ -17,6 +17,7 @@ from launch.actions import (
 )
 from launch.event_handlers import OnProcessExit
 from launch.events.process import ProcessExited
+from launch.logging import get_logger
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
@@ -86,7 +87,10 @@ def start(context: LaunchContext) -> list[Action]:
     own = []
     if said['params_file']:
         own = [str(Path(said['params_file']).expanduser().resolve())]
-        check_parameter_file(Path(own[0]), said['namespace'])
+        for section in check_parameter_file(Path(own[0]), said['namespace']):
+            get_logger('launch').warning(
+                f"{own[0]}: section '{section}' matches none of vla_runtime's nodes and is let be"
+            )
     common = {
         'bundle': str(Path(said['bundle']).expanduser().resolve()),
         'robot': str(find_robot(said['robot'], SHARE / 'config' / 'robots').resolve()),

@@ -326,3 +326,9 @@ def specs(draw: Callable) -> BundleSpec:
 @given(specs())
 def test_any_valid_spec_survives_the_way_through_yaml(spec):
     assert parse_spec(dump_spec(spec)) == spec
+
+
+def test_a_format_that_is_a_long_text_is_quoted_short():
+    with pytest.raises(FieldError, match=r'5000 characters\) where') as error:
+        parse_spec(f'format: {"x" * 5000}\n')
+    assert len(str(error.value)) < 300

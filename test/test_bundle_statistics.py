@@ -37,8 +37,9 @@ def test_usual_statistics_are_accepted_without_a_word():
 @pytest.mark.parametrize(
     ('changes', 'words'),
     [
-        ({'actions_std': [1, 1e30, 1]}, r"policy's -1 is -1e\+30 rad for 'elbow', beyond the 1000"),
-        ({'actions_std': [1, 1, 1001]}, "-1001 rad for 'gripper', beyond the 1000 that any robot"),
+        ({'actions_std': [1, 1e30, 1]}, r"policy's -1 is -1e\+30 rad for 'elbow', beyond the 100 "),
+        ({'actions_std': [1, 1, 101]}, "-101 rad for 'gripper', beyond the 100 that any robot"),
+        ({'actions_std': [1, 1, 999]}, "-999 rad for 'gripper', beyond the 100 that any robot"),
         ({'actions_mean': [-1e4, 0, 0]}, "-10001 rad for 'shoulder'"),
         ({'actions_mean': [0, 2e30, 0]}, r"number for 'elbow' is 2e\+30; at most 1e\+30"),
         ({'state_q99': [1, 2e38, 1]}, r"number for 'elbow' is 2e\+38"),
@@ -55,9 +56,9 @@ def test_what_is_too_far_depends_on_the_unit():
     state = tuple(replace(one, unit=unit) for one, unit in zip(spec.state, units, strict=True))
     actions = tuple(replace(one, unit=unit) for one, unit in zip(spec.actions, units, strict=True))
     spec = replace(spec, state=state, actions=actions)
-    check_statistics(spec, statistics(actions_std=[9e4, 9e5, 4096]))
-    with pytest.raises(FieldError, match=r"-2e\+06 mm for 'elbow'"):
-        check_statistics(spec, statistics(actions_std=[9e4, 2e6, 4096]))
+    check_statistics(spec, statistics(actions_std=[5900, 19_000, 4096]))
+    with pytest.raises(FieldError, match=r"-21000 mm for 'elbow'"):
+        check_statistics(spec, statistics(actions_std=[5900, 21_000, 4096]))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,8 @@ def test_what_is_too_far_depends_on_the_unit():
         ({'actions_std': [1, 0, 1]}, "actions 'elbow' have no range"),
         ({'actions_std': [0, 1, 1e-8]}, "actions 'shoulder', 'gripper' have no range"),
         ({'state_q01': [-1.5, 1.5, -1.5]}, "states 'elbow' have no range"),
+        ({'actions_std': [1, 1, 51]}, "actions 'gripper' reach further than nearly any robot"),
+        ({'state_q99': [1.5, 51, 1.5]}, "states 'elbow' reach further than nearly any robot"),
         ({'state_q99': [1.5, 1.5, 1e30]}, "states 'gripper' have a range beyond any robot"),
     ],
 )

@@ -120,7 +120,7 @@ def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
         BundleError: the first thing that is wrong, with file and field.
     """
     folder = Path(folder)
-    if folder.name == SPEC_FILE and folder.is_file():
+    if folder.name == SPEC_FILE and os.path.lexists(folder) and not folder.is_dir():
         folder = folder.parent
     spec = _read_spec(folder)
     spec_path = folder / SPEC_FILE
@@ -330,8 +330,9 @@ def _read_spec(folder: Path) -> BundleSpec:
             f'{folder}: no such folder; expected a policy bundle{download_hint(folder)}'
         ) from None
     except NotADirectoryError:
+        file = next((path for path in (folder, *folder.parents) if path.exists()), folder)
         raise BundleError(
-            f'{folder}: is a file; expected a policy bundle, the folder that holds {SPEC_FILE}'
+            f'{file}: is a file; expected a policy bundle, the folder that holds {SPEC_FILE}'
         ) from None
     except UnreadableFileError as error:
         raise BundleError(f'{path}: {error}') from None

@@ -25,6 +25,7 @@ from vla_runtime.bundle_schema import (
     BundleSpec,
     PoseSpec,
 )
+from vla_runtime.quotes import quoted
 from vla_runtime.typed_yaml import FieldError, did_you_mean
 from vla_runtime.types import Family, PromptTemplate
 
@@ -78,7 +79,9 @@ def parse_spec(text: str) -> BundleSpec:
         raise FieldError('', 'is not a mapping; expected the keys of a policy bundle')
     found = document.pop('format', None)
     if found != FORMAT or isinstance(found, bool):
-        raise FieldError('format', f'{found!r} where {FORMAT} is expected (a newer vla_runtime?)')
+        raise FieldError(
+            'format', f'{quoted(found)} where {FORMAT} is expected (a newer vla_runtime?)'
+        )
     spec = typed_yaml.parse(BundleSpec, document)
     check_spec(spec)
     return spec

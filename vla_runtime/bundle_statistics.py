@@ -16,20 +16,25 @@ from vla_runtime.types import NormaliserKind
 _LARGEST = 1e30
 # A dimension that spreads less, in any unit, was constant in training but for rounding.
 _CONSTANT = 1e-6
-# The furthest that a robot goes, many times over. An action of +1 or -1 on the network's scale that
-# lies beyond cannot have been recorded on any.
+# The furthest that a robot goes. An action of +1 or -1 on the network's scale that lies beyond cannot
+# have been recorded on any.
 _FURTHEST: Mapping[Unit, float] = {
-    'rad': 1e3,
-    'deg': 1e5,
-    'm': 1e3,
-    'mm': 1e6,
-    'rad/s': 1e3,
-    'deg/s': 1e5,
-    'm/s': 1e3,
+    # Most joints stay within one turn; a continuous one that is never unwound may have 16.
+    'rad': 100.0,
+    'deg': 6000.0,
+    # An arm reaches 2 m; a rail or a gantry is ten times as long.
+    'm': 20.0,
+    'mm': 20_000.0,
+    # A motor without a gear turns 3000 times a minute.
+    'rad/s': 300.0,
+    'deg/s': 18_000.0,
+    'm/s': 50.0,
     # Encoder ticks, for example.
     '1': 1e6,
-    'percent': 1e4,
+    'percent': 1000.0,
 }
+# Part of it beyond which a person is told.
+_FAR = 0.5
 
 
 def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
@@ -73,11 +78,12 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
     """What a person should know of statistics that `check_statistics` accepts.
 
     Returns:
-        A line for all actions, and one for all states, that were constant in training; one for all
-        states whose numbers lie beyond any robot's.
+        A line for all actions, and one for all states, that were constant in training; likewise
+        for those that reach far for any robot, and for states that reach further.
     """
     notes = []
-    if names := _constant(spec.action_names, _range(spec, 'actions', statistics)):
+    actions = _range(spec, 'actions', statistics)
+    if names := _constant(spec.action_names, actions):
         notes.append(
             f'actions {names} have no range: the data set never moved them, so the policy always '
             'commands the same number'
@@ -88,11 +94,15 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
             f'states {names} have no range: whatever differs from the data set is blown up for the '
             'network, so the robot must hold them where the data set did'
         )
+    if actions is not None:
+        reach = _reach(actions, [item.unit for item in spec.actions])
+        if names := _named(spec.action_names, reach > _FAR):
+            notes.append(f'actions {names} reach further than nearly any robot: check their units')
     if state is not None:
-        far = np.maximum(np.abs(state[0]), np.abs(state[1])) > _limits(
-            [item.unit for item in spec.state]
-        )
-        if names := _named(spec.state_names, far):
+        reach = _reach(state, [item.unit for item in spec.state])
+        if names := _named(spec.state_names, (reach > _FAR) & (reach <= 1.0)):
+            notes.append(f'states {names} reach further than nearly any robot: check their units')
+        if names := _named(spec.state_names, reach > 1.0):
             notes.append(
                 f'states {names} have a range beyond any robot: the network hardly sees them change'
             )
@@ -128,6 +138,12 @@ def _range(
         statistics[f'{group}.{name}'].astype(np.float64) for name in STATISTICS_OF[kind]
     )
     return (first - second, first + second) if kind.startswith('mean_std') else (first, second)
+
+
+def _reach(found: tuple[np.ndarray, np.ndarray], units: Sequence[Unit]) -> np.ndarray:
+    """The furthest of each, as a part of what any robot reaches."""
+    furthest: np.ndarray = np.maximum(np.abs(found[0]), np.abs(found[1])) / _limits(units)
+    return furthest
 
 
 def _limits(units: Sequence[Unit]) -> np.ndarray:

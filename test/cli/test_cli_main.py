@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,17 @@ def test_help_needs_neither_torch_nor_rclpy():
     command = [sys.executable, '-c', code]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, timeout=60)
     assert done.returncode == 0
+
+
+def test_a_reader_that_wants_no_more_ends_a_verb_quietly():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, '-u', '-m', 'vla_runtime', 'study', '--list'],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, '')

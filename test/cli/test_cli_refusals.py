@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ import pytest
 from commands import run_command
 from onnx_bundles import copy_bundle, tiny_onnx_bundle
 from tiny_policy import tiny_spec, write_tiny_policy
+
+from vla_runtime.bundle import read_bundle, seal
 
 ROOT = Path(__file__).resolve().parents[2]
 _RUN = """
@@ -45,7 +48,14 @@ REFUSALS = (
     Refusal('demo --backend tensorrt', "the Python package 'tensorrt' is not installed"),
     Refusal('demo --seconds 0', '--seconds 0: expected more than 0'),
     Refusal('demo --seconds nan', '--seconds nan: expected more than 0'),
-    Refusal('demo --seed -1', "argument --seed: '-1' is not a whole number of at least 0"),
+    Refusal('demo --seed -1', "argument --seed: '-1' is not a whole number from 0 to"),
+    Refusal('demo --seed 99999999999999999999999999', 'argument --seed: '),
+    Refusal('demo --robot {fifo}', 'robot {fifo}: is a FIFO (named pipe)'),
+    Refusal('demo --robot /dev/zero', 'robot /dev/zero: is a device'),
+    Refusal('info {fifo}/policy.yaml', '{fifo}: is a file; expected a policy bundle'),
+    Refusal('info {piped}/policy.yaml', '{piped}/policy.yaml: is a FIFO (named pipe)'),
+    Refusal('export {receipt} --out {new}', '{receipt}/verification.json: is not a mapping'),
+    Refusal('study success --out {studies}', '{studies}/study_zzz.json: cannot be read: '),
     Refusal('demo --replan-interval 0', "argument --replan-interval: '0' is not a whole number"),
     Refusal('demo --replan-interval 999', 'replan_interval is 999 steps but a chunk has only 32'),
     Refusal('demo --cfg-beta 0.5', 'cfg_beta is 0.5: it must be a finite number of at least 1.0'),
@@ -110,12 +120,21 @@ def places(tmp_path_factory) -> dict[str, Path]:
     weights.write_bytes(weights.read_bytes()[:-100])
     (folder / 'a_file').touch()
     (folder / 'empty').mkdir()
+    os.mkfifo(folder / 'fifo')
+    (folder / 'piped').mkdir()
+    os.mkfifo(folder / 'piped' / 'policy.yaml')
+    (folder / 'studies').mkdir()
+    (folder / 'studies' / 'study_zzz.json').write_text('{bad')
+    receipt = write_tiny_policy(folder / 'receipt', tiny_spec())
+    (receipt / 'verification.json').write_text('[]')
+    seal(receipt, replace(read_bundle(receipt, verify=False).spec, files={}))
     (folder / 'checkpoint').mkdir()
     (folder / 'checkpoint' / 'config.json').write_text('{"type": "pi05"}')
     return {
         'tiny': write_tiny_policy(folder / 'tiny', tiny_spec()),
         'cut': cut,
         **{name: folder / name for name in ('nowhere', 'new', 'a_file', 'empty', 'checkpoint')},
+        **{name: folder / name for name in ('fifo', 'piped', 'studies', 'receipt')},
     }
 
 

@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
+from vla_runtime.cli.demo import MOST_SEED
 from vla_runtime.demo import plots
 from vla_runtime.demo.instructions import FIRST_UNSEEN_SEED, assignments
 from vla_runtime.demo.refusals import MEANINGS
@@ -22,6 +23,7 @@ from vla_runtime.demo.telemetry import (
     Thumbnail,
 )
 from vla_runtime.execution.command import Refusal
+from vla_runtime.ros.tabletop_parameters import TABLETOP_PARAMETERS
 
 SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS
@@ -203,3 +205,9 @@ def test_assignments_are_reproducible_and_never_from_training(seed):
         assert one == other
         assert one.seed >= FIRST_UNSEEN_SEED
     assert next(assignments(0)).seed != next(assignments(1)).seed
+
+
+def test_the_scenes_of_the_largest_seed_are_ones_that_the_simulated_robot_takes():
+    (seed,) = (row for row in TABLETOP_PARAMETERS if row.name == 'seed')
+    scenes = assignments(MOST_SEED)
+    assert all(next(scenes).seed < seed.maximum / 2 for _ in range(10))

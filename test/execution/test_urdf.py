@@ -88,7 +88,10 @@ def test_when_a_mapped_column_is_unknown_expect_error() -> None:
 @pytest.mark.parametrize(
     ('urdf', 'words'),
     [
+        ('', 'URDF: is empty; expected XML'),
         ('<robot', 'not valid XML'),
+        (f'<{"x" * 5000}/>', r'\(5000 characters\), expected <robot>'),
+        (f'<robot><joint name="{"x" * 5000}" type="revolute"/></robot>', r"'x{30}' … .*<limit>"),
         ('<sdf/>', 'expected <robot>'),
         ('<robot><joint name="a" type="revolute"/></robot>', 'has no <limit>'),
         (

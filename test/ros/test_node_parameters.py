@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,10 +36,11 @@ def start_with(made: Graph, node: str, folder: Path, parameters: dict[str, Any])
 @pytest.mark.parametrize(
     ('node', 'given', 'nearest'),
     [
-        ('policy', 'denoise_stepps', 'denoise_steps'),
-        ('executor', 'replan_intervall', 'replan_interval'),
-        ('executor', 'clamp_lach', 'clamp_latch'),
-        ('tabletop', 'camera_rate', 'camera_rate_hz'),
+        ('policy', 'denoise_stepps', "'denoise_steps'"),
+        ('executor', 'replan_intervall', "'replan_interval'"),
+        ('executor', 'clamp_lach', "'clamp_latch'"),
+        ('tabletop', 'camera_rate', "'camera_rate_hz'"),
+        ('policy', 'replan_intervall', "'replan_interval' of vla_executor"),
     ],
 )
 def test_a_node_does_not_start_with_a_parameter_that_no_node_has(
@@ -46,7 +50,7 @@ def test_a_node_does_not_start_with_a_parameter_that_no_node_has(
     made.wait_for(lambda: not process.running, 'the node to give up')
     assert process.stop() == 1
     assert f'parameter {given}, given on the command line' in process.text()
-    assert f"did you mean '{nearest}'?" in process.text()
+    assert f'did you mean {nearest}?' in process.text()
     assert 'Traceback' not in process.text()
 
 
@@ -91,3 +95,31 @@ def test_several_parameters_at_once_are_refused_with_the_unknown_ones(made: Grap
     )
     assert not answer.result.successful
     assert answer.result.reason == "parameter blend_stps is unknown; did you mean 'blend_steps'?"
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (('--params-file', 'none.yaml'), 'none.yaml: No such file or directory'),
+        (('--params-file', 'fifo.yaml'), 'fifo.yaml: is a FIFO'),
+        (('--params-file', '/dev/zero'), '/dev/zero: is a device'),
+        (('--params-file', 'flat.yaml'), 'flat.yaml'),
+        (('-p', 'seed'), '-p seed'),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_an_error_in_words(
+    tmp_path: Path, arguments: tuple[str, str], words: str
+) -> None:
+    os.mkfifo(tmp_path / 'fifo.yaml')
+    (tmp_path / 'flat.yaml').write_text('seed: 3\n', encoding='utf-8')
+    done = subprocess.run(
+        [sys.executable, '-m', 'vla_runtime.ros.tabletop_node', '--ros-args', *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith('error: cannot start')]
+    assert words in line
+    assert 'Traceback' not in done.stderr

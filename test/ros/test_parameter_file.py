@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from vla_runtime.ros.parameter_file import check_parameter_file
+from vla_runtime.ros.parameter_file import check_files_on_command_line, check_parameter_file
 from vla_runtime.ros.parameters import ParameterError
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +97,51 @@ def test_what_one_node_of_the_package_has_may_stand_in_a_section_for_all(tmp_pat
 
 def test_sections_of_other_nodes_are_theirs(tmp_path: Path) -> None:
     text = section('/**/camera', 'fps: 30') + section('controller_manager', 'update_rate: 100')
-    check_parameter_file(write(tmp_path, text), 'left')
+    foreign = check_parameter_file(write(tmp_path, text), 'left')
+    assert foreign == ('/**/camera', 'controller_manager')
+
+
+@pytest.mark.parametrize(
+    ('name', 'keys'),
+    [
+        ('policy_node', "'/**/vla_policy'"),
+        ('executor_node', "'/**/vla_executor'"),
+        ('tabletop_node', "'/**/tabletop'"),
+        ('vla', "'/**/vla_policy' or '/**/vla_executor'"),
+        ('vla_runtime', "'/**/vla_policy' or '/**/vla_executor'"),
+    ],
+)
+def test_a_section_called_after_the_executable_is_an_error_with_the_nodes_name(
+    tmp_path: Path, name: str, keys: str
+) -> None:
+    file = write(tmp_path, section(f'/**/{name}', 'seed: 3'))
+    with pytest.raises(ParameterError) as error:
+        check_parameter_file(file, '')
+    assert str(error.value).endswith(f"none is called '{name}'; write {keys}")
+
+
+def test_what_is_no_regular_file_or_too_large_is_not_read(tmp_path: Path) -> None:
+    fifo, large = tmp_path / 'fifo.yaml', tmp_path / 'large.yaml'
+    os.mkfifo(fifo)
+    large.write_text('#' * 600_000, encoding='utf-8')
+    for file, words in ((fifo, 'a FIFO'), (large, 'larger than'), (Path('/dev/zero'), 'a device')):
+        with pytest.raises(ParameterError, match=f'{file}: .*{words}'):
+            check_parameter_file(file, '')
+        with pytest.raises(ParameterError, match=f'{file}: .*{words}'):
+            check_files_on_command_line(['node', '--ros-args', '--params-file', str(file)])
+
+
+def test_on_a_command_line_only_the_files_of_ros_are_looked_at(tmp_path: Path) -> None:
+    good = str(write(tmp_path, section('/**/camera', 'fps: 30')))
+    check_files_on_command_line(['node', '--params-file', 'none.yaml'])
+    check_files_on_command_line(
+        ['node', '--ros-args', '--params-file', good, '--', '--params-file', 'none.yaml']
+    )
+    check_files_on_command_line([])
+    with pytest.raises(ParameterError, match=r'none\.yaml: No such file'):
+        check_files_on_command_line(
+            ['node', '--ros-args', '--params-file', good, '--params-file', 'none.yaml']
+        )
 
 
 def test_qos_overrides_are_every_nodes(tmp_path: Path) -> None:
@@ -128,10 +173,10 @@ def test_a_file_that_is_none_says_where_it_goes_wrong(
 def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r'none\.yaml: No such file'):
         check_parameter_file(tmp_path / 'none.yaml', '')
-    with pytest.raises(ParameterError, match='Is a directory'):
+    with pytest.raises(ParameterError, match='is a folder'):
         check_parameter_file(tmp_path, '')
     (tmp_path / 'image.yaml').write_bytes(b'\xff\xd8\xff')
-    with pytest.raises(ParameterError, match='not text in UTF-8'):
+    with pytest.raises(ParameterError, match='is not UTF-8 text'):
         check_parameter_file(tmp_path / 'image.yaml', '')
 
 

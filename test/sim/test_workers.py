@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from contextlib import suppress
 
@@ -15,6 +14,21 @@ import pytest
 from vla_runtime.sim.workers import workers
 
 _PATIENCE_S = 120.0
+_BUSY = """
+import sys, time
+from vla_runtime.sim.workers import workers
+
+if __name__ == '__main__':
+    try:
+        with workers(2) as submit:
+            submit(max, 1, 2).result()
+            for _ in range(4):
+                last = submit(time.sleep, 1200)
+            print('busy', flush=True)
+            last.result()
+    except KeyboardInterrupt:
+        sys.exit('interrupted')
+"""
 
 
 def test_what_is_submitted_is_run_elsewhere():
@@ -99,24 +113,31 @@ def test_ctrl_c_ends_a_command_whose_workers_are_starting(tmp_path, verb):
 
 def test_ctrl_c_ends_workers_in_the_middle_of_their_work(tmp_path):
     script = tmp_path / 'busy.py'
-    script.write_text(
-        textwrap.dedent("""
-        import sys, time
-        from vla_runtime.sim.workers import workers
-
-        if __name__ == '__main__':
-            try:
-                with workers(2) as submit:
-                    submit(max, 1, 2).result()
-                    for _ in range(4):
-                        last = submit(time.sleep, 1200)
-                    print('busy', flush=True)
-                    last.result()
-            except KeyboardInterrupt:
-                sys.exit('interrupted')
-        """)
-    )
+    script.write_text(_BUSY)
     terminal = Terminal(str(script))
     assert terminal._process.stdout.readline() == 'busy\n'
     code, output = terminal.interrupt()
     assert (code, output) == (1, 'interrupted\n')
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='only the kernel of Linux ends them then')
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_a_signal_ends_takes_its_workers_along(tmp_path, number):
+    script = tmp_path / 'busy.py'
+    script.write_text(_BUSY)
+    terminal = Terminal(str(script))
+    assert terminal._process.stdout.readline() == 'busy\n'
+    pids = terminal.wait_for_workers(2)
+    os.kill(terminal._process.pid, number)
+    terminal._process.communicate(timeout=_PATIENCE_S)
+    end_s = time.monotonic() + _PATIENCE_S
+    while any(map(_runs, pids)):
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import onnxruntime
 import pytest
@@ -110,3 +111,22 @@ def test_a_share_that_rounds_to_beyond_its_interval_is_drawn(record):
     whole = json.loads(json.dumps(record))
     whole['conditions'][0]['groups']['all']['success']['high'] = 1.0 - 1e-16
     assert '<svg' in study_page([whole])
+
+
+def test_a_stray_file_among_the_results_is_named(record, tmp_path):
+    write_study(tmp_path, record)
+    stray = tmp_path / 'study_zzz.json'
+    for text, words in (
+        ('{bad', 'cannot be read'),
+        ('[]', 'is not a mapping'),
+        ('{}', 'field study: is missing'),
+        (json.dumps({**record, 'conditions': [{}]}), r'field conditions\[0\].label: is missing'),
+    ):
+        stray.write_text(text)
+        with pytest.raises(ValueError, match=rf'study_zzz\.json: {words}.*move it elsewhere'):
+            read_studies(tmp_path)
+
+
+def test_the_results_that_come_with_the_project_are_read():
+    folder = Path(__file__).parents[2] / 'benchmark' / 'results'
+    assert len(read_studies(folder)) == len(list(folder.glob('study_*.json'))) > 0

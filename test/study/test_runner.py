@@ -1,6 +1,7 @@
 """Running conditions: over processes, resumable, on seeds that nothing else has used."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -134,3 +135,26 @@ def test_a_condition_on_onnx_runtime_runs_from_files_that_are_made_once(
     for file in tmp_path.glob('*.json'):
         file.unlink()
     assert run_conditions(conditions, untrained, seeds, tmp_path, progress=False) == found
+
+
+@pytest.mark.parametrize(
+    ('text', 'words'),
+    [
+        ('{}', 'field episodes: is missing'),
+        ('[]', 'is not a mapping'),
+        ('{bad', 'cannot be read'),
+        ('{"episodes": [{}]}', r'field episodes\[0\]\.jerk: is missing'),
+        ('{"episodes": [{"jerk": {}, "cache_use": {}}]}', r'is no episode .*remove the file'),
+    ],
+)
+def test_a_broken_file_among_the_finished_conditions_is_named(tmp_path, text, words):
+    seeds = episode_seeds(3, 1)
+    run([EXPERT], seeds, tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_text(text)
+    with pytest.raises(ValueError, match=f'{file}: .*{words}'):
+        run([EXPERT], seeds, tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ValueError, match=f'{file}: is a FIFO'):
+        run([EXPERT], seeds, tmp_path)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_runtime.cli._files import bundle_folder, cache_folder, make_folder
-from vla_runtime.cli._numbers import at_least
+from vla_runtime.cli._numbers import at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.demo.console import say
 from vla_runtime.demo.reserve import Reserve
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # Images of every instruction, and the curves of an hour.
 _REPORT_BYTES = 16 << 20
+# The scenes of a demo have seeds from 1000 times its own, which the simulated robot takes as int64.
+MOST_SEED = 10**15
 _PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
 
@@ -57,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='steps (default: as config/executor.yaml)',
     )
     parser.add_argument('--cfg-beta', type=float, metavar='B', help='guide with this scale')
-    parser.add_argument('--seed', type=at_least(0), default=0, help='of scenes and instructions')
+    parser.add_argument(
+        '--seed', type=between(0, MOST_SEED), default=0, help='of scenes and instructions'
+    )
     parser.add_argument('--namespace', default='', help='of all nodes (default: none)')
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; the process's own by default.
 
     Returns:
-        The exit code: 0, 2 for wrong arguments or an unusable file, 130 for Ctrl-C.
+        The exit code: 0, 2 for wrong arguments or an unusable file, 130 for Ctrl-C, 141 where
+            nobody reads the output any more (`| head`).
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -35,7 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # argparse leaves this way after help (0) and after a wrong argument (2).
         return int(stop.code or 0)
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read the output wants no more of it; the interpreter's own flush must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)
         return 130

@@ -69,6 +69,8 @@ def main(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         how = "pip install 'vla_runtime[torch,sim,report]', or ./run setup"
         print(f'error: {import_problem(error, "a study", how)}', file=sys.stderr)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
     except KeyboardInterrupt:
@@ -118,9 +120,12 @@ def _check(studies: Sequence[Study], bundle: Path, arguments: argparse.Namespace
     for backend in {condition.backend for condition in by_policy}:
         check_backend(backend, 'cpu')
     import vla_runtime.sim.gl  # noqa: F401  (whether the simulated cameras can be rendered)
+    from vla_runtime.study.results import read_studies
 
     make_folder(arguments.out, '--out')
     make_folder(arguments.work, '--work')
+    # The page shows them all, those of earlier runs too.
+    read_studies(arguments.out)
     return spec.name
 
 

@@ -13,7 +13,6 @@ Invariants:
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -25,23 +24,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from vla_runtime.parent_death import die_with
+
 _LAST_LINES = 15
 # A node ends its teardown within 16 s, and takes no notice of a second signal meanwhile.
 _PATIENCE_S = ((signal.SIGINT, 20.0), (signal.SIGKILL, 5.0))
-
-
-_PR_SET_PDEATHSIG = 1
-# Loaded here: between fork and exec only what needs no lock is safe.
-_LIBC = ctypes.CDLL(None) if sys.platform == 'linux' else None
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; prctl(2)."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        # The parent may have died before.
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 class ChildDiedError(RuntimeError):
@@ -80,7 +67,7 @@ class Child:
             text=True,
             errors='replace',
             start_new_session=True,
-            preexec_fn=lambda: _die_with(parent),
+            preexec_fn=lambda: die_with(parent),
         )
         self._reader = threading.Thread(target=self._read, name=f'{name} output', daemon=True)
         self._reader.start()

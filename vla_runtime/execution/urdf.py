@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from vla_runtime.execution.limits import ColumnLimits, Limits
+from vla_runtime.quotes import quoted
+from vla_runtime.typed_yaml import did_you_mean
 
 
 def read_urdf_limits(urdf: str) -> dict[str, ColumnLimits]:
@@ -25,12 +27,14 @@ def read_urdf_limits(urdf: str) -> dict[str, ColumnLimits]:
     Raises:
         ValueError: not XML, no robot, or a limit that is not a finite number.
     """
+    if not urdf.strip():
+        raise ValueError('URDF: is empty; expected XML with an outermost <robot>')
     try:
         robot = ElementTree.fromstring(urdf)
     except ElementTree.ParseError as error:
         raise ValueError(f'URDF: not valid XML ({error})') from error
     if robot.tag != 'robot':
-        raise ValueError(f'URDF: the outermost element is <{robot.tag}>, expected <robot>')
+        raise ValueError(f'URDF: the outermost element is {quoted(robot.tag)}, expected <robot>')
     limits = {}
     for joint in robot.findall('joint'):
         kind = joint.get('type', '')
@@ -45,7 +49,7 @@ def _joint_limits(joint: ElementTree.Element, kind: str) -> ColumnLimits:
     if limit is None:
         if kind == 'continuous':
             return ColumnLimits()
-        raise ValueError(f"URDF: joint '{name}' is {kind} and has no <limit>")
+        raise ValueError(f'URDF: joint {quoted(name)} is {kind} and has no <limit>')
     velocity = _number(name, limit, 'velocity', np.inf)
     if kind == 'continuous':
         return ColumnLimits(velocity=velocity)
@@ -61,7 +65,7 @@ def _number(joint: str, element: ElementTree.Element, field: str, default: float
     text = element.get(field)
     if text is None:
         return default
-    where = f"URDF: joint '{joint}' <{element.tag} {field}='{text}'>"
+    where = f'URDF: joint {quoted(joint)} <{element.tag} {field}={quoted(text)}>'
     try:
         value = float(text)
     except ValueError as error:
@@ -96,8 +100,8 @@ def tighten_with_urdf(limits: Limits, urdf: str, joints: Mapping[str, str] | Non
             )
         if joint not in known:
             raise ValueError(
-                f"URDF: no movable joint '{joint}' (it has {sorted(known)}); fix the robot file's "
-                'joint names or give it the right URDF'
+                f'URDF: no movable joint {quoted(joint)}{did_you_mean(joint, sorted(known))}; fix '
+                "the robot file's joint names or give it the right URDF"
             )
         index, allowed = limits.names.index(column), known[joint]
         for field, mine, its, sign in (

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vla_runtime import __version__
 from vla_runtime.bundle import Bundle, BundleError, new_bundle, read_bundle, seal
@@ -21,6 +22,7 @@ from vla_runtime.bundle_schema import (
 from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision, graph_path
 from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 from vla_runtime.export.errors import ExportError
+from vla_runtime.export.json_file import read_json
 from vla_runtime.export.receipt import Receipt, VerificationError
 
 # Task and total to what is told the progress; bytes for `write onnx`, files for `verify`.
@@ -69,7 +71,8 @@ def add_onnx(
         report: told what the comparison found, where all is within the bounds.
 
     Raises:
-        ExportError: `onnx` or `onnxruntime` is not installed, or the disk has not enough room.
+        ExportError: `onnx` or `onnxruntime` is not installed, the disk has not enough room, or
+            verification.json is not a mapping.
         VerificationError: the files differ from PyTorch beyond the bounds; names the tensors.
     """
     check_packages()
@@ -81,6 +84,7 @@ def add_onnx(
         verify_onnx,
     )
 
+    known = _known_receipts(folder)
     size = onnx_bytes(spec, precision)
     free = shutil.disk_usage(folder).free
     if free < size:
@@ -99,10 +103,15 @@ def add_onnx(
             f'{lines}\ntry another --onnx-precision'
         )
     report(receipt)
-    path = folder / VERIFICATION_FILE
-    known = json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
     document = {**known, 'onnx': receipt_dict(receipt)}
+    path = folder / VERIFICATION_FILE
     path.write_text(json.dumps(document, indent=1) + '\n', encoding='utf-8')
+
+
+def _known_receipts(folder: Path) -> Mapping[str, Any]:
+    """What verification.json holds already."""
+    path = folder / VERIFICATION_FILE
+    return read_json(path).values if path.exists() else {}
 
 
 def export_bundle(
@@ -131,6 +140,8 @@ def export_bundle(
         ExportError: as `add_onnx`.
     """
     check_packages()
+    # Under the name that the person knows, before anything is copied.
+    _known_receipts(source.folder)
     with new_bundle(target, force=force) as folder:
         for name in source.spec.files:
             if name.split('/')[0] not in (ONNX_FOLDER, ENGINES_FOLDER, SPEC_FILE):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 
 from rclpy.node import Node
 
@@ -30,6 +31,22 @@ def owners(parameter: str) -> tuple[str, ...]:
     return tuple(node for node in NODE_PARAMETERS if parameter in names_of(node))
 
 
+def nearest_elsewhere(name: str, known: Collection[str]) -> tuple[str, str] | None:
+    """Parameter of another node that a name comes near to, and that node.
+
+    Args:
+        name: of no node.
+        known: parameters that would be expected here.
+
+    Returns:
+        None where one of `known` is near, or none at all.
+    """
+    if difflib.get_close_matches(name, known, n=1):
+        return None
+    close = difflib.get_close_matches(name, names_of(*NODE_PARAMETERS), n=1)
+    return (close[0], owners(close[0])[0]) if close else None
+
+
 def refuse_unknown(node: Node, table: ParameterTable) -> None:
     """Refuse parameters given at start that no node has.
 
@@ -51,8 +68,16 @@ def refuse_unknown(node: Node, table: ParameterTable) -> None:
         if not others:
             raise ParameterError(
                 f'parameter {name}, given on the command line or in a parameter file, is unknown'
-                f'{did_you_mean(name, [row.name for row in table])}'
+                f'{_mend(name, [row.name for row in table])}'
             )
         foreign.append(f'{name} ({", ".join(others)})')
     if foreign:
         node.get_logger().info(f'parameters of other nodes are ignored: {", ".join(foreign)}')
+
+
+def _mend(name: str, known: Collection[str]) -> str:
+    elsewhere = nearest_elsewhere(name, known)
+    if elsewhere is None:
+        return did_you_mean(name, known)
+    parameter, node = elsewhere
+    return f"; did you mean '{parameter}' of {node}?"

@@ -7,25 +7,39 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.ros.node_parameters import NODE_PARAMETERS, names_of, owners
+from vla_runtime.input_files import UnreadableFileError, read_text
+from vla_runtime.quotes import quoted
+from vla_runtime.ros.node_parameters import NODE_PARAMETERS, names_of, nearest_elsewhere
 from vla_runtime.ros.parameters import ParameterError, is_of_rclpy
-from vla_runtime.typed_yaml import FieldError, did_you_mean, loads
+from vla_runtime.typed_yaml import LARGEST_FILE, FieldError, did_you_mean, loads
 
 _PARAMETERS = 'ros__parameters'
 # A section of another node may stand in the file; one that is called nearly like ours is ours.
 _NEARLY = 0.75
+# What a node is mistaken for: its executable, or the package.
+_OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    'policy_node': ('vla_policy',),
+    'executor_node': ('vla_executor',),
+    'tabletop_node': ('tabletop',),
+    'vla': ('vla_policy', 'vla_executor'),
+    'vla_runtime': ('vla_policy', 'vla_executor'),
+}
 
 
-def check_parameter_file(path: Path, namespace: str) -> None:
-    """Refuse a file of which a part would do nothing.
+def check_parameter_file(path: Path, namespace: str) -> tuple[str, ...]:
+    """Refuse a file of which a part that is meant for the package's nodes would do nothing.
 
     Args:
         path: the file.
         namespace: that the package's nodes are started in; '' for none.
+
+    Returns:
+        sections that match none of the package's nodes: those of other nodes.
 
     Raises:
         ParameterError: the file cannot be read, is no parameter file, has a section that misses the
@@ -33,18 +47,46 @@ def check_parameter_file(path: Path, namespace: str) -> None:
             file, the section and what mends it.
     """
     try:
-        document = loads(path.read_text(encoding='utf-8'))
+        document = _load(path)
         if not isinstance(document, Mapping):
             raise FieldError(
                 '', f"no '{_PARAMETERS}' in it; expected sections like '/**/vla_policy'"
             )
-        for section, parameters in _sections(document, ()):
+        sections = list(_sections(document, ()))
+        for section, parameters in sections:
             _check_section(section, parameters, namespace.strip('/'))
+    except FieldError as error:
+        raise ParameterError(f'{path}: {error}') from None
+    return tuple(name for name, _ in sections if not _nodes_of(name, namespace.strip('/')))
+
+
+def check_files_on_command_line(arguments: Sequence[str]) -> None:
+    """Refuse a parameter file that rcl would wait for, read without end or fail to read.
+
+    Args:
+        arguments: a node's command line, of which `--params-file` between `--ros-args` and `--`
+            is looked at.
+
+    Raises:
+        ParameterError: a file is missing, not regular, too large or not YAML; names the file.
+    """
+    of_ros = False
+    for argument, following in pairwise(arguments):
+        if argument in ('--ros-args', '--'):
+            of_ros = argument == '--ros-args'
+        elif of_ros and argument == '--params-file':
+            try:
+                _load(Path(following))
+            except FieldError as error:
+                raise ParameterError(f'{following}: {error}') from None
+
+
+def _load(path: Path) -> Any:
+    try:
+        return loads(read_text(path, LARGEST_FILE))
     except OSError as error:
         raise ParameterError(f'{path}: {error.strerror or error}') from None
-    except UnicodeDecodeError as error:
-        raise ParameterError(f'{path}: not text in UTF-8 ({error.reason})') from None
-    except FieldError as error:
+    except UnreadableFileError as error:
         raise ParameterError(f'{path}: {error}') from None
 
 
@@ -66,7 +108,7 @@ def _sections(
 
 
 def _check_section(section: str, parameters: Mapping[str, Any], namespace: str) -> None:
-    nodes = [name for name in NODE_PARAMETERS if _matches(section, namespace, name)]
+    nodes = _nodes_of(section, namespace)
     if not nodes:
         _require_foreign(section, namespace)
         return
@@ -83,12 +125,15 @@ def _check_section(section: str, parameters: Mapping[str, Any], namespace: str) 
 
 def _mend(name: str, known: tuple[str, ...]) -> str:
     """What to write in place of a parameter that is not among those known here."""
-    close = difflib.get_close_matches(name, known, n=1)
-    elsewhere = difflib.get_close_matches(name, names_of(*NODE_PARAMETERS), n=1)
-    if close or not elsewhere:
+    elsewhere = nearest_elsewhere(name, known)
+    if elsewhere is None:
         return did_you_mean(name, known)
-    node = owners(elsewhere[0])[0]
-    return f"; did you mean '{elsewhere[0]}' of {node}? That belongs in a section '/**/{node}'"
+    parameter, node = elsewhere
+    return f"; did you mean '{parameter}' of {node}? That belongs in a section '/**/{node}'"
+
+
+def _nodes_of(section: str, namespace: str) -> list[str]:
+    return [name for name in NODE_PARAMETERS if _matches(section, namespace, name)]
 
 
 def _matches(section: str, namespace: str, node: str) -> bool:
@@ -103,6 +148,9 @@ def _matches(section: str, namespace: str, node: str) -> bool:
 def _require_foreign(section: str, namespace: str) -> None:
     """Refuse a section that is called like one of the nodes and matches none."""
     name = section.rpartition('/')[2]
+    if nodes := _OTHER_NAMES.get(name):
+        keys = ' or '.join(f"'/**/{node}'" for node in nodes)
+        raise FieldError(section, f'matches no node: none is called {quoted(name)}; write {keys}')
     close = difflib.get_close_matches(name, NODE_PARAMETERS, n=1, cutoff=_NEARLY)
     if not close:
         return

@@ -7,11 +7,12 @@ be checked on any machine.
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 
 from vla_runtime.execution.urdf import read_urdf_limits
-from vla_runtime.input_files import read_text
+from vla_runtime.input_files import read_text, regular_file
 from vla_runtime.quotes import quoted
 from vla_runtime.ros.robot_rules import check_robot
 from vla_runtime.ros.robot_schema import (
@@ -83,7 +84,7 @@ def find_robot(name_or_path: str | Path, folder: Path) -> Path:
         folder: where the robot files that came with the package are.
 
     Raises:
-        ValueError: there is no such file; says which there are.
+        ValueError: there is no such file, which says which there are; or it is no regular one.
     """
     path = Path(name_or_path)
     if path.is_file():
@@ -91,6 +92,12 @@ def find_robot(name_or_path: str | Path, folder: Path) -> Path:
     shipped = sorted(file.stem for file in folder.glob('*.yaml'))
     if str(name_or_path) in shipped:
         return folder / f'{name_or_path}.yaml'
+    if os.path.lexists(path):
+        try:
+            regular_file(path)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, 'strerror', None) or error
+            raise ValueError(f'robot {path}: {reason}') from None
     raise ValueError(
         f'robot {quoted(str(name_or_path))} is neither a file nor one that comes with the package'
         f'{did_you_mean(str(name_or_path), shipped)}'

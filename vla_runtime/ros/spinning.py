@@ -35,6 +35,7 @@ from rclpy.signals import SignalHandlerOptions
 
 from vla_runtime.ros.autostart import COULD_NOT_START, bring_up
 from vla_runtime.ros.interrupt import Interrupt, interruptible
+from vla_runtime.ros.parameter_file import check_files_on_command_line
 
 # Told of an exception in a callback: where, and which.
 OnError = Callable[[str, Exception], None]
@@ -64,11 +65,17 @@ def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> in
 
     Returns:
         exit code: 0 after a signal, 1 when a step of the teardown failed; COULD_NOT_START when the
-            node could not be made, or not configured and activated where its parameter `autostart`
+            command line or the node could not be used, or the node not configured and activated where its parameter `autostart`
             asks for it
     """
     with interruptible() as interrupt:
-        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+        try:
+            check_files_on_command_line(sys.argv if args is None else args)
+            rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+        except Exception as error:
+            # No logger yet; rclpy's errors are of many classes that differ between distributions.
+            print(f'error: cannot start: {error}', file=sys.stderr)
+            return COULD_NOT_START
         try:
             try:
                 node = make_node()

@@ -1,14 +1,20 @@
-"""Processes beside this one that end with it, and that a Ctrl-C in the terminal does not reach."""
+"""Processes beside this one that end with it, and that a Ctrl-C in the terminal does not reach.
+
+On Linux they end however this one does: by SIGTERM and SIGKILL too.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
+
+from vla_runtime.parent_death import die_with
 
 Submit = Callable[..., 'Future[Any]']
 
@@ -30,7 +36,9 @@ def workers(count: int, initializer: Callable[[], None] | None = None) -> Iterat
     """
     context = multiprocessing.get_context('spawn')
     others = set(multiprocessing.active_children())
-    executor = ProcessPoolExecutor(count, mp_context=context, initializer=initializer)
+    executor = ProcessPoolExecutor(
+        count, mp_context=context, initializer=_begin, initargs=(os.getpid(), initializer)
+    )
 
     def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         # A terminal sends Ctrl-C to every process; those started meanwhile inherit the mask.
@@ -53,3 +61,10 @@ def workers(count: int, initializer: Callable[[], None] | None = None) -> Iterat
             ) from None
         raise
     executor.shutdown()
+
+
+def _begin(parent: int, initializer: Callable[[], None] | None) -> None:
+    """A process's first step."""
+    die_with(parent)
+    if initializer is not None:
+        initializer()

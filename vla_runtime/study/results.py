@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from vla_runtime import __version__
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.json_file import read_json
 from vla_runtime.sim.gl import mujoco
 from vla_runtime.sim.success_rate import SuccessRate
 from vla_runtime.study.catalogue import Study
@@ -24,6 +26,12 @@ from vla_runtime.study.statistics import MEANS, Mean, Summary, by_family, compar
 from vla_runtime.whole_files import write_text
 
 Json = dict[str, Any]
+
+# What `study_record` writes.
+_RECORD = (
+    *('study', 'title', 'question', 'x', 'varied', 'command', 'bundle', 'bundle_sha256', 'seeds'),
+    *('versions', 'machine', 'same', 'conditions'),
+)
 
 
 @dataclass(frozen=True)
@@ -201,6 +209,25 @@ def _csv_rows(record: Json, condition: Json) -> list[Json]:
 
 
 def read_studies(folder: Path) -> list[Json]:
-    """Every study_*.json of a folder."""
-    paths = sorted(folder.glob('study_*.json'))
-    return [json.loads(path.read_text(encoding='utf-8')) for path in paths]
+    """Every study_*.json of a folder.
+
+    Raises:
+        ValueError: one of them is no study's result; names it.
+    """
+    return [_read_study(path) for path in sorted(folder.glob('study_*.json'))]
+
+
+def _read_study(path: Path) -> Json:
+    try:
+        study = read_json(path)
+        missing = [key for key in _RECORD if key not in study]
+        if missing:
+            raise study.error(missing[0], 'is missing')
+        for condition in study.mappings('conditions'):
+            condition.mapping('label')
+            condition.mapping('groups')
+    except ExportError as error:
+        raise ValueError(
+            f'{error}; every study_*.json here is shown in study.html: move it elsewhere'
+        ) from None
+    return dict(study.values)

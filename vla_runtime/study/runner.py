@@ -23,6 +23,8 @@ from tqdm import tqdm
 
 from vla_runtime import __version__
 from vla_runtime.bundle import VERIFICATION_FILE, read_bundle
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.json_file import JsonMapping, read_json
 from vla_runtime.export.onnx_bundle import bundle_with_onnx
 from vla_runtime.sim.demo_bundle import FIRST_UNSEEN_SEED
 from vla_runtime.sim.workers import workers
@@ -81,6 +83,9 @@ def run_conditions(
         work: where finished conditions are kept.
         processes: each with one thread and a policy of its own; 1 runs everything in this one.
         progress: show a bar.
+
+    Raises:
+        ExportError: a file in `work` is no finished condition; names it.
     """
     runs = [
         Run(condition, _bundle_of(condition, bundle, work), tuple(seeds))
@@ -208,14 +213,21 @@ def _write(path: Path, run: Run, episodes: Sequence[EpisodeResult]) -> None:
 
 
 def _read(path: Path) -> list[EpisodeResult]:
-    episodes = json.loads(path.read_text(encoding='utf-8'))['episodes']
-    return [
-        EpisodeResult(
-            **{
-                **episode,
-                'jerk': Jerk(**episode['jerk']),
-                'cache_use': CacheUse(**episode['cache_use']),
-            }
-        )
-        for episode in episodes
-    ]
+    """A finished condition's episodes.
+
+    Raises:
+        ExportError: the file is not what `_write` writes; names it.
+    """
+    return [_episode(mapping) for mapping in read_json(path).mappings('episodes')]
+
+
+def _episode(said: JsonMapping) -> EpisodeResult:
+    try:
+        jerk = Jerk(**said.mapping('jerk').values)
+        cache_use = CacheUse(**said.mapping('cache_use').values)
+        return EpisodeResult(**{**said.values, 'jerk': jerk, 'cache_use': cache_use})
+    except TypeError as error:
+        raise ExportError(
+            f'{said.path}: field {said.field}: is no episode ({error}); remove the file, and its '
+            'condition is run again'
+        ) from None
