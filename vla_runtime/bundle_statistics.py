@@ -16,8 +16,8 @@ from vla_runtime.types import NormaliserKind
 _LARGEST = 1e30
 # A dimension that spreads less, in any unit, was constant in training but for rounding.
 _CONSTANT = 1e-6
-# The furthest that a robot goes. An action of +1 or -1 on the network's scale that lies beyond cannot
-# have been recorded on any.
+# The furthest that a robot goes. An action of +1 or -1 on the network's scale that lies beyond
+# cannot have been recorded on any.
 _FURTHEST: Mapping[Unit, float] = {
     # Most joints stay within one turn; a continuous one that is never unwound may have 16.
     'rad': 100.0,

@@ -126,8 +126,9 @@ def places(tmp_path_factory) -> dict[str, Path]:
     (folder / 'studies').mkdir()
     (folder / 'studies' / 'study_zzz.json').write_text('{bad')
     receipt = write_tiny_policy(folder / 'receipt', tiny_spec())
+    spec = read_bundle(receipt, verify=False).spec
     (receipt / 'verification.json').write_text('[]')
-    seal(receipt, replace(read_bundle(receipt, verify=False).spec, files={}))
+    seal(receipt, replace(spec, files={}))
     (folder / 'checkpoint').mkdir()
     (folder / 'checkpoint' / 'config.json').write_text('{"type": "pi05"}')
     return {

@@ -225,6 +225,7 @@ def test_the_parameter_file_is_the_simulated_robots_too(peer: Graph, tmp_path: P
         (None, 'mine.yaml: No such file or directory'),
         ('/**/vla_executor: {ros__parameters: {clamp_lach: 3}}', "did you mean 'clamp_latch'?"),
         ('/**: {ros__parameters: {replan_intervall: 3}}', "did you mean 'replan_interval'?"),
+        ('/**/executor_node: {ros__parameters: {delay_window: 3}}', "write '/**/vla_executor'"),
     ],
 )
 def test_a_parameter_file_that_would_do_nothing_is_an_error_before_anything_starts(
@@ -241,6 +242,18 @@ def test_a_parameter_file_that_would_do_nothing_is_an_error_before_anything_star
     assert process.returncode != 0
     assert words in output
     assert 'process started' not in output
+
+
+@pytest.mark.graph
+def test_a_section_of_another_node_is_let_be_with_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / 'mine.yaml'
+    file.write_text('/**/camera: {ros__parameters: {fps: 30}}', encoding='utf-8')
+    # Which no robot is called, so that nothing is started.
+    arguments = ('bundle:=.', 'robot:=nobody', f'params_file:={file}')
+    with launched('vla.launch.py', *arguments) as process:
+        output, _ = process.communicate(timeout=60)
+    assert f"{file}: section '/**/camera' matches none of vla_runtime's nodes" in output
+    assert "robot 'nobody' is neither a file nor" in output
 
 
 @pytest.mark.graph

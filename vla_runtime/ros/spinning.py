@@ -65,8 +65,8 @@ def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> in
 
     Returns:
         exit code: 0 after a signal, 1 when a step of the teardown failed; COULD_NOT_START when the
-            command line or the node could not be used, or the node not configured and activated where its parameter `autostart`
-            asks for it
+            command line could not be read, the node not be made, or not configured and activated
+            where its parameter `autostart` asks for it
     """
     with interruptible() as interrupt:
         try:
