@@ -48,7 +48,7 @@ def telemetry() -> Telemetry:
     ]  # fmt: skip
     jpeg = cv2.imencode('.jpg', np.full((24, 32, 3), 99, dtype=np.uint8))[1].tobytes()
     told.thumbnails = [Thumbnail(START_NS + SECOND_NS, 'front', jpeg)]
-    told.counters = {'starved_ticks': {'1': 3, '2': 4}}
+    told.counters = {'starved_ticks': {'1': 3, '2': 4}, 'limited_ticks': {'1': 2}}
     return told
 
 
@@ -74,6 +74,7 @@ def test_the_page_says_how_many_instructions_were_completed(tmp_path):
     assert '1 of 1 instructions completed; 1 cut off by the end' in page
     assert 'cut off by the end of the demo' in page
     assert 'starved 7' in page
+    assert 'limited 2 (a limit of the robot file changed the command)' in page
 
 
 def test_an_instruction_without_a_verdict_counts_as_not_completed(tmp_path):
@@ -150,6 +151,30 @@ class TestCurves:
         (gap,) = np.flatnonzero(np.isnan(values[:-1]))
         assert times[gap] == pytest.approx(200.0, abs=0.02)
         assert times[gap + 1] == pytest.approx(201.0, abs=0.02)
+
+    def test_a_rate_that_falls_for_good_is_no_row_of_gaps(self):
+        """100 s at 100 Hz, then 200 s at 5 Hz."""
+        times = np.concatenate([np.arange(10_000) * 0.01, 100.0 + np.arange(1000) * 0.2])
+        for rising in (times, times[-1] - times[::-1]):
+            _, values = plots.with_gaps(rising, np.ones(len(rising)))
+            assert not np.isnan(values[:-1]).any()
+
+    def test_pauses_near_the_ends_and_near_each_other_are_gaps(self):
+        times = np.arange(1000) * 0.01
+        for after in (0, 400, 404, 998):
+            times[after + 1 :] += 1.0
+        _, values = plots.with_gaps(times, np.ones(len(times)))
+        assert np.isnan(values[:-1]).sum() == 4
+
+    def test_ages_of_inputs_have_gaps_where_there_was_no_inference(self):
+        told = Telemetry()
+        told.inferences = [
+            Inference(
+                START_NS + tick * SECOND_NS // 5, tick, {}, {'front': 40.0}, 1.5, 'off', 1.0, 1
+            )
+            for tick in (*range(50), *range(100, 150))
+        ]
+        assert longest_line(plots.ages(told, START_NS)) == 50
 
     def test_a_peak_of_one_sample_is_seen(self):
         peak = np.zeros(len(self.TIMES))

@@ -110,7 +110,9 @@ def test_a_pair_outside_the_study_is_an_error():
 
 def test_the_json_and_the_page_say_whether_trajectories_are_the_same(results):
     record = study_record(
-        SMALL, Origin('vla_runtime study small', 'none', 'ab' * 32, (1, 3)), results
+        SMALL,
+        Origin('vla_runtime study small', 'none', 'ab' * 32, (1, 3), 'c0de', 'cd' * 32),
+        results,
     )
     assert record['same'] == [
         {'labels': [{'cache': 'off'}, {'cache': 'exact'}], 'equal': 2, 'of': 2},
@@ -127,7 +129,9 @@ def test_the_json_and_the_page_say_whether_trajectories_are_the_same(results):
 
 
 def test_a_study_from_before_there_were_pairs_still_has_a_page(results):
-    record = study_record(SMALL, Origin('command', 'none', 'ab' * 32, (1, 3)), results)
+    record = study_record(
+        SMALL, Origin('command', 'none', 'ab' * 32, (1, 3), 'c0de', 'cd' * 32), results
+    )
     del record['same']
     assert 'bit for bit' not in study_page([record])
 

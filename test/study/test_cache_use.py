@@ -47,7 +47,9 @@ def results(untrained, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def record(results):
-    return study_record(SMALL, Origin('command', 'none', 'ab' * 32, (1, 3)), results)
+    return study_record(
+        SMALL, Origin('command', 'none', 'ab' * 32, (1, 3), 'c0de', 'cd' * 32), results
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from vla_runtime.cli.main import main
+from vla_runtime.sim.code_version import code_version, source_digest
 from vla_runtime.study import catalogue
 from vla_runtime.study.catalogue import STUDIES, Study
 from vla_runtime.study.condition import Condition, grid
@@ -55,6 +56,18 @@ def test_it_runs_a_study_and_writes_its_results(tmp_path, capsys, monkeypatch, b
     }
     record = json.loads((tmp_path / 'out' / 'study_tiny.json').read_text())
     assert record['command'].endswith('--episodes 2 --seed 4')
+    assert (record['code'], record['source_sha256']) == (code_version(), source_digest())
+    page = tmp_path / 'out' / 'study.html'
+    written = page.read_text()
+    page.unlink()
+    assert main(['study', '--page', '--out', str(tmp_path / 'out')]) == 0
+    assert page.read_text() == written
+
+
+def test_a_page_of_nothing_is_refused(tmp_path, capsys):
+    assert main(['study', '--page', '--out', str(tmp_path)]) == 2
+    assert f'--out {tmp_path}: there is no study_*.json' in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib
 import onnxruntime
 import pytest
 
@@ -15,6 +16,8 @@ from vla_runtime.study.page import study_page
 from vla_runtime.study.results import Origin, read_studies, study_record, write_study
 from vla_runtime.study.runner import episode_seeds, run_conditions
 
+RESULTS = Path(__file__).parents[2] / 'benchmark' / 'results'
+DRAWING = re.compile('<svg.*?</svg>', re.DOTALL)
 EXPERT = Condition(driver='expert')
 STUDY = Study(
     'small',
@@ -25,7 +28,14 @@ STUDY = Study(
     episodes=2,
     reference=Condition(driver='expert', handover='switch', replan_interval=4),
 )
-ORIGIN = Origin('vla_runtime study small', 'none', 'ab' * 32, (1, 3))
+ORIGIN = Origin(
+    command='vla_runtime study small',
+    bundle='none',
+    bundle_sha256='ab' * 32,
+    seeds=(1, 3),
+    code='<commit>-dirty',
+    source_sha256='cd' * 32,
+)
 
 
 @pytest.fixture(scope='module')
@@ -45,6 +55,7 @@ def test_json_holds_every_episode_and_how_to_get_it_again(record, tmp_path):
     assert found == json.loads(json_path.read_text()) == json.loads(json.dumps(record))
     assert found['command'] == 'vla_runtime study small'
     assert found['seeds'] == [1, 3]
+    assert (found['code'], found['source_sha256']) == ('<commit>-dirty', 'cd' * 32)
     first = found['conditions'][0]
     assert first['settings']['handover'] == 'switch'
     assert first['label'] == {'replan_interval': '4', 'handover': 'switch'}
@@ -97,7 +108,8 @@ def test_the_same_results_give_the_same_files(record, tmp_path):
 
 def test_the_page_needs_nothing_but_itself(record):
     page = study_page([record, record | {'study': 'other'}])
-    assert page.count('<svg') == 2
+    # A drawing of success, of the steps to it, of both jumps and of three jerks, of each study.
+    assert page.count('<svg') == 2 * 7
     # Namespaces and the plots' own marks aside, it refers to nothing outside.
     for reference in re.findall(r'(?:href|src)="([^"]*)"', page):
         assert reference.startswith('#'), reference
@@ -130,3 +142,23 @@ def test_a_stray_file_among_the_results_is_named(record, tmp_path):
 def test_the_results_that_come_with_the_project_are_read():
     folder = Path(__file__).parents[2] / 'benchmark' / 'results'
     assert len(read_studies(folder)) == len(list(folder.glob('study_*.json'))) > 0
+
+
+@pytest.fixture(scope='module')
+def committed_and_made():
+    """The page that is committed, and the one that the committed results give."""
+    committed = (RESULTS / 'study.html').read_text(encoding='utf-8')
+    return committed, study_page(read_studies(RESULTS))
+
+
+def test_the_committed_page_says_what_the_committed_results_say(committed_and_made):
+    committed, made = (DRAWING.split(page) for page in committed_and_made)
+    how = 'vla_runtime study --page --out benchmark/results'
+    assert committed == made, f'the committed page is not that of the results; run: {how}'
+
+
+def test_the_committed_page_draws_what_the_committed_results_say(committed_and_made):
+    committed, made = committed_and_made
+    if f'Matplotlib v{matplotlib.__version__},' not in committed:
+        pytest.skip(f'it was drawn by another Matplotlib than {matplotlib.__version__}')
+    assert DRAWING.findall(committed) == DRAWING.findall(made)

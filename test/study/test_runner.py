@@ -95,7 +95,7 @@ def test_other_seeds_another_condition_or_bundle_is_another_result(tmp_path, unt
     text = (other_bundle / 'policy.yaml').read_text()
     (other_bundle / 'policy.yaml').write_text(text.replace('denoise_steps: 10', 'denoise_steps: 9'))
     names = {
-        runner._identity(each)
+        runner._identity(each, 'source')
         for each in (
             base,
             replace(base, seeds=(1, 3)),
@@ -104,7 +104,25 @@ def test_other_seeds_another_condition_or_bundle_is_another_result(tmp_path, unt
         )
     }
     assert len(names) == 4
-    assert runner._identity(base) == runner._identity(replace(base))
+    assert runner._identity(base, 'source') == runner._identity(replace(base), 'source')
+
+
+def test_after_a_change_of_the_code_a_condition_is_run_again(tmp_path, monkeypatch):
+    conditions, seeds = grid(EXPERT, replan_interval=(4,)), episode_seeds(3, 1)
+    ran = []
+    real = runner.run_episode
+
+    def counted(*arguments):
+        ran.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(runner, 'run_episode', counted)
+    run(conditions, seeds, tmp_path)
+    run(conditions, seeds, tmp_path)
+    assert len(ran) == 1
+    monkeypatch.setattr(runner, 'source_digest', lambda: 'that of other code')
+    run(conditions, seeds, tmp_path)
+    assert len(ran) == 2
 
 
 def test_a_bundle_with_another_receipt_acts_the_same(tmp_path, untrained):

@@ -10,6 +10,7 @@ examples:
   vla_runtime study success
   vla_runtime study replan delay --episodes 40 --out demo_runs/study
   vla_runtime study all --bundle engines/mine --seed 1 --processes 8
+  vla_runtime study --page --out benchmark/results
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument('names', nargs='*', metavar='NAME', help='studies to run, or: all')
     parser.add_argument('--list', action='store_true', help='what studies there are, and stop')
+    parser.add_argument(
+        '--page',
+        action='store_true',
+        help='write study.html anew from the results in --out, and stop',
+    )
     parser.add_argument(
         '--bundle',
         type=Path,
@@ -57,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path('demo_runs/study/conditions'),
         metavar='DIR',
-        help='where finished conditions are kept; give another one after a change of the code '
-        '(default: %(default)s)',
+        help='where finished conditions are kept; a change of the code or of the bundle runs them '
+        'again (default: %(default)s)',
     )
 
 
@@ -90,6 +96,9 @@ def _main(arguments: argparse.Namespace) -> int:
         for study in STUDIES.values():
             print(f'{study.name:12} {study.title}')
             print(f'{"":12} {len(study.conditions)} conditions of {study.episodes} episodes')
+        return 0
+    if arguments.page:
+        print(f'wrote {_write_page(arguments.out)}')
         return 0
     names = list(STUDIES) if 'all' in arguments.names else arguments.names
     unknown = [name for name in names if name not in STUDIES]
@@ -129,13 +138,26 @@ def _check(studies: Sequence[Study], bundle: Path, arguments: argparse.Namespace
     return spec.name
 
 
+def _write_page(folder: Path) -> Path:
+    """Write study.html of the results in a folder."""
+    from vla_runtime.study.page import study_page
+    from vla_runtime.study.results import read_studies
+    from vla_runtime.whole_files import write_text
+
+    studies = read_studies(folder)
+    if not studies:
+        raise ValueError(f'--out {folder}: there is no study_*.json to make a page of')
+    page = folder / 'study.html'
+    write_text(page, study_page(studies))
+    return page
+
+
 def _run(study: Study, bundle: Path, arguments: argparse.Namespace, policy: str) -> None:
     import torch
 
-    from vla_runtime.study.page import study_page
-    from vla_runtime.study.results import Origin, read_studies, study_record, write_study
+    from vla_runtime.sim.code_version import code_version, source_digest
+    from vla_runtime.study.results import Origin, study_record, write_study
     from vla_runtime.study.runner import bundle_identity, episode_seeds, run_conditions
-    from vla_runtime.whole_files import write_text
 
     # Tiny networks gain nothing from threads, and threads that spin on a busy machine lose tenfold.
     torch.set_num_threads(1)
@@ -146,11 +168,17 @@ def _run(study: Study, bundle: Path, arguments: argparse.Namespace, policy: str)
     command = (
         f'vla_runtime study {study.name} {named}--episodes {len(seeds)} --seed {arguments.seed}'
     )
-    origin = Origin(command, policy, bundle_identity(bundle), (seeds[0], seeds[-1] + 1))
+    origin = Origin(
+        command=command,
+        bundle=policy,
+        bundle_sha256=bundle_identity(bundle),
+        seeds=(seeds[0], seeds[-1] + 1),
+        code=code_version(),
+        source_sha256=source_digest(),
+    )
     record = study_record(study, origin, results)
     written = write_study(arguments.out, record)
-    page = arguments.out / 'study.html'
-    write_text(page, study_page(read_studies(arguments.out)))
+    page = _write_page(arguments.out)
     for condition in record['conditions']:
         label = ', '.join(f'{key} {value}' for key, value in condition['label'].items())
         for group, summary in condition['groups'].items():

@@ -23,9 +23,11 @@ _FAILED = '#d1495b'
 _ABOVE: dict[str, Any] = {'loc': 'lower right', 'bbox_to_anchor': (1.0, 1.0), 'frameon': False}
 # Points a curve keeps, about: more would not be seen.
 _POINTS = 1500
-# So many times the usual distance of its samples is a gap in a curve, and so long at least.
+# So many times the usual distance of the samples around it is a gap in a curve, and so long at
+# least. Usual is the median of so many distances on one side.
 _GAP_FACTOR = 5.0
 _LEAST_GAP_S = 0.08
+_AROUND = 11
 # A curve of so few samples shows each of them.
 _FEW = 200
 
@@ -95,14 +97,11 @@ def ages(telemetry: Telemetry, start_ns: int) -> str:
     sources = sorted({name for one in telemetry.inferences for name in one.ages_ms})
     for source in sources:
         having = [one for one in telemetry.inferences if source in one.ages_ms]
-        axis.plot(
-            [_seconds(one.time_ns, start_ns) for one in having],
-            [one.ages_ms[source] for one in having],
-            '.-',
-            linewidth=0.6,
-            markersize=4,
-            label=source,
+        times, values = with_gaps(
+            np.array([_seconds(one.time_ns, start_ns) for one in having]),
+            np.array([one.ages_ms[source] for one in having]),
         )
+        axis.plot(times, values, '.-', linewidth=0.6, markersize=4, label=source)
     if sources:
         axis.legend(title='input', ncols=7, **_ABOVE)
     axis.set_xlabel('time, s')
@@ -152,9 +151,9 @@ def _curve(
 def with_gaps(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A curve for plotting: not-a-number where nothing came for a while, thinned in between.
 
-    What is usual is told from the samples before any is left out, so that a long curve is as
-    connected as a short one. Of every stretch that is thinned the lowest and the highest value
-    stay.
+    A gap is told from the samples before any is left out, so that a long curve is as connected as
+    a short one, and from those around it, so that the rate may change. Of every stretch that is
+    thinned the lowest and the highest value stay.
 
     Args:
         times: (n,) seconds, rising.
@@ -164,8 +163,8 @@ def with_gaps(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nda
         (m,) seconds and (m,) values.
     """
     steps = np.diff(times)
-    gap_s = max(_LEAST_GAP_S, _GAP_FACTOR * float(np.median(steps))) if len(steps) else 0.0
-    pieces = np.split(np.arange(len(times)), np.flatnonzero(steps > gap_s) + 1)
+    gaps = steps > np.maximum(_LEAST_GAP_S, _GAP_FACTOR * _usual(steps))
+    pieces = np.split(np.arange(len(times)), np.flatnonzero(gaps) + 1)
     every = -(-2 * len(times) // _POINTS)
     kept_times, kept_values = [], []
     for piece in pieces:
@@ -173,6 +172,26 @@ def with_gaps(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nda
         kept_times += [times[kept], times[kept[-1:]]]
         kept_values += [values[kept], [np.nan]]
     return np.concatenate(kept_times), np.concatenate(kept_values)
+
+
+def _usual(steps: np.ndarray) -> np.ndarray:
+    """Usual length of a step at each one: the larger of the medians before and after it.
+
+    The larger, because the first step at a lower rate is as long as those that follow.
+
+    Args:
+        steps: (n,) seconds.
+
+    Returns:
+        (n,) seconds.
+    """
+    count = len(steps)
+    if count == 0:
+        return steps
+    # Mirrored at the ends, where one side has too few.
+    padded = np.pad(steps, _AROUND, mode='reflect')
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, _AROUND), axis=1)
+    return np.maximum(medians[:count], medians[-count:])
 
 
 def _thinned(piece: np.ndarray, values: np.ndarray, every: int) -> np.ndarray:

@@ -1,11 +1,15 @@
-"""Which code is running: the git commit where there is one, else the package's version."""
+"""Which code is running: the git commit or the package's version, and a digest of its files."""
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from pathlib import Path
 
 import vla_runtime
+
+# What the package consists of: its modules, and the scene of the simulator.
+_SOURCES = ('.py', '.xml')
 
 
 def code_version(package: Path | None = None) -> str:
@@ -23,6 +27,27 @@ def code_version(package: Path | None = None) -> str:
         return vla_runtime.__version__
     changed = _git(package, 'status', '--porcelain', '--', '.')
     return f'{commit}-dirty' if changed else commit
+
+
+def source_digest(package: Path | None = None) -> str:
+    """SHA-256 of the package's source: every module and the simulator's scene, with their paths.
+
+    Equal digests mean equal code, with or without git, in a checkout as in an installed package.
+
+    Args:
+        package: folder of the package; the running one when None.
+    """
+    package = Path(vla_runtime.__file__).parent if package is None else package
+    digest = hashlib.sha256()
+    named = {
+        path.relative_to(package).as_posix(): path
+        for path in package.rglob('*')
+        if path.suffix in _SOURCES and path.is_file()
+    }
+    for name, path in sorted(named.items()):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f'{name} {content}\n'.encode())
+    return digest.hexdigest()
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -84,9 +84,15 @@ def _section(study: Json) -> str:
         f'<p>{escape(study["question"])}</p>\n{_plot(study)}\n{_table(study)}\n'
         f'{_same(study)}'
         f'<p class="note"><code>{escape(study["command"])}</code><br>seeds {first} to {after - 1}; '
-        f'bundle {escape(study["bundle"])} ({study["bundle_sha256"][:12]}); '
+        f'bundle {escape(study["bundle"])} ({study["bundle_sha256"][:12]}); {_code(study)}'
         f'{escape(study["machine"])}</p>'
     )
+
+
+def _code(study: Json) -> str:
+    """Version of the code that ran the study; '' where the file does not say."""
+    # Studies written before the code was noted have none.
+    return f'code {escape(study["code"])}; ' if 'code' in study else ''
 
 
 def _same(study: Json) -> str:

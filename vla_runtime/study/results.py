@@ -43,12 +43,16 @@ class Origin:
         bundle: name of the policy.
         bundle_sha256: of what it does, see `bundle_identity`.
         seeds: first seed, and the one after the last.
+        code: version of the code, see `code_version`.
+        source_sha256: of the package's source, see `source_digest`.
     """
 
     command: str
     bundle: str
     bundle_sha256: str
     seeds: tuple[int, int]
+    code: str
+    source_sha256: str
 
 
 def study_record(

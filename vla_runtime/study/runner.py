@@ -1,9 +1,8 @@
 """Runs the conditions of a study: seeded, over processes, resumable.
 
 A condition's episodes are written once all of them are done, into a file named after condition,
-seeds, bundle and version. So an interrupted study goes on where it was, and a condition that two
-studies share is run once. The code is not part of the name: after a change of executor or simulator
-give another work folder.
+seeds, bundle and source. So an interrupted study goes on where it was, a condition that two studies
+share is run once, and after a change of the code every condition is run again.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from vla_runtime import __version__
 from vla_runtime.bundle import VERIFICATION_FILE, read_bundle
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.json_file import JsonMapping, read_json
 from vla_runtime.export.onnx_bundle import bundle_with_onnx
+from vla_runtime.sim.code_version import source_digest
 from vla_runtime.sim.demo_bundle import FIRST_UNSEEN_SEED
 from vla_runtime.sim.workers import workers
 from vla_runtime.sim.world import Tabletop
@@ -91,7 +90,8 @@ def run_conditions(
         Run(condition, _bundle_of(condition, bundle, work), tuple(seeds))
         for condition in conditions
     ]
-    paths = {run: work / f'{_identity(run)}.json' for run in runs}
+    source = source_digest()
+    paths = {run: work / f'{_identity(run, source)}.json' for run in runs}
     done = {run: _read(path) for run, path in paths.items() if path.exists()}
     left = [run for run in runs if run not in done]
     work.mkdir(parents=True, exist_ok=True)
@@ -192,11 +192,16 @@ def bundle_identity(bundle: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _identity(run: Run) -> str:
-    """A name for everything that a run's episodes depend on."""
+def _identity(run: Run, source: str) -> str:
+    """A name for everything that a run's episodes depend on.
+
+    Args:
+        run: condition, bundle and seeds.
+        source: digest of the code.
+    """
     by_policy = run.condition.driver == 'policy'
     parts = {
-        'version': __version__,
+        'source': source,
         'bundle': bundle_identity(run.bundle) if by_policy else None,
         'condition': asdict(run.condition),
         'seeds': run.seeds,
