@@ -50,6 +50,8 @@ REFUSALS = (
     Refusal('demo --seconds nan', '--seconds nan: expected more than 0'),
     Refusal('demo --seed -1', "argument --seed: '-1' is not a whole number from 0 to"),
     Refusal('demo --seed 99999999999999999999999999', 'argument --seed: '),
+    Refusal('study success --seed 99999999999999999999', 'argument --seed: '),
+    Refusal('train-demo --out {new} --seed 99999999999999999999', 'argument --seed: '),
     Refusal('demo --robot {fifo}', 'robot {fifo}: is a FIFO (named pipe)'),
     Refusal('demo --robot /dev/zero', 'robot /dev/zero: is a device'),
     Refusal('info {fifo}/policy.yaml', '{fifo}: is a file; expected a policy bundle'),

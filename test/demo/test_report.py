@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from vla_runtime.cli.demo import MOST_SEED
+from vla_runtime.cli._numbers import MOST_SEED
 from vla_runtime.demo import plots
 from vla_runtime.demo.instructions import FIRST_UNSEEN_SEED, assignments
 from vla_runtime.demo.refusals import MEANINGS

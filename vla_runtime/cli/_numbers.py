@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from vla_runtime.quotes import quoted
 
+# Of data, training and episodes: what is derived from it stays within int64.
+MOST_SEED = 10**12
+
 
 def at_least(smallest: int) -> Callable[[str], int]:
     """An argument's `type`: whole numbers that are not smaller; argparse names the option."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_runtime.cli._files import bundle_folder, cache_folder, make_folder
-from vla_runtime.cli._numbers import at_least, between
+from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.demo.console import say
 from vla_runtime.demo.reserve import Reserve
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 # Images of every instruction, and the curves of an hour.
 _REPORT_BYTES = 16 << 20
-# The scenes of a demo have seeds from 1000 times its own, which the simulated robot takes as int64.
-MOST_SEED = 10**15
 _PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_runtime.cli._files import bundle_folder, make_folder
-from vla_runtime.cli._numbers import at_least
+from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--episodes', type=at_least(1), metavar='N', help="a condition (default: study's)"
     )
-    parser.add_argument('--seed', type=at_least(0), default=0, help='of scenes, tasks and noise')
+    parser.add_argument(
+        '--seed', type=between(0, MOST_SEED), default=0, help='of scenes, tasks and noise'
+    )
     parser.add_argument(
         '--processes', type=at_least(1), default=2, help='one thread each (default: %(default)s)'
     )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_runtime.cli._files import make_folder
-from vla_runtime.cli._numbers import at_least, between
+from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.engines.preflight import MOST_THREADS
 
@@ -58,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='BUNDLE',
         help='train on from its weights, with its vocabulary and statistics, on new data',
     )
-    parser.add_argument('--seed', type=at_least(0), default=0, help='of data and training')
+    parser.add_argument(
+        '--seed', type=between(0, MOST_SEED), default=0, help='of data and training'
+    )
     parser.add_argument(
         '--episodes',
         type=at_least(1),
