@@ -74,7 +74,7 @@ def test_the_page_says_how_many_instructions_were_completed(tmp_path):
     assert '1 of 1 instructions completed; 1 cut off by the end' in page
     assert 'cut off by the end of the demo' in page
     assert 'starved 7' in page
-    assert 'limited 2 (a limit of the robot file changed the command)' in page
+    assert 'limited 2 (the motion limiter changed the command)' in page
 
 
 def test_an_instruction_without_a_verdict_counts_as_not_completed(tmp_path):

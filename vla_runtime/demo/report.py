@@ -128,7 +128,7 @@ def _summary(telemetry: Telemetry) -> dict[str, str]:
         else 'none',
         'ticks': f'{telemetry.total("ticks")}, of which starved {telemetry.total("starved_ticks")},'
         f' overrun {telemetry.total("overrun_ticks")}, limited {telemetry.total("limited_ticks")}'
-        ' (a limit of the robot file changed the command)',
+        ' (the motion limiter changed the command)',
         'tick lateness': f'p99 {p99[-1][0]:.2f} ms at the end' if p99 else 'none',
     }
 
