@@ -16,22 +16,20 @@ _RANGE = 'ROS_AUTOMATIC_DISCOVERY_RANGE'
 def keep_to_udp(environment: MutableMapping[str, str], config: Path) -> None:
     """Set the executor's profile; call before `rclpy.init`.
 
-    A profile of the user's own stays in force, and so does another middleware. With
-    `ROS_STATIC_PEERS` on a graph of this machine the range stays as it is, shared memory included.
+    A profile of the user's own stays in force, and so does another middleware. On a graph that
+    stays on this machine (`LOCALHOST`) nothing is changed: ROS 2 adds shared memory there by
+    itself, and without it participants see one another so late that a service's answer can be
+    lost.
 
     Args:
         environment: of this process.
-        config: folder with fastdds.xml and the executor's profiles.
+        config: folder with fastdds.xml and the executor's profile.
     """
     middleware = environment.get('RMW_IMPLEMENTATION') or 'rmw_fastrtps_cpp'
-    if not middleware.startswith('rmw_fastrtps'):
+    if not middleware.startswith('rmw_fastrtps') or environment.get(_RANGE) == 'LOCALHOST':
         return
     shipped = (config / 'fastdds.xml').read_bytes()
     for given in filter(None, map(environment.get, PROFILE_VARIABLES)):
         if not Path(given).is_file() or Path(given).read_bytes() != shipped:
             return
-    profile = 'fastdds_executor.xml'
-    if environment.get(_RANGE) == 'LOCALHOST' and not environment.get('ROS_STATIC_PEERS'):
-        profile = 'fastdds_executor_localhost.xml'
-        environment[_RANGE] = 'SYSTEM_DEFAULT'
-    environment.update(dict.fromkeys(PROFILE_VARIABLES, str(config / profile)))
+    environment.update(dict.fromkeys(PROFILE_VARIABLES, str(config / 'fastdds_executor.xml')))
