@@ -119,6 +119,16 @@ def test_when_stopped_expect_the_shortest_way_the_acceleration_allows() -> None:
     assert rig.command.setpoints[0] - begins <= SPEED**2 / (2 * ACCELERATION) + SPEED * PERIOD_S
 
 
+def test_when_another_fault_is_found_while_braking_expect_the_hold_to_name_the_first() -> None:
+    rig = moving(rig_of())
+    rig.ros_ns += 2_000_000_000
+    rig.state_arrives = False
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
+    assert rig.reason == 'clock_jump'
+    assert rig.executor.counters.holds[Reason.CLOCK_JUMP] == 1
+    assert rig.tick().reason is Reason.STATE_MISSING
+
+
 def test_when_the_robot_file_says_freeze_expect_the_hold_at_once() -> None:
     rig = moving(rig_of(StopActions(stopped='freeze')))
     before = rig.command.setpoints.copy()

@@ -136,7 +136,8 @@ class Motion:
             self._replanner.elapsed_ns += round(dt_s * 1e9)
             if self._brake(positions, dt_s):
                 return commander.command
-        commander.rest(reason, positions, dt_s, now_s)
+        # What the stop began with is what it ends with, whatever else was found meanwhile.
+        commander.rest(self._cause, positions, dt_s, now_s)
         if not commander.moving:
             self.drop_plan()
         return commander.command
