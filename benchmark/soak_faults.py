@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _MATCH_S = 5.0
 # What joins the graph: somebody who looks at images.
 _LISTENER = """
+import sys
 import rclpy
 from rclpy.qos import qos_profile_sensor_data
 from sensor_msgs.msg import Image
