@@ -88,7 +88,8 @@ class Command:
         setpoints: (columns,) float64, the value to command in each column's own kind: position
             columns a position (rad or m), velocity columns a velocity (rad/s or m/s).
         velocities: (columns,) float64, feed-forward velocity of position columns, within the
-            velocity limit; equal to `setpoints` in velocity columns; all zero while holding.
+            velocity limit; equal to `setpoints` in velocity columns; all zero
+            in a hold that does not move.
         step: step of the plan that is being executed, -1 while none is.
         chunk: inference number of the chunk that the step comes from, -1 while none is.
         row: row of that chunk, -1 while none is.

@@ -10,8 +10,6 @@ pushed away does not swing back when it is let go.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from vla_runtime.execution.approach import NEGLIGIBLE, Approach, StartParameters
@@ -86,13 +84,6 @@ class Commander:
     def in_motion(self) -> bool:
         """Whether the last command followed a plan or an approach, and moved."""
         return self.moving and self.command.kind in (CommandKind.TRACK, CommandKind.APPROACH)
-
-    def snapshot(self) -> Command:
-        """A copy that later ticks leave alone."""
-        command = self.command
-        return replace(
-            command, setpoints=command.setpoints.copy(), velocities=command.velocities.copy()
-        )
 
     def forget(self, dry_run: bool) -> None:
         """What was commanded says nothing about the robot."""

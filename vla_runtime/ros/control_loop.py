@@ -134,7 +134,6 @@ class ControlLoop:
         self._computed_s = -math.inf
         self._newest_sent = 0
         self._sent = 0
-        self._last_chunk = -1
         self._seams_passed = 0
         self._seams: deque[TimedSeam] = deque(maxlen=_SEAMS_KEPT)
         self._collected_s = 0.0
