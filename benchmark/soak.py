@@ -33,9 +33,10 @@ import numpy as np
 from measurement import RESULTS, write_result
 from soak_checks import Fault, find_stalls
 from soak_faults import FaultKind, fault_kinds
+from soak_nodes import robot_graph
 from soak_report import Phase, Session, limits_of, session_figures, show
 from soak_rig import CameraSetup, Rig
-from three_cameras import PACKAGES, keep_others_out, quiet_domain, use_profile
+from three_cameras import PACKAGES, keep_others_out
 
 STEP_RATES_HZ = (50.0, 20.0)
 INTERVALS = (1, 4, 8, 25)
@@ -44,8 +45,6 @@ CAMERAS = (
     CameraSetup('12 Hz', 12.0),
     CameraSetup('25 Hz, jitter', 25.0, 0.01),
 )
-# As the executor's shipped parameters have it.
-REQUEST_TIMEOUT_S = 2.0
 QUIET_S = (2.0, 4.0)
 SHORTEST_PHASE_S = 10.0
 # Live parameters that are drawn, one at a time.
@@ -75,7 +74,7 @@ def play_fault(rig: Rig, name: str, kind: FaultKind, random: np.random.Generator
     said = rig.start_as_operator()
     if said:
         over_ns = time.time_ns()
-    rig.faults.append(Fault(name, detail, begin_ns, over_ns, kind.stops, kind.extra_s, said))
+    rig.faults.append(Fault(name, detail, begin_ns, over_ns, kind.stops, said))
 
 
 def note_stop(rig: Rig) -> None:
@@ -83,9 +82,7 @@ def note_stop(rig: Rig) -> None:
     begin_ns = time.time_ns()
     said = rig.start_as_operator()
     if said:
-        rig.faults.append(
-            Fault('stopped by itself', said, begin_ns, time.time_ns(), True, 0.0, said)
-        )
+        rig.faults.append(Fault('stopped by itself', said, begin_ns, time.time_ns(), True, said))
 
 
 class Player:
@@ -167,11 +164,11 @@ def run_session(
 ) -> Session:
     """One policy, every replan interval and camera set-up by turns."""
     random = np.random.default_rng([arguments.seed, round(step_rate_hz)])
-    kinds = fault_kinds(REQUEST_TIMEOUT_S)
+    kinds = fault_kinds()
     if arguments.only is not None:
         kinds = {name: kinds[name] for name in arguments.only}
-    with quiet_domain() as graph:
-        rig = Rig(graph, folder, step_rate_hz, arguments.seed)
+    with robot_graph(folder) as (graph, profiles):
+        rig = Rig(graph, profiles, folder, step_rate_hz, arguments.seed)
         player = Player(rig, random, kinds, Progress(f'{step_rate_hz:g} Hz', seconds))
         try:
             rig.begin()
@@ -217,7 +214,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--only',
         nargs='*',
-        choices=list(fault_kinds(REQUEST_TIMEOUT_S)),
+        choices=list(fault_kinds()),
         metavar='FAULT',
         help='these faults only; none after a bare --only: %(choices)s',
     )
@@ -231,7 +228,6 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(words)
     if arguments.realtime:
         keep_others_out()
-    use_profile(shipped=True)
     figures = []
     with tempfile.TemporaryDirectory() as folder:
         for rate_hz in arguments.steps:

@@ -14,7 +14,7 @@ import numpy as np
 # A joint that moves less from tick to tick stands still, rad or m.
 STILL = 1e-7
 # What a fault does to the ticks shows within this after it.
-_AFTER_NS = 1_000_000_000
+_SHOWS_NS = 1_000_000_000
 # Shorter than this between two ticks with motion is no stall.
 _SHORTEST_NS = 50_000_000
 # Ticks further apart than this were late, at 100 Hz.
@@ -55,12 +55,11 @@ class Fault:
         begin_ns: just before it.
         over_ns: just after it; where a person was needed, when the robot was started again.
         stops: the robot may stand still meanwhile.
-        extra_s: what the recovery may take beyond frame and inferences.
         operator: a person was needed; what the executor said.
         recovery_s: from its end to the first motion, or to the next fault without one.
         allowed_s: what that may take.
         longest_s: the longest time without motion while it lasted.
-        longest_tick_s: the longest time between two commands, from its begin to `_AFTER_NS` after
+        longest_tick_s: the longest time between two commands, from its begin to `_SHOWS_NS` after
             its end.
         machine_s: of that, for how long the machine had no core for a thread.
     """
@@ -70,7 +69,6 @@ class Fault:
     begin_ns: int
     over_ns: int
     stops: bool
-    extra_s: float = 0.0
     operator: str = ''
     recovery_s: float = 0.0
     allowed_s: float = 0.0
@@ -127,9 +125,7 @@ def motion_ns(commands: Commands) -> np.ndarray:
     return commands.stamps_ns[1:][step > STILL]
 
 
-def allowed(
-    record: Record, begin_ns: int, end_ns: int, *, inferences: int, extra_s: float = 0.0
-) -> dict[str, float]:
+def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> dict[str, float]:
     """What a time without motion may consist of, seconds by part.
 
     The next frame of every camera, so many inferences as long as those beside it were, what
@@ -146,7 +142,6 @@ def allowed(
         'inference': inferences * float(near.max(initial=0.0)),
         'machine': _machine_s(record, begin_ns, end_ns),
         'allowance': ALLOWANCE_S,
-        'extra': extra_s,
     }
 
 
@@ -174,14 +169,11 @@ def find_stalls(record: Record) -> list[Stall]:
     stalls = []
     excuses = [fault for fault in record.faults if fault.stops]
 
-    def past(at_ns: int) -> list[Fault]:
-        return [fault for fault in record.faults if fault.over_ns <= at_ns]
-
     for fault in record.faults:
         _look_at(fault, motion, record)
     for fault in excuses:
         end_ns = _end_of_recovery(fault, excuses, motion, int(record.commands.stamps_ns[-1]))
-        parts = allowed(record, fault.over_ns, end_ns, inferences=2, extra_s=fault.extra_s)
+        parts = allowed(record, fault.over_ns, end_ns, inferences=2)
         fault.recovery_s = (end_ns - fault.over_ns) * 1e-9
         fault.allowed_s = sum(parts.values())
         stalls.append(Stall(fault.over_ns, fault.recovery_s, fault.allowed_s, parts, fault.kind))
@@ -194,17 +186,10 @@ def find_stalls(record: Record) -> list[Stall]:
         if end_ns <= begin_ns:
             continue
         dropped = bool(((late > begin_ns - _SHORTEST_NS) & (late <= end_ns)).any())
-        # What a fault left behind may show only when the plan has been executed.
-        left_ns = max(
-            (f.over_ns + round(f.extra_s * 1e9) - begin_ns for f in past(begin_ns)), default=0
-        )
-        parts = allowed(
-            record,
-            begin_ns,
-            end_ns,
-            inferences=2 if dropped or left_ns > 0 else 1,
-            extra_s=max(0, left_ns) * 1e-9,
-        )
+        # A chunk that a fault spoilt may be missed only when the plan has been executed.
+        spoilt = any(0 <= begin_ns - fault.over_ns < _SHOWS_NS for fault in record.faults)
+        inferences = 2 if dropped or spoilt else 1
+        parts = allowed(record, begin_ns, end_ns, inferences=inferences)
         stalls.append(Stall(begin_ns, (end_ns - begin_ns) * 1e-9, sum(parts.values()), parts))
     return sorted(stalls, key=lambda stall: stall.begin_ns)
 
@@ -229,7 +214,7 @@ def _look_at(fault: Fault, motion: np.ndarray, record: Record) -> None:
     edges = np.concatenate([[fault.begin_ns], inside, [fault.over_ns]])
     fault.longest_s = float(np.diff(edges).max()) * 1e-9
     stamps = record.commands.stamps_ns
-    near = stamps[(stamps >= fault.begin_ns) & (stamps <= fault.over_ns + _AFTER_NS)]
+    near = stamps[(stamps >= fault.begin_ns) & (stamps <= fault.over_ns + _SHOWS_NS)]
     if len(near) > 1:
         place = int(np.diff(near).argmax())
         fault.longest_tick_s = float(near[place + 1] - near[place]) * 1e-9

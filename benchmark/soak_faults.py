@@ -50,13 +50,10 @@ class FaultKind:
     Attributes:
         play: does it; returns what exactly.
         stops: the robot may stand still while it lasts.
-        extra_s: what the recovery may take beyond frames and inferences: `request_timeout_s`
-            where the open request is lost with the policy.
     """
 
     play: _Play
     stops: bool = True
-    extra_s: float = 0.0
 
 
 def _last(random: np.random.Generator, low_s: float, high_s: float) -> float:
@@ -259,7 +256,8 @@ def participants(rig: Rig, random: np.random.Generator) -> str:
     count = int(random.integers(1, 3))
     topics = ['/' + topic for topic in rig.camera_topics]
     onlookers = [
-        Child(['-c', _LISTENER, *topics], rig.folder / 'onlooker.log') for _ in range(count)
+        Child(['-c', _LISTENER, *topics], rig.folder / 'onlooker.log', profile=rig.profiles.nodes)
+        for _ in range(count)
     ]
     seconds = _last(random, 1.5, 3.0)
     for onlooker in onlookers:
@@ -296,11 +294,11 @@ def _wait_for_match(publisher: Any) -> None:
         time.sleep(0.01)
 
 
-def fault_kinds(request_timeout_s: float) -> dict[str, FaultKind]:
+def fault_kinds() -> dict[str, FaultKind]:
     """All of them by name."""
     return {
         'policy_frozen': FaultKind(policy_frozen),
-        'policy_killed': FaultKind(policy_killed, extra_s=request_timeout_s),
+        'policy_killed': FaultKind(policy_killed),
         'cameras_frozen': FaultKind(cameras_frozen),
         'camera_slow': FaultKind(camera_slow, stops=False),
         'malformed_images': FaultKind(malformed_images, stops=False),
@@ -312,5 +310,5 @@ def fault_kinds(request_timeout_s: float) -> dict[str, FaultKind]:
         'participants': FaultKind(participants, stops=False),
         'stop_and_start': FaultKind(stop_and_start),
         'reset': FaultKind(reset),
-        'policy_reset': FaultKind(policy_reset, extra_s=request_timeout_s),
+        'policy_reset': FaultKind(policy_reset),
     }

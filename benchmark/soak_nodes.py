@@ -7,23 +7,69 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter
-from three_cameras import ROOT, Graph
+from three_cameras import ROOT, Graph, isolate
+
+from vla_runtime.ros.executor_transport import PROFILE_VARIABLES
 
 # Beside the helpers that three_cameras makes importable.
 from graph import TRANSITIONS  # isort: skip
 
+_PROFILES = {'nodes': 'fastdds.xml', 'executor': 'fastdds_executor.xml'}
+_UDP = '<type>UDPv4</type>'
+_LOOPBACK = '<interfaceWhiteList><address>127.0.0.1</address></interfaceWhiteList>'
 # A call may go to a dead node alone, which discovery believes in for some 20 s.
 _CALL_S = 3.0
 _INSIST_S = 90.0
 _END_S = 60.0
 _LEADS_TO = {'configure': 'inactive', 'activate': 'active'}
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """Fast DDS profiles as shipped, but for the loopback interface alone."""
+
+    nodes: Path
+    executor: Path
+
+
+@contextmanager
+def robot_graph(folder: Path) -> Iterator[tuple[Graph, Profiles]]:
+    """A graph as a robot's network is, that ends at this machine.
+
+    `LOCALHOST` would end there too, but gives every process shared memory, the executor as well.
+    This process, which is the robot, keeps out of shared memory as the executor does.
+
+    Args:
+        folder: the profiles are written into it.
+    """
+    isolate()
+    os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'SUBNET'
+    made = {}
+    for user, name in _PROFILES.items():
+        text = (ROOT / 'config' / name).read_text(encoding='utf-8')
+        assert _UDP in text
+        made[user] = folder / name
+        made[user].write_text(text.replace(_UDP, _UDP + _LOOPBACK), encoding='utf-8')
+    os.environ.update(use_profile(made['executor']))
+    graph = Graph('benchmark')
+    try:
+        yield graph, Profiles(**made)
+    finally:
+        graph.close()
+
+
+def use_profile(profile: Path) -> dict[str, str]:
+    """Environment with which Fast DDS takes a profile."""
+    return dict.fromkeys(PROFILE_VARIABLES, str(profile))
 
 
 class Child:
@@ -33,9 +79,17 @@ class Child:
         words: of the command line, after the interpreter.
         log: what it writes is appended here.
         ends_with_stdin: its end is the end of its stdin, not SIGINT.
+        profile: of Fast DDS.
     """
 
-    def __init__(self, words: Sequence[str], log: Path, *, ends_with_stdin: bool = False) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        log: Path,
+        *,
+        profile: Path,
+        ends_with_stdin: bool = False,
+    ) -> None:
         self.log = log
         self._ends_with_stdin = ends_with_stdin
         self._frozen = False
@@ -48,6 +102,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
+                env={**os.environ, **use_profile(profile)},
             )
 
     @property

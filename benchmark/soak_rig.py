@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray
 from soak_checks import Fault, Record
-from soak_nodes import Child, Services
+from soak_nodes import Child, Profiles, Services
 from soak_policy import INSTRUCTION, home, write_policy, write_robot
 from soak_robot import SimulatedRobot
 from std_msgs.msg import String
@@ -90,8 +90,10 @@ class Rig:
 
     POLICY, EXECUTOR = '/vla_policy', '/vla_executor'
 
-    def __init__(self, graph: Graph, folder: Path, step_rate_hz: float, seed: int) -> None:
-        self.graph, self.folder = graph, folder
+    def __init__(
+        self, graph: Graph, profiles: Profiles, folder: Path, step_rate_hz: float, seed: int
+    ) -> None:
+        self.graph, self.profiles, self.folder = graph, profiles, folder
         self.step_rate_hz = step_rate_hz
         self.services = Services(graph)
         self.robot_path = folder / 'robot.yaml'
@@ -159,7 +161,12 @@ class Rig:
     # ------------------------------------------------------------ processes
 
     def _start(self, name: str, words: list[str], *, ends_with_stdin: bool = False) -> Child:
-        child = Child(words, self.folder / f'{name}.log', ends_with_stdin=ends_with_stdin)
+        child = Child(
+            words,
+            self.folder / f'{name}.log',
+            ends_with_stdin=ends_with_stdin,
+            profile=self.profiles.executor if name == 'executor_node' else self.profiles.nodes,
+        )
         self._children.append((name, child))
         return child
 

@@ -90,3 +90,21 @@ def test_when_a_delay_parameter_makes_no_sense_expect_error(bad: dict[str, float
 def test_when_interval_exceeds_the_horizon_expect_error_with_the_numbers() -> None:
     with pytest.raises(ValueError, match=r'12 steps but a chunk has only 10'):
         ExecutorParameters(replan_interval=12).require_horizon(10)
+
+
+def test_open_request_is_sent_again_every_tenth_of_a_second_under_its_number() -> None:
+    requests = Requests()
+    assert not requests.send_again(0.0)
+    requests.ask(1.0)
+    assert not requests.send_again(1.05)
+    assert requests.send_again(1.1)
+    assert not requests.send_again(1.15)
+    assert requests.send_again(1.25)
+    assert requests.number == 1
+
+
+def test_answered_request_is_not_sent_again() -> None:
+    requests = Requests()
+    requests.ask(1.0)
+    requests.answer()
+    assert not requests.send_again(5.0)

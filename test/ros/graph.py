@@ -40,12 +40,22 @@ SENSOR = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT)
 # Discovery alone can take seconds, and other tests may have the machine's cores.
 TIMEOUT_S = 180.0
 _ASK_AGAIN_S = 5.0
+# Longer than any of them takes.
+_TRANSITION_AGAIN_S = 40.0
 ROOT = Path(__file__).resolve().parents[2]
 TRANSITIONS = {
     'configure': Transition.TRANSITION_CONFIGURE,
     'activate': Transition.TRANSITION_ACTIVATE,
     'deactivate': Transition.TRANSITION_DEACTIVATE,
     'cleanup': Transition.TRANSITION_CLEANUP,
+}
+
+
+_LEADS_TO = {
+    'configure': 'inactive',
+    'activate': 'active',
+    'deactivate': 'inactive',
+    'cleanup': 'unconfigured',
 }
 
 
@@ -69,13 +79,14 @@ class Graph:
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self.node)
         self._changed = threading.Condition()
+        self._closing = False
         self._thread = threading.Thread(target=self._spin, daemon=True)
         self._thread.start()
         self._processes: list[Process] = []
         self._clients: dict[str, Any] = {}
 
     def _spin(self) -> None:
-        while self._context.ok():
+        while not self._closing:
             try:
                 self._executor.spin_once(timeout_sec=0.1)
             except ExternalShutdownException:
@@ -127,49 +138,42 @@ class Graph:
         self._processes.append(process)
         return process
 
-    def call(self, service_type: Any, name: str, request: Any) -> Any:
-        """Call a service and wait for the answer."""
+    def call(
+        self, service_type: Any, name: str, request: Any, again_s: float = _ASK_AGAIN_S
+    ) -> Any:
+        """Call a service and wait for the answer.
+
+        A service that has not discovered its client yet drops the answer, so a call without an
+        answer is repeated; it may be carried out more than once.
+        """
         # Kept, because discovery takes longer than the call.
         if name not in self._clients:
             self._clients[name] = self.node.create_client(service_type, name)
         client = self._clients[name]
-        self.wait_for(client.service_is_ready, f'service {name}')
-        future = client.call_async(request)
-        self.wait_for(future.done, f'an answer of {name}')
-        return future.result()
-
-    def ask(self, service_type: Any, name: str, request: Any) -> Any:
-        """Call a service that changes nothing when it is called twice.
-
-        A service that does not know its client yet drops its answer, so a call that is not
-        answered is repeated.
-        """
-        client = self.node.create_client(service_type, name)
         self.wait_for(client.service_is_ready, f'service {name}')
         calls = [client.call_async(request)]
         asked_s = time.monotonic()
 
         def answer() -> Any:
             nonlocal asked_s
-            if time.monotonic() - asked_s > _ASK_AGAIN_S:
+            if time.monotonic() - asked_s > again_s:
                 asked_s = time.monotonic()
                 calls.append(client.call_async(request))
             return next((call.result() for call in calls if call.done()), None)
 
-        try:
-            return self.wait_for(answer, f'an answer of {name}')
-        finally:
-            self.node.destroy_client(client)
+        return self.wait_for(answer, f'an answer of {name}')
 
     def transition(self, node: str, name: str) -> bool:
         """Ask a lifecycle node for a transition; whether it succeeded."""
         request = ChangeState.Request()
         request.transition.id = TRANSITIONS[name]
-        return bool(self.call(ChangeState, f'{node}/change_state', request).success)
+        answer = self.call(ChangeState, f'{node}/change_state', request, _TRANSITION_AGAIN_S)
+        # Of a call that was repeated the second answer says that there is nothing to do.
+        return bool(answer.success) or self.state(node) == _LEADS_TO[name]
 
     def state(self, node: str) -> str:
         """The lifecycle state that a node is in."""
-        answer = self.ask(GetState, f'{node}/get_state', GetState.Request())
+        answer = self.call(GetState, f'{node}/get_state', GetState.Request())
         return str(answer.current_state.label)
 
     def set_parameter(self, node: str, name: str, value: Any) -> SetParametersResult:
@@ -182,10 +186,11 @@ class Graph:
         """Stop all processes and leave the graph."""
         for process in self._processes:
             process.stop()
-        rclpy.shutdown(context=self._context)
+        self._closing = True
         self._thread.join()
         self._executor.shutdown()
         self.node.destroy_node()
+        rclpy.shutdown(context=self._context)
 
 
 @contextmanager

@@ -192,13 +192,7 @@ class Simulated:
 
     def see(self, what: str, holds, condition: str = 'control'):
         """A status from now on that fulfils `holds`, while the clock runs."""
-        self.bench.diagnostics.clear()
-
-        def look():
-            status = self.bench.status(condition)
-            return status if status is not None and holds(status) else None
-
-        return self.wait_for(look, what)
+        return self.bench.wait_for_status(what, holds, condition, meanwhile=self.run)
 
     def move(self, number: int) -> None:
         """Answer the next request, and see it executed."""

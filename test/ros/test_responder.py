@@ -15,9 +15,10 @@ from tiny_robot import ROBOT, write_robot
 from vla_runtime.policy import Policy
 from vla_runtime.ros.camera_buffer import Frame
 from vla_runtime.ros.conversions import ReceivedPlan
+from vla_runtime.ros.incoming_requests import Request
 from vla_runtime.ros.joint_buffer import JointSource
 from vla_runtime.ros.policy_status import report
-from vla_runtime.ros.responder import Answer, Circumstances, Request, Responder
+from vla_runtime.ros.responder import Answer, Circumstances, Responder
 from vla_runtime.ros.robot import load_robot
 from vla_runtime.ros.robot_match import match_robot
 from vla_runtime.ros.synchronizer import Synchronizer, SyncLimits

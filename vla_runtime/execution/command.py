@@ -155,6 +155,7 @@ class CommittedSetpoints:
         certain: rows, from row 0 on, that are executed before the next chunk can take over.
         episode: the episode that the request belongs to.
         request: number of the request.
+        repeated: the request was sent before.
     """
 
     rows: np.ndarray
@@ -166,6 +167,7 @@ class CommittedSetpoints:
     certain: int
     episode: int
     request: int
+    repeated: bool = False
 
 
 @dataclass

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vla_runtime.execution.chunk_check import CheckedChunk, check_chunk
 from vla_runtime.execution.clamp_latch import ClampLatch
@@ -304,14 +305,17 @@ class ChunkExecutor:
     @property
     def wants_chunk(self) -> bool:
         """Whether a chunk is wanted and none has been asked for yet."""
-        may_move = self._mode is Mode.RUNNING and self._guard.fault is None
         replanner = self._replanner
+        return self._takes_chunks and not replanner.requests.open and replanner.due
+
+    @property
+    def _takes_chunks(self) -> bool:
+        """Whether a chunk that comes now would be looked at."""
         return (
-            may_move
+            self._mode is Mode.RUNNING
+            and self._guard.fault is None
             and not self._commander.approach.active
             and not self._motion.braking
-            and not replanner.requests.open
-            and replanner.due
         )
 
     def poll_request(
@@ -327,6 +331,18 @@ class ChunkExecutor:
         requests.ask(now_s)
         self.counters.requests += 1
         return self.committed_plan(now_ros_ns, past_steps)
+
+    def repeat_request(
+        self, now_s: float, now_ros_ns: int, past_steps: int = 0
+    ) -> CommittedSetpoints | None:
+        """The open request once more, under its number, when its answer is overdue.
+
+        For a transport that loses messages: a policy process that was suspended, or a radio link,
+        loses requests that a reliable connection sends again only seconds later.
+        """
+        if not self._takes_chunks or not self._replanner.requests.send_again(now_s):
+            return None
+        return replace(self.committed_plan(now_ros_ns, past_steps), repeated=True)
 
     def committed_plan(self, now_ros_ns: int, past_steps: int = 0) -> CommittedSetpoints:
         """What the executor will go on with, from the step that it is in.

@@ -54,8 +54,8 @@ class ExecutorParameters:
         interpolation: `cubic` (continuous velocity) or `linear`.
         handover: how one chunk follows another.
         delay: how the delay is estimated.
-        request_timeout_s: ask again when a request is older than this, seconds on the steady
-            clock.
+        request_timeout_s: give a request up when it is older than this, and make a new one; seconds
+            on the steady clock.
         max_observation_age_s: a chunk whose observation is older than this on arrival is dropped.
     """
 

@@ -41,6 +41,10 @@ class DelayEstimator:
         return min(max(ordered[rank], parameters.floor_steps), parameters.ceiling_steps)
 
 
+# An open request is sent again after this, seconds: a message that is lost costs no more.
+_SEND_AGAIN_S = 0.1
+
+
 class Requests:
     """Whether a chunk has been asked for and is still awaited.
 
@@ -51,6 +55,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._asked_at_s: float | None = None
+        self._sent_at_s = -math.inf
         self.number = 0
         self.answered = False
 
@@ -60,8 +65,15 @@ class Requests:
 
     def ask(self, now_s: float) -> None:
         """A request went out."""
-        self._asked_at_s = now_s
+        self._asked_at_s = self._sent_at_s = now_s
         self.number += 1
+
+    def send_again(self, now_s: float) -> bool:
+        """Whether the open request is to be sent once more; counts as sent."""
+        if not self.open or now_s - self._sent_at_s < _SEND_AGAIN_S:
+            return False
+        self._sent_at_s = now_s
+        return True
 
     def answer(self) -> None:
         """A chunk that serves the coming boundary was accepted."""

@@ -156,6 +156,8 @@ class ControlLoop:
         with self._lock:
             self._note_seam(now_ros_ns, dry_run)
             plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
+            if plan is None:
+                plan = self._executor.repeat_request(now_s, now_ros_ns, _PAST_STEPS)
             running = self._executor.mode is Mode.RUNNING
         if plan is not None:
             self._on_request(plan)

@@ -284,7 +284,7 @@ class ExecutorNode(LifecycleNode):
         if publisher is None:
             return True
         kinds = [column.kind for column in self._match.columns]
-        if self._asked_s is None:
+        if self._asked_s is None and not plan.repeated:
             self._asked_s = time.monotonic()
         publisher.publish(
             plan_to_message(

@@ -155,7 +155,7 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'request_timeout_s',
         2.0,
-        'ask again when no chunk came for so long',
+        'give the request up when no chunk came for so long, and make a new one',
         minimum=0.05,
         maximum=60.0,
     ),

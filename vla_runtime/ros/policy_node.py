@@ -50,6 +50,7 @@ from vla_runtime.policy import Policy
 from vla_runtime.ros import policy_status
 from vla_runtime.ros.conversions import chunk_to_message, message_to_plan
 from vla_runtime.ros.diagnostics import Condition, Level
+from vla_runtime.ros.incoming_requests import IncomingRequests, Request
 from vla_runtime.ros.instruction import Instruction
 from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.parameters import declare, values
@@ -59,7 +60,7 @@ from vla_runtime.ros.policy_parameters import (
     limits_from,
     settings_from,
 )
-from vla_runtime.ros.responder import Answer, Circumstances, Request, Responder
+from vla_runtime.ros.responder import Answer, Circumstances, Responder
 from vla_runtime.ros.rivals import several_publishers
 from vla_runtime.ros.robot import Robot, find_robot, load_robot
 from vla_runtime.ros.robot_match import RobotMatch, match_robot
@@ -97,6 +98,7 @@ class PolicyNode(LifecycleNode):
         self._sensors: Sensors | None = None
         self._worker: LatestJobWorker[Request] | None = None
         self._requests: Subscription | None = None
+        self._incoming = IncomingRequests()
         # Counts resets and activations: an answer from before the last one is not published.
         self._era = 0
         self._era_lock = threading.Lock()
@@ -257,8 +259,12 @@ class PolicyNode(LifecycleNode):
 
     def _on_request(self, message: JointTrajectory) -> None:
         arrived_ns = monotonic_ns()
-        if self._worker is not None:
-            self._worker.submit(Request(message_to_plan(message), arrived_ns))
+        worker = self._worker
+        if worker is None:
+            return
+        request = self._incoming.receive(message_to_plan(message), arrived_ns)
+        if request is not None:
+            worker.submit(request)
 
     def _on_reset(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         if self._worker is None or self._synchronizer is None:
@@ -275,6 +281,7 @@ class PolicyNode(LifecycleNode):
         with self._era_lock:
             self._era += 1
             self._episode_over = True
+        self._incoming.forget()
 
     # The inference thread.
 
@@ -298,20 +305,25 @@ class PolicyNode(LifecycleNode):
                 settings=settings_from(given),
             )
 
+        self._incoming.begin(request)
         answer = responder.answer(request, read)
         if not isinstance(answer, Future):
+            self._incoming.wait(request)
             if monotonic_ns() - request.arrived_ns > _PATIENCE_NS:
                 self._status.set(policy_status.observation(answer))
             return False
-        answer.add_done_callback(lambda done: self._on_answer(done, era, given))
+        answer.add_done_callback(lambda done: self._on_answer(request, done, era, given))
         return True
 
-    def _on_answer(self, answer: Future[Answer], era: int, given: Mapping[str, Any]) -> None:
+    def _on_answer(
+        self, request: Request, answer: Future[Answer], era: int, given: Mapping[str, Any]
+    ) -> None:
         """In the inference thread, or in the pipeline's: publish, and there is room again."""
         try:
             with self._era_lock:  # Once a reset is answered, no chunk from before it follows.
                 if era == self._era:
                     self._publish(answer.result(), given)
+                    self._incoming.answer(request, monotonic_ns())
         except Exception as error:
             self._on_exception('inference', error)
         if (worker := self._worker) is not None:
@@ -364,8 +376,8 @@ class PolicyNode(LifecycleNode):
         return None
 
     def _say(self, level: Level, text: str) -> None:
-        replaced = 0 if self._worker is None else self._worker.replaced
-        self._status.set(Condition('inference', level, text, {'requests_replaced': replaced}))
+        superseded = self._incoming.superseded
+        self._status.set(Condition('inference', level, text, {'requests_replaced': superseded}))
 
     def _on_wrong_transition(self, _: str, error: Exception) -> None:
         # Nothing changed: the state of inference stays what it was.

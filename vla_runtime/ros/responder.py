@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vla_runtime.policy import Inference, Policy
-from vla_runtime.ros.conversions import ReceivedPlan
 from vla_runtime.ros.image_messages import ImageError, to_rgb
+from vla_runtime.ros.incoming_requests import Request
 from vla_runtime.ros.plan_alignment import align_plan
 from vla_runtime.ros.robot_match import RobotMatch
 from vla_runtime.ros.synchronizer import Refusal, Selection, Synchronizer
@@ -28,19 +28,6 @@ from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Obser
 
 # A /clock of 2 Hz is still running.
 _PAUSED_NS = 600_000_000
-
-
-@dataclass(frozen=True)
-class Request:
-    """The executor's wish for a chunk.
-
-    Attributes:
-        plan: what it will still execute.
-        arrived_ns: steady time of its arrival.
-    """
-
-    plan: ReceivedPlan
-    arrived_ns: int
 
 
 @dataclass(frozen=True)

@@ -40,18 +40,14 @@ class LatestJobWorker(Generic[Job]):
         self._poll_s = poll_s
         self._changed = Condition()
         self._waiting: Job | None = None
-        self._attempted: Job | None = None
         self._pokes = 0
         self._stopping = False
-        self.replaced = 0
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> None:
         """Do this job next; one that is waiting is dropped for it."""
         with self._changed:
-            # The one in progress is not lost: `_run` counts it if it could not be done.
-            self.replaced += self._waiting is not None and self._waiting is not self._attempted
             self._waiting = job
             self._changed.notify()
 
@@ -92,17 +88,13 @@ class LatestJobWorker(Generic[Job]):
                     return
                 job, pokes = self._waiting, self._pokes
                 assert job is not None
-                self._attempted = job
             done = self._try(job)
             with self._changed:
-                self._attempted = None
                 # `_waiting` is another job when a newer one came, and None when it was dropped.
                 if done and self._waiting is job:
                     self._waiting = None
                 elif self._waiting is job and self._pokes == pokes and not self._stopping:
                     self._changed.wait(self._poll_s)
-                elif not done and self._waiting is not None and self._waiting is not job:
-                    self.replaced += 1
 
     def _try(self, job: Job) -> bool:
         try:
