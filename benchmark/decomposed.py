@@ -5,8 +5,8 @@ other (100 M parameters, 3 cameras, 10 steps). In every round, in changing order
 file, the three files with everything new (miss), with one new camera of three, and the expert alone
 over a prefix that is there (hit). So what slows the machine slows both sides of a ratio.
 
-Next to each ratio stands what counted operations (`vla_runtime.operations`) make of it, and what
-the roofline of this machine does, which also knows that a short run waits for its weights. The
+Next to each ratio stands what `performance.operation_counts` makes of it, and what the roofline of
+this machine does, which also knows that a short run waits for its weights. The
 monolithic file has no hit: it counts as much as a miss every time. Running the prefix again at
 every step, as a policy without keys and values does, is counted only.
 
@@ -26,16 +26,16 @@ from measurement import percentiles, write_result
 from mid_size import DIMS, STEPS, milliseconds, parse_arguments, write_mid_size
 from random_policy import ChunkInputs, denoise_chunk, random_inputs
 
-from vla_runtime import operations
-from vla_runtime.bundle import read_bundle
-from vla_runtime.engines.onnx_engine import OnnxEngine
-from vla_runtime.engines.onnx_files import graph_path
-from vla_runtime.engines.onnx_session import Placement, Session
-from vla_runtime.engines.time_table import TimeTable
-from vla_runtime.export.onnx_export import write_onnx
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.engines.onnx.engine import OnnxEngine
+from vla_runtime.engines.onnx.files import graph_path
+from vla_runtime.engines.onnx.session import Placement, Session
+from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.families.pi.time_table import TimeTable
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.rates import numpy_rates
-from vla_runtime.roofline import Rates
+from vla_runtime.performance import operation_counts
+from vla_runtime.performance.device_rates import numpy_rates
+from vla_runtime.performance.roofline import Rates
 
 PACKAGES = ('onnxruntime', 'onnx', 'numpy', 'torch')
 # Largest difference of the two chunks, of numbers of order one.
@@ -140,10 +140,10 @@ def measure(subject: Subject, rounds: int) -> dict[str, dict[str, list[float]]]:
 
 def counted(rates: Rates) -> dict[str, dict[str, float]]:
     """Of every piece its operations (10^9) and its least time at these rates (ms)."""
-    miss = operations.inference(DIMS, steps=STEPS)
-    one = operations.inference(DIMS, steps=STEPS, images=1)
-    hit = operations.inference(DIMS, steps=STEPS, images=0, prefix_runs=0)
-    again = operations.inference(DIMS, steps=STEPS, prefix_runs=STEPS)
+    miss = operation_counts.inference(DIMS, steps=STEPS)
+    one = operation_counts.inference(DIMS, steps=STEPS, images=1)
+    hit = operation_counts.inference(DIMS, steps=STEPS, images=0, prefix_runs=0)
+    again = operation_counts.inference(DIMS, steps=STEPS, prefix_runs=STEPS)
     # The graph runs the vision network once over all images: the same operations.
     pieces = {'monolithic': miss, 'miss': miss, 'one_new': one, 'hit': hit, 'no_cache': again}
     return {
@@ -162,7 +162,7 @@ def summary(found: Mapping[str, Mapping[str, list[float]]], rates: Rates) -> dic
     """Ratios within a round beside the counted ones, times, and the rate of every phase."""
     whole = {name: np.array(values) for name, values in found['whole'].items()}
     count = counted(rates)
-    work = operations.inference(DIMS, steps=STEPS)
+    work = operation_counts.inference(DIMS, steps=STEPS)
     fastest = {phase: min(values) for phase, values in found['phases'].items()}
     return {
         'ratios': {

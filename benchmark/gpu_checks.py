@@ -24,7 +24,7 @@ from random_policy import (
     torch_engine,
 )
 
-from vla_runtime.engines.engine import PolicyEngine
+from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.pipeline import ChunkPipeline

@@ -25,11 +25,11 @@ from random_policy import (
     with_cameras,
 )
 
-from vla_runtime.devices import device_of_cuda
-from vla_runtime.dimensions import PolicyDims
-from vla_runtime.engines.engine import PolicyEngine
-from vla_runtime.models.flow_policy import FlowPolicy
-from vla_runtime.roofline import phase_floors, published_rates
+from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.families.pi.network import FlowPolicy
+from vla_runtime.performance.devices import device_of_cuda
+from vla_runtime.performance.roofline import phase_floors, published_rates
 
 WARM_UP = 3
 

@@ -28,16 +28,16 @@ from tensorrt_kit import ROWS, SIZES, STEPS, Kit, expert_inputs, prepare, restor
 
 from vla_runtime.engines.cuda_runtime import CudaError, CudaRuntime  # noqa: E402
 from vla_runtime.engines.preflight import check_backend  # noqa: E402
-from vla_runtime.engines.tensorrt_adapter import (  # noqa: E402
+from vla_runtime.engines.tensorrt.adapter import (  # noqa: E402
     Network,
     TensorRT,
     TensorRTError,
     import_tensorrt,
 )
-from vla_runtime.engines.tensorrt_buffers import DeviceArray  # noqa: E402
-from vla_runtime.engines.tensorrt_engine import TensorRTEngine  # noqa: E402
-from vla_runtime.engines.tensorrt_store import Metadata, engine_names  # noqa: E402
-from vla_runtime.export.tensorrt_build import build_engines, plan_build  # noqa: E402
+from vla_runtime.engines.tensorrt.buffers import DeviceArray  # noqa: E402
+from vla_runtime.engines.tensorrt.engine import TensorRTEngine  # noqa: E402
+from vla_runtime.engines.tensorrt.store import Metadata, engine_names  # noqa: E402
+from vla_runtime.export.tensorrt.build import build_engines, plan_build  # noqa: E402
 
 PACKAGES = ['tensorrt', 'cuda-python', 'cuda-bindings', 'numpy']
 # Largest error as a share of the largest number of the reference. In half precision ONNX Runtime's

@@ -2,8 +2,8 @@
 
 In every round, one after the other: unguided, fused and serial inferences, each with everything
 new (vision of three cameras, prefix, denoise) and with everything in the cache. A guided one is
-compared with what counted operations (`vla_runtime.operations`) make of the unguided one: vision
-once, prefix and expert for two rows. So what slows the machine slows both sides of a ratio.
+compared with what `performance.operation_counts` makes of the unguided one: vision once, prefix
+and expert for two rows. So what slows the machine slows both sides of a ratio.
 Targets: fused at most 1.05 of the count, and never slower than serial.
 
     python benchmark/guidance.py [--rounds 12] [--threads 1]
@@ -18,9 +18,9 @@ import numpy as np
 from measurement import percentiles, write_result
 from mid_size import DIMS, PACKAGES, STEPS, look, mid_size_policy, parse_arguments
 
-from vla_runtime import operations
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.performance import operation_counts
 from vla_runtime.policy import Policy
-from vla_runtime.settings import PolicySettings
 from vla_runtime.types import InferenceReport
 
 SETTINGS = {
@@ -63,7 +63,7 @@ def _add(
 
 def counted(unguided: Mapping[str, np.ndarray]) -> np.ndarray:
     """Milliseconds that the counted operations of two rows take at the unguided one's speed."""
-    one, two = (operations.inference(DIMS, steps=STEPS, rows=rows) for rows in (1, 2))
+    one, two = (operation_counts.inference(DIMS, steps=STEPS, rows=rows) for rows in (1, 2))
     expected = unguided['total'].copy()
     for phase in ('prefix', 'denoise'):
         expected += unguided[phase] * (two[phase].flops / one[phase].flops - 1)

@@ -32,7 +32,7 @@ from three_cameras import (
     use_profile,
 )
 
-from vla_runtime.ros.diagnostics import values_of
+from vla_runtime.ros.messages.diagnostics import values_of
 
 _RATE_HZ = 30.0
 _REQUEST_PERIOD_S = 0.2

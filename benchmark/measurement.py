@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.measurement import machine, percentiles, versions
-from vla_runtime.whole_files import write_text
+from vla_runtime.files.whole_files import write_text
+from vla_runtime.performance.measurement import machine, percentiles, versions
 
 __all__ = ['RESULTS', 'median_interval', 'percentiles', 'write_result']
 

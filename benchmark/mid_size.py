@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from random_policy import random_network
 
-from vla_runtime.bundle import (
+from vla_runtime.bundle.folder import write_bundle
+from vla_runtime.bundle.schema import (
     ActionSpec,
     BundleSpec,
     CameraSpec,
@@ -23,14 +24,13 @@ from vla_runtime.bundle import (
     NormalisationSpec,
     PromptSpec,
     StateSpec,
-    write_bundle,
 )
-from vla_runtime.dimensions import GemmaDims, PolicyDims, VisionDims
-from vla_runtime.engines.engine import PolicyEngine, StepInputs
+from vla_runtime.engines.protocol import PolicyEngine, StepInputs
+from vla_runtime.families.pi.dimensions import GemmaDims, PolicyDims, VisionDims
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.guidance import row_weights
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.settings import PolicySettings
 from vla_runtime.types import Observation
 
 CAMERAS = ('top', 'left_wrist', 'right_wrist')

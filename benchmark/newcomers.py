@@ -105,7 +105,7 @@ def start_executor(graph: Graph, name: str, folder: Path) -> VelocityRobot:
         os.environ[variable] = str(profile)
     try:
         process = graph.start(
-            'vla_runtime.ros.executor_node',
+            'vla_runtime.ros.executor.node',
             '--ros-args',
             *('-r', f'__ns:=/{name}'),
             *('-p', f'bundle:={folder / "bundle"}'),

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from vla_runtime.dimensions import PRESETS, GemmaDims, PolicyDims, VisionDims
-from vla_runtime.engines.engine import PolicyEngine, StepInputs
-from vla_runtime.engines.torch_engine import PRECISIONS, TorchEngine
+from vla_runtime.engines.protocol import PolicyEngine, StepInputs
+from vla_runtime.engines.torch.engine import PRECISIONS, TorchEngine
+from vla_runtime.families import policy_network
+from vla_runtime.families.blocks.layers import matrix_names
+from vla_runtime.families.pi.dimensions import PRESETS, GemmaDims, PolicyDims, VisionDims
+from vla_runtime.families.pi.network import FlowPolicy
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.models import policy_network
-from vla_runtime.models.flow_policy import FlowPolicy
-from vla_runtime.models.layers import matrix_names
 
 SIZES = ('tiny', 'reduced', 'full')
 

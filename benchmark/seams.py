@@ -21,9 +21,9 @@ import numpy as np
 from measurement import RESULTS, write_result
 
 from vla_runtime.execution.handover import HandoverParameters, LiveChunk, hand_over
-from vla_runtime.study.condition import Condition
-from vla_runtime.study.smoothness import jerk_of
-from vla_runtime.study.statistics import mean_of
+from vla_runtime.tabletop.study.condition import Condition
+from vla_runtime.tabletop.study.smoothness import jerk_of
+from vla_runtime.tabletop.study.statistics import mean_of
 
 DELAYS = (0, 2, 4, 6)
 STEP_TIME_S = 0.05
@@ -131,9 +131,9 @@ def record(bundle: Path, episodes: int) -> dict[tuple[str, int], list[list[LiveC
     import torch
     from tqdm import tqdm
 
-    from vla_runtime.study.drivers import PolicyDriver
-    from vla_runtime.study.episode import CONTROL_RATE_HZ, Tabletop, run_episode
-    from vla_runtime.study.runner import episode_seeds
+    from vla_runtime.tabletop.study.drivers import PolicyDriver
+    from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ, Tabletop, run_episode
+    from vla_runtime.tabletop.study.runner import episode_seeds
 
     torch.set_num_threads(1)
     world, driver = Tabletop(CONTROL_RATE_HZ), PolicyDriver(bundle)

@@ -15,7 +15,8 @@ import torch
 import yaml
 from random_policy import random_network
 
-from vla_runtime.bundle import (
+from vla_runtime.bundle.folder import write_bundle
+from vla_runtime.bundle.schema import (
     ActionSpec,
     BundleSpec,
     CameraSpec,
@@ -23,11 +24,10 @@ from vla_runtime.bundle import (
     NormalisationSpec,
     PromptSpec,
     StateSpec,
-    write_bundle,
 )
-from vla_runtime.dimensions import GemmaDims, PolicyDims, VisionDims
+from vla_runtime.families.pi.dimensions import GemmaDims, PolicyDims, VisionDims
 from vla_runtime.policy import Policy
-from vla_runtime.ros.robot import Robot, load_robot
+from vla_runtime.ros.robot.file import Robot, load_robot
 from vla_runtime.types import Observation
 
 _ROOT = Path(__file__).resolve().parents[1]

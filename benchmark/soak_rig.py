@@ -19,8 +19,9 @@ from std_srvs.srv import Trigger
 from three_cameras import LATCHED, RELIABLE, ROOT, Graph
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.ros.conversions import stamp_to_ns
-from vla_runtime.ros.diagnostics import values_of
+from vla_runtime.ros.messages.conversions import stamp_to_ns
+from vla_runtime.ros.messages.diagnostics import values_of
+from vla_runtime.ros.node_main import MODULES
 
 _SCRIPTS = Path(__file__).parent
 # Two periods of the executor's status: what it says then is of after the question.
@@ -176,7 +177,7 @@ class Rig:
         return self._start(
             f'{name}_node',
             [
-                *('-m', f'vla_runtime.ros.{name}_node', '--ros-args'),
+                *('-m', MODULES[f'{name}_node'], '--ros-args'),
                 *('--params-file', str(ROOT / 'config' / f'{name}.yaml')),
                 *words,
             ],

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.dimensions import PRESETS, GemmaDims, PolicyDims, VisionDims
-from vla_runtime.engines.engine import StepInputs
-from vla_runtime.engines.onnx_files import ONNX_FOLDER, WEIGHTS_DATA
-from vla_runtime.engines.tensorrt_store import engine_names
-from vla_runtime.export.tensorrt_onnx import ExternalTensor, summarise
-from vla_runtime.large_files import file_sha256
+from vla_runtime.engines.onnx.files import ONNX_FOLDER, WEIGHTS_DATA
+from vla_runtime.engines.protocol import StepInputs
+from vla_runtime.engines.tensorrt.store import engine_names
+from vla_runtime.export.tensorrt.graph import ExternalTensor, summarise
+from vla_runtime.families.pi.dimensions import PRESETS, GemmaDims, PolicyDims, VisionDims
+from vla_runtime.files.large_files import file_sha256
 
 SIZES = ('reduced_depth', 'tiny')
 ROWS = (1, 2)
@@ -102,8 +102,8 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
     from random_policy import random_network
     from safetensors.numpy import save_file
 
-    from vla_runtime.engines.time_table import TimeTable
-    from vla_runtime.export.onnx_export import write_onnx
+    from vla_runtime.export.onnx.export import write_onnx
+    from vla_runtime.families.pi.time_table import TimeTable
     from vla_runtime.inference.denoise import flow_times
 
     dims = kit_dims(size)
@@ -138,7 +138,7 @@ def _reference(
     """Inputs, and what ONNX Runtime makes of them; see `prepare`."""
     from random_policy import random_inputs
 
-    from vla_runtime.engines.onnx_engine import OnnxEngine
+    from vla_runtime.engines.onnx.engine import OnnxEngine
 
     engine = OnnxEngine('pi05', dims, bundle, device='cpu', precision=precision, max_rows=max(ROWS))
     reference: dict[str, np.ndarray] = {'time_table': table}
@@ -304,7 +304,7 @@ def _dims(data: dict[str, Any]) -> PolicyDims:
 
 def _spec(dims: PolicyDims) -> Any:
     """A policy.yaml's worth of names around the dimensions, as the exporter wants it."""
-    from vla_runtime.bundle import (
+    from vla_runtime.bundle.schema import (
         ActionSpec,
         BundleSpec,
         CameraSpec,

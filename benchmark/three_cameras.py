@@ -18,8 +18,8 @@ from std_msgs.msg import String  # noqa: E402
 from tiny_policy import JOINTS, tiny_spec, write_tiny_policy  # noqa: E402
 from trajectory_msgs.msg import JointTrajectory  # noqa: E402
 
-from vla_runtime.bundle import CameraSpec  # noqa: E402
-from vla_runtime.ros.conversions import plan_to_message  # noqa: E402
+from vla_runtime.bundle.schema import CameraSpec  # noqa: E402
+from vla_runtime.ros.messages.conversions import plan_to_message  # noqa: E402
 
 NODE = '/vla_policy'
 CAMERAS = ('top', 'left', 'right')
@@ -78,7 +78,7 @@ def start_policy_node(graph: Graph, folder: Path) -> Process:
     robot = folder / 'robot.yaml'
     robot.write_text('\n'.join(lines) + '\n', encoding='utf-8')
     process = graph.start(
-        'vla_runtime.ros.policy_node',
+        'vla_runtime.ros.policy.node',
         '--ros-args',
         *('-p', f'bundle:={bundle}'),
         *('-p', f'robot:={robot}'),

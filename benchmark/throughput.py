@@ -4,8 +4,8 @@ In every round, one after the other: the same stream of requests, each with ever
 of three cameras, prefix, denoise) and there as soon as there is room for it, in `latency`, in
 `throughput`, and in `latency` on twice the threads, which are the cores that `throughput` uses. A
 stream's rate is that from its first chunk to its last. So what slows the machine slows both sides
-of a ratio. Counted operations (`vla_runtime.operations`) allow `throughput` the sum of the two
-halves, encoding and denoising, over the longer one; so does the time that they take in `latency`.
+of a ratio. `performance.operation_counts` allows `throughput` the sum of the two halves, encoding
+and denoising, over the longer one; so does the time that they take in `latency`.
 Intervals are those of the median, by bootstrap. It needs two cores for every thread.
 
     python benchmark/throughput.py [--rounds 12] [--threads 1]
@@ -23,10 +23,10 @@ import torch
 from measurement import median_interval, percentiles, write_result
 from mid_size import DIMS, PACKAGES, STEPS, look, mid_size_policy, parse_arguments
 
-from vla_runtime import operations
 from vla_runtime.inference.pipeline import PipelineMode
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.performance import operation_counts
 from vla_runtime.policy import Policy
-from vla_runtime.settings import PolicySettings
 from vla_runtime.types import InferenceReport, Observation
 
 # Pipeline, and how many times the threads.
@@ -70,7 +70,7 @@ def allowed(encoding: float, denoising: float) -> float:
 
 def counted() -> float:
     """What the counted operations allow."""
-    work = operations.inference(DIMS, steps=STEPS)
+    work = operation_counts.inference(DIMS, steps=STEPS)
     return allowed(work['vision'].flops + work['prefix'].flops, work['denoise'].flops)
 
 

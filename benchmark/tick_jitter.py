@@ -34,7 +34,7 @@ from three_cameras import PACKAGES, Graph, keep_others_out, quiet_domain
 # Beside the helpers that three_cameras makes importable.
 from executor_bench import Arm  # isort: skip
 
-from vla_runtime.ros.diagnostics import values_of
+from vla_runtime.ros.messages.diagnostics import values_of
 
 ROOT = Path(__file__).resolve().parents[1]
 NODE = '/vla_executor'
@@ -62,7 +62,7 @@ while True:
 def measure(graph: Graph, bundle: Path, rate_hz: float, seconds: float) -> dict[str, Any]:
     """Run the executor once and return what it says about its ticks."""
     process = graph.start(
-        'vla_runtime.ros.executor_node',
+        'vla_runtime.ros.executor.node',
         '--ros-args',
         *('--params-file', str(ROOT / 'config' / 'executor.yaml')),
         *('-p', f'bundle:={bundle}'),

@@ -24,7 +24,7 @@ from launch_ros.parameter_descriptions import ParameterValue
 
 from vla_runtime.ros.autostart import COULD_NOT_START
 from vla_runtime.ros.parameter_file import check_parameter_file
-from vla_runtime.ros.robot import find_robot
+from vla_runtime.ros.robot.file import find_robot
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
 PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')

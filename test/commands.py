@@ -6,9 +6,9 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from paths import ROOT
+
 _IMPORT = re.compile(r'^import time: +\S+ +\| +\S+ +\| +(\S+)$')
 
 

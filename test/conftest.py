@@ -13,6 +13,9 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+# Rooms whose tests start nodes.
+_NODES = ('test/ros/', 'test/tabletop/ros/')
+
 # The same examples every time, and no verdict that depends on how busy the machine is.
 settings.register_profile('vla_runtime', derandomize=True, deadline=None, max_examples=50)
 settings.load_profile('vla_runtime')
@@ -29,6 +32,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByRoom(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return 'nodes' if nodeid.startswith('test/ros/') else nodeid.split('::')[0]
+            return 'nodes' if nodeid.startswith(_NODES) else nodeid.split('::')[0]
 
     return ByRoom(config, log)

@@ -14,10 +14,10 @@ from reference_cases import find
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_runtime.dimensions import GemmaDims, PolicyDims, VisionDims
 from vla_runtime.export.tensor_names import TEXT_HEAD, TEXT_TABLE, our_name
-from vla_runtime.models import policy_network
-from vla_runtime.models.flow_policy import FlowPolicy
+from vla_runtime.families import policy_network
+from vla_runtime.families.pi.dimensions import GemmaDims, PolicyDims, VisionDims
+from vla_runtime.families.pi.network import FlowPolicy
 
 
 @dataclass(frozen=True)

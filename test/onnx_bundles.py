@@ -14,10 +14,10 @@ from network_cases import load_network_case, network_case_paths
 from safetensors.torch import save_file
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle import BundleSpec, read_bundle, seal
-from vla_runtime.bundle_schema import WEIGHTS_FILE
-from vla_runtime.engines.onnx_files import ONNX_FOLDER, Precision
-from vla_runtime.export.onnx_export import write_onnx
+from vla_runtime.bundle.folder import read_bundle, seal
+from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
+from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision
+from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.types import Family
 
 

@@ -9,14 +9,14 @@ from fake_cuda import FakeCuda
 from fake_tensorrt import RELEASES, FakeTensorRT
 from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle import read_bundle, seal
+from vla_runtime.bundle.folder import read_bundle, seal
 from vla_runtime.engines import preflight
 from vla_runtime.engines.cuda_runtime import CudaRuntime
-from vla_runtime.engines.tensorrt_adapter import TensorRT
-from vla_runtime.engines.tensorrt_engine import TensorRTEngine
-from vla_runtime.engines.tensorrt_store import Metadata
-from vla_runtime.export.onnx_export import write_onnx
-from vla_runtime.export.tensorrt_build import build_engines, plan_build
+from vla_runtime.engines.tensorrt.adapter import TensorRT
+from vla_runtime.engines.tensorrt.engine import TensorRTEngine
+from vla_runtime.engines.tensorrt.store import Metadata
+from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.export.tensorrt.build import build_engines, plan_build
 from vla_runtime.types import Family
 
 STEPS = tiny_spec().denoise_steps

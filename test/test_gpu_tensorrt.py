@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 from fake_tensorrt import RELEASES, FakeTensorRT
+from paths import ROOT
 
 from vla_runtime.engines import preflight
 
-BENCHMARK = Path(__file__).resolve().parents[1] / 'benchmark'
+BENCHMARK = ROOT / 'benchmark'
 
 
 @pytest.fixture(scope='module')

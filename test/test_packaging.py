@@ -19,13 +19,13 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from paths import ROOT
 
 import vla_runtime
 from vla_runtime.cli import main as program
 from vla_runtime.ros import node_main
 from vla_runtime.ros.parameters import markdown
 
-ROOT = Path(__file__).parents[1]
 NODES = ('policy_node', 'executor_node', 'tabletop_node')
 ROS_PACKAGES = {
     'ament_index_python',
@@ -216,8 +216,10 @@ def test_data_files_install_what_ros_looks_for(tmp_path: Path) -> None:
 
 def test_models_of_the_simulator_are_package_data(tmp_path: Path) -> None:
     setup_py('build', '--build-base', str(tmp_path / 'base'), '--build-lib', str(tmp_path / 'lib'))
-    built = {file.name for file in (tmp_path / 'lib/vla_runtime/sim').glob('*.xml')}
-    assert built == {file.name for file in (ROOT / 'vla_runtime/sim').glob('*.xml')} != set()
+    built = {file.name for file in (tmp_path / 'lib/vla_runtime/tabletop/sim').glob('*.xml')}
+    assert (
+        built == {file.name for file in (ROOT / 'vla_runtime/tabletop/sim').glob('*.xml')} != set()
+    )
 
 
 @pytest.mark.parametrize('node', NODES)
@@ -238,12 +240,12 @@ def test_node_executables_start_the_entry_point_of_their_prefix(tmp_path: Path, 
 @pytest.mark.parametrize('node', NODES)
 def test_node_entry_points_exist(node: str) -> None:
     assert callable(getattr(node_main, node))
-    assert callable(importlib.import_module(f'vla_runtime.ros.{node}').main)
+    assert callable(importlib.import_module(node_main.MODULES[node]).main)
 
 
 @pytest.mark.parametrize('file', ['policy', 'executor'])
 def test_parameter_files_give_every_parameter_its_default(file: str) -> None:
-    module = importlib.import_module(f'vla_runtime.ros.{file}_parameters')
+    module = importlib.import_module(f'vla_runtime.ros.{file}.parameters')
     table = getattr(module, f'{file.upper()}_PARAMETERS')
     document = yaml.safe_load((ROOT / 'config' / f'{file}.yaml').read_text())
     assert list(document) == ['/**']
@@ -259,16 +261,16 @@ def test_parameter_files_give_every_parameter_its_default(file: str) -> None:
 @pytest.mark.parametrize(
     ('node', 'module', 'table'),
     [
-        ('vla_policy', 'policy_parameters', 'POLICY_PARAMETERS'),
-        ('vla_executor', 'executor_parameters', 'EXECUTOR_PARAMETERS'),
-        ('tabletop', 'tabletop_parameters', 'TABLETOP_PARAMETERS'),
+        ('vla_policy', 'ros.policy', 'POLICY_PARAMETERS'),
+        ('vla_executor', 'ros.executor', 'EXECUTOR_PARAMETERS'),
+        ('tabletop', 'tabletop.ros', 'TABLETOP_PARAMETERS'),
     ],
 )
 def test_parameter_tables_of_the_readme_are_those_of_the_code(
     node: str, module: str, table: str
 ) -> None:
     """`vla_runtime.ros.parameters.markdown` writes them; paste what it gives."""
-    rows = getattr(importlib.import_module(f'vla_runtime.ros.{module}'), table)
+    rows = getattr(importlib.import_module(f'vla_runtime.{module}.parameters'), table)
     assert f'### {node}\n\n{markdown(rows)}\n' in (ROOT / 'README.md').read_text()
 
 

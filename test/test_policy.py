@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tiny_policy import CAMERAS, JOINTS, observation, pose_spec, tiny_spec, write_tiny_policy
 
 from vla_runtime import policy as policy_module
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.settings import PolicySettings
 from vla_runtime.types import CommittedPlan
 
 PHASES = {'images', 'tokens', 'vision', 'prefix', 'denoise', 'actions', 'total'}

@@ -9,8 +9,8 @@ import pytest
 from tiny_policy import JOINTS, observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.inference.real_time_chunking import RtcMode
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.settings import PolicySettings
 from vla_runtime.types import CommittedPlan
 
 HORIZON = 8

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vla_runtime.bundle import (
+from vla_runtime.bundle.folder import write_bundle
+from vla_runtime.bundle.schema import (
+    ROTATION_LENGTH,
     ActionSpec,
     BundleSpec,
     CameraSpec,
@@ -17,11 +19,9 @@ from vla_runtime.bundle import (
     PoseSpec,
     PromptSpec,
     StateSpec,
-    write_bundle,
 )
-from vla_runtime.bundle_schema import ROTATION_LENGTH
-from vla_runtime.dimensions import GemmaDims, PolicyDims, VisionDims
-from vla_runtime.models import policy_network
+from vla_runtime.families import policy_network
+from vla_runtime.families.pi.dimensions import GemmaDims, PolicyDims, VisionDims
 from vla_runtime.types import AdvantageTemplate, Family, Observation, RotationForm
 
 TOKENIZER = Path(__file__).parent / 'cases' / 'lerobot_pi05_tiny' / 'tokenizer.json'

@@ -18,20 +18,21 @@ from time import perf_counter
 
 import numpy as np
 
-from vla_runtime.bundle import Bundle, BundleSpec, read_bundle, verify_files
-from vla_runtime.encoding import PolicyCodec
-from vla_runtime.engines.engine import PolicyEngine
+from vla_runtime.bundle.folder import Bundle, read_bundle, verify_files
+from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.loading import load_engine
-from vla_runtime.engines.onnx_files import engine_graphs
+from vla_runtime.engines.onnx.files import engine_graphs
 from vla_runtime.engines.preflight import check_backend, check_graph_files
+from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.inference.clock import PhaseClock
+from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import Place
 from vla_runtime.inference.request import ChunkRequest
+from vla_runtime.inference.request_builder import RequestPlanner
 from vla_runtime.inference.runner import ChunkRunner, DenoisedChunk, EncodedPrefix
-from vla_runtime.planning import RequestPlanner
-from vla_runtime.settings import PolicySettings
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
 
 Inference = tuple[ActionChunk, InferenceReport]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx_bundles import tiny_onnx_bundle
+from paths import ROOT
 
-from vla_runtime.bundle import read_bundle
-from vla_runtime.roofline import Rates
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.performance.roofline import Rates
 
-sys.path.insert(0, str(Path(__file__).parents[2] / 'benchmark'))
+sys.path.insert(0, str(ROOT / 'benchmark'))
 
 import decomposed
 

@@ -9,24 +9,23 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from paths import ROOT
 
-from vla_runtime.devices import DEVICES
 from vla_runtime.engines import preflight
-from vla_runtime.roofline import phase_floors, published_rates
+from vla_runtime.performance.devices import DEVICES
+from vla_runtime.performance.roofline import phase_floors, published_rates
 
-sys.path.insert(0, str(Path(__file__).parents[2] / 'benchmark'))
+sys.path.insert(0, str(ROOT / 'benchmark'))
 
 import gpu
 import gpu_checks
 import gpu_latency
 import random_policy
 
-ROOT = Path(__file__).parents[2]
 # What a GPU machine may lack; some of it this project needs elsewhere.
 ABSENT = ('cv2', 'sentencepiece', 'tokenizers', 'rclpy', 'mujoco', 'onnx', 'onnxruntime', 'PIL')
 TINY = ['--device', 'cpu', '--size', 'tiny', '--compiler', 'eager']

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import ROOT
 
-sys.path.insert(0, str(Path(__file__).parents[2] / 'benchmark'))
+sys.path.insert(0, str(ROOT / 'benchmark'))
 
 import guidance
 import mid_size
 import prefix_cache
 
-from vla_runtime import operations
+from vla_runtime.performance import operation_counts
 
 
 def test_what_is_saved_is_counted_in_vision_times_of_the_other_two():
@@ -71,7 +71,7 @@ def test_guidance_figures_are_of_misses_and_hits_apart():
 
 def test_the_mid_size_policy_has_about_a_hundred_million_parameters():
     dims = mid_size.DIMS
-    read = operations.inference(dims, steps=1, images=1)
+    read = operation_counts.inference(dims, steps=1, images=1)
     # Every weight once, but for the rows of the text table that are not looked up, the last prefix
     # layer's unused half and the time network.
     weights = sum(work.weight_bytes for work in read.values()) / 4

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import ROOT
 
-from vla_runtime.sim.expert import Expert, Style
-from vla_runtime.sim.tasks import SIDE_SIGN, SIDES, Side
-from vla_runtime.sim.world import Tabletop, TabletopState
+from vla_runtime.tabletop.sim.expert import Expert, Style
+from vla_runtime.tabletop.sim.tasks import SIDE_SIGN, SIDES, Side
+from vla_runtime.tabletop.sim.world import Tabletop, TabletopState
 
-BENCHMARK = Path(__file__).parents[2] / 'benchmark'
+BENCHMARK = ROOT / 'benchmark'
 
 
 @pytest.fixture(scope='module')

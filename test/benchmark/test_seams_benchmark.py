@@ -3,14 +3,14 @@
 import importlib.util
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import ROOT
 
 from vla_runtime.execution.handover import LiveChunk
 
-BENCHMARK = Path(__file__).parents[2] / 'benchmark'
+BENCHMARK = ROOT / 'benchmark'
 
 
 @pytest.fixture(scope='module')

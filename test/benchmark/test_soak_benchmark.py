@@ -7,12 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 BENCHMARK = ROOT / 'benchmark'
 sys.path.insert(0, str(BENCHMARK))
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
-sys.path.insert(0, str(Path(__file__).parents[2] / 'benchmark'))
+sys.path.insert(0, str(ROOT / 'benchmark'))
 
 import throughput
 
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.settings import PolicySettings
 
 
 @pytest.fixture(scope='module')

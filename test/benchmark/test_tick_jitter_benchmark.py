@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 pytest.importorskip('rclpy')
-sys.path.insert(0, str(Path(__file__).parents[2] / 'benchmark'))
+sys.path.insert(0, str(ROOT / 'benchmark'))
 
 import tick_jitter
 

@@ -10,10 +10,10 @@ import torch
 from commands import run_command
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime import bench as bench_module
-from vla_runtime import rates
 from vla_runtime.cli.bench import describe
 from vla_runtime.cli.main import main
+from vla_runtime.performance import bench as bench_module
+from vla_runtime.performance import device_rates
 
 
 @pytest.fixture(scope='module')
@@ -24,8 +24,8 @@ def bundle(tmp_path_factory) -> str:
 
 @pytest.fixture(autouse=True)
 def small_probes(monkeypatch):
-    monkeypatch.setattr(rates, '_SIDE', 32)
-    monkeypatch.setattr(rates, '_ARRAY_BYTES', 2**16)
+    monkeypatch.setattr(device_rates, '_SIDE', 32)
+    monkeypatch.setattr(device_rates, '_ARRAY_BYTES', 2**16)
 
 
 def bench(*arguments: str) -> int:
@@ -64,7 +64,7 @@ def test_the_json_names_versions_machine_and_device(bundle, tmp_path):
 
 
 def test_no_floor_is_shown_where_there_is_no_rate(bundle, monkeypatch, capsys):
-    monkeypatch.setattr('vla_runtime.bench.rates_of', lambda *arguments: None)
+    monkeypatch.setattr('vla_runtime.performance.bench.rates_of', lambda *arguments: None)
     assert bench(bundle) == 0
     text = capsys.readouterr().out
     assert "no 'least'" in text
@@ -148,7 +148,7 @@ def test_the_table_is_shown_where_the_file_cannot_be_written(bundle, tmp_path, m
     def fail() -> None:
         raise OSError('the disk is full')
 
-    monkeypatch.setattr('vla_runtime.measurement.machine', fail)
+    monkeypatch.setattr('vla_runtime.performance.measurement.machine', fail)
     assert bench(bundle, '--json', str(tmp_path / 'bench.json')) == 2
     told = capsys.readouterr()
     assert re.search(r'^miss, ms +median', told.out, re.MULTILINE)
@@ -169,7 +169,7 @@ def test_figures_without_the_devices_rates_are_figures_all_the_same(bundle, monk
     def fail(*arguments: object) -> None:
         raise AssertionError('Torch not compiled with CUDA enabled')
 
-    monkeypatch.setattr('vla_runtime.bench.rates_of', fail)
+    monkeypatch.setattr('vla_runtime.performance.bench.rates_of', fail)
     assert bench(bundle) == 0
     text = capsys.readouterr().out
     assert re.search(r'^hit, ms +median', text, re.MULTILINE)

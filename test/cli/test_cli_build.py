@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, save_file
 from tensorrt_machine import Machine, linked_copy, write_exported_policy
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle import read_bundle, seal
+from vla_runtime.bundle.folder import read_bundle, seal
 from vla_runtime.cli.main import main
-from vla_runtime.large_files import file_sha256
+from vla_runtime.files.large_files import file_sha256
 
 
 @pytest.fixture(scope='module')
@@ -159,7 +159,7 @@ def test_changed_onnx_files_are_not_built(machine, capsys):
 
 
 def test_without_pytorch_it_is_said_that_nothing_was_compared(machine, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'vla_runtime.export.tensorrt_verification', None)
+    monkeypatch.setitem(sys.modules, 'vla_runtime.export.tensorrt.verification', None)
     here = machine()
     assert build(here) == 0
     assert 'not compared with PyTorch' in capsys.readouterr().out

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle import read_bundle, seal
+from vla_runtime.bundle.folder import read_bundle, seal
 from vla_runtime.cli import demo
 from vla_runtime.cli._files import cache_folder
-from vla_runtime.export.onnx_bundle import export_bundle
+from vla_runtime.export.onnx.bundle import export_bundle
 
 
 def prepared(monkeypatch, **given: str) -> dict[str, str]:
@@ -92,7 +92,7 @@ def test_a_copy_that_another_demo_finished_first_is_used(tmp_path, chosen, monke
         return export_bundle(*arguments, **options)
 
     bundle = write_tiny_policy(tmp_path / 'plain', tiny_spec())
-    monkeypatch.setattr('vla_runtime.export.onnx_bundle.export_bundle', late)
+    monkeypatch.setattr('vla_runtime.export.onnx.bundle.export_bundle', late)
     read_bundle(chosen(bundle, 'run'))
 
 

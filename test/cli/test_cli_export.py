@@ -34,19 +34,19 @@ from checkpoint_folders import (
     write_shards,
     write_sparse_checkpoint,
 )
+from paths import ROOT
 from PIL import Image
 from safetensors.torch import load_file as load_torch_file
 from safetensors.torch import save_file as save_torch_file
 
-from vla_runtime.bundle import ActionSpec, CameraSpec, read_bundle
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.schema import ActionSpec, CameraSpec
 from vla_runtime.cli.main import main
-from vla_runtime.dimensions import PRESETS
 from vla_runtime.export.checkpoint import read_tensors
 from vla_runtime.export.tensor_dims import HeadCounts, dims_of
+from vla_runtime.families.pi.dimensions import PRESETS
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
-
-ROOT = Path(__file__).parents[2]
 
 
 def export(folder: Path, target: Path, *arguments: str) -> int:

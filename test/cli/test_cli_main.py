@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 from vla_runtime.cli import main as program
 
@@ -52,7 +52,7 @@ def test_help_needs_neither_torch_nor_rclpy():
         'sys.exit(bool({"torch", "rclpy"} & set(sys.modules)))'
     )
     command = [sys.executable, '-c', code]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60)
     assert done.returncode == 0
 
 

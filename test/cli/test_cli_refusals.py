@@ -17,11 +17,11 @@ from typing import NamedTuple
 import pytest
 from commands import run_command
 from onnx_bundles import copy_bundle, tiny_onnx_bundle
+from paths import ROOT
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle import read_bundle, seal
+from vla_runtime.bundle.folder import read_bundle, seal
 
-ROOT = Path(__file__).resolve().parents[2]
 _RUN = """
 import contextlib, io, json, sys
 from vla_runtime.cli.main import main

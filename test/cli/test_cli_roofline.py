@@ -10,9 +10,9 @@ from commands import run_command
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.cli.main import main
-from vla_runtime.devices import DEVICES
-from vla_runtime.dimensions import PRESETS
-from vla_runtime.roofline import largest_engine_bytes
+from vla_runtime.families.pi.dimensions import PRESETS
+from vla_runtime.performance.devices import DEVICES
+from vla_runtime.performance.roofline import largest_engine_bytes
 
 
 @pytest.fixture(scope='module')

@@ -18,7 +18,7 @@ from onnx_faults import (
 )
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle import read_bundle
+from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli._comparison import show_receipt
 from vla_runtime.cli.main import main
 from vla_runtime.export.receipt import ChunkComparison, Receipt

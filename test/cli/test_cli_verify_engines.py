@@ -10,7 +10,7 @@ from onnx_bundles import reseal
 from tensorrt_machine import Machine, linked_copy, write_exported_policy
 
 from vla_runtime.cli.main import main
-from vla_runtime.large_files import file_sha256
+from vla_runtime.files.large_files import file_sha256
 
 
 @pytest.fixture(scope='module')

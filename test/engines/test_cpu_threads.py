@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from vla_runtime.engines.loading import limit_threads
-from vla_runtime.engines.onnx_session import cpu_threads
-from vla_runtime.settings import PolicySettings
+from vla_runtime.engines.onnx.session import cpu_threads
+from vla_runtime.inference.settings import PolicySettings
 
 
 @pytest.fixture(autouse=True)

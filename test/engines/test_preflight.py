@@ -10,7 +10,7 @@ import pytest
 
 from vla_runtime.engines import preflight
 from vla_runtime.engines.device_names import parse_device
-from vla_runtime.engines.onnx_files import engine_graphs
+from vla_runtime.engines.onnx.files import engine_graphs
 from vla_runtime.engines.preflight import (
     check_backend,
     check_cuda_device,

@@ -20,7 +20,6 @@ from checkpoint_folders import (
 )
 from safetensors.torch import load_file, save_file
 
-from vla_runtime.dimensions import PRESETS
 from vla_runtime.export.checkpoint import (
     CheckpointError,
     check_tensors,
@@ -29,7 +28,8 @@ from vla_runtime.export.checkpoint import (
 )
 from vla_runtime.export.tensor_dims import HeadCounts, dims_of, family_of, image_size_of
 from vla_runtime.export.tensor_names import our_name
-from vla_runtime.network_shapes import network_shapes
+from vla_runtime.families.pi.dimensions import PRESETS
+from vla_runtime.families.pi.weight_shapes import network_shapes
 
 
 def loaded(folder: Path, target: Path) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from checkpoint_folders import (
 )
 from safetensors.numpy import load_file, save_file
 
-from vla_runtime.bundle import CameraSpec
+from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.lerobot_folder import is_lerobot_folder, read_lerobot_folder
 

@@ -11,15 +11,16 @@ from random import Random
 import numpy as np
 import pytest
 from mutations import COUNTS, fuzz, mutated
+from paths import ROOT
 from safetensors.numpy import load_file
 from tiny_policy import TOKENIZER, tiny_spec
 
-from vla_runtime.bundle import BundleError, read_bundle, write_bundle
-from vla_runtime.engines.time_table import SafetensorsReader
+from vla_runtime.bundle.folder import BundleError, read_bundle, write_bundle
 from vla_runtime.export.checkpoint import CheckpointError, read_tensors
-from vla_runtime.ros.robot import RobotError, load_robot
+from vla_runtime.families.pi.time_table import SafetensorsReader
+from vla_runtime.ros.robot.file import RobotError, load_robot
 
-ROBOTS = Path(__file__).parents[2] / 'config' / 'robots'
+ROBOTS = ROOT / 'config' / 'robots'
 URDF = b"""<robot name="r"><joint name="shoulder_pan" type="revolute">
 <limit lower="-1.5" upper="1.5" velocity="2.0" effort="1"/></joint>
 <joint name="gripper" type="prismatic"><limit lower="0" upper="0.1" velocity="1"/></joint></robot>

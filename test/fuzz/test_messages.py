@@ -16,15 +16,15 @@ from vla_runtime.execution.columns import Column, Columns
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.watchdog import StateWatch, WatchdogParameters
 from vla_runtime.processing.normalization import Normalizer
-from vla_runtime.ros.conversions import (
+from vla_runtime.ros.messages.conversions import (
     TrajectoryError,
     chunk_to_message,
     message_to_chunk,
     message_to_plan,
     plan_to_message,
 )
-from vla_runtime.ros.image_messages import ImageError, check_image, to_rgb
-from vla_runtime.ros.joint_buffer import JointBuffer, JointSource, JointTopic
+from vla_runtime.ros.messages.images import ImageError, check_image, to_rgb
+from vla_runtime.ros.policy.joint_buffer import JointBuffer, JointSource, JointTopic
 from vla_runtime.types import ActionChunk
 
 NAMES = ('a', 'b', 'turn')

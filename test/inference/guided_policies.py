@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle import read_bundle
+from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.loading import load_engine
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.settings import PolicySettings
 
 NOISE = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
 

@@ -19,10 +19,11 @@ from network_cases import NetworkCase, load_network_case, network_case_paths
 from safetensors.numpy import load_file
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle import BundleSpec, read_bundle
-from vla_runtime.encoding import PolicyCodec
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.inference.codec import PolicyCodec
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.settings import PolicySettings
 from vla_runtime.types import Advantage, Observation
 
 BETA = 2.0

@@ -22,10 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_policy import CAMERAS, observation
 
-from vla_runtime.bundle import read_bundle
+from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.inference.prefix_cache import CachePolicy
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.settings import PolicySettings
 from vla_runtime.types import CommittedPlan, Observation
 
 THROUGHPUT = PolicySettings(pipeline='throughput')

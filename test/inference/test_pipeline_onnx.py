@@ -11,8 +11,8 @@ from onnx_bundles import tiny_onnx_bundle
 from test_pipeline import PATIENCE_S, THROUGHPUT, Gate, chunk_of
 from tiny_policy import observation
 
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.settings import PolicySettings
 from vla_runtime.types import Observation
 
 FUSED = PolicySettings(cfg_enabled=True, cfg_beta=2.0, cfg_mode='fused')

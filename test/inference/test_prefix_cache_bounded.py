@@ -12,8 +12,8 @@ from cached_inference import infer, with_image, without_cache
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.inference.prefix_cache import CachePolicy
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.settings import PolicySettings
 from vla_runtime.types import Observation
 
 BOUNDED = CachePolicy(

@@ -9,8 +9,8 @@ import pytest
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.inference.prefix_cache import CachePolicy
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.settings import PolicySettings
 from vla_runtime.types import Observation
 
 HIT = {'vision': 'top: hit ({age}), wrist: hit ({age})', 'prefix': 'hit ({age})'}

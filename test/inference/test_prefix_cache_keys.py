@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tiny_policy import CAMERAS, JOINTS, observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.inference.prefix_cache import CachePolicy, PrefixCache, PrefixInputs
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.settings import PolicySettings
 
 EXACT = CachePolicy()
 BOTH = ['image 0', 'image 1']

@@ -12,7 +12,7 @@ from guided_policies import load_policy, write_guided
 from tiny_policy import observation
 
 from vla_runtime.inference.prefix_cache import CachePolicy
-from vla_runtime.settings import PolicySettings
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import CommittedPlan, InferenceReport
 
 PLAN = CommittedPlan(np.full((6, 3), 0.3), delay_steps=2, execution_horizon=6)

@@ -13,8 +13,8 @@ from graph import RELIABLE, graph
 from tabletop_policy import HORIZON, STEP_TIME_S
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.ros.conversions import chunk_to_message, message_to_plan
-from vla_runtime.sim.world import JOINT_NAMES
+from vla_runtime.ros.messages.conversions import chunk_to_message, message_to_plan
+from vla_runtime.tabletop.sim.world import JOINT_NAMES
 from vla_runtime.types import ActionChunk
 
 _REACH_RAD = 0.1

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 
-from graph import ROOT
+from paths import ROOT
+
+from vla_runtime.ros.node_main import MODULES
 
 TIMEOUT_S = 120.0
 NODES = ('tabletop', 'policy', 'executor')
@@ -51,7 +53,7 @@ class Demo:
 
     def children(self) -> list[int]:
         """Process ids of its nodes."""
-        return [self.child(f'vla_runtime.ros.{name}_node') for name in NODES]
+        return [self.child(MODULES[f'{name}_node']) for name in NODES]
 
     def log(self, name: str) -> str:
         """What a node wrote."""

@@ -11,8 +11,8 @@ from std_msgs.msg import Float64MultiArray
 from tabletop_policy import HORIZON, STEP_TIME_S
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.ros.conversions import chunk_to_message, message_to_plan, ns_to_stamp
-from vla_runtime.sim.world import JOINT_NAMES
+from vla_runtime.ros.messages.conversions import chunk_to_message, message_to_plan, ns_to_stamp
+from vla_runtime.tabletop.sim.world import JOINT_NAMES
 from vla_runtime.types import ActionChunk
 
 HOME = np.array([0.1, -0.3, 1.6, 1.7, 0.0, 0.2])

@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import rclpy
 from domains import claim_domain
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
+from paths import ROOT
 from rcl_interfaces.msg import SetParametersResult
 from rcl_interfaces.srv import SetParameters
 from rclpy.exceptions import InvalidHandle
@@ -42,7 +42,6 @@ TIMEOUT_S = 180.0
 _ASK_AGAIN_S = 5.0
 # Longer than any of them takes.
 _TRANSITION_AGAIN_S = 40.0
-ROOT = Path(__file__).resolve().parents[2]
 TRANSITIONS = {
     'configure': Transition.TRANSITION_CONFIGURE,
     'activate': Transition.TRANSITION_ACTIVATE,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from graph import ROOT
+from paths import ROOT
 
 # What its two ends need to find each other: discovery by address, and no shared memory, which
 # would lead around the cable.

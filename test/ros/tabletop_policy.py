@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from tiny_policy import TOKENIZER, tiny_spec
 
-from vla_runtime.bundle import ActionSpec, CameraSpec, StateSpec, write_bundle
-from vla_runtime.models import policy_network
-from vla_runtime.sim.scene import CAMERAS
-from vla_runtime.sim.world import JOINT_NAMES
+from vla_runtime.bundle.folder import write_bundle
+from vla_runtime.bundle.schema import ActionSpec, CameraSpec, StateSpec
+from vla_runtime.families import policy_network
+from vla_runtime.tabletop.sim.scene import CAMERAS
+from vla_runtime.tabletop.sim.world import JOINT_NAMES
 
 HORIZON = 16
 STEP_TIME_S = 0.05

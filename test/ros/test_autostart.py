@@ -11,6 +11,7 @@ from graph import Graph, graph
 from tabletop_policy import write_tabletop_policy
 
 from vla_runtime.ros.autostart import COULD_NOT_START
+from vla_runtime.ros.node_main import MODULES
 
 pytestmark = pytest.mark.graph
 
@@ -37,7 +38,7 @@ def arguments(bundle: Path, *, autostart: bool = True) -> tuple[str, ...]:
 def test_a_node_told_to_start_by_itself_becomes_active_and_ends_cleanly(
     made: Graph, bundle: Path, node: str
 ) -> None:
-    process = made.start(f'vla_runtime.ros.{node}_node', *arguments(bundle))
+    process = made.start(MODULES[f'{node}_node'], *arguments(bundle))
     made.wait_for(lambda: made.state(f'/vla_{node}') == 'active', 'it to be active')
     assert process.stop(signal.SIGTERM) == 0
     assert 'Traceback' not in process.text()
@@ -47,7 +48,7 @@ def test_a_node_told_to_start_by_itself_becomes_active_and_ends_cleanly(
 def test_a_node_that_cannot_be_configured_says_why_as_an_error_and_ends(
     made: Graph, tmp_path: Path, node: str
 ) -> None:
-    process = made.start(f'vla_runtime.ros.{node}_node', *arguments(tmp_path / 'no_bundle'))
+    process = made.start(MODULES[f'{node}_node'], *arguments(tmp_path / 'no_bundle'))
     made.wait_for(lambda: not process.running, 'the node to end')
     assert process.stop() == COULD_NOT_START
     lines = process.text().splitlines()
@@ -61,7 +62,7 @@ def test_without_autostart_a_node_waits_and_outlives_a_failed_configure(
     made: Graph, tmp_path: Path, node: str
 ) -> None:
     missing = arguments(tmp_path / 'no_bundle', autostart=False)
-    process = made.start(f'vla_runtime.ros.{node}_node', *missing)
+    process = made.start(MODULES[f'{node}_node'], *missing)
     assert not made.transition(f'/vla_{node}', 'configure')
     assert made.state(f'/vla_{node}') == 'unconfigured'
     assert process.running

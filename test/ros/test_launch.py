@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
 from graph import LATCHED, SENSOR, Graph, graph
+from paths import ROOT
 from rcl_interfaces.srv import GetParameters
 from sensor_msgs.msg import JointState
 from std_msgs.msg import String
@@ -32,9 +33,8 @@ from launch import LaunchContext
 from launch.actions import DeclareLaunchArgument
 from launch.launch_description_sources import get_launch_description_from_python_launch_file
 
-from vla_runtime.ros.diagnostics import values_of
+from vla_runtime.ros.messages.diagnostics import values_of
 
-ROOT = Path(__file__).parents[2]
 DEMO = ROOT / 'engines' / 'demo'
 PROFILES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 

@@ -9,18 +9,19 @@ import time
 import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
-from graph import LATCHED, ROOT, SENSOR, TRANSITIONS, graph
+from graph import LATCHED, SENSOR, TRANSITIONS, graph
 from lifecycle_msgs.srv import ChangeState
+from paths import ROOT
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import Trigger
 from tabletop_policy import HORIZON, write_tabletop_policy
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.ros.conversions import message_to_chunk, message_to_plan, stamp_to_ns
-from vla_runtime.ros.diagnostics import values_of
-from vla_runtime.ros.robot import load_robot
-from vla_runtime.sim.world import JOINT_NAMES
+from vla_runtime.ros.messages.conversions import message_to_chunk, message_to_plan, stamp_to_ns
+from vla_runtime.ros.messages.diagnostics import values_of
+from vla_runtime.ros.robot.file import load_robot
+from vla_runtime.tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
 
@@ -36,9 +37,9 @@ class Job:
     def __init__(self, made, bundle) -> None:
         self.graph = made
         self._files = ('-p', f'bundle:={bundle}', '-p', f'robot:={ROBOT}')
-        self.tabletop = made.start('vla_runtime.ros.tabletop_node')
+        self.tabletop = made.start('vla_runtime.tabletop.ros.node')
         self.policy = made.start(
-            'vla_runtime.ros.policy_node',
+            'vla_runtime.ros.policy.node',
             '--ros-args',
             *('--params-file', str(ROOT / 'config' / 'policy.yaml')),
             *self._files,
@@ -62,7 +63,7 @@ class Job:
 
     def start_executor(self):
         return self.graph.start(
-            'vla_runtime.ros.executor_node',
+            'vla_runtime.ros.executor.node',
             '--ros-args',
             *('--params-file', str(ROOT / 'config' / 'executor.yaml')),
             *self._files,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graph import ROOT
+from paths import ROOT
 
 from vla_runtime.ros import node_main
 

@@ -14,13 +14,15 @@ from graph import Graph, graph
 from rcl_interfaces.srv import SetParameters, SetParametersAtomically
 from rclpy.parameter import Parameter
 
+from vla_runtime.ros.node_main import MODULES
+
 pytestmark = pytest.mark.graph
 
 
 @pytest.fixture(scope='module')
 def made() -> Iterator[Graph]:
     with graph() as running:
-        running.start('vla_runtime.ros.executor_node')
+        running.start('vla_runtime.ros.executor.node')
         yield running
 
 
@@ -30,7 +32,7 @@ def start_with(made: Graph, node: str, folder: Path, parameters: dict[str, Any])
     lines = ''.join(f'    {name}: {value}\n' for name, value in parameters.items())
     file.write_text(f'/**:\n  ros__parameters:\n{lines}', encoding='utf-8')
     arguments = ('--ros-args', '-r', '__ns:=/alone', '--params-file', str(file))
-    return made.start(f'vla_runtime.ros.{node}_node', *arguments)
+    return made.start(MODULES[f'{node}_node'], *arguments)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_a_command_line_that_cannot_be_read_is_an_error_in_words(
     os.mkfifo(tmp_path / 'fifo.yaml')
     (tmp_path / 'flat.yaml').write_text('seed: 3\n', encoding='utf-8')
     done = subprocess.run(
-        [sys.executable, '-m', 'vla_runtime.ros.tabletop_node', '--ros-args', *arguments],
+        [sys.executable, '-m', 'vla_runtime.tabletop.ros.node', '--ros-args', *arguments],
         cwd=tmp_path,
         capture_output=True,
         text=True,

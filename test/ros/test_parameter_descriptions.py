@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import yaml
+from paths import ROOT
 
-from vla_runtime.ros.policy_parameters import POLICY_PARAMETERS
+from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
 
 DESCRIPTIONS = {row.name: row.description for row in POLICY_PARAMETERS}
-CONFIG = Path(__file__).parents[2] / 'config' / 'policy.yaml'
+CONFIG = ROOT / 'config' / 'policy.yaml'
 
 
 @pytest.mark.parametrize(

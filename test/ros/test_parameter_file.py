@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 from vla_runtime.ros.parameter_file import check_files_on_command_line, check_parameter_file
 from vla_runtime.ros.parameters import ParameterError
-
-ROOT = Path(__file__).parents[2]
 
 
 def write(folder: Path, text: str) -> Path:

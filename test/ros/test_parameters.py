@@ -7,7 +7,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from vla_runtime.ros.parameters import ParameterError, ParameterSpec, declare, markdown, values
-from vla_runtime.ros.policy_parameters import POLICY_PARAMETERS
+from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
 
 TABLE = (
     ParameterSpec('gain', 1.5, 'a number', minimum=1.0, maximum=5.0),

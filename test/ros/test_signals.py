@@ -18,14 +18,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graph import LATCHED, ROOT, Graph, graph
+from graph import LATCHED, Graph, graph
+from paths import ROOT
 from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import Trigger
 from tabletop_policy import write_tabletop_policy
 from trajectory_msgs.msg import JointTrajectory
 from velocity_robot import VelocityRobot, write_velocity_robot
 
-from vla_runtime.sim.world import JOINT_NAMES
+from vla_runtime.tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
 

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from graph import ROOT
+from paths import ROOT
+
+from vla_runtime.ros.node_main import MODULES
 
 pytestmark = pytest.mark.graph
 
@@ -19,8 +21,8 @@ BEGIN = """
 import ctypes, sys, threading, time
 from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
 from std_msgs.msg import String
-from vla_runtime.ros import spinning
-spinning._CALLBACK_S, spinning._TEARDOWN_S = 0.5, 1.0
+from vla_runtime.ros import node_runner
+node_runner._CALLBACK_S, node_runner._TEARDOWN_S = 0.5, 1.0
 
 def hold_the_interpreter():
     ctypes.PyDLL(None).sleep(1000)
@@ -44,7 +46,7 @@ class Node(LifecycleNode):
 @contextmanager
 def node(methods: str, make: str = 'Node') -> Iterator[subprocess.Popen[str]]:
     """A node with these methods, spinning in a process of its own."""
-    script = f'{BEGIN}{methods}\nsys.exit(spinning.run_node({make}))\n'
+    script = f'{BEGIN}{methods}\nsys.exit(node_runner.run_node({make}))\n'
     process = subprocess.Popen(
         [sys.executable, '-c', script],
         cwd=ROOT,
@@ -151,7 +153,7 @@ def test_ctrl_c_while_it_imports_ends_it_without_a_traceback(name: str, how: str
     )
     run = {
         'executable': f'from vla_runtime.ros.node_main import {name}; sys.exit({name}())',
-        'module': f'import runpy; runpy.run_module("vla_runtime.ros.{name}", None, "__main__")',
+        'module': f'import runpy; runpy.run_module("{MODULES[name]}", None, "__main__")',
     }[how]
     process = subprocess.Popen(
         [sys.executable, '-c', f'{watch}{run}'],

@@ -14,7 +14,7 @@ from std_msgs.msg import String
 from tiny_policy import JOINTS
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.ros.conversions import ns_to_stamp, plan_to_message
+from vla_runtime.ros.messages.conversions import ns_to_stamp, plan_to_message
 
 ROBOT = """
 format: 1

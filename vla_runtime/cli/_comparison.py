@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vla_runtime.bundle import Bundle
-    from vla_runtime.engines.tensorrt_store import Metadata
+    from vla_runtime.bundle.folder import Bundle
+    from vla_runtime.engines.tensorrt.store import Metadata
     from vla_runtime.export.receipt import Receipt
 
 
@@ -30,8 +30,8 @@ def compare_engines(
     """
     from tqdm import tqdm
 
-    from vla_runtime.export.tensorrt_receipt import compared_files
-    from vla_runtime.export.tensorrt_verification import (
+    from vla_runtime.export.tensorrt.receipt import compared_files
+    from vla_runtime.export.tensorrt.verification import (
         receipt_dict,
         verification_steps,
         verify_built,

@@ -6,9 +6,9 @@ import argparse
 import os
 from pathlib import Path
 
-from vla_runtime.bundle_schema import SPEC_FILE
-from vla_runtime.ros.share import share_folder
-from vla_runtime.whole_files import is_stream
+from vla_runtime.bundle.schema import SPEC_FILE
+from vla_runtime.files.whole_files import is_stream
+from vla_runtime.ros.package_files import share_folder
 
 
 def output_file(text: str) -> Path:

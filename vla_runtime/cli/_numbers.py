@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from vla_runtime.quotes import quoted
+from vla_runtime.files.quotes import quoted
 
 # Of data, training and episodes: what is derived from it stays within int64.
 MOST_SEED = 10**12

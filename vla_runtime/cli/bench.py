@@ -24,13 +24,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.bundle_rules import LIMITS
+from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import at_least, between
-from vla_runtime.devices import MATRIX_BYTES
 from vla_runtime.engines.device_names import default_device
 from vla_runtime.engines.preflight import MOST_THREADS
-from vla_runtime.whole_files import write_text
+from vla_runtime.files.whole_files import write_text
+from vla_runtime.performance.devices import MATRIX_BYTES
 
 _PACKAGES = (
     'torch',
@@ -93,8 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure and print; 2 where bundle, device or options cannot be served."""
-    from vla_runtime.bench import BenchOptions, run_bench
-    from vla_runtime.measurement import machine, versions
+    from vla_runtime.performance.bench import BenchOptions, run_bench
+    from vla_runtime.performance.measurement import machine, versions
 
     options = BenchOptions(
         backend=arguments.backend,

@@ -32,10 +32,10 @@ from vla_runtime.cli._comparison import compare_engines
 from vla_runtime.cli._numbers import at_least
 
 if TYPE_CHECKING:
-    from vla_runtime.bundle import Bundle
-    from vla_runtime.engines.tensorrt_adapter import Progress
-    from vla_runtime.engines.tensorrt_store import EngineFile, Metadata
-    from vla_runtime.export.tensorrt_build import BuildPlan
+    from vla_runtime.bundle.folder import Bundle
+    from vla_runtime.engines.tensorrt.adapter import Progress
+    from vla_runtime.engines.tensorrt.store import EngineFile, Metadata
+    from vla_runtime.export.tensorrt.build import BuildPlan
 
 _MIB = 1 << 20
 
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Build; 1 where the engines' numbers are wrong, 2 where it is not possible."""
     from vla_runtime.engines.cuda_runtime import CudaError
-    from vla_runtime.engines.tensorrt_adapter import TensorRTError
+    from vla_runtime.engines.tensorrt.adapter import TensorRTError
 
     try:
         return _build(arguments)
@@ -92,18 +92,18 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from vla_runtime.bundle import read_bundle, verify_files
+    from vla_runtime.bundle.folder import read_bundle, verify_files
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
-    from vla_runtime.engines.onnx_files import engine_graphs
+    from vla_runtime.engines.onnx.files import engine_graphs
     from vla_runtime.engines.preflight import (
         COMPARISON_PACKAGES,
         check_backend,
         check_graph_files,
         missing_package,
     )
-    from vla_runtime.engines.tensorrt_adapter import import_tensorrt
-    from vla_runtime.export.tensorrt_build import build_engines, plan_build
-    from vla_runtime.export.tensorrt_receipt import is_compared
+    from vla_runtime.engines.tensorrt.adapter import import_tensorrt
+    from vla_runtime.export.tensorrt.build import build_engines, plan_build
+    from vla_runtime.export.tensorrt.receipt import is_compared
 
     bundle = read_bundle(arguments.bundle, verify=False)
     most = arguments.rows or (2 if bundle.spec.prompt.advantage else 1)
@@ -169,8 +169,8 @@ def _show(plan: BuildPlan) -> None:
 
 def _verified(bundle: Bundle, folder: Path, metadata: Metadata, device: str) -> bool:
     """Compare with PyTorch and write the receipt; engines that differ are removed."""
-    from vla_runtime.engines.tensorrt_store import REJECTION
-    from vla_runtime.export.tensorrt_receipt import keep, reject
+    from vla_runtime.engines.tensorrt.store import REJECTION
+    from vla_runtime.export.tensorrt.receipt import keep, reject
 
     try:
         receipt, document = compare_engines(bundle, folder, metadata, device)
@@ -193,7 +193,7 @@ def _verified(bundle: Bundle, folder: Path, metadata: Metadata, device: str) -> 
 
 
 def _say_not_compared(folder: Path, package: str) -> None:
-    from vla_runtime.export.tensorrt_receipt import forget
+    from vla_runtime.export.tensorrt.receipt import forget
 
     print(f"not compared with PyTorch: the Python package '{package}' is not installed")
     forget(folder)

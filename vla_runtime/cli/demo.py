@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 from vla_runtime.cli._files import bundle_folder, cache_folder, make_folder
 from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
-from vla_runtime.demo.console import say
-from vla_runtime.demo.reserve import Reserve
+from vla_runtime.files.whole_files import WriteError
 from vla_runtime.ros.interrupt import Interrupt, interruptible
-from vla_runtime.whole_files import WriteError
+from vla_runtime.tabletop.demo.console import say
+from vla_runtime.tabletop.demo.reserve import Reserve
 
 if TYPE_CHECKING:
-    from vla_runtime.demo.options import DemoOptions
-    from vla_runtime.demo.session import DemoResult
+    from vla_runtime.tabletop.demo.options import DemoOptions
+    from vla_runtime.tabletop.demo.session import DemoResult
 
 # Images of every instruction, and the curves of an hour.
 _REPORT_BYTES = 16 << 20
@@ -71,8 +71,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
-    from vla_runtime.demo.options import check_options
     from vla_runtime.engines.preflight import require_packages
+    from vla_runtime.tabletop.demo.options import check_options
 
     try:
         _prepare_environment()
@@ -83,8 +83,8 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
         require_packages('rclpy', 'mujoco', 'rosbags', 'matplotlib')
         make_folder(options.out, '--out')
 
-        import vla_runtime.sim.gl  # noqa: F401  (whether the simulated cameras can be rendered)
-        from vla_runtime.demo.session import run_session
+        import vla_runtime.tabletop.sim.gl  # noqa: F401  (whether the simulated cameras can be rendered)
+        from vla_runtime.tabletop.demo.session import run_session
 
         options = _with_networks(options)
         with Reserve(options.out, _REPORT_BYTES, 'the report'):
@@ -111,7 +111,7 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> DemoOptions:
-    from vla_runtime.demo.options import DemoOptions
+    from vla_runtime.tabletop.demo.options import DemoOptions
 
     out: Path = arguments.out or Path('demo_runs') / datetime.now().strftime('%Y-%m-%d_%H%M%S')
     return DemoOptions(
@@ -131,14 +131,14 @@ def _with_networks(options: DemoOptions) -> DemoOptions:
     """With a bundle that has the files of its backend, which may have to be made first."""
     if options.backend != 'onnxruntime':
         return options
-    from vla_runtime.export.onnx_bundle import bundle_with_onnx
+    from vla_runtime.export.onnx.bundle import bundle_with_onnx
 
     return replace(options, bundle=bundle_with_onnx(options.bundle, cache_folder(), tell=say))
 
 
 def _prepare_environment() -> None:
     """What the launch files set, unless the user has chosen: lossless images, this machine only."""
-    from vla_runtime.ros.share import share_folder
+    from vla_runtime.ros.package_files import share_folder
 
     middleware = os.environ.get('RMW_IMPLEMENTATION', 'rmw_fastrtps_cpp')
     if middleware.startswith('rmw_fastrtps') and not any(map(os.environ.get, _PROFILE_VARIABLES)):
@@ -152,7 +152,7 @@ def _prepare_environment() -> None:
 
 
 def _report(options: DemoOptions, result: DemoResult, ended: str) -> None:
-    from vla_runtime.demo.report import write_report
+    from vla_runtime.tabletop.demo.report import write_report
 
     telemetry = result.telemetry
     facts = {

@@ -40,11 +40,11 @@ from typing import TYPE_CHECKING, get_args
 
 from vla_runtime.cli._comparison import show_receipt
 from vla_runtime.cli._numbers import at_least
-from vla_runtime.engines.onnx_files import Precision
+from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.types import AdvantageTemplate, PromptTemplate
 
 if TYPE_CHECKING:
-    from vla_runtime.bundle import BundleSpec, CameraSpec
+    from vla_runtime.bundle.schema import BundleSpec, CameraSpec
     from vla_runtime.export.options import ExportOptions
 
 _ABSENT = '=absent'
@@ -76,7 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Export; 2 where the checkpoint cannot become a bundle."""
-    from vla_runtime.bundle import SPEC_FILE, BundleError, check_target
+    from vla_runtime.bundle.folder import BundleError, check_target
+    from vla_runtime.bundle.schema import SPEC_FILE
     from vla_runtime.export.errors import ExportError
 
     target: Path = arguments.out
@@ -101,10 +102,10 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     """Export a checkpoint folder; False for a dry run."""
-    from vla_runtime.bundle_statistics import statistics_notes
-    from vla_runtime.bundle_summary import describe, line
+    from vla_runtime.bundle.statistics import statistics_notes
+    from vla_runtime.bundle.summary import describe, line
     from vla_runtime.export.conversion import plan_export, write_export
-    from vla_runtime.export.onnx_bundle import add_onnx
+    from vla_runtime.export.onnx.bundle import add_onnx
 
     target: Path = arguments.out
     plan = plan_export(
@@ -128,10 +129,10 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
 
 def _export_bundle(arguments: argparse.Namespace) -> bool:
     """Export a bundle's ONNX files; False for a dry run."""
-    from vla_runtime.bundle import read_bundle
-    from vla_runtime.bundle_summary import describe
+    from vla_runtime.bundle.folder import read_bundle
+    from vla_runtime.bundle.summary import describe
     from vla_runtime.export.errors import ExportError
-    from vla_runtime.export.onnx_bundle import export_bundle
+    from vla_runtime.export.onnx.bundle import export_bundle
     from vla_runtime.export.options import ExportOptions
 
     source = arguments.checkpoint
@@ -289,7 +290,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _cameras(text: str) -> tuple[CameraSpec, ...]:
-    from vla_runtime.bundle import CameraSpec
+    from vla_runtime.bundle.schema import CameraSpec
 
     return tuple(
         CameraSpec(word.removesuffix(_ABSENT), present=not word.endswith(_ABSENT))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vla_runtime.bundle import Bundle
+    from vla_runtime.bundle.folder import Bundle
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Read and print; 2 where the bundle is not what it says."""
-    from vla_runtime.bundle import BundleError, read_bundle
-    from vla_runtime.bundle_statistics import statistics_notes
-    from vla_runtime.bundle_summary import describe, line
+    from vla_runtime.bundle.folder import BundleError, read_bundle
+    from vla_runtime.bundle.statistics import statistics_notes
+    from vla_runtime.bundle.summary import describe, line
 
     verify = not (arguments.no_verify or arguments.quick)
     try:
@@ -55,8 +55,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _check(bundle: Bundle, quick: bool) -> str:
     """Check the files' contents; what was found about the weights, for people."""
-    from vla_runtime.bundle_contents import check_contents, check_finite, weight_bytes
-    from vla_runtime.large_files import progress
+    from vla_runtime.bundle.contents import check_contents, check_finite, weight_bytes
+    from vla_runtime.files.large_files import progress
 
     check_contents(bundle)
     size = weight_bytes(bundle)

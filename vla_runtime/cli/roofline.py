@@ -29,17 +29,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_runtime.bundle_rules import LIMITS
+from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import between
-from vla_runtime.devices import DEVICES, GIB, MATRIX_BYTES
-from vla_runtime.dimensions import PRESETS
 from vla_runtime.engines.preflight import BACKENDS
-from vla_runtime.whole_files import write_text
+from vla_runtime.families.pi.dimensions import PRESETS
+from vla_runtime.files.whole_files import write_text
+from vla_runtime.performance.devices import DEVICES, GIB, MATRIX_BYTES
 
 if TYPE_CHECKING:
-    from vla_runtime.devices import Device
-    from vla_runtime.dimensions import PolicyDims
+    from vla_runtime.families.pi.dimensions import PolicyDims
+    from vla_runtime.performance.devices import Device
 
 _STEPS = 10
 
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Compute and print; 0 also where it does not fit, 2 for unusable arguments."""
-    from vla_runtime.bundle import BundleError
+    from vla_runtime.bundle.folder import BundleError
 
     if arguments.list:
         print(device_table())
@@ -113,7 +113,7 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         ValueError: no model or device, an unknown family, more views than the bundle has.
         BundleError: the folder is no bundle.
     """
-    from vla_runtime.roofline import fits, memory_need, phase_floors, published_rates
+    from vla_runtime.performance.roofline import fits, memory_need, phase_floors, published_rates
 
     if not arguments.model or not arguments.device:
         missing = '--device' if arguments.model else 'MODEL'
@@ -170,8 +170,8 @@ def _build_on(device: Device, dims: PolicyDims, precision: str) -> dict[str, Any
     """Bytes that building engines takes: of the device, of the host beside it (in no table here),
     and of swap, None where none helps.
     """
-    from vla_runtime.export.tensorrt_build import DEFAULT_WORKSPACE, MemoryEstimate
-    from vla_runtime.roofline import largest_engine_bytes
+    from vla_runtime.export.tensorrt.build import DEFAULT_WORKSPACE, MemoryEstimate
+    from vla_runtime.performance.roofline import largest_engine_bytes
 
     largest = largest_engine_bytes(dims, MATRIX_BYTES[precision])
     build = MemoryEstimate.of(largest, DEFAULT_WORKSPACE)
@@ -185,7 +185,7 @@ def _build_on(device: Device, dims: PolicyDims, precision: str) -> dict[str, Any
 
 def _model(arguments: argparse.Namespace) -> tuple[PolicyDims, int, int, tuple[int, ...]]:
     """Dimensions, views and steps that are meant, and the numbers of prompt rows."""
-    from vla_runtime.bundle import read_bundle
+    from vla_runtime.bundle.folder import read_bundle
 
     dims, steps, views = PRESETS.get(arguments.model), _STEPS, arguments.views
     rows: tuple[int, ...] = (1, 2)

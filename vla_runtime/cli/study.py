@@ -26,7 +26,7 @@ from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 
 if TYPE_CHECKING:
-    from vla_runtime.study.catalogue import Study
+    from vla_runtime.tabletop.study.catalogue import Study
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,7 @@ def _main(arguments: argparse.Namespace) -> int:
 
     require_packages('torch', 'mujoco', 'matplotlib')
 
-    from vla_runtime.study.catalogue import STUDIES
+    from vla_runtime.tabletop.study.catalogue import STUDIES
 
     if arguments.list:
         for study in STUDIES.values():
@@ -117,11 +117,11 @@ def _main(arguments: argparse.Namespace) -> int:
 
 def _check(studies: Sequence[Study], bundle: Path, arguments: argparse.Namespace) -> str:
     """Refuse what would fail after seconds or hours of work; the policy's name."""
-    from vla_runtime.bundle import read_bundle
+    from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.engines.preflight import check_backend
-    from vla_runtime.ros.robot import find_robot, load_robot
-    from vla_runtime.ros.robot_match import match_robot
-    from vla_runtime.ros.share import share_folder
+    from vla_runtime.ros.package_files import share_folder
+    from vla_runtime.ros.robot.file import find_robot, load_robot
+    from vla_runtime.ros.robot.match import match_robot
 
     spec = read_bundle(bundle, verify=False).spec
     by_policy = [c for study in studies for c in study.conditions if c.driver == 'policy']
@@ -130,8 +130,8 @@ def _check(studies: Sequence[Study], bundle: Path, arguments: argparse.Namespace
         match_robot(tabletop, spec, bundle)
     for backend in {condition.backend for condition in by_policy}:
         check_backend(backend, 'cpu')
-    import vla_runtime.sim.gl  # noqa: F401  (whether the simulated cameras can be rendered)
-    from vla_runtime.study.results import read_studies
+    import vla_runtime.tabletop.sim.gl  # noqa: F401  (whether the simulated cameras can be rendered)
+    from vla_runtime.tabletop.study.results import read_studies
 
     make_folder(arguments.out, '--out')
     make_folder(arguments.work, '--work')
@@ -142,9 +142,9 @@ def _check(studies: Sequence[Study], bundle: Path, arguments: argparse.Namespace
 
 def _write_page(folder: Path) -> Path:
     """Write study.html of the results in a folder."""
-    from vla_runtime.study.page import study_page
-    from vla_runtime.study.results import read_studies
-    from vla_runtime.whole_files import write_text
+    from vla_runtime.files.whole_files import write_text
+    from vla_runtime.tabletop.study.page import study_page
+    from vla_runtime.tabletop.study.results import read_studies
 
     studies = read_studies(folder)
     if not studies:
@@ -157,9 +157,9 @@ def _write_page(folder: Path) -> Path:
 def _run(study: Study, bundle: Path, arguments: argparse.Namespace, policy: str) -> None:
     import torch
 
-    from vla_runtime.sim.code_version import code_version, source_digest
-    from vla_runtime.study.results import Origin, study_record, write_study
-    from vla_runtime.study.runner import bundle_identity, episode_seeds, run_conditions
+    from vla_runtime.tabletop.study.results import Origin, study_record, write_study
+    from vla_runtime.tabletop.study.runner import bundle_identity, episode_seeds, run_conditions
+    from vla_runtime.tabletop.training.code_version import code_version, source_digest
 
     # Tiny networks gain nothing from threads, and threads that spin on a busy machine lose tenfold.
     torch.set_num_threads(1)

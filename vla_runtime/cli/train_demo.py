@@ -30,9 +30,9 @@ from vla_runtime.engines.preflight import MOST_THREADS
 
 if TYPE_CHECKING:
     from vla_runtime.processing.tokenizer import Tokenizer
-    from vla_runtime.sim.demo_network import Start
-    from vla_runtime.sim.training import Training, TrainingPlan
-    from vla_runtime.sim.work_log import WorkLog
+    from vla_runtime.tabletop.training.demo_network import Start
+    from vla_runtime.tabletop.training.training import Training, TrainingPlan
+    from vla_runtime.tabletop.training.work_log import WorkLog
 
 # Steps of each stage from nothing, and from a bundle, whose network sees and grounds already.
 STAGE_STEPS = (('see', 500, 0), ('ground', 1200, 200), ('act', 4000, 2000))
@@ -111,7 +111,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _main(arguments: argparse.Namespace) -> dict[str, str]:
-    from vla_runtime.bundle import check_target
+    from vla_runtime.bundle.folder import check_target
     from vla_runtime.engines.preflight import check_backend, require_packages
 
     # Before hours of work, not after; and before PyTorch is imported, which takes seconds.
@@ -119,10 +119,10 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
     require_packages('torch', 'mujoco', 'matplotlib')
     check_backend('torch', arguments.device)
 
-    from vla_runtime.sim.code_version import code_version
-    from vla_runtime.sim.dataset import DatasetPlan, claim, generate
-    from vla_runtime.sim.demo_network import Start
-    from vla_runtime.sim.work_log import WorkLog
+    from vla_runtime.tabletop.training.code_version import code_version
+    from vla_runtime.tabletop.training.dataset import DatasetPlan, claim, generate
+    from vla_runtime.tabletop.training.demo_network import Start
+    from vla_runtime.tabletop.training.work_log import WorkLog
 
     start = None if arguments.start is None else Start.read(arguments.start)
     make_folder(arguments.work, '--work')
@@ -131,7 +131,7 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
 
     import torch
 
-    from vla_runtime.engines.torch_engine import torch_device
+    from vla_runtime.engines.torch.engine import torch_device
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -144,12 +144,12 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _train(arguments: argparse.Namespace, start: Start | None, log: WorkLog) -> dict[str, str]:
-    from vla_runtime.sim.dataset import load
-    from vla_runtime.sim.demo_bundle import TOKENIZER_FILE, write_demo_bundle
-    from vla_runtime.sim.loss_plot import plot_losses
-    from vla_runtime.sim.samples import Samples
-    from vla_runtime.sim.training import Training
-    from vla_runtime.sim.vocabulary import number_tokens
+    from vla_runtime.tabletop.training.dataset import load
+    from vla_runtime.tabletop.training.demo_bundle import TOKENIZER_FILE, write_demo_bundle
+    from vla_runtime.tabletop.training.loss_plot import plot_losses
+    from vla_runtime.tabletop.training.samples import Samples
+    from vla_runtime.tabletop.training.training import Training
+    from vla_runtime.tabletop.training.vocabulary import number_tokens
 
     work = arguments.work
     vocabulary = work / TOKENIZER_FILE
@@ -182,8 +182,8 @@ def _train(arguments: argparse.Namespace, start: Start | None, log: WorkLog) -> 
 def _tokenizer(vocabulary: Path, start: Start | None) -> Tokenizer:
     """Put the vocabulary into the work folder: the start's own, or a new one."""
     from vla_runtime.processing.tokenizer import Tokenizer
-    from vla_runtime.sim.vocabulary import train_vocabulary
-    from vla_runtime.sim.world import JOINT_NAMES
+    from vla_runtime.tabletop.sim.world import JOINT_NAMES
+    from vla_runtime.tabletop.training.vocabulary import train_vocabulary
 
     if start is None:
         return train_vocabulary(vocabulary, len(JOINT_NAMES))
@@ -192,7 +192,7 @@ def _tokenizer(vocabulary: Path, start: Start | None) -> Tokenizer:
 
 
 def _plan(arguments: argparse.Namespace, start: Start | None) -> TrainingPlan:
-    from vla_runtime.sim.training import TrainingPlan
+    from vla_runtime.tabletop.training.training import TrainingPlan
 
     steps = {}
     for stage, from_nothing, onward in STAGE_STEPS:

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 from vla_runtime.cli._comparison import compare_engines, show_receipt
 from vla_runtime.cli._files import output_file
 from vla_runtime.engines.device_names import default_device
-from vla_runtime.whole_files import write_text
+from vla_runtime.files.whole_files import write_text
 
 if TYPE_CHECKING:
-    from vla_runtime.bundle import Bundle
+    from vla_runtime.bundle.folder import Bundle
     from vla_runtime.export.receipt import Receipt
 
     Compared = tuple[Receipt, dict[str, Any]]
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Verify; 1 where files differ from the networks, 2 where they cannot be compared."""
     from vla_runtime.engines.cuda_runtime import CudaError
-    from vla_runtime.engines.tensorrt_adapter import TensorRTError
+    from vla_runtime.engines.tensorrt.adapter import TensorRTError
     from vla_runtime.export.receipt import VerificationError
 
     try:
@@ -82,8 +82,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _verify_onnx(path: Path, device: str) -> Compared:
-    from vla_runtime.bundle import verify_files
-    from vla_runtime.engines.onnx_files import graph_names
+    from vla_runtime.bundle.folder import verify_files
+    from vla_runtime.engines.onnx.files import graph_names
     from vla_runtime.engines.preflight import check_backend, check_graph_files
 
     bundle = _read(path)
@@ -94,7 +94,7 @@ def _verify_onnx(path: Path, device: str) -> Compared:
     # All that can be refused has been, before PyTorch is imported.
     from tqdm import tqdm
 
-    from vla_runtime.export.onnx_verification import receipt_dict, verification_steps, verify_onnx
+    from vla_runtime.export.onnx.verification import receipt_dict, verification_steps, verify_onnx
 
     with tqdm(total=verification_steps(), desc='verify', unit='file', disable=None) as bar:
         receipt = verify_onnx(bundle.folder, bundle.spec, device=device, advance=bar.update)
@@ -102,12 +102,12 @@ def _verify_onnx(path: Path, device: str) -> Compared:
 
 
 def _verify_engines(path: Path, device: str) -> Compared:
-    from vla_runtime.bundle import verify_files
+    from vla_runtime.bundle.folder import verify_files
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
-    from vla_runtime.engines.onnx_files import ROWS
+    from vla_runtime.engines.onnx.files import ROWS
     from vla_runtime.engines.preflight import check_backend
-    from vla_runtime.engines.tensorrt_adapter import import_tensorrt
-    from vla_runtime.engines.tensorrt_store import find_engines
+    from vla_runtime.engines.tensorrt.adapter import import_tensorrt
+    from vla_runtime.engines.tensorrt.store import find_engines
 
     bundle = _read(path)
     check_backend('tensorrt', device)
@@ -122,7 +122,7 @@ def _verify_engines(path: Path, device: str) -> Compared:
 
 def _read(path: Path) -> Bundle:
     """The bundle, its files not yet hashed; refuses where nothing can be compared."""
-    from vla_runtime.bundle import read_bundle
+    from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 
     bundle = read_bundle(path, verify=False)

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from vla_runtime.engines.cuda_runtime import CudaError, CudaRuntime, Graph
-from vla_runtime.engines.tensorrt_adapter import TensorRTError
+from vla_runtime.engines.tensorrt.adapter import TensorRTError
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from vla_runtime.bundle import Bundle
-from vla_runtime.engines.engine import PolicyEngine
+from vla_runtime.bundle.folder import Bundle
 from vla_runtime.engines.preflight import check_backend
+from vla_runtime.engines.protocol import PolicyEngine
 
 
 def load_engine(
@@ -26,7 +26,7 @@ def load_engine(
     """
     check_backend(backend, device)
     if backend == 'torch':
-        from vla_runtime.engines.torch_engine import TorchEngine
+        from vla_runtime.engines.torch.engine import TorchEngine
 
         return TorchEngine.load(
             bundle.spec.family,
@@ -38,7 +38,7 @@ def load_engine(
             use_cuda_graphs=use_cuda_graphs,
         )
     if backend == 'onnxruntime':
-        from vla_runtime.engines.onnx_engine import OnnxEngine
+        from vla_runtime.engines.onnx.engine import OnnxEngine
 
         return OnnxEngine(
             bundle.spec.family,
@@ -48,7 +48,7 @@ def load_engine(
             precision=precision,
             max_rows=max_rows,
         )
-    from vla_runtime.engines.tensorrt_engine import TensorRTEngine
+    from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 
     return TensorRTEngine.load(
         bundle.folder,

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from vla_runtime.engines.device_names import parse_device
-from vla_runtime.engines.onnx_files import ONNX_FOLDER
+from vla_runtime.engines.onnx.files import ONNX_FOLDER
 
 BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
 # CPU threads of one network. Where thousands cannot be started PyTorch is a segmentation fault.
@@ -47,7 +47,7 @@ def check_backend(backend: str, device: str) -> None:
     kind, index = parse_device(device, backend)
     if backend == 'tensorrt':
         from vla_runtime.engines.cuda_runtime import import_cuda
-        from vla_runtime.engines.tensorrt_adapter import import_tensorrt
+        from vla_runtime.engines.tensorrt.adapter import import_tensorrt
 
         # Each says itself how to get it; a TensorRT that is there is big, and waits for a GPU.
         if missing_package('tensorrt'):
@@ -61,7 +61,7 @@ def check_backend(backend: str, device: str) -> None:
     if kind == 'cpu':
         return
     if backend == 'onnxruntime':
-        from vla_runtime.engines.onnx_session import Placement
+        from vla_runtime.engines.onnx.session import Placement
 
         Placement.of(device)
     check_cuda_device(device, index)

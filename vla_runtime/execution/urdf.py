@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from vla_runtime.execution.limits import ColumnLimits, Limits
-from vla_runtime.quotes import quoted
-from vla_runtime.typed_yaml import did_you_mean
+from vla_runtime.files.quotes import quoted
+from vla_runtime.files.typed_yaml import did_you_mean
 
 
 def read_urdf_limits(urdf: str) -> dict[str, ColumnLimits]:

@@ -18,13 +18,13 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
-from vla_runtime.bundle_schema import WEIGHT_BYTES
+from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.json_file import LARGEST_JSON
 from vla_runtime.export.tensor_names import TEXT_HEAD, TEXT_TABLE, is_unused, our_name
-from vla_runtime.hub_id import download_hint
-from vla_runtime.input_files import UnreadableFileError, read_text, regular_file
-from vla_runtime.quotes import one_line, quoted
+from vla_runtime.files.hub_id import download_hint
+from vla_runtime.files.input_files import UnreadableFileError, read_text, regular_file
+from vla_runtime.files.quotes import one_line, quoted
 
 SINGLE_FILE = 'model.safetensors'
 INDEX_FILE = 'model.safetensors.index.json'

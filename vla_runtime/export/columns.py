@@ -8,11 +8,11 @@ from typing import cast, get_args
 
 import numpy as np
 
-from vla_runtime.bundle import ActionSpec, StateSpec, Unit
+from vla_runtime.bundle.schema import ActionSpec, StateSpec, Unit
 from vla_runtime.export.folder import FolderFacts
-from vla_runtime.export.gaps import Gaps
+from vla_runtime.export.missing_facts import Gaps
 from vla_runtime.export.options import DatasetInfo, ExportOptions
-from vla_runtime.typed_yaml import did_you_mean
+from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import ActionKind
 
 # LeRobot's data sets name a joint's position 'elbow.pos'; robots say 'elbow'.

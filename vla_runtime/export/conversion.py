@@ -15,30 +15,26 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime import __version__
-from vla_runtime.bundle import (
+from vla_runtime.bundle.folder import Bundle, new_bundle, read_bundle, seal, write_statistics
+from vla_runtime.bundle.rules import check_spec
+from vla_runtime.bundle.schema import (
+    TOKENIZER_SUFFIXES,
     WEIGHTS_FILE,
-    Bundle,
     BundleSpec,
     CameraSpec,
     PromptSpec,
-    new_bundle,
-    read_bundle,
-    seal,
-    write_statistics,
 )
-from vla_runtime.bundle_rules import check_spec
-from vla_runtime.bundle_schema import TOKENIZER_SUFFIXES
-from vla_runtime.bundle_statistics import check_statistics
+from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.export.checkpoint import StoredTensor, check_tensors, copy_tensors, read_tensors
 from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
-from vla_runtime.export.gaps import Gaps
 from vla_runtime.export.lerobot_folder import (
     is_lerobot_folder,
     lerobot_family,
     read_lerobot_folder,
 )
+from vla_runtime.export.missing_facts import Gaps
 from vla_runtime.export.openpi_folder import read_openpi_folder, usual_prompt_length
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
 from vla_runtime.export.tensor_dims import (
@@ -51,9 +47,9 @@ from vla_runtime.export.tensor_dims import (
     kv_heads_of,
     vision_heads_of,
 )
-from vla_runtime.network_shapes import network_shapes
+from vla_runtime.families.pi.weight_shapes import network_shapes
+from vla_runtime.files.typed_yaml import FieldError
 from vla_runtime.processing.tokenizer import Tokenizer
-from vla_runtime.typed_yaml import FieldError
 from vla_runtime.types import Family, PromptTemplate
 
 # Both projects' own default; a policy's answer hardly changes with more.

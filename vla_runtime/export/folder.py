@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_runtime.bundle import CameraSpec, ImageSpec, NormalisationSpec
+from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.types import Family, PromptCleaning, PromptTemplate
 
 CONFIG_FILE = 'config.json'

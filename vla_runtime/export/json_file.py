@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vla_runtime.export.errors import ExportError
-from vla_runtime.input_files import UnreadableFileError, read_text
-from vla_runtime.quotes import one_line, quoted
+from vla_runtime.files.input_files import UnreadableFileError, read_text
+from vla_runtime.files.quotes import one_line, quoted
 
 _REQUIRED = object()
 # The largest are the indexes of sharded checkpoints, some MB.

@@ -16,8 +16,13 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from vla_runtime.bundle import CameraSpec, ImageSpec, NormalisationSpec
-from vla_runtime.bundle_schema import STATISTICS, STATISTICS_OF
+from vla_runtime.bundle.schema import (
+    STATISTICS,
+    STATISTICS_OF,
+    CameraSpec,
+    ImageSpec,
+    NormalisationSpec,
+)
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import (
     CONFIG_FILE,
@@ -25,7 +30,7 @@ from vla_runtime.export.folder import (
     find_tokenizer,
 )
 from vla_runtime.export.json_file import JsonMapping, read_json
-from vla_runtime.input_files import regular_file
+from vla_runtime.files.input_files import regular_file
 from vla_runtime.types import Family, NormaliserKind, PromptTemplate
 
 PREPROCESSOR_FILE = 'policy_preprocessor.json'

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_runtime.bundle import CameraSpec, ImageSpec, NormalisationSpec
-from vla_runtime.bundle_schema import STATISTICS
+from vla_runtime.bundle.schema import STATISTICS, CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import (
     CONFIG_FILE,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vla_runtime.engines.onnx_files import Precision
+from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.export.errors import ExportError
 
 # Of the inputs that are compared.

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vla_runtime.dimensions import GemmaDims, PolicyDims, VisionDims
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.families.pi.dimensions import GemmaDims, PolicyDims, VisionDims
 from vla_runtime.types import Family
 
 # The one published vision tower (SigLIP So400m); other widths do not tell their heads.

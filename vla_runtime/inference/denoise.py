@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vla_runtime.engines.engine import PolicyEngine, StepInputs
+from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 
 StepObserver = Callable[[int, np.ndarray, np.ndarray], None]
 

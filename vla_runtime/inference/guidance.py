@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from vla_runtime.setting_checks import is_finite
+from vla_runtime.inference.setting_checks import is_finite
 
 # Most that a person may ask for; the field's values lie between 1.5 and 2.5.
 MOST_BETA = 5.0

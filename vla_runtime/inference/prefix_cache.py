@@ -24,8 +24,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from vla_runtime.engines.engine import PolicyEngine
-from vla_runtime.setting_checks import check_type, is_finite
+from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.inference.setting_checks import check_type, is_finite
 
 CacheMode = Literal['exact', 'bounded', 'off']
 # What an observation's time was read from; times of two clocks have no difference.

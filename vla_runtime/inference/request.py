@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from vla_runtime.engines.engine import StepInputs
+from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.inference.prefix_cache import CachePolicy, PrefixInputs
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.inference.sampling import Overlap

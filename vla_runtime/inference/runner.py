@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.engines.engine import PolicyEngine
+from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import StepObserver, denoise, denoise_serially
 from vla_runtime.inference.prefix_cache import Place, PrefixCache

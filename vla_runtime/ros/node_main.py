@@ -18,18 +18,25 @@ _ROS_PREFIXES = ('rcl', 'rpyutils', 'rosidl', 'ament_')
 _ROS_SUFFIXES = ('_msgs', '_srvs', '_interfaces')
 
 
+MODULES = {
+    'policy_node': 'vla_runtime.ros.policy.node',
+    'executor_node': 'vla_runtime.ros.executor.node',
+    'tabletop_node': 'vla_runtime.tabletop.ros.node',
+}
+
+
 def run_module(name: str) -> int:
     """Import a node's module and run its `main`.
 
     Args:
-        name: of the module in this folder.
+        name: of the executable.
 
     Returns:
         exit code: 2 where a package that the node needs cannot be imported
     """
     take_signals(lambda *_: os._exit(0))
     try:
-        module = importlib.import_module(f'vla_runtime.ros.{name}')
+        module = importlib.import_module(MODULES[name])
     except ImportError as error:
         print(f'error: {name}: {_problem(name, error)}', file=sys.stderr)
         return 2

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 
 from rclpy.node import Node
 
-from vla_runtime.ros.executor_parameters import EXECUTOR_PARAMETERS
+from vla_runtime.files.typed_yaml import did_you_mean
+from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.ros.parameters import ParameterError, ParameterTable, is_of_rclpy
-from vla_runtime.ros.policy_parameters import POLICY_PARAMETERS
-from vla_runtime.ros.tabletop_parameters import TABLETOP_PARAMETERS
-from vla_runtime.typed_yaml import did_you_mean
+from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
+from vla_runtime.tabletop.ros.parameters import TABLETOP_PARAMETERS
 
 # Under the names that the launch files give them.
 NODE_PARAMETERS: Mapping[str, ParameterTable] = {

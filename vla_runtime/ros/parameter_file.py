@@ -12,11 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.input_files import UnreadableFileError, read_text
-from vla_runtime.quotes import quoted
+from vla_runtime.files.input_files import UnreadableFileError, read_text
+from vla_runtime.files.quotes import quoted
+from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, did_you_mean, loads
 from vla_runtime.ros.node_parameters import NODE_PARAMETERS, names_of, nearest_elsewhere
 from vla_runtime.ros.parameters import ParameterError, is_of_rclpy
-from vla_runtime.typed_yaml import LARGEST_FILE, FieldError, did_you_mean, loads
 
 _PARAMETERS = 'ros__parameters'
 # A section of another node may stand in the file; one that is called nearly like ours is ours.

@@ -27,7 +27,7 @@ from rclpy.exceptions import InvalidParameterTypeException, InvalidParameterValu
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from vla_runtime.typed_yaml import did_you_mean
+from vla_runtime.files.typed_yaml import did_you_mean
 
 _TYPE_NAMES = {bool: 'bool', int: 'integer', float: 'double', str: 'string'}
 _ROS_TYPES = {

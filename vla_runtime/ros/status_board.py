@@ -16,7 +16,7 @@ from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 
-from vla_runtime.ros.diagnostics import (
+from vla_runtime.ros.messages.diagnostics import (
     REPEAT_LOG_S,
     Condition,
     Level,

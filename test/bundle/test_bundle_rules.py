@@ -1,0 +1,334 @@
+"""The rules of policy.yaml: whatever does not belong together is named by its field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_policy import tiny_spec
+
+from vla_runtime.bundle.rules import LIMITS, check_spec, dump_spec, parse_spec
+from vla_runtime.bundle.schema import ActionSpec, BundleSpec, CameraSpec, PoseSpec, StateSpec
+from vla_runtime.families.pi.dimensions import PI0
+from vla_runtime.files.typed_yaml import FieldError
+
+PI0_TWO_CAMERAS = replace(PI0, cameras=2)
+
+# What a hand at policy.yaml gets wrong: text there, text instead, what the error must say.
+DEFECTS: dict[str, tuple[str, str, str]] = {
+    'unknown key': ('denoise_steps:', 'denoise_step:', r"field denoise_step: .*'denoise_steps'"),
+    'unknown inner key': ('padding:', 'paddding:', r"field images\.paddding: .*'padding'"),
+    'missing key': ('name: tiny pi05\n', '', r'field name: is missing'),
+    'key twice': ('family: pi05', 'name: other\nfamily: pi05', r"line 3.*'name' is given twice"),
+    'format': ('format: 1', 'format: 2', r'field format: 2 where 1 is expected'),
+    'no format': ('format: 1\n', '', r'field format: None where 1'),
+    'family': ('family: pi05', 'family: pi5', r"field family: 'pi5' .* did you mean 'pi05'"),
+    'text for number': (
+        'denoise_steps: 3',
+        'denoise_steps: three',
+        r"'three' \(str\) where a whole",
+    ),
+    'bool for number': ('denoise_steps: 3', 'denoise_steps: true', r'true where a whole number'),
+    'fraction': ('denoise_steps: 3', 'denoise_steps: 3.5', r'3\.5 \(float\) where a whole number'),
+    'trained delay beyond the chunk': (
+        'trained_delay_steps: 0',
+        'trained_delay_steps: 9',
+        r'field trained_delay_steps: 9 is more than the 8 actions',
+    ),
+    'zero steps': (
+        'denoise_steps: 3',
+        'denoise_steps: 0',
+        r'field denoise_steps: 0 where at least',
+    ),
+    'too many steps': (
+        'denoise_steps: 3',
+        'denoise_steps: 101',
+        r'field denoise_steps: 101 where at most 100 is expected',
+    ),
+    'a horizon of gigabytes': (
+        'horizon: 8',
+        'horizon: 80000000',
+        r'field dimensions\.horizon: 80000000 where at most 1024',
+    ),
+    'a prompt of gigabytes': (
+        'prompt_length: 64',
+        'prompt_length: 6400000',
+        r'field dimensions\.prompt_length: 6400000 where at most 4096',
+    ),
+    'an image of gigabytes': (
+        'image_size: 28',
+        'image_size: 3976',
+        r'field dimensions: 2 cameras of 80656 tokens each .* at most 32768 are expected',
+    ),
+    'negative size': (
+        'horizon: 8',
+        'horizon: -8',
+        r'field dimensions\.horizon: -8 where at least 1',
+    ),
+    'number for text': ('name: tiny pi05', 'name: 5', r'field name: 5 \(int\) .* put it in quotes'),
+    'empty text': ('name: tiny pi05', "name: ''", r"field name: '' is empty"),
+    'NaN': ('step_time_s: 0.05', 'step_time_s: .nan', r'field step_time_s: nan where a finite'),
+    'infinity': (
+        'step_time_s: 0.05',
+        'step_time_s: .inf',
+        r'field step_time_s: inf where a finite',
+    ),
+    'negative time': (
+        'step_time_s: 0.05',
+        'step_time_s: -0.05',
+        r'step_time_s: -0\.05 where seconds',
+    ),
+    'list for mapping': (
+        'images: {padding: centre, resample: bilinear}',
+        'images: []',
+        r'a list wh',
+    ),
+    'mapping for list': ('- {name: top, present: true}\n', '', r'field cameras: 1 entries but dim'),
+    'nothing for list': (
+        'denoise_steps: 3',
+        'poses:\ndenoise_steps: 3',
+        r'poses: nothing where a l',
+    ),
+    'camera twice': ('{name: wrist', '{name: top', r"field cameras\[1\]\.name: 'top' is given 2"),
+    'camera not there': (
+        '- {name: top, present: true}\n- {name: wrist, present: true}',
+        '- {name: top, present: false}\n- {name: wrist, present: false}',
+        r'field cameras: none is present',
+    ),
+    'state twice': ('- {name: elbow,', '- {name: shoulder,', r'field state\[1\]\.name: .* 2 times'),
+    'unit': (
+        '{name: elbow, unit: rad}',
+        '{name: elbow, unit: radian}',
+        r"state\[1\]\.unit: 'radian'",
+    ),
+    'unit without quotes': (
+        '{name: elbow, unit: rad}',
+        '{name: elbow, unit: 1}',
+        r'1 \(int\) where',
+    ),
+    'vision heads': ('num_heads: 2', 'num_heads: 5', r'field dimensions: vision: width 24 is not'),
+    'pi0 prompt': (
+        'template: pi05_state',
+        'template: pi0_state',
+        r'field prompt\.template: .*pi05_s',
+    ),
+    'state token': ('state_dim: 0', 'state_dim: 6', r'field dimensions\.state_dim: 6 where 0'),
+    'more actions than padded': ('action_dim: 6', 'action_dim: 2', r'field actions: 3 entries but'),
+    'absolute rate': (
+        '{name: elbow, unit: rad, k',
+        '{name: elbow, unit: rad/s, k',
+        r'does not fit',
+    ),
+    'velocity of a length': ('rad, kind: absolute}', 'rad, kind: velocity}', r"kind 'velocity'"),
+    'delta to nothing': (
+        'rad, kind: absolute}',
+        'rad, kind: delta}',
+        r'field actions\[0\]\.relative_to: is missing',
+    ),
+    'delta to a stranger': (
+        'rad, kind: absolute}',
+        'rad, kind: delta, relative_to: shouler}',
+        r"field actions\[0\]\.relative_to: 'shouler' .* did you mean 'shoulder'",
+    ),
+    'delta in another unit': (
+        'name: shoulder, unit: rad, kind: absolute}',
+        'name: shoulder, unit: deg, kind: delta, relative_to: shoulder}',
+        r"field actions\[0\]\.unit: 'deg' but its state 'shoulder' is in 'rad'",
+    ),
+    'absolute to something': (
+        'rad, kind: absolute}',
+        'rad, kind: absolute, relative_to: shoulder}',
+        r"field actions\[0\]\.relative_to: 'shoulder' is only for the kind 'delta'",
+    ),
+    'Python object': (
+        'name: tiny pi05',
+        'name: !!python/object/apply:os.getcwd []',
+        r'write the value without a tag',
+    ),
+    'not YAML': ('name: tiny pi05', 'name: [', r'line \d+'),
+    'no mapping': ('format: 1', '- format: 1', r'line'),
+    'machine path': (
+        'source: {}',
+        'source: {from: /home/me}',
+        r'source\.from',
+    ),
+}
+
+
+@pytest.mark.parametrize('defect', DEFECTS, ids=str)
+def test_a_defect_is_named_by_its_field(defect):
+    old, new, pattern = DEFECTS[defect]
+    text = dump_spec(tiny_spec())
+    assert old in text
+    with pytest.raises(FieldError, match=pattern):
+        parse_spec(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize('field', LIMITS)
+def test_every_size_has_a_limit_that_a_published_policy_keeps(field):
+    document = yaml.safe_load(dump_spec(replace(tiny_spec('pi0'), dims=PI0_TWO_CAMERAS)))
+    assert check_spec(parse_spec(yaml.safe_dump(document))) is None
+    *path, key = field.split('.')
+    inner = document
+    for part in path:
+        inner = inner[part]
+    assert inner[key] * 4 <= LIMITS[field]
+    inner[key] = LIMITS[field] + 1
+    with pytest.raises(FieldError):
+        parse_spec(yaml.safe_dump(document))
+
+
+@pytest.mark.parametrize(
+    ('stack', 'changes', 'pattern'),
+    [
+        (('language', 'expert'), {'head_dim': 7}, r'field dimensions: language: head_dim 7 is odd'),
+        (('expert',), {'width': 15}, r'field dimensions: expert: width 15 is odd'),
+    ],
+)
+def test_halves_need_an_even_number(stack, changes, pattern):
+    document = yaml.safe_load(dump_spec(tiny_spec()))
+    for name in stack:
+        document['dimensions'][name].update(changes)
+    with pytest.raises(FieldError, match=pattern):
+        parse_spec(yaml.safe_dump(document))
+
+
+POSITION = ('x', 'y', 'z')
+QUATERNION = ('qw', 'qx', 'qy', 'qz')
+
+
+def pose_spec(**changes) -> BundleSpec:
+    """A policy of one end effector; `changes` go to its pose."""
+    kind = changes.get('kind', 'delta')
+    pose = PoseSpec(
+        **{
+            'name': 'arm',
+            'position': POSITION,
+            'rotation': QUATERNION,
+            'form': 'quaternion_wxyz',
+            'kind': 'delta',
+            'frame': 'base',
+            'state_position': POSITION,
+            'state_rotation': QUATERNION,
+            **changes,
+        }
+    )
+    base = tiny_spec()
+    units = dict.fromkeys(POSITION, 'm') | dict.fromkeys(QUATERNION, '1')
+    return replace(
+        base,
+        dims=replace(base.dims, action_dim=8),
+        state=tuple(StateSpec(name, unit) for name, unit in units.items()),
+        actions=tuple(ActionSpec(name, unit, kind) for name, unit in units.items()),
+        poses=(pose,),
+    )
+
+
+class TestPoses:
+    def test_a_pose_reads_back(self):
+        spec = pose_spec()
+        assert parse_spec(dump_spec(spec)) == spec
+
+    @pytest.mark.parametrize(
+        ('changes', 'pattern'),
+        [
+            (
+                {'rotation': QUATERNION[:3]},
+                r'poses\[0\]\.rotation: 3 names but quaternion_wxyz has 4',
+            ),
+            ({'position': ('x', 'y', 'w')}, r"poses\[0\]\.position\[2\]: 'w' is not in actions"),
+            (
+                {'position': ('x', 'y', 'y')},
+                r"position\[2\]: 'y' is already used by poses\[0\]\.po",
+            ),
+            ({'euler_axes': 'sxyz'}, r"poses\[0\]\.euler_axes: is for the form 'euler'"),
+            ({'form': 'euler', 'rotation': QUATERNION[:3]}, r'poses\[0\]\.euler_axes'),
+            (
+                {'form': 'euler', 'rotation': QUATERNION[:3], 'euler_axes': 'sxxz'},
+                r"euler_axes: 'sxxz' where s or r and three axes",
+            ),
+            ({'state_position': ()}, r'poses\[0\]\.state_position: 0 names where 3 state names'),
+            (
+                {'state_rotation': ('qw', 'qx', 'qy', 'q')},
+                r"poses\[0\]\.state_rotation\[3\]: 'q' is not in state",
+            ),
+            ({'frame': 'world'}, r"poses\[0\]\.frame: 'world' is unknown"),
+        ],
+    )
+    def test_a_pose_that_does_not_fit_is_named(self, changes, pattern):
+        with pytest.raises(FieldError, match=pattern):
+            check_spec(pose_spec(**changes))
+
+    def test_a_pose_and_its_actions_are_of_one_kind(self):
+        spec = pose_spec()
+        first, *rest = spec.actions
+        mixed = replace(spec, actions=(replace(first, kind='absolute'), *rest))
+        with pytest.raises(
+            FieldError, match=r"position\[0\]: 'x' has kind 'absolute' but the pose"
+        ):
+            check_spec(mixed)
+
+    def test_units_of_a_pose_are_those_it_is_composed_in(self):
+        spec = pose_spec()
+        state = tuple(replace(s, unit='mm') if s.name == 'y' else s for s in spec.state)
+        with pytest.raises(
+            FieldError, match=r"state_position\[1\]: 'y' is in 'mm' but the act.*'m'"
+        ):
+            check_spec(replace(spec, state=state))
+        state = tuple(replace(s, unit='deg') if s.name == 'qx' else s for s in spec.state)
+        with pytest.raises(
+            FieldError, match=r"state_rotation\[1\]: 'qx' is in 'deg', but the angl"
+        ):
+            check_spec(replace(spec, state=state))
+        actions = tuple(replace(a, unit='deg') if a.name == 'qx' else a for a in spec.actions)
+        with pytest.raises(FieldError, match=r"\.rotation\[1\]: 'qx' is in 'deg', but the angles"):
+            check_spec(replace(spec, actions=actions))
+
+    def test_an_absolute_pose_needs_no_measured_one(self):
+        spec = pose_spec(kind='absolute', state_position=(), state_rotation=())
+        assert parse_spec(dump_spec(spec)) == spec
+
+
+names = st.text(st.characters(exclude_categories=['C', 'Z']), min_size=1, max_size=12)
+
+
+@st.composite
+def specs(draw: Callable) -> BundleSpec:
+    """Any valid spec of joints: names of every script, every unit, kinds, both families."""
+    spec = tiny_spec(draw(st.sampled_from(['pi05', 'pi0'])))
+    joints = draw(st.lists(names, min_size=1, max_size=6, unique=True))
+    units = [draw(st.sampled_from(['rad', 'deg', 'm', 'mm', '1', 'percent'])) for _ in joints]
+    actions = []
+    for joint, unit in zip(joints, units, strict=True):
+        kind = draw(st.sampled_from(['absolute', 'delta', 'velocity']))
+        rate = draw(st.sampled_from(['rad/s', 'deg/s', 'm/s', '1', 'percent']))
+        relative_to = joint if kind == 'delta' else None
+        actions.append(ActionSpec(joint, rate if kind == 'velocity' else unit, kind, relative_to))
+    first, second = draw(st.lists(names, min_size=2, max_size=2, unique=True))
+    digests = st.text('0123456789abcdef', min_size=64, max_size=64)
+    return replace(
+        spec,
+        name=draw(names),
+        cameras=(CameraSpec(first), CameraSpec(second, draw(st.booleans()))),
+        state=tuple(StateSpec(*pair) for pair in zip(joints, units, strict=True)),
+        actions=tuple(actions),
+        step_time_s=draw(st.floats(1e-6, 1e3)),
+        denoise_steps=draw(st.integers(1, 100)),
+        prompt=replace(spec.prompt, advantage=draw(st.sampled_from([None, 'before_action']))),
+        files={'weights.safetensors': draw(digests), 'a b/ü.json': draw(digests)},
+    )
+
+
+@given(specs())
+def test_any_valid_spec_survives_the_way_through_yaml(spec):
+    assert parse_spec(dump_spec(spec)) == spec
+
+
+def test_a_format_that_is_a_long_text_is_quoted_short():
+    with pytest.raises(FieldError, match=r'5000 characters\) where') as error:
+        parse_spec(f'format: {"x" * 5000}\n')
+    assert len(str(error.value)) < 300

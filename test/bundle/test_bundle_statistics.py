@@ -1,0 +1,101 @@
+"""Statistics that no robot can have are refused; those that are only odd are said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tiny_policy import JOINTS, tiny_spec, write_tiny_policy
+
+from vla_runtime.bundle.folder import BundleError, read_bundle, seal
+from vla_runtime.bundle.statistics import check_statistics, statistics_notes
+from vla_runtime.cli.main import main
+from vla_runtime.files.typed_yaml import FieldError
+from vla_runtime.policy import Policy
+
+COUNT = len(JOINTS)
+
+
+def statistics(**changes: object) -> dict[str, np.ndarray]:
+    usual = {
+        'state.q01': np.full(COUNT, -1.5),
+        'state.q99': np.full(COUNT, 1.5),
+        'actions.mean': np.zeros(COUNT),
+        'actions.std': np.ones(COUNT),
+    }
+    given = {key.replace('_', '.'): np.array(value, float) for key, value in changes.items()}
+    return {**usual, **given}
+
+
+def test_usual_statistics_are_accepted_without_a_word():
+    check_statistics(tiny_spec(), statistics())
+    assert statistics_notes(tiny_spec(), statistics()) == []
+
+
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        ({'actions_std': [1, 1e30, 1]}, r"policy's -1 is -1e\+30 rad for 'elbow', beyond the 100 "),
+        ({'actions_std': [1, 1, 101]}, "-101 rad for 'gripper', beyond the 100 that any robot"),
+        ({'actions_std': [1, 1, 999]}, "-999 rad for 'gripper', beyond the 100 that any robot"),
+        ({'actions_mean': [-1e4, 0, 0]}, "-10001 rad for 'shoulder'"),
+        ({'actions_mean': [0, 2e30, 0]}, r"number for 'elbow' is 2e\+30; at most 1e\+30"),
+        ({'state_q99': [1, 2e38, 1]}, r"number for 'elbow' is 2e\+38"),
+    ],
+)
+def test_numbers_beyond_every_robot_are_refused_with_the_name(changes, words):
+    with pytest.raises(FieldError, match=words):
+        check_statistics(tiny_spec(), statistics(**changes))
+
+
+def test_what_is_too_far_depends_on_the_unit():
+    spec = tiny_spec()
+    units = ('deg', 'mm', '1')
+    state = tuple(replace(one, unit=unit) for one, unit in zip(spec.state, units, strict=True))
+    actions = tuple(replace(one, unit=unit) for one, unit in zip(spec.actions, units, strict=True))
+    spec = replace(spec, state=state, actions=actions)
+    check_statistics(spec, statistics(actions_std=[5900, 19_000, 4096]))
+    with pytest.raises(FieldError, match=r"-21000 mm for 'elbow'"):
+        check_statistics(spec, statistics(actions_std=[5900, 21_000, 4096]))
+
+
+@pytest.mark.parametrize(
+    ('changes', 'note'),
+    [
+        ({'actions_std': [1, 0, 1]}, "actions 'elbow' have no range"),
+        ({'actions_std': [0, 1, 1e-8]}, "actions 'shoulder', 'gripper' have no range"),
+        ({'state_q01': [-1.5, 1.5, -1.5]}, "states 'elbow' have no range"),
+        ({'actions_std': [1, 1, 51]}, "actions 'gripper' reach further than nearly any robot"),
+        ({'state_q99': [1.5, 51, 1.5]}, "states 'elbow' reach further than nearly any robot"),
+        ({'state_q99': [1.5, 1.5, 1e30]}, "states 'gripper' have a range beyond any robot"),
+    ],
+)
+@pytest.mark.filterwarnings('error')
+def test_odd_numbers_are_said_at_info_and_served(tmp_path, capsys, changes, note):
+    bundle = write_tiny_policy(tmp_path / 'bundle', tiny_spec())
+    spec = read_bundle(bundle).spec
+    save_file(statistics(**changes), bundle / 'statistics.safetensors')
+    seal(bundle, replace(spec, files={}))
+    capsys.readouterr()
+    assert main(['info', str(bundle), '--quick']) == 0
+    assert f'note        {note}' in capsys.readouterr().out
+    policy = Policy.load(bundle)
+    policy.warm_up()
+    policy.close()
+
+
+def test_a_policy_that_would_leave_every_robot_is_not_loaded(tmp_path):
+    bundle = write_tiny_policy(tmp_path / 'bundle', tiny_spec())
+    save_file(statistics(actions_std=[1, 1e30, 1]), bundle / 'statistics.safetensors')
+    with pytest.raises(BundleError, match=r'statistics\.safetensors: field actions\.mean, actions'):
+        Policy.load(bundle, verify=False)
+
+
+def test_identity_has_no_range_to_be_judged():
+    spec = replace(
+        tiny_spec(), normalisation=replace(tiny_spec().normalisation, actions='identity')
+    )
+    check_statistics(spec, statistics())
+    assert statistics_notes(spec, statistics()) == []

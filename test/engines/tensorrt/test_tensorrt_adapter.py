@@ -1,0 +1,263 @@
+"""The TensorRT adapter: the names that it uses exist in each release, and what differs is right."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fake_cuda import FakeCuda
+from fake_tensorrt import NAMES, RELEASES, FakeLayer, FakeTensorRT
+
+from vla_runtime.engines import cuda_runtime
+from vla_runtime.engines.tensorrt.adapter import (
+    BuildOptions,
+    TensorRT,
+    TensorRTError,
+    import_tensorrt,
+)
+
+OLDEST, NEWEST = RELEASES[0], RELEASES[-1]
+# Bindings, and the package that brings each; any that can be imported here is checked. Those of the
+# last two need no GPU.
+REAL_MODULES = {
+    'tensorrt': 'tensorrt',
+    'tensorrt_lean': 'tensorrt-lean',
+    'tensorrt_bindings': 'tensorrt-cu13-bindings',
+    'tensorrt_lean_bindings': 'tensorrt-lean-cu13-bindings',
+}
+
+
+@pytest.fixture(scope='module')
+def graph(tmp_path_factory) -> Path:
+    """An ONNX file of one operator."""
+    from onnx import TensorProto, helper, save
+
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4])] for name in ('x', 'y')
+    )
+    node = helper.make_node('Neg', ['x'], ['y'])
+    model = helper.make_model(
+        helper.make_graph([node], 'graph', inputs, outputs),
+        opset_imports=[helper.make_opsetid('', 17)],
+        ir_version=8,
+    )
+    path = tmp_path_factory.mktemp('onnx') / 'graph.onnx'
+    save(model, path)
+    return path
+
+
+def run_everything(release: str, graph: Path, folder: Path) -> FakeTensorRT:
+    """Build, load and run on a fake release; it holds the names that were used."""
+    trt = FakeTensorRT(release)
+    trt.layers = [FakeLayer(trt, 'MATRIX_MULTIPLY', 'HALF')]
+    adapter = TensorRT(trt)
+    options = BuildOptions(1 << 20, reduced=True, progress=lambda phase, done, total: True)
+    plan = folder / f'{release}.engine'
+    plan.write_bytes(adapter.build(graph, options).plan)
+    network = adapter.load(plan)
+    addresses = [trt.cuda.cudaMalloc(2048)[1] for _ in range(3)]
+    network.use_scratch(addresses[0], 2048)
+    network.bind({'x': addresses[1], 'y': addresses[2]})
+    network.enqueue(77)
+    network.close()
+    return trt
+
+
+@pytest.mark.parametrize('release', RELEASES)
+def test_building_and_running_uses_only_names_that_the_release_has(release, graph, tmp_path):
+    # The fake raises AttributeError for any other name, as the real module does.
+    used = run_everything(release, graph, tmp_path).used
+    assert ('Builder', 'build_serialized_network') in used
+    assert ('IExecutionContext', 'execute_async_v3') in used
+
+
+def test_a_name_that_a_release_lacks_is_noticed(graph, tmp_path):
+    adapter = TensorRT(FakeTensorRT(NEWEST))
+    # What 11 dropped.
+    adapter.major = 8
+    with pytest.raises(AttributeError, match='EXPLICIT_BATCH'):
+        adapter.build(graph, BuildOptions())
+
+
+@pytest.mark.parametrize('name', REAL_MODULES)
+def test_the_names_used_are_in_the_real_bindings(name, graph, tmp_path):
+    try:
+        real = importlib.import_module(name)
+    except ImportError as error:
+        pytest.skip(f'no real {name} here ({error}); pip install {REAL_MODULES[name]}')
+    release = max(
+        (each for each in RELEASES if numbers(each) <= numbers(real.__version__)),
+        key=numbers,
+        default=OLDEST,
+    )
+    used = run_everything(release, graph, tmp_path).used
+    lean = not hasattr(real, 'Builder')
+    kinds = {kind for kind, _ in used if hasattr(real, kind)}
+    assert {'Runtime', 'ICudaEngine', 'IExecutionContext', 'TensorIOMode'} <= kinds
+    assert lean or {kind for kind, _ in used} == kinds
+    missing = [pair for pair in sorted(used) if pair[0] in kinds and not _has(real, *pair)]
+    assert not missing
+    # Its classes can be subclassed the way the adapter does; a logger needs no GPU.
+    assert TensorRT(real).version == real.__version__
+
+
+def test_the_names_used_are_in_the_real_cuda_python():
+    try:
+        real = cuda_runtime.import_cuda()
+    except ValueError as error:
+        pytest.skip(f'{error}')
+    names = {word for word in inspect.getsource(cuda_runtime).split("'") if word.isidentifier()}
+    calls = {name for name in names if name.startswith('cuda') and name not in ('cuda', 'cudart')}
+    assert {'cudaMalloc', 'cudaGraphLaunch', 'cudaStreamBeginCapture'} <= calls
+    enums = (real, real.cudaMemcpyKind, real.cudaError_t, real.cudaStreamCaptureMode)
+    assert not [name for name in calls if not any(hasattr(enum, name) for enum in enums)]
+
+
+def _has(module: object, kind: str, name: str) -> bool:
+    return hasattr(getattr(module, kind), name)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split('.')[:2])
+
+
+def test_the_name_lists_tell_the_releases_apart():
+    assert 'EXPLICIT_BATCH' not in NAMES[NEWEST]['NetworkDefinitionCreationFlag']
+    assert 'STRONGLY_TYPED' not in NAMES[OLDEST]['NetworkDefinitionCreationFlag']
+    assert 'IProgressMonitor' not in NAMES[OLDEST]
+    assert 'FP16' not in NAMES[NEWEST]['BuilderFlag']
+    assert 'device_memory_size' not in NAMES[NEWEST]['ICudaEngine']
+
+
+@pytest.mark.parametrize('release', RELEASES)
+def test_float32_products_are_never_rounded_to_tf32(release, graph):
+    trt = FakeTensorRT(release)
+    TensorRT(trt).build(graph, BuildOptions(workspace_bytes=5 << 20))
+    (config,) = trt.configs
+    assert 'TF32' not in config._flags
+    assert config._limits == {'WORKSPACE': 5 << 20}
+
+
+def test_on_8_6_every_layer_is_pinned_to_the_type_of_the_file(graph):
+    trt = FakeTensorRT(OLDEST)
+    product = FakeLayer(trt, 'MATRIX_MULTIPLY', 'HALF')
+    softmax = FakeLayer(trt, 'SOFTMAX', 'FLOAT')
+    split = FakeLayer(trt, 'TOPK', 'FLOAT', 'INT32')
+    cast = FakeLayer(trt, 'CAST', 'FLOAT')
+    trt.layers = [product, softmax, split, cast]
+    built = TensorRT(trt).build(graph, BuildOptions(reduced=True))
+    assert trt.configs[0]._flags == {'FP16', 'OBEY_PRECISION_CONSTRAINTS'}
+    assert (product._precision.name, softmax._precision.name) == ('HALF', 'FLOAT')
+    assert split._precision is None and cast._precision is None
+    assert product._set[0].name == 'HALF' and softmax._set[0].name == 'FLOAT'
+    assert built.pinned == {'float32': 1, 'float16': 1}
+
+
+def test_on_8_6_neither_cublas_nor_cudnn_is_asked_for(graph):
+    trt = FakeTensorRT(OLDEST)
+    TensorRT(trt).build(graph, BuildOptions())
+    assert trt.configs[0]._sources == 0b11000
+
+
+@pytest.mark.parametrize('release', RELEASES[1:])
+def test_later_releases_take_the_types_from_the_file(release, graph):
+    trt = FakeTensorRT(release)
+    trt.layers = [FakeLayer(trt, 'SOFTMAX', 'FLOAT')]
+    assert TensorRT(trt).build(graph, BuildOptions(reduced=True)).pinned == {}
+    assert trt.configs[0]._flags == set()
+
+
+def test_the_timing_cache_is_used_and_handed_on(graph):
+    built = TensorRT(FakeTensorRT(NEWEST)).build(graph, BuildOptions(timing_cache=b'seen'))
+    assert built.timing_cache == b'seen+'
+
+
+def test_a_timing_cache_of_another_gpu_is_begun_anew(graph, caplog):
+    built = TensorRT(FakeTensorRT(NEWEST)).build(graph, BuildOptions(timing_cache=b'elsewhere'))
+    assert built.timing_cache == b'+'
+    assert 'timing cache' in caplog.text
+
+
+def test_progress_is_told_where_the_release_can_tell(graph):
+    for release in RELEASES:
+        told = []
+        options = BuildOptions(progress=lambda *step, to=told: to.append(step) or True)
+        adapter = TensorRT(FakeTensorRT(release))
+        adapter.build(graph, options)
+        assert bool(told) == adapter.reports_progress == (release != OLDEST)
+    assert told[0] == ('Building', 0, 3) and told[-1] == ('Building', 3, 3)
+
+
+def test_ctrl_c_during_a_build_stops_it_at_the_next_step(graph):
+    trt = FakeTensorRT(NEWEST)
+
+    def interrupted(phase, done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        TensorRT(trt).build(graph, BuildOptions(progress=interrupted))
+    assert trt.steps_told == 1
+
+
+def test_a_progress_display_that_fails_does_not_stop_the_build(graph):
+    def broken(phase, done, total):
+        raise ValueError('no terminal')
+
+    assert TensorRT(FakeTensorRT(NEWEST)).build(graph, BuildOptions(progress=broken)).plan
+
+
+def test_what_cannot_be_parsed_is_named(graph):
+    trt = FakeTensorRT(NEWEST)
+    trt.fail_parse = 'no importer for Fancy'
+    with pytest.raises(TensorRTError, match=r'graph\.onnx: .*node 3: no importer for Fancy'):
+        TensorRT(trt).build(graph, BuildOptions())
+
+
+def test_a_failed_build_tells_what_tensorrt_logged(graph):
+    trt = FakeTensorRT(NEWEST)
+    trt.fail_build = 'no implementation for node Softmax_3'
+    with pytest.raises(TensorRTError, match='TensorRT says: no implementation for node Softmax_3'):
+        TensorRT(trt).build(graph, BuildOptions())
+
+
+def test_a_plan_of_another_release_is_refused_with_what_tensorrt_logged(tmp_path):
+    path = tmp_path / 'expert.engine'
+    path.write_text(json.dumps({'release': OLDEST, 'onnx': 'graph.onnx'}))
+    with pytest.raises(TensorRTError, match=r'expert\.engine: .* plan does not fit'):
+        TensorRT(FakeTensorRT(NEWEST)).load(path)
+    path.write_bytes(b'')
+    with pytest.raises(TensorRTError, match='empty'):
+        TensorRT(FakeTensorRT(NEWEST)).load(path)
+
+
+def test_a_builder_that_cannot_be_made_is_an_error_of_ours(graph):
+    trt = FakeTensorRT(NEWEST, FakeCuda(devices=None))
+    with pytest.raises(TensorRTError, match='no builder'):
+        TensorRT(trt).build(graph, BuildOptions())
+
+
+@pytest.mark.parametrize('version', ['8.5.3', '9.3.0', '10.0.1', '7.1', 'odd'])
+def test_releases_that_were_never_looked_at_are_refused(version):
+    with pytest.raises(ValueError, match=r'is not supported; use 8\.6, 10\.3 and later'):
+        TensorRT(SimpleNamespace(__version__=version))
+
+
+def test_bfloat16_is_not_offered_by_8_6():
+    assert TensorRT(FakeTensorRT(OLDEST)).precisions == ('float32', 'float16')
+    assert 'bfloat16' in TensorRT(FakeTensorRT(NEWEST)).precisions
+
+
+def test_a_tensorrt_without_its_libraries_is_told(monkeypatch, tmp_path):
+    (tmp_path / 'tensorrt').mkdir()
+    (tmp_path / 'tensorrt' / '__init__.py').write_text(
+        "raise ImportError('libnvinfer.so.10: cannot open shared object file')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r'cannot be imported: libnvinfer\.so\.10'):
+        import_tensorrt()

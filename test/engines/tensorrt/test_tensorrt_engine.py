@@ -1,0 +1,335 @@
+"""The TensorRT engine over a fake device: built from our ONNX files, it computes what torch does.
+
+Below our own code stand a fake CUDA runtime on real memory and a fake `tensorrt` that runs the ONNX
+graph on ONNX Runtime with whatever lies at the bound addresses. No GPU is needed, and what a GPU
+does differently (speed, rounding, what can be captured) is not shown here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_tensorrt import RELEASES
+from tensorrt_machine import STEPS, Machine, linked_copy, write_exported_policy
+from tiny_policy import tiny_dims
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.engines.protocol import StepInputs
+from vla_runtime.engines.tensorrt import loading as tensorrt_loading
+from vla_runtime.engines.tensorrt.engine import TensorRTEngine
+from vla_runtime.engines.torch.engine import TorchEngine
+from vla_runtime.inference.denoise import denoise, flow_times
+from vla_runtime.types import Family
+
+
+@pytest.fixture(scope='module')
+def bundles(tmp_path_factory) -> dict[Family, Path]:
+    """Tiny bundles of both families with their ONNX files."""
+    families: tuple[Family, ...] = ('pi05', 'pi0')
+    return {
+        family: write_exported_policy(tmp_path_factory.mktemp(family) / 'policy', family)
+        for family in families
+    }
+
+
+@pytest.fixture
+def machine(monkeypatch, bundles, tmp_path):
+    """Make a machine with a bundle of its own (engines are written into it)."""
+
+    def make(family: Family = 'pi05', **options) -> Machine:
+        target = tmp_path / f'{family}_{len(list(tmp_path.iterdir()))}'
+        return Machine(monkeypatch, linked_copy(bundles[family], target), **options)
+
+    return make
+
+
+def torch_engine(bundle: Path, family: Family) -> TorchEngine:
+    return TorchEngine.load(
+        family,
+        tiny_dims(family),
+        bundle / 'weights.safetensors',
+        device='cpu',
+        precision='float32',
+        max_rows=2,
+        use_cuda_graphs=False,
+    )
+
+
+def encode(engine, rows: int, seed: int, slot: int = 0) -> None:
+    random = np.random.default_rng(seed)
+    dims = engine.dims
+    for camera in range(dims.cameras):
+        size = dims.vision.image_size
+        engine.encode_image(camera, random.uniform(-1, 1, (3, size, size)).astype(np.float32))
+    mask = np.ones((rows, dims.prompt_length), bool)
+    mask[:, 20:] = False
+    tokens = random.integers(0, dims.vocabulary, mask.shape)
+    engine.encode_prefix(np.array([True, seed % 2 == 0]), tokens, mask, slot)
+
+
+def step_inputs(engine, rows: int, seed: int, steps: int = STEPS) -> StepInputs:
+    random = np.random.default_rng(seed)
+    dims = engine.dims
+    shape = (dims.horizon, dims.action_dim)
+    return StepInputs(
+        x=random.standard_normal(shape, np.float32),
+        row_weight=np.array([1.0] if rows == 1 else [1.8, -0.8], np.float32),
+        plan=random.standard_normal(shape, np.float32),
+        plan_weight=random.uniform(0, 1, (steps, dims.horizon)).astype(np.float32),
+        state=random.standard_normal((rows, dims.state_dim), np.float32)
+        if dims.state_dim
+        else None,
+    )
+
+
+def chunk(engine, rows: int, seed: int, steps: int = STEPS) -> np.ndarray:
+    engine.set_schedule(flow_times(steps), -1 / steps)
+    encode(engine, rows, seed)
+    engine.use_prefix(rows)
+    return denoise(engine, step_inputs(engine, rows, seed, steps))
+
+
+@pytest.mark.parametrize('release', RELEASES)
+@pytest.mark.parametrize('family', ['pi05', 'pi0'])
+def test_the_built_engines_give_the_chunk_of_torch(machine, family, release):
+    here = machine(family, release=release)
+    here.build()
+    engine, reference = here.load(family), torch_engine(here.bundle, family)
+    for rows in (1, 2):
+        expected = chunk(reference, rows, seed=4)
+        assert np.abs(chunk(engine, rows, seed=4) - expected).max() <= 1e-5
+    assert set(engine.cuda_graph.values()) == {'captured'}
+
+
+def test_steps_one_by_one_are_the_loop_and_give_velocities(machine):
+    here = machine()
+    here.build()
+    engine, reference = here.load(), torch_engine(here.bundle, 'pi05')
+    at_once = chunk(engine, 2, seed=7)
+    traces = []
+    for each in (engine, reference):
+        chunk(each, 2, seed=7)
+        trace = []
+        denoise(each, step_inputs(each, 2, 7), lambda k, x, v, to=trace: to.append(np.append(x, v)))
+        traces.append(trace)
+    assert np.array_equal(engine.read_x(), at_once)
+    assert np.abs(np.array(traces[0]) - np.array(traces[1])).max() <= 1e-5
+
+
+def test_a_written_x_is_what_the_next_step_starts_from(machine):
+    here = machine()
+    here.build()
+    results = []
+    for each in (here.load(), torch_engine(here.bundle, 'pi05')):
+        chunk(each, 1, seed=1)
+        each.load_step_inputs(step_inputs(each, 1, seed=1))
+        each.step(0)
+        each.write_x(step_inputs(each, 1, seed=9).x)
+        each.step(1)
+        results.append(each.read_x())
+    assert np.abs(results[0] - results[1]).max() <= 1e-5
+
+
+def test_slots_keep_what_was_encoded_in_them(machine):
+    here = machine()
+    here.build()
+    engine = here.load()
+    engine.set_schedule(flow_times(STEPS), -1 / STEPS)
+    inputs = step_inputs(engine, 1, seed=3)
+    alone = []
+    for seed in (5, 6):
+        encode(engine, 1, seed)
+        alone.append(denoise(engine, inputs))
+    encode(engine, 1, 5, slot=0)
+    encode(engine, 1, 6, slot=1)
+    both = []
+    for slot in (0, 1):
+        engine.use_prefix(1, slot)
+        both.append(denoise(engine, inputs))
+    assert np.array_equal(alone, both)
+    assert not np.array_equal(*alone)
+
+
+def test_without_graphs_the_chunk_is_the_same(machine):
+    here = machine()
+    here.build()
+    plain = here.load(use_cuda_graphs=False)
+    assert set(plain.cuda_graph.values()) == {'eager'}
+    assert np.array_equal(chunk(plain, 2, seed=2), chunk(here.load(), 2, seed=2))
+
+
+def test_running_replays_graphs_and_takes_no_memory(machine):
+    here = machine()
+    here.build()
+    engine = here.load()
+    chunk(engine, 1, seed=1)
+    live, here.cuda.calls = here.cuda.live, []
+    for seed in range(3):
+        chunk(engine, 1, seed)
+    assert here.cuda.live == live
+    # Two cameras, one prefix, one denoise loop; and nothing is captured again.
+    assert len(here.cuda.calls) == 3 * 4
+    assert not any(call == 'capture' for call in here.cuda.calls)
+
+
+def test_a_device_far_behind_the_host_computes_the_same(machine):
+    here = machine(late=True)
+    here.build()
+    engine = here.load()
+    for rows in (1, 2):
+        expected = chunk(torch_engine(here.bundle, 'pi05'), rows, seed=6)
+        assert np.abs(chunk(engine, rows, seed=6) - expected).max() <= 1e-5
+
+
+def test_another_number_of_steps_is_captured_when_first_run_and_leaves_the_inputs_alone(machine):
+    here = machine()
+    here.build()
+    engine = here.load()
+    expected = chunk(torch_engine(here.bundle, 'pi05'), 1, seed=8, steps=5)
+    assert np.abs(chunk(engine, 1, seed=8, steps=5) - expected).max() <= 1e-5
+    assert engine.cuda_graph['denoise'] == 'captured'
+    here.cuda.calls = []
+    assert np.abs(chunk(engine, 1, seed=8, steps=5) - expected).max() <= 1e-5
+    assert 'capture' not in here.cuda.calls
+
+
+def test_schedules_beyond_the_last_few_are_given_back(machine):
+    here = machine()
+    here.build()
+    engine = here.load()
+    for steps in range(4, 9):
+        chunk(engine, 1, seed=1, steps=steps)
+    live = here.cuda.live
+    for steps in range(9, 12):
+        chunk(engine, 1, seed=1, steps=steps)
+    assert here.cuda.live == live
+
+
+def test_the_prefix_runs_without_a_graph_where_memory_is_short_and_the_expert_keeps_its_own(
+    machine, monkeypatch
+):
+    monkeypatch.setattr(tensorrt_loading, '_RESERVE_BYTES', 0)
+    here = machine()
+    here.build()
+    here.load()
+    # Room for the buffers and the graphs of the denoise loop: 2 numbers of rows, 2 slots.
+    buffers, total = here.cuda.used_bytes, 1 << 32
+    small = machine(graph_bytes=total // 8, total_bytes=total // 2 + buffers + (1 << 22))
+    small.build()
+    engine = small.load()
+    out_of_memory = 'eager: out of memory while capturing'
+    assert engine.cuda_graph == {
+        'vision': out_of_memory,
+        'prefix': out_of_memory,
+        'denoise': 'captured',
+    }
+    expected = chunk(torch_engine(small.bundle, 'pi05'), 2, seed=4)
+    assert np.abs(chunk(engine, 2, seed=4) - expected).max() <= 1e-5
+
+
+def test_a_graph_that_does_not_follow_its_inputs_is_not_used(machine):
+    here = machine(stale_graphs=True)
+    here.build()
+    engine = here.load()
+    assert set(engine.cuda_graph.values()) == {'eager: a replay differed from a plain run'}
+    expected = chunk(torch_engine(here.bundle, 'pi05'), 1, seed=4)
+    assert np.abs(chunk(engine, 1, seed=4) - expected).max() <= 1e-5
+    # What is not used is given back.
+    assert here.cuda.live[1] == 0
+
+
+def test_an_engine_that_ignores_its_inputs_is_refused(machine):
+    here = machine()
+    here.build()
+    here.trt.freeze_outputs = True
+    with pytest.raises(ValueError, match=r'the denoise engine gives the same numbers'):
+        here.load()
+    assert here.cuda.live == (0, 0)
+
+
+def test_an_engine_of_numbers_that_are_not_finite_is_refused(machine):
+    here = machine()
+    here.build()
+    here.trt.poison_outputs = True
+    with pytest.raises(ValueError, match=r'not finite'):
+        here.load()
+
+
+def test_every_graph_is_captured_as_often_as_asked_and_the_fastest_is_kept(machine):
+    here = machine()
+    here.build(captures=3)
+    here.cuda.milliseconds = iter([5.0] * 3 + [2.0] * 3 + [4.0] * 3)
+    engine = here.load(max_rows=1)
+    # 2 slots each of prefix and denoise loop, and vision, each captured three times.
+    assert here.cuda.calls.count('capture') == 15
+    assert here.cuda.live[1] == 5
+    here.cuda.calls = []
+    encode(engine, 1, seed=0)
+    denoise(engine, step_inputs(engine, 1, seed=0))
+    # The very first work captured was the loop over slot 0, and its second graph was fastest.
+    assert here.cuda.calls[-1] == 'launch 2'
+
+
+def test_close_gives_everything_back(machine):
+    here = machine()
+    here.build()
+    engine = here.load()
+    chunk(engine, 2, seed=1)
+    engine.close()
+    assert here.cuda.live == (0, 0)
+
+
+def test_what_this_backend_cannot_do_is_refused(machine):
+    here = machine()
+    here.build()
+    engine = here.load()
+    assert engine.features == frozenset()
+    inputs = step_inputs(engine, 1, seed=1)
+    several = StepInputs(
+        np.stack([inputs.x] * 2), inputs.row_weight, inputs.plan, inputs.plan_weight
+    )
+    engine.set_schedule(flow_times(STEPS), -1 / STEPS)
+    with pytest.raises(ValueError, match='one chunk at a time'):
+        engine.load_step_inputs(several)
+
+
+def test_a_missing_state_is_an_error(machine):
+    here = machine('pi0')
+    here.build()
+    engine = here.load('pi0')
+    inputs = step_inputs(engine, 1, seed=1)
+    stateless = StepInputs(inputs.x, inputs.row_weight, inputs.plan, inputs.plan_weight)
+    with pytest.raises(ValueError, match='state'):
+        engine.load_step_inputs(stateless)
+
+
+def test_engines_of_other_dimensions_are_refused_with_engine_and_tensor(machine):
+    here = machine()
+    here.build()
+    with pytest.raises(ValueError, match=r"engine 'expert': 'x' is \(1, 8, 6\), .* \(1, 9, 6\)"):
+        TensorRTEngine.load(
+            here.bundle,
+            'pi05',
+            tiny_dims('pi05', horizon=9),
+            files=read_bundle(here.bundle, verify=False).spec.files,
+            device='cuda',
+            precision='float32',
+            max_rows=1,
+            denoise_steps=STEPS,
+            use_cuda_graphs=True,
+        )
+
+
+def test_an_engine_used_on_another_thread_chooses_its_device_there(machine):
+    here = machine(devices=2)
+    here.build()
+    chosen = []
+    engine = here.load(device='cuda:1')
+    here.cuda.cudaSetDevice = lambda index: chosen.append(index) or (OK,)
+    chunk(engine, 1, seed=1)
+    assert set(chosen) == {1}
+
+
+OK = type('Ok', (int,), {'name': 'cudaSuccess'})(0)

@@ -1,0 +1,313 @@
+"""The torch engine: reference chunks through its buffers, guidance, plans, reuse and fallback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from network_cases import (
+    NetworkCase,
+    batch_entries,
+    largest_error,
+    load_network_case,
+    network_case_paths,
+)
+from tiny_policy import tiny_dims
+
+from vla_runtime.engines.protocol import StepInputs
+from vla_runtime.engines.torch.cuda_graph import Capturer, GraphedWork
+from vla_runtime.engines.torch.engine import TorchEngine
+from vla_runtime.families import policy_network
+from vla_runtime.inference.denoise import denoise, flow_times
+from vla_runtime.inference.guidance import row_weights
+from vla_runtime.inference.real_time_chunking import plan_weights
+
+pytestmark = pytest.mark.cases
+
+
+def engine_for(case: NetworkCase, b: int, prompts: tuple[str, ...] = ('',)) -> TorchEngine:
+    """An engine with the case's schedule, images and prompt rows encoded."""
+    engine = TorchEngine(case.network)
+    engine.set_schedule(flow_times(case.steps), -1 / case.steps)
+    pixels, image_mask = case.images(b)
+    for camera in np.flatnonzero(image_mask.numpy()):
+        engine.encode_image(int(camera), pixels[camera].numpy())
+    rows = [case.prompt(b, prompt) for prompt in prompts]
+    engine.encode_prefix(
+        image_mask.numpy(),
+        torch.stack([tokens for tokens, _ in rows]).numpy(),
+        torch.stack([mask for _, mask in rows]).numpy(),
+    )
+    engine.use_prefix(len(rows))
+    return engine
+
+
+def inputs_for(case: NetworkCase, b: int, **changes) -> StepInputs:
+    weights = changes.pop('row_weight', row_weights(None))
+    dims = case.network.dims
+    state = case.state(b)
+    values = {
+        'x': case.tensors['noise'][b].numpy(),
+        'row_weight': weights,
+        'plan': np.zeros((dims.horizon, dims.action_dim), dtype=np.float32),
+        'plan_weight': np.zeros((case.steps, dims.horizon), dtype=np.float32),
+        'state': None if state is None else state.repeat(len(weights), 1).numpy(),
+    }
+    return StepInputs(**{**values, **changes})
+
+
+entries = pytest.mark.parametrize(
+    ('path', 'b'), list(batch_entries()), ids=lambda value: getattr(value, 'stem', value)
+)
+
+
+@entries
+def test_the_engine_returns_the_reference_chunk(path: Path, b: int):
+    case = load_network_case(path)
+    chunk = denoise(engine_for(case, b), inputs_for(case, b))
+    assert largest_error(chunk, case.tensors['actions'][b]) <= 2e-5
+
+
+@entries
+def test_recording_steps_gives_the_reference_trace_and_the_same_chunk(path: Path, b: int):
+    case = load_network_case(path)
+    engine = engine_for(case, b)
+    at_once = denoise(engine, inputs_for(case, b))
+    trace = []
+    recorded = denoise(
+        engine, inputs_for(case, b), lambda k, x, velocity: trace.append((k, x, velocity))
+    )
+    np.testing.assert_array_equal(recorded, at_once)
+    assert [k for k, _, _ in trace] == list(range(case.steps))
+    for k, _, velocity in trace:
+        assert largest_error(velocity[0], case.tensors['v_t'][k, b]) <= 2e-5
+
+
+def guided_entries():
+    for path, b in batch_entries():
+        case = load_network_case(path)
+        for name in case.tensors:
+            if name.startswith('cfg_actions_beta_'):
+                yield pytest.param(
+                    path, b, float(name.rpartition('_')[2]), id=f'{path.stem}-{b}-{name}'
+                )
+
+
+@pytest.mark.parametrize(('path', 'b', 'beta'), list(guided_entries()))
+def test_guided_chunks_equal_the_reference(path: Path, b: int, beta: float):
+    case = load_network_case(path)
+    engine = engine_for(case, b, ('', 'uncond_'))
+    chunk = denoise(engine, inputs_for(case, b, row_weight=row_weights(beta)))
+    assert largest_error(chunk, case.tensors[f'cfg_actions_beta_{beta}'][b]) <= 5e-5
+
+
+@pytest.mark.parametrize('path', network_case_paths('pi05'), ids=lambda path: path.stem)
+def test_beta_one_over_two_rows_is_the_conditioned_row_up_to_rounding(path: Path):
+    # Matrix products round differently for two rows than for one; the policy therefore runs
+    # beta = 1 as a single row, which is exact (test_policy.py).
+    case = load_network_case(path)
+    for b in range(case.batch):
+        conditioned = denoise(engine_for(case, b), inputs_for(case, b))
+        engine = engine_for(case, b, ('', 'uncond_'))
+        guided = denoise(engine, inputs_for(case, b, row_weight=row_weights(1.0)))
+        assert np.abs(guided - conditioned).max() <= 5e-6
+
+
+@pytest.mark.parametrize('path', network_case_paths('pi05'), ids=lambda path: path.stem)
+def test_guidance_of_a_wrong_kind_is_far_from_the_reference(path: Path):
+    """Negative controls: what must fail does fail by a wide margin."""
+    case = load_network_case(path)
+    if 'cfg_actions_beta_2.5' not in case.tensors:
+        pytest.skip('this case has no guided chunks')
+    reference = case.tensors['cfg_actions_beta_2.5'][0]
+    if largest_error(case.tensors['cfg_actions_beta_1.0'][0], reference) < 1e-2:
+        pytest.skip('in this case the rows hardly differ, so neither do right and wrong')
+    unguided = denoise(engine_for(case, 0), inputs_for(case, 0))
+    swapped = denoise(
+        engine_for(case, 0, ('uncond_', '')), inputs_for(case, 0, row_weight=row_weights(2.5))
+    )
+    for wrong in (unguided, swapped):
+        assert largest_error(wrong, reference) > 1e-3
+
+
+def planned_entries():
+    for path, b in batch_entries():
+        for name in load_network_case(path).tensors:
+            if name.startswith('rtc_actions_'):
+                yield pytest.param(path, b, name.rpartition('_')[2], id=f'{path.stem}-{b}-{name}')
+
+
+@pytest.mark.parametrize(('path', 'b', 'schedule'), list(planned_entries()))
+def test_chunks_tied_to_a_plan_equal_lerobots_real_time_chunking(path: Path, b: int, schedule):
+    case = load_network_case(path)
+    previous = case.tensors['rtc_previous_chunk'][b].numpy()
+    dims = case.network.dims
+    # A short plan is continued by holding its last action; the weight there is zero.
+    rows = np.minimum(np.arange(dims.horizon), len(previous) - 1)
+    weight = plan_weights(
+        flow_times(case.steps),
+        schedule=schedule,
+        delay=2,
+        execution_horizon=min(6, len(previous)),
+        horizon=dims.horizon,
+        maximum=10.0,
+    )
+    chunk = denoise(
+        engine_for(case, b), inputs_for(case, b, plan=previous[rows], plan_weight=weight)
+    )
+    assert largest_error(chunk, case.tensors[f'rtc_actions_{schedule}'][b]) <= 5e-5
+
+
+@pytest.mark.parametrize('path', network_case_paths(), ids=lambda path: path.stem)
+def test_buffers_stay_where_they_are_and_repeat_bit_for_bit(path: Path):
+    case = load_network_case(path)
+    engine = engine_for(case, 0)
+
+    def addresses() -> list[int]:
+        own = [v for v in vars(engine).values() if isinstance(v, torch.Tensor)]
+        rows = [
+            v
+            for buffers in engine._buffers.values()
+            for owner in (buffers, *buffers.slots)
+            for v in vars(owner).values()
+            if isinstance(v, torch.Tensor)
+        ]
+        return [tensor.data_ptr() for tensor in own + rows]
+
+    before = addresses()
+    first = denoise(engine, inputs_for(case, 0))
+    pixels, mask = case.images(0)
+    camera = int(mask.nonzero()[0])
+    engine.encode_image(camera, -pixels[camera].numpy())
+    tokens, token_mask = case.prompt(0)
+    engine.encode_prefix(mask.numpy(), tokens[None].numpy(), token_mask[None].numpy())
+    other = denoise(engine, inputs_for(case, 0))
+    assert not np.array_equal(first, other), 'a new image must give a new chunk'
+    engine.encode_image(camera, pixels[camera].numpy())
+    engine.encode_prefix(mask.numpy(), tokens[None].numpy(), token_mask[None].numpy())
+    np.testing.assert_array_equal(denoise(engine, inputs_for(case, 0)), first)
+    assert addresses() == before
+
+
+@pytest.mark.parametrize('path', network_case_paths(), ids=lambda path: path.stem)
+def test_another_schedule_and_back_gives_the_first_chunk_again(path: Path):
+    case = load_network_case(path)
+    engine = engine_for(case, 0)
+    first = denoise(engine, inputs_for(case, 0))
+    engine.set_schedule(flow_times(3), -1 / 3)
+    horizon = case.network.dims.horizon
+    weight = np.zeros((3, horizon), dtype=np.float32)
+    fewer = denoise(engine, inputs_for(case, 0, plan_weight=weight))
+    assert not np.array_equal(first, fewer)
+    engine.set_schedule(flow_times(case.steps), -1 / case.steps)
+    np.testing.assert_array_equal(denoise(engine, inputs_for(case, 0)), first)
+
+
+@pytest.mark.parametrize('path', network_case_paths(), ids=lambda path: path.stem)
+def test_many_schedules_keep_only_the_last_few(path: Path):
+    case = load_network_case(path)
+    engine = engine_for(case, 0)
+    first = denoise(engine, inputs_for(case, 0))
+    for steps in range(20, 30):
+        engine.set_schedule(flow_times(steps), -1 / steps)
+    assert len(engine._schedules) == 4
+    engine.set_schedule(flow_times(case.steps), -1 / case.steps)
+    np.testing.assert_array_equal(denoise(engine, inputs_for(case, 0)), first)
+
+
+def tiny_network():
+    return policy_network('pi05', tiny_dims('pi05'))
+
+
+def test_denoising_without_a_schedule_is_an_error():
+    with pytest.raises(RuntimeError, match='set_schedule'):
+        TorchEngine(tiny_network()).run_steps()
+
+
+def test_a_hidden_camera_whose_tokens_overflowed_spoils_nothing():
+    engine = TorchEngine(tiny_network())
+    mask = np.array([True, False])
+    tokens, token_mask = np.ones((1, 64), dtype=np.int64), np.ones((1, 64), dtype=bool)
+    pixels = np.zeros((3, 28, 28), dtype=np.float32)
+    engine.encode_image(0, pixels)
+    engine.encode_prefix(mask, tokens, token_mask)
+    clean = engine._buffers[1].slots[0].past_value.clone()
+    engine.encode_image(1, np.full_like(pixels, np.nan))
+    engine.encode_prefix(mask, tokens, token_mask)
+    assert torch.equal(engine._buffers[1].slots[0].past_value, clean)
+    assert clean.isfinite().all()
+
+
+def test_work_is_captured_once_and_replayed_from_then_on():
+    ran, captures, replays = [], [], []
+
+    def capture(work):
+        captures.append(work)
+        return lambda: replays.append('replay')
+
+    graphed = GraphedWork(lambda: ran.append('eager'), Capturer('prefix', capture))
+    graphed()
+    graphed()
+    assert (len(captures), len(replays), ran) == (1, 2, [])
+    assert graphed.status == 'captured'
+
+
+@pytest.mark.parametrize(
+    ('error', 'reason'),
+    [
+        (torch.OutOfMemoryError('CUDA out of memory. Tried to allocate'), 'out of memory'),
+        (RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED'), 'out of memory'),
+        (RuntimeError('cudaErrorStreamCaptureInvalidated'), 'out of memory'),
+        (RuntimeError('operation not permitted when stream is capturing'), 'failed'),
+    ],
+)
+def test_a_capture_that_fails_falls_back_once_for_good_and_says_so(caplog, error, reason):
+    ran, tries = [], []
+
+    def capture(work):
+        tries.append(work)
+        raise error
+
+    capturer = Capturer('denoise', capture)
+    # The work of another schedule belongs to the same network.
+    for graphed in [GraphedWork(lambda: ran.append('eager'), capturer) for _ in range(2)]:
+        graphed()
+        graphed()
+        assert graphed.status == f'eager: {reason} while capturing'
+    assert len(tries) == 1, 'a capture that failed is not tried again'
+    assert len(ran) == 4
+    assert [r.levelname for r in caplog.records] == ['WARNING']
+    assert 'denoise' in caplog.text
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+@entries
+def test_captured_graphs_on_cuda_equal_eager_and_the_reference(path: Path, b: int):
+    case = load_network_case(path)
+    on_cuda = NetworkCase(case.description, case.tensors, case.network.cuda())
+    try:
+        engine = engine_for(on_cuda, b)
+        chunk = denoise(engine, inputs_for(on_cuda, b))
+        again = denoise(engine, inputs_for(on_cuda, b))
+        assert set(engine.cuda_graph.values()) == {'captured'}
+    finally:
+        case.network.cpu()
+    np.testing.assert_array_equal(chunk, again)
+    assert largest_error(chunk, case.tensors['actions'][b]) <= 2e-5
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'device': 'cuda:99'}, 'cuda:99.*CUDA devices'),
+        ({'device': 'tpu'}, 'tpu'),
+        ({'device': 'cpu:3'}, 'cpu:3'),
+        ({'precision': 'int3'}, 'int3.*float32, bfloat16, float16'),
+    ],
+)
+def test_a_device_or_precision_that_is_not_to_be_had_is_an_error(tmp_path, changes, message):
+    options = {'device': 'cpu', 'precision': 'float32', 'max_rows': 1, 'use_cuda_graphs': True}
+    with pytest.raises(ValueError, match=message):
+        TorchEngine.load('pi05', tiny_dims('pi05'), tmp_path / 'none', **{**options, **changes})

@@ -1,0 +1,232 @@
+"""What must be in float32 or integers is, in every exported graph; planted faults are found."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import onnx
+import onnx_faults as faults
+import pytest
+import torch
+from network_cases import network_case_paths
+from onnx import TensorProto
+from onnx_bundles import copy_bundle, load_graph, onnx_of_case, save_graph, tiny_onnx_bundle
+from onnx_faults import rounded
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.engines.onnx.files import ONNX_FOLDER, graph_names
+from vla_runtime.export.onnx.export import meta_network
+from vla_runtime.export.onnx.origins import is_half_matrix
+from vla_runtime.export.onnx.precision import precision_faults, precision_of
+from vla_runtime.export.onnx.verification import VerificationError, check_graphs
+from vla_runtime.families.blocks.layers import matrix_names
+
+HALF = TensorProto.FLOAT16
+FAMILIES = ['pi05', 'pi0']
+PRECISIONS = ['float32', 'float16', 'bfloat16']
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('precision', PRECISIONS)
+def test_every_exported_graph_keeps_the_rules(family, precision):
+    bundle = tiny_onnx_bundle(family, precision)
+    for name in graph_names():
+        assert precision_faults(bundle / ONNX_FOLDER / name, precision) == []
+        assert precision_of(bundle / ONNX_FOLDER / name) == precision
+    assert check_graphs(bundle) == precision
+
+
+@pytest.mark.cases
+@pytest.mark.parametrize('path', network_case_paths(), ids=lambda path: path.stem)
+def test_the_graphs_of_every_reference_case_keep_the_rules(path):
+    assert check_graphs(onnx_of_case(path)[0]) == 'float32'
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_the_matrices_that_may_be_in_half_are_those_that_the_networks_put_there(family):
+    network = meta_network(read_bundle(tiny_onnx_bundle(family)).spec, torch.float16)
+    matrices = {name for name in matrix_names(network) if not name.endswith('.bias')}
+    assert {name for name, _ in network.named_parameters() if is_half_matrix(name)} == matrices
+
+
+def test_half_files_hold_their_matrices_in_half_and_nothing_else():
+    graph = load_graph(tiny_onnx_bundle('pi05', 'float16'), 'expert.onnx').graph
+    kinds = {t.name: t.data_type for t in graph.initializer if '+' in t.name or 'blocks' in t.name}
+    assert set(kinds.values()) == {HALF}
+    assert {t.name for t in graph.initializer if t.data_type == HALF} == set(kinds)
+
+
+IN_HALF = 'computes .* in b?float16'
+ROUNDS = 'rounds'
+WIDENS = 'widens'
+PREFIX_FAULTS = [
+    (rounded('image_tokens'), f"{ROUNDS} 'image_tokens'.*an input"),
+    (faults.norm_in_half, f'ReduceMean.*{IN_HALF}'),
+    # Of a file without half products, what is squared is the image tokens themselves.
+    (faults.norm_mean_as_product, 'multiplies .* in b?float16; only products|an input'),
+    (faults.norm_squares_as_product, 'multiplies .* in b?float16; only products|an input'),
+    (faults.softmax_in_half, f'Softmax.*{IN_HALF}'),
+    (faults.mask_in_half, f'Where.*{IN_HALF}'),
+    (faults.position_in_half, 'index, mask or count must not be in half'),
+    (faults.position_counted_in_float, 'of a mask: count in integers'),
+    (faults.positions_rounded, f'{ROUNDS} .*positions'),
+    (faults.positions_to_half, 'index, mask or count must not be in half'),
+    (faults.rotary_angles_rounded, f'{ROUNDS} .*positions'),
+    (faults.rotary_cosines_rounded, f'{ROUNDS} .*rotary angles'),
+    (faults.token_index_in_float, 'index must be computed in integers'),
+    (faults.token_index_in_half, 'index, mask or count must not be in half'),
+]
+EXPERT_FAULTS = [
+    *(
+        (rounded(name), f"{ROUNDS} '{name}'.*an input")
+        for name in ('t', 'dt', 'time_conditioning', 'plan', 'plan_weight', 'row_weight', 'x')
+    ),
+    (rounded('x_next'), f"{WIDENS} 'x_next/half'"),
+    (rounded('velocity'), f"{WIDENS} 'velocity/half'"),
+    (faults.update_in_half, f'Add.*{IN_HALF}'),
+    (faults.update_quantised, 'QuantizeLinear.*is an operator that no policy'),
+    (faults.norm_in_half, f'ReduceMean.*{IN_HALF}'),
+    (faults.norm_mean_as_product, 'multiplies .* in b?float16; only products'),
+    (faults.norm_squares_as_product, 'multiplies .* in b?float16; only products'),
+    (faults.softmax_in_half, f'Softmax.*{IN_HALF}'),
+    (faults.positions_rounded, f'{ROUNDS} .*positions'),
+    (faults.positions_to_half, 'index, mask or count must not be in half'),
+    (faults.rotary_angles_rounded, f'{ROUNDS} .*positions'),
+]
+VISION_FAULTS = [
+    (rounded('pixels'), f"{ROUNDS} 'pixels'.*an input"),
+    (rounded('image_tokens'), f"{WIDENS} 'image_tokens/half'"),
+    (faults.pixels_in_eight_bits, 'float8e4m3fn'),
+    (faults.layer_norm_in_half, f'LayerNormalization.*{IN_HALF}'),
+    (faults.layer_norm_in_half_inside, 'norms .* in b?float16 .its stash_type. inside'),
+]
+MONOLITHIC_FAULTS = [
+    *(
+        (rounded(name), f"{ROUNDS} '{name}'.*an input")
+        for name in ('pixels', 't', 'dt', 'time_conditioning', 'plan', 'row_weight')
+    ),
+    (rounded('x_next'), f"{WIDENS} 'x_next/half'"),
+    (faults.a_step_rounded, f"{WIDENS} 'step_0/"),
+    (faults.norm_in_half, f'ReduceMean.*{IN_HALF}'),
+    (faults.norm_mean_as_product, 'multiplies .* in b?float16; only products'),
+    (faults.softmax_in_half, f'Softmax.*{IN_HALF}'),
+    (faults.positions_rounded, f'{ROUNDS} .*positions'),
+    (faults.rotary_angles_rounded, f'{ROUNDS} .*positions'),
+    (faults.token_index_in_half, 'index, mask or count must not be in half'),
+]
+FAULTS = [
+    ('pi05', name, *pair)
+    for name, pairs in (
+        ('vision.onnx', VISION_FAULTS),
+        ('prefix.onnx', PREFIX_FAULTS),
+        ('expert_r2.onnx', EXPERT_FAULTS),
+        ('monolithic.onnx', MONOLITHIC_FAULTS),
+    )
+    for pair in pairs
+] + [
+    ('pi0', 'expert.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
+    ('pi0', 'expert.onnx', rounded('time_conditioning'), f"{ROUNDS} 'time_conditioning'.*an input"),
+    ('pi0', 'expert_r2.onnx', faults.norm_mean_as_product, 'multiplies .* in b?float16; only'),
+    ('pi0', 'monolithic_r2.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
+]
+
+
+@pytest.fixture(scope='module')
+def grounds(tmp_path_factory) -> Path:
+    """Where graphs can lie beside copies of their weights."""
+    return tmp_path_factory.mktemp('grounds')
+
+
+def plant(fault, family: str, precision: str, name: str, grounds: Path) -> Path:
+    """A graph file with a fault, which is still a valid one."""
+    bundle = grounds / f'{family}_{precision}'
+    if not bundle.exists():
+        copy_bundle(tiny_onnx_bundle(family, precision), bundle)
+    model = load_graph(bundle, name)
+    fault(model)
+    save_graph(model, bundle, 'planted.onnx')
+    path = bundle / ONNX_FOLDER / 'planted.onnx'
+    onnx.checker.check_model(str(path), full_check=True)
+    return path
+
+
+@pytest.mark.parametrize('precision', PRECISIONS)
+@pytest.mark.parametrize(
+    ('family', 'name', 'fault', 'message'),
+    FAULTS,
+    ids=[f'{family}-{name}-{fault.__name__}' for family, name, fault, _ in FAULTS],
+)
+def test_a_planted_fault_is_found_and_named(grounds, precision, family, name, fault, message):
+    path = plant(fault, family, precision, name, grounds)
+    found = precision_faults(path, precision)
+    assert any(re.search(message, line) for line in found), found
+
+
+@pytest.mark.parametrize('precision', ['float16', 'bfloat16'])
+@pytest.mark.parametrize(
+    ('name', 'fault', 'message'),
+    [
+        ('prefix.onnx', faults.past_made_the_wrong_way_round, "output 'past_key' is values, in"),
+        ('expert.onnx', faults.past_read_the_wrong_way_round, 'by .*past values'),
+        ('prefix.onnx', faults.product_given_out, 'float16, as only the past may be'),
+        ('expert_r2.onnx', faults.time_comes_in_half, "'t' is in b?float16 and must be float"),
+    ],
+)
+def test_only_the_past_goes_in_and_out_in_half(grounds, precision, name, fault, message):
+    path = plant(fault, 'pi05', precision, name, grounds)
+    found = precision_faults(path, precision)
+    assert any(re.search(message, line) for line in found), found
+
+
+def test_the_file_is_named_too_and_one_fault_is_told_once(tmp_path):
+    bundle = copy_bundle(tiny_onnx_bundle('pi05', 'float16'), tmp_path / 'planted')
+    model = load_graph(bundle, 'prefix_r2.onnx')
+    faults.rotary_angles_rounded(model)
+    save_graph(model, bundle, 'prefix_r2.onnx')
+    with pytest.raises(VerificationError) as error:
+        check_graphs(bundle)
+    (line,) = [line for line in str(error.value).splitlines() if '.onnx:' in line]
+    assert re.search(r"prefix_r2\.onnx: node '\S+' \(Cast\) rounds 'Concat_\d+' \(float\)", line)
+
+
+def test_an_operator_that_the_file_redefines_is_a_fault(grounds):
+    bundle = copy_bundle(tiny_onnx_bundle(), grounds / 'redefined')
+    model = load_graph(bundle, 'vision.onnx')
+    faults.layer_norm_redefined(model)
+    save_graph(model, bundle, 'vision.onnx')
+    with pytest.raises(VerificationError, match="'LayerNormalization' is redefined by the file"):
+        check_graphs(bundle)
+
+
+def test_types_that_contradict_each_other_are_an_error(grounds):
+    bundle = copy_bundle(tiny_onnx_bundle(), grounds / 'contradicting')
+    model = load_graph(bundle, 'vision.onnx')
+    name = model.graph.node[0].output[0]
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, HALF, None))
+    save_graph(model, bundle, 'vision.onnx')
+    with pytest.raises(ValueError, match=r'vision\.onnx: has types or shapes that contradict'):
+        check_graphs(bundle)
+
+
+def test_a_float32_file_in_a_float16_bundle_is_no_fault_but_the_other_way_round_is():
+    folder = tiny_onnx_bundle('pi05', 'float16') / ONNX_FOLDER
+    assert any(
+        'meant to be' in fault for fault in precision_faults(folder / 'expert.onnx', 'float32')
+    )
+
+
+def test_a_node_with_an_inside_of_its_own_is_a_fault(tmp_path):
+    bundle = copy_bundle(tiny_onnx_bundle(), tmp_path / 'planted')
+    model = load_graph(bundle, 'vision.onnx')
+    model.graph.node[-1].domain = 'com.microsoft'
+    model.opset_import.add(domain='com.microsoft', version=1)
+    save_graph(model, bundle, 'vision.onnx')
+    with pytest.raises(VerificationError, match='an inside of its own'):
+        check_graphs(bundle)
+
+
+def test_a_file_that_is_no_graph_is_an_error(tmp_path):
+    (tmp_path / 'broken.onnx').write_bytes(b'nothing of the kind')
+    with pytest.raises(ValueError, match=r'broken\.onnx: is not an ONNX file'):
+        precision_of(tmp_path / 'broken.onnx')

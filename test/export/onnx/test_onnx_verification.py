@@ -1,0 +1,114 @@
+"""The receipt: what it holds, and that files which differ are found by tensor."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from onnx_bundles import copy_bundle, tiny_onnx_bundle
+from onnx_faults import change_weight
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.engines.onnx.files import ONNX_FOLDER
+from vla_runtime.export.onnx.bundle import export_bundle
+from vla_runtime.export.onnx.cases import seeded_cases
+from vla_runtime.export.onnx.verification import receipt_dict, verification_steps, verify_onnx
+from vla_runtime.export.receipt import BOUNDS, Bounds, VerificationError, chunk_bound
+
+
+def verify(bundle, **options):
+    return verify_onnx(bundle, read_bundle(bundle, verify=False).spec, **options)
+
+
+@pytest.mark.parametrize('precision', ['float32', 'float16', 'bfloat16'])
+def test_exported_files_are_within_their_bounds_and_the_receipt_says_what_was_compared(precision):
+    told: list[int] = []
+    receipt = verify(tiny_onnx_bundle('pi0', precision), advance=told.append)
+    assert receipt.failures == []
+    assert sum(told) == verification_steps()
+    document = json.loads(json.dumps(receipt_dict(receipt)))
+    assert document['precision'] == precision
+    assert set(document['versions']) == {'python', 'torch', 'onnx', 'onnxruntime', 'numpy'}
+    assert document['bounds'] == {
+        'tensor': BOUNDS[precision].tensor,
+        'chunk': BOUNDS[precision].chunk,
+        'ceiling': BOUNDS[precision].ceiling,
+    }
+    compared = {(item['file'], item['tensor']) for item in document['tensors']}
+    assert {
+        ('vision.onnx', 'image_tokens'),
+        ('prefix.onnx', 'past_key'),
+        ('prefix_r2.onnx', 'past_value'),
+        ('prefix_r2.onnx', 'prefix_mask'),
+        ('expert.onnx', 'velocity'),
+        ('expert_r2.onnx', 'x_next'),
+        ('time table', 'time_conditioning'),
+    } <= compared
+    for item in document['tensors']:
+        assert 0 <= item['mean_error'] <= item['max_error'] <= item['bound']
+    decomposed = [item for item in document['chunks'] if item['growth']]
+    assert len(decomposed) == len(document['chunks']) / 2 == len(document['cases'])
+    for item in decomposed:
+        # A growth a step, ending at the chunk's own error.
+        assert len(item['growth']) == 3
+        assert item['growth'][-1] == item['max_error']
+    for item in document['chunks']:
+        assert item['gain'] > 0
+        assert (item['bound'], item['bound_by']) == chunk_bound(precision, item['gain'])
+    assert {item['rows'] for item in document['cases']} == {1, 2}
+    assert {item['plan'] for item in document['cases']} == {None, 'exp', 'linear'}
+
+
+def test_the_cases_are_the_same_every_time_and_cover_what_differs():
+    spec = read_bundle(tiny_onnx_bundle()).spec
+    first, second = seeded_cases(spec), seeded_cases(spec)
+    for a, b in zip(first, second, strict=True):
+        for name in ('pixels', 'tokens', 'x', 'plan', 'plan_weight'):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+    assert any(not case.image_mask.all() for case in first)
+    assert any(case.token_mask.all(axis=1).any() for case in first)
+    assert any(not case.token_mask.all() for case in first)
+
+
+@pytest.mark.parametrize(
+    ('part', 'named', 'untouched'),
+    [
+        ('vision.blocks.0.mlp', 'vision.onnx.*image_tokens', 'prefix'),
+        ('language.blocks.0.attention', r'prefix\.onnx.*past_', 'vision.onnx'),
+        ('expert.blocks.1.mlp', r'expert\.onnx.*velocity', 'prefix'),
+    ],
+)
+def test_another_number_in_the_weights_is_found_in_its_file_alone(tmp_path, part, named, untouched):
+    bundle = copy_bundle(tiny_onnx_bundle(), tmp_path / 'changed')
+    change_weight(bundle, part, 1.01)
+    failures = verify(bundle).failures
+    assert failures
+    tensors = [line for line in failures if "tensor '" in line]
+    assert any(re.search(named, line) for line in tensors)
+    assert not any(untouched in line for line in tensors)
+    # A whole chunk is off as well, decomposed and monolithic.
+    assert any(line.startswith('monolithic') for line in failures)
+
+
+def test_a_number_that_is_none_is_within_no_bound(tmp_path):
+    bundle = copy_bundle(tiny_onnx_bundle(), tmp_path / 'changed')
+    change_weight(bundle, 'expert.blocks.0.mlp', float('nan'))
+    assert any("'velocity' differs from PyTorch by nan" in line for line in verify(bundle).failures)
+
+
+def test_beyond_the_bounds_no_bundle_is_written(tmp_path, monkeypatch):
+    tight = {**BOUNDS, 'float16': Bounds(tensor=1e-6, chunk=1e-6, ceiling=1e-6)}
+    monkeypatch.setattr('vla_runtime.export.receipt.BOUNDS', tight)
+    source = read_bundle(tiny_onnx_bundle())
+    with pytest.raises(VerificationError, match=r"no bundle is written:\n.*tensor 'image_tokens'"):
+        export_bundle(source, tmp_path / 'made', 'float16')
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_files_say_how_to_make_them(tmp_path):
+    bundle = copy_bundle(tiny_onnx_bundle(), tmp_path / 'changed')
+    (bundle / ONNX_FOLDER / 'expert_r2.onnx').unlink()
+    with pytest.raises(ValueError, match=r'expert_r2\.onnx: is missing.*vla_runtime export'):
+        verify_onnx(bundle, read_bundle(tiny_onnx_bundle()).spec)

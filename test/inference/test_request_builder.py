@@ -1,0 +1,99 @@
+"""From an observation and the settings to a request, without running a network."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_policy import observation, tiny_spec, write_tiny_policy
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.engines.loading import load_engine
+from vla_runtime.inference.clock import PhaseClock
+from vla_runtime.inference.codec import PolicyCodec
+from vla_runtime.inference.prefix_cache import CachePolicy
+from vla_runtime.inference.real_time_chunking import PlanSchedule
+from vla_runtime.inference.request import ChunkRequest
+from vla_runtime.inference.request_builder import RequestPlanner
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.policy import Policy
+from vla_runtime.types import CommittedPlan
+
+BOUNDED = CachePolicy(mode='bounded', max_age_s=1.0, max_reuses=9, max_image_change=255.0)
+# Of eight actions the first two are executed for certain, and from the sixth on all are free.
+PLAN = CommittedPlan(np.full((7, 3), 0.2), delay_steps=2, execution_horizon=5)
+FALL = (0.75, 0.5, 0.25)
+TIES = {
+    'linear': [1.0, 1.0, *FALL, 0.0, 0.0, 0.0],
+    'exp': [1.0, 1.0, *(c * (math.exp(c) - 1) / (math.e - 1) for c in FALL), 0.0, 0.0, 0.0],
+}
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory) -> Path:
+    return write_tiny_policy(tmp_path_factory.mktemp('bundles') / 'tiny', tiny_spec())
+
+
+@pytest.fixture(scope='module')
+def planner(bundle) -> RequestPlanner:
+    checked = read_bundle(bundle)
+    engine = load_engine(
+        checked, 'torch', 'cpu', precision='float32', max_rows=1, use_cuda_graphs=False
+    )
+    return RequestPlanner(PolicyCodec(checked), engine)
+
+
+def planned(planner: RequestPlanner, **settings) -> ChunkRequest:
+    return planner.plan(
+        observation(), PolicySettings(**settings), 0, plan=PLAN, noise=None, clock=PhaseClock()
+    )
+
+
+@pytest.mark.parametrize('rtc_mode', ['guided', 'jacobian'])
+@pytest.mark.parametrize('schedule', TIES)
+def test_a_tie_falls_off_as_its_schedule_says_and_is_bounded(
+    planner, schedule: PlanSchedule, rtc_mode
+):
+    request = planned(
+        planner,
+        denoise_steps=3,
+        rtc_mode=rtc_mode,
+        plan_schedule=schedule,
+        max_guidance_weight=4.0,
+    )
+    # At flow times 1, 2/3 and 1/3: without bound the first is infinite.
+    strength = [4.0, 2.5, 2.5]
+    np.testing.assert_allclose(
+        request.inputs.plan_weight, np.outer(strength, TIES[schedule]), rtol=1e-6
+    )
+    assert (request.rtc_mode, request.overlap) == (rtc_mode, None)
+
+
+@pytest.mark.parametrize('rtc_mode', ['off', 'guided', 'hard_prefix'])
+@pytest.mark.parametrize('schedule', TIES)
+def test_samples_are_judged_by_the_actions_that_count_in_the_schedule(
+    planner, schedule: PlanSchedule, rtc_mode
+):
+    request = planned(planner, samples=3, rtc_mode=rtc_mode, plan_schedule=schedule)
+    assert request.overlap is not None
+    np.testing.assert_allclose(request.overlap.weight, TIES[schedule])
+
+
+@pytest.mark.parametrize(
+    ('top_s', 'state_s', 'age_s'),
+    [(10.0, 10.4, 0.4), (10.4, 10.0, 0.4), (10.0, 11.5, 1.5), (11.5, 10.0, 1.5), (11.2, 11.5, 1.5)],
+)
+def test_an_observation_was_made_at_its_newest_stamp(
+    bundle, top_s: float, state_s: float, age_s: float
+):
+    policy = Policy.load(bundle, settings=PolicySettings(cache=BOUNDED, denoise_steps=1))
+    policy.infer(observation(0, stamps_ns={'top': 10_000_000_000, 'state': 10_000_000_000}))
+    stamps_ns = {'top': round(top_s * 1e9), 'state': round(state_s * 1e9)}
+    report = policy.infer(observation(1, stamps_ns=stamps_ns))[1]
+    told = report.cache['vision'].split(', ')[0]
+    if age_s > BOUNDED.max_age_s:
+        assert told == f'top: miss ({age_s:.3f} s old; limit 1.000)'
+    else:
+        assert told.startswith(f'top: reused (1 in a row; {age_s:.3f} s old; ')

@@ -1,0 +1,5 @@
+"""Where the tests find the project's files."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]

@@ -1,0 +1,162 @@
+"""Memory and least times on paper, against the real networks and against plain arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from onnx_bundles import tiny_onnx_bundle
+from tiny_policy import tiny_dims
+
+from vla_runtime.engines.onnx.files import graph_path
+from vla_runtime.engines.torch.engine import TorchEngine
+from vla_runtime.families import policy_network
+from vla_runtime.families.blocks.layers import matrix_names
+from vla_runtime.families.pi.dimensions import PRESETS, PolicyDims
+from vla_runtime.performance import operation_counts
+from vla_runtime.performance.devices import DEVICES, GIB
+from vla_runtime.performance.roofline import (
+    MemoryNeed,
+    Rates,
+    engine_weight_bytes,
+    fits,
+    floor,
+    largest_engine_bytes,
+    memory_need,
+    phase_floors,
+    published_rates,
+    weight_bytes,
+)
+
+
+@pytest.mark.parametrize('family', ['pi05', 'pi0'])
+@pytest.mark.parametrize('size', [2, 4])
+@pytest.mark.parametrize('full', [True, False])
+def test_weights_are_those_of_the_network(family, size, full):
+    dims = PRESETS[family] if full else tiny_dims(family)
+    with torch.device('meta'):
+        network = policy_network(family, dims)
+    matrices = matrix_names(network)
+    held = sum(
+        value.numel() * (size if name in matrices else 4)
+        for name, value in network.named_parameters()
+    )
+    assert weight_bytes(dims, size) == held
+
+
+def held_weights(path: Path, dims: PolicyDims) -> int:
+    """Bytes of the numbers in an ONNX file that come from the checkpoint."""
+    floats = (TensorProto.FLOAT, TensorProto.FLOAT16)
+    # Scalars and the rotary embedding's frequencies are part of the formulas.
+    smallest = dims.language.head_dim // 2
+    return sum(
+        math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        for tensor in onnx.load(path, load_external_data=False).graph.initializer
+        if tensor.data_type in floats and math.prod(tensor.dims) > smallest
+    )
+
+
+@pytest.mark.parametrize('family', ['pi05', 'pi0'])
+@pytest.mark.parametrize(('precision', 'size'), [('float32', 4), ('float16', 2)])
+@pytest.mark.parametrize('rows', [1, 2])
+def test_engines_of_static_shape_hold_the_weights_of_their_files(family, precision, size, rows):
+    folder = tiny_onnx_bundle(family, precision)
+    files = [
+        graph_path(folder, 'vision'),
+        *(graph_path(folder, 'prefix', r) for r in range(1, rows + 1)),
+        *(graph_path(folder, 'expert', r) for r in range(1, rows + 1)),
+    ]
+    dims = tiny_dims(family)
+    held = sum(held_weights(path, dims) for path in files)
+    # The files keep vision's biases in float32: half a megabyte of pi0.5, and not counted.
+    biases = dims.vision.depth * (5 * dims.vision.width + dims.vision.mlp_dim) + dims.language.width
+    assert engine_weight_bytes(dims, size, rows) == held - biases * (4 - size)
+    # What a build is refused for is asked of the largest file.
+    vision, *others = (held_weights(path, dims) for path in files)
+    assert largest_engine_bytes(dims, size) == max(vision - biases * (4 - size), *others)
+
+
+def test_a_second_row_costs_weights_where_engines_have_static_shapes():
+    dims = PRESETS['pi05']
+
+    def need(backend: str, rows: int) -> MemoryNeed:
+        return memory_need(dims, backend, precision='bfloat16', rows=rows)
+
+    assert need('torch', 2).weights == need('torch', 1).weights == weight_bytes(dims, 2)
+    for backend in ('onnxruntime', 'tensorrt'):
+        one, two = need(backend, 1), need(backend, 2)
+        vision = operation_counts.vision(dims, 1, 2).weight_bytes
+        assert two.weights - one.weights == one.weights - vision
+        # What no engine reads: of the last prefix layer, and the modulations.
+        assert 0.85 < one.weights / weight_bytes(dims, 2) < 1.0
+        assert two.past == need('torch', 2).past
+    # TensorRT runs all engines over one block; every ONNX Runtime session keeps its own.
+    assert need('tensorrt', 2).activations == 2 * need('tensorrt', 1).activations
+    assert need('onnxruntime', 2).activations == 3 * need('onnxruntime', 1).activations
+
+
+@pytest.mark.parametrize('rows', [1, 2])
+def test_keys_and_values_are_those_of_the_engine(rows):
+    dims = tiny_dims('pi05')
+    engine = TorchEngine(policy_network('pi05', dims), max_rows=rows)
+    held = sum(
+        slot.past_key.nbytes + slot.past_value.nbytes
+        for buffers in engine._buffers.values()
+        for slot in buffers.slots
+    )
+    assert memory_need(dims, 'torch', precision='float32', rows=rows).past == held
+
+
+def test_a_floor_is_the_larger_of_computing_and_moving():
+    work = operation_counts.Work(flops=1000, weight_bytes=60, data_bytes=40)
+    computing = floor(work, Rates(flops_per_s=1e3, bytes_per_s=1e3, source=''))
+    assert (computing.milliseconds, computing.bound) == (1000.0, 'compute')
+    moving = floor(work, Rates(flops_per_s=1e6, bytes_per_s=50.0, source=''))
+    assert (moving.milliseconds, moving.bound) == (2000.0, 'memory')
+
+
+def test_a_miss_is_the_sum_of_its_phases_and_a_hit_is_the_denoise_loop():
+    dims = replace(PRESETS['pi05'], cameras=2)
+    rates = published_rates(DEVICES['thor'], 'bfloat16')
+    floors = phase_floors(dims, rates, precision='bfloat16', rows=2, steps=5, views=2)
+    ms = {phase: one.milliseconds for phase, one in floors.items()}
+    assert ms['denoise'] == pytest.approx(5 * ms['step'])
+    assert ms['hit'] == ms['denoise']
+    assert ms['miss'] == pytest.approx(2 * ms['vision'] + ms['prefix'] + ms['denoise'])
+    # Thor, by hand: 10^9 * 273 bytes a second for the expert's weights and two rows' keys.
+    moved = operation_counts.denoise_step(dims, 2, 2).bytes
+    assert ms['step'] == pytest.approx(moved / 273e9 * 1e3)
+    assert floors['step'].bound == 'memory'
+    assert floors['prefix'].bound == 'compute'
+    assert floors['miss'].bound == 'mostly prefix'
+
+
+def test_one_changed_view_of_three_is_one_vision_run():
+    rates = published_rates(DEVICES['agx-orin'], 'float16')
+    one, all_ = (
+        phase_floors(PRESETS['pi05'], rates, precision='float16', rows=1, steps=10, views=views)
+        for views in (1, 3)
+    )
+    saved = all_['miss'].milliseconds - one['miss'].milliseconds
+    assert saved == pytest.approx(2 * one['vision'].milliseconds)
+
+
+def test_what_fits_is_compared_with_what_the_system_leaves():
+    device = DEVICES['orin-nx']
+    need = memory_need(PRESETS['pi05'], 'torch', precision='bfloat16', rows=2)
+    assert need.total == need.weights + need.past + need.activations
+    assert fits(need, device)
+    larger = memory_need(PRESETS['pi05'], 'torch', precision='float32', rows=2)
+    assert not fits(larger, device)
+    # Two engines of each network do not fit where one network does.
+    engines = memory_need(PRESETS['pi05'], 'tensorrt', precision='bfloat16', rows=2)
+    assert not fits(engines, replace(device, memory_gib=12.0))
+    assert fits(need, replace(device, memory_gib=12.0))
+    exactly = need.total / GIB
+    assert fits(need, replace(device, memory_gib=exactly + 3.0, reserved_gib=3.0))
+    assert not fits(need, replace(device, memory_gib=exactly + 3.0, reserved_gib=3.01))

@@ -1,0 +1,255 @@
+"""Faults around the executor node on a real graph: each ends in a hold or in recovery, and the node
+says so on `/diagnostics`.
+
+A killed and a frozen policy are in `test_main_job`; joint states that go silent, are renamed, no
+numbers or jump, and duplicates of a chunk, are in `test_executor_node`.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from executor_bench import HOME
+from graph import graph
+from network_cut import cable
+from paths import ROOT
+from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import JointState
+from std_srvs.srv import Trigger
+from tabletop_policy import write_tabletop_policy
+from test_executor_node import Bench
+
+from vla_runtime.ros.messages.conversions import ns_to_stamp
+
+pytestmark = pytest.mark.graph
+
+BURST = 500
+# At 3 rad/s (the robot file), with some slack for ticks of a busy machine.
+LARGEST_STEP_RAD = 0.05
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory):
+    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
+
+
+@pytest.fixture(scope='module')
+def shared(bundle):
+    with graph() as made:
+        bench = Bench(made, bundle, '/faults')
+        yield bench
+        bench.arm.close()
+
+
+@pytest.fixture
+def bench(shared):
+    shared.arm.positions = HOME.copy()
+    shared.begin()
+    return shared
+
+
+def received(status) -> int:
+    return int(status['received'])
+
+
+def accounted(status) -> int:
+    """Chunks that were accepted, or refused for a reason that is counted."""
+    refused = (int(count) for key, count in status.items() if key.startswith('refused.'))
+    return int(status['accepted']) + sum(refused)
+
+
+def send_burst(bench) -> None:
+    """500 chunks, each with a newer observation, as fast as they go."""
+    begin_ns = bench.arm.now_ns()
+    for number in range(BURST):
+        bench.arm.answer(number, stamp_ns=begin_ns + number * 1000)
+
+
+# ---------------------------------------------------------------- chunks
+
+
+def test_a_burst_of_chunks_is_counted_whole_and_the_robot_moves_smoothly_on(bench):
+    bench.start()
+    send_burst(bench)
+    # Counted, because on a busy machine the motion may be over before the burst is sent.
+    bench.wait_for_status('the end', lambda s: s['kind'] == 'hold' and int(s['steps']) > 0)
+    status = bench.wait_for_status('a count', lambda s: received(s) > 1, 'chunks')
+    assert received(status) == accounted(status) <= BURST
+    # The sentinel, last on the same publisher: it is executed, and none of the burst is any more.
+    plans = len(bench.arm.plans)
+    bench.graph.wait_for(lambda: len(bench.arm.plans) > plans, 'a new request')
+    bench.arm.answer(BURST)
+    bench.wait_for_status('recovery', lambda s: s['chunk'] == str(BURST))
+    assert np.abs(np.diff(bench.arm.commanded(), axis=0)).max() < LARGEST_STEP_RAD
+
+
+def test_a_burst_before_the_start_is_refused_and_moves_nothing(bench):
+    bench.start()
+    assert bench.call('stop').success
+    bench.wait_for_status('the stop', lambda s: s['reason'] == 'stopped')
+    held = bench.arm.commanded()[-1]
+    send_burst(bench)
+    status = bench.wait_for_status(
+        'the refusals', lambda s: int(s.get('refused.not_running', 0)) > 10, 'chunks'
+    )
+    assert (status['accepted'], status['level']) == ('0', 1)
+    # The sentinel: a command of a chunk after the next start is the first that differs.
+    bench.arm.plans.clear()
+    bench.start()
+    status = bench.wait_for_status('waiting', lambda s: s['reason'] == 'waiting_for_chunk')
+    assert np.array_equal(bench.arm.commanded(), np.tile(held, (len(bench.arm.commands), 1)))
+    bench.arm.answer(BURST)
+    bench.wait_for_status('motion', lambda s: s['chunk'] == str(BURST))
+
+
+# ---------------------------------------------------------------- joint states
+
+
+def test_joint_states_whose_stamps_stand_still_hold_until_they_advance(bench):
+    bench.start()
+    bench.arm.answer(0)
+    bench.wait_for_status('motion', lambda s: s['kind'] == 'track')
+    frozen_ns = bench.arm.now_ns()
+    try:
+        bench.arm.now_ns = lambda: frozen_ns
+        status = bench.wait_for_status('a hold', lambda s: s['reason'] == 'state_stale')
+        assert (status['kind'], status['level']) == ('hold', 2)
+        assert 'max_state_age_s' in status['text']
+        # Commands still come, and all of them are the hold.
+        bench.wait_for_commands(5)
+        assert np.ptp(bench.arm.commanded()[-5:], axis=0).max() == 0.0
+    finally:
+        del bench.arm.now_ns
+    bench.wait_for_status('recovery', lambda s: s['reason'] == 'waiting_for_chunk')
+    plans = len(bench.arm.plans)
+    bench.graph.wait_for(lambda: len(bench.arm.plans) > plans, 'a new request')
+    bench.arm.answer(1)
+    bench.wait_for_status('motion', lambda s: s['chunk'] == '1')
+
+
+# ---------------------------------------------------------------- the operator
+
+
+def memory_kib(pid: int) -> int:
+    text = Path(f'/proc/{pid}/status').read_text(encoding='ascii')
+    return int(text.split('VmRSS:')[1].split()[0])
+
+
+def test_a_thousand_start_stop_cycles_leave_memory_and_state_as_they_were(bench):
+    node, pid = bench.graph.node, bench.process.pid
+    bench.start()
+    clients = [node.create_client(Trigger, f'{bench.node}/{name}') for name in ('stop', 'start')]
+    for client in clients:
+        bench.graph.wait_for(client.service_is_ready, 'the services')
+
+    def cycle(count: int) -> None:
+        for _ in range(count):
+            for client in clients:
+                future = client.call_async(Trigger.Request())
+                bench.graph.wait_for(future.done, 'an answer')
+                assert future.result().success, future.result().message
+
+    cycle(100)
+    before_kib, threads = memory_kib(pid), len(list(Path(f'/proc/{pid}/task').iterdir()))
+    cycle(900)
+    assert memory_kib(pid) - before_kib < 8 * 1024
+    assert len(list(Path(f'/proc/{pid}/task').iterdir())) == threads
+    status = bench.wait_for_status('waiting', lambda s: s['reason'] == 'waiting_for_chunk')
+    assert status['mode'] == 'running'
+    # All that it ever commanded was to stay; the sentinel is the first chunk that moves it.
+    assert np.ptp(bench.arm.commanded(), axis=0).max() < 1e-6
+    bench.arm.answer(0)
+    bench.wait_for_status('motion', lambda s: s['chunk'] == '0')
+    for client in clients:
+        node.destroy_client(client)
+
+
+# ---------------------------------------------------------------- the simulated clock
+
+
+class Simulated:
+    """A bench under `use_sim_time`, and the clock that the test turns."""
+
+    def __init__(self, made, bundle) -> None:
+        self.graph = made
+        self.bench = Bench(made, bundle, '/jumping', '-p', 'use_sim_time:=true')
+        self.now = 1_000_000_000_000
+        self.bench.arm.now_ns = lambda: self.now
+        self._publisher = made.node.create_publisher(Clock, '/clock', 10)
+        self._last = time.monotonic()
+
+    def run(self) -> None:
+        """As fast as the wall clock, without its pauses."""
+        elapsed, self._last = time.monotonic() - self._last, time.monotonic()
+        self.now += round(min(elapsed, 0.1) * 1e9)
+        self._publisher.publish(Clock(clock=ns_to_stamp(self.now)))
+
+    def wait_for(self, condition, what: str):
+        return self.graph.wait_for(condition, what, meanwhile=self.run)
+
+    def see(self, what: str, holds, condition: str = 'control'):
+        """A status from now on that fulfils `holds`, while the clock runs."""
+        return self.bench.wait_for_status(what, holds, condition, meanwhile=self.run)
+
+    def move(self, number: int) -> None:
+        """Answer the next request, and see it executed."""
+        plans = len(self.bench.arm.plans)
+        self.wait_for(lambda: len(self.bench.arm.plans) > plans, 'a request')
+        self.bench.arm.answer(number)
+        self.see('motion', lambda s: s['kind'] == 'track' and s['chunk'] == str(number))
+
+
+def test_a_clock_that_jumps_either_way_drops_the_plan_and_motion_goes_on_after_it(bundle):
+    with graph() as made:
+        sim = Simulated(made, bundle)
+        bench = sim.bench
+        with closing(bench.arm):
+            states = made.node.create_publisher(JointState, '/jumping/joint_states', 10)
+            bench.begin()
+            sim.wait_for(lambda: bench.call('start').success, 'a start')
+            sim.move(0)
+            for jumps, by_s in enumerate((60, -120), start=1):
+                before_ns = sim.now
+                sim.now += by_s * 1_000_000_000
+                status = sim.see('the jump', lambda s: s.get('holds.clock_jump') == str(jumps))  # noqa: B023
+                assert status['chunk'] == '-1'
+                # A message of before the jump that comes late must not outlast it.
+                late = JointState(name=bench.arm.names, position=bench.arm.positions.tolist())
+                late.header.stamp = ns_to_stamp(before_ns)
+                states.publish(late)
+                if by_s < 0:
+                    sim.see('it', lambda s: 'holds.state_from_future' in s)
+                sim.move(jumps)
+                sim.see('the count', lambda s: s['clock_jumps'] == str(jumps), 'tick')  # noqa: B023
+            assert np.abs(np.diff(bench.arm.commanded(), axis=0)).max() < LARGEST_STEP_RAD
+
+
+# ---------------------------------------------------------------- the network
+
+
+def test_a_policy_that_is_cut_off_is_held_for_and_back_on_the_network_it_goes_on(
+    bundle, monkeypatch
+):
+    script = ROOT / 'test' / 'ros' / 'answering_policy.py'
+    with cable(monkeypatch) as line, line.process(script) as policy, graph() as made:
+        bench = Bench(made, bundle)
+        with closing(bench.arm):
+            bench.begin()
+            bench.start()
+            bench.wait_for_status('motion', lambda s: s['kind'] == 'track')
+            line.pull()
+            status = bench.wait_for_status(
+                'a hold that says why',
+                lambda s: s['reason'] == 'starved' and 'is the policy node running' in s['text'],
+            )
+            assert (status['kind'], status['level']) == ('hold', 1)
+            # Commands still come, and all of them are the hold.
+            bench.wait_for_commands(5)
+            assert np.ptp(bench.arm.commanded()[-5:], axis=0).max() == 0.0
+            assert policy.poll() is None
+            line.plug()
+            bench.wait_for_status('motion again', lambda s: s['kind'] == 'track')

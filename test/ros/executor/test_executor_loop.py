@@ -1,0 +1,284 @@
+"""The control loop's lock: what it is not held for."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from vla_runtime.execution.chunk_check import CheckedChunk
+from vla_runtime.execution.columns import Column
+from vla_runtime.execution.config import ExecutorConfig
+from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.ros.executor.control_loop import ControlLoop, SendError
+from vla_runtime.ros.messages.conversions import ReceivedChunk, stamp_to_ns
+from vla_runtime.types import ActionChunk
+
+TIMEOUT_S = 30.0
+NAMES = ('a', 'b')
+
+
+class Slow(ChunkExecutor):
+    """Takes as long to check a chunk as the test wants."""
+
+    def __init__(self) -> None:
+        columns = tuple(Column(name) for name in NAMES)
+        super().__init__(ExecutorConfig(columns), ExecutorParameters(replan_interval=5))
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def check_chunk(self, chunk: ActionChunk) -> CheckedChunk:
+        self.begun.set()
+        assert self.go_on.wait(TIMEOUT_S)
+        return super().check_chunk(chunk)
+
+
+def received(stamp_ns: int) -> ReceivedChunk:
+    rows = np.zeros((20, 2))
+    chunk = ActionChunk(rows, NAMES, ('position',) * 2, 0.04, rows.astype(np.float32))
+    return ReceivedChunk(chunk, stamp_ns, 0, 0, True)
+
+
+def test_when_a_chunk_is_being_checked_expect_ticks_and_the_dead_man_not_to_wait() -> None:
+    core, now_ns = Slow(), [10**18]
+    loop = ControlLoop(core, [], lambda: now_ns[0], lambda _: None)
+
+    def tick(now_s: float) -> None:
+        now_ns[0] += 10_000_000
+        loop.observe_state(NAMES, [0.0, 0.0], now_ns[0])
+        loop.tick(now_s)
+
+    tick(1.0)
+    assert loop.start(1.0).started
+    tick(1.01)
+    results = []
+    submitting = threading.Thread(
+        target=lambda: results.append(loop.submit(received(now_ns[0]), 1.01))
+    )
+    submitting.start()
+    assert core.begun.wait(TIMEOUT_S)
+    ticking = threading.Thread(target=lambda: (tick(1.02), loop.check_alive(1.03)), daemon=True)
+    ticking.start()
+    ticking.join(TIMEOUT_S)
+    assert not ticking.is_alive(), 'the tick waits for the check of a chunk'
+    assert core.counters.ticks == 3
+    core.go_on.set()
+    submitting.join(TIMEOUT_S)
+    assert results[0].accepted
+    tick(1.03)
+    assert loop.status().executor.kind.value == 'track'
+
+
+class Output:
+    """Keeps what it is sent, and its stamps; or fails, from when it is told to."""
+
+    topic = 'arm'
+
+    def __init__(self) -> None:
+        self.sent: list[list[float]] = []
+        self.stamps: list[object] = []
+        self.broken = False
+
+    def send(self, setpoints: np.ndarray, stamp: object) -> None:
+        if self.broken:
+            raise OSError('the cable is out')
+        self.stamps.append(stamp)
+        self.sent.append([float(number) for number in setpoints])
+
+
+class Bench:
+    """A loop around an arm and a base that goes by velocity, in motion, with an output for each."""
+
+    def __init__(self) -> None:
+        columns = (Column('a'), Column('b', 'velocity', feedback=False))
+        self.core = ChunkExecutor(ExecutorConfig(columns), ExecutorParameters(replan_interval=5))
+        self.now_ns, self.now_s = 10**18, 1.0
+        self.first, self.second = Output(), Output()
+        outputs: list = [self.first, self.second]
+        self.loop = ControlLoop(self.core, outputs, lambda: self.now_ns, lambda _: None)
+        self.tick()
+        assert self.loop.start(self.now_s).started
+        self.tick()
+        rows = np.array([[0.0, 0.5]] * 20)
+        chunk = ActionChunk(rows, NAMES, ('position', 'velocity'), 0.04, rows.astype(np.float32))
+        result = self.loop.submit(ReceivedChunk(chunk, self.now_ns, 0, 0, True), self.now_s)
+        assert result.accepted, result.text
+        for _ in range(8):
+            self.tick()
+        assert self.second.sent[-1][1] > 0.1
+
+    def tick(self) -> None:
+        self.now_ns += 10_000_000
+        self.now_s += 0.01
+        self.loop.observe_state(['a'], [0.0], self.now_ns)
+        self.loop.tick(self.now_s)
+
+
+def test_a_command_bears_the_time_that_its_motion_was_computed_for() -> None:
+    core, output = ChunkExecutor(ExecutorConfig((Column('a'),)), ExecutorParameters()), Output()
+    now_ns, late_ns = [10**18], [0]
+    loop = ControlLoop(
+        core,
+        [output],  # type: ignore[list-item]
+        # What passes between the begin of a tick and the look at the clock.
+        lambda: now_ns[0] + late_ns[0],
+        lambda _: None,
+        ros_time_of_ns=lambda now_s: 10**18 + round(now_s * 1e9),
+    )
+    for tick, late in enumerate((0, 0, 7_000_000, 0, 20_000_000), start=1):
+        now_ns[0], late_ns[0] = 10**18 + tick * 10_000_000, late
+        loop.observe_state(['a'], [0.0], now_ns[0])
+        loop.tick(0.01 * tick)
+        loop.start(0.01 * tick)
+    loop.check_alive(0.2)
+    stamps = [stamp_to_ns(stamp) - 10**18 for stamp in output.stamps]  # type: ignore[arg-type]
+    assert stamps == [20_000_000, 30_000_000, 40_000_000, 50_000_000, 200_000_000]
+
+
+def test_when_the_dead_man_was_faster_expect_the_overtaken_tick_not_to_be_sent() -> None:
+    bench = Bench()
+    bench.loop.check_alive(bench.now_s + 0.2)
+    sent = len(bench.second.sent)
+    # It began before, and waited for the lock meanwhile.
+    bench.loop.tick(bench.now_s + 0.1)
+    assert len(bench.second.sent) == sent
+    bench.now_s += 0.2
+    bench.tick()
+    assert len(bench.second.sent) == sent + 1
+
+
+def test_when_a_tick_is_kept_from_its_output_expect_no_older_command_after_a_newer_one() -> None:
+    bench = Bench()
+    waiting, go_on = threading.Event(), threading.Event()
+
+    class Slow(Output):
+        def send(self, setpoints: np.ndarray, stamp: object) -> None:
+            if threading.current_thread() is ticking:
+                waiting.set()
+                assert go_on.wait(TIMEOUT_S)
+            super().send(setpoints, stamp)
+
+    slow = Slow()
+    bench.loop = ControlLoop(bench.core, [slow], lambda: bench.now_ns, lambda _: None)  # type: ignore[list-item]
+    ticking = threading.Thread(target=bench.tick, daemon=True)
+    ticking.start()
+    assert waiting.wait(TIMEOUT_S)
+    moving = bench.core.status().kind.value == 'track'
+    looking = threading.Thread(target=lambda: bench.loop.check_alive(bench.now_s + 1), daemon=True)
+    looking.start()
+    go_on.set()
+    ticking.join(TIMEOUT_S)
+    looking.join(TIMEOUT_S)
+    # The tick's command left as it was taken, and the hold after it.
+    assert moving
+    assert slow.sent[0][1] > 0.1 and slow.sent[-1][1] == 0.0
+
+
+def test_when_an_output_fails_expect_the_hold_on_every_other_one() -> None:
+    bench = Bench()
+    bench.first.broken = True
+    for _ in range(2):
+        with pytest.raises(SendError, match='the cable is out'):
+            bench.tick()
+    assert bench.second.sent[-1] == [0.0, 0.0]
+    executor = bench.loop.status().executor
+    assert executor.reason.value == 'internal_error' and 'the cable is out' in executor.detail
+
+
+def test_when_an_output_fails_expect_the_dead_mans_hold_on_every_other_one() -> None:
+    bench = Bench()
+    bench.first.broken = True
+    with pytest.raises(SendError):
+        bench.loop.check_alive(bench.now_s + 10.0)
+    assert bench.second.sent[-1] == [0.0, 0.0]
+
+
+def test_when_an_output_fails_expect_the_last_hold_on_every_other_one() -> None:
+    bench = Bench()
+    bench.first.broken = True
+    with pytest.raises(SendError):
+        bench.loop.close()
+    assert bench.second.sent[-1] == [0.0, 0.0]
+
+
+def test_when_asking_for_a_chunk_fails_expect_the_command_of_that_tick_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError('no plan')
+
+    monkeypatch.setattr(bench.core, 'poll_request', fail)
+    bench.loop.stop()
+    with pytest.raises(RuntimeError, match='no plan'):
+        bench.tick()
+    assert bench.second.sent[-1] == [0.0, 0.0]
+
+
+def test_when_the_control_thread_hangs_in_the_core_expect_the_hold_sent_at_the_end() -> None:
+    bench = Bench()
+    bench.loop._lock.acquire()  # and never released
+    closing = threading.Thread(target=bench.loop.close, daemon=True)
+    closing.start()
+    closing.join(TIMEOUT_S)
+    assert not closing.is_alive()
+    assert bench.second.sent[-1] == [0.0, 0.0]
+
+
+def test_when_the_control_thread_hangs_in_an_output_expect_the_hold_last() -> None:
+    bench = Bench()
+    hung, release = threading.Event(), threading.Event()
+    send = bench.second.send
+
+    def hang(setpoints: np.ndarray, stamp: object) -> None:
+        if threading.current_thread() is ticking:
+            hung.set()
+            assert release.wait(TIMEOUT_S)
+        send(setpoints, stamp)
+
+    bench.second.send = hang  # type: ignore[method-assign]
+    ticking = threading.Thread(target=bench.tick)
+    ticking.start()
+    try:
+        assert hung.wait(TIMEOUT_S)
+        closing = threading.Thread(target=bench.loop.close, daemon=True)
+        closing.start()
+        closing.join(TIMEOUT_S)
+        assert not closing.is_alive()
+        assert bench.second.sent[-1] == [0.0, 0.0]
+    finally:
+        release.set()
+        ticking.join()
+    # What was on its way comes late, and holds too; nothing follows it.
+    assert bench.second.sent[-1] == [0.0, 0.0]
+    count = len(bench.second.sent)
+    bench.tick()
+    assert len(bench.second.sent) == count
+
+
+@pytest.mark.parametrize('which', ['first', 'second'])
+def test_when_an_output_hangs_for_good_expect_the_hold_on_every_other_one(which: str) -> None:
+    bench = Bench()
+    release = threading.Event()
+    hanging = getattr(bench, which)
+    hanging.send = lambda *_: release.wait(TIMEOUT_S)
+    errors: list[Exception] = []
+
+    def close() -> None:
+        try:
+            bench.loop.close()
+        except SendError as error:
+            errors.append(error)
+
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    try:
+        other = bench.second if which == 'first' else bench.first
+        closing.join(TIMEOUT_S / 2)
+        assert not closing.is_alive()
+        assert other.sent[-1] == [0.0, 0.0]
+        assert 'hold on arm hangs' in str(errors[0])
+    finally:
+        release.set()

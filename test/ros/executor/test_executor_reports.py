@@ -1,0 +1,201 @@
+"""What the executor node tells of its parameters, of chunks that are not tied, and of a rival."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from graph import graph
+from paths import ROOT
+from std_srvs.srv import Trigger
+from tabletop_policy import HORIZON, write_tabletop_policy
+from test_executor_node import Bench, start
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
+from vla_runtime.ros.messages.diagnostics import values_of
+from vla_runtime.ros.publisher_conflicts import other_publishers, several_publishers
+
+pytestmark = pytest.mark.graph
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
+
+
+class Reported(Bench):
+    """A bench that keeps the seam reports too."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.reports = self.graph.collect(DiagnosticArray, f'{self.node}/report')
+
+    def begin(self) -> None:
+        super().begin()
+        self.reports.clear()
+
+    def next_seam(self, number: int) -> dict[str, str]:
+        """Answer with this chunk; what is reported when it takes over."""
+        self.arm.answer(number)
+
+        def look() -> dict[str, str] | None:
+            for message in self.reports:
+                status = message.status[0]
+                values = values_of(status)
+                if values['chunk'] == str(number):
+                    return {**values, 'text': status.message, 'level': str(status.level[0])}
+            return None
+
+        return self.graph.wait_for(look, f'the seam of chunk {number}')
+
+    def wait_for_request(self) -> None:
+        count = len(self.arm.plans)
+        self.graph.wait_for(lambda: len(self.arm.plans) > count, 'a request')
+
+
+@pytest.fixture(scope='module')
+def shared(bundle: Path) -> Iterator[Reported]:
+    with graph() as made:
+        bench = Reported(made, bundle)
+        yield bench
+        bench.arm.close()
+
+
+@pytest.fixture
+def bench(shared: Reported) -> Reported:
+    shared.begin()
+    return shared
+
+
+def test_every_live_parameter_in_force_is_in_each_report(bench: Reported) -> None:
+    bench.start()
+    seam = bench.next_seam(0)
+    status = bench.wait_for_status('motion', lambda s: s['chunk'] == '0')
+    live = {f'parameter.{row.name}' for row in EXECUTOR_PARAMETERS if not row.read_only}
+    for said in (seam, status):
+        assert live == {key for key in said if key.startswith('parameter.')}
+        assert (said['parameter.blend_steps'], said['parameter.interpolation']) == ('4', 'cubic')
+
+
+@pytest.mark.parametrize(
+    ('name', 'value', 'before'), [('blend_steps', 2, 4), ('interpolation', 'linear', 'cubic')]
+)
+def test_an_accepted_change_is_in_the_report_of_the_next_seam(
+    bench: Reported, name: str, value: int | str, before: int | str
+) -> None:
+    bench.start()
+    assert bench.next_seam(0)[f'parameter.{name}'] == str(before)
+    assert bench.graph.set_parameter(bench.node, name, value).successful
+    bench.wait_for_status('the end of the chunk', lambda s: s['reason'] == 'starved')
+    assert bench.next_seam(1)[f'parameter.{name}'] == str(value)
+    bench.wait_for_status('the status', lambda s: s[f'parameter.{name}'] == str(value))
+    assert bench.graph.set_parameter(bench.node, name, before).successful
+
+
+@pytest.mark.parametrize('name', ['blend_steps', 'max_overrun_steps'])
+def test_more_steps_than_a_chunk_has_are_refused_with_the_numbers(
+    bench: Reported, name: str
+) -> None:
+    result = bench.graph.set_parameter(bench.node, name, HORIZON + 1)
+    assert not result.successful
+    assert f'{name} is {HORIZON + 1} but a chunk has only {HORIZON} steps' in result.reason
+
+
+def test_a_value_of_the_wrong_type_is_refused_as_the_readme_says(bench: Reported) -> None:
+    result = bench.graph.set_parameter(bench.node, 'request_timeout_s', 2)
+    assert not result.successful
+    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
+    assert f'`{result.reason}`' in readme
+
+
+def test_start_answers_that_it_started(bench: Reported) -> None:
+    response = bench.graph.wait_for(
+        lambda: (given := bench.call('start')).success and given, 'a start'
+    )
+    assert response.message == 'started'
+
+
+def test_an_untied_chunk_under_rtc_is_blended_and_the_cause_named(bench: Reported) -> None:
+    assert bench.graph.set_parameter(bench.node, 'handover_mode', 'rtc').successful
+    bench.start()
+    # It sets out from a hold: there is nothing to be tied to.
+    assert bench.next_seam(0)['level'] == '0'
+    # On a busy machine a chunk may come so late that it sets out from a hold again.
+    for number in range(1, 20):
+        bench.wait_for_request()
+        seam = bench.next_seam(number)
+        if seam['from_hold'] == 'false':
+            break
+    assert (seam['mode'], seam['level']) == ('blend', '1')
+    assert 'real_time_chunking' in seam['text']
+    assert bench.graph.set_parameter(bench.node, 'handover_mode', 'blend').successful
+
+
+@pytest.mark.parametrize('topic', ['arm_controller/joint_trajectory', 'committed_plan'])
+def test_a_second_commander_keeps_it_from_starting_and_is_named(
+    bench: Reported, topic: str
+) -> None:
+    node = bench.graph.node
+    rival = node.create_publisher(JointTrajectory, topic, 1)
+
+    def refusal() -> Any:
+        response = bench.call('start')
+        if response.success:
+            bench.call('stop')
+            return None
+        return response if 'also published' in response.message else None
+
+    response = bench.graph.wait_for(refusal, 'a refusal')
+    assert f'/{topic} is also published by /{node.get_name()};' in response.message
+    node.destroy_publisher(rival)
+    bench.graph.wait_for(lambda: bench.call('start').success, 'a start')
+
+
+def test_a_second_commander_while_it_runs_is_an_error(bench: Reported) -> None:
+    bench.start()
+    node = bench.graph.node
+    rival = node.create_publisher(JointTrajectory, 'arm_controller/joint_trajectory', 1)
+    status = bench.wait_for_status('the rival', lambda s: 'two nodes command' in s['text'])
+    assert status['level'] == 2
+    assert f'/{node.get_name()};' in status['text']
+    node.destroy_publisher(rival)
+    bench.wait_for_status('its end', lambda s: 'two nodes' not in s['text'])
+
+
+def test_of_two_real_executors_neither_starts(bundle: Path) -> None:
+    with graph() as made:
+        bench = Bench(made, bundle, '/pair')
+        remap = ('-r', '__ns:=/pair', '-r', '__node:=other')
+        start(made, bundle, *remap, name='/pair/other')
+        assert made.transition('/pair/other', 'configure')
+        assert made.transition('/pair/other', 'activate')
+        bench.begin()
+
+        def refused(node: str, rival: str) -> bool:
+            response = made.call(Trigger, f'{node}/start', Trigger.Request())
+            if response.success:
+                made.call(Trigger, f'{node}/stop', Trigger.Request())
+            return f'is also published by {rival};' in response.message
+
+        for node, rival in ((bench.node, '/pair/other'), ('/pair/other', bench.node)):
+            made.wait_for(lambda n=node, r=rival: refused(n, r), f'a refusal by {node}')  # type: ignore[misc]
+        bench.arm.close()
+
+
+def test_a_node_of_the_same_name_is_told_from_oneself() -> None:
+    with graph() as made:
+        one, other = (rclpy.create_node('twin', context=made.node.context) for _ in range(2))
+        publisher = one.create_publisher(JointTrajectory, '/chatter', 1)
+        made.wait_for(lambda: one.count_publishers('/chatter') == 1, 'its own publisher')
+        assert other_publishers(one, [publisher.topic_name]) == ''
+        other.create_publisher(JointTrajectory, '/chatter', 1)
+        said = made.wait_for(lambda: other_publishers(one, [publisher.topic_name]), 'the twin')
+        assert said == '/chatter is also published by another node of the same name, /twin'
+        assert several_publishers(one, '/chatter') == '2 publishers on /chatter: /twin, /twin'
+        for node in (one, other):
+            node.destroy_node()

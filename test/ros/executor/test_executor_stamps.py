@@ -1,0 +1,139 @@
+"""Stamps that jump either way while the executor goes by the steady clock; a way that is blocked.
+
+Without `use_sim_time` no clock of the executor's can be set by a test. What a computer whose clock
+was set does to it is what comes in that computer's messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from executor_bench import HOME
+from graph import graph
+from paths import ROOT
+from tabletop_policy import HORIZON, write_tabletop_policy
+from test_executor_node import Bench
+
+pytestmark = pytest.mark.graph
+
+ROBOT = ROOT / 'config' / 'robots' / 'tabletop.yaml'
+MINUTE_NS = 60 * 1_000_000_000
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
+
+
+@pytest.fixture(scope='module')
+def shared(bundle: Path) -> Iterator[Bench]:
+    with graph() as made:
+        bench = Bench(made, bundle, '/stamps')
+        yield bench
+        bench.arm.close()
+
+
+@pytest.fixture
+def bench(shared: Bench) -> Bench:
+    shared.begin()
+    return shared
+
+
+def move(bench: Bench, number: int) -> None:
+    """Answer the next request, and see it executed."""
+    plans = len(bench.arm.plans)
+    bench.graph.wait_for(lambda: len(bench.arm.plans) > plans, 'a request')
+    bench.arm.answer(number)
+    bench.wait_for_status('motion', lambda s: s['chunk'] == str(number))
+
+
+@pytest.mark.parametrize(
+    ('by_ns', 'reason', 'words'),
+    [
+        (MINUTE_NS, 'state_from_future', "are the computers' clocks synchronised"),
+        (-MINUTE_NS, 'state_stale', 'max_state_age_s'),
+    ],
+)
+def test_joint_states_whose_clock_is_set_hold_and_recover_when_it_is_set_back(
+    bench: Bench, by_ns: int, reason: str, words: str
+) -> None:
+    bench.start()
+    bench.arm.answer(0)
+    bench.wait_for_status('motion', lambda s: s['kind'] == 'track')
+    true_ns = bench.arm.now_ns
+    try:
+        bench.arm.now_ns = lambda: true_ns() + by_ns  # type: ignore[method-assign]
+        status = bench.wait_for_status('a hold', lambda s: s['reason'] == reason)
+        assert (status['kind'], status['level']) == ('hold', 2)
+        assert words in status['text']
+        # Commands still come, and all of them are the hold.
+        bench.wait_for_commands(5)
+        assert np.ptp(bench.arm.commanded()[-5:], axis=0).max() == 0.0
+    finally:
+        del bench.arm.now_ns
+    bench.wait_for_status('recovery', lambda s: s['reason'] == 'waiting_for_chunk')
+    move(bench, 1)
+
+
+def test_chunks_whose_clock_is_set_are_refused_and_the_next_good_one_moves_on(
+    bench: Bench,
+) -> None:
+    bench.start()
+    for number, (by_ns, refusal) in enumerate(
+        ((MINUTE_NS, 'observation_from_future'), (-MINUTE_NS, 'observation_too_old'))
+    ):
+        bench.arm.answer(number, stamp_ns=bench.arm.now_ns() + by_ns)
+        status = bench.wait_for_status(
+            'the refusal',
+            lambda s, refusal=refusal: s.get(f'refused.{refusal}') == '1',  # type: ignore[misc]
+            'chunks',
+        )
+        assert (status['accepted'], status['level']) == ('0', 1)
+    # The sentinel: the first command that is more than the hold is that of the good chunk.
+    assert np.ptp(bench.arm.commanded(), axis=0).max() < 1e-6
+    bench.arm.answer(2)
+    bench.wait_for_status('motion', lambda s: s['chunk'] == '2')
+
+
+def test_an_approach_that_is_blocked_ends_in_a_hold_that_says_so(
+    bundle: Path, tmp_path: Path
+) -> None:
+    robot = yaml.safe_load(ROBOT.read_text(encoding='utf-8'))
+    for joint in robot['joints']:
+        joint['max_step'] = 0.05
+    robot['start'] = {'tolerance': 0.1, 'approach_speed': 1.0, 'approach_timeout_s': 0.5}
+    path = tmp_path / 'blocked.yaml'
+    path.write_text(yaml.safe_dump(robot), encoding='utf-8')
+    with graph() as made:
+        bench = Bench(made, bundle, '/blocked', '-p', f'robot:={path}')
+        bench.begin()
+        bench.start()
+        bench.arm.follows = False
+        bench.arm.answer(0, actions=np.tile(HOME + 0.4, (HORIZON, 1)))
+        status = bench.wait_for_status('a hold', lambda s: s['reason'] == 'approach_timeout')
+        assert (status['kind'], status['mode'], status['level']) == ('hold', 'stopped', 2)
+        assert 'approach_timeout_s' in status['text']
+        assert np.abs(bench.arm.commanded() - HOME[:5]).max() <= 0.05 + 1e-6
+        bench.arm.follows = True
+        bench.start()
+        bench.arm.answer(1, actions=np.tile(HOME + 0.4, (HORIZON, 1)))
+        answered = len(bench.arm.plans)
+
+        def answer_requests() -> None:
+            """A request from before the approach may still come; one after it is answered too."""
+            nonlocal answered
+            if len(bench.arm.plans) > answered:
+                answered = len(bench.arm.plans)
+                bench.arm.answer(1 + answered)
+
+        bench.diagnostics.clear()
+        made.wait_for(
+            lambda: (status := bench.status()) and status['kind'] == 'track',
+            'motion',
+            meanwhile=answer_requests,
+        )
+        bench.arm.close()

@@ -1,0 +1,144 @@
+"""Every kind of output carries exactly the command's numbers, tick after tick."""
+
+import numpy as np
+import pytest
+from builtin_interfaces.msg import Time
+from rclpy.serialization import deserialize_message, serialize_message
+
+from vla_runtime.bundle.schema import PoseSpec
+from vla_runtime.ros.executor.outputs import MESSAGE_TYPES, OutputWriter
+from vla_runtime.ros.robot.match import MatchedOutput
+from vla_runtime.ros.robot.schema import RobotOutput
+
+STAMP = Time(sec=7, nanosec=8)
+
+
+class Wire:
+    """Keeps what a subscriber would get: the bytes at the moment of publishing."""
+
+    def __init__(self, kind):
+        self._type = MESSAGE_TYPES[kind]
+        self.messages = []
+
+    def publish(self, message):
+        self.messages.append(deserialize_message(serialize_message(message), self._type))
+
+
+def written(matched, *commands):
+    wire = Wire(matched.output.kind)
+    writer = OutputWriter(matched, wire, period_s=0.01)
+    for command in commands:
+        writer.send(np.array(command, dtype=np.float64), STAMP)
+    return wire.messages
+
+
+def joint_output(kind, interface='position'):
+    output = RobotOutput(kind=kind, topic='t', joints=('b', 'a'), interface=interface)
+    return MatchedOutput(output, columns=(2, 0), message_names=('joint_b', 'joint_a'))
+
+
+def pose(form, count, kind='absolute'):
+    return PoseSpec(
+        name='hand',
+        position=('x', 'y', 'z'),
+        rotation=tuple('rstuvw'[:count]),
+        form=form,
+        kind=kind,
+        frame='base',
+        euler_axes='sxyz' if form == 'euler' else None,
+    )
+
+
+def test_joint_trajectory_has_one_point_due_one_period_from_arrival():
+    first, second = written(joint_output('joint_trajectory'), [1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
+    assert list(first.joint_names) == ['joint_b', 'joint_a']
+    assert [list(point.positions) for point in first.points] == [[3.0, 1.0]]
+    assert [list(point.positions) for point in second.points] == [[6.0, 4.0]]
+    due = first.points[0].time_from_start
+    assert (due.sec, due.nanosec) == (0, 10_000_000)
+    assert (first.header.stamp.sec, first.header.stamp.nanosec) == (0, 0)
+
+
+def test_joint_trajectory_has_no_velocities_because_a_moving_end_is_refused():
+    (message,) = written(joint_output('joint_trajectory'), [1.0, 2.0, 3.0])
+    assert not message.points[0].velocities
+
+
+def test_float64_multi_array_is_in_the_outputs_order():
+    first, second = written(joint_output('float64_multi_array'), [1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
+    assert list(first.data) == [3.0, 1.0]
+    assert list(second.data) == [6.0, 4.0]
+
+
+@pytest.mark.parametrize('interface', ['position', 'velocity'])
+def test_joint_state_fills_the_field_of_its_interface(interface):
+    (message,) = written(joint_output('joint_state', interface), [1.0, 2.0, 3.0])
+    other = 'velocity' if interface == 'position' else 'position'
+    assert list(message.name) == ['joint_b', 'joint_a']
+    assert list(getattr(message, interface)) == [3.0, 1.0]
+    assert not getattr(message, other)
+    assert message.header.stamp == STAMP
+
+
+def test_pose_has_a_unit_quaternion_whatever_was_interpolated():
+    matched = MatchedOutput(
+        RobotOutput(kind='pose_stamped', topic='t', pose='hand'),
+        columns=(0, 1, 2, 3, 4, 5, 6),
+        pose=pose('quaternion_wxyz', 4),
+        frame_id='base_link',
+    )
+    (message,) = written(matched, [0.1, 0.2, 0.3, 0.9, 0.0, 0.0, 0.3])
+    q = message.pose.orientation
+    length = np.hypot(0.9, 0.3)
+    assert message.header.frame_id == 'base_link'
+    assert (message.pose.position.x, message.pose.position.z) == (0.1, 0.3)
+    assert np.allclose([q.x, q.y, q.z, q.w], [0.0, 0.0, 0.3 / length, 0.9 / length])
+
+
+def test_pose_turns_euler_angles_into_a_quaternion():
+    matched = MatchedOutput(
+        RobotOutput(kind='pose_stamped', topic='t', pose='hand'),
+        columns=(0, 1, 2, 3, 4, 5),
+        pose=pose('euler', 3),
+        frame_id='base_link',
+    )
+    (message,) = written(matched, [0.0, 0.0, 0.0, 0.0, 0.0, np.pi / 2])
+    q = message.pose.orientation
+    assert np.allclose([q.x, q.y, q.z, q.w], [0.0, 0.0, np.sqrt(0.5), np.sqrt(0.5)])
+
+
+def test_twist_carries_linear_and_angular_velocity():
+    matched = MatchedOutput(
+        RobotOutput(kind='twist_stamped', topic='t', pose='hand'),
+        columns=(5, 4, 3, 2, 1, 0),
+        pose=pose('axis_angle', 3, kind='velocity'),
+        frame_id='tool',
+    )
+    (message,) = written(matched, [6.0, 5.0, 4.0, 3.0, 2.0, 1.0])
+    twist = message.twist
+    assert (twist.linear.x, twist.linear.y, twist.linear.z) == (1.0, 2.0, 3.0)
+    assert (twist.angular.x, twist.angular.y, twist.angular.z) == (4.0, 5.0, 6.0)
+    assert message.header.frame_id == 'tool'
+
+
+@pytest.mark.parametrize(
+    ('form', 'rotation', 'between'),
+    [
+        ('quaternion_xyzw', [0.0, 0.0, 0.6, 0.8], [0.0] * 4),
+        ('rotation_6d', [1.0, 0.0, 0.0, 0.0, 1.0, 0.0], [0.0] * 6),
+        ('rotation_6d', [1.0, 0.0, 0.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, -1.0, 0.0, 0.0]),
+    ],
+)
+def test_pose_keeps_its_last_orientation_where_a_blend_passes_no_rotation(form, rotation, between):
+    count = len(rotation)
+    matched = MatchedOutput(
+        RobotOutput(kind='pose_stamped', topic='t', pose='hand'),
+        columns=tuple(range(3 + count)),
+        pose=pose(form, count),
+        frame_id='base_link',
+    )
+    before, now = written(matched, [0.1, 0.2, 0.3, *rotation], [0.4, 0.5, 0.6, *between])
+    assert now.pose.orientation == before.pose.orientation
+    assert (now.pose.position.x, now.pose.position.z) == (0.4, 0.6)
+    with pytest.raises(ValueError, match='rotation as'):
+        written(matched, [0.1, 0.2, 0.3, *between])

@@ -1,0 +1,46 @@
+"""Asking for real time: what is said when it is not to be had."""
+
+import gc
+import os
+
+import pytest
+
+from vla_runtime.ros.executor.realtime import QuietGarbage, parse_cpus, prefer_this_thread
+
+
+def test_cpus_are_read_from_text():
+    available = sorted(os.sched_getaffinity(0))
+    assert parse_cpus('') == ()
+    assert parse_cpus(','.join(map(str, available))) == tuple(available)
+
+
+@pytest.mark.parametrize('text', ['two', '1;2', '4096'])
+def test_cpus_that_cannot_be_used_are_named(text):
+    with pytest.raises(ValueError, match='cpu_affinity'):
+        parse_cpus(text)
+
+
+def test_what_is_not_permitted_is_one_line_that_says_how_to_mend_it(monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, 'Operation not permitted')
+
+    monkeypatch.setattr(os, 'sched_setscheduler', refuse)
+    (line,) = prefer_this_thread(50, ())
+    assert 'realtime_priority 50' in line
+    assert 'limits.d' in line
+    assert '\n' not in line
+
+
+def test_garbage_is_only_collected_when_asked():
+    quiet = QuietGarbage()
+    quiet.begin()
+    try:
+        assert not gc.isenabled()
+        cycle = []
+        cycle.append(cycle)
+        del cycle
+        quiet.collect(everything=True)
+    finally:
+        quiet.end()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0

@@ -1,0 +1,118 @@
+"""What becomes of each frame of a camera, and what is told of those that never came."""
+
+import pytest
+
+from vla_runtime.ros.policy.camera_buffer import CameraBuffer, Frame
+
+S = 1_000_000_000
+MS = 1_000_000
+MAX_AGE = S // 2
+
+
+def a_frame(stamp_ns):
+    return Frame(stamp_ns, 0, f'image {stamp_ns}')
+
+
+def a_buffer(*stamps, now=None):
+    buffer = CameraBuffer('top', '/top/image')
+    for stamp in stamps:
+        buffer.add(a_frame(stamp), stamp if now is None else now, MAX_AGE)
+    return buffer
+
+
+def stamps(buffer):
+    return [frame.stamp_ns for frame in buffer.frames]
+
+
+def test_fresh_frames_are_kept_in_order():
+    buffer = a_buffer(10 * S, 10 * S + 33 * MS)
+    assert stamps(buffer) == [10 * S, 10 * S + 33 * MS]
+    assert buffer.counters.received == 2
+    assert buffer.fault is None
+
+
+def test_memory_is_bounded():
+    buffer = a_buffer(*range(S, S + 1000 * MS, MS))
+    assert len(buffer.frames) == 30
+    assert buffer.frames[-1].stamp_ns == S + 999 * MS
+
+
+@pytest.mark.parametrize(
+    ('stamp', 'counter', 'words'),
+    [
+        (0, 'refused', 'header.stamp is zero'),
+        (12 * S, 'refused', '2.000 s in the future'),
+        (10 * S - MS, 'out_of_order', 'go back in time'),
+        (10 * S, 'out_of_order', 'does not advance'),
+    ],
+)
+def test_stamp_that_cannot_be_is_dropped_counted_and_named(stamp, counter, words):
+    buffer = a_buffer(10 * S)
+    assert not buffer.add(a_frame(stamp), 10 * S, MAX_AGE)
+    assert getattr(buffer.counters, counter) == 1
+    assert words in buffer.fault
+    assert stamps(buffer) == [10 * S]
+
+
+def test_frame_from_the_future_does_not_block_those_that_follow():
+    buffer = a_buffer(10 * S)
+    buffer.add(a_frame(10_000 * S), 10 * S, MAX_AGE)
+    assert buffer.add(a_frame(10 * S + MS), 10 * S + MS, MAX_AGE)
+
+
+def test_frame_that_arrives_too_old_is_late():
+    buffer = a_buffer()
+    assert not buffer.add(a_frame(9 * S), 10 * S, MAX_AGE)
+    assert buffer.counters.late == 1
+    assert 'arrive 1.000 s after their stamp' in buffer.why_empty(10 * S, MAX_AGE)
+
+
+def test_frames_expire():
+    buffer = a_buffer(10 * S, 10 * S + 100 * MS)
+    buffer.expire(10 * S + MAX_AGE + MS, MAX_AGE)
+    assert stamps(buffer) == [10 * S + 100 * MS]
+    buffer.expire(11 * S, MAX_AGE)
+    assert not buffer.frames
+    assert buffer.why_empty(11 * S, MAX_AGE) == (
+        "camera 'top' (/top/image): last frame is 0.90 s old, limit 0.5 s"
+    )
+
+
+def test_camera_that_never_spoke_is_named_with_its_topic():
+    assert a_buffer().why_empty(S, MAX_AGE) == "camera 'top': no frame yet on /top/image"
+
+
+def test_gaps_of_whole_periods_are_lost_frames():
+    times = [S + i * 33 * MS for i in range(10)]
+    later = times[-1] + 3 * 33 * MS
+    buffer = a_buffer(*times, later, later + 33 * MS)
+    assert buffer.counters.lost == 2
+    assert buffer.rate_hz == pytest.approx(1000 / 33)
+
+
+def test_jitter_is_not_loss():
+    times, now = [], S
+    for jitter in [0, 9, -8, 12, -13, 4, 0, 10, -10, 7, -7, 0, 12, -12]:
+        now += 33 * MS
+        times.append(now + jitter * MS)
+    assert a_buffer(*times).counters.lost == 0
+
+
+def test_long_gap_is_one_outage_and_no_loss():
+    times = [S + i * 33 * MS for i in range(10)]
+    buffer = a_buffer(*times, 60 * S)
+    assert (buffer.counters.lost, buffer.counters.outages) == (0, 1)
+
+
+def test_frame_that_cannot_be_decoded_is_dropped_once_it_is_known():
+    buffer = a_buffer(10 * S, 10 * S + MS)
+    buffer.discard(buffer.frames[-1], 'damaged')
+    assert stamps(buffer) == [10 * S]
+    assert (buffer.counters.refused, buffer.fault) == (1, 'damaged')
+
+
+def test_clearing_forgets_stamps_but_not_counts():
+    buffer = a_buffer(10 * S)
+    buffer.clear()
+    assert buffer.add(a_frame(S), S, MAX_AGE)
+    assert buffer.counters.received == 2

@@ -1,0 +1,336 @@
+"""Robot files: the shipped ones load, and every defect is an error that names file and field."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from paths import ROOT
+
+from vla_runtime.ros.robot.file import RobotError, find_robot, load_robot
+
+ROBOTS = ROOT / 'config' / 'robots'
+URDF = """<robot name="arm">
+  <joint name="lift" type="revolute"><limit lower="-1" upper="1" velocity="2" effort="1"/></joint>
+  <joint name="turn" type="continuous"><limit velocity="3" effort="1"/></joint>
+</robot>"""
+
+
+def arm() -> dict[str, Any]:
+    """A robot file that is right, to be broken."""
+    return {
+        'format': 1,
+        'name': 'arm',
+        'joints': [
+            {'name': 'lift', 'unit': 'rad', 'lower': -1.0, 'upper': 1.0, 'velocity': 2.0},
+            {'name': 'turn', 'unit': 'rad', 'continuous': True, 'velocity': 3.0},
+            {'name': 'hand', 'unit': 'm', 'lower': 0.0, 'upper': 0.1, 'velocity': 0.2},
+        ],
+        'joint_states': [
+            {'topic': 'joint_states', 'joints': ['lift', 'turn']},
+            {'topic': 'hand/joint_states', 'joints': ['hand']},
+        ],
+        'cameras': [
+            {'name': 'top', 'topic': 'top/image_raw'},
+            {'name': 'wrist', 'topic': 'wrist/image_raw', 'aliases': ['left_wrist_0_rgb']},
+        ],
+        'poses': [
+            {
+                'name': 'tool',
+                'frame_id': 'base',
+                'lower': [0.1, -0.3, 0.0],
+                'upper': [0.5, 0.3, 0.4],
+                'velocity': 0.5,
+                'angular_velocity': 1.0,
+            }
+        ],
+        'outputs': [
+            {
+                'kind': 'joint_trajectory',
+                'topic': 'arm/joint_trajectory',
+                'joints': ['lift', 'turn'],
+            },
+            {'kind': 'float64_multi_array', 'topic': 'hand/commands', 'joints': ['hand']},
+            {'kind': 'pose_stamped', 'topic': 'target_pose', 'pose': 'tool'},
+        ],
+    }
+
+
+def write(folder: Path, document: Any) -> Path:
+    file = folder / 'arm.yaml'
+    file.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+    return file
+
+
+def place(document: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    """A copy with `value` at `path`; the value `...` removes what is there."""
+    result = copy.deepcopy(document)
+    target = result
+    for step in path[:-1]:
+        target = target[step]
+    if value is ...:
+        del target[path[-1]]
+    else:
+        target[path[-1]] = value
+    return result
+
+
+@pytest.mark.parametrize(
+    ('name', 'joints', 'cameras'),
+    [('tabletop', 6, 2), ('so101', 6, 2), ('aloha', 14, 4), ('droid', 8, 2)],
+)
+def test_shipped_robots_load(name: str, joints: int, cameras: int) -> None:
+    robot = load_robot(find_robot(name, ROBOTS))
+    assert robot.name == name
+    assert len(robot.joints) == joints
+    assert len(robot.cameras) == cameras
+    commanded = [joint for output in robot.outputs for joint in output.joints]
+    assert sorted(commanded) == sorted(joint.name for joint in robot.joints)
+
+
+def test_no_robot_file_is_shipped_without_being_tested() -> None:
+    assert {file.stem for file in ROBOTS.glob('*.yaml')} == {'tabletop', 'so101', 'aloha', 'droid'}
+
+
+def test_tabletop_file_says_what_the_simulator_does() -> None:
+    world = pytest.importorskip(
+        'vla_runtime.tabletop.sim.world', reason='the simulator needs mujoco'
+    )
+    tabletop = world.Tabletop()
+    robot = load_robot(ROBOTS / 'tabletop.yaml')
+    assert tuple(joint.name for joint in robot.joints) == tabletop.joint_names
+    assert [joint.lower for joint in robot.joints] == pytest.approx(tabletop.lower_rad)
+    assert [joint.upper for joint in robot.joints] == pytest.approx(tabletop.upper_rad)
+    assert {camera.name for camera in robot.cameras} == set(tabletop.cameras)
+
+
+def test_two_arms_may_call_their_joints_alike() -> None:
+    robot = load_robot(ROBOTS / 'aloha.yaml')
+    assert robot.joint('left_waist').in_messages == robot.joint('right_waist').in_messages
+
+
+def test_a_good_file_loads_with_its_defaults(tmp_path: Path) -> None:
+    robot = load_robot(write(tmp_path, arm()))
+    assert robot.file == tmp_path / 'arm.yaml'
+    assert robot.cameras[0].reliability == 'best_effort'
+    assert robot.outputs[0].interface == 'position'
+    assert robot.start.on_too_far == 'approach'
+
+
+def test_one_joint_state_topic_brings_all_joints_unless_it_names_some(tmp_path: Path) -> None:
+    robot = load_robot(write(tmp_path, place(arm(), ('joint_states',), ...)))
+    assert [source.topic for source in robot.joint_states] == ['joint_states']
+    assert robot.joint_states[0].joints == ()
+
+
+DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
+    'unknown key': (('cammeras',), [], 'cammeras', "did you mean 'cameras'?"),
+    'unknown joint key': (('joints', 0, 'lowwer'), 1.0, 'joints[0].lowwer', "'lower'"),
+    'other format': (('format',), 2, 'format', 'reads format 1'),
+    'no joints': (('joints',), [], 'joints', 'is empty'),
+    'no outputs': (('outputs',), [], 'outputs', 'is empty'),
+    'missing unit': (('joints', 0, 'unit'), ..., 'joints[0].unit', 'is missing'),
+    'wrong unit': (('joints', 0, 'unit'), 'radians', 'joints[0].unit', "did you mean 'rad'?"),
+    'limits swapped': (('joints', 0, 'lower'), 3.0, 'joints[0].lower', 'not smaller than upper 1'),
+    'one limit': (('joints', 0, 'upper'), ..., 'joints[0].upper', 'give both limits or neither'),
+    'no speed limit': (('joints', 0, 'velocity'), ..., 'joints[0].velocity', 'without this limit'),
+    'negative speed': (('joints', 0, 'velocity'), -2.0, 'joints[0].velocity', 'more than 0'),
+    'limit is text': (('joints', 0, 'upper'), 'high', 'joints[0].upper', 'a number is expected'),
+    'infinite limit': (('joints', 0, 'upper'), float('inf'), 'joints[0].upper', 'finite'),
+    'continuous with limits': (
+        ('joints', 0, 'continuous'),
+        True,
+        'joints[0].continuous',
+        'neither',
+    ),
+    'zero alone': (('joints', 2, 'zero'), 0.0, 'joints[2].one', 'zero and one go together'),
+    'same joint twice': (
+        ('joints', 1, 'name'),
+        'lift',
+        'joints[1].name',
+        'already means joints[0]',
+    ),
+    'alias taken': (('joints', 0, 'aliases'), ['lift'], 'joints[0].aliases', 'already means'),
+    'joint unmeasured': (
+        ('joint_states', 0, 'joints'),
+        ['lift'],
+        'joints[1].name',
+        "no topic of joint_states brings 'turn'",
+    ),
+    'joint measured twice': (
+        ('joint_states', 1, 'joints'),
+        ['hand', 'lift'],
+        'joint_states[1].joints',
+        "'lift' already comes from joint_states[0]",
+    ),
+    'unknown measured joint': (
+        ('joint_states', 1, 'joints'),
+        ['hands'],
+        'joint_states[1].joints',
+        "did you mean 'hand'?",
+    ),
+    'two sources, one unnamed': (
+        ('joint_states', 1, 'joints'),
+        ...,
+        'joint_states[1].joints',
+        'each names its joints',
+    ),
+    'same name in messages': (
+        ('joints', 1, 'message_name'),
+        'lift',
+        'joint_states[0].joints',
+        "2 joints are called 'lift' in its messages",
+    ),
+    'camera type': (('cameras', 0, 'type'), 'jpeg', 'cameras[0].type', 'raw, compressed'),
+    'camera depth': (('cameras', 0, 'depth'), 0, 'cameras[0].depth', 'at least 1'),
+    'camera topic': (('cameras', 0, 'topic'), 'top image', 'cameras[0].topic', 'not a ROS topic'),
+    'camera topic twice': (
+        ('cameras', 1, 'topic'),
+        'top/image_raw',
+        'cameras[1].topic',
+        'already cameras[0].topic',
+    ),
+    'output kind': (('outputs', 0, 'kind'), 'trajectory', 'outputs[0].kind', 'joint_trajectory'),
+    'output without joints': (('outputs', 0, 'joints'), ..., 'outputs[0].joints', 'is missing'),
+    'output of unknown joint': (
+        ('outputs', 1, 'joints'),
+        ['gripper'],
+        'outputs[1].joints',
+        "'gripper' is not in joints",
+    ),
+    'joint commanded twice': (
+        ('outputs', 1, 'joints'),
+        ['hand', 'turn'],
+        'outputs[1].joints',
+        "'turn' already is commanded by outputs[0]",
+    ),
+    'trajectory of velocities': (
+        ('outputs', 0, 'interface'),
+        'velocity',
+        'outputs[0].interface',
+        'float64_multi_array',
+    ),
+    'pose output with joints': (
+        ('outputs', 2, 'joints'),
+        ['lift'],
+        'outputs[2].joints',
+        'carries a pose',
+    ),
+    'joint output with a pose': (('outputs', 0, 'pose'), 'tool', 'outputs[0].pose', 'joints'),
+    'unknown pose': (('outputs', 2, 'pose'), 'tol', 'outputs[2].pose', "did you mean 'tool'?"),
+    'pose left out': (('outputs', 2, 'pose'), ..., 'outputs[2].pose', 'is missing'),
+    'workspace swapped': (('poses', 0, 'lower'), [0.9, -1, 0], 'poses[0].lower[0]', 'not smaller'),
+    'workspace of two sides': (('poses', 0, 'lower'), [0.1, 0.2], 'poses[0].lower', '3 are'),
+    'start': (('start',), {'tolerance': -1.0}, 'start', 'more than 0'),
+    'limit action': (
+        ('on_violation',),
+        {'position': 'clip'},
+        'on_violation.position',
+        "did you mean 'clamp'?",
+    ),
+    'urdf not there': (('urdf',), 'arm.urdf', 'urdf', 'cannot be read (No such file'),
+    'file is no field': (('file',), 'arm.yaml', 'file', 'unknown key'),
+}
+
+
+@pytest.mark.parametrize('defect', DEFECTS)
+def test_a_defect_is_an_error_that_names_file_and_field(tmp_path: Path, defect: str) -> None:
+    path, value, field, hint = DEFECTS[defect]
+    file = write(tmp_path, place(arm(), path, value))
+    with pytest.raises(RobotError) as caught:
+        load_robot(file)
+    assert str(caught.value).startswith(f'{file}: field {field}: ')
+    assert hint in str(caught.value)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ('text', 'hint'),
+    [
+        ('joints: [', 'line 1'),
+        ('- arm', 'a list where a mapping is expected'),
+        ('', 'nothing where a mapping is expected'),
+        ('name: a\nname: b', "'name' is given twice"),
+        ('name: !!python/object/apply:os.getcwd []', 'python/object'),
+    ],
+)
+def test_what_is_no_robot_file_is_refused(tmp_path: Path, text: str, hint: str) -> None:
+    with pytest.raises(RobotError, match='arm') as caught:
+        load_robot(write(tmp_path, text))
+    assert hint in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RobotError, match=r'missing\.yaml: .*No such file'):
+        load_robot(tmp_path / 'missing.yaml')
+
+
+def two_joints(tmp_path: Path, urdf: str) -> dict[str, Any]:
+    (tmp_path / 'arm.urdf').write_text(urdf)
+    document = arm()
+    document['joints'] = [{'name': 'lift', 'unit': 'rad'}, {'name': 'turn', 'unit': 'rad'}]
+    document['joint_states'] = [{'topic': 'joint_states'}]
+    document['outputs'] = [document['outputs'][0]]
+    return document | {'urdf': 'arm.urdf'}
+
+
+def test_limits_may_be_left_to_the_urdf(tmp_path: Path) -> None:
+    robot = load_robot(write(tmp_path, two_joints(tmp_path, URDF)))
+    assert robot.urdf_text == URDF
+    assert robot.joint('lift').lower is None
+
+
+@pytest.mark.parametrize(
+    ('urdf', 'field', 'hint'),
+    [
+        (URDF.replace('"turn"', '"trun"'), 'joints[1].name', "did you mean 'trun'?"),
+        (URDF.replace('</robot>', ''), 'urdf', 'not valid XML'),
+        (URDF.replace('"2"', '"fast"'), 'urdf', 'not a number'),
+    ],
+)
+def test_a_urdf_that_does_not_fit_is_refused(
+    tmp_path: Path, urdf: str, field: str, hint: str
+) -> None:
+    with pytest.raises(RobotError) as caught:
+        load_robot(write(tmp_path, two_joints(tmp_path, urdf)))
+    assert caught.value.field == field
+    assert hint in str(caught.value)
+
+
+def test_degrees_are_not_compared_with_a_urdf(tmp_path: Path) -> None:
+    document = place(two_joints(tmp_path, URDF), ('joints', 0, 'unit'), 'deg')
+    with pytest.raises(RobotError, match=r'joints\[0\].unit'):
+        load_robot(write(tmp_path, document))
+
+
+def test_a_robot_is_found_by_name_or_path(tmp_path: Path) -> None:
+    own = write(tmp_path, arm())
+    assert find_robot('so101', ROBOTS) == ROBOTS / 'so101.yaml'
+    assert find_robot(own, ROBOTS) == own
+    with pytest.raises(ValueError, match="did you mean 'so101'"):
+        find_robot('so100', ROBOTS)
+    with pytest.raises(ValueError, match='aloha, droid, so101, tabletop'):
+        find_robot('my_arm.yaml', ROBOTS)
+
+
+@pytest.mark.parametrize('name', ['fifo', '/dev/zero', 'folder', 'large', 'bytes'])
+def test_only_a_regular_file_of_text_is_read(tmp_path, name):
+    os.mkfifo(tmp_path / 'fifo')
+    (tmp_path / 'folder').mkdir()
+    (tmp_path / 'large').write_text('# a comment\n' * 50_000)
+    (tmp_path / 'bytes').write_bytes(b'name: \xff')
+    with pytest.raises(RobotError, match=r'cannot be read \((is|Is) ') as caught:
+        load_robot(tmp_path / name)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_file_that_is_no_robot_is_not_printed(tmp_path):
+    path = tmp_path / 'passwd'
+    path.write_text('\n'.join(f'user{number}:x:{number}:secret' for number in range(100)))
+    with pytest.raises(RobotError, match='where a mapping is expected') as caught:
+        load_robot(path)
+    assert 'user50' not in str(caught.value) and len(str(caught.value)) < 400

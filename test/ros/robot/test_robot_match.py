@@ -1,0 +1,308 @@
+"""Bringing a robot file and a policy together: names, units, limits, and every misfit named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from paths import ROOT
+
+from vla_runtime.bundle.schema import (
+    ActionSpec,
+    BundleSpec,
+    CameraSpec,
+    ImageSpec,
+    NormalisationSpec,
+    PoseSpec,
+    PromptSpec,
+    StateSpec,
+)
+from vla_runtime.families.pi.dimensions import PI05
+from vla_runtime.ros.robot.file import Robot, load_robot
+from vla_runtime.ros.robot.match import MatchError, match_robot
+
+ROBOTS = ROOT / 'config' / 'robots'
+SO101 = ('shoulder_pan', 'shoulder_lift', 'elbow_flex', 'wrist_flex', 'wrist_roll', 'gripper')
+TOOL = PoseSpec(
+    name='tool',
+    position=('x', 'y', 'z'),
+    rotation=('roll', 'pitch', 'yaw'),
+    form='euler',
+    kind='absolute',
+    frame='base',
+    euler_axes='sxyz',
+)
+ARM = """
+format: 1
+name: arm
+joints:
+  - {name: hand, unit: m, lower: 0.0, upper: 0.1, velocity: 0.2, zero: 0.0, one: 0.1}
+  - {name: lift, unit: rad, lower: -1.0, upper: 1.0, velocity: 2.0}
+  - {name: turn, unit: rad, continuous: true, velocity: 3.0}
+cameras:
+  - {name: top, topic: top/image_raw, aliases: [base_0_rgb]}
+poses:
+  - {name: tool, frame_id: base, lower: [0.1, -0.3, 0.0], upper: [0.5, 0.3, 0.4],
+     velocity: 0.5, angular_velocity: 1.0}
+outputs:
+  - {kind: pose_stamped, topic: target_pose, pose: tool}
+  - {kind: float64_multi_array, topic: hand/commands, joints: [hand]}
+  - {kind: float64_multi_array, topic: arm/commands, joints: [turn, lift]}
+"""
+URDF = """<robot name="arm">
+  <joint name="hand" type="prismatic"><limit lower="0" upper="0.1" velocity="1" effort="1"/></joint>
+  <joint name="lift" type="revolute"><limit lower="-1" upper="1" velocity="2" effort="1"/></joint>
+  <joint name="turn" type="continuous"><limit velocity="3" effort="1"/></joint>
+</robot>"""
+
+
+def policy(
+    state: tuple[StateSpec, ...],
+    actions: tuple[ActionSpec, ...],
+    cameras: tuple[CameraSpec, ...] = (),
+    poses: tuple[PoseSpec, ...] = (),
+) -> BundleSpec:
+    return BundleSpec(
+        name='p',
+        family='pi05',
+        dims=PI05,
+        cameras=cameras,
+        images=ImageSpec('centre', 'bilinear'),
+        state=state,
+        actions=actions,
+        step_time_s=0.05,
+        denoise_steps=10,
+        prompt=PromptSpec('pi05_state', 'openpi'),
+        normalisation=NormalisationSpec('quantiles_openpi', 'quantiles_openpi'),
+        tokenizer='tokenizer.model',
+        poses=poses,
+    )
+
+
+def lerobot_so101(unit: str, gripper_unit: str = 'percent') -> BundleSpec:
+    units = [unit] * 5 + [gripper_unit]
+    return policy(
+        tuple(StateSpec(f'{n}.pos', u) for n, u in zip(SO101, units, strict=True)),  # type: ignore[arg-type]
+        tuple(ActionSpec(f'{n}.pos', u, 'absolute') for n, u in zip(SO101, units, strict=True)),  # type: ignore[arg-type]
+        (CameraSpec('front'), CameraSpec('wrist'), CameraSpec('right_wrist', present=False)),
+    )
+
+
+@pytest.fixture
+def arm(tmp_path: Path) -> Robot:
+    (tmp_path / 'arm.yaml').write_text(ARM)
+    return load_robot(tmp_path / 'arm.yaml')
+
+
+def absolute(*names_and_units: tuple[str, str]) -> tuple[ActionSpec, ...]:
+    return tuple(ActionSpec(name, unit, 'absolute') for name, unit in names_and_units)  # type: ignore[arg-type]
+
+
+def measured(*names_and_units: tuple[str, str]) -> tuple[StateSpec, ...]:
+    return tuple(StateSpec(name, unit) for name, unit in names_and_units)  # type: ignore[arg-type]
+
+
+JOINTS = (('turn', 'rad'), ('lift', 'rad'), ('hand', '1'))
+
+
+def test_lerobot_names_and_degrees_become_joints_in_radians() -> None:
+    match = match_robot(load_robot(ROBOTS / 'so101.yaml'), lerobot_so101('deg'), 'bundle')
+    assert match.state_joints == SO101
+    assert match.column_names == SO101
+    command = match.actions.to_robot(np.array([90.0, -45.0, 0.0, 10.0, 180.0, 100.0]))
+    assert command[:5] == pytest.approx(np.deg2rad([90.0, -45.0, 0.0, 10.0, 180.0]))
+    assert command[5] == pytest.approx(1.74533)
+
+
+def test_percent_of_the_calibrated_range_becomes_radians() -> None:
+    match = match_robot(load_robot(ROBOTS / 'so101.yaml'), lerobot_so101('percent'), 'bundle')
+    limits = match.limits
+    lowest = match.actions.to_robot(np.array([-100.0] * 5 + [0.0]))
+    highest = match.actions.to_robot(np.full(6, 100.0))
+    assert lowest == pytest.approx(limits.lower, abs=1e-5)
+    assert highest == pytest.approx(limits.upper, abs=1e-5)
+
+
+def test_scaling_goes_both_ways() -> None:
+    match = match_robot(load_robot(ROBOTS / 'so101.yaml'), lerobot_so101('percent'), 'bundle')
+    rows = np.random.default_rng(0).uniform(-100, 100, (8, 6))
+    assert match.actions.to_policy(match.actions.to_robot(rows)) == pytest.approx(rows)
+    assert match.state.to_policy(match.state.to_robot(rows)) == pytest.approx(rows)
+
+
+def test_cameras_are_found_by_name_or_alias_and_absent_ones_left_out() -> None:
+    spec = replace(
+        lerobot_so101('deg'),
+        cameras=(
+            CameraSpec('base_0_rgb'),
+            CameraSpec('wrist'),
+            CameraSpec('right_wrist_0_rgb', present=False),
+        ),
+    )
+    match = match_robot(load_robot(ROBOTS / 'so101.yaml'), spec, 'bundle')
+    topics = {name: camera.topic for name, camera in match.cameras.items()}
+    assert topics == {'base_0_rgb': 'front/image_raw', 'wrist': 'wrist/image_raw'}
+
+
+def test_each_output_takes_its_columns_in_its_own_order(arm: Robot) -> None:
+    match = match_robot(arm, policy(measured(*JOINTS), absolute(*JOINTS)), 'bundle')
+    assert match.column_names == ('turn', 'lift', 'hand')
+    carried = {output.output.topic: output.columns for output in match.outputs}
+    assert carried == {'hand/commands': (2,), 'arm/commands': (0, 1)}
+    assert [column.continuous for column in match.columns] == [True, False, False]
+
+
+def test_limits_are_the_robots_in_the_order_of_the_columns(arm: Robot) -> None:
+    match = match_robot(arm, policy(measured(*JOINTS), absolute(*JOINTS)), 'bundle')
+    assert match.limits.lower == pytest.approx([-np.inf, -1.0, 0.0])
+    assert match.limits.velocity == pytest.approx([3.0, 2.0, 0.2])
+    assert np.isinf(match.limits.acceleration).all()
+
+
+def test_an_output_that_the_policy_does_not_command_is_left_out(arm: Robot) -> None:
+    match = match_robot(arm, policy(measured(*JOINTS), absolute(('hand', 'mm'))), 'bundle')
+    assert [output.output.topic for output in match.outputs] == ['hand/commands']
+    assert match.actions.to_robot(np.array([50.0])) == pytest.approx([0.05])
+
+
+def test_velocities_are_scaled_but_not_shifted(arm: Robot) -> None:
+    robot = replace(
+        arm, outputs=tuple(replace(output, interface='velocity') for output in arm.outputs[1:2])
+    )
+    spec = policy(measured(*JOINTS), (ActionSpec('hand', '1', 'velocity'),))
+    match = match_robot(robot, spec, 'bundle')
+    assert match.columns[0].kind == 'velocity'
+    assert match.actions.to_robot(np.array([0.0, 1.0])[:, None])[:, 0] == pytest.approx([0.0, 0.1])
+
+
+def pose_policy(pose: PoseSpec = TOOL, unit: str = 'm', angle: str = 'rad') -> BundleSpec:
+    actions = tuple(
+        ActionSpec(name, u, pose.kind)  # type: ignore[arg-type]
+        for name, u in [*((n, unit) for n in pose.position), *((n, angle) for n in pose.rotation)]
+    )
+    return policy(measured(*JOINTS), actions, poses=(pose,))
+
+
+def test_pose_actions_have_the_workspace_and_no_feedback(arm: Robot) -> None:
+    match = match_robot(arm, pose_policy(unit='mm', angle='deg'), 'bundle')
+    assert match.limits.workspace_lower[:3] == pytest.approx([0.1, -0.3, 0.0])
+    assert match.limits.velocity == pytest.approx([0.5] * 3 + [1.0] * 3)
+    assert not any(column.feedback for column in match.columns)
+    (output,) = match.outputs
+    assert (output.columns, output.frame_id, output.pose) == (tuple(range(6)), 'base', TOOL)
+    command = match.actions.to_robot(np.array([100.0, 0.0, 0.0, 180.0, 0.0, 0.0]))
+    assert command == pytest.approx([0.1, 0.0, 0.0, np.pi, 0.0, 0.0])
+
+
+def test_a_urdf_only_ever_tightens(tmp_path: Path, arm: Robot) -> None:
+    spec = policy(measured(*JOINTS), absolute(*JOINTS))
+    tight = match_robot(replace(arm, urdf_text=URDF), spec, 'bundle')
+    assert tight.limits.velocity == pytest.approx([3.0, 2.0, 0.2])
+    narrow = URDF.replace('upper="1"', 'upper="0.5"')
+    with pytest.raises(MatchError, match=r'arm\.yaml: .*only tighten'):
+        match_robot(replace(arm, urdf_text=narrow), spec, 'bundle')
+
+
+@pytest.mark.parametrize(
+    ('spec', 'field', 'hint'),
+    [
+        (
+            policy(measured(*JOINTS), absolute(*JOINTS), (CameraSpec('tpo'),)),
+            'cameras[0].name',
+            "did you mean 'top'?",
+        ),
+        (
+            policy(measured(('lfit', 'rad')), absolute(*JOINTS)),
+            'state[0].name',
+            "did you mean 'lift'?",
+        ),
+        (
+            policy(measured(*JOINTS), absolute(('elbow', 'rad'))),
+            'actions[0].name',
+            "no joint 'elbow'",
+        ),
+        (
+            policy(measured(('lift', 'm')), absolute(*JOINTS)),
+            'state[0].unit',
+            "'m' cannot become 'rad' of joint 'lift'",
+        ),
+        (
+            policy(measured(*JOINTS), absolute(('turn', 'percent'), ('lift', 'rad'))),
+            'actions[0].unit',
+            "give the joint 'zero' and 'one': its positions where the policy says 0 and 100",
+        ),
+        (
+            policy(measured(*JOINTS), absolute(('turn', 'rad'))),
+            'actions',
+            "also carries ['lift'], which the policy does not command",
+        ),
+        (
+            policy(measured(*JOINTS), (ActionSpec('hand', 'm/s', 'velocity'),)),
+            'actions',
+            "interface is 'position', but the policy commands the velocity of ['hand']",
+        ),
+        (pose_policy(replace(TOOL, name='flange')), 'actions[0].name', "pose 'flange'"),
+        (
+            pose_policy(replace(TOOL, kind='velocity'), 'm/s', 'rad/s'),
+            'poses',
+            "'tool' is velocity and needs twist_stamped",
+        ),
+    ],
+)
+def test_a_misfit_names_both_files_and_the_field(
+    arm: Robot, spec: BundleSpec, field: str, hint: str
+) -> None:
+    with pytest.raises(MatchError) as caught:
+        match_robot(arm, spec, 'bundles/mine')
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith(f'bundles/mine/policy.yaml: {field}: ')
+    assert str(arm.file) in first
+    assert hint in first
+
+
+def test_two_policy_names_for_one_joint_are_refused() -> None:
+    robot = load_robot(ROBOTS / 'so101.yaml')
+    spec = lerobot_so101('deg')
+    twice = replace(spec, state=(*spec.state, StateSpec('gripper', 'percent')))
+    with pytest.raises(MatchError, match="two names of the policy mean the robot's joint"):
+        match_robot(robot, twice, 'bundle')
+
+
+def test_all_misfits_are_told_at_once(arm: Robot) -> None:
+    spec = policy(measured(('a', 'rad'), ('b', 'rad')), absolute(('c', 'rad')), (CameraSpec('d'),))
+    with pytest.raises(MatchError) as caught:
+        match_robot(arm, spec, 'bundle')
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_a_joints_tolerances_scale_with_its_unit(tmp_path):
+    path = tmp_path / 'arm.yaml'
+    path.write_text(
+        ARM.replace('name: lift, unit: rad, lower: -1.0', 'name: lift, unit: deg, lower: -57')
+    )
+    spec = policy(
+        (StateSpec('lift', 'deg'),),
+        (ActionSpec('lift', 'deg', 'absolute'), ActionSpec('turn', 'rad', 'absolute')),
+    )
+    columns = match_robot(load_robot(path), spec, tmp_path).columns
+    assert {column.name: column.scale for column in columns} == {
+        'lift': pytest.approx(180 / np.pi),
+        'turn': 1.0,
+    }
+
+
+def test_the_columns_of_a_quaternion_belong_together(tmp_path):
+    path = tmp_path / 'arm.yaml'
+    path.write_text(ARM)
+    turn = ('qw', 'qx', 'qy', 'qz')
+    spec = policy(
+        (StateSpec('lift', 'rad'),),
+        tuple(ActionSpec(name, 'm', 'absolute') for name in 'xyz')
+        + tuple(ActionSpec(name, '1', 'absolute') for name in turn),
+        poses=(replace(TOOL, rotation=turn, form='quaternion_wxyz', euler_axes=None),),
+    )
+    columns = match_robot(load_robot(path), spec, tmp_path).columns
+    labels = {column.name: column.quaternion for column in columns}
+    assert labels == {**dict.fromkeys('xyz', ''), **dict.fromkeys(turn, 'tool')}

@@ -1,0 +1,11 @@
+"""Tests of this room talk to ROS: each process on a domain of its own."""
+
+import sys
+
+from paths import ROOT
+
+sys.path.insert(0, str(ROOT / 'test' / 'ros'))
+
+from graph import isolate
+
+isolate()

@@ -1,0 +1,143 @@
+"""Workers end with the block that started them, whatever ends it, and are silent about it."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from vla_runtime.tabletop.sim.workers import workers
+
+_PATIENCE_S = 120.0
+_BUSY = """
+import sys, time
+from vla_runtime.sim.workers import workers
+
+if __name__ == '__main__':
+    try:
+        with workers(2) as submit:
+            submit(max, 1, 2).result()
+            for _ in range(4):
+                last = submit(time.sleep, 1200)
+            print('busy', flush=True)
+            last.result()
+    except KeyboardInterrupt:
+        sys.exit('interrupted')
+"""
+
+
+def test_what_is_submitted_is_run_elsewhere():
+    with workers(1) as submit:
+        assert submit(os.getpid).result(_PATIENCE_S) != os.getpid()
+        assert submit(max, 3, 5).result(_PATIENCE_S) == 5
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_ends_them_in_the_middle_of_their_work():
+    with pytest.raises(ZeroDivisionError), workers(2) as submit:
+        submit(os.getpid).result(_PATIENCE_S)
+        # Far longer than this test would wait for them.
+        for _ in range(8):
+            submit(time.sleep, 10 * _PATIENCE_S)
+        raise ZeroDivisionError
+    assert not multiprocessing.active_children()
+
+
+def test_one_that_is_killed_is_an_error_not_a_hang():
+    with pytest.raises(ChildProcessError, match='killed from outside'), workers(1) as submit:
+        pid = submit(os.getpid).result(_PATIENCE_S)
+        busy = submit(time.sleep, 10 * _PATIENCE_S)
+        os.kill(pid, signal.SIGKILL)
+        busy.result(_PATIENCE_S)
+
+
+class Terminal:
+    """A process and its children, which a Ctrl-C reaches all at once."""
+
+    def __init__(self, *command: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def workers(self) -> list[int]:
+        """Process ids of the spawned children."""
+        found = []
+        for child in psutil.Process(self._process.pid).children():
+            # Not every child is a worker: git, asked for the code's version, ends while it is read.
+            with suppress(psutil.NoSuchProcess):
+                if 'spawn_main' in str(child.cmdline()):
+                    found.append(child.pid)
+        return found
+
+    def wait_for_workers(self, count: int) -> list[int]:
+        end_s = time.monotonic() + _PATIENCE_S
+        while len(found := self.workers()) < count:
+            assert time.monotonic() < end_s and self._process.poll() is None
+            time.sleep(0.005)
+        return found
+
+    def interrupt(self) -> tuple[int, str]:
+        """The exit code and the output."""
+        os.killpg(self._process.pid, signal.SIGINT)
+        try:
+            output, _ = self._process.communicate(timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            raise
+        return self._process.returncode, output
+
+
+@pytest.mark.parametrize('verb', ['train-demo', 'study'])
+def test_ctrl_c_ends_a_command_whose_workers_are_starting(tmp_path, verb):
+    arguments = {
+        'train-demo': ['--out', str(tmp_path / 'bundle'), '--work', str(tmp_path)],
+        'study': ['replan_moving', '--out', str(tmp_path), '--work', str(tmp_path / 'work')],
+    }[verb]
+    terminal = Terminal('-m', 'vla_runtime', verb, *arguments, '--processes', '2')
+    pids = terminal.wait_for_workers(2)
+    code, output = terminal.interrupt()
+    assert code == 130, output
+    assert 'interrupted; the same command goes on where it was' in output
+    assert 'Traceback' not in output
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_ctrl_c_ends_workers_in_the_middle_of_their_work(tmp_path):
+    script = tmp_path / 'busy.py'
+    script.write_text(_BUSY)
+    terminal = Terminal(str(script))
+    assert terminal._process.stdout.readline() == 'busy\n'
+    code, output = terminal.interrupt()
+    assert (code, output) == (1, 'interrupted\n')
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='only the kernel of Linux ends them then')
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_a_signal_ends_takes_its_workers_along(tmp_path, number):
+    script = tmp_path / 'busy.py'
+    script.write_text(_BUSY)
+    terminal = Terminal(str(script))
+    assert terminal._process.stdout.readline() == 'busy\n'
+    pids = terminal.wait_for_workers(2)
+    os.kill(terminal._process.pid, number)
+    terminal._process.communicate(timeout=_PATIENCE_S)
+    end_s = time.monotonic() + _PATIENCE_S
+    while any(map(_runs, pids)):
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,53 @@
+"""What the study tests share: a world, the expert, and a policy that was never trained."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vla_runtime.families import policy_network
+from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
+from vla_runtime.tabletop.study.drivers import ExpertDriver
+from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ
+from vla_runtime.tabletop.training.demo_bundle import write_demo_bundle
+from vla_runtime.tabletop.training.demo_network import demo_dims
+from vla_runtime.tabletop.training.vocabulary import train_vocabulary
+
+
+@pytest.fixture(scope='session')
+def world():
+    world = Tabletop(CONTROL_RATE_HZ)
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope='session')
+def expert() -> ExpertDriver:
+    return ExpertDriver()
+
+
+@pytest.fixture(scope='session')
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle for the tabletop with random weights, whose chunks hardly move."""
+    folder = tmp_path_factory.mktemp('untrained')
+    vocabulary = folder / 'tokenizer.model'
+    tokenizer = train_vocabulary(vocabulary, len(JOINT_NAMES))
+    dims = demo_dims(tokenizer.vocabulary_size)
+    small = replace(dims.language, width=32, depth=1, mlp_dim=32)
+    vision = replace(dims.vision, width=32, depth=1, mlp_dim=32)
+    dims = replace(dims, language=small, expert=small, vision=vision)
+    torch.manual_seed(0)
+    statistics = {
+        'state.q01': np.full(len(JOINT_NAMES), -2.0),
+        'state.q99': np.full(len(JOINT_NAMES), 2.0),
+        'actions.q01': np.array([-0.02] * 5 + [0.0]),
+        'actions.q99': np.array([0.02] * 5 + [0.05]),
+    }
+    network = policy_network('pi05', dims)
+    # Zero-initialised modulations would keep the prompt and the images out of the chunk.
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    write_demo_bundle(folder / 'bundle', network, dims, statistics, vocabulary, {}, episodes=0)
+    return folder / 'bundle'

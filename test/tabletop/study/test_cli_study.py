@@ -1,0 +1,77 @@
+"""The verb `study`."""
+
+import json
+
+import pytest
+
+from vla_runtime.cli.main import main
+from vla_runtime.tabletop.study import catalogue
+from vla_runtime.tabletop.study.catalogue import STUDIES, Study
+from vla_runtime.tabletop.study.condition import Condition, grid
+from vla_runtime.tabletop.training.code_version import code_version, source_digest
+
+
+def test_it_lists_what_there_is(capsys):
+    assert main(['study', '--list']) == 0
+    printed = capsys.readouterr().out
+    for study in STUDIES.values():
+        assert study.name in printed and study.title in printed
+
+
+@pytest.mark.parametrize('names', [[], ['speed'], ['success', 'speed']])
+def test_without_a_study_that_there_is_it_says_which_there_are(names, capsys):
+    assert main(['study', *names]) == 2
+    printed = capsys.readouterr().err
+    assert 'replan' in printed and 'Traceback' not in printed
+    assert ('speed' in printed) == bool(names)
+
+
+def test_without_a_bundle_it_says_so(tmp_path, capsys):
+    assert main(['study', 'success', '--bundle', str(tmp_path / 'none')]) == 2
+    assert str(tmp_path / 'none') in capsys.readouterr().err
+
+
+def test_without_a_name_it_measures_the_demo_policy_wherever_it_is_called(tmp_path, monkeypatch):
+    conditions = grid(Condition(driver='expert'), replan_interval=(4, 8))
+    study = Study('tiny', 'Tiny', '?', conditions, 'replan_interval', 1)
+    monkeypatch.setitem(catalogue.STUDIES, 'tiny', study)
+    monkeypatch.chdir(tmp_path)
+    assert main(['study', 'tiny', '--processes', '1']) == 0
+    record = json.loads((tmp_path / 'demo_runs' / 'study' / 'study_tiny.json').read_text())
+    assert record['command'] == 'vla_runtime study tiny --episodes 1 --seed 0'
+
+
+def test_it_runs_a_study_and_writes_its_results(tmp_path, capsys, monkeypatch, bundle_for_study):
+    expert = Condition(driver='expert')
+    study = Study('tiny', 'Tiny', '?', grid(expert, replan_interval=(4, 8)), 'replan_interval', 20)
+    monkeypatch.setitem(catalogue.STUDIES, 'tiny', study)
+    arguments = ['study', 'tiny', '--bundle', str(bundle_for_study), '--episodes', '2']
+    arguments += ['--processes', '1', '--seed', '4', '--out', str(tmp_path / 'out')]
+    assert main([*arguments, '--work', str(tmp_path / 'work')]) == 0
+    assert '2/2' in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / 'out').iterdir()} == {
+        'study_tiny.json',
+        'study_tiny.csv',
+        'study.html',
+    }
+    record = json.loads((tmp_path / 'out' / 'study_tiny.json').read_text())
+    assert record['command'].endswith('--episodes 2 --seed 4')
+    assert (record['code'], record['source_sha256']) == (code_version(), source_digest())
+    page = tmp_path / 'out' / 'study.html'
+    written = page.read_text()
+    page.unlink()
+    assert main(['study', '--page', '--out', str(tmp_path / 'out')]) == 0
+    assert page.read_text() == written
+
+
+def test_a_page_of_nothing_is_refused(tmp_path, capsys):
+    assert main(['study', '--page', '--out', str(tmp_path)]) == 2
+    assert f'--out {tmp_path}: there is no study_*.json' in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def bundle_for_study(tmp_path):
+    from tiny_policy import tiny_spec, write_tiny_policy
+
+    return write_tiny_policy(tmp_path / 'bundle', tiny_spec())

@@ -1,0 +1,245 @@
+"""The closed loop: the expert through the executor, delays, controls and what is recorded."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vla_runtime.tabletop.study.condition import Condition
+from vla_runtime.tabletop.study.drivers import PolicyDriver
+from vla_runtime.tabletop.study.episode import run_episode
+from vla_runtime.types import ActionChunk
+
+EXPERT = Condition(driver='expert')
+
+
+class Watching:
+    """Passes everything on to a driver and keeps what it was asked."""
+
+    def __init__(self, driver, needs_images=False):
+        self._driver = driver
+        self.needs_images = needs_images
+        self.action_names = driver.action_names
+        self.horizon = driver.horizon
+        self.asked = []
+
+    @property
+    def cache_use(self):
+        return self._driver.cache_use
+
+    def begin(self, condition, seed):
+        self._driver.begin(condition, seed)
+
+    def chunk(self, world, observation, plan):
+        chunk, tied = self._driver.chunk(world, observation, plan)
+        self.asked.append((observation, plan, chunk))
+        return chunk, tied
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {},
+        {'replan_interval': 16, 'handover': 'switch', 'delay_steps': 0.0},
+        {'replan_interval': 2, 'handover': 'ensemble'},
+        {'delay_steps': 6.0, 'handover': 'switch'},
+        {'delay_steps': 2.5},
+        {'variant': 'moving'},
+        {'families': ('push',)},
+    ],
+    ids=str,
+)
+def test_the_expert_does_every_task_through_the_executor(world, expert, changes):
+    condition = replace(EXPERT, **changes)
+    for index in range(4):
+        result = run_episode(world, expert, condition, 1000 + index, index)
+        assert result.success, result
+        assert result.refused == 0 and not result.halted
+        assert result.starved_ticks == 0
+
+
+@pytest.mark.parametrize('delay', range(9))
+def test_a_delay_is_what_the_executor_counts(world, expert, delay):
+    result = run_episode(world, expert, replace(EXPERT, delay_steps=float(delay)), 7)
+    assert result.delay_steps == delay
+    assert result.starved_ticks == 0
+
+
+def test_chunks_that_come_later_than_the_overrun_allows_starve_the_robot(world, expert):
+    late = replace(EXPERT, delay_steps=12.0, overrun='hold')
+    result = run_episode(world, expert, late, 7)
+    # At every seam 4 steps of 5 ticks longer than the replan interval, less the tick before the
+    # end of its last step at which the chunk arrives.
+    assert result.starved_ticks > 0
+    assert result.starved_ticks % 19 == 0
+
+
+def test_the_same_seed_is_the_same_episode(world, expert):
+    results = [run_episode(world, expert, EXPERT, seed) for seed in (5, 6, 5)]
+    assert results[0] == results[2]
+    assert results[0] != results[1]
+
+
+def test_told_another_block_it_touches_that_one_and_fails(world, expert):
+    for seed in range(3):
+        result = run_episode(world, expert, replace(EXPERT, told='other_block'), seed, seed)
+        assert result.obeyed and not result.success
+
+
+def test_faster_blocks_are_another_scene_of_the_same_seed(world, expert):
+    still, slow, fast = (
+        run_episode(world, expert, replace(EXPERT, variant=variant, belt_speed=speed), 12)
+        for variant, speed in (('still', 1.0), ('moving', 0.0), ('moving', 1.5))
+    )
+    assert still == slow
+    assert fast != slow
+
+
+def test_every_request_has_the_plan_and_it_begins_at_the_observation(world, expert):
+    watching = Watching(expert)
+    run_episode(world, watching, replace(EXPERT, delay_steps=3.0, handover='switch'), 7)
+    (_, first, chunk), (_, second, _) = watching.asked[:2]
+    assert first is None  # nothing is planned at the start
+    # Asked 3 steps before the 8th: rows 5 to 31 of the first chunk are still to come, and the
+    # first 3 of them are executed whatever the new chunk says.
+    np.testing.assert_array_equal(second.actions, chunk.actions[5:])
+    assert (second.delay_steps, second.execution_horizon) == (3, 27)
+
+
+def test_the_policy_is_given_the_plan_that_the_node_would_give_it(world, expert, monkeypatch):
+    """Past steps and all, through the node's own alignment."""
+    messages = pytest.importorskip('vla_runtime.ros.messages.conversions')
+    from vla_runtime.execution.executor import ChunkExecutor
+    from vla_runtime.ros.policy.plan_alignment import align_plan
+
+    given, aligned = [], []
+    poll_request = ChunkExecutor.poll_request
+
+    def poll(self, now_s, now_ros_ns, past_steps=0):
+        request = poll_request(self, now_s, now_ros_ns, past_steps)
+        if request is None:
+            return None
+        sent = self.committed_plan(now_ros_ns, past_steps=8)
+        message = messages.plan_to_message(
+            sent.rows,
+            sent.names,
+            ('position',) * len(sent.names),
+            sent.step_time_s,
+            stamp_ns=sent.stamp_ns,
+            episode=sent.episode,
+            certain=sent.certain,
+        )
+        aligned.append(
+            align_plan(
+                messages.message_to_plan(message),
+                stamp_ns=now_ros_ns,
+                names=expert.action_names,
+                kinds=('position',) * len(expert.action_names),
+                step_time_s=0.05,
+                horizon=expert.horizon,
+            )
+        )
+        return request
+
+    monkeypatch.setattr(ChunkExecutor, 'poll_request', poll)
+    for changes in ({'delay_steps': 3.0}, {'delay_steps': 12.0, 'overrun': 'hold'}):
+        watching = Watching(expert)
+        run_episode(world, watching, replace(EXPERT, **changes), 7)
+        given += [plan for _, plan, _ in watching.asked]
+    assert len(given) == len(aligned) > 8
+    for mine, theirs in zip(given, aligned, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            np.testing.assert_array_equal(mine.actions, theirs.actions)
+            assert mine.delay_steps == theirs.delay_steps
+            assert mine.execution_horizon == theirs.execution_horizon
+
+
+def test_under_rtc_a_chunk_that_nothing_tied_is_blended(world, expert):
+    """The expert looks at no plan, so its chunks are never tied."""
+    blended = run_episode(world, expert, replace(EXPERT, delay_steps=3.0), 7)
+    under_rtc = replace(EXPERT, delay_steps=3.0, handover='rtc', rtc_mode='guided')
+    assert run_episode(world, expert, under_rtc, 7) == blended
+    switched = run_episode(world, expert, replace(EXPERT, delay_steps=3.0, handover='switch'), 7)
+    assert switched.trajectory != blended.trajectory
+
+
+def test_chunks_are_recorded_with_the_step_of_their_observation(world, expert):
+    recorded = []
+    run_episode(
+        world,
+        expert,
+        replace(EXPERT, delay_steps=2.0),
+        7,
+        on_chunk=lambda step, chunk: recorded.append((step, chunk)),
+    )
+    assert [step for step, _ in recorded[:4]] == [0, 6, 14, 22]
+    assert all(isinstance(chunk, ActionChunk) for _, chunk in recorded)
+
+
+def test_jumps_are_the_disagreement_of_chunks(world, expert):
+    """The expert's chunks begin where the arm is, so they disagree by how far it lags behind."""
+    result = run_episode(world, expert, replace(EXPERT, handover='switch'), 7)
+    assert 0.001 < result.position_jump < 0.2
+    blended = run_episode(world, expert, EXPERT, 7)
+    assert blended.velocity_jump < result.velocity_jump
+    assert blended.jerk.seams < result.jerk.seams
+
+
+@pytest.fixture(scope='module')
+def driver(untrained):
+    return PolicyDriver(untrained)
+
+
+class TestUntrainedPolicy:
+    """A real policy in the loop, though one that knows nothing."""
+
+    def test_it_runs_to_the_time_limit(self, world, driver):
+        result = run_episode(world, driver, Condition(), 3)
+        assert result.outcome == 'timeout' and not result.obeyed
+        assert result.steps == pytest.approx(120.0, abs=0.3)  # ticks are 0.2 of a step
+        assert result.inferences >= 15
+        assert math.isfinite(result.jerk.seams)
+
+    @pytest.mark.parametrize(
+        'changes',
+        [
+            {'beta': 2.0},
+            {'denoise_steps': 1},
+            {'handover': 'rtc', 'rtc_mode': 'guided'},
+            {'handover': 'rtc', 'rtc_mode': 'jacobian'},
+            {'handover': 'rtc', 'rtc_mode': 'hard_prefix'},
+        ],
+        ids=str,
+    )
+    def test_its_settings_reach_the_policy(self, world, driver, changes):
+        base = run_episode(world, driver, Condition(), 3)
+        changed = run_episode(world, driver, Condition(**changes), 3)
+        assert changed.jerk != base.jerk
+
+    def test_each_way_of_tying_is_another_episode(self, world, driver):
+        found = {
+            mode: run_episode(
+                world, driver, Condition(handover='rtc', rtc_mode=mode, delay_steps=3.0), 3
+            ).trajectory
+            for mode in ('guided', 'jacobian', 'hard_prefix')
+        }
+        assert len(set(found.values())) == 3
+
+    def test_a_hard_prefix_of_no_steps_is_blended(self, world, driver):
+        hard = Condition(handover='rtc', rtc_mode='hard_prefix', delay_steps=0.0)
+        blend = Condition(delay_steps=0.0)
+        assert run_episode(world, driver, hard, 3) == run_episode(world, driver, blend, 3)
+
+    def test_beta_1_is_guidance_off(self, world, driver):
+        assert run_episode(world, driver, Condition(beta=1.0), 3) == run_episode(
+            world, driver, Condition(), 3
+        )
+
+    def test_an_absent_camera_is_none(self, world, driver):
+        watching = Watching(driver, needs_images=True)
+        run_episode(world, watching, Condition(absent_cameras=('wrist',)), 3)
+        for observation, _, _ in watching.asked:
+            assert observation.images['wrist'] is None
+            assert observation.images['front'] is not None

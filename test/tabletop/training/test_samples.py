@@ -1,0 +1,141 @@
+"""Training samples: made by the code that serves, labelled for the instruction that is drawn."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_runtime.processing.actions import ActionSpace
+from vla_runtime.processing.prompts import build_prompt
+from vla_runtime.processing.tokenizer import Tokenizer
+from vla_runtime.tabletop.sim.tasks import all_instructions
+from vla_runtime.tabletop.sim.world import JOINT_NAMES
+from vla_runtime.tabletop.training.dataset import GOALS, Dataset, DatasetPlan, generate, load
+from vla_runtime.tabletop.training.samples import (
+    Samples,
+    absolute,
+    draw_instruction,
+    frame_batches,
+    relative,
+)
+from vla_runtime.tabletop.training.vocabulary import (
+    PROMPT_FORMAT,
+    PROMPT_LENGTH,
+    STATE_BINS,
+    number_tokens,
+    train_vocabulary,
+)
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp('vocabulary') / 'tokenizer.model'
+    train_vocabulary(path, len(JOINT_NAMES))
+    return path
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp('data')
+    generate(folder, DatasetPlan(seed=1, episodes=2, episodes_per_shard=2), 1, progress=False)
+    return load(folder)
+
+
+def test_the_vocabulary_is_the_same_every_time(model: Path, tmp_path: Path) -> None:
+    train_vocabulary(tmp_path / 'again.model', len(JOINT_NAMES))
+    assert (tmp_path / 'again.model').read_bytes() == model.read_bytes()
+
+
+def test_every_state_bin_is_one_token(model: Path) -> None:
+    tokenizer = Tokenizer.load(model)
+    wanted = number_tokens(model)
+    empty = tokenizer.encode('State:', PROMPT_LENGTH)[1].sum()
+    for number, token in zip(STATE_BINS, wanted, strict=True):
+        tokens, mask = tokenizer.encode(f'State: {number}', PROMPT_LENGTH)
+        assert mask.sum() == empty + 1 and tokens[empty] == token
+
+
+def test_every_prompt_fits_and_held_out_wordings_need_no_bytes(model: Path) -> None:
+    import sentencepiece
+
+    tokenizer = Tokenizer.load(model)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    for held_out in (False, True):
+        for instruction in all_instructions(held_out):
+            prompt = build_prompt(PROMPT_FORMAT, instruction, np.zeros(6), 'negative')
+            tokenizer.encode(prompt, PROMPT_LENGTH)
+            assert not any(pieces.is_byte(token) for token in pieces.encode(instruction))
+
+
+def test_relative_actions_are_what_the_bundles_action_space_means() -> None:
+    rng = np.random.default_rng(0)
+    chunk, state = rng.normal(size=(1, 16, 6)), rng.normal(size=(1, 6))
+    space = ActionSpace(
+        names=JOINT_NAMES,
+        kinds=('delta', 'delta', 'delta', 'delta', 'delta', 'absolute'),
+        state_columns=(0, 1, 2, 3, 4, None),
+    )
+    np.testing.assert_allclose(relative(chunk, state)[0], space.from_robot(chunk[0], state[0]))
+    np.testing.assert_allclose(absolute(relative(chunk, state), state), chunk)
+
+
+def test_a_drawn_instruction_is_true_of_the_scene() -> None:
+    rng = np.random.default_rng(0)
+    blocks = np.array([[0.25, 0.10, 0], [0.30, 0.0, 0], [0.22, -0.12, 0]])
+    for _ in range(300):
+        goal, text = draw_instruction(rng, blocks)
+        meant = GOALS[goal]
+        if 'red' in text or 'green' in text or 'blue' in text:
+            assert ('red', 'green', 'blue')[meant.block] in text
+        else:
+            assert meant.block == (2 if 'left' in text else 0)
+        assert (meant.side is not None) == ('push' in text or 'slide' in text)
+        assert meant.side is None or meant.side in text
+
+
+def test_a_batch_is_reproducible_and_within_scale(model: Path, data: Dataset) -> None:
+    samples = Samples(data, Tokenizer.load(model))
+    frames = np.arange(16)
+    one, two = (samples.batch(frames, np.random.default_rng(9)) for _ in range(2))
+    for name in ('pixels', 'tokens', 'token_mask', 'actions', 'state', 'place', 'goal'):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+    assert one.pixels.shape == (16, 2, 3, 64, 64) and np.abs(one.pixels).max() <= 1
+    assert one.token_mask.any(axis=0).all(), 'no column is padding in every row'
+    assert np.abs(one.actions).max() < 8
+    restored = absolute(samples.action_normalizer.denormalise(one.actions), data.state[frames])
+    np.testing.assert_allclose(restored, data.chunks[frames, one.goal], atol=1e-5)
+
+
+def test_tags_follow_the_episode_and_are_dropped_now_and_then(
+    model: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+
+    def spy(*arguments) -> str:
+        written.append(build_prompt(*arguments))
+        return written[-1]
+
+    monkeypatch.setattr('vla_runtime.tabletop.training.samples.build_prompt', spy)
+    samples = Samples(data, Tokenizer.load(model))
+    frames = np.resize(np.arange(len(data.state)), 400)
+    samples.batch(frames, np.random.default_rng(0))
+    untagged = 0
+    for frame, prompt in zip(frames, written, strict=True):
+        word = 'positive' if data.positive[data.episode[frame]] else 'negative'
+        assert 'Advantage' not in prompt or f';\nAdvantage: {word};\nAction: ' in prompt
+        untagged += 'Advantage' not in prompt
+    assert 0.22 < untagged / len(frames) < 0.38
+
+
+def test_batches_can_be_entered_at_any_step() -> None:
+    frames = np.arange(100, 137)
+    whole = list(islice(frame_batches(frames, 8, seed=3), 11))
+    np.testing.assert_array_equal(
+        np.stack(whole[6:]), np.stack(list(islice(frame_batches(frames, 8, 3, start_step=6), 5)))
+    )
+    assert len(np.unique(np.concatenate(whole[:4]))) == 32, 'each frame once an epoch'
+    with pytest.raises(ValueError, match='37 frames do not fill one batch of 64'):
+        next(frame_batches(frames, 64, seed=3))

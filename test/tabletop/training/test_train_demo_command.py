@@ -1,0 +1,93 @@
+"""`vla_runtime train-demo`, whole, on a handful of frames."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.schema import VERIFICATION_FILE, WEIGHTS_FILE
+from vla_runtime.cli.main import main
+from vla_runtime.tabletop.training.code_version import code_version
+
+TINY = [
+    *('--episodes', '8', '--processes', '1', '--threads', '1', '--check-episodes', '0'),
+    *('--see-steps', '1', '--ground-steps', '1', '--act-steps', '1'),
+]
+
+
+def _train(folder: Path, *more: str) -> int:
+    places = ['--out', str(folder / 'demo'), '--work', str(folder / 'work')]
+    return main(['train-demo', *places, *TINY, *more])
+
+
+def test_a_bundle_comes_out_and_a_finished_run_is_not_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _train(tmp_path) == 0
+    first = read_bundle(tmp_path / 'demo')
+    assert (tmp_path / 'work' / 'loss.png').stat().st_size > 0
+    capsys.readouterr()
+
+    assert _train(tmp_path) == 2
+    assert 'exists already; choose another name or use --force' in capsys.readouterr().err
+
+    checkpoint = (tmp_path / 'work' / 'checkpoint.pt').read_bytes()
+    assert _train(tmp_path, '--force') == 0
+    assert (tmp_path / 'work' / 'checkpoint.pt').read_bytes() == checkpoint
+    second = read_bundle(tmp_path / 'demo')
+    changed = set(first.spec.files.items()) ^ set(second.spec.files.items())
+    assert {name for name, _ in changed} == {VERIFICATION_FILE}  # it names both runs
+
+
+def _made(bundle: Path) -> dict[str, Any]:
+    return json.loads((bundle / VERIFICATION_FILE).read_text())['made']
+
+
+def test_the_receipt_names_command_durations_and_code_of_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('sys.argv', ['vla_runtime', 'train-demo', '--work', 'a folder'])
+    assert _train(tmp_path) == 0
+    assert _train(tmp_path, '--force') == 0
+    runs = _made(tmp_path / 'demo')['runs']
+    assert [run['command'] for run in runs] == ["vla_runtime train-demo --work 'a folder'"] * 2
+    assert [run['code'] for run in runs] == [code_version()] * 2
+    # The second run found all of it done.
+    assert runs[0]['data_seconds'] > runs[1]['data_seconds'] >= 0
+    assert runs[0]['training_seconds'] > runs[1]['training_seconds'] >= 0
+
+
+def test_training_goes_on_from_a_bundle_and_the_receipt_says_from_which(tmp_path: Path) -> None:
+    assert _train(tmp_path) == 0
+    first = read_bundle(tmp_path / 'demo')
+    onward = tmp_path / 'onward'
+    assert _train(onward, '--from', str(tmp_path / 'demo'), '--seed', '1') == 0
+    second, made = read_bundle(onward / 'demo'), _made(onward / 'demo')
+    assert made['training']['start'] == first.spec.files[WEIGHTS_FILE]
+    assert made['start'] == _made(tmp_path / 'demo')
+    for kept in (first.tokenizer_path.name, 'statistics.safetensors'):
+        assert second.spec.files[kept] == first.spec.files[kept]
+    assert second.spec.files[WEIGHTS_FILE] != first.spec.files[WEIGHTS_FILE]
+
+
+def test_a_start_that_is_no_bundle_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _train(tmp_path, '--from', str(tmp_path / 'none')) == 2
+    assert 'none: no such folder; expected a policy bundle' in capsys.readouterr().err
+    assert not (tmp_path / 'work').exists()
+
+
+def test_other_arguments_in_the_same_folder_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _train(tmp_path) == 0
+    capsys.readouterr()
+    assert _train(tmp_path, '--force', '--act-steps', '2') == 2
+    assert 'checkpoint.pt: is a run of' in capsys.readouterr().err
+    assert _train(tmp_path, '--force', '--episodes', '9') == 2
+    assert 'dataset.json: holds a data set of' in capsys.readouterr().err

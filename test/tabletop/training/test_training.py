@@ -1,0 +1,221 @@
+"""Training: its forward is the served one, it learns, and a resumed run is the run itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.families import policy_network
+from vla_runtime.policy import Policy
+from vla_runtime.processing.tokenizer import Tokenizer
+from vla_runtime.tabletop.sim.closed_loop import observe
+from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
+from vla_runtime.tabletop.training.dataset import DatasetPlan, generate, load
+from vla_runtime.tabletop.training.demo_bundle import write_demo_bundle
+from vla_runtime.tabletop.training.demo_network import Start, demo_dims
+from vla_runtime.tabletop.training.loss_plot import plot_losses
+from vla_runtime.tabletop.training.objectives import encode_prefix, locate
+from vla_runtime.tabletop.training.samples import Samples, absolute
+from vla_runtime.tabletop.training.training import STAGES, Training, TrainingPlan, learning_rate
+from vla_runtime.tabletop.training.vocabulary import number_tokens, train_vocabulary
+
+PLAN = TrainingPlan(see_steps=3, ground_steps=3, act_steps=4, batch=8, draws=2)
+
+
+@pytest.fixture(scope='module')
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp('vocabulary') / 'tokenizer.model'
+    train_vocabulary(path, len(JOINT_NAMES))
+    return path
+
+
+@pytest.fixture(scope='module')
+def samples(vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    folder = tmp_path_factory.mktemp('data')
+    generate(folder, DatasetPlan(seed=2, episodes=4, episodes_per_shard=4), 1, progress=False)
+    return Samples(load(folder), Tokenizer.load(vocabulary))
+
+
+def _training(
+    plan: TrainingPlan,
+    samples: Samples,
+    vocabulary: Path,
+    folder: Path,
+    start: Start | None = None,
+) -> Training:
+    size = Tokenizer.load(vocabulary).vocabulary_size
+    return Training(plan, samples, number_tokens(vocabulary), size, folder, start=start)
+
+
+@pytest.fixture(scope='module')
+def finished(
+    samples: Samples, vocabulary: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Training:
+    training = _training(PLAN, samples, vocabulary, tmp_path_factory.mktemp('run'))
+    training.run(progress=False)
+    return training
+
+
+def test_the_training_prefix_is_the_served_prefix(finished: Training, samples: Samples) -> None:
+    network = finished.learner.network
+    batch = samples.batch(np.arange(4), np.random.default_rng(0))
+    pixels, tokens = torch.from_numpy(batch.pixels), torch.from_numpy(batch.tokens)
+    token_mask = torch.from_numpy(batch.token_mask)
+    with torch.no_grad():
+        ours = encode_prefix(network, pixels, tokens, token_mask)
+        image_tokens = network.vision(pixels.flatten(0, 1)).unflatten(0, (4, 2))
+        everyone = torch.ones(4, 2, dtype=torch.bool)
+        embedded, served_mask = network.embed_prefix(image_tokens, everyone, tokens, token_mask)
+        served_key, served_value = network.encode_prefix(embedded, served_mask)
+    assert torch.equal(ours.mask, served_mask)
+    valid = ours.mask[None, :, None, :, None]
+    torch.testing.assert_close(ours.key * valid, served_key * valid, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours.value * valid, served_value * valid, atol=1e-5, rtol=1e-5)
+    assert ours.last.shape == (4, network.dims.language.width)
+    assert ours.images.shape == (4, 2, 16, network.dims.language.width)
+
+
+def test_a_point_is_located_in_its_patch_and_black_bars_show_nothing() -> None:
+    vision = demo_dims(8).vision
+    # In pixels of the 64x64 square: middle, near the left edge, below the image, behind the camera.
+    pixel = torch.tensor([[0.1, 0.1], [-1.3, 0.0], [0.0, 1.1], [float('nan')] * 2])
+    patch, offset, seen = locate(pixel, vision)
+    assert seen.tolist() == [True, True, False, False]
+    assert patch[0] == 10 and patch[1] == 8
+    torch.testing.assert_close(offset[0], torch.full((2,), 2.4 / 16 - 0.5))
+
+
+@pytest.mark.parametrize('stop_after', [2, 5, 8])
+def test_a_resumed_run_is_the_uninterrupted_run(
+    finished: Training,
+    samples: Samples,
+    vocabulary: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop_after: int,
+) -> None:
+    monkeypatch.setattr('vla_runtime.tabletop.training.training._CHECKPOINT_EVERY', 1)
+    training = _training(PLAN, samples, vocabulary, tmp_path)
+    step, taken = training._train_step, []
+
+    def interrupted(*arguments):
+        if len(taken) == stop_after:
+            raise KeyboardInterrupt
+        taken.append(None)
+        return step(*arguments)
+
+    monkeypatch.setattr(training, '_train_step', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        training.run(progress=False)
+    resumed = _training(PLAN, samples, vocabulary, tmp_path)
+    resumed.run(progress=False)
+    for network in ('average', 'learner'):
+        ours, theirs = (getattr(run, network).state_dict() for run in (resumed, finished))
+        for name, value in theirs.items():
+            assert torch.equal(ours[name], value), name
+
+
+def test_training_goes_on_from_a_bundles_weights_and_then_teaches_only_the_heads(
+    finished: Training, samples: Samples, vocabulary: Path, tmp_path: Path
+) -> None:
+    network = finished.average
+    bundle = tmp_path / 'demo'
+    made = {'training': {'seed': 0}}
+    write_demo_bundle(bundle, network, network.dims, samples.statistics, vocabulary, made, 0)
+    start = Start.read(bundle)
+    assert start.made == made and start.sha256 == read_bundle(bundle).spec.files[start.weights.name]
+    np.testing.assert_array_equal(
+        start.statistics['actions.q99'], samples.statistics['actions.q99']
+    )
+
+    plan = replace(PLAN, see_steps=0, ground_steps=3, start=start.sha256)
+    training = _training(plan, samples, vocabulary, tmp_path, start)
+    heads = {name: value.clone() for name, value in training.learner.ground.state_dict().items()}
+    frames = training._train_frames[: plan.batch]
+    training._train_step('ground', frames)
+    for name, value in network.state_dict().items():
+        assert torch.equal(training.learner.network.state_dict()[name], value), name
+    after = training.learner.ground.state_dict()
+    assert all(not torch.equal(after[name], value) for name, value in heads.items())
+    training._train_step('act', frames)
+    moved = training.learner.network.state_dict()
+    assert any(not torch.equal(moved[name], value) for name, value in network.state_dict().items())
+
+
+def test_a_start_of_another_network_is_refused_by_its_folder(
+    samples: Samples, vocabulary: Path, tmp_path: Path
+) -> None:
+    dims = demo_dims(Tokenizer.load(vocabulary).vocabulary_size)
+    shallow = replace(dims, vision=replace(dims.vision, depth=1))
+    network = policy_network('pi05', shallow)
+    bundle = tmp_path / 'shallow'
+    write_demo_bundle(bundle, network, shallow, samples.statistics, vocabulary, {}, 0)
+    with pytest.raises(ValueError, match=r"--from .*shallow: .* not those of the demo policy's"):
+        Start.read(bundle)
+
+
+def test_a_checkpoint_of_another_plan_is_refused(
+    samples: Samples, vocabulary: Path, tmp_path: Path
+) -> None:
+    _training(PLAN, samples, vocabulary, tmp_path)._save()
+    with pytest.raises(ValueError, match=r'checkpoint\.pt: is a run of .*or another folder'):
+        _training(replace(PLAN, seed=1), samples, vocabulary, tmp_path)
+
+
+@pytest.mark.parametrize(('stage', 'steps'), [('see', 40), ('ground', 40), ('act', 40)])
+def test_each_stage_learns(
+    stage: str, steps: int, samples: Samples, vocabulary: Path, tmp_path: Path
+) -> None:
+    plan = replace(PLAN, batch=16, **{f'{stage}_steps': steps})
+    training = _training(plan, samples, vocabulary, tmp_path)
+    frames = training._train_frames[:16]
+    losses = []
+    for training._step in range(steps):
+        losses.append(training._train_step(stage, frames)['loss'])
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:3])
+
+
+def test_the_rate_warms_up_and_decays() -> None:
+    plan = TrainingPlan()
+    rates = [learning_rate(plan, step, 1000) for step in range(1000)]
+    assert rates[0] == pytest.approx(plan.learning_rate / 100)
+    assert max(rates) == pytest.approx(plan.learning_rate) and np.argmax(rates) in (99, 100)
+    assert rates[-1] < 0.02 * plan.learning_rate
+    assert np.all(np.diff(rates[100:]) <= 0)
+
+
+def test_curves_of_all_stages_are_drawn(finished: Training, tmp_path: Path) -> None:
+    pytest.importorskip('matplotlib')
+    assert {row['stage'] for row in finished.history} == set(STAGES)
+    plot_losses(finished.history, tmp_path / 'loss.png')
+    assert (tmp_path / 'loss.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_the_written_bundle_serves_what_was_trained(
+    finished: Training, samples: Samples, vocabulary: Path, tmp_path: Path
+) -> None:
+    network = finished.average
+    write_demo_bundle(
+        tmp_path / 'demo', network, network.dims, samples.statistics, vocabulary, {'seed': 2}, 0
+    )
+    bundle = read_bundle(tmp_path / 'demo')
+    assert bundle.spec.camera_names == Tabletop.cameras
+    assert bundle.spec.action_names == bundle.spec.state_names == JOINT_NAMES
+    assert 'verification.json' in bundle.spec.files
+
+    world, policy = Tabletop(), Policy.load(tmp_path / 'demo')
+    world.reset(0)
+    observation = observe(world, 'touch the red block')
+    chunk, report = policy.infer(observation)
+    assert chunk.names == JOINT_NAMES and chunk.horizon == 32 and chunk.step_time_s == 0.05
+    actions = samples.action_normalizer.denormalise(chunk.normalised)
+    expected = absolute(actions[None].astype(np.float64), observation.state[None])[0]
+    np.testing.assert_allclose(chunk.actions, expected, atol=1e-6)
+    assert report.tokens[0] < network.dims.prompt_length
+    world.close()
+    policy.close()

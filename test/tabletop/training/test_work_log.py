@@ -1,0 +1,26 @@
+"""Runs of a work folder are remembered, one that was cut off included."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vla_runtime.tabletop.training.work_log import WorkLog
+
+
+def test_a_run_that_was_cut_off_stays_in_the_log_of_the_next(tmp_path: Path) -> None:
+    path = tmp_path / 'runs.json'
+    with pytest.raises(KeyboardInterrupt), WorkLog(path, 'first', 'abc').timed('data'):
+        raise KeyboardInterrupt
+    log = WorkLog(path, 'second', 'abc-dirty')
+    with log.timed('data'):
+        pass
+    with log.timed('training'):
+        pass
+    first, second = json.loads(path.read_text())
+    assert first.keys() == {'command', 'code', 'data_seconds'}
+    assert second.keys() == {'command', 'code', 'data_seconds', 'training_seconds'}
+    assert (second['command'], second['code']) == ('second', 'abc-dirty')
+    assert log.runs == [first, second]

@@ -1,0 +1,117 @@
+"""Whether a bundle's files fit its policy.yaml: weights to networks, tokenizer to text table.
+
+`read_bundle` reads only what every part of the program needs. What is here costs more, and is for
+whoever wants to know before a policy is loaded. None of it needs PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from vla_runtime.bundle.folder import Bundle, BundleError
+from vla_runtime.export.checkpoint import CheckpointError, StoredTensor, check_tensors, read_header
+from vla_runtime.families.pi.weight_shapes import network_shapes
+from vla_runtime.processing.tokenizer import Tokenizer
+
+_BLOCK_BYTES = 1 << 22
+_LISTED = 10
+# How a precision is read, and the bits that are all set in an infinity or a NaN and in no number.
+_EXPONENT: Mapping[str, tuple[np.dtype[Any], int]] = {
+    'F32': (np.dtype('<u4'), 0x7F800000),
+    'F16': (np.dtype('<u2'), 0x7C00),
+    'BF16': (np.dtype('<u2'), 0x7F80),
+}
+
+
+def check_contents(bundle: Bundle) -> None:
+    """Compare weights and tokenizer with the dimensions in policy.yaml; reads no weights.
+
+    Raises:
+        BundleError: tensors missing, unexpected, or of another shape or kind; a tokenizer that
+            cannot be read, or whose tokens the text table does not have.
+    """
+    _check_tokenizer(bundle)
+    tensors = _header(bundle)
+    expected = network_shapes(bundle.spec.family, bundle.spec.dims)
+    try:
+        check_tensors(tensors, expected)
+    except CheckpointError as error:
+        raise BundleError(
+            f'{bundle.weights_path}: against family and dimensions in policy.yaml {error}'
+        ) from None
+
+
+def check_finite(bundle: Bundle, advance: Callable[[int], object] = lambda count: None) -> None:
+    """Look for weights that are not numbers; reads the whole file, a block at a time.
+
+    Args:
+        bundle: a checked bundle.
+        advance: told the bytes read, as they are.
+
+    Raises:
+        BundleError: NaN or infinity somewhere; names at most 10 tensors, then a count.
+    """
+    found = []
+    path = bundle.weights_path
+    with path.open('rb') as file:
+        for tensor in sorted(_header(bundle).values(), key=lambda item: item.offset):
+            file.seek(tensor.offset)
+            bad = _count_bad(file, tensor, advance)
+            if bad:
+                found.append(f"'{tensor.name}' {list(tensor.shape)}: {bad}")
+    if found:
+        shown = '\n  '.join(found[:_LISTED])
+        more = f'\n  and {len(found) - _LISTED} more tensors' if len(found) > _LISTED else ''
+        raise BundleError(
+            f'{path}: holds numbers that are NaN or infinite; no action can come of them. Export '
+            f'a checkpoint from before the training failed. How many in which tensor:\n  {shown}'
+            f'{more}'
+        )
+
+
+def weight_bytes(bundle: Bundle) -> int:
+    """Bytes of all tensors, the sum of what `check_finite` tells its `advance`."""
+    return sum(tensor.size for tensor in _header(bundle).values())
+
+
+def _count_bad(file: BinaryIO, tensor: StoredTensor, advance: Callable[[int], object]) -> int:
+    """Numbers that are NaN or infinite; `file` stands at the tensor's first byte."""
+    kind, exponent = _EXPONENT[tensor.dtype]
+    left, bad = tensor.size, 0
+    while left:
+        block = file.read(min(left, _BLOCK_BYTES))
+        if not block:
+            raise BundleError(f"{tensor.path}: ends inside tensor '{tensor.name}'")
+        numbers = np.frombuffer(block, dtype=kind)
+        bad += int(np.count_nonzero((numbers & exponent) == exponent))
+        left -= len(block)
+        advance(len(block))
+    return bad
+
+
+def _header(bundle: Bundle) -> dict[str, StoredTensor]:
+    try:
+        return {tensor.name: tensor for tensor in read_header(bundle.weights_path)}
+    except CheckpointError as error:
+        raise BundleError(str(error)) from None
+
+
+def _check_tokenizer(bundle: Bundle) -> None:
+    path, vocabulary = bundle.tokenizer_path, bundle.spec.dims.vocabulary
+    try:
+        size = Tokenizer.load(path).vocabulary_size
+    except ModuleNotFoundError as error:
+        raise BundleError(
+            f"{path}: the Python package '{error.name}' is not installed, so no prompt can be "
+            f'encoded; install it (pip install {error.name})'
+        ) from None
+    except ValueError as error:
+        raise BundleError(str(error)) from None
+    if size > vocabulary:
+        raise BundleError(
+            f'{path}: has {size} tokens but policy.yaml: field dimensions.vocabulary says '
+            f'{vocabulary}; it belongs to another policy'
+        )

@@ -1,0 +1,345 @@
+"""The rules of policy.yaml: lengths, names, and what belongs together.
+
+`parse_spec` and `check_spec` are the only gate: a spec that passes is complete and consistent, so
+no other room checks names, lengths or vocabularies again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from vla_runtime.bundle.schema import (
+    ENGINES_FOLDER,
+    FORMAT,
+    RATE_UNITS,
+    ROTATION_LENGTH,
+    SPEC_FILE,
+    TOKENIZER_SUFFIXES,
+    BundleSpec,
+    PoseSpec,
+)
+from vla_runtime.files import typed_yaml
+from vla_runtime.files.quotes import quoted
+from vla_runtime.files.typed_yaml import FieldError, did_you_mean
+from vla_runtime.types import Family, PromptTemplate
+
+# A pi0.5 checkpoint trained without state in the prompt uses pi0's layout (openpi) or pi05's.
+_TEMPLATES: Mapping[Family, tuple[PromptTemplate, ...]] = {
+    'pi05': ('pi05_state', 'pi05', 'pi0'),
+    'pi0': ('pi0',),
+}
+
+# The greatest values that are still believed, many times those of any published policy. Beyond
+# them a slip of the hand asks for terabytes of buffers before anything else could notice it.
+LIMITS: Mapping[str, int] = {
+    'dimensions.vision.width': 16384,
+    'dimensions.vision.depth': 512,
+    'dimensions.vision.num_heads': 1024,
+    'dimensions.vision.mlp_dim': 131072,
+    'dimensions.vision.image_size': 4096,
+    'dimensions.vision.patch_size': 1024,
+    **{
+        f'dimensions.{stack}.{name}': limit
+        for stack in ('language', 'expert')
+        for name, limit in {
+            'width': 16384,
+            'depth': 512,
+            'mlp_dim': 131072,
+            'num_heads': 1024,
+            'num_kv_heads': 1024,
+            'head_dim': 1024,
+        }.items()
+    },
+    'dimensions.vocabulary': 4_194_304,
+    'dimensions.cameras': 16,
+    'dimensions.prompt_length': 4096,
+    'dimensions.horizon': 1024,
+    'dimensions.action_dim': 1024,
+    'dimensions.state_dim': 1024,
+    'denoise_steps': 100,
+}
+# Image tokens of all cameras and prompt tokens: attention masks grow with its square.
+PREFIX_LIMIT = 32768
+
+
+def parse_spec(text: str) -> BundleSpec:
+    """Read and check the text of a policy.yaml.
+
+    Raises:
+        FieldError: the first thing that is wrong, with its field.
+    """
+    document = typed_yaml.loads(text)
+    if not isinstance(document, dict):
+        raise FieldError('', 'is not a mapping; expected the keys of a policy bundle')
+    found = document.pop('format', None)
+    if found != FORMAT or isinstance(found, bool):
+        raise FieldError(
+            'format', f'{quoted(found)} where {FORMAT} is expected (a newer vla_runtime?)'
+        )
+    spec = typed_yaml.parse(BundleSpec, document)
+    check_spec(spec)
+    return spec
+
+
+def dump_spec(spec: BundleSpec) -> str:
+    """The text of policy.yaml; `parse_spec` gives an equal spec back."""
+    # A line for each file, so that a changed hash is a changed line.
+    files = yaml.safe_dump({'files': dict(spec.files)}, default_flow_style=False, width=1000)
+    rest = typed_yaml.to_plain(spec)
+    del rest['files']
+    return f'format: {FORMAT}\n{typed_yaml.dumps(rest)}{files}'
+
+
+def check_spec(spec: BundleSpec) -> None:
+    """Check what type hints cannot say: lengths, names, and what belongs together.
+
+    Raises:
+        FieldError: the first thing that is wrong, with its field.
+    """
+    # A spec built in Python passes the same type checks as one read from a file.
+    document = typed_yaml.to_plain(spec)
+    typed_yaml.parse(BundleSpec, document)
+    _check_limits(spec, document)
+    _check_cameras(spec)
+    if spec.trained_delay_steps > spec.dims.horizon:
+        raise FieldError(
+            'trained_delay_steps',
+            f'{spec.trained_delay_steps} is more than the {spec.dims.horizon} actions of a chunk '
+            '(dimensions.horizon)',
+        )
+    _check_state(spec)
+    _check_poses(spec)
+    _check_actions(spec)
+    if spec.step_time_s <= 0:
+        raise FieldError('step_time_s', f'{spec.step_time_s} where seconds above 0 are expected')
+    if spec.prompt.template not in _TEMPLATES[spec.family]:
+        raise FieldError(
+            'prompt.template',
+            f"'{spec.prompt.template}' is not a prompt of {spec.family}; expected one of "
+            f'{", ".join(_TEMPLATES[spec.family])}',
+        )
+    _check_file_name(spec.tokenizer, 'tokenizer')
+    if '/' in spec.tokenizer or not spec.tokenizer.endswith(TOKENIZER_SUFFIXES):
+        raise FieldError(
+            'tokenizer', f"'{spec.tokenizer}' where a *.json or *.model file name is expected"
+        )
+    for key, text in spec.source.items():
+        if re.match(r'(/|~|[A-Za-z]:\\)', text):
+            raise FieldError(f'source.{key}', f"'{text}' is a path of one machine; leave it out")
+    _check_files(spec)
+
+
+def check_guidable(spec: BundleSpec, asked: str) -> None:
+    """Refuse guidance for a policy that cannot be guided.
+
+    Args:
+        spec: of the policy.
+        asked: the setting or option that asks for guidance.
+
+    Raises:
+        ValueError: it was trained without advantage tags.
+    """
+    if spec.prompt.advantage is None:
+        raise ValueError(
+            f"{asked}: policy '{spec.name}' was trained without advantage tags ({SPEC_FILE}: "
+            'prompt.advantage is not set), so there is nothing to guide with'
+        )
+
+
+def _check_limits(spec: BundleSpec, document: Mapping[str, Any]) -> None:
+    for field, limit in LIMITS.items():
+        value: Any = document
+        for key in field.split('.'):
+            value = value[key]
+        if value > limit:
+            raise FieldError(field, f'{value} where at most {limit} is expected')
+    if spec.dims.prefix_length > PREFIX_LIMIT:
+        raise FieldError(
+            'dimensions',
+            f'{spec.dims.cameras} cameras of {spec.dims.vision.tokens} tokens each and a prompt of '
+            f'{spec.dims.prompt_length} are {spec.dims.prefix_length} tokens; at most '
+            f'{PREFIX_LIMIT} are expected',
+        )
+
+
+def _check_unique(names: Sequence[str], field: str) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            index = [i for i, other in enumerate(names) if other == name][1]
+            raise FieldError(f'{field}[{index}].name', f"'{name}' is given {count} times")
+
+
+def _check_cameras(spec: BundleSpec) -> None:
+    if len(spec.cameras) != spec.dims.cameras:
+        raise FieldError(
+            'cameras',
+            f'{len(spec.cameras)} entries but dimensions.cameras is {spec.dims.cameras}',
+        )
+    _check_unique(spec.camera_names, 'cameras')
+    if not any(camera.present for camera in spec.cameras):
+        raise FieldError('cameras', 'none is present; a policy needs at least one image')
+
+
+def _check_state(spec: BundleSpec) -> None:
+    if not spec.state:
+        raise FieldError('state', 'is empty; expected the measured joints or poses, in order')
+    _check_unique(spec.state_names, 'state')
+    padded = spec.dims.state_dim
+    if spec.family == 'pi05' and padded:
+        raise FieldError(
+            'dimensions.state_dim', f'{padded} where 0 is expected: pi05 has no state token'
+        )
+    if spec.family == 'pi0' and padded < len(spec.state):
+        raise FieldError(
+            'dimensions.state_dim',
+            f'{padded} is less than the {len(spec.state)} entries of state; pi0 pads them up to it',
+        )
+
+
+def _check_actions(spec: BundleSpec) -> None:
+    if not spec.actions:
+        raise FieldError('actions', 'is empty; expected the action dimensions, in order')
+    if len(spec.actions) > spec.dims.action_dim:
+        raise FieldError(
+            'actions',
+            f'{len(spec.actions)} entries but dimensions.action_dim is {spec.dims.action_dim}',
+        )
+    _check_unique(spec.action_names, 'actions')
+    units = {item.name: item.unit for item in spec.state}
+    in_delta_pose = {
+        name
+        for pose in spec.poses
+        if pose.kind == 'delta'
+        for name in (*pose.position, *pose.rotation)
+    }
+    for index, action in enumerate(spec.actions):
+        here = f'actions[{index}]'
+        if (action.unit in RATE_UNITS) != (action.kind == 'velocity') and not (
+            action.kind == 'velocity' and action.unit in ('1', 'percent')
+        ):
+            raise FieldError(
+                f'{here}.unit', f"'{action.unit}' does not fit the kind '{action.kind}'"
+            )
+        if action.kind != 'delta' or action.name in in_delta_pose:
+            if action.relative_to is not None:
+                raise FieldError(
+                    f'{here}.relative_to',
+                    f"'{action.relative_to}' is only for the kind 'delta' outside of a pose",
+                )
+        elif action.relative_to is None:
+            raise FieldError(
+                f'{here}.relative_to', "is missing; the kind 'delta' needs the name of a state"
+            )
+        elif action.relative_to not in units:
+            raise FieldError(
+                f'{here}.relative_to',
+                f"'{action.relative_to}' is not in state{did_you_mean(action.relative_to, units)}",
+            )
+        elif units[action.relative_to] != action.unit:
+            raise FieldError(
+                f'{here}.unit',
+                f"'{action.unit}' but its state '{action.relative_to}' is in "
+                f"'{units[action.relative_to]}'; a delta adds to its state",
+            )
+
+
+def _check_poses(spec: BundleSpec) -> None:
+    used: dict[str, str] = {}
+    kinds = {action.name: action.kind for action in spec.actions}
+    _check_unique([pose.name for pose in spec.poses], 'poses')
+    for index, pose in enumerate(spec.poses):
+        here = f'poses[{index}]'
+        length = ROTATION_LENGTH[pose.form]
+        if len(pose.rotation) != length:
+            raise FieldError(
+                f'{here}.rotation', f'{len(pose.rotation)} names but {pose.form} has {length}'
+            )
+        for part in ('position', 'rotation'):
+            for column, name in enumerate(getattr(pose, part)):
+                field = f'{here}.{part}[{column}]'
+                if name not in kinds:
+                    hint = did_you_mean(name, kinds)
+                    raise FieldError(field, f"'{name}' is not in actions{hint}")
+                if name in used:
+                    raise FieldError(field, f"'{name}' is already used by {used[name]}")
+                if kinds[name] != pose.kind:
+                    raise FieldError(
+                        field, f"'{name}' has kind '{kinds[name]}' but the pose '{pose.kind}'"
+                    )
+                used[name] = field
+                if part == 'rotation':
+                    _check_angle(spec, name, field)
+        if (pose.form == 'euler') != (pose.euler_axes is not None):
+            raise FieldError(f'{here}.euler_axes', "is for the form 'euler', and needed there")
+        if pose.euler_axes is not None and not re.fullmatch(
+            r'[sr]([xyz])(?!\1)([xyz])(?!\2)[xyz]', pose.euler_axes
+        ):
+            raise FieldError(
+                f'{here}.euler_axes',
+                f"'{pose.euler_axes}' where s or r and three axes are expected, e.g. 'sxyz'",
+            )
+        _check_pose_state(spec, pose, here)
+
+
+def _check_pose_state(spec: BundleSpec, pose: PoseSpec, here: str) -> None:
+    lengths = {'state_position': 3, 'state_rotation': ROTATION_LENGTH[pose.form]}
+    for part, length in lengths.items():
+        names: tuple[str, ...] = getattr(pose, part)
+        if len(names) != length and (names or pose.kind == 'delta'):
+            raise FieldError(
+                f'{here}.{part}', f'{len(names)} names where {length} state names are expected'
+            )
+        for column, name in enumerate(names):
+            if name not in spec.state_names:
+                hint = did_you_mean(name, spec.state_names)
+                raise FieldError(f'{here}.{part}[{column}]', f"'{name}' is not in state{hint}")
+            if part == 'state_rotation':
+                _check_angle(spec, name, f'{here}.{part}[{column}]')
+            elif pose.kind == 'delta':
+                _check_same_unit(spec, pose.position[column], name, f'{here}.{part}[{column}]')
+
+
+def _check_angle(spec: BundleSpec, name: str, field: str) -> None:
+    units = {item.name: item.unit for item in (spec.state if 'state_' in field else spec.actions)}
+    if units[name] in ('deg', 'deg/s'):
+        raise FieldError(
+            field, f"'{name}' is in '{units[name]}', but the angles of a pose are composed in rad"
+        )
+
+
+def _check_same_unit(spec: BundleSpec, action: str, state: str, field: str) -> None:
+    moved = next(item.unit for item in spec.actions if item.name == action)
+    measured = next(item.unit for item in spec.state if item.name == state)
+    if moved != measured:
+        raise FieldError(
+            field, f"'{state}' is in '{measured}' but the action '{action}' in '{moved}'"
+        )
+
+
+def _check_file_name(name: str, field: str) -> None:
+    parts = PurePosixPath(name).parts
+    if (
+        name != '/'.join(parts)
+        or name.startswith('/')
+        or '\\' in name
+        or any(part.startswith('.') for part in parts)
+    ):
+        raise FieldError(
+            field, f"'{name}' where a plain relative file name without '..' is expected"
+        )
+
+
+def _check_files(spec: BundleSpec) -> None:
+    for name, digest in spec.files.items():
+        field = f"files['{name}']"
+        _check_file_name(name, field)
+        if name == SPEC_FILE or name.split('/')[0] == ENGINES_FOLDER:
+            raise FieldError(field, f'{SPEC_FILE} and {ENGINES_FOLDER}/ are never listed')
+        if not re.fullmatch(r'[0-9a-f]{64}', digest):
+            raise FieldError(field, f"'{digest}' is not a SHA-256 in 64 small hex digits")

@@ -1,0 +1,196 @@
+"""What a policy bundle says about itself: the dataclasses that policy.yaml mirrors.
+
+Only words and shapes are here; what belongs together is checked in `bundle_rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.types import (
+    ActionKind,
+    AdvantageTemplate,
+    Family,
+    ImagePadding,
+    ImageResample,
+    NormaliserKind,
+    PoseFrame,
+    PromptCleaning,
+    PromptTemplate,
+    RotationForm,
+)
+
+FORMAT = 1
+SPEC_FILE = 'policy.yaml'
+WEIGHTS_FILE = 'weights.safetensors'
+STATISTICS_FILE = 'statistics.safetensors'
+VERIFICATION_FILE = 'verification.json'
+# safetensors' names of the kinds of tensors that networks load, and the bytes of one number.
+WEIGHT_BYTES: Mapping[str, int] = {'F32': 4, 'BF16': 2, 'F16': 2}
+TOKENIZER_SUFFIXES = ('.json', '.model')
+# Made on the machine that runs them, tied to its GPU and TensorRT: never listed, never hashed.
+ENGINES_FOLDER = 'engines'
+
+# '1' is a number without a unit, such as a gripper opening between 0 and 1.
+Unit = Literal['rad', 'deg', 'm', 'mm', 'rad/s', 'deg/s', 'm/s', '1', 'percent']
+RATE_UNITS = ('rad/s', 'deg/s', 'm/s')
+
+ROTATION_LENGTH: Mapping[RotationForm, int] = {
+    'quaternion_wxyz': 4,
+    'quaternion_xyzw': 4,
+    'euler': 3,
+    'axis_angle': 3,
+    'rotation_6d': 6,
+}
+# Which statistics a normaliser reads.
+STATISTICS_OF: Mapping[NormaliserKind, tuple[str, ...]] = {
+    'identity': (),
+    'quantiles_openpi': ('q01', 'q99'),
+    'quantiles_lerobot': ('q01', 'q99'),
+    'mean_std_openpi': ('mean', 'std'),
+    'mean_std_lerobot': ('mean', 'std'),
+    'min_max': ('min', 'max'),
+}
+STATISTICS = ('mean', 'std', 'min', 'max', 'q01', 'q99')
+
+
+@dataclass(frozen=True)
+class CameraSpec:
+    """A camera the policy was trained with; `present: false` is always a masked black image."""
+
+    name: str
+    present: bool = True
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """How a camera's image becomes the network's pixels."""
+
+    padding: ImagePadding
+    resample: ImageResample
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """One dimension of the measured state, in the order the policy was trained with."""
+
+    name: str
+    unit: Unit
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """One dimension of an action.
+
+    Attributes:
+        name: unique among the actions.
+        unit: of the decoded action; a rate for `velocity`.
+        kind: `delta` is relative to the measured state at the start of the chunk.
+        relative_to: the state's name, for `delta` only.
+    """
+
+    name: str
+    unit: Unit
+    kind: ActionKind
+    relative_to: str | None = None
+
+
+@dataclass(frozen=True)
+class PoseSpec:
+    """Actions that together are an end-effector pose, where deltas compose and do not add.
+
+    Attributes:
+        name: of the end effector.
+        position: names of the x, y and z actions.
+        rotation: names of the rotation's actions, as many as `form` has numbers.
+        form: how the rotation is written.
+        kind: `delta` is composed with the pose measured at the start of the chunk.
+        frame: of a delta: `base` (dR * R0) or `tool` (R0 * dR).
+        euler_axes: transforms3d's order, e.g. `sxyz`; for the form `euler` only.
+        state_position: names of the state's x, y and z; needed for `delta`.
+        state_rotation: names of the state's rotation, same form; needed for `delta`.
+    """
+
+    name: str
+    position: tuple[str, str, str]
+    rotation: tuple[str, ...]
+    form: RotationForm
+    kind: ActionKind
+    frame: PoseFrame
+    euler_axes: str | None = None
+    state_position: tuple[str, ...] = ()
+    state_rotation: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptSpec:
+    """How task, state and advantage become the prompt; `advantage` None: trained without a tag."""
+
+    template: PromptTemplate
+    cleaning: PromptCleaning
+    advantage: AdvantageTemplate | None = None
+
+
+@dataclass(frozen=True)
+class NormalisationSpec:
+    """Which normaliser state and actions were trained with."""
+
+    state: NormaliserKind
+    actions: NormaliserKind
+
+
+@dataclass(frozen=True)
+class BundleSpec:
+    """All of policy.yaml.
+
+    Attributes:
+        name: of the policy, for people.
+        family: which network the weights belong to.
+        dims: sizes of the networks (key `dimensions`).
+        cameras: in the order the network sees them; as many as `dims.cameras`.
+        images: resize and padding.
+        state: measured dimensions in order.
+        actions: dimensions in order; the network's further ones are padding.
+        step_time_s: seconds between two actions of a chunk.
+        denoise_steps: Euler steps that the policy is meant to run with.
+        prompt: template and cleaning.
+        normalisation: kinds; their numbers are in statistics.safetensors.
+        tokenizer: file name, `*.json` (tokenizers) or `*.model` (sentencepiece).
+        poses: groups of actions that are end-effector poses.
+        trained_delay_steps: longest prefix of known actions, each at flow time 0, that the policy
+            was trained with (arXiv 2512.05964); 0: all actions always shared one flow time.
+        source: where the bundle came from, for people: tools, versions; never a machine's path.
+        files: file name to SHA-256, of every file but policy.yaml and `engines/`.
+    """
+
+    name: str
+    family: Family
+    dims: PolicyDims = field(metadata={'key': 'dimensions'})
+    cameras: tuple[CameraSpec, ...]
+    images: ImageSpec
+    state: tuple[StateSpec, ...]
+    actions: tuple[ActionSpec, ...]
+    step_time_s: float
+    denoise_steps: int
+    prompt: PromptSpec
+    normalisation: NormalisationSpec
+    tokenizer: str
+    poses: tuple[PoseSpec, ...] = ()
+    trained_delay_steps: int = 0
+    source: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def camera_names(self) -> tuple[str, ...]:
+        return tuple(camera.name for camera in self.cameras)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return tuple(item.name for item in self.state)
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        return tuple(item.name for item in self.actions)

@@ -1,0 +1,172 @@
+"""The rules of statistics.safetensors, and what is odd about numbers that keep to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vla_runtime.bundle.schema import SPEC_FILE, STATISTICS, STATISTICS_OF, BundleSpec, Unit
+from vla_runtime.files.quotes import quoted
+from vla_runtime.files.typed_yaml import FieldError, did_you_mean
+from vla_runtime.types import NormaliserKind
+
+# Beyond it the normalisers' float32 overflows.
+_LARGEST = 1e30
+# A dimension that spreads less, in any unit, was constant in training but for rounding.
+_CONSTANT = 1e-6
+# The furthest that a robot goes. An action of +1 or -1 on the network's scale that lies beyond
+# cannot have been recorded on any.
+_FURTHEST: Mapping[Unit, float] = {
+    # Most joints stay within one turn; a continuous one that is never unwound may have 16.
+    'rad': 100.0,
+    'deg': 6000.0,
+    # An arm reaches 2 m; a rail or a gantry is ten times as long.
+    'm': 20.0,
+    'mm': 20_000.0,
+    # A motor without a gear turns 3000 times a minute.
+    'rad/s': 300.0,
+    'deg/s': 18_000.0,
+    'm/s': 50.0,
+    # Encoder ticks, for example.
+    '1': 1e6,
+    'percent': 1000.0,
+}
+# Part of it beyond which a person is told.
+_FAR = 0.5
+
+
+def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
+    """Check that the statistics fit the spec.
+
+    Args:
+        spec: a checked spec.
+        statistics: `state.mean`, `actions.q01` and so on to float arrays of one number a dimension.
+
+    Raises:
+        FieldError: unknown, missing, wrongly shaped, non-finite or contradictory statistics, or
+            actions that would be further away than any robot reaches.
+    """
+    lengths = {'state': len(spec.state), 'actions': len(spec.actions)}
+    known = [f'{group}.{name}' for group in lengths for name in STATISTICS]
+    for key, value in statistics.items():
+        if key not in known:
+            raise FieldError(key, f'unknown statistic{did_you_mean(key, known)}')
+        length = lengths[key.partition('.')[0]]
+        if value.shape != (length,) or value.dtype not in (np.float32, np.float64):
+            raise FieldError(
+                key,
+                f'{value.dtype} of shape {value.shape} where float32 or float64 of shape '
+                f'({length},) is expected, one number for each name in {SPEC_FILE}',
+            )
+        names = spec.state_names if key.startswith('state.') else spec.action_names
+        for name, number in zip(names, value.tolist(), strict=True):
+            if not math.isfinite(number):
+                raise FieldError(key, f'the number for {quoted(name)} is not finite')
+            if abs(number) > _LARGEST:
+                raise FieldError(
+                    key,
+                    f'the number for {quoted(name)} is {number:g}; at most {_LARGEST:g} is read',
+                )
+    for group in lengths:
+        _check_group(spec, group, statistics)
+    _check_reach(spec, statistics)
+
+
+def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> list[str]:
+    """What a person should know of statistics that `check_statistics` accepts.
+
+    Returns:
+        A line for all actions, and one for all states, that were constant in training; likewise
+        for those that reach far for any robot, and for states that reach further.
+    """
+    notes = []
+    actions = _range(spec, 'actions', statistics)
+    if names := _constant(spec.action_names, actions):
+        notes.append(
+            f'actions {names} have no range: the data set never moved them, so the policy always '
+            'commands the same number'
+        )
+    state = _range(spec, 'state', statistics)
+    if names := _constant(spec.state_names, state):
+        notes.append(
+            f'states {names} have no range: whatever differs from the data set is blown up for the '
+            'network, so the robot must hold them where the data set did'
+        )
+    if actions is not None:
+        reach = _reach(actions, [item.unit for item in spec.actions])
+        if names := _named(spec.action_names, reach > _FAR):
+            notes.append(f'actions {names} reach further than nearly any robot: check their units')
+    if state is not None:
+        reach = _reach(state, [item.unit for item in spec.state])
+        if names := _named(spec.state_names, (reach > _FAR) & (reach <= 1.0)):
+            notes.append(f'states {names} reach further than nearly any robot: check their units')
+        if names := _named(spec.state_names, reach > 1.0):
+            notes.append(
+                f'states {names} have a range beyond any robot: the network hardly sees them change'
+            )
+    return notes
+
+
+def _check_reach(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
+    """Actions of -1 and +1 on the network's scale are where a robot can be."""
+    found = _range(spec, 'actions', statistics)
+    if found is None:
+        return
+    limits = _limits([action.unit for action in spec.actions])
+    for values, number in zip(found, ('-1', '+1'), strict=True):
+        for index in np.flatnonzero(np.abs(values) > limits)[:1]:
+            action = spec.actions[index]
+            first, second = STATISTICS_OF[spec.normalisation.actions]
+            raise FieldError(
+                f'actions.{first}, actions.{second}',
+                f"the policy's {number} is {values[index]:g} {action.unit} for "
+                f'{quoted(action.name)}, beyond the {limits[index]:g} that any robot reaches; '
+                'export with the statistics of the data set',
+            )
+
+
+def _range(
+    spec: BundleSpec, group: str, statistics: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """What -1 and +1 on the network's scale are in the robot's units; None for `identity`."""
+    kind: NormaliserKind = getattr(spec.normalisation, group)
+    if not STATISTICS_OF[kind]:
+        return None
+    first, second = (
+        statistics[f'{group}.{name}'].astype(np.float64) for name in STATISTICS_OF[kind]
+    )
+    return (first - second, first + second) if kind.startswith('mean_std') else (first, second)
+
+
+def _reach(found: tuple[np.ndarray, np.ndarray], units: Sequence[Unit]) -> np.ndarray:
+    """The furthest of each, as a part of what any robot reaches."""
+    furthest: np.ndarray = np.maximum(np.abs(found[0]), np.abs(found[1])) / _limits(units)
+    return furthest
+
+
+def _limits(units: Sequence[Unit]) -> np.ndarray:
+    return np.array([_FURTHEST[unit] for unit in units])
+
+
+def _constant(names: Sequence[str], found: tuple[np.ndarray, np.ndarray] | None) -> str:
+    return '' if found is None else _named(names, found[1] - found[0] <= _CONSTANT)
+
+
+def _named(names: Sequence[str], which: np.ndarray) -> str:
+    return ', '.join(quoted(name) for name, chosen in zip(names, which, strict=True) if chosen)
+
+
+def _check_group(spec: BundleSpec, group: str, statistics: Mapping[str, np.ndarray]) -> None:
+    kind: NormaliserKind = getattr(spec.normalisation, group)
+    for name in STATISTICS_OF[kind]:
+        if f'{group}.{name}' not in statistics:
+            raise FieldError(f'{group}.{name}', f"is missing; the normaliser '{kind}' reads it")
+    std = statistics.get(f'{group}.std')
+    if std is not None and (std < 0).any():
+        raise FieldError(f'{group}.std', 'has a negative number; a spread is at least 0')
+    for low, high in (('q01', 'q99'), ('min', 'max')):
+        below, above = statistics.get(f'{group}.{low}'), statistics.get(f'{group}.{high}')
+        if below is not None and above is not None and (below > above).any():
+            raise FieldError(f'{group}.{low}', f'is above {group}.{high} in some dimension')

@@ -1,0 +1,67 @@
+"""A bundle's spec in a few lines, for people."""
+
+from __future__ import annotations
+
+from vla_runtime.bundle.schema import BundleSpec
+
+_KEY_WIDTH = 12
+
+
+def line(key: str, text: object) -> str:
+    """One aligned line of a summary."""
+    return f'{key:<{_KEY_WIDTH}}{text}'
+
+
+def describe(spec: BundleSpec) -> str:
+    """Everything that matters to someone about to run the policy.
+
+    Returns:
+        Lines without a newline at the end.
+    """
+    dims = spec.dims
+    cameras = [item.name if item.present else f'{item.name} (absent)' for item in spec.cameras]
+    state = [f'{item.name} [{item.unit}]' for item in spec.state]
+    lines = [
+        line('policy', f'{spec.name} ({spec.family})'),
+        line(
+            'networks',
+            f'vision {dims.vision.depth}x{dims.vision.width}, language '
+            f'{dims.language.depth}x{dims.language.width}, expert '
+            f'{dims.expert.depth}x{dims.expert.width}, vocabulary {dims.vocabulary}',
+        ),
+        line(
+            'cameras',
+            f'{", ".join(cameras)}; {dims.vision.image_size} px, {spec.images.padding}, '
+            f'{spec.images.resample}',
+        ),
+        line('state', ', '.join(state)),
+    ]
+    for index, action in enumerate(spec.actions):
+        relative = f' to {action.relative_to}' if action.relative_to else ''
+        text = f'{action.name} [{action.unit}] {action.kind}{relative}'
+        lines.append(line('' if index else 'actions', text))
+    for pose in spec.poses:
+        lines.append(line('pose', f'{pose.name}: {pose.form}, {pose.kind} in {pose.frame}'))
+    delay = spec.trained_delay_steps
+    trained = f', trained with up to {delay} known actions' if delay else ''
+    advantage = f', advantage {spec.prompt.advantage}' if spec.prompt.advantage else ''
+    lines += [
+        line(
+            'chunk',
+            f'{dims.horizon} actions of {spec.step_time_s * 1e3:g} ms '
+            f'({dims.horizon * spec.step_time_s:.2f} s), {spec.denoise_steps} denoise steps'
+            f'{trained}',
+        ),
+        line(
+            'prompt',
+            f'{spec.prompt.template}, {spec.prompt.cleaning} cleaning, at most '
+            f'{dims.prompt_length} tokens{advantage}',
+        ),
+        line(
+            'normalised',
+            f'state {spec.normalisation.state}, actions {spec.normalisation.actions}',
+        ),
+    ]
+    for index, (key, text) in enumerate(spec.source.items()):
+        lines.append(line('' if index else 'source', f'{key}: {text}'))
+    return '\n'.join(lines)

@@ -1,0 +1,61 @@
+"""A graph whose weights are a link, as in a Hugging Face cache.
+
+ONNX Runtime refuses weights that lie outside of the graph's folder once links are followed. So the
+link is followed here, and the graph is given to it with the file's own folder and name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vla_runtime.engines.onnx.files import WEIGHTS_DATA
+from vla_runtime.engines.protobuf import changed, fields
+from vla_runtime.files.input_files import regular_file
+
+# Fields of the messages, as onnx.proto of ONNX 1.x numbers them.
+_MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_EXTERNAL = 7, 5, 13
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2
+
+
+def follow_weights(path: Path, model: bytes | None) -> tuple[Path, bytes | None]:
+    """Where a graph's weights lie, and the graph that names them there.
+
+    Args:
+        path: of the graph file.
+        model: the graph, where it is not the file's own.
+
+    Returns:
+        The folder that holds the weights, and the graph; None where it is the file's own.
+
+    Raises:
+        ValueError: a link that leads to no regular file, or no ONNX file.
+        OSError: it may not be read.
+    """
+    folder, weights = path.parent, path.parent / WEIGHTS_DATA
+    if not weights.is_symlink():
+        return folder, model
+    try:
+        target = regular_file(weights)
+    except ValueError as error:
+        raise ValueError(f'{weights}: {error}') from None
+    try:
+        return target.parent, _relocated(model or path.read_bytes(), target.name)
+    except (IndexError, TypeError, KeyError, ValueError) as error:
+        raise ValueError(f'{path}: is not a whole ONNX file ({error})') from None
+
+
+def _relocated(model: bytes, file: str) -> bytes:
+    """The graph with all external weights in the file of this name."""
+
+    def entry(data: memoryview) -> bytes:
+        if bytes(dict(fields(data))[_ENTRY_KEY]) != b'location':
+            return bytes(data)
+        return changed(data, {_ENTRY_VALUE: lambda old: file.encode()})
+
+    def tensor(data: memoryview) -> bytes:
+        return changed(data, {_TENSOR_EXTERNAL: entry})
+
+    def graph(data: memoryview) -> bytes:
+        return changed(data, {_GRAPH_INITIALIZER: tensor})
+
+    return changed(memoryview(model), {_MODEL_GRAPH: graph})

@@ -1,0 +1,240 @@
+"""ONNX Runtime sessions on the provider that was asked for, and buffers on its device.
+
+A provider that is not there, or that ONNX Runtime drops because its libraries do not load, is an
+error: ONNX Runtime alone would warn and go on with the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.onnx.links import follow_weights
+
+# ONNX's numbers of the types, which ONNX Runtime takes where numpy has no type (bfloat16).
+_ONNX_TYPE = {
+    'tensor(float)': 1,
+    'tensor(int64)': 7,
+    'tensor(bool)': 9,
+    'tensor(float16)': 10,
+    'tensor(bfloat16)': 16,
+}
+# ONNX Runtime's names of the kinds of numbers.
+KIND_OF = {
+    'tensor(float)': 'float32',
+    'tensor(float16)': 'float16',
+    'tensor(bfloat16)': 'bfloat16',
+    'tensor(int64)': 'int64',
+    'tensor(bool)': 'bool',
+}
+_PROVIDERS = {
+    'cpu': 'CPUExecutionProvider',
+    'cuda': 'CUDAExecutionProvider',
+    'tensorrt': 'TensorrtExecutionProvider',
+}
+_LOG_ERRORS = 3
+_WEIGHTS_FOLDER = 'session.model_external_initializers_file_folder_path'
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where networks run.
+
+    Attributes:
+        device: as it was asked for.
+        provider: ONNX Runtime's name of what runs them.
+        memory: ONNX Runtime's name of the memory: `cpu` or `cuda`.
+        index: of the device.
+    """
+
+    device: str
+    provider: str
+    memory: str
+    index: int
+
+    @classmethod
+    def of(cls, device: str) -> Placement:
+        """Where a device name leads.
+
+        Args:
+            device: `cpu`, `cuda`, `cuda:N`, or `tensorrt`, `tensorrt:N` for ONNX Runtime's own
+                TensorRT provider.
+
+        Raises:
+            ValueError: an unknown name, or a provider that this ONNX Runtime does not have.
+        """
+        kind, index = parse_device(device, 'onnxruntime')
+        provider = _PROVIDERS[kind]
+        available = onnxruntime.get_available_providers()
+        if provider not in available:
+            raise ValueError(
+                f"device '{device}': this ONNX Runtime {onnxruntime.__version__} has no {provider} "
+                f'(it has {", ".join(available)}); install onnxruntime-gpu in place of '
+                'onnxruntime, or use device cpu'
+            )
+        return cls(device, provider, 'cpu' if kind == 'cpu' else 'cuda', index)
+
+    def options(self) -> dict[str, str]:
+        """The provider's options."""
+        if self.memory == 'cpu':
+            return {}
+        index = {'device_id': str(self.index)}
+        # float32 means float32: TF32 keeps 10 bits of a number.
+        return index | ({'use_tf32': '0'} if self.provider == _PROVIDERS['cuda'] else {})
+
+
+class Buffer:
+    """A tensor that lives as long as its engine, in the device's memory.
+
+    Args:
+        placement: of the engine.
+        shape: static.
+        kind: ONNX Runtime's name of the type, `tensor(float)`.
+    """
+
+    def __init__(self, placement: Placement, shape: Sequence[int], kind: str) -> None:
+        self.shape = list(shape)
+        self.kind = _ONNX_TYPE[kind]
+        self.value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+            self.shape, self.kind, placement.memory, placement.index
+        )
+        self._row_bytes = self.value.tensor_size_in_bytes() // (self.shape[0] if shape else 1)
+
+    def write(self, array: np.ndarray) -> None:
+        """Overwrite all of it; the array has the buffer's shape up to axes of length one."""
+        self.value.update_inplace(np.ascontiguousarray(array).reshape(self.shape))
+
+    def read(self) -> np.ndarray:
+        """A copy in host memory."""
+        return self.value.numpy().copy()
+
+    def row_address(self, index: int) -> int:
+        """Address of one entry of the first axis."""
+        return int(self.value.data_ptr()) + index * self._row_bytes
+
+
+class Session:
+    """One graph file on a provider.
+
+    Args:
+        path: of the graph.
+        placement: where to run it.
+        options: ONNX Runtime's session options; `session_options()` unless given.
+        model: the graph, where it is not the file's own; its weights are found beside the file.
+        **more: further arguments of ONNX Runtime's InferenceSession.
+
+    Raises:
+        ValueError: the file cannot be loaded there, or the provider was dropped.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        placement: Placement,
+        options: onnxruntime.SessionOptions | None = None,
+        model: bytes | None = None,
+        **more: Any,
+    ) -> None:
+        self.path = path
+        self.placement = placement
+        options = options or session_options()
+        folder, model = follow_weights(path, model)
+        options.add_session_config_entry(_WEIGHTS_FOLDER, str(folder))
+        try:
+            self._session = onnxruntime.InferenceSession(
+                model or str(path),
+                sess_options=options,
+                providers=[(placement.provider, placement.options())],
+                **more,
+            )
+        except Exception as error:  # ONNX Runtime's errors have no class of their own in common
+            raise ValueError(_load_error(path, placement, error)) from error
+        self._session.disable_fallback()
+        if placement.provider not in self._session.get_providers():
+            raise ValueError(
+                f"device '{placement.device}': ONNX Runtime could not start {placement.provider} "
+                f'for {path.name} (its reason is in the log above) and would run on '
+                f'{", ".join(self._session.get_providers())}; mend the CUDA libraries, or use cpu'
+            )
+        self.inputs = {item.name: item for item in self._session.get_inputs()}
+        self.outputs = {item.name: item for item in self._session.get_outputs()}
+
+    def buffer(self, name: str) -> Buffer:
+        """A buffer for an input or output of this graph."""
+        item = {**self.inputs, **self.outputs}[name]
+        return Buffer(self.placement, item.shape, item.type)
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run once over arrays, all outputs into new ones."""
+        return dict(zip(self.outputs, self._session.run(None, dict(inputs)), strict=True))
+
+    def binding(self) -> Binding:
+        """Inputs and outputs to bind, for `Binding.run`."""
+        return Binding(self._session, self.placement)
+
+
+class Binding:
+    """The buffers that one session reads and writes."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, placement: Placement) -> None:
+        self._session = session
+        self._placement = placement
+        self._binding = session.io_binding()
+
+    def input(self, name: str, buffer: Buffer) -> None:
+        self._binding.bind_ortvalue_input(name, buffer.value)
+
+    def output(self, name: str, buffer: Buffer) -> None:
+        self._binding.bind_ortvalue_output(name, buffer.value)
+
+    def input_row(self, name: str, shape: Sequence[int], buffer: Buffer, row: int) -> None:
+        """Bind one entry of a buffer's first axis, under the shape that the input has."""
+        place = (self._placement.memory, self._placement.index, buffer.kind, list(shape))
+        self._binding.bind_input(name, *place, buffer.row_address(row))
+
+    def output_row(self, name: str, shape: Sequence[int], buffer: Buffer, row: int) -> None:
+        place = (self._placement.memory, self._placement.index, buffer.kind, list(shape))
+        self._binding.bind_output(name, *place, buffer.row_address(row))
+
+    def run(self) -> None:
+        """Run the graph over what is bound."""
+        self._session.run_with_iobinding(self._binding)
+
+    def wait(self) -> None:
+        """Until the outputs are written."""
+        self._binding.synchronize_outputs()
+
+
+def session_options() -> onnxruntime.SessionOptions:
+    """Options of every session: same inputs, same outputs; no thread that spins while it waits."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _LOG_ERRORS
+    options.use_deterministic_compute = True
+    options.intra_op_num_threads = cpu_threads()
+    options.add_session_config_entry('session.intra_op.allow_spinning', '0')
+    return options
+
+
+def cpu_threads() -> int:
+    """OMP_NUM_THREADS where it is set, else all cores but one, which the messages need."""
+    said = os.environ.get('OMP_NUM_THREADS', '')
+    if said.isdigit() and int(said) > 0:
+        return int(said)
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def _load_error(path: Path, placement: Placement, error: Exception) -> str:
+    text = str(error)
+    if 'NOT_IMPLEMENTED' in text and placement.memory == 'cpu':
+        return (
+            f'{path}: ONNX Runtime cannot run this file on the CPU, which has no bfloat16 matrix '
+            f'products; use device cuda, or export with --onnx-precision float32. {text}'
+        )
+    return f"{path}: ONNX Runtime cannot load it on '{placement.device}': {text}"

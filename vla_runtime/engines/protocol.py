@@ -1,0 +1,130 @@
+"""The one protocol that every backend fulfils: three networks over buffers it owns.
+
+Invariants:
+- Every buffer lives from load to `close`, those of a schedule from the first `set_schedule`; what
+  runs every chunk overwrites buffers and never allocates new ones (a backend whose runtime cannot
+  avoid scratch memory says so in its own docstring).
+- The prefix engine's output buffers are the expert's input buffers: `encode_prefix` is all that
+  stands between a new observation and `run_steps`.
+- `encode_image` writes one camera's image tokens into that camera's place and leaves the others
+  alone; `encode_prefix` writes the keys and values of one slot of one number of rows and leaves all
+  others alone, and what is denoised over as well (`use_prefix` says that). So what was encoded
+  stays until it is encoded anew (the prefix cache rests on it).
+- One engine belongs to one thread at a time; with the feature `overlap` one thread may encode into
+  one slot while another denoises over the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from vla_runtime.families.pi.dimensions import PolicyDims
+
+# Prefix slots of each number of prompt rows.
+SLOTS = 2
+# Most noises that are denoised in one call, where an engine can do that at all.
+MAX_SAMPLES = 16
+
+# What only some backends can do. An engine that lacks a feature is never asked for it: the policy
+# refuses the setting instead.
+#   jacobian     the tie to the plan goes through the network's Jacobian (StepInputs.jacobian)
+#   action_time  every action has its own flow time (StepInputs.clean_actions)
+#   samples      several noises over one prefix in one call (StepInputs.x of three dimensions)
+#   overlap      one slot is encoded while the other is denoised over
+Feature = Literal['jacobian', 'action_time', 'samples', 'overlap']
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a chunk is denoised from and towards; all of it is copied into device buffers.
+
+    Attributes:
+        x: (H, A) float32, the noise; (N, H, A) for N chunks at once, 1 <= N <= MAX_SAMPLES
+            (feature `samples`).
+        row_weight: (R,) float32, weight of each prompt row's velocity.
+        plan: (H, A) float32 in normalised action space, zeros without a plan.
+        plan_weight: (N, H) float32 per denoise step and action, zeros without a plan.
+        state: (R, S) float32 normalised and padded, pi0 only.
+        jacobian: multiply the tie to the plan by the Jacobian of the denoised chunk with respect to
+            x (arXiv 2506.07339, equation 2) instead of by the identity (feature `jacobian`).
+        clean_actions: that many first actions are known: their own flow time is 0 at every step,
+            for networks trained so (feature `action_time`).
+    """
+
+    x: np.ndarray
+    row_weight: np.ndarray
+    plan: np.ndarray
+    plan_weight: np.ndarray
+    state: np.ndarray | None = None
+    jacobian: bool = False
+    clean_actions: int = 0
+
+
+class PolicyEngine(Protocol):
+    """The vision, prefix and expert networks of one policy, loaded on one device."""
+
+    dims: PolicyDims
+    max_rows: int
+    slots: int
+    features: frozenset[Feature]
+
+    @property
+    def cuda_graph(self) -> Mapping[str, str]:
+        """Per network (`vision`, `prefix`, `denoise`): `captured`, `eager`, or why not."""
+
+    def set_schedule(self, times: np.ndarray, dt: float) -> None:
+        """Prepare the denoise steps at these flow times.
+
+        Args:
+            times: (N,) flow times from 1 towards 0; step k runs at times[k].
+            dt: Euler step of every denoise step, negative.
+        """
+
+    def encode_image(self, camera: int, pixels: np.ndarray) -> None:
+        """Run the vision network on one camera's pixels (3, S, S) float32 in [-1, 1]."""
+
+    def encode_prefix(
+        self, image_mask: np.ndarray, tokens: np.ndarray, token_mask: np.ndarray, slot: int = 0
+    ) -> None:
+        """Run the language prefill over all image tokens and R prompt rows, into one slot.
+
+        Args:
+            image_mask: (V,) bool, False hides a camera.
+            tokens: (R, L) int64, 1 <= R <= max_rows.
+            token_mask: (R, L) bool, False hides padding.
+            slot: of this number of rows, 0 <= slot < slots; no other slot changes.
+        """
+
+    def use_prefix(self, rows: int, slot: int = 0) -> None:
+        """Denoise from now on over what this slot of this number of rows holds (at first: 1, 0).
+
+        Between two `step` calls of one chunk the slot may change and the number of rows may not.
+        """
+
+    def load_step_inputs(self, inputs: StepInputs) -> None:
+        """Copy noise, weights, plan and state into the expert's input buffers."""
+
+    def step(self, index: int) -> None:
+        """Run denoise step `index` of the schedule on the `x` buffer, in place."""
+
+    def run_steps(self) -> None:
+        """Run all denoise steps of the schedule; one graph launch where captured."""
+
+    def read_x(self) -> np.ndarray:
+        """A copy of the `x` buffer, float32 of the shape that was loaded."""
+
+    def write_x(self, x: np.ndarray) -> None:
+        """Overwrite the `x` buffer that the next `step` starts from, of the shape loaded."""
+
+    def read_velocity(self) -> np.ndarray:
+        """A copy of the last step's velocities, (R, H, A) or (R, N, H, A) float32."""
+
+    def synchronize(self) -> None:
+        """Wait until all work so far is done, so that a clock read afterwards is honest."""
+
+    def close(self) -> None:
+        """Free every buffer; the engine must not be used afterwards."""

@@ -1,0 +1,368 @@
+"""The TensorRT backend: vision, prefix and expert engines over one stream, replayed as CUDA graphs.
+
+Imports tensorrt, cuda-python and numpy, and nothing else. All buffers are allocated at load, those
+of another number of denoise steps when it is first set. The N steps of a chunk are one graph, the
+prefix another, the vision network a third; they are captured and checked at load, the denoise loop
+first, so that where memory runs short it is the prefix that runs without a graph. All engines share
+one block of scratch memory, because they run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from vla_runtime.engines.cuda_runtime import CudaError, CudaRuntime, device_index
+from vla_runtime.engines.graph_replay import GraphCapturer, GraphedWork
+from vla_runtime.engines.onnx.files import Network as NetworkName
+from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs
+from vla_runtime.engines.tensorrt.adapter import Network, import_tensorrt
+from vla_runtime.engines.tensorrt.buffers import DeviceArray, RowBuffers, Schedule, check_tensors
+from vla_runtime.engines.tensorrt.loading import check_memory, check_precision, load_networks
+from vla_runtime.engines.tensorrt.probes import PrefixProbe, StepsProbe, VisionProbe
+from vla_runtime.engines.tensorrt.store import engine_name, engine_names, find_engines
+from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.families.pi.time_table import TimeTable
+
+# Numbers of denoise steps that are kept, each with its buffers and its graphs.
+_SCHEDULES_KEPT = 4
+
+
+class TensorRTEngine:
+    """Vision, prefix and expert engines of one policy (see `engine.PolicyEngine`).
+
+    Args:
+        dims: of the policy.
+        runtime: of the device; the engine closes it.
+        networks: loaded engines by name (`tensorrt_store.engine_names`).
+        time_table: flow times (N,) to time conditioning (N, C) float32.
+        max_rows: most prompt rows that will be asked for.
+        captures: how often each graph is captured to keep the fastest; 0 for no graphs.
+
+    Raises:
+        ValueError: engines whose inputs and outputs are not those of these dimensions.
+        CudaError: not enough memory for the buffers.
+    """
+
+    features: frozenset[Feature] = frozenset()
+    slots = SLOTS
+
+    def __init__(
+        self,
+        dims: PolicyDims,
+        runtime: CudaRuntime,
+        networks: Mapping[str, Network],
+        time_table: Callable[[np.ndarray], np.ndarray],
+        *,
+        max_rows: int = 2,
+        captures: int = 3,
+    ) -> None:
+        self.dims, self.max_rows = dims, max_rows
+        self._runtime, self._networks, self._time_table = runtime, networks, time_table
+        check_tensors(dims, {name: network.tensors for name, network in networks.items()})
+        self._capturers = {
+            name: GraphCapturer(name, runtime, captures) for name in ('vision', 'prefix', 'denoise')
+        }
+        # One block for all: they run one after the other on one stream.
+        scratch = max(network.scratch_bytes for network in networks.values())
+        address = runtime.allocate(scratch)
+        for network in networks.values():
+            network.use_scratch(address, scratch)
+        vision, prefix = networks['vision'].tensors, networks['prefix'].tensors
+        expert = networks['expert'].tensors
+        self._pixels = DeviceArray.of(runtime, vision['pixels'])
+        self._encoded = DeviceArray.of(runtime, vision['image_tokens'])
+        self._image_tokens = DeviceArray.of(runtime, prefix['image_tokens'])
+        self._image_mask = DeviceArray.of(runtime, prefix['image_mask'])
+        self._noise = DeviceArray.of(runtime, expert['x'])
+        # Steps read one and write the other.
+        self._x = tuple(DeviceArray.of(runtime, expert['x']) for _ in range(2))
+        self._current = 0
+        self._plan = DeviceArray.of(runtime, expert['plan'])
+        self._buffers = {
+            rows: RowBuffers(
+                runtime,
+                networks[engine_name('prefix', rows)].tensors,
+                networks[engine_name('expert', rows)].tensors,
+                SLOTS,
+            )
+            for rows in range(1, max_rows + 1)
+        }
+        self._rows, self._slot = 1, 0
+        self._schedules: dict[int, Schedule] = {}
+        self._schedule: Schedule | None = None
+        self._vision = self._graphed('vision', self._run_vision)
+        self._prefix = {
+            place: self._graphed('prefix', partial(self._run_prefix, *place))
+            for place in self._places
+        }
+
+    @classmethod
+    def load(
+        cls,
+        bundle: Path,
+        family: str,
+        dims: PolicyDims,
+        *,
+        files: Mapping[str, str],
+        device: str,
+        precision: str,
+        max_rows: int,
+        denoise_steps: int,
+        use_cuda_graphs: bool,
+    ) -> TensorRTEngine:
+        """Load the engines that were built for this GPU and this TensorRT, and try them.
+
+        Args:
+            bundle: the bundle's folder.
+            family, dims: of the policy.
+            files: SHA-256 of the bundle's files by name, as in its policy.yaml.
+            device: `cuda` or `cuda:N`.
+            precision: that the engines must have been built in.
+            max_rows: most prompt rows that will be asked for; less where engines were built for
+                less (`vla_runtime build --rows 1`).
+            denoise_steps: number whose graphs are captured now rather than when first used.
+            use_cuda_graphs: capture and replay graphs.
+
+        Raises:
+            ValueError: no TensorRT, no cuda-python or no CUDA device here; no engines for this GPU
+                and version, or damaged ones, or of other ONNX files; another precision; not enough
+                memory; engines that ignore their inputs.
+        """
+        index = device_index(device)
+        adapter = import_tensorrt()
+        # Before anything is asked of TensorRT, which does not survive a machine without a driver.
+        runtime = CudaRuntime(index)
+        try:
+            folder, metadata = find_engines(bundle, runtime.info, adapter.version, max_rows, files)
+            # What was built for one row guides row by row (`cfg_mode`).
+            max_rows = min(max_rows, metadata.max_rows)
+            names = engine_names(range(1, max_rows + 1))
+            check_precision(bundle, metadata, precision)
+            check_memory(runtime, metadata, names, device)
+            networks = load_networks(adapter, folder, metadata, names, bundle)
+            engine = cls(
+                dims,
+                runtime,
+                networks,
+                TimeTable(family, dims, bundle / 'weights.safetensors'),
+                max_rows=max_rows,
+                captures=metadata.captures if use_cuda_graphs else 0,
+            )
+            engine.prepare(denoise_steps)
+        except CudaError as error:
+            runtime.close()
+            if not error.out_of_memory:
+                raise
+            raise ValueError(
+                f"device '{device}': not enough memory for the engines of {bundle}: {error}; free "
+                'memory, or build and load without guidance (--rows 1)'
+            ) from error
+        except BaseException:
+            runtime.close()
+            raise
+        return engine
+
+    @property
+    def cuda_graph(self) -> Mapping[str, str]:
+        denoise = self._schedule.denoise.get((self._rows, self._slot)) if self._schedule else None
+        return {
+            'vision': self._vision.status,
+            'prefix': self._prefix[self._rows, self._slot].status,
+            'denoise': denoise.status if denoise else self._capturers['denoise'].status,
+        }
+
+    def prepare(self, denoise_steps: int) -> None:
+        """Try every network on two inputs, and capture its graph; leaves the buffers empty.
+
+        Args:
+            denoise_steps: number of steps that the denoise loop is captured for.
+
+        Raises:
+            ValueError: a network that ignores its inputs or whose numbers are not finite.
+        """
+        steps = np.arange(denoise_steps)
+        self.set_schedule(1.0 - steps / denoise_steps, -1.0 / denoise_steps)
+        for place in self._places:
+            self._denoise(place).prepare(self._steps_probe(place, vary_prefix=True))
+        prefix_probe = partial(PrefixProbe, self.dims.vocabulary, self._image_tokens)
+        for rows, slot in self._places:
+            buffers = self._buffers[rows]
+            self._image_mask.write(np.ones(self.dims.cameras, bool))
+            self._prefix[rows, slot].prepare(prefix_probe(buffers, buffers.slots[slot]))
+        self._vision.prepare(VisionProbe(self._pixels, self._encoded))
+        self._image_tokens.write(np.zeros(self._image_tokens.shape, np.float32))
+
+    def set_schedule(self, times: np.ndarray, dt: float) -> None:
+        steps, key = len(times), (*map(float, times), float(dt))
+        schedule = self._schedules.pop(steps, None)
+        if schedule is None:
+            conditioning = self._networks['expert'].tensors['time_conditioning'].shape[-1]
+            schedule = Schedule(self._runtime, steps, conditioning, self.dims)
+        self._schedules[steps] = self._schedule = schedule
+        if len(self._schedules) > _SCHEDULES_KEPT:
+            self._schedules.pop(next(iter(self._schedules))).close()
+        if schedule.key != key:
+            schedule.load(key, self._time_table(np.asarray(times)))
+
+    def encode_image(self, camera: int, pixels: np.ndarray) -> None:
+        self._pixels.write(pixels)
+        self._vision()
+        size = self._encoded.size
+        place = self._image_tokens.address + camera * size
+        self._runtime.copy(place, self._encoded.address, size)
+
+    def encode_prefix(
+        self, image_mask: np.ndarray, tokens: np.ndarray, token_mask: np.ndarray, slot: int = 0
+    ) -> None:
+        rows = tokens.shape[0]
+        buffers = self._buffers[rows]
+        self._image_mask.write(image_mask)
+        buffers.tokens.write(tokens)
+        buffers.token_mask.write(token_mask)
+        self._prefix[rows, slot]()
+
+    def use_prefix(self, rows: int, slot: int = 0) -> None:
+        self._rows, self._slot = rows, slot
+
+    def load_step_inputs(self, inputs: StepInputs) -> None:
+        if inputs.x.ndim != 2 or inputs.jacobian or inputs.clean_actions:
+            raise ValueError(
+                "backend 'tensorrt' denoises one chunk at a time, tied to a plan without a "
+                'Jacobian and with one flow time for all actions'
+            )
+        schedule, buffers = self._require_schedule(), self._buffers[self._rows]
+        self._noise.write(inputs.x)
+        self.write_x(inputs.x)
+        self._plan.write(inputs.plan)
+        schedule.plan_weight.write(inputs.plan_weight)
+        buffers.row_weight.write(inputs.row_weight)
+        if buffers.state is not None:
+            if inputs.state is None:
+                raise ValueError('this policy has a state token: StepInputs.state is missing')
+            buffers.state.write(inputs.state)
+
+    def step(self, index: int) -> None:
+        place = (self._rows, self._slot)
+        self._run_step(self._require_schedule(), place, index, self._current)
+        self._current = 1 - self._current
+
+    def run_steps(self) -> None:
+        place, schedule = (self._rows, self._slot), self._require_schedule()
+        work = self._denoise(place)
+        if not work.prepared:
+            # Tries it on other noise, so what was loaded has to be put back.
+            noise = self._noise.read()
+            work.prepare(self._steps_probe(place, vary_prefix=False))
+            self._noise.write(noise)
+        work()
+        self._current = schedule.steps % 2
+
+    def read_x(self) -> np.ndarray:
+        return self._x[self._current].read()[0]
+
+    def write_x(self, x: np.ndarray) -> None:
+        self._x[self._current].write(x)
+
+    def read_velocity(self) -> np.ndarray:
+        return self._buffers[self._rows].velocity.read()
+
+    def read_image_tokens(self) -> np.ndarray:
+        """A copy of all cameras' image tokens, (V, N, W) float32, for receipts."""
+        return self._image_tokens.read()
+
+    def read_prefix(self) -> dict[str, np.ndarray]:
+        """A copy of the keys, values (float32) and mask that are denoised over, for receipts."""
+        arrays = self._buffers[self._rows].slots[self._slot].arrays
+        return {name: array.read() for name, array in arrays.items()}
+
+    def synchronize(self) -> None:
+        self._runtime.synchronize()
+
+    def close(self) -> None:
+        # Graphs first: they replay on the addresses of everything below.
+        for schedule in self._schedules.values():
+            schedule.close()
+        for work in (self._vision, *self._prefix.values()):
+            work.close()
+        for network in self._networks.values():
+            network.close()
+        self._schedules, self._schedule = {}, None
+        self._runtime.close()
+
+    @property
+    def _places(self) -> list[tuple[int, int]]:
+        """Every number of rows with every slot."""
+        return [(rows, slot) for rows in self._buffers for slot in range(SLOTS)]
+
+    def _graphed(self, network: str, work: Callable[[], None]) -> GraphedWork:
+        return GraphedWork(work, self._capturers[network])
+
+    def _require_schedule(self) -> Schedule:
+        if self._schedule is None:
+            raise RuntimeError('set_schedule must be called before denoising')
+        return self._schedule
+
+    def _denoise(self, place: tuple[int, int]) -> GraphedWork:
+        schedule = self._require_schedule()
+        if place not in schedule.denoise:
+            work = partial(self._run_steps, schedule, place)
+            schedule.denoise[place] = self._graphed('denoise', work)
+        return schedule.denoise[place]
+
+    def _steps_probe(self, place: tuple[int, int], vary_prefix: bool) -> StepsProbe:
+        rows, slot = place
+        buffers, schedule = self._buffers[rows], self._require_schedule()
+        prefix = buffers.slots[slot] if vary_prefix else None
+        return StepsProbe(self._noise, self._x[schedule.steps % 2], buffers, prefix)
+
+    def _run(self, network: NetworkName, rows: int, addresses: dict[str, int]) -> None:
+        engine = self._networks[engine_name(network, rows)]
+        engine.bind(addresses)
+        self._runtime.activate()
+        engine.enqueue(self._runtime.stream)
+
+    def _run_vision(self) -> None:
+        addresses = {'pixels': self._pixels.address, 'image_tokens': self._encoded.address}
+        self._run('vision', 1, addresses)
+
+    def _run_prefix(self, rows: int, slot: int) -> None:
+        buffers = self._buffers[rows]
+        addresses = {
+            'image_tokens': self._image_tokens.address,
+            'image_mask': self._image_mask.address,
+            'tokens': buffers.tokens.address,
+            'token_mask': buffers.token_mask.address,
+            **buffers.slots[slot].addresses,
+        }
+        self._run('prefix', rows, addresses)
+
+    def _run_steps(self, schedule: Schedule, place: tuple[int, int]) -> None:
+        # From the noise buffer, so that running twice (warm-up before a capture) changes nothing.
+        self._x[0].copy_from(self._noise)
+        for index in range(schedule.steps):
+            self._run_step(schedule, place, index, index % 2)
+
+    def _run_step(
+        self, schedule: Schedule, place: tuple[int, int], index: int, source: int
+    ) -> None:
+        rows, slot = place
+        buffers = self._buffers[rows]
+        addresses = {
+            'x': self._x[source].address,
+            'x_next': self._x[1 - source].address,
+            'velocity': buffers.velocity.address,
+            'time_conditioning': schedule.table.address(index),
+            't': schedule.times.address(index),
+            'dt': schedule.dt.address(0),
+            'row_weight': buffers.row_weight.address,
+            'plan': self._plan.address,
+            'plan_weight': schedule.plan_weight.address(index),
+            **buffers.slots[slot].addresses,
+        }
+        if buffers.state is not None:
+            addresses['state'] = buffers.state.address
+        self._run('expert', rows, addresses)

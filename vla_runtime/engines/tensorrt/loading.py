@@ -1,0 +1,53 @@
+"""Checks before engines are loaded, and loading them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vla_runtime.engines.cuda_runtime import CudaRuntime
+from vla_runtime.engines.free_memory import free_device_bytes
+from vla_runtime.engines.tensorrt.adapter import Network, TensorRT, TensorRTError
+from vla_runtime.engines.tensorrt.store import Metadata, rebuild_command
+
+# Left free at load: CUDA's own, the captured graphs and the time tables.
+_RESERVE_BYTES = 256 << 20
+
+
+def load_networks(
+    adapter: TensorRT, folder: Path, metadata: Metadata, names: tuple[str, ...], bundle: Path
+) -> dict[str, Network]:
+    """Load engine files.
+
+    Raises:
+        ValueError: TensorRT refuses one; with the command that rebuilds it.
+    """
+    try:
+        return {name: adapter.load(folder / metadata.engines[name].file) for name in names}
+    except TensorRTError as error:
+        raise ValueError(f'{error} Run: {rebuild_command(bundle)}') from error
+
+
+def check_precision(bundle: Path, metadata: Metadata, precision: str) -> None:
+    """Refuse engines of another precision than was asked for (ValueError)."""
+    if metadata.precision != precision:
+        raise ValueError(
+            f"precision '{precision}': the engines of {bundle} were built in "
+            f"{metadata.precision}; ask for that, or export the ONNX files in '{precision}' and "
+            f'run: {rebuild_command(bundle)}'
+        )
+
+
+def check_memory(
+    runtime: CudaRuntime, metadata: Metadata, names: tuple[str, ...], device: str
+) -> None:
+    """Refuse before anything is loaded what cannot fit (ValueError)."""
+    entries = [metadata.engines[name] for name in names]
+    need = sum(entry.size for entry in entries) + max(entry.scratch_bytes for entry in entries)
+    need += _RESERVE_BYTES
+    free = free_device_bytes(runtime)
+    if need > free:
+        raise ValueError(
+            f"device '{device}': the engines need about {need / 1e9:.1f} GB and {free / 1e9:.1f} "
+            'GB are free; end what else uses the GPU, build for one prompt row (--rows 1), or from '
+            'ONNX files of a smaller precision'
+        )

@@ -1,0 +1,73 @@
+"""How each network is tried on two inputs at load (see `graph_replay.Probe`)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vla_runtime.engines.tensorrt.buffers import DeviceArray, PrefixSlot, RowBuffers
+
+
+class VisionProbe:
+    """Random pixels."""
+
+    def __init__(self, pixels: DeviceArray, encoded: DeviceArray) -> None:
+        self._pixels, self._encoded = pixels, encoded
+
+    def vary(self, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self._pixels.write(random.uniform(-1.0, 1.0, self._pixels.shape))
+
+    def outputs(self) -> np.ndarray:
+        return self._encoded.read().ravel()
+
+
+class PrefixProbe:
+    """Random image tokens and prompts, nothing masked."""
+
+    def __init__(
+        self, vocabulary: int, image_tokens: DeviceArray, buffers: RowBuffers, slot: PrefixSlot
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._image_tokens, self._buffers, self._slot = image_tokens, buffers, slot
+
+    def vary(self, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self._image_tokens.draw(random)
+        tokens = self._buffers.tokens
+        tokens.write(random.integers(0, self._vocabulary, tokens.shape))
+        self._buffers.token_mask.write(np.ones(tokens.shape, bool))
+
+    def outputs(self) -> np.ndarray:
+        arrays = self._slot.arrays
+        return np.concatenate([arrays[name].read().ravel() for name in ('past_key', 'past_value')])
+
+
+class StepsProbe:
+    """Random noise, and at load random keys and values.
+
+    Args:
+        noise: what the loop starts from.
+        x: what it ends in.
+        buffers: of the number of rows.
+        prefix: the slot to fill; None leaves what is encoded there as it is.
+    """
+
+    def __init__(
+        self, noise: DeviceArray, x: DeviceArray, buffers: RowBuffers, prefix: PrefixSlot | None
+    ) -> None:
+        self._noise, self._x, self._buffers, self._prefix = noise, x, buffers, prefix
+
+    def vary(self, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self._noise.draw(random)
+        if self._prefix is None:
+            return
+        for array in self._prefix.arrays.values():
+            array.draw(random)
+        rows = self._buffers.row_weight.shape[0]
+        self._buffers.row_weight.write(np.full(rows, 1.0 / rows, np.float32))
+        if self._buffers.state is not None:
+            self._buffers.state.draw(random)
+
+    def outputs(self) -> np.ndarray:
+        return np.concatenate([self._x.read().ravel(), self._buffers.velocity.read().ravel()])

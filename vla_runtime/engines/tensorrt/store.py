@@ -1,0 +1,260 @@
+"""Built engines on disk: `engines/<gpu>-trt<version>/` in a bundle, with `engine.json` beside them.
+
+An engine is tied to the GPU and the TensorRT version that it was built with, and to the ONNX files
+that it was built from. Invariants:
+- `engine.json` is written after the file it speaks of, each under its name complete or not at all;
+- an engine of another GPU, version or ONNX file is refused, with the command that rebuilds it;
+- nothing here reads more of a bundle than that folder. Which ONNX files the bundle has is told by
+  the SHA-256 that policy.yaml lists: whoever reads the bundle has compared the files with those, so
+  that loading engines hashes nothing, least of all gigabytes of weights.data that it does not use.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from vla_runtime.engines.cuda_runtime import DeviceInfo
+from vla_runtime.engines.onnx.files import (
+    ONNX_FOLDER,
+    Network,
+    Precision,
+    engine_graphs,
+    graph_name,
+)
+from vla_runtime.files.input_files import read_text
+from vla_runtime.files.whole_files import write_text
+
+METADATA = 'engine.json'
+TIMING_CACHE = 'timing.cache'
+RECEIPT = 'verification.json'
+# What was found out about engines that were not kept.
+REJECTION = 'rejected.json'
+FORMAT = 2
+_LARGEST_METADATA = 1 << 24
+
+
+@dataclass(frozen=True)
+class EngineFile:
+    """One built engine.
+
+    Attributes:
+        file: its name in the folder.
+        size: in bytes; another size is a file cut short.
+        onnx_sha256: of the files it was built from, by name in the bundle: the ONNX graph and the
+            weights that the graph names.
+        seconds: how long the build took.
+        scratch_bytes: device memory that it needs while it runs.
+        layers: of the parsed network.
+        pinned: on TensorRT 8.6, layers pinned to each type.
+    """
+
+    file: str
+    size: int
+    onnx_sha256: dict[str, str]
+    seconds: float
+    scratch_bytes: int
+    layers: int
+    pinned: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What `engine.json` says.
+
+    Attributes:
+        tensorrt: version that built the engines.
+        gpu, capability, processors: the GPU that they were built on.
+        precision: of the ONNX files.
+        captures: how often a CUDA graph is captured at load; the fastest is kept.
+        engines: by name, see `engine_names`.
+    """
+
+    tensorrt: str
+    gpu: str
+    capability: str
+    processors: int
+    precision: Precision
+    captures: int
+    engines: dict[str, EngineFile]
+
+    @property
+    def max_rows(self) -> int:
+        """Most prompt rows that engines were built for, complete or not."""
+        pairs = [name for name in self.engines if '_r' in name]
+        return max((int(name.rpartition('_r')[2]) for name in pairs), default=1)
+
+
+def engine_name(network: Network, rows: int = 1) -> str:
+    """What an engine is called: as its ONNX graph, without the ending."""
+    return graph_name(network, rows).removesuffix('.onnx')
+
+
+def engine_names(rows: Iterable[int]) -> tuple[str, ...]:
+    """The engines of a policy that runs with these numbers of prompt rows."""
+    return tuple(name.removesuffix('.onnx') for name in engine_graphs(rows))
+
+
+def folder_name(gpu: str, version: str) -> str:
+    """`nvidia-h200-trt10.3.0` for `NVIDIA H200` and `10.3.0`."""
+    return re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-') + f'-trt{version}'
+
+
+def rebuild_command(bundle: Path) -> str:
+    return f'vla_runtime build {bundle}'
+
+
+def find_engines(
+    bundle: Path,
+    device: DeviceInfo,
+    version: str,
+    max_rows: int,
+    files: Mapping[str, str],
+) -> tuple[Path, Metadata]:
+    """The folder of the engines that were built for this GPU and version, and what it says.
+
+    Args:
+        bundle: the bundle's folder.
+        device: the GPU at hand.
+        version: of the TensorRT at hand.
+        max_rows: most prompt rows that will be asked for; engines of more need not be whole.
+        files: SHA-256 of the bundle's files by name, as in its policy.yaml.
+
+    Raises:
+        ValueError: none were built for here (what was built for elsewhere is named), or what is
+            there is damaged, incomplete or built from other ONNX files than the bundle's.
+    """
+    engines = bundle / 'engines'
+    folder = engines / folder_name(device.name, version)
+    command = rebuild_command(bundle)
+    if not folder.is_dir():
+        others = sorted(path.name for path in engines.glob('*-trt*') if path.is_dir())
+        seen = f'; built for elsewhere: {", ".join(others)}' if others else ''
+        raise ValueError(
+            f'{folder}: no engines were built for {device.name} with TensorRT {version}{seen}. '
+            f'Engines run only on the GPU and version they were built with; run: {command}'
+        )
+    metadata = read_metadata(folder, command)
+    _check_origin(folder / METADATA, metadata, device, version, command)
+    for name in engine_names(range(1, min(max_rows, metadata.max_rows) + 1)):
+        _check_engine(folder, metadata, name, files, command)
+    return folder, metadata
+
+
+def read_metadata(folder: Path, command: str) -> Metadata:
+    """Read `engine.json`.
+
+    Raises:
+        ValueError: it is missing or damaged; the message ends with `command`.
+    """
+    path = folder / METADATA
+    try:
+        data = json.loads(read_text(path, _LARGEST_METADATA))
+        if not isinstance(data, dict):
+            raise ValueError('it is not a table')
+        if data.get('format') != FORMAT:
+            raise ValueError(f"field 'format' is {data.get('format')!r}, expected {FORMAT}")
+        engines = {
+            name: EngineFile(**_fields(EngineFile, entry, f'engines.{name}'))
+            for name, entry in _table(data.get('engines'), 'engines').items()
+        }
+        for name, entry in engines.items():
+            _check_sources(name, entry)
+        values = _fields(Metadata, {**data, 'engines': {}}, '')
+        if values['precision'] not in get_args(Precision):
+            raise ValueError(f"field 'precision' is {values['precision']!r}, which is none")
+        return replace(Metadata(**values), engines=engines)
+    except FileNotFoundError:
+        why = 'the build did not finish'
+        if (folder / REJECTION).is_file():
+            why = f'what was built gave wrong numbers and was not kept ({REJECTION} has them)'
+        raise ValueError(f'{path}: is missing; {why}; run: {command}') from None
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f'{path}: is damaged: {error}; run: {command}') from None
+
+
+def write_metadata(folder: Path, metadata: Metadata) -> None:
+    """Write `engine.json`, replacing it in one go."""
+    text = json.dumps({'format': FORMAT, **asdict(metadata)}, indent=2, sort_keys=True) + '\n'
+    write_text(folder / METADATA, text)
+
+
+def _check_origin(
+    path: Path, metadata: Metadata, device: DeviceInfo, version: str, command: str
+) -> None:
+    here = {
+        'tensorrt': version,
+        'gpu': device.name,
+        'capability': device.capability,
+        'processors': device.processors,
+    }
+    for name, value in here.items():
+        built = getattr(metadata, name)
+        if built != value:
+            raise ValueError(
+                f"{path}: field '{name}': the engines were built with {built!r}, here it is "
+                f'{value!r}. Engines run only on the GPU and version they were built with; '
+                f'run: {command}'
+            )
+
+
+def _check_engine(
+    folder: Path, metadata: Metadata, name: str, files: Mapping[str, str], command: str
+) -> None:
+    """Refuse an engine that is not there, not whole, or of other ONNX files (ValueError)."""
+    entry = metadata.engines.get(name)
+    if entry is None:
+        built = ', '.join(metadata.engines) or 'none'
+        raise ValueError(
+            f"{folder / METADATA}: engine '{name}' was not built (built: {built}); run: {command}"
+        )
+    path = folder / entry.file
+    if not path.is_file():
+        raise ValueError(f'{path}: is missing; run: {command}')
+    if path.stat().st_size != entry.size:
+        raise ValueError(
+            f'{path}: has {path.stat().st_size} bytes, but {METADATA} says {entry.size}; '
+            f'the file is damaged; run: {command}'
+        )
+    for source, built_from in entry.onnx_sha256.items():
+        now = files.get(source)
+        if now != built_from:
+            here = f'whose SHA-256 is {now[:12]}…' if now else 'which the bundle does not have'
+            raise ValueError(
+                f"{path}: was built from another {source} ({built_from[:12]}…) than the bundle's, "
+                f'{here}; run: {command}'
+            )
+
+
+def _check_sources(name: str, entry: EngineFile) -> None:
+    graph = f'{ONNX_FOLDER}/{name}.onnx'
+    digests = entry.onnx_sha256
+    if graph not in digests or not all(isinstance(value, str) for value in digests.values()):
+        raise ValueError(f"field 'engines.{name}.onnx_sha256' has no SHA-256 of {graph}")
+
+
+def _table(value: object, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"field '{name}' is not a table")
+    return value
+
+
+def _fields(kind: type, data: object, name: str) -> dict[str, Any]:
+    """The values of a dataclass's fields, each present and of its type."""
+    table = _table(data, name)
+    known = {'str': str, 'Precision': str, 'int': int, 'float': (int, float)}
+    values = {}
+    for entry in fields(kind):
+        where = f'{name}.{entry.name}'.strip('.')
+        if entry.name not in table:
+            raise ValueError(f"field '{where}' is missing")
+        value = table[entry.name]
+        expected: Any = known.get(str(entry.type), dict)
+        if not isinstance(value, expected) or isinstance(value, bool):
+            raise ValueError(f"field '{where}' is {value!r}, expected a {entry.type}")
+        values[entry.name] = value
+    return values

@@ -1,0 +1,361 @@
+"""The PyTorch backend, on CPU or CUDA.
+
+Inputs, outputs, keys and values live in buffers allocated at load; a schedule's buffers are
+allocated when it is first set, and the last few schedules are kept. On CUDA the whole denoise loop
+is one captured graph over them, as are vision and prefix; a schedule's graphs, one for each
+`Variant`, are captured when first run. Encoding and denoising have a CUDA stream each, so that two
+threads overlap them. On a CPU PyTorch takes scratch memory inside each operator and gives it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.protocol import MAX_SAMPLES, SLOTS, Feature, StepInputs
+from vla_runtime.engines.torch.buffers import RowBuffers, Schedule, Variant
+from vla_runtime.engines.torch.cuda_graph import Capturer, CudaGraphCapture, GraphedWork, Work
+from vla_runtime.engines.torch.cuda_streams import CudaStreams, Place
+from vla_runtime.families import empty_network
+from vla_runtime.families.blocks.layers import matrix_names
+from vla_runtime.families.engine_networks import ExpertStep, JacobianExpertStep, PrefixEncoder
+from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.families.pi.network import FlowPolicy
+
+# Schedules (numbers of denoise steps) that are kept, each with its table and its graphs.
+_SCHEDULES_KEPT = 4
+PRECISIONS = {
+    'float32': torch.float32,
+    'bfloat16': torch.bfloat16,
+    'float16': torch.float16,
+}
+
+
+class TorchEngine:
+    """Vision, prefix and expert of one policy in PyTorch (see `engine.PolicyEngine`).
+
+    Args:
+        network: with weights, on `device`, in its final precision; used for inference only.
+        max_rows: most prompt rows that will be asked for (2 for guidance).
+        use_cuda_graphs: capture graphs; ignored on a CPU.
+    """
+
+    slots = SLOTS
+    features: frozenset[Feature] = frozenset({'jacobian', 'action_time', 'samples', 'overlap'})
+
+    def __init__(
+        self, network: FlowPolicy, *, max_rows: int = 2, use_cuda_graphs: bool = True
+    ) -> None:
+        network = network.eval().requires_grad_(False)
+        self.dims = dims = network.dims
+        self.max_rows = max_rows
+        self._network = network
+        self._prefix_encoder = PrefixEncoder(network)
+        self._expert_step = ExpertStep(network)
+        self._jacobian_step = JacobianExpertStep(network)
+        self._device = device = network.action_in.weight.device
+        dtype = network.language.embedding.weight.dtype
+        graphs = use_cuda_graphs and device.type == 'cuda'
+        # What encodes and what denoises may replay at the same time, so they share no pool.
+        encode, denoise = (CudaGraphCapture(device) if graphs else None for _ in range(2))
+        self._capturers = {
+            'vision': Capturer('vision', encode),
+            'prefix': Capturer('prefix', encode),
+            'denoise': Capturer('denoise', denoise),
+        }
+
+        vision = dims.vision
+        self._pixels = torch.zeros(1, 3, vision.image_size, vision.image_size, device=device)
+        self._encoded = torch.zeros(1, vision.tokens, dims.language.width, device=device)
+        self._image_tokens = torch.zeros(
+            dims.cameras, vision.tokens, dims.language.width, device=device
+        )
+        self._image_mask = torch.zeros(dims.cameras, dtype=torch.bool, device=device)
+        chunk = (dims.horizon, dims.action_dim)
+        self._noise = torch.zeros(MAX_SAMPLES, *chunk, device=device)
+        self._x = torch.zeros_like(self._noise)
+        self._x_shape: tuple[int, ...] = chunk
+        self._plan = torch.zeros(1, *chunk, device=device)
+        self._clean = torch.zeros(dims.horizon, 1, dtype=torch.bool, device=device)
+        self._buffers = {
+            r: RowBuffers(dims, r, self.slots, device, dtype) for r in range(1, max_rows + 1)
+        }
+        # What is denoised, and over what.
+        self._variant = Variant()
+        self._schedules: dict[tuple[float, ...], Schedule] = {}
+        self._schedule: Schedule | None = None
+        self._vision = self._graphed('vision', self._run_vision)
+        self._prefix = {
+            (r, slot): self._graphed('prefix', partial(self._run_prefix, r, slot))
+            for r in self._buffers
+            for slot in range(self.slots)
+        }
+        # Last: they begin when everything above is complete.
+        self._streams = CudaStreams(device) if device.type == 'cuda' else None
+
+    @classmethod
+    def load(
+        cls,
+        family: str,
+        dims: PolicyDims,
+        weights: Path,
+        *,
+        device: str,
+        precision: str,
+        max_rows: int,
+        use_cuda_graphs: bool,
+    ) -> TorchEngine:
+        """Build the network from a bundle's weights file, straight onto the device.
+
+        Args:
+            family, dims: what the weights are.
+            weights: safetensors file with the network's own parameter names, any float dtype.
+            device: `cpu`, `cuda` or `cuda:N`.
+            precision: a key of `PRECISIONS`.
+            max_rows, use_cuda_graphs: as for the constructor.
+
+        Raises:
+            ValueError: unknown device or precision, no CUDA here, not enough memory, or weights
+                that do not fit the dimensions.
+        """
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"precision '{precision}' is unknown; known are: {', '.join(PRECISIONS)}"
+            )
+        target = torch_device(device)
+        network = empty_network(family, dims)
+        try:
+            # One tensor at a time in its final dtype: never a second copy of all weights.
+            matrices = matrix_names(network)
+            with safe_open(weights, framework='pt', device=str(target)) as file:
+                state = {
+                    name: file.get_tensor(name).to(
+                        PRECISIONS[precision] if name in matrices else torch.float32
+                    )
+                    for name in file.keys()  # noqa: SIM118  (safe_open is no mapping)
+                }
+            _assign_weights(network, state, weights)
+            return cls(network, max_rows=max_rows, use_cuda_graphs=use_cuda_graphs)
+        except RuntimeError as error:
+            if 'memory' not in str(error):
+                raise
+            raise ValueError(
+                f"device '{device}': not enough memory for {weights} in {precision} and its "
+                f'buffers; choose a smaller precision or another device. {error}'
+            ) from error
+
+    @property
+    def cuda_graph(self) -> Mapping[str, str]:
+        return {
+            'vision': self._vision.status,
+            'prefix': self._prefix[self._variant.rows, self._variant.slot].status,
+            'denoise': self._denoise.status if self._schedule else 'eager',
+        }
+
+    def set_schedule(self, times: np.ndarray, dt: float) -> None:
+        with self._denoising():
+            key = (*map(float, times), dt)
+            schedule = self._schedules.pop(key, None)
+            if schedule is None:
+                schedule = Schedule(times, dt, self._network, self._device)
+            self._schedules[key] = self._schedule = schedule
+            if len(self._schedules) > _SCHEDULES_KEPT:
+                del self._schedules[next(iter(self._schedules))]
+
+    @torch.inference_mode()
+    def encode_image(self, camera: int, pixels: np.ndarray) -> None:
+        with self._encoding():
+            self._pixels.copy_(torch.from_numpy(pixels)[None])
+            self._vision()
+            self._image_tokens[camera].copy_(self._encoded[0])
+
+    @torch.inference_mode()
+    def encode_prefix(
+        self, image_mask: np.ndarray, tokens: np.ndarray, token_mask: np.ndarray, slot: int = 0
+    ) -> None:
+        with self._encoding((tokens.shape[0], slot)):
+            count = tokens.shape[0]
+            rows = self._buffers[count]
+            self._image_mask.copy_(torch.from_numpy(image_mask))
+            rows.tokens.copy_(torch.from_numpy(tokens))
+            rows.token_mask.copy_(torch.from_numpy(token_mask))
+            self._prefix[count, slot]()
+
+    def use_prefix(self, rows: int, slot: int = 0) -> None:
+        self._variant = self._variant._replace(rows=rows, slot=slot)
+
+    @torch.inference_mode()
+    def load_step_inputs(self, inputs: StepInputs) -> None:
+        with self._denoising():
+            schedule, rows = self._require_schedule(), self._buffers[self._variant.rows]
+            self._x_shape = inputs.x.shape
+            samples = self._samples(inputs.x)
+            self._variant = self._variant._replace(
+                samples=len(samples), jacobian=inputs.jacobian, action_time=inputs.clean_actions > 0
+            )
+            self._noise[: len(samples)].copy_(samples)
+            self._x.copy_(self._noise)
+            self._plan.copy_(torch.from_numpy(inputs.plan)[None])
+            self._clean.fill_(False)
+            self._clean[: inputs.clean_actions] = True
+            schedule.plan_weight.copy_(torch.from_numpy(inputs.plan_weight)[:, None, :, None])
+            rows.row_weight.copy_(torch.from_numpy(inputs.row_weight))
+            if rows.state is not None:
+                if inputs.state is None:
+                    raise ValueError('this policy has a state token: StepInputs.state is missing')
+                rows.state.copy_(torch.from_numpy(inputs.state))
+
+    @torch.inference_mode()
+    def step(self, index: int) -> None:
+        with self._denoising(self._place):
+            self._run_step(self._require_schedule(), self._variant, index)
+
+    @torch.inference_mode()
+    def run_steps(self) -> None:
+        with self._denoising(self._place):
+            self._denoise()
+
+    def read_x(self) -> np.ndarray:
+        with self._denoising():
+            x = self._x[: self._variant.samples].cpu().numpy()
+        return x.reshape(self._x_shape).copy()
+
+    @torch.inference_mode()
+    def write_x(self, x: np.ndarray) -> None:
+        with self._denoising():
+            self._x[: self._variant.samples].copy_(self._samples(x))
+
+    def read_velocity(self) -> np.ndarray:
+        rows, samples = self._variant.rows, self._variant.samples
+        with self._denoising():
+            velocity = self._buffers[rows].velocity[: rows * samples].cpu().numpy()
+        return velocity.reshape(rows, *self._x_shape).copy()
+
+    def _samples(self, x: np.ndarray) -> Tensor:
+        """(N, H, A) of one chunk or of several."""
+        return torch.from_numpy(x.reshape(-1, *x.shape[-2:]))
+
+    def synchronize(self) -> None:
+        if self._streams is not None:
+            self._streams.synchronize()
+
+    def close(self) -> None:
+        if self._streams is not None:
+            torch.cuda.synchronize(self._device)
+        # Graphs first: they replay on the addresses of everything below.
+        for name in ('_vision', '_prefix', '_schedule', '_schedules', '_capturers', '_buffers'):
+            setattr(self, name, None)
+        for name in ('_network', '_prefix_encoder', '_expert_step', '_jacobian_step'):
+            setattr(self, name, None)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, None)
+        if self._device.type == 'cuda':
+            torch.cuda.empty_cache()
+
+    def _encoding(self, place: Place | None = None) -> AbstractContextManager[None]:
+        return nullcontext() if self._streams is None else self._streams.encode(place)
+
+    def _denoising(self, place: Place | None = None) -> AbstractContextManager[None]:
+        return nullcontext() if self._streams is None else self._streams.denoise(place)
+
+    @property
+    def _place(self) -> Place:
+        return self._variant.rows, self._variant.slot
+
+    def _graphed(self, network: str, work: Work) -> GraphedWork:
+        return GraphedWork(work, self._capturers[network])
+
+    @property
+    def _denoise(self) -> GraphedWork:
+        schedule, variant = self._require_schedule(), self._variant
+        if variant not in schedule.denoise:
+            work = partial(self._run_steps, schedule, variant)
+            schedule.denoise[variant] = self._graphed('denoise', work)
+        return schedule.denoise[variant]
+
+    def _require_schedule(self) -> Schedule:
+        if self._schedule is None:
+            raise RuntimeError('set_schedule must be called before denoising')
+        return self._schedule
+
+    def _run_vision(self) -> None:
+        self._encoded.copy_(self._network.vision(self._pixels))
+
+    def _run_prefix(self, count: int, slot: int) -> None:
+        rows = self._buffers[count]
+        prefix = rows.slots[slot]
+        # A GPU reads its weights once for all rows; the activations of one row are what a CPU's
+        # cache holds, and two rows together take longer than one after the other.
+        together = count if self._device.type == 'cuda' else 1
+        for first in range(0, count, together):
+            part = slice(first, first + together)
+            past_key, past_value, prefix_mask = self._prefix_encoder(
+                self._image_tokens, self._image_mask, rows.tokens[part], rows.token_mask[part]
+            )
+            prefix.past_key[:, part].copy_(past_key)
+            prefix.past_value[:, part].copy_(past_value)
+            prefix.prefix_mask[part].copy_(prefix_mask)
+
+    def _run_steps(self, schedule: Schedule, variant: Variant) -> None:
+        # From the noise buffer, so that running twice (warm-up before a capture) changes nothing.
+        self._x.copy_(self._noise)
+        for index in range(len(schedule.times)):
+            self._run_step(schedule, variant, index)
+
+    def _run_step(self, schedule: Schedule, variant: Variant, index: int) -> None:
+        rows = self._buffers[variant.rows]
+        prefix = rows.slots[variant.slot]
+        conditioning = schedule.table[index : index + 1]
+        if variant.action_time:
+            conditioning = torch.where(self._clean, schedule.clean, conditioning)[None]
+        expert_step = self._jacobian_step if variant.jacobian else self._expert_step
+        x_next, velocity = expert_step(
+            self._x[: variant.samples],
+            prefix.past_key,
+            prefix.past_value,
+            prefix.prefix_mask,
+            conditioning,
+            schedule.times[index],
+            schedule.dt,
+            rows.row_weight,
+            self._plan,
+            schedule.plan_weight[index],
+            rows.state,
+        )
+        self._x[: variant.samples].copy_(x_next)
+        rows.velocity[: variant.rows * variant.samples].copy_(velocity)
+
+
+def _assign_weights(network: FlowPolicy, state: Mapping[str, Tensor], weights: Path) -> None:
+    try:
+        network.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        raise ValueError(
+            f'{weights}: does not fit the dimensions in policy.yaml: {error}'
+        ) from error
+
+
+def torch_device(name: str) -> torch.device:
+    """The device of this name.
+
+    Raises:
+        ValueError: unknown, or not to be had here; with what mends it.
+    """
+    kind, index = parse_device(name, 'torch')
+    if kind == 'cuda':
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count <= index:
+            raise ValueError(
+                f"device '{name}': PyTorch {torch.__version__} sees {count} CUDA devices here; "
+                'check the driver (nvidia-smi) and that PyTorch is a CUDA build, or use cpu'
+            )
+    return torch.device(name)

@@ -1,0 +1,92 @@
+"""Collect all that a folder lacks and all that contradicts it, then say it once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from vla_runtime.bundle.schema import CameraSpec
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.folder import FolderFacts, Question
+
+T = TypeVar('T')
+
+
+class Gaps:
+    """Facts stated, facts given, and what is still open.
+
+    Args:
+        folder: the checkpoint, for the message.
+        facts: what it says.
+    """
+
+    def __init__(self, folder: Path, facts: FolderFacts) -> None:
+        self._folder = folder
+        self._kind = f'{facts.kind} {facts.family}'
+        self._questions: list[Question] = list(facts.questions)
+        self._conflicts: list[str] = []
+
+    def ask(self, option: str, wanted: str) -> None:
+        """Note that something is missing."""
+        question = Question(option, wanted)
+        if question not in self._questions:
+            self._questions.append(question)
+
+    def conflict(self, message: str) -> None:
+        """Note a contradiction."""
+        if message not in self._conflicts:
+            self._conflicts.append(message)
+
+    def pick(
+        self,
+        option: str,
+        given: T | None,
+        stated: T | None,
+        wanted: str,
+        *,
+        default: T | None = None,
+    ) -> T | None:
+        """The stated value, else the given one, else the default; None once it is noted missing.
+
+        Args:
+            option: that gives the value.
+            given: by the user.
+            stated: by the folder; a given value must not differ from it.
+            wanted: what is asked for where there is nothing.
+            default: where nothing is stated and the project has one usual value.
+        """
+        if given is not None and stated is not None and given != stated:
+            self.conflict(
+                f'{option} says {_said(given)} but the {self._kind} folder says {_said(stated)}'
+            )
+        for value in (stated, given, default):
+            if value is not None:
+                return value
+        self.ask(option, wanted)
+        return None
+
+    def raise_if_any(self) -> None:
+        """
+        Raises:
+            ExportError: one message with everything noted.
+        """
+        if not self._questions and not self._conflicts:
+            return
+        lines = [f'{self._folder} ({self._kind}) cannot become a bundle yet.']
+        if self._questions:
+            width = max(len(question.option) for question in self._questions)
+            lines.append('The folder does not say the following; give it by option:')
+            lines += [f'  {item.option:<{width}}  {item.wanted}' for item in self._questions]
+        if self._conflicts:
+            lines.append('These contradict each other; only one can be right:')
+            lines += [f'  {text}' for text in self._conflicts]
+        raise ExportError('\n'.join(lines))
+
+
+def _said(value: object) -> str:
+    """A value in the words that its option takes."""
+    if isinstance(value, tuple):
+        return ','.join(_said(item) for item in value)
+    if isinstance(value, CameraSpec):
+        return value.name if value.present else f'{value.name}=absent'
+    return str(value)

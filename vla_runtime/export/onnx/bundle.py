@@ -1,0 +1,200 @@
+"""ONNX files in a bundle: written, compared with PyTorch, and only then part of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vla_runtime import __version__
+from vla_runtime.bundle.folder import Bundle, BundleError, new_bundle, read_bundle, seal
+from vla_runtime.bundle.schema import ENGINES_FOLDER, SPEC_FILE, VERIFICATION_FILE, BundleSpec
+from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision, graph_path
+from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.json_file import read_json
+from vla_runtime.export.receipt import Receipt, VerificationError
+
+# Task and total to what is told the progress; bytes for `write onnx`, files for `verify`.
+Bars = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
+Report = Callable[[Receipt], object]
+
+
+def no_bars(task: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
+    """Shows nothing."""
+    return nullcontext(lambda count: None)
+
+
+def check_packages() -> None:
+    """Refuse to begin what could not be finished; imports nothing slow.
+
+    Raises:
+        ExportError: PyTorch, `onnx` or `onnxruntime` is not installed.
+    """
+    if missing := missing_package(*COMPARISON_PACKAGES):
+        raise ExportError(
+            f"ONNX files need the Python package '{missing}', which is not installed: "
+            'pip install onnx onnxruntime torch, or leave them out with --onnx-precision none'
+        )
+
+
+def no_report(receipt: Receipt) -> None:
+    """Tells nobody."""
+
+
+def add_onnx(
+    folder: Path,
+    spec: BundleSpec,
+    precision: Precision,
+    bars: Bars = no_bars,
+    report: Report = no_report,
+) -> None:
+    """Write a bundle's ONNX files and their receipt, before it is sealed.
+
+    The receipt goes into verification.json under `onnx`, beside what stands there.
+
+    Args:
+        folder: being filled, with weights.safetensors.
+        spec: its policy.yaml to be.
+        precision: of the matrix products.
+        bars: makes progress bars.
+        report: told what the comparison found, where all is within the bounds.
+
+    Raises:
+        ExportError: `onnx` or `onnxruntime` is not installed, the disk has not enough room, or
+            verification.json is not a mapping.
+        VerificationError: the files differ from PyTorch beyond the bounds; names the tensors.
+    """
+    check_packages()
+
+    from vla_runtime.export.onnx.export import onnx_bytes, write_onnx
+    from vla_runtime.export.onnx.verification import receipt_dict, verification_steps, verify_onnx
+
+    known = _known_receipts(folder)
+    size = onnx_bytes(spec, precision)
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise ExportError(
+            f'{size / 1e9:.1f} GB of ONNX weights do not fit on this disk, which has '
+            f'{free / 1e9:.1f} GB left; choose a smaller --onnx-precision'
+        )
+    with bars('write onnx', size) as advance:
+        write_onnx(folder, spec, precision, advance=advance)
+    with bars('verify', verification_steps()) as advance:
+        receipt = verify_onnx(folder, spec, advance=advance)
+    if receipt.failures:
+        lines = '\n  '.join(receipt.failures[:10])
+        raise VerificationError(
+            f'the ONNX files in {precision} are not the networks, so no bundle is written:\n  '
+            f'{lines}\ntry another --onnx-precision'
+        )
+    report(receipt)
+    document = {**known, 'onnx': receipt_dict(receipt)}
+    path = folder / VERIFICATION_FILE
+    path.write_text(json.dumps(document, indent=1) + '\n', encoding='utf-8')
+
+
+def _known_receipts(folder: Path) -> Mapping[str, Any]:
+    """What verification.json holds already."""
+    path = folder / VERIFICATION_FILE
+    return read_json(path).values if path.exists() else {}
+
+
+def export_bundle(
+    source: Bundle,
+    target: Path,
+    precision: Precision,
+    *,
+    force: bool = False,
+    bars: Bars = no_bars,
+    report: Report = no_report,
+) -> Bundle:
+    """A copy of a bundle with ONNX files, in place of those that it has.
+
+    Engines that were built from its old files are left behind.
+
+    Args:
+        source: the bundle to copy.
+        target: the new bundle's folder; the source's own with `force`.
+        precision: of the matrix products.
+        force: replace a bundle that lies at the target.
+        bars: makes progress bars.
+        report: as for `add_onnx`.
+
+    Raises:
+        BundleError: the target exists.
+        ExportError: as `add_onnx`.
+    """
+    check_packages()
+    # Under the name that the person knows, before anything is copied.
+    _known_receipts(source.folder)
+    with new_bundle(target, force=force) as folder:
+        for name in source.spec.files:
+            if name.split('/')[0] not in (ONNX_FOLDER, ENGINES_FOLDER, SPEC_FILE):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source.folder / name, folder / name)
+        add_onnx(folder, source.spec, precision, bars, report)
+        kept = {
+            name: digest
+            for name, digest in source.spec.files.items()
+            if not name.startswith(f'{ONNX_FOLDER}/') and name != VERIFICATION_FILE
+        }
+        seal(folder, replace(source.spec, files=kept))
+    return read_bundle(target, verify=False)
+
+
+def bundle_with_onnx(
+    bundle: Path,
+    folder: Path,
+    precision: Precision = 'float32',
+    tell: Callable[[str], object] = lambda text: None,
+) -> Path:
+    """The bundle itself if it has ONNX files, else a copy in `folder` that has them.
+
+    The copy's name holds a SHA-256 of policy.yaml, which lists that of every other file, and of
+    this package's version: it is found again, and a policy of which anything has changed is
+    exported anew. A copy that is not whole any more is replaced.
+
+    Args:
+        bundle: folder of a policy bundle.
+        folder: where such copies are kept.
+        precision: of the files that are made.
+        tell: told what is being done, for it can take a minute.
+
+    Raises:
+        BundleError: no bundle there, or no copy can be made.
+        ExportError: as `add_onnx`.
+        OSError: a copy that is not whole cannot be removed.
+    """
+    if graph_path(bundle, 'vision').is_file():
+        return bundle
+    source = read_bundle(bundle)
+    written = (source.folder / SPEC_FILE).read_bytes()
+    digest = hashlib.sha256(written + __version__.encode()).hexdigest()[:12]
+    copy = folder / f'{bundle.resolve().name}_onnx_{precision}_{digest}'
+    if _is_whole(copy):
+        return copy
+    tell(f'exporting ONNX files to {copy} and comparing them with PyTorch, once (a minute or less)')
+    if copy.exists() and not (copy / SPEC_FILE).is_file():
+        # `export_bundle` replaces bundles only; but nobody else gives a folder such a name.
+        shutil.rmtree(copy)
+    try:
+        export_bundle(source, copy, precision, force=copy.exists())
+    except BundleError:
+        # Somebody who made the same copy may have been first.
+        if not _is_whole(copy):
+            raise
+    return copy
+
+
+def _is_whole(bundle: Path) -> bool:
+    try:
+        read_bundle(bundle)
+    except BundleError:
+        return False
+    return True

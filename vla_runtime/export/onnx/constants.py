@@ -1,0 +1,155 @@
+"""Whether the numbers that stand in an ONNX graph are what their names and types say.
+
+The walk over the types (`onnx_precision`) sees names and types alone:
+- a constant in float32 may hold numbers that were rounded to half before they were written, as
+  rotary frequencies are where a whole network was converted, and errors of a long prompt hide
+  behind a short one's. Where the bundle itself stores numbers in half, only what rotary angles are
+  made of is looked at: the others are made of such numbers (a norm's is one plus a weight, which
+  of bfloat16 is often float16's), and nothing tells the two apart;
+- a matrix in half may be one of the bundle's by name, and a mean or a sum by its numbers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from vla_runtime.engines.onnx.files import WEIGHTS_DATA, Precision
+from vla_runtime.export.onnx.origins import HALVES, TEXT_TABLE, is_half_matrix
+from vla_runtime.export.onnx.precision import load_graph
+from vla_runtime.export.onnx.weights import BundleWeights
+
+# As many of a tensor's numbers are looked at, and so many different ones are no accident: a float32
+# number is one of float16's once in 8000 times.
+_LOOKED_AT = 4096
+_NO_ACCIDENT = 4
+# Twice the largest that a rounding to bfloat16 changes, and the smallest step of float16.
+_ROUNDING, _SUBNORMAL = 2.0**-7, 2.0**-24
+# Queries below this are nothing in float16 at any scale of attention (1/256 for heads of 65,536).
+_VANISHING = _SUBNORMAL * 2**8
+# Parameters that are in no graph: what they give is an input.
+_OUTSIDE = ('.modulation.', 'time_in.', 'time_out.')
+
+
+def constant_faults(path: Path, weights: BundleWeights) -> list[str]:
+    """Every constant of a graph that is not what it says.
+
+    Args:
+        path: of the graph; its weights.data lies beside it.
+        weights: of the bundle.
+
+    Returns:
+        A sentence a fault, naming the constant; none if all is well.
+
+    Raises:
+        ValueError: no ONNX file.
+        OSError: its weights are not there.
+    """
+    graph = load_graph(path).graph
+    halves = [tensor for tensor in graph.initializer if tensor.data_type in HALVES]
+    faults = [fault for tensor in halves for fault in _matrix_faults(tensor, path.parent, weights)]
+    angles = _angle_constants(graph)
+    in_half = _stores_half(weights)
+    for tensor in graph.initializer:
+        # A bundle may store its matrices in half, and float32 files be made of them.
+        if tensor.data_type != TensorProto.FLOAT or is_half_matrix(tensor.name):
+            continue
+        if in_half and tensor.name not in angles:
+            continue
+        if half := _half_of(_numbers(tensor, path.parent)):
+            faults.append(
+                f"the constant '{tensor.name}' is in float32, but all its numbers are {half}'s: "
+                'they were rounded before they were written'
+            )
+    return faults
+
+
+def _matrix_faults(tensor: onnx.TensorProto, folder: Path, weights: BundleWeights) -> list[str]:
+    """A matrix in half that cannot be the bundle's, by name, shape or what its first rows hold."""
+    names = tensor.name.split('+')
+    if not set(names) <= set(weights.names):
+        return [f"the matrix '{tensor.name}' is in half and not of this bundle"]
+    shapes = [weights.shape(name) for name in names]
+    if tensor.name == TEXT_TABLE:
+        expected = shapes[0]
+    else:
+        # As ONNX multiplies: (in, out), side by side.
+        expected = (shapes[0][-1], sum(shape[0] for shape in shapes))
+    if tuple(tensor.dims) != expected:
+        return [f"the matrix '{tensor.name}' is {tuple(tensor.dims)}; the bundle's is {expected}"]
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    if place.get('location') != WEIGHTS_DATA:
+        return [f"the matrix '{tensor.name}' does not lie in {WEIGHTS_DATA}"]
+    stored = np.memmap(folder / WEIGHTS_DATA, '<u2', 'r', int(place['offset']), expected)
+    first = np.cumsum([0, *(shape[0] for shape in shapes)])
+    rows = [stored[0]] if tensor.name == TEXT_TABLE else [stored[:, n] for n in first[:-1]]
+    return [
+        f"the matrix '{tensor.name}' holds other numbers than the bundle's '{name}'"
+        for name, row in zip(names, rows, strict=True)
+        if not _is_rounded(_widened(row, tensor.data_type), weights.read_row(name).numpy(), name)
+    ]
+
+
+def _widened(bits: np.ndarray, half: int) -> np.ndarray:
+    """Numbers in half, given as uint16, in float32."""
+    if half == TensorProto.FLOAT16:
+        return bits.astype(np.uint16).view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _is_rounded(row: np.ndarray, exact: np.ndarray, name: str) -> bool:
+    """Whether a row of a matrix is the bundle's, but for roundings to half."""
+    scale = 1.0
+    if '.attention.q.' in name and exact.any():
+        # Attention's own scale, whatever it is, is in the weights of the queries.
+        scale = float(row @ exact) / float(exact @ exact)
+        if not row.any():
+            return bool(np.abs(exact).max() < _VANISHING)
+    return scale > 0 and np.allclose(row, scale * exact, rtol=_ROUNDING, atol=_SUBNORMAL)
+
+
+def _angle_constants(graph: onnx.GraphProto) -> set[str]:
+    """Names of the constants that rotary angles are computed with."""
+    makers = {name: node for node in graph.node for name in node.output}
+    found, ahead = (
+        set(),
+        [name for node in graph.node if node.op_type in ('Cos', 'Sin') for name in node.input],
+    )
+    while ahead:
+        name = ahead.pop()
+        if name not in found:
+            found.add(name)
+            ahead += makers[name].input if name in makers else []
+    return found - set(makers)
+
+
+def _numbers(tensor: onnx.TensorProto, folder: Path) -> np.ndarray:
+    """The first numbers of a float32 constant, flat."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return onnx.numpy_helper.to_array(tensor).reshape(-1)[:_LOOKED_AT]
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    count = min(_LOOKED_AT, int(place['length']) // 4)
+    return np.fromfile(folder / place['location'], '<f4', count, offset=int(place['offset']))
+
+
+def _half_of(numbers: np.ndarray) -> Precision | None:
+    """The half that all of these float32 numbers are of; None if none, or by accident."""
+    if len(np.unique(numbers)) < _NO_ACCIDENT:
+        return None
+    if not (numbers.view(np.uint32) & 0xFFFF).any():
+        return 'bfloat16'
+    with np.errstate(over='ignore'):
+        rounded = numbers.astype(np.float16).astype(np.float32)
+    return 'float16' if (rounded == numbers).all() else None
+
+
+def _stores_half(weights: BundleWeights) -> bool:
+    """Whether the bundle's own numbers, of parameters that stay in float32, are in any half."""
+    return any(
+        _half_of(weights.read(name).numpy().reshape(-1)[:_LOOKED_AT])
+        for name in weights.names
+        if not is_half_matrix(name) and not any(part in name for part in _OUTSIDE)
+    )

@@ -1,0 +1,167 @@
+"""Writes one ONNX graph, node by node, with every shape and precision known.
+
+Invariants of what it writes (`onnx_precision` walks the finished file and checks them):
+- what computes does so in float32, or in integers where it is an index; only matrix products and
+  what merely moves numbers are ever in float16 or bfloat16;
+- nothing but float32 is rounded to half, and no float becomes an integer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import torch
+from onnx import helper
+from torch import Tensor
+
+from vla_runtime.export.onnx.weights import ONNX_TYPE, WeightFile
+
+# The newest set that TensorRT 8.6 reads; ONNX Runtime 1.17 and later know it.
+OPSET = 17
+IR_VERSION = 8
+HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the graph."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class GraphWriter:
+    """Collects the nodes of one graph; constants and weights go to the shared weight file."""
+
+    def __init__(self, name: str, weights: WeightFile) -> None:
+        self.name = name
+        self.weights = weights
+        # Prefixed to the names of all nodes and intermediate tensors.
+        self.scope = ''
+        self._nodes: list[onnx.NodeProto] = []
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._initializers: dict[str, onnx.TensorProto] = {}
+        self._casts: dict[tuple[str, torch.dtype], Value] = {}
+        self._cast_from: dict[str, Value] = {}
+        self._constants: dict[tuple[torch.dtype, tuple[int, ...], bytes], Value] = {}
+        self._count = 0
+
+    def input(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> Value:
+        """Declare an input of the graph."""
+        self._inputs.append(helper.make_tensor_value_info(name, ONNX_TYPE[dtype], list(shape)))
+        return Value(name, dtype, tuple(shape))
+
+    def output(self, name: str, value: Value) -> None:
+        """Declare an output of the graph; the value takes this name, no copy is made."""
+        for node in self._nodes:
+            for names in (node.input, node.output):
+                for index, other in enumerate(names):
+                    if other == value.name:
+                        names[index] = name
+        self._outputs.append(
+            helper.make_tensor_value_info(name, ONNX_TYPE[value.dtype], list(value.shape))
+        )
+
+    def node(
+        self,
+        operator: str,
+        inputs: Sequence[Value],
+        shape: Sequence[int],
+        dtype: torch.dtype | None = None,
+        **attributes: Any,
+    ) -> Value:
+        """Add a node of one output; its dtype is the first input's unless given."""
+        (out,) = self.nodes(operator, inputs, [shape], dtype, **attributes)
+        return out
+
+    def nodes(
+        self,
+        operator: str,
+        inputs: Sequence[Value],
+        shapes: Sequence[Sequence[int]],
+        dtype: torch.dtype | None = None,
+        **attributes: Any,
+    ) -> list[Value]:
+        """Add a node of several outputs."""
+        self._count += 1
+        name = f'{self.scope}{operator}_{self._count}'
+        outs = [
+            Value(name if len(shapes) == 1 else f'{name}.{i}', dtype or inputs[0].dtype, (*shape,))
+            for i, shape in enumerate(shapes)
+        ]
+        self._nodes.append(
+            helper.make_node(
+                operator,
+                [value.name for value in inputs],
+                [value.name for value in outs],
+                name=name,
+                **attributes,
+            )
+        )
+        return outs
+
+    def initializer(self, proto: onnx.TensorProto, dtype: torch.dtype) -> Value:
+        """Use a tensor of the weight file in this graph."""
+        self._initializers.setdefault(proto.name, proto)
+        return Value(proto.name, dtype, tuple(proto.dims))
+
+    def constant(self, value: Tensor, name: str = '') -> Value:
+        """Use a constant; equal ones are one."""
+        value = value.contiguous()
+        key = (value.dtype, tuple(value.shape), value.view(-1).view(torch.uint8).numpy().tobytes())
+        if key not in self._constants:
+            unique = f'constant_{len(self._constants)}' + (f'/{name}' if name else '')
+            proto = self.weights.constant(unique, value)
+            self._constants[key] = self.initializer(proto, value.dtype)
+        return self._constants[key]
+
+    def integers(self, numbers: Sequence[int]) -> Value:
+        """A list of int64, as shapes and axes are given."""
+        return self.constant(torch.tensor(list(numbers), dtype=torch.int64))
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        """Convert; the same conversion of the same value is one node."""
+        if value.dtype == dtype:
+            return value
+        key = (value.name, dtype)
+        if key not in self._casts:
+            made = self.node('Cast', [value], value.shape, dtype, to=ONNX_TYPE[dtype])
+            self._casts[key] = made
+            self._cast_from[made.name] = value
+        return self._casts[key]
+
+    def single(self, value: Value) -> Value:
+        """In float32 if it is in half, else as it is: what everything that computes wants."""
+        return self.cast(value, torch.float32) if value.dtype in HALVES else value
+
+    def before_cast(self, value: Value) -> Value:
+        """What a value was cast from, or the value."""
+        return self._cast_from.get(value.name, value)
+
+    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+        if tuple(shape) == value.shape:
+            return value
+        assert math.prod(shape) == math.prod(value.shape)
+        return self.node('Reshape', [value, self.integers(shape)], shape)
+
+    def model(self) -> onnx.ModelProto:
+        """The finished graph."""
+        graph = helper.make_graph(
+            self._nodes,
+            self.name,
+            self._inputs,
+            self._outputs,
+            initializer=list(self._initializers.values()),
+        )
+        return helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid('', OPSET)],
+            ir_version=IR_VERSION,
+            producer_name='vla_runtime',
+        )

@@ -1,0 +1,322 @@
+"""The ONNX form of every PyTorch operator that the networks use.
+
+One function an operator, found by its name. Each takes the graph, the traced result (shape and
+dtype, without numbers) and the operator's own arguments, where tensors are graph values. What
+computes does so in float32 even where PyTorch would in half: the network's `.to(dtype)` and its
+matrix products say what is half, nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.onnx.graph import HALVES, GraphWriter, Value
+
+Lowering = Callable[..., Any]
+_LOWERINGS: dict[str, Lowering] = {}
+# Smaller than any score, and exp of its difference to one is exactly zero in float32.
+_UNSEEN = -1e30
+
+
+def lowering(operator: str) -> Lowering:
+    """The function that writes an operator.
+
+    Raises:
+        ExportError: the networks use an operator that this file does not know.
+    """
+    if operator not in _LOWERINGS:
+        raise ExportError(
+            f"the network uses PyTorch's '{operator}', which has no ONNX form here yet: add it to "
+            'vla_runtime/export/onnx/operators.py'
+        )
+    return _LOWERINGS[operator]
+
+
+def _writes(*operators: str) -> Callable[[Lowering], Lowering]:
+    def register(function: Lowering) -> Lowering:
+        _LOWERINGS.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
+# --- elementwise ------------------------------------------------------------------------------
+
+
+def _operand(graph: GraphWriter, value: Any, like: torch.dtype) -> Value:
+    if isinstance(value, Value):
+        return graph.cast(graph.single(value), like)
+    return graph.constant(torch.tensor(value, dtype=like))
+
+
+def _binary(operator: str) -> Lowering:
+    def write(graph: GraphWriter, traced: Tensor, a: Any, b: Any) -> Value:
+        like = torch.float32 if traced.dtype in HALVES else traced.dtype
+        operands = [_operand(graph, a, like), _operand(graph, b, like)]
+        return graph.node(operator, operands, traced.shape, like)
+
+    return write
+
+
+for _name, _operator in (('add', 'Add'), ('sub', 'Sub'), ('mul', 'Mul'), ('div', 'Div')):
+    _LOWERINGS[f'{_name}.Tensor'] = _binary(_operator)
+
+
+def _unary(operator: str) -> Lowering:
+    def write(graph: GraphWriter, traced: Tensor, x: Value) -> Value:
+        return graph.node(operator, [graph.single(x)], traced.shape)
+
+    return write
+
+
+for _name, _operator in (('neg', 'Neg'), ('cos', 'Cos'), ('sin', 'Sin')):
+    _LOWERINGS[f'{_name}.default'] = _unary(_operator)
+
+
+@_writes('square.default')
+def _square(graph: GraphWriter, traced: Tensor, x: Value) -> Value:
+    x = graph.single(x)
+    return graph.node('Mul', [x, x], traced.shape)
+
+
+@_writes('rsqrt.default')
+def _rsqrt(graph: GraphWriter, traced: Tensor, x: Value) -> Value:
+    root = graph.node('Sqrt', [graph.single(x)], traced.shape)
+    return graph.node('Reciprocal', [root], traced.shape)
+
+
+@_writes('silu.default')
+def _silu(graph: GraphWriter, traced: Tensor, x: Value) -> Value:
+    x = graph.single(x)
+    return graph.node('Mul', [x, graph.node('Sigmoid', [x], x.shape)], x.shape)
+
+
+@_writes('gelu.default')
+def _gelu(graph: GraphWriter, traced: Tensor, x: Value, *, approximate: str) -> Value:
+    assert approximate == 'tanh'
+    x = graph.single(x)
+
+    def constant(value: float) -> Value:
+        return graph.constant(torch.tensor(value))
+
+    # x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), arXiv 1606.08415.
+    square = graph.node('Mul', [x, x], x.shape)
+    cube = graph.node('Mul', [square, x], x.shape)
+    small = graph.node('Mul', [cube, constant(0.044715)], x.shape)
+    inner = graph.node('Add', [x, small], x.shape)
+    scaled = graph.node('Mul', [inner, constant(math.sqrt(2.0 / math.pi))], x.shape)
+    tanh = graph.node('Tanh', [scaled], x.shape)
+    upper = graph.node('Add', [tanh, constant(1.0)], x.shape)
+    half = graph.node('Mul', [x, constant(0.5)], x.shape)
+    return graph.node('Mul', [half, upper], x.shape)
+
+
+@_writes('where.ScalarOther')
+def _where_scalar(graph: GraphWriter, traced: Tensor, mask: Value, x: Value, other: float) -> Value:
+    x = graph.single(x)
+    return graph.node('Where', [mask, x, _operand(graph, other, x.dtype)], traced.shape, x.dtype)
+
+
+@_writes('where.self')
+def _where(graph: GraphWriter, traced: Tensor, mask: Value, x: Any, other: Any) -> Value:
+    like = torch.float32 if traced.dtype in HALVES else traced.dtype
+    operands = [mask, _operand(graph, x, like), _operand(graph, other, like)]
+    return graph.node('Where', operands, traced.shape, like)
+
+
+@_writes('to.dtype', '_to_copy.default')
+def _to(graph: GraphWriter, traced: Tensor, x: Value, *unused: Any, **named: Any) -> Value:
+    return graph.cast(x, traced.dtype)
+
+
+# --- sums -------------------------------------------------------------------------------------
+
+
+@_writes('mean.dim')
+def _mean(graph: GraphWriter, traced: Tensor, x: Value, dim: list[int], keepdim: bool) -> Value:
+    return graph.node(
+        'ReduceMean', [graph.single(x)], traced.shape, axes=list(dim), keepdims=int(keepdim)
+    )
+
+
+@_writes('sum.dim_IntList')
+def _sum(
+    graph: GraphWriter, traced: Tensor, x: Value, dim: list[int], keepdim: bool = False
+) -> Value:
+    x = graph.single(x)
+    return graph.node(
+        'ReduceSum', [x, graph.integers(dim)], traced.shape, x.dtype, keepdims=int(keepdim)
+    )
+
+
+@_writes('cumsum.default')
+def _count_up_to(graph: GraphWriter, traced: Tensor, x: Value, dim: int) -> Value:
+    """How many of a mask are set up to each place, in integers.
+
+    As a sum over a triangle: TensorRT 8.6 has no CumSum of integers, and in half precision a long
+    prompt's positions would not even be counted right.
+    """
+    mask = graph.before_cast(x)
+    assert mask.dtype == torch.bool and dim == 1
+    rows, length = mask.shape
+    triangle = graph.constant(torch.ones(1, length, length, dtype=torch.bool).tril(), 'triangle')
+    wide = graph.reshape(mask, (rows, 1, length))
+    before = graph.node('And', [wide, triangle], (rows, length, length))
+    return graph.node(
+        'ReduceSum',
+        [graph.cast(before, traced.dtype), graph.integers([2])],
+        traced.shape,
+        keepdims=0,
+    )
+
+
+@_writes('layer_norm.default')
+def _layer_norm(
+    graph: GraphWriter,
+    traced: Tensor,
+    x: Value,
+    shape: list[int],
+    weight: Value,
+    bias: Value,
+    eps: float,
+    *unused: Any,
+) -> Value:
+    return graph.node(
+        'LayerNormalization', [graph.single(x), weight, bias], traced.shape, axis=-1, epsilon=eps
+    )
+
+
+# --- matrix products --------------------------------------------------------------------------
+
+
+@_writes('scaled_dot_product_attention.default')
+def _attention(
+    graph: GraphWriter, traced: Tensor, q: Value, k: Value, v: Value, mask: Value | None = None
+) -> Value:
+    """Attention with its softmax in float32.
+
+    The scale 1/sqrt(head_dim) is in the weights of the query projections (`onnx_translation`).
+    """
+    axes = [*range(len(k.shape) - 2), len(k.shape) - 1, len(k.shape) - 2]
+    turned = graph.node('Transpose', [k], [k.shape[axis] for axis in axes], perm=axes)
+    shape = (*q.shape[:-1], k.shape[-2])
+    scores = graph.single(graph.node('MatMul', [q, turned], shape))
+    if mask is not None:
+        unseen = graph.constant(torch.tensor(_UNSEEN))
+        scores = graph.node('Where', [mask, scores, unseen], shape, scores.dtype)
+    weights = graph.node('Softmax', [scores], shape, axis=-1)
+    return graph.node('MatMul', [graph.cast(weights, v.dtype), v], traced.shape, v.dtype)
+
+
+# --- what only moves numbers ------------------------------------------------------------------
+
+
+@_writes(
+    'view.default', 'reshape.default', 'unsqueeze.default', 'squeeze.dim', 'flatten.using_ints'
+)
+def _reshape(graph: GraphWriter, traced: Tensor, x: Value, *unused: Any) -> Value:
+    return graph.reshape(x, traced.shape)
+
+
+@_writes('contiguous.default', 'clone.default', 'alias.default', 'detach_.default')
+def _same(graph: GraphWriter, traced: Tensor, x: Value, *unused: Any, **named: Any) -> Value:
+    return x
+
+
+@_writes('expand.default')
+def _expand(graph: GraphWriter, traced: Tensor, x: Value, *unused: Any) -> Value:
+    if tuple(traced.shape) == x.shape:
+        return x
+    return graph.node('Expand', [x, graph.integers(traced.shape)], traced.shape)
+
+
+@_writes('transpose.int')
+def _transpose(graph: GraphWriter, traced: Tensor, x: Value, a: int, b: int) -> Value:
+    axes = list(range(len(x.shape)))
+    axes[a], axes[b] = axes[b], axes[a]
+    return graph.node('Transpose', [x], traced.shape, perm=axes)
+
+
+@_writes('permute.default')
+def _permute(graph: GraphWriter, traced: Tensor, x: Value, axes: list[int]) -> Value:
+    return graph.node('Transpose', [x], traced.shape, perm=list(axes))
+
+
+@_writes('cat.default')
+def _concat(graph: GraphWriter, traced: Tensor, parts: Sequence[Value], dim: int = 0) -> Value:
+    types = {part.dtype for part in parts}
+    # Half only where everything is: nothing is rounded because of its neighbour.
+    dtype = types.pop() if len(types) == 1 else torch.float32
+    axis = dim % len(traced.shape)
+    operands = [graph.cast(part, dtype) for part in parts]
+    return graph.node('Concat', operands, traced.shape, dtype, axis=axis)
+
+
+@_writes('stack.default')
+def _stack(graph: GraphWriter, traced: Tensor, parts: Sequence[Value], dim: int = 0) -> Value:
+    axis = dim % len(traced.shape)
+    shape = (*traced.shape[:axis], 1, *traced.shape[axis + 1 :])
+    return _concat(graph, traced, [graph.reshape(part, shape) for part in parts], axis)
+
+
+@_writes('chunk.default')
+def _chunk(
+    graph: GraphWriter, traced: Sequence[Tensor], x: Value, count: int, dim: int = 0
+) -> list[Value]:
+    return split(graph, x, [tuple(part.shape) for part in traced], dim)
+
+
+def split(graph: GraphWriter, x: Value, shapes: Sequence[tuple[int, ...]], dim: int) -> list[Value]:
+    """Cut along one axis into parts of these shapes."""
+    if len(shapes) == 1:
+        return [x]
+    axis = dim % len(x.shape)
+    sizes = graph.integers([shape[axis] for shape in shapes])
+    return graph.nodes('Split', [x, sizes], shapes, axis=axis)
+
+
+@_writes('slice.Tensor')
+def _slice(
+    graph: GraphWriter, traced: Tensor, x: Value, dim: int, start: int | None, end: int
+) -> Value:
+    length = x.shape[dim]
+    begin = max(0, (start or 0) + (length if (start or 0) < 0 else 0))
+    if begin == 0 and traced.shape[dim] == length:
+        return x
+    bounds = [graph.integers([n]) for n in (begin, begin + traced.shape[dim], dim % len(x.shape))]
+    return graph.node('Slice', [x, *bounds], traced.shape)
+
+
+@_writes('select.int')
+def _select(graph: GraphWriter, traced: Tensor, x: Value, dim: int, index: int) -> Value:
+    axis = dim % len(x.shape)
+    place = graph.constant(torch.tensor(index % x.shape[axis]))
+    return graph.node('Gather', [x, place], traced.shape, axis=axis)
+
+
+@_writes('repeat.default')
+def _repeat(graph: GraphWriter, traced: Tensor, x: Value, times: list[int]) -> Value:
+    for axis, count in enumerate(times):
+        if count > 1:
+            shape = (*x.shape[:axis], x.shape[axis] * count, *x.shape[axis + 1 :])
+            x = graph.node('Concat', [x] * count, shape, axis=axis)
+    return x
+
+
+@_writes('repeat_interleave.self_int')
+def _repeat_each(graph: GraphWriter, traced: Tensor, x: Value, count: int, dim: int) -> Value:
+    shape = (*x.shape[: dim + 1], 1, *x.shape[dim + 1 :])
+    wide = (*x.shape[: dim + 1], count, *x.shape[dim + 1 :])
+    expanded = graph.node('Expand', [graph.reshape(x, shape), graph.integers(wide)], wide)
+    return graph.reshape(expanded, traced.shape)
+
+
+@_writes('embedding.default')
+def _embedding(graph: GraphWriter, traced: Tensor, table: Value, tokens: Value) -> Value:
+    return graph.node('Gather', [table, tokens], traced.shape, axis=0)

@@ -1,0 +1,330 @@
+"""Follows every tensor of an ONNX graph from where its numbers come from to where they are used.
+
+A tensor's origin is a set of roles: which inputs, positions, angles or matrix products its numbers
+were moved, added or multiplied together from. Origins say which half tensor may go where; the rules
+are those of `onnx_precision`. A tensor that a fault was found in has no origin, so that one fault
+is told once, where it is made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+
+from vla_runtime.engines.onnx.files import Precision
+
+HALVES: Mapping[int, Precision] = {
+    TensorProto.FLOAT16: 'float16',
+    TensorProto.BFLOAT16: 'bfloat16',
+}
+# The bundle's parameters that may be in half: `models.layers.matrix_names` without the biases. They
+# are added in float32.
+_HALF_MATRICES = re.compile(
+    r'(vision|language|expert)\.blocks\.\d+'
+    r'\.(attention\.(q|k|v|out)|mlp\.(gate|up|down|fc1|fc2))\.weight'
+    r'|vision\.projector\.weight|language\.embedding\.weight'
+)
+TEXT_TABLE = 'language.embedding.weight'
+_PROJECTION = re.compile(r'\.attention\.([qkv])\.weight$')
+
+# Operators that only move numbers, that mix the numbers of their operands, and that compute
+# something else altogether. Those of the last two are in float32 or in integers.
+_MOVES = (
+    'Concat',
+    'Expand',
+    'Gather',
+    'Identity',
+    'Reshape',
+    'Slice',
+    'Split',
+    'Squeeze',
+    'Transpose',
+    'Unsqueeze',
+)
+_MIXES = ('Add', 'Div', 'Mul', 'Neg', 'Sub', 'Where')
+_COMPUTES = (
+    'And',
+    'Cos',
+    'LayerNormalization',
+    'MatMul',
+    'ReduceMean',
+    'ReduceSum',
+    'Reciprocal',
+    'Sigmoid',
+    'Sin',
+    'Softmax',
+    'Sqrt',
+    'Tanh',
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a tensor's numbers come from.
+
+    Attributes:
+        roles: the words below; none for a constant.
+        matrices: names of the bundle's matrices that stand side by side in a half weight, and in
+            the product of one.
+        rounded: it was float32 before it was half.
+    """
+
+    roles: frozenset[str] = frozenset()
+    matrices: tuple[str, ...] = ()
+    rounded: bool = False
+
+    def within(self, *roles: str) -> bool:
+        return self.roles <= set(roles)
+
+    def __str__(self) -> str:
+        words = ' and '.join(sorted(self.roles)) or 'a constant'
+        return f'{words}, rounded' if self.rounded else words
+
+
+def _of(*roles: str) -> Origin:
+    return Origin(frozenset(roles))
+
+
+_INPUT, _POSITIONS, _ANGLES = 'an input', 'positions', 'rotary angles'
+_COMPUTED, _SOFTMAX = 'float32 results', 'attention weights'
+_CONSTANT = 'a constant that is no matrix of attention, MLP or projector'
+_MATRIX, _TABLE, _PRODUCT = 'a matrix', 'text embeddings', 'a product'
+_QUERIES, _KEYS, _VALUES = 'queries', 'keys', 'values'
+_PAST = {'past_key': 'past keys', 'past_value': 'past values'}
+_PAST_KEYS, _PAST_VALUES = _PAST.values()
+_PROJECTED = {'q': _QUERIES, 'k': _KEYS, 'v': _VALUES}
+_PRODUCTS = (_PRODUCT, _QUERIES, _KEYS, _VALUES)
+
+
+def type_name(kind: int) -> str:
+    """ONNX's name for a type, such as `float16`."""
+    return TensorProto.DataType.Name(kind).lower()
+
+
+def is_half_matrix(name: str) -> bool:
+    """Whether this names a parameter that may be in half, or several side by side (`a+b`)."""
+    return all(_HALF_MATRICES.fullmatch(part) for part in name.split('+'))
+
+
+def origin_faults(graph: onnx.GraphProto, types: Mapping[str, int]) -> list[str]:
+    """Every use of a tensor that does not fit where its numbers come from.
+
+    Args:
+        graph: with nodes in the order in which they run.
+        types: of every tensor, as ONNX numbers them.
+
+    Returns:
+        A sentence a fault, naming node and tensor.
+    """
+    walk = _Walk(types)
+    walk.run(graph)
+    return walk.faults
+
+
+class _Walk:
+    """The state of one walk."""
+
+    def __init__(self, types: Mapping[str, int]) -> None:
+        self.faults: list[str] = []
+        self._types = types
+        # Of every tensor so far, by name; an input that is left out is called ''.
+        self._origins: dict[str, Origin | None] = {}
+        self._where = ''
+
+    def run(self, graph: onnx.GraphProto) -> None:
+        """Walk all nodes in order."""
+        self._origins[''] = Origin()
+        for tensor in graph.initializer:
+            self._origins[tensor.name] = self._of_initializer(tensor)
+        for port in graph.input:
+            self._origins.setdefault(port.name, self._of_input(port.name))
+        for node in graph.node:
+            self._where = f"node '{node.name or node.output[0]}' ({node.op_type})"
+            made = self._of_node(node)
+            origins = made if len(made) == len(node.output) else made[:1] * len(node.output)
+            self._origins |= {
+                name: origin for name, origin in zip(node.output, origins, strict=True) if name
+            }
+        for port in graph.output:
+            self._check_output(port.name)
+
+    def _kind(self, name: str) -> int:
+        return self._types.get(name, TensorProto.UNDEFINED)
+
+    def _is_half(self, name: str) -> bool:
+        return self._kind(name) in HALVES
+
+    def _in_words(self, name: str) -> str:
+        return f"'{name}' ({type_name(self._kind(name))})"
+
+    def _fault(self, text: str) -> None:
+        self.faults.append(f'{self._where} {text}')
+
+    # --- where numbers come from --------------------------------------------------------------
+
+    def _of_initializer(self, tensor: onnx.TensorProto) -> Origin:
+        if tensor.data_type not in HALVES:
+            return Origin()
+        if is_half_matrix(tensor.name):
+            role = _TABLE if tensor.name == TEXT_TABLE else _MATRIX
+            return Origin(frozenset({role}), tuple(tensor.name.split('+')))
+        return _of(_CONSTANT)
+
+    def _of_input(self, name: str) -> Origin | None:
+        if self._is_half(name):
+            # Another one is the ports' own fault.
+            return _of(_PAST[name]) if name in _PAST else None
+        return _of(_INPUT) if self._kind(name) == TensorProto.FLOAT else Origin()
+
+    # --- where they go ------------------------------------------------------------------------
+
+    def _of_node(self, node: onnx.NodeProto) -> list[Origin | None]:
+        """The origins of a node's outputs, or one that is that of all of them."""
+        unknown = [name for name in (*node.input, *node.output) if name and not self._kind(name)]
+        if node.domain not in ('', 'ai.onnx') or any(
+            attribute.HasField('g') or attribute.graphs for attribute in node.attribute
+        ):
+            self._fault('has an inside of its own, which is not walked')
+        elif unknown:
+            self._fault(f"works on '{unknown[0]}', whose type is unknown")
+        elif node.op_type == 'Cast':
+            return [self._of_cast(node.input[0], node.output[0])]
+        elif node.op_type in _MOVES:
+            return self._of_move(node)
+        elif node.op_type == 'MatMul' and self._is_half(node.output[0]):
+            return [self._of_half_product(node)]
+        elif any(self._is_half(name) for name in (*node.input, *node.output)):
+            half = next(name for name in (*node.input, *node.output) if self._is_half(name))
+            self._fault(
+                f"computes '{node.output[0]}' in {type_name(self._kind(half))}; everything but "
+                'matrix products must be float32, and indices integers'
+            )
+        elif node.op_type in _MIXES:
+            return [self._of_mix(node)]
+        elif node.op_type in _COMPUTES:
+            return [self._of_result(node)]
+        else:
+            self._fault('is an operator that no policy is exported with, so it has no rule here')
+        return [None]
+
+    def _of_cast(self, source: str, target: str) -> Origin | None:
+        """A change of type; of float32 to half and back, by what it is that is changed."""
+        kind, made, origin = self._kind(source), self._kind(target), self._origins[source]
+        change = f'{self._in_words(source)} to {self._in_words(target)}'
+        floats = (TensorProto.FLOAT, TensorProto.DOUBLE, *HALVES)
+        if made in HALVES and kind not in (TensorProto.FLOAT, *HALVES):
+            self._fault(f'rounds {change}: an index, mask or count must not be in half')
+        elif made not in floats and kind in floats:
+            self._fault(f'turns {change}: an index must be computed in integers throughout')
+        elif kind == TensorProto.BOOL and made in floats:
+            self._fault(f'turns {change}: what is counted must be counted in integers')
+        elif made == TensorProto.FLOAT and kind == TensorProto.INT64:
+            return _of(_POSITIONS)
+        elif origin is None or (made in HALVES) == (kind in HALVES):
+            return origin
+        elif made in HALVES:
+            if not origin.within(_INPUT, _POSITIONS, _ANGLES):
+                return Origin(origin.roles, rounded=True)
+            self._fault(f'rounds {change}: {origin} must stay in float32')
+        elif not origin.rounded and origin.within(*_PRODUCTS, _TABLE):
+            return Origin(origin.roles)
+        else:
+            self._fault(
+                f'widens {change}: only a product or a text embedding is made in half, and this is '
+                f'{origin}; what goes on in float32 must not have been in half before'
+            )
+        return None
+
+    def _of_move(self, node: onnx.NodeProto) -> list[Origin | None]:
+        if node.op_type == 'Gather' and self._kind(node.input[1]) != TensorProto.INT64:
+            self._fault(f'has the index {self._in_words(node.input[1])}, which must be int64')
+        moved = node.input if node.op_type == 'Concat' else node.input[:1]
+        origin = self._joined(moved)
+        if origin is not None and node.op_type == 'Split' and _MATRIX not in origin.roles:
+            parts = [_product((name,)) for name in origin.matrices]
+            return [*parts] if len(parts) == len(node.output) else [origin]
+        return [origin]
+
+    def _joined(self, names: Sequence[str]) -> Origin | None:
+        """The origin of something made of all of these; None if one of them is at fault."""
+        origins = [self._origins[name] for name in names]
+        known = [origin for origin in origins if origin is not None]
+        if len(known) < len(origins):
+            return None
+        return Origin(
+            frozenset().union(*(origin.roles for origin in known)),
+            known[0].matrices if len(known) == 1 else (),
+            any(origin.rounded for origin in known),
+        )
+
+    def _of_half_product(self, node: onnx.NodeProto) -> Origin | None:
+        """A matrix product in half, which must be one of three."""
+        left, right = (self._origins[name] for name in node.input)
+        if left is None or right is None:
+            return None
+        if right.roles == {_MATRIX} and right.matrices and _MATRIX not in left.roles:
+            return _product(right.matrices)
+        if left.roles == {_QUERIES, _ANGLES} and _are_keys(right):
+            return _of(_PRODUCT)
+        if left.roles == {_SOFTMAX} and _are_values(right):
+            return _of(_PRODUCT)
+        self._fault(
+            f"multiplies '{node.input[0]}' ({left}) by '{node.input[1]}' ({right}) in "
+            f'{type_name(self._kind(node.output[0]))}; only products by a matrix of the bundle, of '
+            'queries and keys, and of attention weights and values may be'
+        )
+        return None
+
+    def _of_mix(self, node: onnx.NodeProto) -> Origin | None:
+        floats = [name for name in node.input if self._kind(name) == TensorProto.FLOAT]
+        if not floats:
+            return Origin()
+        origin = self._joined(floats)
+        if origin is not None and node.op_type == 'Where' and not origin.roles:
+            self._fault(f"makes floats, '{node.output[0]}', of a mask: count in integers")
+            return None
+        return origin
+
+    def _of_result(self, node: onnx.NodeProto) -> Origin | None:
+        out = node.output[0]
+        if node.op_type == 'Softmax':
+            return _of(_SOFTMAX)
+        if node.op_type in ('Cos', 'Sin'):
+            origin = self._origins[node.input[0]]
+            if origin is not None and origin.roles != {_POSITIONS}:
+                self._fault(
+                    f"makes rotary angles of '{node.input[0]}' ({origin}); they must be integer "
+                    'positions times constants'
+                )
+            return _of(_ANGLES)
+        if node.op_type == 'LayerNormalization':
+            inside = [item.i for item in node.attribute if item.name == 'stash_type']
+            if inside and inside[0] != TensorProto.FLOAT:
+                self._fault(f"norms '{out}' in {type_name(inside[0])} (its stash_type) inside")
+        return _of(_COMPUTED) if self._kind(out) == TensorProto.FLOAT else Origin()
+
+    def _check_output(self, name: str) -> None:
+        origin = self._origins.get(name, Origin())
+        if origin is None or name not in _PAST or not self._is_half(name):
+            return
+        if not (_are_keys(origin) if name == 'past_key' else _are_values(origin)):
+            self.faults.append(f"the output '{name}' is {origin}, in {type_name(self._kind(name))}")
+
+
+def _product(matrices: tuple[str, ...]) -> Origin:
+    """The product by matrices that stand side by side."""
+    found = [_PROJECTION.search(name) for name in matrices]
+    roles = {_PROJECTED[match[1]] if match else _PRODUCT for match in found}
+    return Origin(frozenset(roles), matrices)
+
+
+def _are_keys(origin: Origin) -> bool:
+    return origin.within(_KEYS, _ANGLES, _PAST_KEYS) and not origin.within(_ANGLES)
+
+
+def _are_values(origin: Origin) -> bool:
+    return bool(origin.roles) and not origin.rounded and origin.within(_VALUES, _PAST_VALUES)

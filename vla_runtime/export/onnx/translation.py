@@ -1,0 +1,251 @@
+"""From a traced PyTorch module to nodes of an ONNX graph.
+
+The trace is PyTorch's own (`torch.export`, on a network without numbers), so what is exported is
+what runs. Three rewrites that change no result beyond rounding are made on the way:
+- what depends on weights alone is computed now, such as `1 + weight` of every norm;
+- linear layers that read the same tensor become one matrix product (gate and up; q, k and v);
+- attention's 1/sqrt(head_dim) goes into the query projection's weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from vla_runtime.export.onnx.graph import GraphWriter, Value
+from vla_runtime.export.onnx.operators import lowering, split
+from vla_runtime.export.onnx.weights import BundleWeights
+
+_SKIPPED = ('_assert_tensor_metadata.default',)
+_CONVERSION = 'aten.to.dtype'
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A parameter that has not been read: its name in the bundle, and its traced form."""
+
+    name: str
+    traced: Tensor
+
+
+class Translator:
+    """Writes traced modules into one graph.
+
+    Args:
+        graph: to write into.
+        weights: of the bundle.
+        scales: parameter name to the factor that its numbers are multiplied by.
+    """
+
+    def __init__(
+        self, graph: GraphWriter, weights: BundleWeights, scales: Mapping[str, float]
+    ) -> None:
+        self._graph = graph
+        self._weights = weights
+        self._scales = scales
+
+    def write(
+        self, program: ExportedProgram, prefix: str, inputs: Mapping[str, Value]
+    ) -> list[Value]:
+        """Write one traced module.
+
+        Args:
+            program: traced on the meta device.
+            prefix: of the module's parameters in the bundle (``'vision.'`` for the vision tower);
+                a leading ``network.`` is dropped.
+            inputs: argument names to graph values.
+
+        Returns:
+            The module's outputs in order.
+        """
+        return _Translation(self._graph, self._weights, self._scales, prefix).run(program, inputs)
+
+
+class _Translation:
+    """The state of writing one module."""
+
+    def __init__(
+        self,
+        graph: GraphWriter,
+        weights: BundleWeights,
+        scales: Mapping[str, float],
+        prefix: str,
+    ) -> None:
+        self._graph = graph
+        self._weights = weights
+        self._scales = scales
+        self._prefix = prefix
+        # Graph values, numbers known now (tensors), weights not yet read, and plain numbers.
+        self._known: dict[Node, Any] = {}
+        self._groups: dict[Node, list[Node]] = {}
+
+    def run(self, program: ExportedProgram, inputs: Mapping[str, Value]) -> list[Value]:
+        nodes = list(program.graph.nodes)
+        self._place_inputs(program, nodes, inputs)
+        self._groups = _linear_groups(nodes)
+        for node in nodes:
+            if node.op == 'call_function' and node not in self._known:
+                self._write(node)
+        (output,) = (node for node in nodes if node.op == 'output')
+        return [self._value(self._known[item]) for item in output.args[0]]
+
+    def _place_inputs(
+        self, program: ExportedProgram, nodes: list[Node], inputs: Mapping[str, Value]
+    ) -> None:
+        placeholders = [node for node in nodes if node.op == 'placeholder']
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+            if spec.kind == InputKind.PARAMETER:
+                name = self._prefix + str(spec.target).removeprefix('network.')
+                self._known[node] = _Weight(name, node.meta['val'])
+            elif spec.kind == InputKind.USER_INPUT:
+                self._known[node] = inputs.get(node.name)
+            else:
+                tensor = program.constants[str(spec.target)]
+                self._known[node] = tensor
+
+    def _write(self, node: Node) -> None:
+        target = node.target
+        if getattr(target, '__name__', '') == 'getitem':
+            source, index = node.args
+            assert isinstance(source, Node)
+            self._known[node] = self._known[source][index]
+            return
+        operator = str(target).removeprefix('aten.')
+        if operator in _SKIPPED:
+            return
+        if operator == 'linear.default':
+            self._write_linears(self._groups[node])
+            return
+        args = [self._known_argument(argument) for argument in node.args]
+        named = {key: self._known_argument(value) for key, value in node.kwargs.items()}
+        if not _depends_on_input(args):
+            self._known[node] = self._compute(target, args, named)
+            return
+        if operator == 'embedding.default':
+            table, tokens = args[:2]
+            args = [self._weight_value([table], transposed=False), tokens]
+        write = lowering(operator)
+        values = [_each(argument, self._value) for argument in args]
+        named = {key: value for key, value in named.items() if key not in ('dtype', 'device')}
+        self._known[node] = write(self._graph, node.meta['val'], *values, **named)
+
+    def _known_argument(self, argument: Any) -> Any:
+        return _each(argument, lambda item: self._known[item] if isinstance(item, Node) else item)
+
+    def _compute(self, target: Any, args: list[Any], named: Mapping[str, Any]) -> Any:
+        """Run an operator now, on numbers; in-place ones change what they were given a view of."""
+        numbers = [_each(argument, self._number) for argument in args]
+        named = {**named, **({'device': torch.device('cpu')} if 'device' in named else {})}
+        return target(*numbers, **named)
+
+    def _number(self, item: Any) -> Any:
+        return self._weights.read(item.name) if isinstance(item, _Weight) else item
+
+    def _value(self, item: Any) -> Any:
+        """Numbers and weights as constants of the graph; everything else as it is."""
+        if isinstance(item, _Weight):
+            return self._graph.constant(self._weights.read(item.name), item.name)
+        if isinstance(item, Tensor):
+            return self._graph.constant(item)
+        return item
+
+    def _write_linears(self, nodes: list[Node]) -> None:
+        """Linear layers over one input, as one matrix product."""
+        graph = self._graph
+        x = self._known_argument(nodes[0].args[0])
+        layers = [[self._known_argument(item) for item in node.args[1:]] for node in nodes]
+        first = layers[0][0]
+        dtype = (first.traced if isinstance(first, _Weight) else first).dtype
+        weight = self._weight_value([layer[0] for layer in layers], transposed=True)
+        x = graph.cast(self._value(x), dtype)
+        shape = (*x.shape[:-1], weight.shape[1])
+        y = graph.node('MatMul', [x, weight], shape)
+        if len(layers[0]) > 1 and layers[0][1] is not None:
+            bias = torch.cat([self._scaled(layer[1]) for layer in layers])
+            y = graph.node('Add', [graph.single(y), graph.constant(bias, _name(layers))], shape)
+        parts = split(graph, y, [tuple(node.meta['val'].shape) for node in nodes], -1)
+        self._known.update(zip(nodes, parts, strict=True))
+
+    def _scaled(self, weight: _Weight | Tensor) -> Tensor:
+        if isinstance(weight, Tensor):
+            return weight
+        return self._weights.read(weight.name) * self._scales.get(weight.name, 1.0)
+
+    def _weight_value(self, weights: list[_Weight | Tensor], transposed: bool) -> Value:
+        """Matrices side by side, as ONNX multiplies them: (in, out)."""
+        if isinstance(weights[0], Tensor):
+            (matrix,) = weights
+            assert isinstance(matrix, Tensor)
+            return self._graph.constant(matrix.T if transposed else matrix)
+        named = [weight for weight in weights if isinstance(weight, _Weight)]
+        rows = sum(weight.traced.shape[0] for weight in named)
+        shape = (rows, named[0].traced.shape[1])
+
+        def make() -> Tensor:
+            matrix = torch.cat([self._scaled(weight) for weight in named])
+            return matrix.T if transposed else matrix
+
+        dtype = named[0].traced.dtype
+        proto = self._graph.weights.named(
+            '+'.join(weight.name for weight in named),
+            dtype,
+            shape[::-1] if transposed else shape,
+            make,
+        )
+        return self._graph.initializer(proto, dtype)
+
+
+def _each(argument: Any, change: Any) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return [_each(item, change) for item in argument]
+    return change(argument)
+
+
+def _depends_on_input(arguments: list[Any]) -> bool:
+    return any(
+        _depends_on_input(list(item))
+        if isinstance(item, (list, tuple))
+        else isinstance(item, Value)
+        for item in arguments
+    )
+
+
+def _name(layers: list[list[Any]]) -> str:
+    first = layers[0][1]
+    return first.name if isinstance(first, _Weight) else ''
+
+
+def _linear_groups(nodes: list[Node]) -> dict[Node, list[Node]]:
+    """Each linear layer with all that read the same tensor in the same precision."""
+    groups: dict[tuple[Node, torch.dtype, bool], list[Node]] = {}
+    for node in nodes:
+        if str(node.target) != 'aten.linear.default':
+            continue
+        source, weight = node.args[0], node.args[1]
+        assert isinstance(source, Node) and isinstance(weight, Node)
+        source = _unconverted(source)
+        # A weight that is computed stands alone.
+        together = source if weight.op == 'placeholder' else node
+        has_bias = len(node.args) > 2 and node.args[2] is not None
+        key = (together, weight.meta['val'].dtype, has_bias)
+        groups.setdefault(key, []).append(node)
+    return {node: group for group in groups.values() for node in group}
+
+
+def _unconverted(node: Node) -> Node:
+    """What a tensor was before its last conversion; a trace repeats those that change nothing."""
+    converted = False
+    while str(node.target) == _CONVERSION:
+        parent = node.all_input_nodes[0]
+        changes = parent.meta['val'].dtype != node.meta['val'].dtype
+        if changes and converted:
+            break
+        node, converted = parent, converted or changes
+    return node

@@ -1,0 +1,304 @@
+"""The receipt of exported networks: every file against PyTorch, and what was found.
+
+Two questions are asked. Does every graph keep norms, softmax, time, masks and the update in
+float32 and its indices in integers (`onnx_precision`, on the graph itself)? And do its numbers
+equal those of the PyTorch modules in float32 on the seeded inputs of `onnx_cases`: each output of
+each file on PyTorch's own inputs, then whole chunks, decomposed and monolithic, each file fed with
+what the one before it gave? One file runs at a time, so that memory holds the weights once.
+
+Errors and bounds are those of `receipt`.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+
+from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
+from vla_runtime.engines.onnx.files import (
+    EXPERT_INPUTS,
+    ONNX_FOLDER,
+    PREFIX_OUTPUTS,
+    ROWS,
+    Network,
+    Precision,
+    graph_name,
+    graph_names,
+    graph_path,
+)
+from vla_runtime.engines.onnx.session import Placement, Session, session_options
+from vla_runtime.engines.preflight import check_graph_files
+from vla_runtime.export.onnx.cases import Case, Reference, seeded_cases
+from vla_runtime.export.onnx.constants import constant_faults
+from vla_runtime.export.onnx.precision import precision_faults, precision_of
+from vla_runtime.export.onnx.variants import comparable
+from vla_runtime.export.onnx.weights import BundleWeights
+from vla_runtime.export.receipt import (
+    ChunkComparison,
+    Comparison,
+    Receipt,
+    VerificationError,
+    error_of,
+)
+from vla_runtime.families.pi.time_table import TimeTable
+from vla_runtime.inference.denoise import flow_times
+
+_LISTED = 10
+
+
+def verify_onnx(
+    folder: Path,
+    spec: BundleSpec,
+    *,
+    device: str = 'cpu',
+    advance: Callable[[int], object] = lambda count: None,
+) -> Receipt:
+    """Compare a bundle's ONNX files with its PyTorch modules.
+
+    Args:
+        folder: of the bundle.
+        spec: its policy.yaml.
+        device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
+        advance: told 1 for each of the `verification_steps`.
+
+    Returns:
+        The receipt; ask it for `failures`.
+
+    Raises:
+        VerificationError: a graph that breaks the rules of precision.
+        ValueError: files missing, or a provider that is not here.
+    """
+    placement = Placement.of(device)
+    precision = check_graphs(folder)
+    return _Verifier(folder, spec, precision, placement, advance).run()
+
+
+def verification_steps() -> int:
+    """How often `verify_onnx` calls `advance`."""
+    return 3 + 1 + 3 * len(ROWS)
+
+
+def check_graphs(folder: Path) -> Precision:
+    """Walk all graphs of a bundle.
+
+    Returns:
+        What their matrix products are in.
+
+    Raises:
+        VerificationError: a graph that computes an index, norm or the like in the wrong precision,
+            or whose constants were rounded.
+        ValueError: a file is missing or no ONNX file.
+    """
+    check_graph_files(folder, graph_names())
+    precision = precision_of(graph_path(folder, 'vision'))
+    weights = BundleWeights(folder / WEIGHTS_FILE)
+    faults = [
+        f'{name}: {fault}'
+        for name in graph_names()
+        for fault in (
+            *precision_faults(folder / ONNX_FOLDER / name, precision),
+            *constant_faults(folder / ONNX_FOLDER / name, weights),
+        )
+    ]
+    if faults:
+        shown = '\n  '.join(faults[:_LISTED])
+        more = f'\n  and {len(faults) - _LISTED} more' if len(faults) > _LISTED else ''
+        raise VerificationError(
+            f'{folder / ONNX_FOLDER}: computes in the wrong precision:\n  {shown}{more}\n'
+            'export the bundle again'
+        )
+    return precision
+
+
+def receipt_dict(receipt: Receipt) -> dict[str, Any]:
+    """What verification.json holds under `onnx`."""
+    return {
+        'what': 'every ONNX file against the PyTorch modules in float32, on seeded inputs',
+        'precision': receipt.precision,
+        'kept_exact': 'walked node by node: norms, softmax, time, masks, velocity mix and '
+        'update in float32, indices in integers',
+        'device': receipt.device,
+        'versions': {
+            'python': platform.python_version(),
+            'torch': str(torch.__version__),
+            'onnx': onnx.__version__,
+            'onnxruntime': onnxruntime.__version__,
+            'numpy': np.__version__,
+        },
+        'machine': platform.machine(),
+        **receipt.figures(),
+    }
+
+
+class _Verifier:
+    """Runs the files one after the other and collects comparisons."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: BundleSpec,
+        precision: Precision,
+        placement: Placement,
+        advance: Callable[[int], object],
+    ) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._precision = precision
+        self._placement = placement
+        self._advance = advance
+        self._widened = precision == 'bfloat16' and placement.memory == 'cpu'
+        self._cases = seeded_cases(spec)
+        # What ONNX Runtime made of each case, from the pixels on.
+        self._own: list[dict[str, np.ndarray]] = [{} for _ in self._cases]
+        self._errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        self._chunks: list[ChunkComparison] = []
+
+    def run(self) -> Receipt:
+        reference = Reference(self._spec, BundleWeights(self._folder / WEIGHTS_FILE))
+        reference.image_tokens(self._cases)
+        self._advance(1)
+        self._vision()
+        reference.prefixes(self._cases)
+        self._advance(1)
+        for rows in ROWS:
+            self._prefix(rows)
+        table = reference.chunks(self._cases)
+        self._advance(1)
+        own_table = self._time_table(table)
+        for rows in ROWS:
+            self._expert(rows, table, own_table)
+        for rows in ROWS:
+            self._monolithic(rows, own_table)
+        tensors = [
+            Comparison.of(file, tensor, errors, self._precision)
+            for (file, tensor), errors in self._errors.items()
+        ]
+        return Receipt(
+            self._precision,
+            f'{self._placement.device} ({self._placement.provider})',
+            [case.words for case in self._cases],
+            tensors,
+            self._chunks,
+            ['bfloat16 products computed in float32 and rounded: the CPU has none of its own']
+            if self._widened
+            else [],
+        )
+
+    def _vision(self) -> None:
+        session = self._open('vision')
+        for case, own in zip(self._cases, self._own, strict=True):
+            images = [session.run({'pixels': image[None]}) for image in case.pixels]
+            own['image_tokens'] = np.concatenate([image['image_tokens'] for image in images])
+            expected = case.reference['image_tokens']
+            self._compare('vision', 'image_tokens', own['image_tokens'], expected)
+        self._advance(1)
+
+    def _prefix(self, rows: int) -> None:
+        session, name = self._open('prefix', rows), graph_name('prefix', rows)
+        for case, own in self._of(rows):
+            given = {name: getattr(case, name) for name in ('image_mask', 'tokens', 'token_mask')}
+            found = session.run({'image_tokens': case.reference['image_tokens'], **given})
+            # What stands at padded places is never seen.
+            seen = case.reference['prefix_mask']
+            for tensor in PREFIX_OUTPUTS[:2]:
+                expected = case.reference[tensor].swapaxes(0, 1).swapaxes(1, 3)[seen]
+                valid = found[tensor].swapaxes(0, 1).swapaxes(1, 3)[seen]
+                self._compare(name, tensor, valid, expected)
+            self._compare(name, 'prefix_mask', found['prefix_mask'], seen)
+            own |= session.run({'image_tokens': own['image_tokens'], **given})
+        self._advance(1)
+
+    def _time_table(self, table: np.ndarray) -> np.ndarray:
+        times = flow_times(self._spec.denoise_steps)
+        path = self._folder / WEIGHTS_FILE
+        own = TimeTable(self._spec.family, self._spec.dims, path)(times)
+        self._compare('time table', 'time_conditioning', own, table)
+        return own
+
+    def _expert(self, rows: int, table: np.ndarray, own_table: np.ndarray) -> None:
+        session, name = self._open('expert', rows), graph_name('expert', rows)
+        for case, own in self._of(rows):
+            trace, growth = case.reference['trace'], []
+            past = {key: case.reference[key] for key in PREFIX_OUTPUTS}
+            own_past = {key: own[key] for key in PREFIX_OUTPUTS}
+            x = case.x
+            for k in range(self._spec.denoise_steps):
+                alone = session.run(self._step(case, past, table, k, trace[k]))
+                self._compare(name, 'x_next', alone['x_next'], trace[k + 1])
+                expected = case.reference['velocity'][k]
+                self._compare(name, 'velocity', alone['velocity'], expected)
+                x = session.run(self._step(case, own_past, own_table, k, x))['x_next']
+                growth.append(error_of(x, trace[k + 1])[0])
+            self._add_chunk(f'vision, prefix and {name}', case, x, growth)
+        self._advance(1)
+
+    def _monolithic(self, rows: int, table: np.ndarray) -> None:
+        session, name = self._open('monolithic', rows), graph_name('monolithic', rows)
+        for case, _ in self._of(rows):
+            values = self._step(case, {}, table, 0, case.x) | {
+                'pixels': case.pixels,
+                'image_mask': case.image_mask,
+                'tokens': case.tokens,
+                'token_mask': case.token_mask,
+                'time_conditioning': table,
+                't': flow_times(self._spec.denoise_steps).astype(np.float32),
+                'plan_weight': case.plan_weight,
+            }
+            self._add_chunk(name, case, session.run(values)['x_next'], [])
+        self._advance(1)
+
+    def _step(
+        self, case: Case, past: dict[str, np.ndarray], table: np.ndarray, k: int, x: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        steps = self._spec.denoise_steps
+        values = {
+            **past,
+            'x': x,
+            'time_conditioning': table[k : k + 1],
+            't': flow_times(steps).astype(np.float32)[k],
+            'dt': np.float32(-1.0 / steps),
+            'row_weight': case.row_weight,
+            'plan': case.plan,
+            'plan_weight': case.plan_weight[k],
+        }
+        if case.state is not None:
+            values['state'] = case.state
+        return {name: np.asarray(values[name]) for name in EXPERT_INPUTS if name in values}
+
+    def _open(self, network: Network, rows: int = 1) -> Session:
+        path = graph_path(self._folder, network, rows)
+        options = session_options()
+        # Weights are used where they lie in the file: no packed and no converted second copy.
+        options.add_session_config_entry('session.disable_prepacking', '1')
+        options.enable_cpu_mem_arena = False
+        folding = [] if self._precision == 'float32' else ['ConstantFolding']
+        return Session(
+            path,
+            self._placement,
+            options,
+            comparable(path, widen_bfloat16=self._widened),
+            disabled_optimizers=folding,
+        )
+
+    def _of(self, rows: int) -> list[tuple[Case, dict[str, np.ndarray]]]:
+        pairs = zip(self._cases, self._own, strict=True)
+        return [(case, own) for case, own in pairs if case.rows == rows]
+
+    def _compare(self, file: str, tensor: str, found: np.ndarray, expected: np.ndarray) -> None:
+        file = f'{file}.onnx' if file == 'vision' else file
+        self._errors.setdefault((file, tensor), []).append(error_of(found, expected))
+
+    def _add_chunk(self, graphs: str, case: Case, x: np.ndarray, growth: list[float]) -> None:
+        number = next(i for i, other in enumerate(self._cases) if other is case)
+        error = error_of(x, case.reference['trace'][-1])
+        gain = float(case.reference['gain'])
+        self._chunks.append(
+            ChunkComparison.of(graphs, number, gain, error, growth, self._precision)
+        )

@@ -1,0 +1,331 @@
+"""ONNX files to TensorRT engines, on the machine that will run them.
+
+Invariants:
+- nothing is built that cannot fit, that this TensorRT cannot read, or that is there already and
+  came from the same ONNX files;
+- each engine appears in its folder complete or not at all, with what `engine.json` says of it, and
+  what earlier builds measured (the timing cache) is kept after each, so an interrupted build goes
+  on where it stopped;
+- what was said of the engines that are replaced is removed before the first of them is;
+- a finished build leaves the engines that were asked for and no others.
+
+Imports tensorrt, cuda-python and numpy only: a Jetson that builds need not have PyTorch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vla_runtime.engines.cuda_runtime import CudaRuntime
+from vla_runtime.engines.free_memory import available_host_bytes, free_swap_bytes
+from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision
+from vla_runtime.engines.tensorrt.adapter import BuildOptions, Progress, TensorRT, TensorRTError
+from vla_runtime.engines.tensorrt.store import (
+    TIMING_CACHE,
+    EngineFile,
+    Metadata,
+    engine_names,
+    folder_name,
+    read_metadata,
+    rebuild_command,
+    write_metadata,
+)
+from vla_runtime.export.tensorrt.graph import OnnxSummary, summarise
+from vla_runtime.export.tensorrt.receipt import forget
+from vla_runtime.files.large_files import file_sha256
+from vla_runtime.files.whole_files import write_bytes
+
+# Beside weights and workspace: CUDA's own, the kernels that are tried, activations.
+_OVERHEAD_BYTES = 1 << 30
+# TensorRT's own choice is all of the GPU; what our largest product can use stays below this.
+DEFAULT_WORKSPACE = 1 << 30
+_ENDING = '.engine'
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """What building one engine takes, in bytes.
+
+    The parser holds the weights on the host, the builder copies them to the device to try kernels
+    on, and the finished engine is held on the host once more before it is written.
+    """
+
+    device: int
+    host: int
+
+    @classmethod
+    def of(cls, weight_bytes: int, workspace_bytes: int) -> MemoryEstimate:
+        device = weight_bytes + workspace_bytes + _OVERHEAD_BYTES
+        return cls(device=device, host=2 * weight_bytes + _OVERHEAD_BYTES)
+
+    def shared_swap(self, free_bytes: int) -> int | None:
+        """Swap that a build takes where one memory is the host's and the GPU's, as on a Jetson.
+
+        Args:
+            free_bytes: of that memory.
+
+        Returns:
+            bytes, or None where swap does not help: what a GPU works on is never swapped out
+        """
+        if self.device > free_bytes:
+            return None
+        return max(0, self.device + self.host - free_bytes)
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What a build will do.
+
+    Attributes:
+        folder: where the engines go.
+        graphs: every engine's ONNX file, by engine name.
+        digests: SHA-256 of each graph and its weights, by their names in the bundle.
+        done: engines that are there already and need not be built.
+        precision: of the ONNX files.
+        workspace_bytes: scratch memory that a layer may take.
+        estimate: of the largest build.
+    """
+
+    folder: Path
+    graphs: dict[str, OnnxSummary]
+    digests: dict[str, dict[str, str]]
+    done: dict[str, EngineFile]
+    precision: Precision
+    workspace_bytes: int
+    estimate: MemoryEstimate
+
+    @property
+    def to_build(self) -> list[str]:
+        return [name for name in self.graphs if name not in self.done]
+
+    @property
+    def surplus(self) -> list[Path]:
+        """Engines that are there and were not asked for, as those of two rows with `rows=(1,)`."""
+        paths = sorted(self.folder.glob(f'*{_ENDING}'))
+        return [path for path in paths if path.stem not in self.graphs]
+
+
+def plan_build(
+    bundle: Path,
+    adapter: TensorRT,
+    runtime: CudaRuntime,
+    *,
+    rows: Iterable[int],
+    files: Mapping[str, str] | None = None,
+    precision: str | None = None,
+    workspace_bytes: int = DEFAULT_WORKSPACE,
+    force: bool = False,
+) -> BuildPlan:
+    """Look at everything that can be known before anything is built.
+
+    Args:
+        bundle: the bundle's folder, with its ONNX files.
+        adapter, runtime: the TensorRT and the GPU at hand.
+        rows: numbers of prompt rows to build for.
+        files: SHA-256 of the bundle's files by name, as in its policy.yaml (they must be compared
+            with it before anything is built from them); what it does not have is hashed here.
+        precision: that the ONNX files must have; None takes theirs.
+        workspace_bytes: scratch memory that a layer may take.
+        force: build again what is there.
+
+    Raises:
+        ValueError: ONNX files that are missing, of mixed or other precision, or not readable by
+            this TensorRT; or a build that cannot fit into memory.
+    """
+    folder = bundle / ONNX_FOLDER
+    graphs = {name: summarise(folder / f'{name}.onnx') for name in engine_names(rows)}
+    found = _precision(folder, graphs, precision)
+    if found not in adapter.precisions:
+        raise ValueError(
+            f'{folder}: the files are {found}, which TensorRT {adapter.version} cannot run; export '
+            f'them in {" or ".join(adapter.precisions)}'
+        )
+    for summary in graphs.values():
+        if problems := summary.unsupported(adapter.version):
+            raise ValueError(
+                f'{summary.path}: TensorRT {adapter.version} cannot read {", ".join(problems)}'
+            )
+    weight_bytes = max(summary.weight_bytes for summary in graphs.values())
+    target = bundle / 'engines' / folder_name(runtime.info.name, adapter.version)
+    digests = _digests(bundle, graphs, files or {})
+    plan = BuildPlan(
+        folder=target,
+        graphs=graphs,
+        digests=digests,
+        done={} if force else _done(bundle, target, digests, found),
+        precision=found,
+        workspace_bytes=workspace_bytes,
+        estimate=MemoryEstimate.of(weight_bytes, workspace_bytes),
+    )
+    if plan.to_build:
+        check_fits(plan.estimate, runtime)
+    return plan
+
+
+def build_engines(
+    plan: BuildPlan,
+    adapter: TensorRT,
+    runtime: CudaRuntime,
+    *,
+    captures: int,
+    progress: Progress | None = None,
+    report: Callable[[str, EngineFile], object] = lambda name, entry: None,
+) -> Metadata:
+    """Build what the plan says is to be built, and try to load each.
+
+    Args:
+        plan: from `plan_build`.
+        adapter, runtime: the TensorRT and the GPU at hand.
+        captures: how often a CUDA graph will be captured at load, to keep the fastest.
+        progress: told how far a build is, where this TensorRT can tell.
+        report: told of each engine once it is written.
+
+    Raises:
+        TensorRTError: a graph cannot be built; engines that were finished stay.
+        OSError: the folder cannot be written.
+    """
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    if plan.to_build:
+        forget(plan.folder)
+    device = runtime.info
+    metadata = Metadata(
+        tensorrt=adapter.version,
+        gpu=device.name,
+        capability=device.capability,
+        processors=device.processors,
+        precision=plan.precision,
+        captures=captures,
+        engines=dict(plan.done),
+    )
+    for name in plan.to_build:
+        entry = _build_one(name, plan, adapter, progress)
+        metadata = replace(metadata, engines={**metadata.engines, name: entry})
+        write_metadata(plan.folder, metadata)
+        report(name, entry)
+    # Again where nothing was built: the number of captures or rows may be another.
+    write_metadata(plan.folder, metadata)
+    for path in plan.surplus:
+        path.unlink()
+    return metadata
+
+
+def check_fits(estimate: MemoryEstimate, runtime: CudaRuntime) -> None:
+    """Refuse a build that cannot fit, before it takes an hour to find out.
+
+    Raises:
+        ValueError: with what it needs, what is free, and what can be done.
+    """
+    free_host, free_swap = available_host_bytes(), free_swap_bytes()
+    if runtime.info.integrated:
+        if free_host is None:
+            return
+        swap = estimate.shared_swap(free_host)
+        if swap is None:
+            raise _refusal('memory that cannot be swapped out', estimate.device, free_host, None)
+        if swap > free_swap:
+            need = estimate.device + estimate.host
+            raise _refusal('memory', need, free_host + free_swap, swap - free_swap)
+        return
+    free_device = runtime.free_bytes()
+    if estimate.device > free_device:
+        raise _refusal('GPU memory', estimate.device, free_device, None)
+    if free_host is not None and estimate.host > free_host + free_swap:
+        free = free_host + free_swap
+        raise _refusal('memory', estimate.host, free, estimate.host - free)
+
+
+def _refusal(name: str, need: int, free: int, more_swap: int | None) -> ValueError:
+    """What does not fit and what helps; `more_swap` is None where swap does not."""
+    counted = swap = ''
+    if more_swap is not None:
+        counted = ' (swap included)'
+        swap = f', or add {more_swap / 1e9:.1f} GB of swap (on a disk; zram gives no memory)'
+    return ValueError(
+        f'building needs about {need / 1e9:.1f} GB of {name} and {free / 1e9:.1f} GB are free'
+        f'{counted}: end what else runs, give a smaller --workspace, export the ONNX files in '
+        f'float16 or bfloat16{swap}. Nothing was built'
+    )
+
+
+def _build_one(
+    name: str, plan: BuildPlan, adapter: TensorRT, progress: Progress | None
+) -> EngineFile:
+    cache = plan.folder / TIMING_CACHE
+    options = BuildOptions(
+        workspace_bytes=plan.workspace_bytes,
+        timing_cache=cache.read_bytes() if cache.is_file() else b'',
+        reduced=plan.precision != 'float32',
+        progress=progress,
+    )
+    start = time.monotonic()
+    built = adapter.build(plan.graphs[name].path, options)
+    seconds = time.monotonic() - start
+    path = plan.folder / f'{name}{_ENDING}'
+    write_bytes(path, built.plan)
+    if built.timing_cache:
+        write_bytes(cache, built.timing_cache)
+    try:
+        network = adapter.load(path)
+    except TensorRTError:
+        path.unlink()
+        raise
+    scratch = network.scratch_bytes
+    network.close()
+    return EngineFile(
+        file=path.name,
+        size=path.stat().st_size,
+        onnx_sha256=plan.digests[name],
+        seconds=round(seconds, 1),
+        scratch_bytes=scratch,
+        layers=built.layers,
+        pinned=built.pinned,
+    )
+
+
+def _precision(folder: Path, graphs: dict[str, OnnxSummary], wanted: str | None) -> Precision:
+    found = sorted({summary.precision for summary in graphs.values()})
+    if len(found) > 1:
+        raise ValueError(
+            f'{folder}: the files differ in precision ({", ".join(found)}); export them again'
+        )
+    if wanted is not None and wanted != found[0]:
+        raise ValueError(
+            f"--precision {wanted}: the files in {folder} are {found[0]}, and an engine's "
+            'precision is that of its ONNX files; export them again in the one that you want'
+        )
+    return found[0]
+
+
+def _digests(
+    bundle: Path, graphs: dict[str, OnnxSummary], files: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """SHA-256 of each graph and its weights; a file that several share is read once at most."""
+    known = dict(files)
+    digests = {}
+    for engine, summary in graphs.items():
+        names = {path.relative_to(bundle).as_posix(): path for path in summary.files}
+        for name in names.keys() - known.keys():
+            known[name] = file_sha256(names[name])
+        digests[engine] = {name: known[name] for name in names}
+    return digests
+
+
+def _done(
+    bundle: Path, folder: Path, digests: dict[str, dict[str, str]], precision: str
+) -> dict[str, EngineFile]:
+    """Engines that are there, whole, and from these ONNX files."""
+    try:
+        metadata = read_metadata(folder, rebuild_command(bundle))
+    except ValueError:
+        return {}
+    return {
+        name: entry
+        for name, entry in metadata.engines.items()
+        if digests.get(name) == entry.onnx_sha256
+        and metadata.precision == precision
+        and (folder / entry.file).is_file()
+        and (folder / entry.file).stat().st_size == entry.size
+    }

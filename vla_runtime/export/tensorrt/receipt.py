@@ -1,0 +1,74 @@
+"""What a comparison of built engines with PyTorch leaves in their folder.
+
+`verification.json` lists the SHA-256 of the engines that were compared and of the weights that they
+were compared with; it vouches for those files and for no others. Engines whose numbers are wrong
+are not kept: `rejected.json` has what was found, and is no receipt. Imports no PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_runtime.bundle.schema import WEIGHTS_FILE
+from vla_runtime.engines.tensorrt.store import METADATA, RECEIPT, REJECTION, EngineFile
+from vla_runtime.export.json_file import LARGEST_JSON
+from vla_runtime.files.input_files import read_text
+from vla_runtime.files.large_files import file_sha256
+from vla_runtime.files.whole_files import write_text
+
+Engines = Mapping[str, EngineFile]
+
+
+def compared_files(folder: Path, engines: Engines, files: Mapping[str, str]) -> dict[str, str]:
+    """SHA-256 by name of what a comparison is about.
+
+    Args:
+        folder: of the engines, which are read.
+        engines: by name.
+        files: SHA-256 of the bundle's files by name, as in its policy.yaml.
+    """
+    digests = {entry.file: file_sha256(folder / entry.file) for entry in engines.values()}
+    return {WEIGHTS_FILE: files[WEIGHTS_FILE], **digests}
+
+
+def is_compared(folder: Path, engines: Engines, files: Mapping[str, str]) -> bool:
+    """Whether the receipt in the folder is of these very engines; arguments as above."""
+    try:
+        receipt = json.loads(read_text(folder / RECEIPT, LARGEST_JSON))
+        vouched = receipt['files'].items()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+    # More may be in it: engines for two rows that were removed since.
+    return bool(compared_files(folder, engines, files).items() <= vouched)
+
+
+def keep(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write the receipt of engines that are what they should be."""
+    _write(folder / RECEIPT, document)
+
+
+def reject(
+    folder: Path, engines: Engines, document: Mapping[str, Any], failures: list[str]
+) -> None:
+    """Remove engines whose numbers are wrong, and write down what was found.
+
+    `engine.json` goes first: without it nothing loads them.
+    """
+    (folder / METADATA).unlink()
+    forget(folder)
+    _write(folder / REJECTION, {'failures': failures, **document})
+    for entry in engines.values():
+        (folder / entry.file).unlink()
+
+
+def forget(folder: Path) -> None:
+    """Remove what was said of engines that are about to be others."""
+    for name in (RECEIPT, REJECTION):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(document, indent=1) + '\n')

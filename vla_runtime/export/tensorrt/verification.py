@@ -1,0 +1,189 @@
+"""The receipt of built engines: the loaded engine against PyTorch in float32.
+
+The same seeded inputs and bounds as for the ONNX files (`onnx_cases`, `receipt`), through the
+engine as the policy uses it: what vision and prefix leave in their buffers, each fed with what the
+one before it gave; every step alone, from PyTorch's x; x from the noise on (its growth), and the
+chunk of the captured loop. Needs PyTorch, onnx and onnxruntime beside TensorRT; without them there
+is no receipt.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_runtime.bundle.folder import Bundle
+from vla_runtime.engines.protocol import StepInputs
+from vla_runtime.engines.tensorrt.engine import TensorRTEngine
+from vla_runtime.engines.tensorrt.store import Metadata
+from vla_runtime.export.onnx.cases import Case, Reference, seeded_cases
+from vla_runtime.export.onnx.weights import BundleWeights
+from vla_runtime.export.receipt import ChunkComparison, Comparison, Receipt, error_of
+from vla_runtime.inference.denoise import flow_times
+
+
+def verify_built(
+    bundle: Bundle,
+    metadata: Metadata,
+    *,
+    device: str,
+    advance: Callable[[int], object] = lambda count: None,
+) -> Receipt:
+    """Load the engines that were built on this machine and compare them with the PyTorch modules.
+
+    Args:
+        bundle: whose engines they are.
+        metadata: what `engine.json` says of them.
+        device: `cuda` or `cuda:N`.
+        advance: told 1 for each of the `verification_steps`.
+
+    Returns:
+        The receipt; ask it for `failures`.
+
+    Raises:
+        ValueError: as `TensorRTEngine.load`.
+    """
+    engine = TensorRTEngine.load(
+        bundle.folder,
+        bundle.spec.family,
+        bundle.spec.dims,
+        files=bundle.spec.files,
+        device=device,
+        precision=metadata.precision,
+        max_rows=metadata.max_rows,
+        denoise_steps=bundle.spec.denoise_steps,
+        use_cuda_graphs=True,
+    )
+    try:
+        return _compare(bundle, metadata, engine, advance)
+    finally:
+        engine.close()
+
+
+def verification_steps(bundle: Bundle, metadata: Metadata) -> int:
+    """How often `verify_built` calls `advance`: once a case."""
+    return len(_cases(bundle, metadata))
+
+
+def receipt_dict(receipt: Receipt, metadata: Metadata, files: Mapping[str, str]) -> dict[str, Any]:
+    """What the engines' verification.json holds; `files` is from `compared_files`."""
+    return {
+        'what': 'the built engines against the PyTorch modules in float32, on seeded inputs, each '
+        'network fed with what the one before it gave',
+        'files': dict(files),
+        'precision': receipt.precision,
+        'gpu': metadata.gpu,
+        'versions': {
+            'python': platform.python_version(),
+            'tensorrt': metadata.tensorrt,
+            'torch': str(torch.__version__),
+            'numpy': np.__version__,
+        },
+        **receipt.figures(),
+    }
+
+
+def _cases(bundle: Bundle, metadata: Metadata) -> list[Case]:
+    """Those of no more rows than engines were built for."""
+    return [case for case in seeded_cases(bundle.spec) if case.rows <= metadata.max_rows]
+
+
+def _compare(
+    bundle: Bundle,
+    metadata: Metadata,
+    engine: TensorRTEngine,
+    advance: Callable[[int], object],
+) -> Receipt:
+    cases, precision = _cases(bundle, metadata), metadata.precision
+    reference = Reference(bundle.spec, BundleWeights(bundle.weights_path))
+    reference.image_tokens(cases)
+    reference.prefixes(cases)
+    reference.chunks(cases)
+    errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    chunks = []
+    for number, case in enumerate(cases):
+        for place, error in _networks(engine, case).items():
+            errors.setdefault(place, []).append(error)
+        for name, error in _single_steps(engine, case).items():
+            errors.setdefault((f'expert, {case.rows} row(s)', name), []).append(error)
+        growth = _growth(engine, case)
+        engine.load_step_inputs(_inputs(case))
+        engine.run_steps()
+        error = error_of(engine.read_x(), case.reference['trace'][-1][0])
+        gain = float(case.reference['gain'])
+        chunks.append(ChunkComparison.of('engines', number, gain, error, growth, precision))
+        advance(1)
+    tensors = [
+        Comparison.of(network, tensor, found, precision)
+        for (network, tensor), found in errors.items()
+    ]
+    status = ', '.join(f'{name} {state}' for name, state in engine.cuda_graph.items())
+    return Receipt(
+        precision,
+        f'{metadata.gpu} (TensorRT {metadata.tensorrt})',
+        [case.words for case in cases],
+        tensors,
+        chunks,
+        [f'CUDA graphs: {status}'],
+    )
+
+
+def _networks(engine: TensorRTEngine, case: Case) -> dict[tuple[str, str], tuple[float, float]]:
+    """Encode, and compare what vision and prefix left in their buffers."""
+    for camera, pixels in enumerate(case.pixels):
+        engine.encode_image(camera, pixels)
+    engine.encode_prefix(case.image_mask, case.tokens, case.token_mask)
+    engine.use_prefix(case.rows)
+    reference, found = case.reference, engine.read_prefix()
+    network = f'prefix, {case.rows} row(s)'
+    # What stands at padded places is never seen.
+    seen = reference['prefix_mask']
+    errors = {
+        ('vision', 'image_tokens'): error_of(engine.read_image_tokens(), reference['image_tokens']),
+        (network, 'prefix_mask'): error_of(found['prefix_mask'], seen),
+    }
+    for name in ('past_key', 'past_value'):
+        pair = [each[name].swapaxes(0, 1).swapaxes(1, 3)[seen] for each in (found, reference)]
+        errors[network, name] = error_of(*pair)
+    return errors
+
+
+def _single_steps(engine: TensorRTEngine, case: Case) -> dict[str, tuple[float, float]]:
+    """Every step alone, from PyTorch's x before it."""
+    trace, steps = case.reference['trace'], len(case.plan_weight)
+    engine.set_schedule(flow_times(steps), -1.0 / steps)
+    engine.load_step_inputs(_inputs(case))
+    following, velocities = [], []
+    for index in range(steps):
+        engine.write_x(trace[index][0])
+        engine.step(index)
+        following.append(engine.read_x()[None])
+        velocities.append(engine.read_velocity())
+    return {
+        'x_next': error_of(np.stack(following), trace[1:]),
+        'velocity': error_of(np.stack(velocities), case.reference['velocity']),
+    }
+
+
+def _growth(engine: TensorRTEngine, case: Case) -> list[float]:
+    """The largest error of x after each step, from the noise on."""
+    engine.load_step_inputs(_inputs(case))
+    growth = []
+    for index in range(len(case.plan_weight)):
+        engine.step(index)
+        growth.append(error_of(engine.read_x(), case.reference['trace'][index + 1][0])[0])
+    return growth
+
+
+def _inputs(case: Case) -> StepInputs:
+    return StepInputs(
+        x=case.x[0],
+        row_weight=case.row_weight,
+        plan=case.plan[0],
+        plan_weight=case.plan_weight[:, 0, :, 0],
+        state=case.state,
+    )

@@ -1,0 +1,207 @@
+"""Gemma decoder blocks (arXiv 2403.08295), plain and with pi0.5's adaptive norm.
+
+The blocks come in two halves, `project` (norm, queries, keys, values) and `combine` (output
+projection, MLP), because pi0 and pi0.5 run one attention over the keys of two stacks.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_runtime.families.blocks.layers import Linear
+from vla_runtime.families.pi.dimensions import GemmaDims
+
+Rotary = tuple[Tensor, Tensor]
+
+
+def rotary(positions: Tensor, head_dim: int) -> Rotary:
+    """Rotary position embedding (arXiv 2104.09864), base 10000.
+
+    Args:
+        positions: (B, T) integer positions.
+        head_dim: size of one head, even.
+
+    Returns:
+        cosine and sine, each (B, 1, T, head_dim) float32.
+    """
+    exponent = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
+    angle = positions[:, None, :, None].float() * (1.0 / 10000.0**exponent)
+    angle = torch.cat([angle, angle], dim=-1)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Apply a rotary embedding to (B, heads, T, head_dim), in float32, back in x's dtype."""
+    cosine, sine = rotary
+    first, second = x.float().chunk(2, dim=-1)
+    return (x.float() * cosine + torch.cat([-second, first], dim=-1) * sine).to(x.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Grouped-query attention without copying keys or values per query head.
+
+    The query heads that share a key head are folded into the query's length.
+
+    Args:
+        q: (B, heads, T, D); k, v: (B, kv_heads, K, D).
+        mask: (B or 1, T or 1, K) bool, True where a query sees a key. Every query must see at
+            least one key.
+
+    Returns:
+        (B, T, heads * D)
+    """
+    batch, heads, tokens, head_dim = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    if mask.shape[1] != 1:
+        mask = mask.repeat(1, group, 1)
+    folded = q.reshape(batch, kv_heads, group * tokens, head_dim)
+    attended = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask[:, None])
+    attended = attended.view(batch, heads, tokens, head_dim)
+    return attended.transpose(1, 2).reshape(batch, tokens, heads * head_dim)
+
+
+def normalise_rms(x: Tensor) -> Tensor:
+    """x / rms(x) over the last dimension in float32, eps 1e-6."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)
+
+
+class RMSNorm(nn.Module):
+    """Gemma's RMSNorm: the weight is an offset from one."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor, modulation: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(B, T, W) to the normed (B, T, W) float32, and no gate."""
+        return normalise_rms(x) * (1.0 + self.weight.float()), None
+
+
+class AdaptiveRMSNorm(nn.Module):
+    """RMSNorm whose scale, shift and residual gate come from the flow time (pi0.5).
+
+    `modulation` depends on the time alone, so it is computed once per schedule and handed in.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.modulation = nn.Linear(width, 3 * width)
+        # Gates start at zero: an untrained expert is the identity (adaLN-Zero, arXiv 2212.09748).
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
+
+    def forward(self, x: Tensor, modulation: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(B, T, W) to normed (B, T, W) and gate (B or 1, 1 or T, W).
+
+        The modulation is (B or 1, 3 W), or (B or 1, T, 3 W) where each token has its own flow time.
+        """
+        assert modulation is not None
+        of_tokens = modulation if modulation.dim() == 3 else modulation[:, None]
+        scale, shift, gate = of_tokens.chunk(3, dim=-1)
+        return normalise_rms(x) * (1.0 + scale) + shift, gate
+
+
+def add_residual(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+    """x + y * gate in float32."""
+    return x + (y.float() if gate is None else y.float() * gate)
+
+
+class Attention(nn.Module):
+    """The four projections of one attention layer; the attention itself is `attend`."""
+
+    def __init__(self, dims: GemmaDims) -> None:
+        super().__init__()
+        self.head_dim = dims.head_dim
+        self.q = Linear(dims.width, dims.num_heads * dims.head_dim, bias=False)
+        self.k = Linear(dims.width, dims.num_kv_heads * dims.head_dim, bias=False)
+        self.v = Linear(dims.width, dims.num_kv_heads * dims.head_dim, bias=False)
+        self.out = Linear(dims.num_heads * dims.head_dim, dims.width, bias=False)
+
+    def heads(self, projected: Tensor) -> Tensor:
+        """(B, T, heads * D) to (B, heads, T, D)."""
+        batch, tokens, _ = projected.shape
+        return projected.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
+
+
+class GatedMlp(nn.Module):
+    def __init__(self, dims: GemmaDims) -> None:
+        super().__init__()
+        self.gate = Linear(dims.width, dims.mlp_dim, bias=False)
+        self.up = Linear(dims.width, dims.mlp_dim, bias=False)
+        self.down = Linear(dims.mlp_dim, dims.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.gate(x), approximate='tanh') * self.up(x))
+
+
+class GemmaBlock(nn.Module):
+    """One decoder block; `adaptive` takes its norms' modulation from outside.
+
+    All tensors of the residual stream are (B, T, W) float32.
+    """
+
+    def __init__(self, dims: GemmaDims, adaptive: bool) -> None:
+        super().__init__()
+        norm = AdaptiveRMSNorm if adaptive else RMSNorm
+        self.input_norm = norm(dims.width)
+        self.attention = Attention(dims)
+        self.post_norm = norm(dims.width)
+        self.mlp = GatedMlp(dims)
+
+    def project(
+        self, x: Tensor, rotary: Rotary, modulation: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries (B, heads, T, D), keys and values (B, kv_heads, T, D), and the residual gate."""
+        h, gate = self.input_norm(x, modulation)
+        attention = self.attention
+        q = rotate(attention.heads(attention.q(h)), rotary)
+        k = rotate(attention.heads(attention.k(h)), rotary)
+        return q, k, attention.heads(attention.v(h)), gate
+
+    def project_keys_values(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Keys and values only: all that is needed of a prefix's last layer."""
+        h, _ = self.input_norm(x)
+        attention = self.attention
+        k = rotate(attention.heads(attention.k(h)), rotary)
+        return k, attention.heads(attention.v(h))
+
+    def combine(
+        self, x: Tensor, attended: Tensor, gate: Tensor | None, modulation: Tensor | None = None
+    ) -> Tensor:
+        """Add the attention's output (B, T, heads * D) and the MLP to the residual stream."""
+        x = add_residual(x, self.attention.out(attended), gate)
+        h, gate = self.post_norm(x, modulation)
+        return add_residual(x, self.mlp(h), gate)
+
+
+class Gemma(nn.Module):
+    """A stack of blocks with its final norm; a language model also has a text table.
+
+    Args:
+        dims: sizes of the stack.
+        vocabulary: rows of the text table, 0 for none.
+        adaptive: take the norms' modulation from the flow time (pi0.5's expert).
+    """
+
+    def __init__(self, dims: GemmaDims, vocabulary: int = 0, adaptive: bool = False) -> None:
+        super().__init__()
+        if vocabulary:
+            self.embedding = nn.Embedding(vocabulary, dims.width)
+        self.blocks = nn.ModuleList(GemmaBlock(dims, adaptive) for _ in range(dims.depth))
+        self.norm = (AdaptiveRMSNorm if adaptive else RMSNorm)(dims.width)
+
+    @property
+    def layers(self) -> list[GemmaBlock]:
+        """The blocks in order (a module list forgets what it holds)."""
+        return [cast(GemmaBlock, block) for block in self.blocks]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(B, L) token ids to (B, L, W) float32, scaled by sqrt(W) as PaliGemma does."""
+        embedded = self.embedding(tokens).float()
+        return embedded * embedded.shape[-1] ** 0.5

@@ -1,0 +1,112 @@
+"""SigLIP vision transformer (arXiv 2303.15343) with PaliGemma's projection to language width."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_runtime.families.blocks.layers import Linear
+from vla_runtime.families.pi.dimensions import VisionDims
+
+
+class VisionAttention(nn.Module):
+    """Full self-attention over the patches of one image."""
+
+    def __init__(self, dims: VisionDims) -> None:
+        super().__init__()
+        self.num_heads = dims.num_heads
+        self.q = Linear(dims.width, dims.width)
+        self.k = Linear(dims.width, dims.width)
+        self.v = Linear(dims.width, dims.width)
+        self.out = Linear(dims.width, dims.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, N, width) to (n, N, width)."""
+        n, tokens, width = x.shape
+        q, k, v = (
+            layer(x).view(n, tokens, self.num_heads, -1).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        attended = F.scaled_dot_product_attention(q, k, v)
+        return self.out(attended.transpose(1, 2).reshape(n, tokens, width))
+
+
+class VisionMlp(nn.Module):
+    def __init__(self, dims: VisionDims) -> None:
+        super().__init__()
+        self.fc1 = Linear(dims.width, dims.mlp_dim)
+        self.fc2 = Linear(dims.mlp_dim, dims.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate='tanh'))
+
+
+class VisionBlock(nn.Module):
+    """Pre-norm transformer block; norms and residual stream stay in float32."""
+
+    def __init__(self, dims: VisionDims) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dims.width, eps=1e-6)
+        self.attention = VisionAttention(dims)
+        self.norm2 = nn.LayerNorm(dims.width, eps=1e-6)
+        self.mlp = VisionMlp(dims)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class PatchEmbedding(nn.Module):
+    """Square patches to tokens: SigLIP's strided convolution, written as a matrix product.
+
+    On CUDA a float32 convolution runs in TF32 by default, a float32 matrix product does not.
+    """
+
+    def __init__(self, dims: VisionDims) -> None:
+        super().__init__()
+        self.patch_size = dims.patch_size
+        # Shaped and initialised as the convolution's, which is what checkpoints hold.
+        convolution = nn.Conv2d(3, dims.width, kernel_size=dims.patch_size)
+        self.weight, self.bias = convolution.weight, convolution.bias
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, S, S) to (n, N, width), patches row by row."""
+        n, channels, size, _ = pixels.shape
+        side = size // self.patch_size
+        patches = pixels.view(n, channels, side, self.patch_size, side, self.patch_size)
+        patches = patches.permute(0, 2, 4, 1, 3, 5).reshape(n, side * side, -1)
+        return F.linear(patches, self.weight.flatten(1), self.bias)
+
+
+class VisionEncoder(nn.Module):
+    """Pixels to image tokens of language width: the vision engine.
+
+    Args:
+        dims: sizes of the transformer.
+        out_width: width of the language model.
+    """
+
+    def __init__(self, dims: VisionDims, out_width: int) -> None:
+        super().__init__()
+        self.patch_embedding = PatchEmbedding(dims)
+        self.position_embedding = nn.Parameter(torch.empty(dims.tokens, dims.width))
+        nn.init.normal_(self.position_embedding, std=0.02)
+        self.blocks = nn.ModuleList(VisionBlock(dims) for _ in range(dims.depth))
+        self.norm = nn.LayerNorm(dims.width, eps=1e-6)
+        self.projector = Linear(dims.width, out_width)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Encode images.
+
+        Args:
+            pixels: (n, 3, S, S) float32 in [-1, 1].
+
+        Returns:
+            (n, N, out_width) float32 image tokens, unscaled (only text tokens carry
+            PaliGemma's sqrt(width)).
+        """
+        x = self.patch_embedding(pixels) + self.position_embedding
+        for block in self.blocks:
+            x = block(x)
+        return self.projector(self.norm(x)).float()

@@ -1,0 +1,202 @@
+"""What pi0 and pi0.5 share: a vision-language prefix, an action expert, one attention over both.
+
+The prefix never sees the suffix, so its keys and values are computed once per observation and the
+expert runs once per denoise step on top of them (arXiv 2410.24164, 2504.16054). `joint_velocity`
+runs all tokens together instead: it validates the split, nothing at run time calls it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vla_runtime.families.blocks.gemma import Gemma, attend, rotary
+from vla_runtime.families.blocks.siglip import VisionEncoder
+from vla_runtime.families.pi.dimensions import PolicyDims
+
+
+def time_embedding(times: Tensor, width: int) -> Tensor:
+    """Sine-cosine embedding of the flow time, periods 4e-3 to 4, computed in float64.
+
+    Args:
+        times: (N,) float32 flow times in [0, 1].
+        width: even; half sines, then half cosines.
+
+    Returns:
+        (N, width) float32
+    """
+    fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=times.device)
+    period = 4e-3 * (4.0 / 4e-3) ** fraction
+    angle = times.to(torch.float64)[:, None] * (2.0 * math.pi / period)
+    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.float32)
+
+
+class FlowPolicy(nn.Module):
+    """Vision encoder, language model and action expert; the families add how time and state enter.
+
+    Shapes: B batch, V cameras, N tokens an image, L prompt tokens, P = V*N + L, T suffix tokens,
+    H horizon, A padded action dimension, W language width.
+    """
+
+    def __init__(self, dims: PolicyDims, adaptive: bool) -> None:
+        super().__init__()
+        self.dims = dims
+        self.vision = VisionEncoder(dims.vision, dims.language.width)
+        self.language = Gemma(dims.language, vocabulary=dims.vocabulary)
+        self.expert = Gemma(dims.expert, adaptive=adaptive)
+        self.action_in = nn.Linear(dims.action_dim, dims.expert.width)
+        self.action_out = nn.Linear(dims.expert.width, dims.action_dim)
+
+    # What a family defines.
+
+    def time_conditioning(self, times: Tensor) -> Tensor:
+        """All that the expert needs to know of the flow times (N,): one row (C,) a time."""
+        raise NotImplementedError
+
+    def modulations(self, conditioning: Tensor) -> list[Tensor | None]:
+        """Split conditioning (..., C) into one modulation a norm (two a block, one final)."""
+        raise NotImplementedError
+
+    def embed_suffix(self, x: Tensor, conditioning: Tensor, state: Tensor | None) -> Tensor:
+        """Noisy actions (B, H, A) and pi0's state (B, S) to suffix tokens (B, T, expert width).
+
+        The conditioning is (B or 1, C), or (B or 1, H, C) with one row for each action.
+        """
+        raise NotImplementedError
+
+    def suffix_mask(self, device: torch.device) -> Tensor:
+        """(T, T) bool: which suffix token sees which."""
+        raise NotImplementedError
+
+    # What they share.
+
+    def embed_prefix(
+        self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Images, then text.
+
+        Args:
+            image_tokens: (B, V, N, W); image_mask: (B, V) bool.
+            tokens: (B, L) int; token_mask: (B, L) bool.
+
+        Returns:
+            embeddings (B, P, W) float32 and mask (B, P) bool
+        """
+        images = image_tokens.flatten(1, 2)
+        mask = image_mask.repeat_interleave(image_tokens.shape[2], dim=1)
+        embeddings = torch.cat([images, self.language.embed(tokens)], dim=1)
+        return embeddings, torch.cat([mask, token_mask], dim=1)
+
+    def encode_prefix(self, embeddings: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys (already rotated) and values of every layer, (layers, B, kv_heads, P, D) each.
+
+        Valid tokens see all valid tokens; nobody sees padding. Entries at padded places are
+        meaningless and must stay masked.
+        """
+        rotation = rotary(mask.long().cumsum(dim=1) - 1, self.dims.language.head_dim)
+        seen = mask[:, None]
+        keys, values = [], []
+        x = embeddings
+        for block in self.language.layers[:-1]:
+            q, k, v, gate = block.project(x, rotation)
+            x = block.combine(x, attend(q, k, v, seen), gate)
+            keys.append(k)
+            values.append(v)
+        k, v = self.language.layers[-1].project_keys_values(x, rotation)
+        return torch.stack([*keys, k]), torch.stack([*values, v])
+
+    def velocity(
+        self,
+        x: Tensor,
+        past_key: Tensor,
+        past_value: Tensor,
+        prefix_mask: Tensor,
+        conditioning: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        """The flow's velocity at noisy actions x, on top of a prefix.
+
+        Args:
+            x: (B or 1, H, A) float32; one x serves all rows of the prefix.
+            past_key, past_value: (layers, R, kv_heads, P, D); prefix_mask: (R, P) bool. R is B, or
+                a divisor of it: then B / R successive x share each row.
+            conditioning: (B or 1, C) rows of `time_conditioning`; (B or 1, H, C) with one row for
+                each action.
+            state: (R, S), pi0 only.
+
+        Returns:
+            (B, H, A) float32
+        """
+        shared = max(1, x.shape[0] // prefix_mask.shape[0])
+        if shared > 1:
+            prefix_mask = prefix_mask.repeat_interleave(shared, dim=0)
+            state = None if state is None else state.repeat_interleave(shared, dim=0)
+        batch = prefix_mask.shape[0]
+        h = self.embed_suffix(x, conditioning, state)
+        h = h.expand(batch, -1, -1)
+        tokens = h.shape[1]
+        start = prefix_mask.long().sum(dim=1, keepdim=True)
+        positions = start + torch.arange(tokens, device=h.device)
+        rotation = rotary(positions, self.dims.expert.head_dim)
+        seen = torch.cat(
+            [
+                prefix_mask[:, None].expand(-1, tokens, -1),
+                self.suffix_mask(h.device)[None].expand(batch, -1, -1),
+            ],
+            dim=2,
+        )
+        modulations = self.modulations(conditioning)
+        for layer, block in enumerate(self.expert.layers):
+            q, k, v, gate = block.project(h, rotation, modulations[2 * layer])
+            k = torch.cat([_shared(past_key[layer], shared), k], dim=2)
+            v = torch.cat([_shared(past_value[layer], shared), v], dim=2)
+            h = block.combine(h, attend(q, k, v, seen), gate, modulations[2 * layer + 1])
+        h, _ = self.expert.norm(h, modulations[-1])
+        return self.action_out(h[:, -self.dims.horizon :])
+
+    def joint_velocity(
+        self,
+        embeddings: Tensor,
+        mask: Tensor,
+        x: Tensor,
+        conditioning: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        """The velocity from one forward over prefix and suffix together, without any cache.
+
+        Args:
+            embeddings, mask: as `embed_prefix` returns them, (B, P, W) and (B, P).
+            x, conditioning, state: as for `velocity`, batch B.
+        """
+        prefix, suffix = embeddings, self.embed_suffix(x, conditioning, state)
+        split, tokens = prefix.shape[1], suffix.shape[1]
+        valid = torch.cat([mask, mask.new_ones(mask.shape[0], tokens)], dim=1)
+        rotation = rotary(valid.long().cumsum(dim=1) - 1, self.dims.language.head_dim)
+        cosine, sine = rotation
+        prefix_rotation = cosine[:, :, :split], sine[:, :, :split]
+        suffix_rotation = cosine[:, :, split:], sine[:, :, split:]
+        seen = valid[:, None].repeat(1, split + tokens, 1)
+        seen[:, :split, split:] = False
+        seen[:, split:, split:] = self.suffix_mask(mask.device)
+        modulations = self.modulations(conditioning)
+        layers = zip(self.language.layers, self.expert.layers, strict=True)
+        for layer, (language, expert) in enumerate(layers):
+            pq, pk, pv, prefix_gate = language.project(prefix, prefix_rotation)
+            sq, sk, sv, gate = expert.project(suffix, suffix_rotation, modulations[2 * layer])
+            attended = attend(
+                torch.cat([pq, sq], dim=2),
+                torch.cat([pk, sk], dim=2),
+                torch.cat([pv, sv], dim=2),
+                seen,
+            )
+            prefix = language.combine(prefix, attended[:, :split], prefix_gate)
+            suffix = expert.combine(suffix, attended[:, split:], gate, modulations[2 * layer + 1])
+        suffix, _ = self.expert.norm(suffix, modulations[-1])
+        return self.action_out(suffix[:, -self.dims.horizon :])
+
+
+def _shared(past: Tensor, count: int) -> Tensor:
+    """Each row of (R, kv_heads, P, D) `count` times."""
+    return past if count == 1 else past.repeat_interleave(count, dim=0)

@@ -1,0 +1,48 @@
+"""pi0 (arXiv 2410.24164): state as a token of its own, flow time mixed into the actions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.families.pi.network import FlowPolicy, time_embedding
+
+
+class Pi0(FlowPolicy):
+    """The suffix is a state token that does not see the actions, then the actions."""
+
+    def __init__(self, dims: PolicyDims) -> None:
+        super().__init__(dims, adaptive=False)
+        width = dims.expert.width
+        self.state_projection = nn.Linear(dims.state_dim, width)
+        self.action_time_in = nn.Linear(2 * width, width)
+        self.action_time_out = nn.Linear(width, width)
+
+    def time_conditioning(self, times: Tensor) -> Tensor:
+        """(N,) to (N, W): the time's share of `action_time_in`, bias included.
+
+        That layer sees [action, time] side by side, so its time half is a constant of the step.
+        """
+        width = self.dims.expert.width
+        layer = self.action_time_in
+        return F.linear(time_embedding(times, width), layer.weight[:, width:], layer.bias)
+
+    def modulations(self, conditioning: Tensor) -> list[Tensor | None]:
+        return [None] * (2 * self.dims.expert.depth + 1)
+
+    def embed_suffix(self, x: Tensor, conditioning: Tensor, state: Tensor | None) -> Tensor:
+        if state is None:
+            raise ValueError('pi0 needs the state (B, S) of its state token')
+        weight = self.action_time_in.weight[:, : self.dims.expert.width]
+        time = conditioning if conditioning.dim() == 3 else conditioning[:, None]
+        mixed = F.linear(self.action_in(x), weight) + time
+        actions = self.action_time_out(F.silu(mixed)).expand(state.shape[0], -1, -1)
+        return torch.cat([self.state_projection(state)[:, None], actions], dim=1)
+
+    def suffix_mask(self, device: torch.device) -> Tensor:
+        tokens = self.dims.horizon + 1
+        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
+        mask[0, 1:] = False
+        return mask

@@ -1,0 +1,42 @@
+"""pi0.5 (arXiv 2504.16054): state in the prompt, flow time through adaptive norms."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_runtime.families.blocks.gemma import AdaptiveRMSNorm
+from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.families.pi.network import FlowPolicy, time_embedding
+
+
+class Pi05(FlowPolicy):
+    """The flow time becomes scale, shift and gate of the expert's norms; no state token."""
+
+    def __init__(self, dims: PolicyDims) -> None:
+        super().__init__(dims, adaptive=True)
+        width = dims.expert.width
+        self.time_in = nn.Linear(width, width)
+        self.time_out = nn.Linear(width, width)
+
+    def time_conditioning(self, times: Tensor) -> Tensor:
+        """(N,) to (N, (2 depth + 1) * 3 W): every norm's modulation, in the order they run."""
+        embedded = time_embedding(times, self.dims.expert.width)
+        condition = F.silu(self.time_out(F.silu(self.time_in(embedded))))
+        norms = [
+            norm for block in self.expert.layers for norm in (block.input_norm, block.post_norm)
+        ]
+        adaptive = cast(list[AdaptiveRMSNorm], [*norms, self.expert.norm])
+        return torch.cat([norm.modulation(condition) for norm in adaptive], dim=1)
+
+    def modulations(self, conditioning: Tensor) -> list[Tensor | None]:
+        return list(conditioning.chunk(2 * self.dims.expert.depth + 1, dim=-1))
+
+    def embed_suffix(self, x: Tensor, conditioning: Tensor, state: Tensor | None) -> Tensor:
+        return self.action_in(x)
+
+    def suffix_mask(self, device: torch.device) -> Tensor:
+        return torch.ones(self.dims.horizon, self.dims.horizon, dtype=torch.bool, device=device)

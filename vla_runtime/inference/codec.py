@@ -1,0 +1,278 @@
+"""Observation to network inputs and network output to actions, as one bundle says.
+
+Everything here is checked before anything is computed on a device: a bad observation is an error
+that names what was expected and what came, and it leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_runtime.bundle.folder import Bundle
+from vla_runtime.processing.actions import ActionSpace, PoseColumns
+from vla_runtime.processing.images import black_pixels, to_pixels
+from vla_runtime.processing.normalization import Normalizer
+from vla_runtime.processing.prompts import PromptFormat, build_prompt, discretise_state
+from vla_runtime.processing.tokenizer import Tokenizer
+from vla_runtime.types import ActionChunk, Advantage, CommittedPlan, Observation
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """Pixels of every camera and which of them are real.
+
+    Attributes:
+        pixels: (V, 3, S, S) float32 in [-1, 1], a buffer that the next call overwrites.
+        mask: (V,) bool, False for an absent camera.
+    """
+
+    pixels: np.ndarray
+    mask: np.ndarray
+
+
+class PolicyCodec:
+    """The processing of one bundle, with its statistics and tokenizer loaded.
+
+    Raises:
+        ValueError: statistics or tokenizer that do not fit the bundle.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.spec = spec = bundle.spec
+        self._tokenizer = Tokenizer.load(bundle.tokenizer_path)
+        if self._tokenizer.vocabulary_size > spec.dims.vocabulary:
+            raise ValueError(
+                f'{bundle.tokenizer_path}: has {self._tokenizer.vocabulary_size} tokens, but the '
+                f'network knows {spec.dims.vocabulary} (dimensions.vocabulary in policy.yaml): '
+                'this is the tokenizer of another policy'
+            )
+        self._prompt = PromptFormat(
+            spec.prompt.template, spec.prompt.cleaning, spec.prompt.advantage
+        )
+        self._state_normalizer = self._normalizer(bundle, 'state')
+        self._action_normalizer = self._normalizer(bundle, 'actions')
+        self.action_space = _action_space(bundle)
+        size = spec.dims.vision.image_size
+        self._pixels = np.stack([black_pixels(size)] * spec.dims.cameras)
+
+    def _normalizer(self, bundle: Bundle, group: str) -> Normalizer:
+        statistics = {
+            name.removeprefix(f'{group}.'): values
+            for name, values in bundle.statistics.items()
+            if name.startswith(f'{group}.')
+        }
+        names = self.spec.state_names if group == 'state' else self.spec.action_names
+        return Normalizer(getattr(self.spec.normalisation, group), statistics, names)
+
+    def check(self, observation: Observation) -> None:
+        """Refuse what does not fit the bundle.
+
+        Raises:
+            ValueError: wrong cameras, image type or shape, state length or values, instruction.
+        """
+        expected = {camera.name for camera in self.spec.cameras if camera.present}
+        if not isinstance(observation.images, Mapping):
+            raise ValueError(
+                f'observation.images: expected a mapping of camera name to image, got '
+                f'{type(observation.images).__name__}'
+            )
+        came = set(observation.images)
+        if came != expected:
+            raise ValueError(
+                f'observation.images: expected the cameras {sorted(expected)}, got '
+                f'{sorted(map(str, came))}; missing: {sorted(expected - came)}, unknown: '
+                f'{sorted(map(str, came - expected))} (an absent camera is given as None)'
+            )
+        if all(image is None for image in observation.images.values()):
+            raise ValueError('observation.images: every camera is absent; at least one is needed')
+        for name, image in observation.images.items():
+            if image is not None:
+                _check_image(name, image)
+        self._check_state(observation.state)
+        if not isinstance(observation.instruction, str) or not observation.instruction.strip():
+            raise ValueError(
+                f'observation.instruction: expected a task in plain words, got '
+                f'{observation.instruction!r}'
+            )
+
+    def _check_state(self, state: np.ndarray) -> None:
+        names = self.spec.state_names
+        state = np.asarray(state)
+        if state.shape != (len(names),) or state.dtype.kind not in 'fiu':
+            raise ValueError(
+                f'observation.state: expected {len(names)} numbers ({", ".join(names)}), got shape '
+                f'{state.shape} of {state.dtype}'
+            )
+        with np.errstate(over='ignore', invalid='ignore'):
+            # After normalising, because that is where a number too large for float32 shows.
+            normalised = self._state_normalizer.normalise(state.astype(np.float32))
+        bad = [f'{names[i]} = {state[i]}' for i in np.flatnonzero(~np.isfinite(normalised))]
+        if bad:
+            raise ValueError(f'observation.state: no usable number: {", ".join(bad)}')
+
+    def images(self, observation: Observation) -> EncodedImages:
+        """Resize, pad and scale every camera's image, in the bundle's camera order."""
+        mask = np.zeros(len(self.spec.cameras), dtype=bool)
+        spec = self.spec.images
+        for index, camera in enumerate(self.spec.cameras):
+            image = observation.images.get(camera.name)
+            if image is None:
+                self._pixels[index] = -1.0
+                continue
+            mask[index] = True
+            try:
+                to_pixels(
+                    image,
+                    self.spec.dims.vision.image_size,
+                    padding=spec.padding,
+                    resample=spec.resample,
+                    out=self._pixels[index],
+                )
+            except ValueError as error:
+                raise ValueError(f'observation.images[{camera.name}]: {error}') from error
+        return EncodedImages(self._pixels, mask)
+
+    def normalised_state(self, observation: Observation) -> np.ndarray:
+        """(S,) float32 state in network scale."""
+        return self._state_normalizer.normalise(np.asarray(observation.state, dtype=np.float32))
+
+    def state_bins(self, observation: Observation) -> np.ndarray:
+        """(S,) int64 bins of the state in the prompt; empty where the prompt has no state."""
+        if self.spec.prompt.template != 'pi05_state':
+            return np.zeros(0, dtype=np.int64)
+        return discretise_state(self.normalised_state(observation))
+
+    def padded_state(self, observation: Observation, rows: int) -> np.ndarray | None:
+        """(rows, dims.state_dim) float32 for a network with a state token, else None."""
+        width = self.spec.dims.state_dim
+        if not width:
+            return None
+        padded = np.zeros((rows, width), dtype=np.float32)
+        padded[:, : len(self.spec.state)] = self.normalised_state(observation)
+        return padded
+
+    def tokens(
+        self, observation: Observation, advantages: tuple[Advantage | None, ...]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokenise one prompt row per entry of `advantages` (None: a row without a tag).
+
+        Returns:
+            tokens (R, L) int64 and mask (R, L) bool
+
+        Raises:
+            ValueError: a prompt that does not fit, with the number of tokens too many.
+        """
+        state = self.normalised_state(observation)
+        rows = [
+            self._tokenizer.encode(
+                build_prompt(self._prompt, observation.instruction, state, advantage),
+                self.spec.dims.prompt_length,
+            )
+            for advantage in advantages
+        ]
+        return np.stack([tokens for tokens, _ in rows]), np.stack([mask for _, mask in rows])
+
+    def plan(self, plan: CommittedPlan, observation: Observation) -> np.ndarray:
+        """The committed plan as the network would have written it.
+
+        Deltas are re-anchored to the state of this observation. A plan shorter than the horizon
+        is continued by holding its last action (its weight there is zero).
+
+        Returns:
+            (H, A) float32 in normalised action space
+
+        Raises:
+            ValueError: wrong shape, no steps, not finite, or impossible horizons.
+        """
+        actions = np.asarray(plan.actions, dtype=np.float64)
+        names = self.spec.action_names
+        for field in ('delay_steps', 'execution_horizon'):
+            if not isinstance(getattr(plan, field), int | np.integer):
+                raise ValueError(
+                    f'plan.{field}: expected a number of steps, got {getattr(plan, field)!r}'
+                )
+        if actions.ndim != 2 or not len(actions) or actions.shape[1] != len(names):
+            raise ValueError(
+                f'plan.actions: expected at least one row of {len(names)} numbers '
+                f'({", ".join(names)}), got shape {actions.shape}'
+            )
+        horizon = self.spec.dims.horizon
+        rows = np.minimum(np.arange(horizon), len(actions) - 1)
+        state = np.asarray(observation.state, dtype=np.float64)
+        with np.errstate(over='ignore', invalid='ignore'):
+            normalised = self._action_normalizer.normalise(
+                self.action_space.from_robot(actions[rows], state)
+            )
+        if not np.isfinite(normalised).all():
+            step, column = np.argwhere(~np.isfinite(normalised))[0]
+            raise ValueError(
+                f'plan.actions: no usable number: {names[column]} = '
+                f'{actions[rows[step], column]} at step {step}'
+            )
+        padded = np.zeros((horizon, self.spec.dims.action_dim), dtype=np.float32)
+        padded[:, : len(names)] = normalised
+        return padded
+
+    def actions(self, normalised: np.ndarray, observation: Observation) -> ActionChunk:
+        """Network output (H, A) to actions in robot units.
+
+        Raises:
+            ValueError: the network returned a number that is not finite.
+        """
+        if not np.isfinite(normalised).all():
+            raise ValueError(
+                'the policy returned a number that is not finite; the chunk is refused. Check the '
+                'weights (`vla_runtime info BUNDLE`), the precision it runs in, and cfg_beta and '
+                'max_guidance_weight, with which its velocities grow'
+            )
+        width = len(self.spec.actions)
+        actions = self._action_normalizer.denormalise(normalised[:, :width])
+        return ActionChunk(
+            actions=self.action_space.to_robot(
+                actions, np.asarray(observation.state, dtype=np.float64)
+            ),
+            names=self.spec.action_names,
+            kinds=self.action_space.command_kinds,
+            step_time_s=self.spec.step_time_s,
+            normalised=normalised,
+        )
+
+
+def _check_image(name: str, image: np.ndarray) -> None:
+    shape, dtype = getattr(image, 'shape', None), getattr(image, 'dtype', None)
+    if dtype != np.uint8 or shape is None or len(shape) != 3 or shape[2] != 3 or not all(shape):
+        raise ValueError(
+            f'observation.images[{name}]: expected uint8 of shape (height, width, 3), got {dtype} '
+            f'of shape {shape}'
+        )
+
+
+def _action_space(bundle: Bundle) -> ActionSpace:
+    spec = bundle.spec
+    columns = {name: index for index, name in enumerate(spec.action_names)}
+    states = {name: index for index, name in enumerate(spec.state_names)}
+    poses = tuple(
+        PoseColumns(
+            name=pose.name,
+            position=tuple(columns[name] for name in pose.position),  # type: ignore[arg-type]
+            rotation=tuple(columns[name] for name in pose.rotation),
+            form=pose.form,
+            euler_axes=pose.euler_axes or 'sxyz',
+            kind=pose.kind,
+            frame=pose.frame,
+            state_position=tuple(states[name] for name in pose.state_position),
+            state_rotation=tuple(states[name] for name in pose.state_rotation),
+        )
+        for pose in spec.poses
+    )
+    return ActionSpace(
+        names=spec.action_names,
+        kinds=tuple(action.kind for action in spec.actions),
+        state_columns=tuple(
+            states[action.relative_to] if action.relative_to else None for action in spec.actions
+        ),
+        poses=poses,
+    )

@@ -1,0 +1,262 @@
+"""From an observation and the settings to a `ChunkRequest`: everything that needs no network.
+
+Whatever can be refused is refused here, so that a request that is made can be run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from time import monotonic
+
+import numpy as np
+
+from vla_runtime.bundle.rules import check_guidable
+from vla_runtime.engines.protocol import Feature, PolicyEngine, StepInputs
+from vla_runtime.inference.clock import PhaseClock
+from vla_runtime.inference.codec import PolicyCodec
+from vla_runtime.inference.denoise import flow_times
+from vla_runtime.inference.guidance import resolve_cfg_mode, row_weights
+from vla_runtime.inference.prefix_cache import Clock, PrefixInputs
+from vla_runtime.inference.real_time_chunking import (
+    RtcMode,
+    clamp_weights,
+    plan_weights,
+    prefix_weights,
+)
+from vla_runtime.inference.request import ChunkRequest
+from vla_runtime.inference.sampling import Overlap, sample_noise
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.types import Advantage, CommittedPlan, Observation
+
+# What a setting needs of the engine, and the sentence that says so.
+_NEEDS: Mapping[Feature, str] = {
+    'jacobian': "rtc_mode 'jacobian' needs a backward pass through the network",
+    'action_time': (
+        "rtc_mode 'hard_prefix' with a policy trained for it (policy.yaml: trained_delay_steps) "
+        'needs a flow time for every action'
+    ),
+    'samples': 'samples above 1 needs several chunks in one call',
+    'overlap': "pipeline 'throughput' needs one prefix encoded while another is denoised over",
+}
+
+
+@dataclass(frozen=True)
+class _Tie:
+    """How the chunk is tied to the plan; the neutral one without."""
+
+    plan: np.ndarray
+    weight: np.ndarray
+    mode: RtcMode = 'off'
+    clamped: int = 0
+    clean: int = 0
+    overlap: Overlap | None = None
+
+
+class RequestPlanner:
+    """Makes requests for one policy on one engine.
+
+    Args:
+        codec: the processing of the bundle.
+        engine: that will run them; only what it can do is looked at.
+    """
+
+    def __init__(self, codec: PolicyCodec, engine: PolicyEngine) -> None:
+        self._codec = codec
+        self._spec = codec.spec
+        self._max_rows = engine.max_rows
+        self._features = engine.features
+
+    def check(self, settings: PolicySettings) -> None:
+        """Refuse settings that this policy or its engine cannot do.
+
+        Raises:
+            ValueError: names the setting and what is missing.
+        """
+        needed: list[Feature] = []
+        serial = False
+        if settings.cfg_enabled:
+            check_guidable(self._spec, 'cfg_enabled')
+            serial = resolve_cfg_mode(settings.cfg_mode, self._max_rows) == 'serial'
+        if settings.rtc_mode == 'jacobian':
+            if serial:
+                raise ValueError(
+                    "rtc_mode 'jacobian' goes through the sum of both prompt rows, which serial "
+                    "guidance makes outside the engine; use cfg_mode 'fused', or another rtc_mode"
+                )
+            needed.append('jacobian')
+        if settings.rtc_mode == 'hard_prefix' and self._spec.trained_delay_steps:
+            needed.append('action_time')
+        if settings.samples > 1:
+            needed.append('samples')
+        if settings.pipeline == 'throughput':
+            needed.append('overlap')
+        for feature in needed:
+            if feature not in self._features:
+                raise ValueError(
+                    f'{_NEEDS[feature]}, which this backend cannot do; the torch backend can'
+                )
+
+    def plan(
+        self,
+        observation: Observation,
+        settings: PolicySettings,
+        number: int,
+        *,
+        plan: CommittedPlan | None,
+        noise: np.ndarray | None,
+        clock: PhaseClock,
+    ) -> ChunkRequest:
+        """Check and convert everything that goes into one inference.
+
+        Args:
+            observation: one look at the robot.
+            settings: that `check` has passed.
+            number: of the inference, for its noise.
+            plan: what the executor will still execute.
+            noise: to denoise from instead of the seed's.
+            clock: of the request; `tokens` and `images` are marked.
+
+        Raises:
+            ValueError: anything that does not fit the bundle.
+        """
+        self._codec.check(observation)
+        noise = self._noise(noise, settings, number)
+        times = flow_times(settings.denoise_steps or self._spec.denoise_steps)
+        tie = self._tie(plan, observation, times, settings)
+        advantages = self._advantages(settings)
+        guidance = (
+            'none' if len(advantages) == 1 else resolve_cfg_mode(settings.cfg_mode, self._max_rows)
+        )
+        tokens, token_mask = self._codec.tokens(observation, advantages)
+        clock.mark('tokens')
+        images = self._codec.images(observation)
+        clock.mark('images')
+        x = noise
+        if tie.clean:
+            x = noise.copy()
+            x[..., : tie.clean, :] = tie.plan[: tie.clean]
+        time_s, clock_read = _time(observation)
+        prefix = PrefixInputs(
+            pixels=images.pixels,
+            image_mask=images.mask,
+            tokens=tokens,
+            token_mask=token_mask,
+            words=(observation.instruction, advantages),
+            state_bins=self._codec.state_bins(observation),
+            time_s=time_s,
+            clock=clock_read,
+        )
+        return ChunkRequest(
+            prefixes=(
+                _rows_alone(prefix, observation.instruction, advantages)
+                if guidance == 'serial'
+                else (prefix,)
+            ),
+            cache=settings.cache,
+            times=times,
+            inputs=StepInputs(
+                x=x,
+                row_weight=row_weights(None if guidance == 'none' else settings.cfg_beta),
+                plan=tie.plan,
+                plan_weight=tie.weight,
+                state=self._codec.padded_state(observation, len(advantages)),
+                jacobian=tie.mode == 'jacobian',
+                clean_actions=tie.clean,
+            ),
+            guidance=guidance,
+            rtc_mode=tie.mode,
+            clamped=tie.clamped,
+            noise=noise,
+            overlap=tie.overlap,
+        )
+
+    def _advantages(self, settings: PolicySettings) -> tuple[Advantage | None, ...]:
+        if self._spec.prompt.advantage is None:
+            return (None,)
+        # At beta = 1 the unconditioned row has weight zero: running the conditioned one alone is
+        # the same chunk, exactly, at half the cost.
+        guided = settings.cfg_enabled and settings.cfg_beta != 1.0
+        return (settings.advantage, None) if guided else (settings.advantage,)
+
+    def _noise(self, noise: np.ndarray | None, settings: PolicySettings, number: int) -> np.ndarray:
+        chunk = (self._spec.dims.horizon, self._spec.dims.action_dim)
+        if noise is None:
+            return sample_noise(settings.seed, number, settings.samples, chunk)
+        shape = chunk if settings.samples == 1 else (settings.samples, *chunk)
+        given = np.asarray(noise)
+        if given.shape != shape or given.dtype.kind not in 'fiu' or not np.isfinite(given).all():
+            samples = '' if settings.samples == 1 else 'samples, '
+            raise ValueError(
+                f'noise: expected finite real numbers of shape {shape} ({samples}horizon, padded '
+                f'action dimension), got {given.dtype} of shape {given.shape}'
+            )
+        # A copy: the report keeps it, and the caller may go on with the array.
+        return np.array(given, dtype=np.float32, order='C')
+
+    def _tie(
+        self,
+        plan: CommittedPlan | None,
+        observation: Observation,
+        times: np.ndarray,
+        settings: PolicySettings,
+    ) -> _Tie:
+        dims = self._spec.dims
+        free = _Tie(
+            np.zeros((dims.horizon, dims.action_dim), dtype=np.float32),
+            np.zeros((len(times), dims.horizon), dtype=np.float32),
+        )
+        if plan is None or (settings.rtc_mode == 'off' and settings.samples == 1):
+            return free
+        normalised = self._codec.plan(plan, observation)
+        # Beyond the end of the plan or of the chunk there is nothing to tie.
+        end = min(plan.execution_horizon, len(plan.actions), dims.horizon)
+        if settings.rtc_horizon:
+            end = min(end, max(settings.rtc_horizon, plan.delay_steps))
+        per_action = prefix_weights(settings.plan_schedule, plan.delay_steps, end, dims.horizon)
+        overlap = None
+        if settings.samples > 1 and per_action.any():
+            overlap = Overlap(normalised, per_action, len(self._spec.actions))
+        clamped = clean = 0
+        if settings.rtc_mode == 'hard_prefix':
+            clamped = min(plan.delay_steps, end)
+            # A policy has seen known actions at flow time 0 only as many as it was trained with;
+            # any further ones are clamped the other way.
+            clean = min(clamped, self._spec.trained_delay_steps)
+            weight = clamp_weights(times, clamped, dims.horizon)
+        elif settings.rtc_mode == 'off':
+            weight = free.weight
+        else:
+            weight = plan_weights(
+                times,
+                schedule=settings.plan_schedule,
+                delay=plan.delay_steps,
+                execution_horizon=end,
+                horizon=dims.horizon,
+                maximum=settings.max_guidance_weight,
+            )
+        if not weight.any():
+            # Such a chunk does not continue the plan, and nobody may take it for one that does.
+            return replace(free, overlap=overlap)
+        return _Tie(normalised, weight, settings.rtc_mode, clamped, clean, overlap)
+
+
+def _rows_alone(
+    prefix: PrefixInputs, instruction: str, advantages: tuple[Advantage | None, ...]
+) -> tuple[PrefixInputs, ...]:
+    """Each prompt row as a prefix of its own."""
+    return tuple(
+        replace(
+            prefix,
+            tokens=prefix.tokens[row : row + 1],
+            token_mask=prefix.token_mask[row : row + 1],
+            words=(instruction, (advantage,)),
+        )
+        for row, advantage in enumerate(advantages)
+    )
+
+
+def _time(observation: Observation) -> tuple[float, Clock]:
+    """When the observation was made: its newest stamp, or now where it has none."""
+    stamps = observation.stamps_ns.values()
+    return (max(stamps) * 1e-9, 'stamps') if stamps else (monotonic(), 'steady')

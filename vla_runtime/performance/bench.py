@@ -1,0 +1,321 @@
+"""How long a policy takes on the device at hand, phase by phase, next to its roofline.
+
+Every round runs each kind of inference once, so that what slows the machine slows all of them
+alike; and of each inference the policy's own report must say that it was of that kind. What is
+asked after the measurement (the device's memory and rates) can fail and loses nothing of it.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.preflight import MOST_THREADS
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.performance.device_rates import rates_of
+from vla_runtime.performance.measurement import percentiles
+from vla_runtime.performance.roofline import Floor, Rates, phase_floors
+from vla_runtime.policy import Policy
+from vla_runtime.processing.poses import from_matrix
+from vla_runtime.types import InferenceReport, Observation
+
+WARM_UP = 2
+_IMAGE_SHAPE = (480, 640, 3)
+# Any scale would do; this one is moderate.
+_BETA = 2.0
+
+Found = TypeVar('Found')
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What is measured, and on what.
+
+    Attributes:
+        backend, device, precision: as for `Policy.load`.
+        views: cameras that see something; None is all that the bundle has.
+        rows: prompt rows: 2 is fused guidance.
+        steps: denoise steps; None is the bundle's own.
+        repeats: inferences of each kind.
+        threads: PyTorch's CPU threads, for the whole process; None is its own choice.
+    """
+
+    backend: str = 'torch'
+    device: str = 'cpu'
+    precision: str = 'float32'
+    views: int | None = None
+    rows: int = 1
+    steps: int | None = None
+    repeats: int = 30
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What the figures are of.
+
+    Attributes:
+        name: of the GPU, as its driver gives it; None for a CPU.
+        total_bytes: the GPU's memory; 0 for a CPU, and where no library here can tell.
+        used_bytes: device memory; None where it cannot be told.
+        used: what `used_bytes` is of.
+    """
+
+    name: str | None = None
+    total_bytes: int = 0
+    used_bytes: int | None = None
+    used: str = ''
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of inference: how many of the views have a new image."""
+
+    name: str
+    new_views: int
+
+
+def run_bench(
+    bundle: Path,
+    options: BenchOptions,
+    progress: Callable[[range], Iterable[int]] = lambda rounds: rounds,
+) -> dict[str, Any]:
+    """Load the policy, measure it, and close it.
+
+    Args:
+        bundle: folder.
+        options: what to measure.
+        progress: wrapped around the rounds, such as a progress bar.
+
+    Returns:
+        `milliseconds` (kind, phase, percentiles), `floors_ms`, `rates`, `memory`, `device_name`,
+        the options, and `notes`: what could not be found out
+
+    Raises:
+        BundleError: the bundle is not what it says.
+        ValueError: options that this bundle or this machine cannot serve.
+        RuntimeError: an inference was not of its kind, or failed on the device.
+    """
+    spec = read_bundle(bundle, verify=False).spec
+    views = _check(spec, options)
+    before = _resident_bytes()
+    policy = _load(bundle, options)
+    kinds, rounds = kinds_of(views), range(options.repeats + WARM_UP)
+    try:
+        samples, report = _measure(policy, spec, kinds, progress(rounds))
+    except BaseException:
+        policy.close()
+        raise
+    memory = {'resident_before': before, 'resident_peak': _peak_resident_bytes()}
+    notes: list[str] = []
+    facts = _late('the device', lambda: device_facts(options), notes) or DeviceFacts()
+    _late('closing the policy', policy.close, notes)
+    rates = _late("the device's rates", lambda: _rates(options, facts), notes)
+    return {
+        'policy': spec.name,
+        **asdict(options),
+        'views': views,
+        'steps': report.denoise_steps,
+        'device_name': facts.name,
+        'cuda_graph': dict(report.cuda_graph),
+        'milliseconds': {
+            kind: {phase: percentiles(values) for phase, values in of_kind.items()}
+            for kind, of_kind in samples.items()
+        },
+        'floors_ms': _floors(spec, rates, options, kinds, report.denoise_steps),
+        'rates': asdict(rates) if rates else None,
+        'memory': {**memory, 'device': facts.used_bytes, 'device_is': facts.used},
+        'notes': notes,
+    }
+
+
+def kinds_of(views: int) -> list[Kind]:
+    """A miss, one new view of several, and a hit."""
+    one = [Kind('one new view', 1)] if views > 1 else []
+    return [Kind('miss', views), *one, Kind('hit', 0)]
+
+
+def look(spec: BundleSpec, images: dict[str, np.ndarray | None]) -> Observation:
+    """An observation of these images whose state is zero, poses unturned."""
+    state = np.zeros(len(spec.state), dtype=np.float32)
+    for pose in spec.poses:
+        unturned = from_matrix(np.eye(3), pose.form, pose.euler_axes or 'sxyz')
+        for name, value in zip(pose.state_rotation, unturned, strict=False):
+            state[spec.state_names.index(name)] = value
+    return Observation(images=images, state=state, instruction='pick up the red block')
+
+
+def device_facts(options: BenchOptions) -> DeviceFacts:
+    """Name and memory of the GPU, from whichever library is here; while a policy is loaded."""
+    kind, index = parse_device(options.device, options.backend)
+    if kind == 'cpu':
+        return DeviceFacts()
+    if options.backend == 'torch':
+        import torch
+
+        properties = torch.cuda.get_device_properties(index)
+        peak = torch.cuda.max_memory_allocated(index)
+        how = 'at most, allocated by PyTorch'
+        return DeviceFacts(properties.name, properties.total_memory, peak, how)
+    from vla_runtime.engines.cuda_runtime import CudaRuntime
+
+    try:
+        with closing(CudaRuntime(index)) as runtime:
+            info, free = runtime.info, runtime.free_bytes()
+    except ValueError as error:
+        # ONNX Runtime needs no cuda-python to run, only we do to look.
+        return DeviceFacts(options.device, used=f'not known: {error}')
+    used = info.total_bytes - free
+    return DeviceFacts(info.name, info.total_bytes, used, 'in use on the device, by all processes')
+
+
+def _load(bundle: Path, options: BenchOptions) -> Policy:
+    settings = PolicySettings(
+        denoise_steps=options.steps,
+        cfg_enabled=options.rows == 2,
+        cfg_beta=_BETA,
+        cfg_mode='fused' if options.rows == 2 else 'auto',
+    )
+    policy = Policy.load(
+        bundle,
+        options.backend,
+        options.device,
+        precision=options.precision,
+        settings=settings,
+        verify=False,
+    )
+    if options.threads is not None:
+        # After everything that can be refused without PyTorch, which takes seconds to import.
+        import torch
+
+        torch.set_num_threads(options.threads)
+    return policy
+
+
+def _late(what: str, ask: Callable[[], Found], notes: list[str]) -> Found | None:
+    """Ask for something after the measurement; a failure is noted, and loses nothing measured."""
+    try:
+        return ask()
+    except Exception as error:
+        notes.append(f'{what}: {type(error).__name__}: {error}')
+        return None
+
+
+def _rates(options: BenchOptions, facts: DeviceFacts) -> Rates | None:
+    kind, index = parse_device(options.device, options.backend)
+    if kind == 'cpu':
+        return rates_of(None, 0, 'cpu', options.precision)
+    # A GPU whose name could not be found out is a GPU all the same.
+    name = facts.name or options.device
+    return rates_of(name, facts.total_bytes, f'cuda:{index}', options.precision)
+
+
+def _check(spec: BundleSpec, options: BenchOptions) -> int:
+    """The number of views that is meant.
+
+    Raises:
+        ValueError: options that this bundle or this machine cannot serve.
+    """
+    present = sum(camera.present for camera in spec.cameras)
+    views = present if options.views is None else options.views
+    if not 1 <= views <= present:
+        raise ValueError(f'--views {views}: this policy has {present} cameras; expected 1 to that')
+    if options.rows not in (1, 2):
+        raise ValueError(f'--rows {options.rows}: expected 1, or 2 (guidance)')
+    if options.rows == 2 and spec.prompt.advantage is None:
+        raise ValueError(
+            f"--rows 2: policy '{spec.name}' was trained without advantage tags (policy.yaml: "
+            'prompt.advantage is not set), so it has no second row'
+        )
+    if options.repeats < 1:
+        raise ValueError(f'--repeats {options.repeats}: expected at least 1')
+    if options.threads is not None and (
+        not 1 <= options.threads <= MOST_THREADS or options.backend != 'torch'
+    ):
+        raise ValueError(
+            f'--threads {options.threads}: expected 1 to {MOST_THREADS}, and backend torch (ONNX '
+            'Runtime takes as many as OMP_NUM_THREADS says)'
+        )
+    return views
+
+
+def _measure(
+    policy: Policy,
+    spec: BundleSpec,
+    kinds: list[Kind],
+    rounds: Iterable[int],
+) -> tuple[dict[str, dict[str, list[float]]], InferenceReport]:
+    """Milliseconds by kind and phase, and the last report."""
+    random = np.random.default_rng(0)
+    names = [camera.name for camera in spec.cameras if camera.present]
+    images: dict[str, np.ndarray | None] = dict.fromkeys(names)
+    samples: dict[str, dict[str, list[float]]] = {kind.name: {} for kind in kinds}
+    for round_ in rounds:
+        for kind in kinds:
+            for name in names[: kind.new_views]:
+                images[name] = random.integers(0, 256, _IMAGE_SHAPE, dtype=np.uint8)
+            _, report = policy.infer(look(spec, dict(images)))
+            _check_kind(kind, report)
+            if round_ >= WARM_UP:
+                for phase, value in report.milliseconds.items():
+                    samples[kind.name].setdefault(phase, []).append(value)
+    return samples, report
+
+
+def _check_kind(kind: Kind, report: InferenceReport) -> None:
+    ran = (report.runs['vision'], report.runs['prefix'])
+    expected = (kind.new_views, int(kind.new_views > 0))
+    if ran != expected:
+        raise RuntimeError(
+            f'{kind.name}: vision and prefix ran {ran} times and should have {expected}: the '
+            f'cache says {dict(report.cache)}'
+        )
+
+
+def _floors(
+    spec: BundleSpec, rates: Rates | None, options: BenchOptions, kinds: list[Kind], steps: int
+) -> dict[str, dict[str, Any]]:
+    """By kind and phase, where there are rates to compare with."""
+    if rates is None:
+        return {}
+    floors = phase_floors(
+        spec.dims,
+        rates,
+        precision=options.precision,
+        rows=options.rows,
+        steps=steps,
+        views=1,
+    )
+    found = {}
+    for kind in kinds:
+        vision = floors['vision']
+        of_kind = {'denoise': floors['denoise']}
+        if kind.new_views:
+            all_views = Floor(vision.milliseconds * kind.new_views, vision.bound)
+            of_kind = {'vision': all_views, 'prefix': floors['prefix'], **of_kind}
+        found[kind.name] = {phase: asdict(one) for phase, one in of_kind.items()}
+    return found
+
+
+def _resident_bytes() -> int:
+    """What the process holds now."""
+    return int(Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
+
+
+def _peak_resident_bytes() -> int | None:
+    """The most that the process has held since its program began; None where nobody counts.
+
+    Not `getrusage`'s: that begins with what the parent held when it started this process.
+    """
+    lines = Path('/proc/self/status').read_text().splitlines()
+    found = (int(line.split()[1]) * 1024 for line in lines if line.startswith('VmHWM:'))
+    return next(found, None)

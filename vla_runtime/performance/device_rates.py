@@ -1,0 +1,116 @@
+"""What a device does at most: published where its name is in the table, measured here otherwise.
+
+A measured rate is the best of a few runs of what a runtime does best: one large matrix product, and
+reading or copying an array that no cache holds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+
+from vla_runtime.performance.devices import device_of_cuda
+from vla_runtime.performance.roofline import Rates, published_rates
+
+# On a CPU short enough to find a moment between what else runs.
+_SIDE, _REPEATS = 512, 20
+_CUDA_SIDE = 8192
+# More than any processor's last cache.
+_ARRAY_BYTES = 2**28
+_READS = 5
+
+
+def rates_of(name: str | None, total_bytes: int, device: str, precision: str) -> Rates | None:
+    """The rates to compare a measurement with, or None where there are none.
+
+    None is for a GPU in no table where no PyTorch here reaches a GPU, and for a CPU in half
+    precision: a product in it is emulated there, by each library in its own way and many times
+    slower than in float32, so that one's rate is no bound of another's run.
+
+    Args:
+        name: of the GPU, as its driver gives it; None for a CPU.
+        total_bytes: the GPU's memory.
+        device: `cpu`, `cuda` or `cuda:N`, for measuring.
+        precision: of the large matrices.
+    """
+    if name is not None:
+        known = device_of_cuda(name, total_bytes)
+        if known is not None:
+            return published_rates(known, precision)
+    elif precision != 'float32':
+        return None
+    if importlib.util.find_spec('torch') is not None:
+        import torch
+
+        if name is None or torch.cuda.is_available():
+            return torch_rates(device, precision)
+    return numpy_rates() if name is None else None
+
+
+def torch_rates(device: str, precision: str) -> Rates:
+    """Measured with PyTorch, on as many threads as it uses."""
+    import torch
+
+    dtype = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
+    on_cuda = device.startswith('cuda')
+    side = _CUDA_SIDE if on_cuda else _SIDE
+    left = torch.randn(side, side, device=device).to(dtype[precision])
+    right = torch.randn(side, side, device=device).to(dtype[precision])
+    array = torch.ones(_ARRAY_BYTES // 4, device=device)
+    target = torch.empty_like(array)
+
+    def timed(work: Callable[[], object]) -> float:
+        work()
+        if on_cuda:
+            torch.cuda.synchronize(device)
+        start = perf_counter()
+        work()
+        if on_cuda:
+            torch.cuda.synchronize(device)
+        return perf_counter() - start
+
+    how = f'measured here: PyTorch {torch.__version__}'
+    if not on_cuda:
+        how += f', {torch.get_num_threads()} thread(s)'
+    return _best(
+        timed, side, lambda: left @ right, lambda: array.sum(), lambda: target.copy_(array), how
+    )
+
+
+def numpy_rates() -> Rates:
+    """Measured with NumPy in float32, on as many threads as its BLAS uses."""
+    random = np.random.default_rng(0)
+    left, right = (random.standard_normal((_SIDE, _SIDE), dtype=np.float32) for _ in range(2))
+    array = np.ones(_ARRAY_BYTES // 4, dtype=np.float32)
+    target = np.empty_like(array)
+
+    def timed(work: Callable[[], object]) -> float:
+        start = perf_counter()
+        work()
+        return perf_counter() - start
+
+    return _best(
+        timed,
+        _SIDE,
+        lambda: left @ right,
+        lambda: array.sum(),
+        lambda: np.copyto(target, array),
+        f'measured here: NumPy {np.__version__}',
+    )
+
+
+def _best(
+    timed: Callable[[Callable[[], object]], float],
+    side: int,
+    multiply: Callable[[], object],
+    read: Callable[[], object],
+    copy: Callable[[], object],
+    how: str,
+) -> Rates:
+    product = min(timed(multiply) for _ in range(_REPEATS))
+    reading = _ARRAY_BYTES / min(timed(read) for _ in range(_READS))
+    copying = 2 * _ARRAY_BYTES / min(timed(copy) for _ in range(_READS))
+    return Rates(2 * side**3 / product, max(reading, copying), how)

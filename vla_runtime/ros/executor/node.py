@@ -1,0 +1,404 @@
+"""`executor_node`: the lifecycle node that moves the robot along the policy's chunks.
+
+Invariants:
+- while it is active the robot is in the hands of an `ExecutorSession` and its threads; what is here
+  are rclpy's callbacks, which nothing that moves the robot waits for;
+- it asks (`committed_plan`) and the policy answers (`action_chunk`); when the policy dies, this
+  node holds the robot and goes on asking;
+- an active node commands nothing until `~/start`, and each activation begins like the first, but
+  for the latch of clamped chunks, which only `~/reset` opens;
+- teardown, on deactivation and on shutdown: the session ends, with the hold as the last command on
+  the wire, then the publishers go.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == '__main__':
+    # Before what takes seconds to import: a Ctrl-C meanwhile ends the process quietly.
+    from vla_runtime.ros.node_main import run_module
+
+    sys.exit(run_module('executor_node'))
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.clock import Clock, ClockType
+from rclpy.lifecycle import (
+    LifecycleNode,
+    LifecyclePublisher,
+    LifecycleState,
+    TransitionCallbackReturn,
+)
+from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.execution.clamp_latch import ClampLatch
+from vla_runtime.execution.command import CommittedSetpoints, Refusal, StartResult
+from vla_runtime.ros.executor import status as executor_status
+from vla_runtime.ros.executor.control_loop import ControlLoop
+from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS, executor_parameters
+from vla_runtime.ros.executor.realtime import prefer_this_thread, share_interpreter
+from vla_runtime.ros.executor.robot_link import RobotLink
+from vla_runtime.ros.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
+from vla_runtime.ros.executor.setup import check_fixed, make_core, read_files
+from vla_runtime.ros.executor.transport import keep_to_udp
+from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, plan_to_message
+from vla_runtime.ros.messages.diagnostics import REPEAT_LOG_S, Condition, Throttle, log, to_message
+from vla_runtime.ros.node_parameters import refuse_unknown
+from vla_runtime.ros.node_runner import guard_transitions, guarded, run_node
+from vla_runtime.ros.package_files import share_folder
+from vla_runtime.ros.parameters import ParameterError, declare, values
+from vla_runtime.ros.publisher_conflicts import other_publishers
+
+PLAN_TOPIC = 'committed_plan'
+_ONE_EXECUTOR = (
+    'one robot takes commands from one node: end the other one, or run it in a namespace of its '
+    'own (a node that was killed leaves the graph after some 20 s)'
+)
+_SUCCESS, _FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+_STATUS_PERIOD_S = 0.2
+_RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
+
+
+class ExecutorNode(LifecycleNode):
+    """See the module's invariants."""
+
+    def __init__(self) -> None:
+        super().__init__('vla_executor')
+        self._spec: BundleSpec | None = None
+        self._link: RobotLink | None = None
+        self._plan_publisher: LifecyclePublisher | None = None
+        self._session: ExecutorSession | None = None
+        declare(self, EXECUTOR_PARAMETERS, self._misfit)
+        refuse_unknown(self, EXECUTOR_PARAMETERS)
+        # Before ROS 2 Iron there is no such hook: the next status, chunk or start takes them up.
+        if hasattr(self, 'add_post_set_parameters_callback'):
+            self.add_post_set_parameters_callback(self._follow_parameters)
+        self._fixed = values(self, EXECUTOR_PARAMETERS)
+        self._cpus = check_fixed(self._fixed)
+        self._latch = ClampLatch(self._fixed['clamp_latch'])
+        share_interpreter()
+        # Counted from the wall clock, so that a node that is started again never goes on with an
+        # episode of the one before it.
+        self._episode = int(time.time())
+        self._throttle = Throttle(REPEAT_LOG_S)
+        self._asked_s: float | None = None
+        self._unreadable = 0
+        self._last_refusal = ''
+        self._steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', 10)
+        self._report = self.create_publisher(DiagnosticArray, '~/report', 10)
+        for name, callback in (
+            ('start', self._on_start),
+            ('stop', self._on_stop),
+            ('reset', self._on_reset),
+        ):
+            self.create_service(Trigger, f'~/{name}', self._guarded(name, callback))
+        self._every(_STATUS_PERIOD_S, 'status', self._publish_status)
+        guard_transitions(self, self._on_error)
+
+    # ------------------------------------------------------------ transitions
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        if self._managed('configure', self._configure):
+            return _SUCCESS
+        self._managed('configure', self._clean_up)
+        return _FAILURE
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        super().on_activate(state)
+        if self._managed('activate', self._activate):
+            return _SUCCESS
+        self._managed('activate', self._deactivate)
+        super().on_deactivate(state)
+        return _FAILURE
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        done = self._managed('deactivate', self._deactivate)
+        return super().on_deactivate(state) if done else TransitionCallbackReturn.ERROR
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        done = self._managed('cleanup', self._clean_up)
+        return super().on_cleanup(state) if done else TransitionCallbackReturn.ERROR
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._managed('shutdown', self._deactivate)
+        self._managed('shutdown', self._clean_up)
+        return super().on_shutdown(state)
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        stopped = self._managed('error', self._deactivate)
+        cleaned = self._managed('error', self._clean_up)
+        return _SUCCESS if stopped and cleaned else _FAILURE
+
+    def _managed(self, transition: str, step: Callable[[], None]) -> bool:
+        """Run a transition's step; rclpy would swallow what it raises without a word."""
+        try:
+            step()
+        except Exception as error:
+            self.get_logger().error(f'{transition} failed: {error}')
+            # What a person can mend says all in its text; anything else is a bug.
+            if not isinstance(error, (ValueError, OSError)):
+                self.get_logger().error(traceback.format_exc())
+            return False
+        return True
+
+    def _configure(self) -> None:
+        robot, spec, match = read_files(self._fixed)
+        self._spec = spec
+        misfit = self._misfit(values(self, EXECUTOR_PARAMETERS))
+        if misfit is not None:
+            raise ParameterError(misfit)
+        self._robot, self._match = robot, match
+        self._link = RobotLink(self, robot, match)
+        self._plan_publisher = self.create_lifecycle_publisher(
+            JointTrajectory, PLAN_TOPIC, _RELIABLE
+        )
+        self.get_logger().info(
+            f"'{spec.name}' drives '{robot.name}': {', '.join(match.column_names)} at "
+            f'{self._fixed["control_rate_hz"]:g} Hz'
+        )
+
+    def _activate(self) -> None:
+        assert self._link is not None
+        parameters = values(self, EXECUTOR_PARAMETERS)
+        self._live = parameters
+        use_sim_time = bool(self.get_parameter('use_sim_time').value)
+        core = make_core(
+            parameters, self._robot, self._match, self._latch, use_sim_time=use_sim_time
+        )
+        self._session = ExecutorSession(
+            self,
+            self._link,
+            self._fixed['control_rate_hz'],
+            SessionHooks(
+                now_ns=self._now_ns,
+                on_chunk=self._on_chunk,
+                publish_plan=self._publish_plan,
+                prefer_thread=self._prefer_this_thread,
+                on_error=self._on_error,
+            ),
+        )
+        self._forget_answers()
+        self._session.begin(core, self._episode)
+
+    def _deactivate(self) -> None:
+        session, self._session = self._session, None
+        self._asked_s = None
+        if session is not None:
+            session.end()
+
+    def _clean_up(self) -> None:
+        link, publisher = self._link, self._plan_publisher
+        self._link = self._plan_publisher = self._spec = None
+        with ExitStack() as steps:
+            if publisher is not None:
+                steps.callback(self.destroy_lifecycle_publisher, publisher)
+            if link is not None:
+                steps.callback(link.close)
+
+    # ------------------------------------------------------------ callbacks
+
+    def _on_chunk(self, message: JointTrajectory) -> None:
+        loop, spec = self._loop, self._spec
+        if loop is None or spec is None:
+            return
+        self._follow_parameters()
+        # Before it is read: however long a message is, it must not keep the ticks waiting.
+        if len(message.points) > spec.dims.horizon:
+            self._unreadable += 1
+            self._say(
+                f'a chunk of {len(message.points)} points on {CHUNK_TOPIC} is refused: the '
+                f"policy's horizon is {spec.dims.horizon}"
+            )
+            return
+        try:
+            received = message_to_chunk(message, step_time_s=spec.step_time_s)
+        except TrajectoryError as error:
+            self._unreadable += 1
+            self._say(f'a message on {CHUNK_TOPIC} is no chunk: {error}')
+            return
+        result = loop.submit(received, time.monotonic())
+        # A refused chunk is an answer too, unless it is a stray one.
+        if result.refusal not in (Refusal.DUPLICATE, Refusal.OTHER_EPISODE):
+            self._asked_s = None
+        self._last_refusal = '' if result.accepted else result.text
+        # The answer to a request from before a stop is nothing to wonder about.
+        if result.text and result.refusal is not Refusal.NOT_RUNNING:
+            self._say(f'chunk {received.number}: {result.text}')
+
+    def _on_start(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self._loop is None:
+            response.message = 'the executor is not active: configure and activate it first'
+            return response
+        self._follow_parameters()
+        rival = self._rival()
+        if rival:
+            result = StartResult(False, f'{rival}; {_ONE_EXECUTOR}')
+        else:
+            result = self._loop.start(time.monotonic())
+        response.success, response.message = result.started, result.text or 'started'
+        if result.started:
+            self.get_logger().info('started')
+        else:
+            self.get_logger().error(f'not started: {result.text}')
+        return response
+
+    def _on_stop(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self._loop is None:
+            response.success, response.message = True, 'the executor is not active: nothing moves'
+            return response
+        self._loop.stop()
+        self._asked_s = None
+        response.success, response.message = True, 'stopping: the robot comes to rest and holds'
+        self.get_logger().info('stopped: holding')
+        return response
+
+    def _on_reset(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self._forget_answers()
+        if self._loop is not None:
+            self._loop.reset(self._episode)
+        else:
+            self._latch.open()
+        response.success, response.message = True, f'episode {self._episode}'
+        return response
+
+    def _forget_answers(self) -> None:
+        """An episode begins: nobody has been asked in it, or has answered."""
+        self._episode += 1
+        self._asked_s = None
+        self._last_refusal = ''
+
+    def _publish_plan(self, plan: CommittedSetpoints) -> bool:
+        publisher = self._plan_publisher
+        if publisher is None:
+            return True
+        kinds = [column.kind for column in self._match.columns]
+        if self._asked_s is None and not plan.repeated:
+            self._asked_s = time.monotonic()
+        publisher.publish(
+            plan_to_message(
+                plan.rows,
+                plan.names,
+                kinds,
+                plan.step_time_s,
+                stamp_ns=plan.stamp_ns,
+                episode=plan.episode,
+                certain=plan.certain,
+                request=plan.request,
+            )
+        )
+        return True
+
+    def _publish_status(self) -> None:
+        loop, session = self._loop, self._session
+        if loop is None or session is None:
+            self._publish(self._diagnostics, [executor_status.inactive()])
+            return
+        self._follow_parameters()
+        status = loop.status()
+        asked_s, chunk_topic = self._asked_s, self.resolve_topic_name(CHUNK_TOPIC)
+        answers = executor_status.Answers(
+            silent_s=None if asked_s is None else time.monotonic() - asked_s,
+            policies=self.count_publishers(chunk_topic),
+            topic=chunk_topic,
+            unreadable=self._unreadable,
+            last_refusal=self._last_refusal,
+        )
+        control = executor_status.control(status, answers, self._rival())
+        if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
+            log(self, control)
+        rate_hz = self._fixed['control_rate_hz']
+        timing = executor_status.timing(session.lateness(), rate_hz, status.counters)
+        self._publish(self._diagnostics, [control, executor_status.chunks(status, answers), timing])
+        for timed in loop.take_seams():
+            self._publish(self._report, [executor_status.seam(timed, self._match.column_names)])
+
+    # ------------------------------------------------------------ parameters
+
+    def _misfit(self, wanted: Mapping[str, Any]) -> str | None:
+        """Why these parameters do not go together, or with the policy; None when they do."""
+        try:
+            parameters = executor_parameters(wanted)
+            if self._spec is not None:
+                parameters.require_horizon(self._spec.dims.horizon)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _follow_parameters(self, _: Sequence[Parameter] = ()) -> None:
+        """Hand over parameters that were set meanwhile; the core waits for the boundary."""
+        loop = self._loop
+        if loop is None:
+            return
+        # Taken note of first: what cannot be taken up is said once, and not tried at every status.
+        before, self._live = self._live, values(self, EXECUTOR_PARAMETERS)
+        wanted = self._live
+        if wanted == before:
+            return
+        if wanted['dry_run'] != before['dry_run']:
+            self._guarded('dry_run', loop.set_dry_run)(wanted['dry_run'])
+        parameters = executor_parameters(wanted)
+        if parameters != executor_parameters(before):
+            self._guarded('parameters', loop.set_parameters)(parameters)
+
+    # ------------------------------------------------------------ helpers
+
+    def _rival(self) -> str:
+        """Who else speaks where only one executor may; empty when nobody does."""
+        link, plans = self._link, self._plan_publisher
+        if link is None or plans is None:
+            return ''
+        return other_publishers(self, [*link.topics, plans.topic_name])
+
+    def _now_ns(self) -> int:
+        return self.get_clock().now().nanoseconds
+
+    @property
+    def _loop(self) -> ControlLoop | None:
+        """While the node is active."""
+        return self._session.loop if self._session is not None else None
+
+    def _prefer_this_thread(self) -> None:
+        for problem in prefer_this_thread(self._fixed['realtime_priority'], self._cpus):
+            self._say(problem)
+
+    def _every(self, period_s: float, name: str, callback: Any) -> Any:
+        """A timer on the steady clock: it runs while `/clock` stands still."""
+        return self.create_timer(period_s, self._guarded(name, callback), clock=self._steady)
+
+    def _guarded(self, name: str, callback: Any) -> Any:
+        return guarded(self._on_error, name, callback)
+
+    def _on_error(self, name: str, error: Exception) -> None:
+        self._say(f'{name}: {type(error).__name__}: {error}')
+
+    def _say(self, text: str) -> None:
+        if self._throttle.passes(text, time.monotonic()):
+            self.get_logger().warning(text)
+
+    def _publish(self, publisher: Any, conditions: Sequence[Condition]) -> None:
+        publisher.publish(
+            to_message(
+                conditions,
+                node=self.get_fully_qualified_name(),
+                hardware=self._robot.name if self._spec is not None else '',
+                stamp=self.get_clock().now().to_msg(),
+            )
+        )
+
+
+def main(args: list[str] | None = None) -> int:
+    """`ros2 run vla_runtime executor_node --ros-args -p bundle:=... -p robot:=...`."""
+    keep_to_udp(os.environ, share_folder() / 'config')
+    return run_node(ExecutorNode, args)

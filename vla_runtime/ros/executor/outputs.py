@@ -1,0 +1,180 @@
+"""Commands as the messages that controllers take; one writer per output of the robot file.
+
+Invariants:
+- the message is made once; a tick only overwrites its numbers and sends it;
+- `IDLE` and dry-run commands are nobody's business here: whoever calls has left them out;
+- a trajectory has one point, due one control period from now, and a zero stamp, which tells
+  `joint_trajectory_controller` to begin on arrival: clocks of two computers do not matter then.
+  It holds positions only: a last point with a velocity is refused by that controller.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from builtin_interfaces.msg import Duration, Time
+from geometry_msgs.msg import PoseStamped, TwistStamped
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Float64MultiArray
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+
+from vla_runtime.bundle.schema import PoseSpec
+from vla_runtime.processing.poses import from_matrix, to_matrix
+from vla_runtime.ros.robot.match import MatchedOutput
+
+MESSAGE_TYPES: dict[str, type] = {
+    'joint_trajectory': JointTrajectory,
+    'float64_multi_array': Float64MultiArray,
+    'joint_state': JointState,
+    'pose_stamped': PoseStamped,
+    'twist_stamped': TwistStamped,
+}
+
+
+class Publisher(Protocol):
+    """What a writer needs of an rclpy publisher."""
+
+    def publish(self, msg: Any) -> None: ...
+
+
+class OutputWriter:
+    """Sends one output's share of every command.
+
+    Args:
+        matched: the output and its columns of a command.
+        publisher: of the message type in `MESSAGE_TYPES`.
+        period_s: control period.
+
+    Attributes:
+        topic: as the robot file names it.
+    """
+
+    def __init__(self, matched: MatchedOutput, publisher: Publisher, period_s: float) -> None:
+        self.topic = matched.output.topic
+        self._publisher = publisher
+        self._columns = np.array(matched.columns, dtype=np.int64)
+        self._numbers = np.zeros(len(matched.columns))
+        self._message, self._fill = _FILLERS[matched.output.kind](matched, self._numbers, period_s)
+
+    def send(self, setpoints: np.ndarray, stamp: Time) -> None:
+        """Publish this output's columns.
+
+        Args:
+            setpoints: (columns,) of the whole command, robot units.
+            stamp: ROS time of the tick.
+        """
+        np.take(setpoints, self._columns, out=self._numbers)
+        self._fill(stamp)
+        self._publisher.publish(self._message)
+
+
+_Fill = Callable[[Time], None]
+
+
+def _joint_trajectory(
+    matched: MatchedOutput, numbers: np.ndarray, period_s: float
+) -> tuple[JointTrajectory, _Fill]:
+    point = JointTrajectoryPoint()
+    view = _view(point, 'positions', len(numbers))
+    seconds, nanoseconds = divmod(round(period_s * 1e9), 1_000_000_000)
+    point.time_from_start = Duration(sec=seconds, nanosec=nanoseconds)
+    message = JointTrajectory(joint_names=list(matched.message_names), points=[point])
+
+    def fill(_: Time) -> None:
+        np.copyto(view, numbers)
+
+    return message, fill
+
+
+def _float64_multi_array(
+    matched: MatchedOutput, numbers: np.ndarray, period_s: float
+) -> tuple[Float64MultiArray, _Fill]:
+    message = Float64MultiArray()
+    view = _view(message, 'data', len(numbers))
+
+    def fill(_: Time) -> None:
+        np.copyto(view, numbers)
+
+    return message, fill
+
+
+def _joint_state(
+    matched: MatchedOutput, numbers: np.ndarray, period_s: float
+) -> tuple[JointState, _Fill]:
+    message = JointState(name=list(matched.message_names))
+    view = _view(message, matched.output.interface, len(numbers))
+
+    def fill(stamp: Time) -> None:
+        message.header.stamp = stamp
+        np.copyto(view, numbers)
+
+    return message, fill
+
+
+def _pose_stamped(
+    matched: MatchedOutput, numbers: np.ndarray, period_s: float
+) -> tuple[PoseStamped, _Fill]:
+    pose = _require_pose(matched)
+    message = PoseStamped()
+    message.header.frame_id = matched.frame_id
+    position, orientation = message.pose.position, message.pose.orientation
+    oriented = [False]
+
+    def fill(stamp: Time) -> None:
+        message.header.stamp = stamp
+        position.x, position.y, position.z = (float(number) for number in numbers[:3])
+        # Numbers between two rows of a chunk need not be a rotation; through a matrix they are.
+        try:
+            matrix = to_matrix(numbers[3:], pose.form, pose.euler_axes or 'sxyz')
+        except ValueError:
+            # Half-way between opposite rotations there is none: the last one stays for a moment.
+            if not oriented[0]:
+                raise
+            return
+        oriented[0] = True
+        x, y, z, w = (float(number) for number in from_matrix(matrix, 'quaternion_xyzw'))
+        orientation.x, orientation.y, orientation.z, orientation.w = x, y, z, w
+
+    return message, fill
+
+
+def _twist_stamped(
+    matched: MatchedOutput, numbers: np.ndarray, period_s: float
+) -> tuple[TwistStamped, _Fill]:
+    message = TwistStamped()
+    message.header.frame_id = matched.frame_id
+    linear, angular = message.twist.linear, message.twist.angular
+
+    def fill(stamp: Time) -> None:
+        message.header.stamp = stamp
+        linear.x, linear.y, linear.z = (float(number) for number in numbers[:3])
+        angular.x, angular.y, angular.z = (float(number) for number in numbers[3:])
+
+    return message, fill
+
+
+_FILLERS: dict[str, Callable[[MatchedOutput, np.ndarray, float], tuple[Any, _Fill]]] = {
+    'joint_trajectory': _joint_trajectory,
+    'float64_multi_array': _float64_multi_array,
+    'joint_state': _joint_state,
+    'pose_stamped': _pose_stamped,
+    'twist_stamped': _twist_stamped,
+}
+
+
+def _view(message: Any, field: str, count: int) -> np.ndarray:
+    """Size a `float64[]` field and look at its memory: (count,) float64, writable.
+
+    Taken from the message after the assignment, because assigning may copy.
+    """
+    setattr(message, field, array.array('d', bytes(8 * count)))
+    return np.frombuffer(getattr(message, field), dtype=np.float64)
+
+
+def _require_pose(matched: MatchedOutput) -> PoseSpec:
+    if matched.pose is None:
+        raise ValueError(f'output {matched.output.topic} carries a pose, but none was matched')
+    return matched.pose

@@ -1,0 +1,223 @@
+"""What the executor node says about itself, in conditions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_runtime.execution.command import Counters, Reason
+from vla_runtime.execution.config import ExecutorStatus, Mode
+from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.ros.executor.control_loop import LoopStatus, TimedSeam
+from vla_runtime.ros.executor.parameters import values_in_force
+from vla_runtime.ros.executor.steady_loop import Lateness
+from vla_runtime.ros.messages.diagnostics import Condition, Level
+
+_TEXTS = {
+    Reason.TRACKING: 'executing chunk {chunk}, step {step}',
+    Reason.OVERRUN: 'the next chunk is late: going on with chunk {chunk}, step {step}',
+    Reason.APPROACHING: 'approaching at the set speed: {progress}',
+    Reason.BRAKING: 'coming to rest, to hold',
+    Reason.NOT_STARTED: 'not started: call ~/start',
+    Reason.STOPPED: 'stopped: holding until ~/start',
+    Reason.WAITING_FOR_CHUNK: 'holding: waiting for the first chunk',
+    Reason.SYNCHRONOUS_WAIT: 'holding: waiting for the next chunk',
+    Reason.STARVED: 'holding: no chunk came in time',
+}
+_WAITING = (Reason.WAITING_FOR_CHUNK, Reason.SYNCHRONOUS_WAIT, Reason.STARVED, Reason.OVERRUN)
+# A request is answered within an inference; after so long, say who does not answer.
+_SILENT_AFTER_S = 1.0
+# p99 of the lateness above this share of the period is worth a warning.
+_LATE_SHARE = 0.5
+_UNTIED = (
+    '; handover_mode is rtc but the chunk is not tied to the plan, so it was blended: set '
+    'real_time_chunking of the policy node to true'
+)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What came in answer to requests, as the node sees it.
+
+    Attributes:
+        silent_s: steady seconds since the request that is still open was published; None without
+            one.
+        policies: publishers of the chunk topic.
+        topic: the chunk topic.
+        unreadable: messages on it that were no chunks.
+        last_refusal: why the newest chunk was refused; '' when it was not.
+    """
+
+    silent_s: float | None
+    policies: int
+    topic: str
+    unreadable: int
+    last_refusal: str
+
+
+def inactive() -> Condition:
+    """Before activation and after deactivation."""
+    return Condition('control', Level.OK, 'inactive: nothing is commanded', {'mode': 'inactive'})
+
+
+def control(status: LoopStatus, answers: Answers, rival: str) -> Condition:
+    """What the robot is told to do, and why.
+
+    Args:
+        status: of the loop.
+        answers: what came.
+        rival: who else commands this robot; empty for nobody.
+    """
+    executor, counters = status.executor, status.counters
+    reason = executor.reason
+    text = _TEXTS.get(reason, f'holding: {reason.value}').format(
+        chunk=executor.chunk, step=executor.step, progress=executor.progress
+    )
+    level = Level.OK
+    if reason in (Reason.STARVED, Reason.OVERRUN):
+        level = Level.WARN
+    elif reason not in _TEXTS:
+        level = Level.ERROR
+    if reason in _WAITING and answers.silent_s is not None and answers.silent_s > _SILENT_AFTER_S:
+        level = Level.WARN
+        text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
+    if executor.detail and (reason not in _TEXTS or reason is Reason.BRAKING):
+        text += f': {executor.detail}'
+    if executor.untied:
+        level = max(level, Level.WARN)
+        text += _UNTIED
+    if rival and executor.mode is Mode.RUNNING:
+        level = Level.ERROR
+        text = f'two nodes command one robot: {rival}; stop one of them; {text}'
+    if executor.dry_run:
+        text = f'dry run, nothing is published: {text}'
+    return Condition(
+        'control',
+        level,
+        text,
+        {
+            'mode': executor.mode.value,
+            'kind': executor.kind.value,
+            'reason': reason.value,
+            'detail': executor.detail,
+            'episode': executor.episode,
+            'step': executor.step,
+            'chunk': executor.chunk,
+            'pending_chunk': executor.pending_chunk,
+            'replan_interval': executor.parameters.replan_interval,
+            'delay_steps': executor.delay_estimate,
+            'request_open': executor.request_open,
+            'clamp_latched': executor.clamp_latched,
+            'dry_run': executor.dry_run,
+            'sent': status.sent,
+            'steps': counters.steps,
+            'starved_ticks': counters.starved_ticks,
+            'starvations': counters.starvations,
+            'overrun_ticks': counters.overrun_ticks,
+            'overrun_steps': counters.overrun_steps,
+            'limited_ticks': counters.limited_ticks,
+            **{f'holds.{key.value}': count for key, count in counters.holds.items() if count},
+            **_parameters(executor.parameters, dry_run=executor.dry_run),
+        },
+    )
+
+
+def _parameters(parameters: ExecutorParameters, *, dry_run: bool) -> dict[str, object]:
+    in_force = values_in_force(parameters, dry_run=dry_run)
+    return {f'parameter.{name}': value for name, value in in_force.items()}
+
+
+def _who(answers: Answers) -> str:
+    if not answers.policies:
+        return f'and nobody publishes {answers.topic}: is the policy node running, and active?'
+    return 'without an answer: is the policy node running, and what does its status say?'
+
+
+def chunks(status: LoopStatus, answers: Answers) -> Condition:
+    """What became of the chunks that came."""
+    counters = status.counters
+    level = Level.WARN if answers.last_refusal else Level.OK
+    text = f'{counters.received} received, {counters.accepted} accepted'
+    if answers.last_refusal:
+        text += f'; the newest was refused: {answers.last_refusal}'
+    return Condition('chunks', level, text, _chunk_values(counters, answers, status.executor))
+
+
+def _chunk_values(
+    counters: Counters, answers: Answers, executor: ExecutorStatus
+) -> dict[str, object]:
+    return {
+        'requests': counters.requests,
+        'requests_timed_out': counters.requests_timed_out,
+        'received': counters.received,
+        'accepted': counters.accepted,
+        'taken_over': counters.taken_over,
+        'superseded': counters.superseded,
+        'dropped': counters.dropped,
+        'late': counters.late,
+        'short': counters.short,
+        'clamped': counters.clamped,
+        'policy_restarts': counters.policy_restarts,
+        'unreadable': answers.unreadable,
+        'publishers': answers.policies,
+        **{f'refused.{key.value}': count for key, count in counters.refused.items() if count},
+    }
+
+
+def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> Condition:
+    """How punctual the tick is."""
+    period_ms = 1e3 / rate_hz
+    late = lateness.p99_ms > _LATE_SHARE * period_ms
+    text = f'p99 {lateness.p99_ms:.2f} ms late, at most {lateness.maximum_ms:.2f} ms'
+    if late:
+        text += (
+            f', of a period of {period_ms:.1f} ms: the machine is too busy; give the node a CPU of '
+            'its own (cpu_affinity) and a realtime_priority'
+        )
+    return Condition(
+        'tick',
+        Level.WARN if late else Level.OK,
+        text,
+        {
+            'rate_hz': rate_hz,
+            'ticks': lateness.ticks,
+            'late_p50_ms': lateness.p50_ms,
+            'late_p99_ms': lateness.p99_ms,
+            'late_max_ms': lateness.maximum_ms,
+            'skipped': lateness.skipped,
+            'late_ticks': counters.late_ticks,
+            'clock_jumps': counters.clock_jumps,
+            'states_malformed': counters.states_malformed,
+            'states_out_of_order': counters.states_out_of_order,
+            'internal_errors': counters.internal_errors,
+        },
+    )
+
+
+def seam(timed: TimedSeam, names: tuple[str, ...]) -> Condition:
+    """Where one chunk followed another."""
+    report = timed.seam
+    position, velocity = np.abs(report.position_jump), np.abs(report.velocity_jump)
+    worst = int(np.argmax(position))
+    text = f'chunk {report.chunk} took over at its row {report.join_index}'
+    untied = timed.parameters.handover.mode == 'rtc' != report.mode and not report.from_hold
+    return Condition(
+        'seam',
+        Level.WARN if report.late or untied else Level.OK,
+        text + (', late' if report.late else '') + (_UNTIED if untied else ''),
+        {
+            'stamp_ns': timed.stamp_ns,
+            'chunk': report.chunk,
+            'step': report.step,
+            'row': report.join_index,
+            'delay_steps': report.delay_steps,
+            'mode': report.mode,
+            'late': report.late,
+            'from_hold': report.from_hold,
+            'position_jump': float(position[worst]),
+            'position_jump_of': names[worst],
+            'velocity_jump': float(velocity.max()),
+            **_parameters(timed.parameters, dry_run=timed.dry_run),
+        },
+    )

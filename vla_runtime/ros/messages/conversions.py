@@ -1,0 +1,298 @@
+"""Chunks and plans to `trajectory_msgs/JointTrajectory` and back; stamps to integers.
+
+Both travel as a `JointTrajectory`, so that every ROS tool can show and record them:
+
+- `header.stamp`: for a chunk the time of its observation, for a plan the time at which the step
+  of its first row begins;
+- `points[i].time_from_start`: i * step time;
+- `positions` hold the columns that are commanded as positions, `velocities` those commanded as
+  velocities. A message with both kinds fills both, and NaN stands where a column is of the other
+  kind;
+- `header.frame_id`: what JointTrajectory has no field for, in words:
+  `chunk episode=3 number=17 tied=1 request=40`, `plan episode=3 certain=4 request=40`. A chunk
+  answers the request of its episode that it names, and is `tied` when it was made to continue that
+  request's plan (real-time chunking; one that does not say so is not); `certain` counts the rows
+  that will be executed whatever the answer is.
+
+An empty plan (no points) is a request too: the executor is not executing anything.
+Stamps are integers of nanoseconds from end to end; nothing here goes through float seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from builtin_interfaces.msg import Duration, Time
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+
+from vla_runtime.files.quotes import one_line, quoted
+from vla_runtime.types import ActionChunk
+
+_SECOND_NS = 1_000_000_000
+# At most 18 digits each: what fits into 63 bits.
+_N = r'([0-9]{1,18})'
+_CHUNK_TAG = re.compile(rf'chunk episode={_N} number={_N}(?: tied=([01]))?(?: request={_N})?')
+_PLAN_TAG = re.compile(rf'plan episode={_N} certain={_N}(?: request={_N})?')
+
+
+class TrajectoryError(ValueError):
+    """A trajectory message that is not a chunk or not a plan; the message names the field."""
+
+
+@dataclass(frozen=True)
+class ReceivedChunk:
+    """An action chunk with what the wire adds to it.
+
+    Attributes:
+        chunk: the actions; `normalised` does not travel and has no columns here.
+        stamp_ns: ROS time of the observation.
+        episode: of the request that it answers.
+        number: inference number.
+        tied: it was made to continue the request's plan.
+        request: number of the request that it answers; None where it does not say.
+    """
+
+    chunk: ActionChunk
+    stamp_ns: int
+    episode: int
+    number: int
+    tied: bool
+    request: int | None = None
+
+
+@dataclass(frozen=True)
+class ReceivedPlan:
+    """What the executor will still execute, and so its request for the next chunk.
+
+    Attributes:
+        rows: (n, columns) float64 setpoints, n >= 0.
+        names: column names.
+        kinds: per column `position` or `velocity`.
+        step_time_s: seconds from row to row; None where fewer than two rows do not tell.
+        stamp_ns: ROS time at which the step of row 0 begins.
+        episode: the executor's episode.
+        certain: rows, from row 0 on, that will be executed whatever the answer is.
+        request: its number, for the answer; None where it does not say.
+    """
+
+    rows: np.ndarray
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    step_time_s: float | None
+    stamp_ns: int
+    episode: int
+    certain: int
+    request: int | None = None
+
+
+def stamp_to_ns(stamp: Time) -> int:
+    """A message's stamp as nanoseconds."""
+    return int(stamp.sec) * _SECOND_NS + int(stamp.nanosec)
+
+
+def ns_to_stamp(stamp_ns: int) -> Time:
+    """Nanoseconds as a message's stamp."""
+    return Time(sec=stamp_ns // _SECOND_NS, nanosec=stamp_ns % _SECOND_NS)
+
+
+def chunk_to_message(
+    chunk: ActionChunk,
+    *,
+    stamp_ns: int,
+    episode: int,
+    number: int,
+    tied: bool = False,
+    request: int | None = None,
+) -> JointTrajectory:
+    """The message that answers a request."""
+    message = _to_message(
+        chunk.actions, chunk.names, chunk.kinds, chunk.step_time_s, stamp_ns=stamp_ns
+    )
+    message.header.frame_id = (
+        f'chunk episode={episode} number={number} tied={int(tied)}{_request_tag(request)}'
+    )
+    return message
+
+
+def message_to_chunk(
+    message: JointTrajectory, *, step_time_s: float | None = None
+) -> ReceivedChunk:
+    """What `chunk_to_message` wrote; values may still be anything, limits are checked elsewhere.
+
+    Args:
+        message: as it came.
+        step_time_s: step time of a chunk with a single row, which cannot tell its own.
+
+    Raises:
+        TrajectoryError: not a chunk.
+    """
+    tag = _CHUNK_TAG.fullmatch(message.header.frame_id)
+    if tag is None:
+        raise TrajectoryError(
+            f'header.frame_id is {quoted(message.header.frame_id)}, expected '
+            "'chunk episode=E number=N tied=0 or 1 request=K'"
+        )
+    if not message.points:
+        raise TrajectoryError('points: a chunk needs at least one')
+    rows, kinds = _rows(message)
+    step = _step_time_s(message) or step_time_s
+    if step is None:
+        raise TrajectoryError('points: a single one does not tell the step time')
+    return ReceivedChunk(
+        chunk=ActionChunk(
+            actions=rows,
+            names=tuple(message.joint_names),
+            kinds=kinds,
+            step_time_s=step,
+            normalised=np.zeros((len(rows), 0), dtype=np.float32),
+        ),
+        stamp_ns=stamp_to_ns(message.header.stamp),
+        episode=int(tag[1]),
+        number=int(tag[2]),
+        tied=tag[3] == '1',
+        request=None if tag[4] is None else int(tag[4]),
+    )
+
+
+def plan_to_message(
+    rows: np.ndarray,
+    names: Sequence[str],
+    kinds: Sequence[str],
+    step_time_s: float,
+    *,
+    stamp_ns: int,
+    episode: int,
+    certain: int,
+    request: int | None = None,
+) -> JointTrajectory:
+    """The executor's request: (n, columns) setpoints that it will still execute, n >= 0."""
+    message = _to_message(rows, names, kinds, step_time_s, stamp_ns=stamp_ns)
+    message.header.frame_id = f'plan episode={episode} certain={certain}{_request_tag(request)}'
+    return message
+
+
+def message_to_plan(message: JointTrajectory) -> ReceivedPlan:
+    """What `plan_to_message` wrote.
+
+    Raises:
+        TrajectoryError: not a plan.
+    """
+    tag = _PLAN_TAG.fullmatch(message.header.frame_id)
+    if tag is None:
+        raise TrajectoryError(
+            f'header.frame_id is {quoted(message.header.frame_id)}, expected '
+            "'plan episode=E certain=N request=K'"
+        )
+    names = tuple(message.joint_names)
+    if message.points:
+        rows, kinds = _rows(message)
+        if not np.isfinite(rows).all():
+            raise TrajectoryError('points: hold a number that is not finite')
+    else:
+        rows, kinds = np.zeros((0, len(names))), ('position',) * len(names)
+    return ReceivedPlan(
+        rows=rows,
+        names=names,
+        kinds=kinds,
+        step_time_s=_step_time_s(message),
+        stamp_ns=stamp_to_ns(message.header.stamp),
+        episode=int(tag[1]),
+        certain=int(tag[2]),
+        request=None if tag[3] is None else int(tag[3]),
+    )
+
+
+def _request_tag(request: int | None) -> str:
+    return '' if request is None else f' request={request}'
+
+
+def _to_message(
+    rows: np.ndarray,
+    names: Sequence[str],
+    kinds: Sequence[str],
+    step_time_s: float,
+    *,
+    stamp_ns: int,
+) -> JointTrajectory:
+    rows = np.asarray(rows, dtype=np.float64)
+    if rows.ndim != 2 or not rows.shape[1] == len(names) == len(kinds):
+        raise ValueError(
+            f'a trajectory of {len(names)} columns and {len(kinds)} kinds cannot have rows of '
+            f'shape {rows.shape}'
+        )
+    is_position = np.array([kind == 'position' for kind in kinds], dtype=bool)
+    step_ns = round(step_time_s * _SECOND_NS)
+    message = JointTrajectory(joint_names=list(names))
+    message.header.stamp = ns_to_stamp(stamp_ns)
+    positions = np.where(is_position, rows, np.nan).tolist() if is_position.any() else None
+    velocities = np.where(is_position, np.nan, rows).tolist() if not is_position.all() else None
+    for index in range(len(rows)):
+        point = JointTrajectoryPoint()
+        if positions is not None:
+            point.positions = positions[index]
+        if velocities is not None:
+            point.velocities = velocities[index]
+        seconds, nanoseconds = divmod(index * step_ns, _SECOND_NS)
+        point.time_from_start = Duration(sec=seconds, nanosec=nanoseconds)
+        message.points.append(point)
+    return message
+
+
+def _rows(message: JointTrajectory) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Rows (n, columns) and the kind of each column, told from the first row."""
+    count = len(message.joint_names)
+    if not count:
+        raise TrajectoryError('joint_names: is empty')
+    if len(set(message.joint_names)) != count:
+        counted = Counter(message.joint_names)
+        twice = next(name for name, times in counted.items() if times > 1)
+        raise TrajectoryError(f'joint_names: {quoted(twice)} is named twice')
+    positions = _matrix(message, 'positions', count)
+    velocities = _matrix(message, 'velocities', count)
+    if positions is None and velocities is None:
+        raise TrajectoryError('points: have neither positions nor velocities')
+    if positions is None or velocities is None:
+        rows = positions if positions is not None else velocities
+        assert rows is not None
+        return rows, ('velocity' if positions is None else 'position',) * count
+    is_velocity = np.isnan(positions[0])
+    for name, matrix, absent in (
+        ('positions', positions, is_velocity),
+        ('velocities', velocities, ~is_velocity),
+    ):
+        if not np.isnan(matrix[:, absent]).all():
+            columns = ', '.join(message.joint_names[index] for index in np.flatnonzero(absent))
+            raise TrajectoryError(
+                f'points: {name} of {one_line(columns, 200)} must be NaN in every row, because the '
+                'first row commands them the other way'
+            )
+    return (
+        np.where(is_velocity, velocities, positions),
+        tuple('velocity' if velocity else 'position' for velocity in is_velocity),
+    )
+
+
+def _matrix(message: JointTrajectory, field: str, count: int) -> np.ndarray | None:
+    lengths = {len(getattr(point, field)) for point in message.points}
+    if lengths == {0}:
+        return None
+    if lengths != {count}:
+        raise TrajectoryError(
+            f'points: {field} have {sorted(lengths)} numbers for {count} joint_names'
+        )
+    return np.array([getattr(point, field) for point in message.points], dtype=np.float64)
+
+
+def _step_time_s(message: JointTrajectory) -> float | None:
+    """Seconds between two rows; every row must be where i * step time puts it."""
+    times = [stamp_to_ns(point.time_from_start) for point in message.points]
+    if len(times) < 2:
+        return None
+    step = times[1]
+    if step <= 0 or any(time != index * step for index, time in enumerate(times)):
+        raise TrajectoryError('points: time_from_start must be i * step time, beginning with 0')
+    return step / _SECOND_NS

@@ -1,0 +1,71 @@
+"""The policy's instruction: a parameter, which a message on `~/instruction` sets as well.
+
+So there is one place for it, and the newest one counts, however it was given and whatever state the
+node is in. `~/current_instruction` (transient local) tells it to whoever judges by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from std_msgs.msg import String
+
+from vla_runtime.ros.node_runner import OnError, guarded
+from vla_runtime.ros.policy.parameters import INSTRUCTION
+
+_LATCHED = QoSProfile(
+    depth=1,
+    reliability=ReliabilityPolicy.RELIABLE,
+    durability=DurabilityPolicy.TRANSIENT_LOCAL,
+)
+
+
+class Instruction:
+    """Keeps parameter and topics together.
+
+    Args:
+        node: the policy node; has declared its parameters.
+        on_news: called when a message has come.
+        on_error: told of a message that cannot be taken.
+    """
+
+    def __init__(self, node: Node, on_news: Callable[[], None], on_error: OnError) -> None:
+        self._node = node
+        self._on_news = on_news
+        self._told = ''
+        self._current = node.create_publisher(String, '~/current_instruction', _LATCHED)
+        # For as long as the node lives: made anew it would get a latched message again, which may
+        # be older than what the parameter was set to since.
+        node.create_subscription(
+            String,
+            '~/instruction',
+            guarded(on_error, '~/instruction', self._on_message),
+            _LATCHED,
+        )
+
+    @property
+    def text(self) -> str:
+        """What the next inference takes; empty for none."""
+        return str(self._node.get_parameter(INSTRUCTION).value)
+
+    def follow(self) -> None:
+        """Tell the others when the parameter was set: before ROS 2 Iron nothing calls back."""
+        if self.text != self._told:
+            self._tell()
+
+    def _on_message(self, message: String) -> None:
+        result = self._node.set_parameters([Parameter(INSTRUCTION, value=message.data)])[0]
+        if not result.successful:
+            raise ValueError(result.reason)
+        # Also when it is the same again: whoever judges by it begins anew.
+        self._tell()
+        self._on_news()
+
+    def _tell(self) -> None:
+        before, self._told = self._told, self.text
+        self._current.publish(String(data=self._told))
+        if self._told != before:
+            self._node.get_logger().info(f"instruction: '{self._told}'")

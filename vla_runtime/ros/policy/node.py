@@ -1,0 +1,400 @@
+"""The policy node: a lifecycle node that answers the executor's requests with action chunks.
+
+Topics in: the robot file's cameras and joint states, `~/instruction` (std_msgs/String, reliable,
+transient local), `committed_plan` (trajectory_msgs/JointTrajectory, the executor's request).
+Topics out: `action_chunk` (JointTrajectory), `~/report` (one DiagnosticArray a chunk),
+`~/current_instruction` (String, transient local), `/diagnostics` (every second, and at once when
+there is news). Service `~/reset`: a new episode.
+
+Invariants:
+- configure loads and warms up, activate opens, deactivate waits for what is under way, cleanup
+  frees the memory; a transition that fails logs its cause;
+- inference runs in threads of its own, so no callback waits for it; of several requests the newest
+  is answered;
+- nothing is published for a request from before a reset or a deactivation;
+- parameters are read at the start of each inference;
+- the instruction is a parameter, which a message on `~/instruction` sets as well, in any state;
+- no exception leaves a callback.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == '__main__':
+    # Before what takes seconds to import: a Ctrl-C meanwhile ends the process quietly.
+    from vla_runtime.ros.node_main import run_module
+
+    sys.exit(run_module('policy_node'))
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.subscription import Subscription
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.engines.loading import limit_threads
+from vla_runtime.engines.preflight import check_backend
+from vla_runtime.policy import Policy
+from vla_runtime.ros.messages.conversions import chunk_to_message, message_to_plan
+from vla_runtime.ros.messages.diagnostics import Condition, Level
+from vla_runtime.ros.node_parameters import refuse_unknown
+from vla_runtime.ros.node_runner import guard_transitions, guarded, run_node
+from vla_runtime.ros.package_files import share_folder
+from vla_runtime.ros.parameters import declare, values
+from vla_runtime.ros.policy import status as policy_status
+from vla_runtime.ros.policy.incoming_requests import IncomingRequests, Request
+from vla_runtime.ros.policy.instruction import Instruction
+from vla_runtime.ros.policy.parameters import (
+    INSTRUCTION,
+    POLICY_PARAMETERS,
+    limits_from,
+    settings_from,
+)
+from vla_runtime.ros.policy.responder import Answer, Circumstances, Responder
+from vla_runtime.ros.policy.sensors import Sensors, make_synchronizer
+from vla_runtime.ros.policy.synchronizer import Synchronizer
+from vla_runtime.ros.publisher_conflicts import several_publishers
+from vla_runtime.ros.robot.file import Robot, find_robot, load_robot
+from vla_runtime.ros.robot.match import RobotMatch, match_robot
+from vla_runtime.ros.status_board import StatusBoard
+from vla_runtime.ros.worker import LatestJobWorker
+
+_REQUEST_TOPIC = 'committed_plan'
+_RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
+_NEWEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
+# A waiting request is tried again when data comes, and this often, steady seconds: a clock starts
+# again without a message.
+_POLL_S = 0.05
+# A request that waits no longer than this, for the next frame usually, is nothing to report.
+_PATIENCE_NS = 200_000_000
+# Longest that the inference thread keeps the interpreter from callbacks; Python's default is 5 ms.
+_SWITCH_INTERVAL_S = 0.001
+
+_SUCCESS, _FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+
+
+class PolicyNode(LifecycleNode):
+    """See the module."""
+
+    def __init__(self) -> None:
+        super().__init__('vla_policy')
+        self._policy: Policy | None = None
+        self._robot: Robot | None = None
+        self._match: RobotMatch | None = None
+        self._synchronizer: Synchronizer | None = None
+        self._responder: Responder | None = None
+        self._sensors: Sensors | None = None
+        self._worker: LatestJobWorker[Request] | None = None
+        self._requests: Subscription | None = None
+        self._incoming = IncomingRequests()
+        # Counts resets and activations: an answer from before the last one is not published.
+        self._era = 0
+        self._era_lock = threading.Lock()
+        self._episode_over = False
+
+        declare(self, POLICY_PARAMETERS, self._check_parameters)
+        refuse_unknown(self, POLICY_PARAMETERS)
+        guard_transitions(self, self._on_wrong_transition)
+        group = MutuallyExclusiveCallbackGroup()
+        self._status = StatusBoard(self, self._sensor_conditions, group)
+        self._chunks = self.create_lifecycle_publisher(JointTrajectory, 'action_chunk', _RELIABLE)
+        self._reports = self.create_lifecycle_publisher(DiagnosticArray, '~/report', _RELIABLE)
+        self.create_service(
+            Trigger,
+            '~/reset',
+            guarded(self._on_exception, '~/reset', self._on_reset),
+            callback_group=group,
+        )
+        self._instruction = Instruction(self, self._on_instruction, self._on_exception)
+        self._say(Level.OK, 'unconfigured')
+
+    # Transitions.
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._say(Level.OK, 'loading the policy')
+        if not self._managed('configure', self._load):
+            self._free()
+            return _FAILURE
+        self._say(Level.OK, 'inactive')
+        return super().on_configure(state)
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        # Publishers first: the first chunk may be there before this returns.
+        super().on_activate(state)
+        self._say(Level.OK, 'waiting for a request on committed_plan')
+        if not self._managed('activate', self._open):
+            self._shut()
+            super().on_deactivate(state)
+            return _FAILURE
+        return _SUCCESS
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        if not self._managed('deactivate', self._shut):
+            return TransitionCallbackReturn.ERROR
+        self._say(Level.OK, 'inactive')
+        return super().on_deactivate(state)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        if not self._managed('cleanup', self._free):
+            return TransitionCallbackReturn.ERROR
+        self._say(Level.OK, 'unconfigured')
+        return super().on_cleanup(state)
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._managed('shutdown', self._shut)
+        self._managed('shutdown', self._free)
+        return super().on_shutdown(state)
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        done = self._managed('error', self._shut) and self._managed('error', self._free)
+        return _SUCCESS if done else _FAILURE
+
+    def _managed(self, transition: str, step: Callable[[], None]) -> bool:
+        """Run a transition's step; rclpy would swallow what it raises without a word."""
+        try:
+            step()
+        except Exception as error:
+            self._on_exception(f'{transition} failed', error)
+            return False
+        return True
+
+    def _load(self) -> None:
+        given = values(self, POLICY_PARAMETERS)
+        for name in ('bundle', 'robot'):
+            if not given[name]:
+                raise ValueError(f"parameter '{name}' is not set; give it as -p {name}:=PATH")
+        settings = settings_from(given)
+        robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
+        bundle = Path(given['bundle']).expanduser()
+        # What does not fit is told before gigabytes of weights are hashed and loaded.
+        self._match = match_robot(robot, read_bundle(bundle, verify=False).spec, bundle)
+        check_backend(given['backend'], given['device'])
+        limit_threads(given['backend'], given['torch_threads'], settings.networks_at_once)
+        self._policy = Policy.load(
+            bundle,
+            given['backend'],
+            given['device'],
+            precision=given['precision'],
+            settings=settings,
+            use_cuda_graphs=given['use_cuda_graphs'],
+            verify=given['verify_bundle'],
+        )
+        milliseconds = self._policy.warm_up()
+        self._robot, self._status.hardware = robot, robot.name
+        self.get_logger().info(
+            f"policy '{self._policy.spec.name}' on robot '{robot.name}', {given['backend']} on "
+            f'{given["device"]}: warmed up in {milliseconds:.0f} ms'
+        )
+
+    def _open(self) -> None:
+        assert self._policy is not None and self._robot is not None and self._match is not None
+        limits = limits_from(values(self, POLICY_PARAMETERS))
+        self._synchronizer = make_synchronizer(self, self._robot, self._match, limits)
+        self._responder = Responder(
+            self._policy,
+            self._match,
+            self._synchronizer,
+            now_ns=self._ros_time_ns(),
+            steady_ns=monotonic_ns(),
+        )
+        self._begin_era()
+        self._worker = LatestJobWorker(
+            self._attempt,
+            lambda error: self._on_exception('inference', error),
+            poll_s=_POLL_S,
+            name='inference',
+        )
+        self._sensors = Sensors(
+            self,
+            self._robot,
+            self._match,
+            self._synchronizer,
+            on_data=self._worker.poke,
+            on_error=self._on_exception,
+        )
+        self._requests = self.create_subscription(
+            JointTrajectory,
+            _REQUEST_TOPIC,
+            guarded(self._on_exception, _REQUEST_TOPIC, self._on_request),
+            _NEWEST,
+        )
+
+    def _shut(self) -> None:
+        """End what `_open` began; returns when an inference in progress is over."""
+        self._begin_era()
+        if self._requests is not None:
+            self.destroy_subscription(self._requests)
+        self._requests = None
+        if self._sensors is not None:
+            self._sensors.destroy()
+        if self._worker is not None and self._responder is not None:
+            self._worker.stop()
+            self._responder.drain()
+        self._sensors = self._worker = self._responder = self._synchronizer = None
+        self._status.drop('observation')
+        self._status.drop('requests')
+
+    def _free(self) -> None:
+        if self._policy is not None:
+            self._policy.close()
+        self._policy = self._robot = self._match = None
+
+    # Callbacks.
+
+    def _on_instruction(self) -> None:
+        if self._worker is not None:
+            self._worker.poke()
+
+    def _on_request(self, message: JointTrajectory) -> None:
+        arrived_ns = monotonic_ns()
+        worker = self._worker
+        if worker is None:
+            return
+        request = self._incoming.receive(message_to_plan(message), arrived_ns)
+        if request is not None:
+            worker.submit(request)
+
+    def _on_reset(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self._worker is None or self._synchronizer is None:
+            response.message = 'not active: there is no episode to end'
+            return response
+        self._worker.drop()
+        self._begin_era()
+        self._synchronizer.clear()
+        response.success = True
+        response.message = 'a new episode begins with the next request'
+        return response
+
+    def _begin_era(self) -> None:
+        with self._era_lock:
+            self._era += 1
+            self._episode_over = True
+        self._incoming.forget()
+
+    # The inference thread.
+
+    def _attempt(self, request: Request) -> bool:
+        responder, synchronizer = self._responder, self._synchronizer
+        assert responder is not None and synchronizer is not None
+        if not responder.has_room:
+            return False
+        with self._era_lock:
+            era, episode_over, self._episode_over = self._era, self._episode_over, False
+        if episode_over:
+            responder.new_episode()
+        given: dict[str, Any] = {}
+
+        def read() -> Circumstances:
+            given.update(values(self, POLICY_PARAMETERS))
+            synchronizer.limits = limits_from(given)
+            return Circumstances(
+                now_ns=self._ros_time_ns(),
+                instruction=given[INSTRUCTION],
+                settings=settings_from(given),
+            )
+
+        self._incoming.begin(request)
+        answer = responder.answer(request, read)
+        if not isinstance(answer, Future):
+            self._incoming.wait(request)
+            if monotonic_ns() - request.arrived_ns > _PATIENCE_NS:
+                self._status.set(policy_status.observation(answer))
+            return False
+        answer.add_done_callback(lambda done: self._on_answer(request, done, era, given))
+        return True
+
+    def _on_answer(
+        self, request: Request, answer: Future[Answer], era: int, given: Mapping[str, Any]
+    ) -> None:
+        """In the inference thread, or in the pipeline's: publish, and there is room again."""
+        try:
+            with self._era_lock:  # Once a reset is answered, no chunk from before it follows.
+                if era == self._era:
+                    self._publish(answer.result(), given)
+                    self._incoming.answer(request, monotonic_ns())
+        except Exception as error:
+            self._on_exception('inference', error)
+        if (worker := self._worker) is not None:
+            worker.poke()
+
+    def _publish(self, answer: Answer, given: Mapping[str, Any]) -> None:
+        self._chunks.publish(
+            chunk_to_message(
+                answer.chunk,
+                stamp_ns=answer.stamp_ns,
+                episode=answer.episode,
+                number=answer.report.number,
+                tied=answer.tied,
+                request=answer.request,
+            )
+        )
+        overhead_ms = answer.overhead_ms(monotonic_ns())
+        live = {row.name: given[row.name] for row in POLICY_PARAMETERS if not row.read_only}
+        report = policy_status.report(answer, live, overhead_ms)
+        self._reports.publish(self._status.to_message([report]))
+        self._status.set(policy_status.observation(()))
+        self._say(Level.OK, report.text)
+
+    # Status.
+
+    def _sensor_conditions(self) -> Iterator[Condition]:
+        """What the status of every second adds: cameras and joints as they are now."""
+        self._instruction.follow()
+        synchronizer, responder = self._synchronizer, self._responder
+        if synchronizer is None or responder is None:
+            return
+        now_ns = self._ros_time_ns()
+        refusals = responder.readiness(now_ns, monotonic_ns(), self._instruction.text)
+        self._status.set(policy_status.observation(refusals))
+        several = several_publishers(self, self.resolve_topic_name(_REQUEST_TOPIC))
+        self._status.set(policy_status.requests(several))
+        yield from map(policy_status.camera, synchronizer.camera_statuses(now_ns))
+        problems = synchronizer.joint_problems(now_ns)
+        yield policy_status.joints(problems, synchronizer.clock_jumps)
+
+    def _check_parameters(self, given: Mapping[str, Any]) -> str | None:
+        """Whether this policy can be run so; free of side effects."""
+        try:
+            settings = settings_from(given)
+            policy = self._policy
+            if policy is not None:
+                policy.check(settings)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _say(self, level: Level, text: str) -> None:
+        superseded = self._incoming.superseded
+        self._status.set(Condition('inference', level, text, {'requests_replaced': superseded}))
+
+    def _on_wrong_transition(self, _: str, error: Exception) -> None:
+        # Nothing changed: the state of inference stays what it was.
+        self.get_logger().warning(f'transition refused: {error}')
+
+    def _on_exception(self, where: str, error: Exception) -> None:
+        self._say(Level.ERROR, f'{where}: {error}')
+        # What a person can mend says all in its text; anything else is a bug and needs its place.
+        if not isinstance(error, (ValueError, OSError)):
+            place = ''.join(traceback.format_exception(type(error), error, error.__traceback__))
+            self.get_logger().error(place, throttle_duration_sec=10.0)
+
+    def _ros_time_ns(self) -> int:
+        return int(self.get_clock().now().nanoseconds)
+
+
+def main(args: list[str] | None = None) -> int:
+    """`ros2 run vla_runtime policy_node --ros-args -p bundle:=... -p robot:=...`."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    return run_node(PolicyNode, args)

@@ -1,0 +1,260 @@
+"""A request in; a chunk, or the reasons why there is none, out.
+
+No rclpy: the node gives it requests and the time, and publishes what it answers. Invariants:
+- no inference without a complete, fresh observation and an instruction;
+- no inference while the ROS clock stands still;
+- settings, instruction and limits are read once per inference, at its start;
+- an episode ends with `new_episode`, or when the executor's requests carry another one; inference
+  numbers then start at 0 again.
+One thread calls `answer`, `new_episode` and `drain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.policy import Inference, Policy
+from vla_runtime.ros.messages.images import ImageError, to_rgb
+from vla_runtime.ros.policy.incoming_requests import Request
+from vla_runtime.ros.policy.plan_alignment import align_plan
+from vla_runtime.ros.policy.synchronizer import Refusal, Selection, Synchronizer
+from vla_runtime.ros.robot.match import RobotMatch
+from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
+
+# A /clock of 2 Hz is still running.
+_PAUSED_NS = 600_000_000
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What an inference reads besides messages, all at its start.
+
+    Attributes:
+        now_ns: ROS time.
+        instruction: the task in plain words; empty when none was given.
+        settings: of the policy; `rtc_mode` says whether chunks are tied to the plan.
+    """
+
+    now_ns: int
+    instruction: str
+    settings: PolicySettings
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A chunk in the robot's names and units, with all that explains it.
+
+    Attributes:
+        chunk: to be published.
+        report: of the policy.
+        stamp_ns: ROS time of the observation.
+        episode: of the request.
+        request: its number; None where it had none.
+        instruction: that the policy was given.
+        plan: what went into the chunk, in the robot's units: it is tied to it, or was chosen by
+            it among several samples; None where no plan had a say.
+        tied: the chunk continues the plan.
+        ages_ms: per source, age of its stamp on the ROS clock when the inference began.
+        ready_ns: steady time at which request and newest frame were both there.
+    """
+
+    chunk: ActionChunk
+    report: InferenceReport
+    stamp_ns: int
+    episode: int
+    request: int | None
+    instruction: str
+    plan: CommittedPlan | None
+    tied: bool
+    ages_ms: Mapping[str, float]
+    ready_ns: int
+
+    def overhead_ms(self, now_ns: int) -> float:
+        """Steady milliseconds from `ready_ns` to `now_ns` that were not spent in the policy."""
+        return (now_ns - self.ready_ns) * 1e-6 - self.report.milliseconds['total']
+
+
+class Responder:
+    """Answers requests with one policy on one robot.
+
+    Args:
+        policy: loaded and warm.
+        match: how the policy's names and units map onto the robot's.
+        synchronizer: fed by the node.
+        now_ns: ROS time at activation; the clock must move on from there.
+        steady_ns: steady time at activation.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        match: RobotMatch,
+        synchronizer: Synchronizer,
+        *,
+        now_ns: int,
+        steady_ns: int,
+    ) -> None:
+        self._policy = policy
+        self._match = match
+        self._synchronizer = synchronizer
+        self._decided_at_ns = now_ns
+        self._seen_ns, self._seen_at_ns = now_ns, steady_ns
+        self._episode: int | None = None
+
+    def new_episode(self) -> None:
+        """Inference numbers start at 0."""
+        self._policy.reset()
+
+    def readiness(self, now_ns: int, steady_ns: int, instruction: str) -> tuple[Refusal, ...]:
+        """Why a request could not be answered now; empty when it could.
+
+        Args:
+            now_ns: ROS time.
+            steady_ns: steady time; a clock that is only coarse is not taken for a paused one.
+            instruction: the task in plain words.
+        """
+        if now_ns != self._seen_ns:
+            self._seen_ns, self._seen_at_ns = now_ns, steady_ns
+        paused = steady_ns - self._seen_at_ns > _PAUSED_NS
+        selection = self._synchronizer.select(now_ns)
+        return (
+            *_missing_instruction(instruction),
+            *((_paused(now_ns),) if paused else ()),
+            *(() if isinstance(selection, Selection) else selection),
+        )
+
+    def answer(
+        self, request: Request, read: Callable[[], Circumstances]
+    ) -> Future[Answer] | tuple[Refusal, ...]:
+        """Infer a chunk for a request, if there is something to infer it from.
+
+        In the throughput pipeline the future is done later, in another thread; answers come in
+        the order of their requests.
+
+        Args:
+            request: the executor's.
+            read: reads the circumstances.
+
+        Raises:
+            ValueError: a plan that is not for this robot, or an observation that the policy
+                refuses; the request cannot be answered.
+        """
+        if request.plan.episode != self._episode:
+            self._episode = request.plan.episode
+            self._policy.reset()
+        given = read()
+        refusals = _missing_instruction(given.instruction)
+        if given.now_ns == self._decided_at_ns:
+            refusals += (_paused(given.now_ns),)
+        selection = self._synchronizer.select(given.now_ns)
+        if not isinstance(selection, Selection):
+            return refusals + selection
+        if refusals:
+            return refusals
+        images = self._decode(selection)
+        if isinstance(images, Refusal):
+            return (images,)
+        self._decided_at_ns = given.now_ns
+        stamps = {name: frame.stamp_ns for name, frame in selection.frames.items()}
+        stamps['state'] = selection.state_stamp_ns
+        observation = Observation(
+            images=images,
+            state=self._match.state.to_policy(selection.state),
+            instruction=given.instruction,
+            stamps_ns=stamps,
+        )
+        plan = align_plan(
+            request.plan,
+            stamp_ns=selection.stamp_ns,
+            names=self._match.column_names,
+            kinds=tuple(column.kind for column in self._match.columns),
+            step_time_s=self._policy.spec.step_time_s,
+            horizon=self._policy.spec.dims.horizon,
+        )
+        self._policy.settings = given.settings
+        inferred = self._policy.submit(observation, plan=self._in_policy_units(plan))
+
+        def answer(inference: Inference) -> Answer:
+            chunk, report = inference
+            tied = report.rtc_mode != 'off'
+            return Answer(
+                chunk=self._in_robot_units(chunk),
+                report=report,
+                stamp_ns=selection.stamp_ns,
+                episode=request.plan.episode,
+                request=request.plan.request,
+                instruction=given.instruction,
+                plan=plan if tied or report.sample_distances else None,
+                tied=tied,
+                ages_ms={name: (given.now_ns - stamp) * 1e-6 for name, stamp in stamps.items()},
+                ready_ns=max(
+                    request.arrived_ns, *(frame.arrived_ns for frame in selection.frames.values())
+                ),
+            )
+
+        return _then(inferred, answer)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request would be answered from what is seen now, without waiting first."""
+        return self._policy.has_room
+
+    def drain(self) -> None:
+        """Wait until every answer has been given."""
+        self._policy.drain()
+
+    def _decode(self, selection: Selection) -> dict[str, np.ndarray | None] | Refusal:
+        images: dict[str, np.ndarray | None] = {}
+        for name, frame in selection.frames.items():
+            camera = self._match.cameras[name]
+            try:
+                images[name] = to_rgb(frame.message, width=camera.width, height=camera.height)
+            except ImageError as error:
+                self._synchronizer.discard_frame(name, frame, str(error))
+                return Refusal(f'camera {name}', f"camera '{name}': {error}")
+        return images
+
+    def _in_policy_units(self, plan: CommittedPlan | None) -> CommittedPlan | None:
+        if plan is None:
+            return None
+        return replace(plan, actions=self._match.actions.to_policy(plan.actions))
+
+    def _in_robot_units(self, chunk: ActionChunk) -> ActionChunk:
+        return replace(
+            chunk,
+            actions=self._match.actions.to_robot(chunk.actions),
+            names=self._match.column_names,
+        )
+
+
+def _then(inferred: Future[Inference], convert: Callable[[Inference], Answer]) -> Future[Answer]:
+    answer: Future[Answer] = Future()
+
+    def give(done: Future[Inference]) -> None:
+        try:
+            answer.set_result(convert(done.result()))
+        except Exception as error:
+            answer.set_exception(error)
+
+    inferred.add_done_callback(give)
+    return answer
+
+
+def _missing_instruction(instruction: str) -> tuple[Refusal, ...]:
+    if instruction.strip():
+        return ()
+    text = 'no instruction: set parameter instruction, or publish std_msgs/String on ~/instruction'
+    return (Refusal('instruction', text),)
+
+
+def _paused(now_ns: int) -> Refusal:
+    return Refusal(
+        'clock',
+        f'the ROS clock stands still at {now_ns * 1e-9:.3f} s: use_sim_time is set and /clock is '
+        'paused or missing',
+    )

@@ -1,0 +1,143 @@
+"""Subscriptions of all cameras and joint states, feeding a synchroniser.
+
+A callback looks at headers only and keeps the message: pixels are converted by the inference that
+uses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic_ns
+
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.subscription import Subscription
+from sensor_msgs.msg import CompressedImage, Image, JointState
+
+from vla_runtime.ros.messages.conversions import stamp_to_ns
+from vla_runtime.ros.messages.images import ImageError, check_image
+from vla_runtime.ros.node_runner import OnError, guarded
+from vla_runtime.ros.policy.camera_buffer import Frame
+from vla_runtime.ros.policy.joint_buffer import JointSource
+from vla_runtime.ros.policy.synchronizer import Synchronizer, SyncLimits
+from vla_runtime.ros.robot.file import JointStateTopic, Robot, RobotCamera
+from vla_runtime.ros.robot.match import RobotMatch
+
+_IMAGE_TYPES = {'raw': Image, 'compressed': CompressedImage}
+
+
+def make_synchronizer(
+    node: Node, robot: Robot, match: RobotMatch, limits: SyncLimits
+) -> Synchronizer:
+    """A synchroniser for the cameras and joints that the policy uses, under full topic names."""
+    return Synchronizer(
+        {name: node.resolve_topic_name(camera.topic) for name, camera in match.cameras.items()},
+        [
+            JointSource(
+                topic=node.resolve_topic_name(topic_of(robot, name).topic),
+                joint=robot.joint(name).in_messages,
+                continuous=robot.joint(name).continuous,
+            )
+            for name in match.state_joints
+        ],
+        limits,
+    )
+
+
+def topic_of(robot: Robot, joint: str) -> JointStateTopic:
+    """The joint-state topic that brings a joint."""
+    return next(
+        source for source in robot.joint_states if not source.joints or joint in source.joints
+    )
+
+
+class Sensors:
+    """The subscriptions; they exist until `destroy`.
+
+    Args:
+        node: the node.
+        robot: topics and their qualities.
+        match: which of them the policy uses.
+        synchronizer: takes the messages.
+        on_data: called after a message was taken.
+        on_error: told of exceptions in callbacks.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        robot: Robot,
+        match: RobotMatch,
+        synchronizer: Synchronizer,
+        *,
+        on_data: Callable[[], None],
+        on_error: OnError,
+    ) -> None:
+        self._node = node
+        self._synchronizer = synchronizer
+        self._on_data = on_data
+        self._group = MutuallyExclusiveCallbackGroup()
+        self._subscriptions: list[Subscription] = []
+        for name, camera in match.cameras.items():
+            callback = guarded(on_error, f'camera {name}', partial(self._on_image, name, camera))
+            self._subscribe(_IMAGE_TYPES[camera.type], camera, callback)
+        for source in _used_topics(robot, match):
+            topic = node.resolve_topic_name(source.topic)
+            callback = guarded(on_error, topic, partial(self._on_joints, topic))
+            self._subscribe(JointState, source, callback)
+
+    def destroy(self) -> None:
+        """End all subscriptions."""
+        for subscription in self._subscriptions:
+            self._node.destroy_subscription(subscription)
+        self._subscriptions.clear()
+
+    def _subscribe(
+        self,
+        message_type: type,
+        source: RobotCamera | JointStateTopic,
+        callback: Callable[..., None],
+    ) -> None:
+        qos = QoSProfile(
+            depth=source.depth,
+            reliability=(
+                ReliabilityPolicy.RELIABLE
+                if source.reliability == 'reliable'
+                else ReliabilityPolicy.BEST_EFFORT
+            ),
+            durability=DurabilityPolicy.VOLATILE,
+        )
+        self._subscriptions.append(
+            self._node.create_subscription(
+                message_type, source.topic, callback, qos, callback_group=self._group
+            )
+        )
+
+    def _on_image(self, name: str, camera: RobotCamera, message: Image | CompressedImage) -> None:
+        arrived_ns = monotonic_ns()
+        try:
+            check_image(message, width=camera.width, height=camera.height)
+        except ImageError as error:
+            self._synchronizer.refuse_frame(name, str(error))
+            return
+        frame = Frame(stamp_to_ns(message.header.stamp), arrived_ns, message)
+        if self._synchronizer.add_frame(name, frame, self._node.get_clock().now().nanoseconds):
+            self._on_data()
+
+    def _on_joints(self, topic: str, message: JointState) -> None:
+        taken = self._synchronizer.add_joints(
+            topic,
+            message.name,
+            message.position,
+            stamp_to_ns(message.header.stamp),
+            self._node.get_clock().now().nanoseconds,
+        )
+        if taken:
+            self._on_data()
+
+
+def _used_topics(robot: Robot, match: RobotMatch) -> Sequence[JointStateTopic]:
+    used = {topic_of(robot, name).topic: topic_of(robot, name) for name in match.state_joints}
+    return tuple(used.values())

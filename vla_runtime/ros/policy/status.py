@@ -1,0 +1,105 @@
+"""What the policy node says: the report of each inference, and the status in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vla_runtime.ros.messages.diagnostics import Condition, Level
+from vla_runtime.ros.policy.responder import Answer
+from vla_runtime.ros.policy.synchronizer import CameraStatus, Refusal
+
+# What a person has to give before anything can run; all else is something that went wrong.
+_AWAITED = ('instruction', 'clock')
+
+
+def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) -> Condition:
+    """Everything about one chunk.
+
+    Args:
+        answer: it.
+        parameters: live parameters that were in force.
+        overhead_ms: see `Answer.overhead_ms`.
+    """
+    inner = answer.report
+    values: dict[str, object] = {
+        'episode': answer.episode,
+        'number': inner.number,
+        'stamp_ns': answer.stamp_ns,
+        'instruction': answer.instruction,
+        'seed': inner.seed,
+        'beta': inner.beta,
+        'guidance': inner.guidance,
+        'denoise_steps': inner.denoise_steps,
+        'tokens': ' '.join(map(str, inner.tokens)),
+        'rtc_mode': inner.rtc_mode,
+        'rtc_clean_steps': inner.clean_steps,
+        'tied': answer.tied,
+        'plan_rows': 0 if answer.plan is None else len(answer.plan.actions),
+        'plan_delay_steps': 0 if answer.plan is None else answer.plan.delay_steps,
+        'samples': inner.samples,
+        'sample': inner.sample,
+        'sample_distances': ' '.join(f'{distance:.4f}' for distance in inner.sample_distances),
+        'pipeline': inner.pipeline,
+        'overlap_ms': inner.overlap_ms,
+        'overhead_ms': overhead_ms,
+    }
+    values |= {f'ms.{phase}': float(value) for phase, value in inner.milliseconds.items()}
+    values |= {f'age_ms.{source}': value for source, value in answer.ages_ms.items()}
+    values |= {f'stamp_ns.{source}': stamp for source, stamp in inner.stamps_ns.items()}
+    values |= {f'cache.{level}': state for level, state in inner.cache.items()}
+    values |= {f'runs.{network}': count for network, count in inner.runs.items()}
+    values |= {f'cuda_graph.{network}': state for network, state in inner.cuda_graph.items()}
+    values |= {f'parameter.{name}': value for name, value in parameters.items()}
+    text = f'chunk {inner.number}: {inner.milliseconds["total"]:.1f} ms'
+    return Condition('inference report', Level.OK, text, values)
+
+
+def observation(refusals: Iterable[Refusal]) -> Condition:
+    """Whether there is something to infer from, and if not, why not."""
+    refusals = tuple(refusals)
+    if not refusals:
+        return Condition('observation', Level.OK, 'complete and fresh')
+    only_awaited = all(refusal.source in _AWAITED for refusal in refusals)
+    return Condition(
+        'observation',
+        Level.WARN if only_awaited else Level.ERROR,
+        'no inference: ' + '; '.join(refusal.text for refusal in refusals),
+        {f'refused.{refusal.source}': refusal.text for refusal in refusals},
+    )
+
+
+def requests(several: str) -> Condition:
+    """Whether the requests come from one executor; `several` names them when they do not."""
+    if not several:
+        return Condition('requests', Level.OK, 'at most one node asks for chunks')
+    text = f'{several}; run one executor with one policy, each pair in a namespace of its own'
+    return Condition('requests', Level.WARN, text)
+
+
+def camera(status: CameraStatus) -> Condition:
+    """One camera: whether it can be used, and what became of its frames."""
+    counters = status.counters
+    values = {
+        'topic': status.topic,
+        'rate_hz': status.rate_hz,
+        'received': counters.received,
+        'lost': counters.lost,
+        'late': counters.late,
+        'out_of_order': counters.out_of_order,
+        'refused': counters.refused,
+        'outages': counters.outages,
+    }
+    if status.problem is not None:
+        level = Level.WARN if status.usable else Level.ERROR
+        return Condition(f'camera {status.name}', level, status.problem, values)
+    text = f'{status.rate_hz:.1f} Hz, {counters.lost} lost, {counters.late} late'
+    return Condition(f'camera {status.name}', Level.OK, text, values)
+
+
+def joints(problems: Iterable[str], clock_jumps: int) -> Condition:
+    """The measured state."""
+    problems = tuple(problems)
+    text = '; '.join(problems) if problems else 'all joints are measured'
+    level = Level.ERROR if problems else Level.OK
+    return Condition('joint states', level, text, {'clock_jumps': clock_jumps})

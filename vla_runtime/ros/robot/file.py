@@ -1,0 +1,134 @@
+"""The robot file: what a robot measures, sees and can be commanded, and its limits.
+
+One YAML file describes one robot (`config/robots/*.yaml`), in the units that its drivers speak;
+how a policy's names and units map onto it is worked out by `robot_match`. No rclpy here: a file can
+be checked on any machine.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+
+from vla_runtime.execution.urdf import read_urdf_limits
+from vla_runtime.files.input_files import read_text, regular_file
+from vla_runtime.files.quotes import quoted
+from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, did_you_mean, loads, parse
+from vla_runtime.ros.robot.rules import check_robot
+from vla_runtime.ros.robot.schema import (
+    JointStateTopic,
+    Robot,
+    RobotCamera,
+    RobotJoint,
+    RobotOutput,
+    RobotPose,
+    RobotSpec,
+)
+
+_LARGEST_URDF = 1 << 24
+
+__all__ = [
+    'JointStateTopic',
+    'Robot',
+    'RobotCamera',
+    'RobotError',
+    'RobotJoint',
+    'RobotOutput',
+    'RobotPose',
+    'RobotSpec',
+    'find_robot',
+    'load_robot',
+]
+
+
+class RobotError(ValueError):
+    """A robot file that cannot be used: `FILE: field FIELD: what is wrong and what would mend it`.
+
+    Attributes:
+        file: the robot file.
+        field: dotted path in it, e.g. `joints[2].upper`; '' is the file as a whole.
+    """
+
+    def __init__(self, file: Path, field: str, message: str) -> None:
+        super().__init__(f'{file}: {FieldError(field, message)}')
+        self.file = file
+        self.field = field
+
+
+def load_robot(path: str | Path) -> Robot:
+    """Read and check a robot file, with its URDF when it names one.
+
+    Raises:
+        RobotError: it cannot be read, or says something that cannot be used.
+    """
+    file = Path(path)
+    try:
+        document = loads(_read(file, file, '', LARGEST_FILE))
+        spec = parse(RobotSpec, document)
+        check_robot(spec)
+    except FieldError as error:
+        raise RobotError(file, error.field, error.message) from None
+    text = None if spec.urdf is None else _read_urdf(file, spec.urdf)
+    said = {item.name: getattr(spec, item.name) for item in fields(spec)}
+    robot = Robot(**said, file=file, urdf_text=text)
+    _check_urdf(robot)
+    return robot
+
+
+def find_robot(name_or_path: str | Path, folder: Path) -> Path:
+    """The robot file that `so101` or `path/to/my_robot.yaml` means.
+
+    Args:
+        name_or_path: a path, or the name of a file in `folder` without `.yaml`.
+        folder: where the robot files that came with the package are.
+
+    Raises:
+        ValueError: there is no such file, which says which there are; or it is no regular one.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    shipped = sorted(file.stem for file in folder.glob('*.yaml'))
+    if str(name_or_path) in shipped:
+        return folder / f'{name_or_path}.yaml'
+    if os.path.lexists(path):
+        try:
+            regular_file(path)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, 'strerror', None) or error
+            raise ValueError(f'robot {path}: {reason}') from None
+    raise ValueError(
+        f'robot {quoted(str(name_or_path))} is neither a file nor one that comes with the package'
+        f'{did_you_mean(str(name_or_path), shipped)}'
+    )
+
+
+def _read_urdf(robot_file: Path, name: str) -> str:
+    return _read(robot_file, robot_file.parent / name, 'urdf', _LARGEST_URDF)
+
+
+def _read(robot_file: Path, path: Path, field: str, most_bytes: int) -> str:
+    try:
+        return read_text(path, most_bytes)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, 'strerror', None) or error
+        raise RobotError(robot_file, field, f'{path} cannot be read ({reason})') from None
+
+
+def _check_urdf(robot: Robot) -> None:
+    """Names and units against the URDF; its limits join the robot's own in `robot_match`."""
+    if robot.urdf_text is None:
+        return
+    try:
+        known = read_urdf_limits(robot.urdf_text)
+    except ValueError as error:
+        raise RobotError(robot.file, 'urdf', f'{robot.urdf}: {error}') from None
+    for index, joint in enumerate(robot.joints):
+        name = joint.in_messages
+        if name not in known:
+            message = f"'{name}' is no movable joint of {robot.urdf}{did_you_mean(name, known)}"
+            raise RobotError(robot.file, f'joints[{index}].name', message)
+        if joint.unit not in ('rad', 'm'):
+            message = f"'{joint.unit}' cannot be compared with the URDF's rad and m"
+            raise RobotError(robot.file, f'joints[{index}].unit', message)

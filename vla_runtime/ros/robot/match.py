@@ -1,0 +1,392 @@
+"""A robot file and a policy bundle, brought together: names, units, columns, limits, cameras.
+
+Topics always speak the robot's joint names and units; only the policy's own state and actions are
+in the bundle's. `match_robot` finds all that does not fit, before anything moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from vla_runtime.bundle.schema import SPEC_FILE, ActionSpec, BundleSpec, PoseSpec
+from vla_runtime.execution.columns import Column, ColumnKind
+from vla_runtime.execution.limits import ColumnLimits, Limits, make_limits
+from vla_runtime.execution.urdf import tighten_with_urdf
+from vla_runtime.files.typed_yaml import did_you_mean
+from vla_runtime.ros.robot.file import Robot, RobotCamera, RobotJoint, RobotOutput, RobotPose
+
+# Unit to (dimension, size in the dimension's first unit).
+_SIZE = {
+    'rad': ('angle', 1.0),
+    'deg': ('angle', np.pi / 180.0),
+    'm': ('length', 1.0),
+    'mm': ('length', 1e-3),
+    '1': ('none', 1.0),
+    'percent': ('none', 1e-2),
+}
+_FULL = {'1': 1.0, 'percent': 100.0}
+# Tolerances and the approach speed are in rad (or m); so much is the same in the joint's own unit.
+# Of a unitless joint the whole way from 0 to 1 counts as one radian.
+_TOLERANCE_SCALE = {
+    'rad': 1.0,
+    'deg': 180.0 / np.pi,
+    'm': 1.0,
+    'mm': 1e3,
+    '1': 1.0,
+    'percent': 100.0,
+}
+
+
+class MatchError(ValueError):
+    """The bundle and the robot file do not fit; every misfit is a line that names both files."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Per column: robot value = policy value * scale + offset.
+
+    Attributes:
+        scale: (columns,) float64, never zero.
+        offset: (columns,) float64, zero for velocities.
+    """
+
+    scale: np.ndarray
+    offset: np.ndarray
+
+    def to_robot(self, values: np.ndarray) -> np.ndarray:
+        """Policy units to robot units; (..., columns) to (..., columns) float64."""
+        return np.asarray(values, dtype=np.float64) * self.scale + self.offset
+
+    def to_policy(self, values: np.ndarray) -> np.ndarray:
+        """Robot units to policy units; (..., columns) to (..., columns) float64."""
+        return (np.asarray(values, dtype=np.float64) - self.offset) / self.scale
+
+
+@dataclass(frozen=True)
+class MatchedOutput:
+    """One command topic and what of a command goes there.
+
+    Attributes:
+        output: from the robot file.
+        columns: where in a command its numbers stand, in the output's own order; for a pose x, y, z
+            and then the rotation's numbers.
+        message_names: the joints' names in the message; empty for poses.
+        pose: how the policy writes the pose; None for joint outputs.
+        frame_id: of the pose; '' for joint outputs.
+    """
+
+    output: RobotOutput
+    columns: tuple[int, ...]
+    message_names: tuple[str, ...] = ()
+    pose: PoseSpec | None = None
+    frame_id: str = ''
+
+
+@dataclass(frozen=True)
+class RobotMatch:
+    """How one policy drives one robot.
+
+    Attributes:
+        state_joints: the robot's joint of each of the policy's state dimensions, in order.
+        state: between measured positions and the policy's state.
+        columns: what is commanded, in the order of the policy's actions, under the robot's names.
+        actions: between commands and the policy's actions.
+        limits: of the columns, in robot units; with the URDF's.
+        cameras: policy's camera name to the robot's camera; cameras that the policy was trained
+            without (`present: false`) are left out.
+        outputs: where commands go; outputs that this policy does not use are left out.
+    """
+
+    state_joints: tuple[str, ...]
+    state: Scaling
+    columns: tuple[Column, ...]
+    actions: Scaling
+    limits: Limits
+    cameras: Mapping[str, RobotCamera]
+    outputs: tuple[MatchedOutput, ...]
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+
+def match_robot(robot: Robot, spec: BundleSpec, bundle_folder: str | Path) -> RobotMatch:
+    """Bring a robot file and a bundle together.
+
+    Args:
+        robot: the robot file.
+        spec: the bundle's.
+        bundle_folder: for messages.
+
+    Raises:
+        MatchError: a camera, state, action or pose of the policy that the robot file does not have,
+            units that cannot be converted, an output that cannot be filled, or limits that make no
+            sense together.
+    """
+    return _Matcher(robot, spec, Path(bundle_folder) / SPEC_FILE).match()
+
+
+class _Matcher:
+    """Collects everything that does not fit, so that the files are mended in one go."""
+
+    def __init__(self, robot: Robot, spec: BundleSpec, bundle_file: Path) -> None:
+        self._robot = robot
+        self._spec = spec
+        self._bundle_file = bundle_file
+        self._misfits: list[str] = []
+        self._joints = _by_name(robot.joints)
+        self._pose_of = {name: pose for pose in spec.poses for name in _pose_actions(pose)}
+
+    def match(self) -> RobotMatch:
+        cameras = self._match_cameras()
+        state = [self._state_scaling(index) for index in range(len(self._spec.state))]
+        columns = [self._column(action) for action in self._spec.actions]
+        actions = [self._action_scaling(index) for index in range(len(self._spec.actions))]
+        self._check_repeated('state', [joint for joint, _, _ in state if joint])
+        self._check_repeated('actions', [column.name for column in columns])
+        outputs = self._match_outputs(columns) if not self._misfits else ()
+        self._raise_misfits()
+        return RobotMatch(
+            state_joints=tuple(joint for joint, _, _ in state),
+            state=_scaling([(scale, offset) for _, scale, offset in state]),
+            columns=tuple(columns),
+            actions=_scaling(actions),
+            limits=self._limits(columns),
+            cameras=cameras,
+            outputs=outputs,
+        )
+
+    def _misfit(self, bundle_field: str, message: str) -> None:
+        self._misfits.append(
+            f'{self._bundle_file}: {bundle_field}: {message} (robot file {self._robot.file})'
+        )
+
+    def _raise_misfits(self) -> None:
+        if self._misfits:
+            raise MatchError('\n'.join(self._misfits))
+
+    def _check_repeated(self, field: str, names: Sequence[str]) -> None:
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            self._misfit(field, f"two names of the policy mean the robot's joint '{name}'")
+
+    def _match_cameras(self) -> dict[str, RobotCamera]:
+        known = _by_name(self._robot.cameras)
+        found = {}
+        for index, camera in enumerate(self._spec.cameras):
+            if not camera.present:
+                continue
+            if camera.name in known:
+                found[camera.name] = known[camera.name]
+            else:
+                self._misfit(
+                    f'cameras[{index}].name',
+                    f"no camera '{camera.name}' in cameras (name or aliases)"
+                    f'{_hint(camera.name, known)}',
+                )
+        return found
+
+    def _joint_of(self, field: str, name: str) -> RobotJoint | None:
+        joint = self._joints.get(name)
+        if joint is None:
+            hint = _hint(name, self._joints)
+            self._misfit(field, f"no joint '{name}' in joints (name or aliases){hint}")
+        return joint
+
+    def _state_scaling(self, index: int) -> tuple[str, float, float]:
+        item = self._spec.state[index]
+        joint = self._joint_of(f'state[{index}].name', item.name)
+        if joint is None:
+            return '', 1.0, 0.0
+        return joint.name, *self._convert(f'state[{index}].unit', item.unit, joint)
+
+    def _column(self, action: ActionSpec) -> Column:
+        kind: ColumnKind = 'velocity' if action.kind == 'velocity' else 'position'
+        joint = self._joints.get(action.name)
+        if joint is not None:
+            return Column(
+                joint.name,
+                kind,
+                continuous=joint.continuous,
+                scale=_TOLERANCE_SCALE[joint.unit],
+            )
+        pose = self._pose_of.get(action.name)
+        rotation = pose if pose is not None and action.name in pose.rotation else None
+        form = rotation.form if rotation is not None else ''
+        return Column(
+            action.name,
+            kind,
+            feedback=False,
+            continuous=form == 'euler',
+            # The four columns of one quaternion belong together: q and -q are one rotation.
+            quaternion=rotation.name if rotation and form.startswith('quaternion') else '',
+            rotation_6d=rotation.name if rotation and form == 'rotation_6d' else '',
+            component=rotation.rotation.index(action.name) if rotation else 0,
+        )
+
+    def _action_scaling(self, index: int) -> tuple[float, float]:
+        action = self._spec.actions[index]
+        unit = action.unit.removesuffix('/s')
+        if action.name in self._pose_of:
+            # Pose topics are in m, rad and plain numbers, whatever the policy was trained with.
+            return _SIZE[unit][1], 0.0
+        joint = self._joint_of(f'actions[{index}].name', action.name)
+        if joint is None:
+            return 1.0, 0.0
+        scale, offset = self._convert(f'actions[{index}].unit', unit, joint)
+        return scale, 0.0 if action.kind == 'velocity' else offset
+
+    def _convert(self, field: str, unit: str, joint: RobotJoint) -> tuple[float, float]:
+        """Scale and offset from the policy's unit to the joint's."""
+        unit = unit.removesuffix('/s')
+        dimension, size = _SIZE[unit]
+        joint_dimension, joint_size = _SIZE[joint.unit]
+        if dimension == joint_dimension:
+            return size / joint_size, 0.0
+        if dimension == 'none' and joint.zero is not None and joint.one is not None:
+            return (joint.one - joint.zero) / _FULL[unit], joint.zero
+        mend = (
+            "give the joint 'zero' and 'one': its positions where the policy says 0 and "
+            f'{_FULL[unit]:g}'
+            if dimension == 'none'
+            else "correct the bundle's or the joint's unit"
+        )
+        self._misfit(
+            field, f"'{unit}' cannot become '{joint.unit}' of joint '{joint.name}'; {mend}"
+        )
+        return 1.0, 0.0
+
+    def _match_outputs(self, columns: Sequence[Column]) -> tuple[MatchedOutput, ...]:
+        place = {column.name: index for index, column in enumerate(columns)}
+        matched: list[MatchedOutput] = []
+        carried: set[int] = set()
+        for index, output in enumerate(self._robot.outputs):
+            one = (
+                self._joint_output(index, output, place, columns)
+                if output.pose is None
+                else self._pose_output(output, place)
+            )
+            if one is not None:
+                matched.append(one)
+                carried.update(one.columns)
+        for index, action in enumerate(self._spec.actions):
+            if index not in carried:
+                pose = self._pose_of.get(action.name)
+                what = f"pose '{pose.name}' with '{action.name}'" if pose else f"'{action.name}'"
+                self._misfit(f'actions[{index}].name', f'{what} is carried by none of the outputs')
+        return tuple(matched)
+
+    def _joint_output(
+        self,
+        index: int,
+        output: RobotOutput,
+        place: Mapping[str, int],
+        columns: Sequence[Column],
+    ) -> MatchedOutput | None:
+        missing = [name for name in output.joints if name not in place]
+        if len(missing) == len(output.joints):
+            return None
+        if missing:
+            self._misfit(
+                'actions',
+                f'outputs[{index}] also carries {missing}, which the policy does not command; '
+                'give these joints an output of their own',
+            )
+            return None
+        where = tuple(place[name] for name in output.joints)
+        wrong = [name for name in output.joints if columns[place[name]].kind != output.interface]
+        if wrong:
+            self._misfit(
+                'actions',
+                f"outputs[{index}].interface is '{output.interface}', but the policy commands "
+                f'the {columns[place[wrong[0]]].kind} of {wrong}',
+            )
+        names = tuple(self._robot.joint(name).in_messages for name in output.joints)
+        return MatchedOutput(output, where, message_names=names)
+
+    def _pose_output(self, output: RobotOutput, place: Mapping[str, int]) -> MatchedOutput | None:
+        robot_pose = next(pose for pose in self._robot.poses if pose.name == output.pose)
+        names = (robot_pose.name, *robot_pose.aliases)
+        pose = next((pose for pose in self._spec.poses if pose.name in names), None)
+        if pose is None:
+            return None
+        wanted = 'twist_stamped' if pose.kind == 'velocity' else 'pose_stamped'
+        if output.kind != wanted:
+            self._misfit(
+                'poses', f"'{pose.name}' is {pose.kind} and needs {wanted}, not {output.kind}"
+            )
+        where = tuple(place[name] for name in _pose_actions(pose))
+        return MatchedOutput(output, where, pose=pose, frame_id=robot_pose.frame_id)
+
+    def _limits(self, columns: Sequence[Column]) -> Limits:
+        limits, workspace = {}, {}
+        for column in columns:
+            joint = self._joints.get(column.name)
+            pose = self._pose_of.get(column.name)
+            if joint is not None:
+                limits[column.name] = _joint_limits(joint)
+            elif pose is not None:
+                robot_pose = _by_name(self._robot.poses)[pose.name]
+                limit, box = _pose_limits(pose, robot_pose, column.name)
+                limits[column.name] = limit
+                if box is not None:
+                    workspace[column.name] = box
+        names = tuple(column.name for column in columns)
+        try:
+            result = make_limits(names, limits, workspace, self._robot.on_violation)
+            if self._robot.urdf_text is None:
+                return result
+            in_urdf = {
+                name: self._joints[name].in_messages for name in names if name in self._joints
+            }
+            return tighten_with_urdf(result, self._robot.urdf_text, in_urdf)
+        except ValueError as error:
+            raise MatchError(f'{self._robot.file}: {error}') from None
+
+
+def _pose_actions(pose: PoseSpec) -> tuple[str, ...]:
+    return (*pose.position, *pose.rotation)
+
+
+def _by_name(items: Sequence[RobotJoint | RobotCamera | RobotPose]):  # type: ignore[no-untyped-def]
+    """Name and aliases to the item."""
+    return {name: item for item in items for name in (item.name, *item.aliases)}
+
+
+def _hint(name: str, known: Mapping[str, object]) -> str:
+    return did_you_mean(name, known) if known else '; the list is empty'
+
+
+def _scaling(pairs: Sequence[tuple[float, float]]) -> Scaling:
+    table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    return Scaling(table[:, 0], table[:, 1])
+
+
+def _joint_limits(joint: RobotJoint) -> ColumnLimits:
+    given = {
+        'lower': joint.lower,
+        'upper': joint.upper,
+        'velocity': joint.velocity,
+        'acceleration': joint.acceleration,
+        'step_from_measured': joint.max_step,
+        'tracking_error': joint.max_tracking_error,
+    }
+    said = {key: value for key, value in given.items() if value is not None}
+    return replace(ColumnLimits(), **said)
+
+
+def _pose_limits(
+    pose: PoseSpec, robot_pose: RobotPose, name: str
+) -> tuple[ColumnLimits, tuple[float, float] | None]:
+    """Limits of one pose coordinate, and its side of the workspace box for absolute positions."""
+    is_velocity = pose.kind == 'velocity'
+    if name in pose.position:
+        axis = pose.position.index(name)
+        box = None if is_velocity else (robot_pose.lower[axis], robot_pose.upper[axis])
+        return ColumnLimits(velocity=robot_pose.velocity), box
+    # The numbers of a rotation are angles, and so have an angular velocity, only in these forms.
+    angles = is_velocity or pose.form == 'euler'
+    return ColumnLimits(velocity=robot_pose.angular_velocity if angles else np.inf), None

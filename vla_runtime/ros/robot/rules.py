@@ -1,0 +1,193 @@
+"""What belongs together in a robot file, beyond words and shapes.
+
+Each rule raises `FieldError` with the full path of the field that is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from vla_runtime.files.typed_yaml import FieldError, did_you_mean
+from vla_runtime.ros.robot.schema import (
+    FORMAT,
+    POSE_KINDS,
+    RobotCamera,
+    RobotJoint,
+    RobotOutput,
+    RobotPose,
+    RobotSpec,
+)
+
+# https://design.ros2.org/articles/topic_and_service_names.html, without substitutions.
+_TOPIC = re.compile(r'(/|~/)?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*')
+
+
+def check_robot(robot: RobotSpec) -> None:
+    """Check all rules of a robot file.
+
+    Raises:
+        FieldError: the first rule that is broken.
+    """
+    if robot.format != FORMAT:
+        raise FieldError('format', f'{robot.format}: this version reads format {FORMAT}')
+    _require_some('joints', robot.joints, 'what does the robot move?')
+    _require_some('joint_states', robot.joint_states, 'where are the joints measured?')
+    _require_some('outputs', robot.outputs, 'where do the commands go?')
+    _require_unique_names('joints', robot.joints)
+    _require_unique_names('cameras', robot.cameras)
+    _require_unique_names('poses', robot.poses)
+    _check_topics('joint_states', [source.topic for source in robot.joint_states])
+    _check_topics('cameras', [camera.topic for camera in robot.cameras])
+    _check_topics('outputs', [output.topic for output in robot.outputs])
+    for index, joint in enumerate(robot.joints):
+        _check_joint(f'joints[{index}]', joint, has_urdf=robot.urdf is not None)
+    for index, pose in enumerate(robot.poses):
+        _check_pose(f'poses[{index}]', pose)
+    for index, output in enumerate(robot.outputs):
+        _check_output(f'outputs[{index}]', output)
+    _check_joint_states(robot)
+    _check_what_outputs_carry(robot)
+
+
+def _check_joint(where: str, joint: RobotJoint, *, has_urdf: bool) -> None:
+    _require_positive(where, joint, ('velocity', 'acceleration', 'max_step', 'max_tracking_error'))
+    if (joint.lower is None) != (joint.upper is None):
+        missing = 'lower' if joint.lower is None else 'upper'
+        raise FieldError(f'{where}.{missing}', 'is missing: give both limits or neither')
+    if joint.lower is not None and joint.upper is not None and joint.lower >= joint.upper:
+        raise FieldError(
+            f'{where}.lower', f'{joint.lower:g} is not smaller than upper {joint.upper:g}'
+        )
+    if joint.continuous and (joint.lower is not None or joint.unit != 'rad'):
+        raise FieldError(
+            f'{where}.continuous', 'a continuous joint is in rad and has neither lower nor upper'
+        )
+    if (joint.zero is None) != (joint.one is None):
+        missing = 'zero' if joint.zero is None else 'one'
+        raise FieldError(f'{where}.{missing}', 'is missing: zero and one go together')
+    if joint.zero is not None and joint.zero == joint.one:
+        raise FieldError(f'{where}.one', f'is the same as zero ({joint.zero:g})')
+    needed = ('velocity',) if joint.continuous else ('lower', 'upper', 'velocity')
+    for key in needed:
+        if getattr(joint, key) is None and not has_urdf:
+            raise FieldError(
+                f'{where}.{key}',
+                f"is missing: '{joint.name}' would move without this limit; give it, or name the "
+                "robot's URDF in 'urdf'",
+            )
+
+
+def _check_pose(where: str, pose: RobotPose) -> None:
+    _require_positive(where, pose, ('velocity', 'angular_velocity'))
+    for axis, (lower, upper) in enumerate(zip(pose.lower, pose.upper, strict=True)):
+        if lower >= upper:
+            raise FieldError(f'{where}.lower[{axis}]', f'{lower:g} is not smaller than {upper:g}')
+
+
+def _check_output(where: str, output: RobotOutput) -> None:
+    if output.kind in POSE_KINDS:
+        if output.pose is None:
+            raise FieldError(f'{where}.pose', f'is missing: {output.kind} carries a pose')
+        if output.joints:
+            raise FieldError(f'{where}.joints', f'{output.kind} carries a pose, not joints')
+        return
+    if not output.joints:
+        raise FieldError(f'{where}.joints', f'is missing: {output.kind} carries joints')
+    if output.pose is not None:
+        raise FieldError(f'{where}.pose', f'{output.kind} carries joints, not a pose')
+    if output.kind == 'joint_trajectory' and output.interface != 'position':
+        raise FieldError(
+            f'{where}.interface',
+            'joint_trajectory carries positions; use float64_multi_array or joint_state',
+        )
+
+
+def _check_joint_states(robot: RobotSpec) -> None:
+    """Every joint is measured on exactly one topic, under a name that is unique there."""
+    names = [joint.name for joint in robot.joints]
+    in_messages = {joint.name: joint.in_messages for joint in robot.joints}
+    source_of: dict[str, int] = {}
+    for index, source in enumerate(robot.joint_states):
+        where = f'joint_states[{index}].joints'
+        if not source.joints and len(robot.joint_states) > 1:
+            raise FieldError(where, 'is missing: with several topics each names its joints')
+        _require_known(where, 'joints', source.joints, names)
+        _require_one_source(where, 'comes from joint_states', source.joints, index, source_of)
+        called = Counter(in_messages[name] for name in source.joints or names)
+        for name, count in called.items():
+            if count > 1:
+                raise FieldError(where, f"{count} joints are called '{name}' in its messages")
+    if len(robot.joint_states) == 1 and not robot.joint_states[0].joints:
+        return
+    for index, name in enumerate(names):
+        if name not in source_of:
+            raise FieldError(f'joints[{index}].name', f"no topic of joint_states brings '{name}'")
+
+
+def _check_what_outputs_carry(robot: RobotSpec) -> None:
+    """Outputs carry known joints and poses, each at most once."""
+    joints = [joint.name for joint in robot.joints]
+    poses = [pose.name for pose in robot.poses]
+    output_of: dict[str, int] = {}
+    for index, output in enumerate(robot.outputs):
+        if output.pose is not None:
+            where = f'outputs[{index}].pose'
+            _require_known(where, 'poses', (output.pose,), poses)
+            _require_one_source(where, 'is commanded by outputs', (output.pose,), index, output_of)
+        else:
+            where = f'outputs[{index}].joints'
+            _require_known(where, 'joints', output.joints, joints)
+            _require_one_source(where, 'is commanded by outputs', output.joints, index, output_of)
+
+
+def _require_some(field: str, items: Sequence[object], question: str) -> None:
+    if not items:
+        raise FieldError(field, f'is empty: {question}')
+
+
+def _require_positive(where: str, item: RobotJoint | RobotPose, keys: Iterable[str]) -> None:
+    for key in keys:
+        value = getattr(item, key)
+        if value is not None and value <= 0.0:
+            raise FieldError(f'{where}.{key}', f'{value:g} where more than 0 is expected')
+
+
+def _require_known(where: str, list_name: str, names: Iterable[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise FieldError(where, f"'{name}' is not in {list_name}{did_you_mean(name, known)}")
+
+
+def _require_one_source(
+    where: str, what: str, names: Iterable[str], index: int, taken: dict[str, int]
+) -> None:
+    for name in names:
+        if name in taken:
+            raise FieldError(where, f"'{name}' already {what}[{taken[name]}]")
+        taken[name] = index
+
+
+def _require_unique_names(
+    field: str, items: Sequence[RobotJoint | RobotCamera | RobotPose]
+) -> None:
+    """Names and aliases are one vocabulary: a policy's name must mean one thing."""
+    owner: dict[str, int] = {}
+    for index, item in enumerate(items):
+        for key, names in (('name', (item.name,)), ('aliases', item.aliases)):
+            for name in names:
+                if name in owner:
+                    raise FieldError(
+                        f'{field}[{index}].{key}', f"'{name}' already means {field}[{owner[name]}]"
+                    )
+                owner[name] = index
+
+
+def _check_topics(field: str, topics: Sequence[str]) -> None:
+    for index, topic in enumerate(topics):
+        where = f'{field}[{index}].topic'
+        if not _TOPIC.fullmatch(topic):
+            raise FieldError(where, f"'{topic}' is not a ROS topic name (letters, 0-9, _ and /)")
+        if topic in topics[:index]:
+            raise FieldError(where, f"'{topic}' is already {field}[{topics.index(topic)}].topic")

@@ -1,0 +1,145 @@
+"""A rosbag2 bag (MCAP) written from serialised messages, with the pure-Python `rosbags`.
+
+Invariant: a disk that is full ends the recording, never its caller: what was written whole is a
+closed bag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+from rosbags.interfaces import (
+    Connection,
+    Qos,
+    QosDurability,
+    QosHistory,
+    QosLiveliness,
+    QosReliability,
+    QosTime,
+)
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_typestore
+
+from vla_runtime.tabletop.demo.reserve import Reserve
+
+_VERSION: Literal[9] = 9
+# The longest duration that ROS 2 knows: no deadline, no lifespan, no lease.
+_NEVER = QosTime(9223372036, 854775807)
+# More than the last chunk (1 MiB and a message) and the index of an hour.
+_CLOSING_BYTES = 4 << 20
+
+
+class BagError(ValueError):
+    """The bag cannot be written where it should be."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The QoS of a topic's publisher, with which `ros2 bag play` publishes again.
+
+    Attributes:
+        depth: messages kept for subscribers.
+        reliable: sent again when lost.
+        latched: transient local: a subscriber that comes later gets the newest, too.
+    """
+
+    depth: int
+    reliable: bool = True
+    latched: bool = False
+
+    def profile(self) -> Qos:
+        """The same in the bag's words."""
+        return Qos(
+            history=QosHistory.KEEP_LAST,
+            depth=self.depth,
+            reliability=QosReliability.RELIABLE if self.reliable else QosReliability.BEST_EFFORT,
+            durability=QosDurability.TRANSIENT_LOCAL if self.latched else QosDurability.VOLATILE,
+            deadline=_NEVER,
+            lifespan=_NEVER,
+            liveliness=QosLiveliness.AUTOMATIC,
+            liveliness_lease_duration=_NEVER,
+            avoid_ros_namespace_conventions=False,
+        )
+
+
+class Bag:
+    """An open bag; any thread may write.
+
+    Args:
+        folder: of the bag; must not exist yet.
+        on_failure: told once, in the thread that writes or closes, why recording has ended.
+
+    Raises:
+        BagError: it exists.
+        OSError: the disk has no room for it.
+    """
+
+    def __init__(self, folder: Path, on_failure: Callable[[str], None]) -> None:
+        if folder.exists():
+            raise BagError(f'{folder} exists already: name another folder, or remove it')
+        self._on_failure = on_failure
+        self._room = Reserve(folder.parent, _CLOSING_BYTES, 'the end of the bag')
+        self._types = get_typestore(Stores.ROS2_JAZZY)
+        self._writer = Writer(folder, version=_VERSION, storage_plugin=StoragePlugin.MCAP)
+        self._writer.open()
+        self._storage: Any = self._writer.storage
+        self._lock = Lock()
+        self._connections: dict[str, Connection] = {}
+        self._open = True
+
+    def add_topic(self, topic: str, type_name: str, offer: Offer) -> None:
+        """Announce a topic; `type_name` is like `sensor_msgs/msg/JointState`."""
+        self._connections[topic] = self._writer.add_connection(
+            topic, type_name, typestore=self._types, offered_qos_profiles=[offer.profile()]
+        )
+
+    def write(self, topic: str, stamp_ns: int, serialised: bytes) -> None:
+        """Write one message as it came from the wire; a closed bag takes no more."""
+        with self._lock:
+            if not self._open:
+                return
+            connection = self._connections[topic]
+            whole = self._storage.bio.tell()
+            try:
+                self._writer.write(connection, stamp_ns, serialised)
+            except OSError as error:
+                # Taken, and to be written with the last chunk.
+                self._writer.counts[connection.id] += 1
+                self._end_early(whole, error)
+
+    def close(self) -> None:
+        """Finish the file."""
+        with self._lock:
+            if self._open and (problem := self._close()):
+                self._on_failure(f'{self._storage.path}: cannot be closed: {problem}')
+
+    def _end_early(self, whole: int, error: OSError) -> None:
+        """Close with what is whole: the bytes up to `whole`, and the chunk in memory."""
+        self._room.release()
+        path, problem = self._storage.path, ''
+        try:
+            self._storage.bio.seek(whole)
+            self._storage.bio.truncate()
+        except OSError as again:
+            problem = again.strerror
+        problem = self._close() or problem
+        state = f'it cannot be closed: {problem}' if problem else 'it is closed, with what fitted'
+        self._on_failure(f'{path}: recording has ended: {error.strerror}; {state}')
+
+    def _close(self) -> str:
+        """What went wrong; empty when nothing did."""
+        self._open = False
+        self._room.release()
+        try:
+            self._writer.close()
+        except OSError as error:
+            # What is still buffered fails again.
+            with suppress(OSError):
+                self._writer.abort()
+            return error.strerror or str(error)
+        return ''

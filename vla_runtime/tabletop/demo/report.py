@@ -1,0 +1,235 @@
+"""One self-contained HTML page about a session: no other file, no network, any browser."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_runtime import __version__
+from vla_runtime.execution.command import Refusal
+from vla_runtime.files.whole_files import write_text
+from vla_runtime.tabletop.demo import plots
+from vla_runtime.tabletop.demo.refusals import MEANINGS
+from vla_runtime.tabletop.demo.telemetry import (
+    IMAGE_RATE_HZ,
+    JPEG_QUALITY,
+    Attempt,
+    Telemetry,
+    Thumbnail,
+)
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
+       color: #1d1d1f; overflow-wrap: break-word; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; } td, th { text-align: left; padding: .2rem .9rem .2rem 0;
+       border-bottom: 1px solid #e4e4e7; vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+figure { display: inline-block; margin: 0 .8rem .8rem 0; } figure img { width: 12.5rem; }
+figcaption { font-size: .8rem; color: #55555a; max-width: 12.5rem; }
+.scroll { overflow-x: auto; } .scroll svg { width: 100%; min-width: 34rem; height: auto; }
+pre { background: #f4f4f5; padding: .8rem; overflow-x: auto; }
+.success { color: #2d7a46; } .failed { color: #b3283b; }
+"""
+_PHASES = ('tokens', 'images', 'vision', 'prefix', 'denoise', 'actions', 'total')
+
+_REDUCED = (
+    f'Images are reduced, here and in the bag: at most {IMAGE_RATE_HZ} a second of each camera, '
+    f'raw ones as JPEG of quality {JPEG_QUALITY}. The policy had what the cameras published.'
+)
+
+
+def write_report(
+    path: Path,
+    telemetry: Telemetry,
+    parameters: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, str],
+    joint_units: Mapping[str, str],
+    failure: str,
+) -> None:
+    """Write the page.
+
+    Args:
+        path: of the file.
+        telemetry: what was recorded; may be empty.
+        parameters: of each node.
+        facts: what was run, for the table on top.
+        joint_units: of each joint to plot, in order.
+        failure: why the session ended early; '' when it did not.
+    """
+    start_ns = _start_ns(telemetry)
+    parts = [
+        f'<h1>vla_runtime demo: {telemetry.score}</h1>',
+        f'<p class="failed"><b>Ended early.</b></p><pre>{html.escape(failure)}</pre>'
+        if failure
+        else '',
+        _table({**facts, **_summary(telemetry)}),
+        _refused(telemetry),
+        '<h2>Instructions</h2><p>Whether one was carried out is decided by the state of the '
+        'simulator, within a time limit.</p>',
+        _attempts(telemetry.attempts, start_ns),
+        '<h2>Joints: commanded and measured</h2><p>A grey line is a hand-over from one chunk to '
+        'the next, an orange one a chunk that came late. Green bands: an instruction that was '
+        'completed.</p>',
+        _scroll(plots.joints(telemetry, joint_units, start_ns)),
+        '<h2>Latency of each inference, by phase</h2>',
+        _scroll(plots.latency(telemetry, start_ns)),
+        _phases(telemetry),
+        '<h2>Age of what each inference saw</h2>',
+        _scroll(plots.ages(telemetry, start_ns)),
+        '<h2>Control loop</h2>',
+        _scroll(plots.ticks(telemetry, start_ns)),
+        f'<h2>What the cameras saw</h2><p>{_REDUCED}</p>',
+        _thumbnails(telemetry, start_ns),
+        _problems(telemetry.problems),
+        '<h2>Parameters</h2>',
+        *(
+            f'<details><summary>{html.escape(node)}</summary>{_table(values)}</details>'
+            for node, values in parameters.items()
+        ),
+    ]
+    body = '\n'.join(part for part in parts if part)
+    write_text(
+        path,
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<title>vla_runtime demo</title><style>{_STYLE}</style></head>\n<body>\n'
+        f'{body}\n<p>vla_runtime {__version__}</p>'
+        '\n</body></html>\n',
+    )
+
+
+def _start_ns(telemetry: Telemetry) -> int:
+    if telemetry.attempts:
+        return telemetry.attempts[0].start_ns
+    first = [series.times_ns[0] for series in telemetry.measured.values() if series.times_ns]
+    return min(first, default=0)
+
+
+def _summary(telemetry: Telemetry) -> dict[str, str]:
+    jumps = [seam.position_jump for seam in telemetry.seams if not seam.from_hold]
+    delays = [seam.delay_steps for seam in telemetry.seams]
+    totals = [one.milliseconds['total'] for one in telemetry.inferences]
+    p99 = telemetry.tick_p99_ms.rows
+    return {
+        'chunks': telemetry.chunks,
+        'inference': f'median {np.median(totals):.1f} ms, p99 {np.percentile(totals, 99):.1f} ms'
+        if totals
+        else 'none',
+        'delay': f'median {np.median(delays):g} steps, at most {max(delays)}' if delays else 'none',
+        'chunks disagreeing at hand-over': f'median {np.median(jumps):.4f}, at most '
+        f'{max(jumps):.4f} (rad or m, before blending)'
+        if jumps
+        else 'none',
+        'ticks': f'{telemetry.total("ticks")}, of which starved {telemetry.total("starved_ticks")},'
+        f' overrun {telemetry.total("overrun_ticks")}, limited {telemetry.total("limited_ticks")}'
+        ' (the motion limiter changed the command)',
+        'tick lateness': f'p99 {p99[-1][0]:.2f} ms at the end' if p99 else 'none',
+    }
+
+
+def _refused(telemetry: Telemetry) -> str:
+    """How many chunks were not executed, what each reason means, and the executor's own words."""
+    if not telemetry.refused:
+        return ''
+    rows = ''.join(
+        f'<tr><td class="number">{count}</td><td>{html.escape(reason.replace("_", " "))}</td>'
+        f'<td>{html.escape(MEANINGS[Refusal(reason)])}</td></tr>'
+        for reason, count in telemetry.refused.items()
+    )
+    said = ''.join(f'<li>{html.escape(text)}</li>' for text in telemetry.refusals)
+    head = '<tr><th>chunks</th><th>reason</th><th>what it means</th></tr>'
+    return (
+        '<h2>Chunks that the executor refused</h2><p>None of them moved the robot: the plan before '
+        f'was executed on, or the robot held.</p>{_scroll(f"<table>{head}{rows}</table>")}'
+        + (f'<p>In its words:</p><ul>{said}</ul>' if said else '')
+    )
+
+
+def _attempts(attempts: Sequence[Attempt], start_ns: int) -> str:
+    if not attempts:
+        return '<p>None was given.</p>'
+    rows = []
+    for attempt in attempts:
+        outcome = attempt.outcome or 'cut off by the end of the demo'
+        mark = 'success' if attempt.outcome == 'success' else 'failed' if attempt.outcome else ''
+        took = f'{(attempt.end_ns - attempt.start_ns) * 1e-9:.1f}' if attempt.end_ns else ''
+        rows.append(
+            f'<tr><td class="number">{(attempt.start_ns - start_ns) * 1e-9:.1f}</td>'
+            f'<td>{html.escape(attempt.instruction)}</td><td class="number">{attempt.seed}</td>'
+            f'<td class="{mark}">{html.escape(outcome)}</td>'
+            f'<td class="number">{took}</td></tr>'
+        )
+    head = '<tr><th>at, s</th><th>instruction</th><th>scene</th><th>outcome</th><th>took, s</th>'
+    return _scroll(f'<table>{head}</tr>{"".join(rows)}</table>')
+
+
+def _phases(telemetry: Telemetry) -> str:
+    rows = []
+    for phase in _PHASES:
+        values = [
+            one.milliseconds[phase] for one in telemetry.inferences if phase in one.milliseconds
+        ]
+        if values:
+            numbers = [*np.percentile(values, (50, 99)), max(values)]
+            cells = ''.join(f'<td class="number">{number:.2f}</td>' for number in numbers)
+            rows.append(f'<tr><td>{phase}</td>{cells}</tr>')
+    if not rows:
+        return ''
+    head = '<tr><th>phase</th><th>median, ms</th><th>p99</th><th>most</th></tr>'
+    return _scroll(f'<table>{head}{"".join(rows)}</table>')
+
+
+def _thumbnails(telemetry: Telemetry, start_ns: int) -> str:
+    """What each camera saw at the beginning and at the end of each instruction."""
+    figures = []
+    for attempt in telemetry.attempts:
+        during = [
+            thumbnail
+            for thumbnail in telemetry.thumbnails
+            if attempt.start_ns <= thumbnail.time_ns
+            and (not attempt.end_ns or thumbnail.time_ns <= attempt.end_ns)
+        ]
+        for shown in _first_and_last(during):
+            picture = base64.b64encode(shown.jpeg).decode('ascii')
+            at_s = (shown.time_ns - start_ns) * 1e-9
+            camera, caption = html.escape(shown.camera), html.escape(attempt.instruction)
+            figures.append(
+                f'<figure><img alt="{camera}" src="data:image/jpeg;base64,{picture}">'
+                f'<figcaption>{at_s:.1f} s, {camera}<br>{caption}</figcaption></figure>'
+            )
+    return ''.join(figures) or '<p>No image was recorded.</p>'
+
+
+def _first_and_last(thumbnails: Sequence[Thumbnail]) -> list[Thumbnail]:
+    """Of each camera, in the order of time."""
+    chosen: list[Thumbnail] = []
+    for camera in sorted({thumbnail.camera for thumbnail in thumbnails}):
+        mine = [thumbnail for thumbnail in thumbnails if thumbnail.camera == camera]
+        chosen += mine[:1] if len(mine) == 1 else [mine[0], mine[-1]]
+    return sorted(chosen, key=lambda thumbnail: thumbnail.time_ns)
+
+
+def _problems(problems: Sequence[str]) -> str:
+    if not problems:
+        return ''
+    items = ''.join(f'<li>{html.escape(problem)}</li>' for problem in problems)
+    return f'<h2>What went wrong on the way</h2><ul>{items}</ul>'
+
+
+def _table(values: Mapping[str, Any]) -> str:
+    rows = ''.join(
+        f'<tr><td>{html.escape(str(key))}</td><td>{html.escape(str(value))}</td></tr>'
+        for key, value in values.items()
+    )
+    return _scroll(f'<table>{rows}</table>')
+
+
+def _scroll(wide: str) -> str:
+    """What may be wider than the page, which itself never is."""
+    return f'<div class="scroll">{wide}</div>'

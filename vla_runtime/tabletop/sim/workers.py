@@ -1,0 +1,70 @@
+"""Processes beside this one that end with it, and that a Ctrl-C in the terminal does not reach.
+
+On Linux they end however this one does: by SIGTERM and SIGKILL too.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any
+
+from vla_runtime.tabletop.parent_death import die_with
+
+Submit = Callable[..., 'Future[Any]']
+
+
+@contextmanager
+def workers(count: int, initializer: Callable[[], None] | None = None) -> Iterator[Submit]:
+    """A function that has another one run in one of so many processes, as `Executor.submit` does.
+
+    The end of the block waits for what was submitted. An exception in it, Ctrl-C too, ends the
+    processes wherever they are.
+
+    Args:
+        count: of processes. Spawned, not forked: neither a rendering context nor PyTorch's threads
+            survive a fork.
+        initializer: called in each process first.
+
+    Raises:
+        ChildProcessError: one of them was killed from outside.
+    """
+    context = multiprocessing.get_context('spawn')
+    others = set(multiprocessing.active_children())
+    executor = ProcessPoolExecutor(
+        count, mp_context=context, initializer=_begin, initargs=(os.getpid(), initializer)
+    )
+
+    def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        # A terminal sends Ctrl-C to every process; those started meanwhile inherit the mask.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return executor.submit(function, *arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    try:
+        yield submit
+    except BaseException as error:
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()
+        executor.shutdown(cancel_futures=True)
+        if isinstance(error, BrokenProcessPool):
+            raise ChildProcessError(
+                'a worker process was killed from outside, where memory is short for example; '
+                'the same command goes on where it was'
+            ) from None
+        raise
+    executor.shutdown()
+
+
+def _begin(parent: int, initializer: Callable[[], None] | None) -> None:
+    """A process's first step."""
+    die_with(parent)
+    if initializer is not None:
+        initializer()

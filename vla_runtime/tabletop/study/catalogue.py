@@ -1,0 +1,309 @@
+"""The studies that there are: what is asked, what varies, how often it is tried.
+
+A study is a tuple of conditions. One of a feature to come is a new field of `Condition` and an
+entry here, such as
+
+    Study('horizons', ..., grid(BASE, horizon=(8, 16)), x='horizon', ...)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vla_runtime.tabletop.study.condition import Condition, grid
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question and the conditions that answer it.
+
+    Attributes:
+        name: on the command line and in file names.
+        title: a line for the page.
+        question: what one wants to know, in a sentence or two.
+        conditions: all run on the same seeds, so that they can be compared pair by pair.
+        x: the field along the plots' axis; conditions that differ in others are separate curves.
+        episodes: a condition, unless the command line says otherwise.
+        reference: the condition that the others are compared with.
+        same: pairs of conditions whose trajectories must be the same, bit for bit.
+    """
+
+    name: str
+    title: str
+    question: str
+    conditions: tuple[Condition, ...]
+    x: str
+    episodes: int
+    reference: Condition | None = None
+    same: tuple[tuple[Condition, Condition], ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(set(self.conditions)) != len(self.conditions):
+            raise ValueError(f"study '{self.name}': a condition is named twice")
+        if self.reference is not None and self.reference not in self.conditions:
+            raise ValueError(f"study '{self.name}': the reference is none of its conditions")
+        if not {condition for pair in self.same for condition in pair} <= set(self.conditions):
+            raise ValueError(f"study '{self.name}': a pair that is the same is not in the study")
+
+
+BASE = Condition()
+_PUSH = replace(BASE, families=('push',))
+# The replan interval alone is to vary: no delay, and each chunk as it is.
+_BARE = replace(BASE, handover='switch', delay_steps=0.0)
+_REPLAN_INTERVALS = (1, 2, 4, 8, 12, 16, 32)
+_MOVING = replace(BASE, variant='moving')
+_BELT = replace(_BARE, variant='moving')
+_BELT_SPEEDS = (1.0, 1.3)
+# Often enough that images and state have hardly changed since the last inference. The cache knows
+# nothing of the denoise steps, which are most of what such a study costs: half of them.
+_OFTEN = replace(BASE, replan_interval=2, denoise_steps=5)
+_RATES = replace(_OFTEN, wrist_every=3)
+# Limits of 0 are `exact`.
+_BOUNDED = replace(
+    _OFTEN,
+    cache='bounded',
+    cache_max_reuses=4,
+    cache_max_image_change=0.0,
+    cache_max_state_bins=0,
+)
+_BOUNDED_MOVING = replace(_BOUNDED, variant='moving')
+
+
+def _cache_conditions(base: Condition) -> tuple[Condition, ...]:
+    return (
+        *grid(base, cache=('off', 'exact', 'image_blind')),
+        *(replace(base, cache='bounded', cache_max_reuses=reuses) for reuses in (1, 2, 4)),
+    )
+
+
+def _delays(base: Condition) -> tuple[Condition, ...]:
+    delays = (0.0, 2.0, 4.0, 8.0)
+    tied = replace(base, handover='rtc', rtc_mode='guided')
+    return (
+        *grid(base, handover=('switch', 'blend', 'ensemble'), delay_steps=delays),
+        *grid(tied, rtc_mode=('guided', 'jacobian', 'hard_prefix'), delay_steps=delays),
+    )
+
+
+def _bounds(exact: Condition) -> tuple[Condition, ...]:
+    return (
+        exact,
+        *grid(exact, cache_max_image_change=(2.0, 4.0, 8.0), cache_max_state_bins=(32,)),
+        replace(exact, cache_max_image_change=8.0, cache_max_state_bins=8),
+    )
+
+
+_STUDIES = (
+    Study(
+        'success',
+        'Does the shipped policy do its task?',
+        'The touch families on unseen scenes with still blocks, default settings; in the plain '
+        'wording, and in wordings that training never saw.',
+        grid(BASE, wording=('plain', 'held_out')),
+        x='wording',
+        episodes=200,
+        reference=BASE,
+    ),
+    Study(
+        'push',
+        'And the harder family?',
+        'Push a block to the stripe at one side, with nothing in its way, within 12 s.',
+        grid(_PUSH, wording=('plain', 'held_out')),
+        x='wording',
+        episodes=100,
+        reference=_PUSH,
+    ),
+    Study(
+        'instruction',
+        'Does the instruction matter?',
+        'The same scenes and tasks; the robot is told its task, a task for another block (it '
+        'should touch that one), or the same sentence in every episode (it cannot know its task; '
+        'a third of the tasks is chance).',
+        grid(BASE, told=('task', 'other_block', 'fixed')),
+        x='told',
+        episodes=200,
+        reference=BASE,
+    ),
+    Study(
+        'replan',
+        'How many steps of a chunk should be executed?',
+        'Replan interval S from one step to the whole horizon on still blocks, without delay, each '
+        'chunk taken as it is (switch).',
+        grid(_BARE, replan_interval=_REPLAN_INTERVALS),
+        x='replan_interval',
+        episodes=60,
+        reference=_BARE,
+    ),
+    Study(
+        'replan_moving',
+        'How many steps, when the blocks move?',
+        'The same on blocks that travel 3 to 5 cm/s (belt speed 1) or 4 to 6.5 cm/s (1.3) and turn '
+        'back at the edges. The scripted expert, which knows where the blocks are, shows what the '
+        'loop alone costs.',
+        (
+            *grid(_BELT, belt_speed=_BELT_SPEEDS, replan_interval=_REPLAN_INTERVALS),
+            *grid(
+                replace(_BELT, driver='expert'),
+                belt_speed=_BELT_SPEEDS,
+                replan_interval=(4, 8, 16, 32),
+            ),
+        ),
+        x='replan_interval',
+        episodes=100,
+        reference=_BELT,
+    ),
+    Study(
+        'delay',
+        'What does inference time cost, and which hand-over bears it best?',
+        'Each chunk arrives so many steps (of 50 ms) after its observation, at S = 8 and a horizon '
+        'of 32, for each way of handing over. Under rtc the policy ties each chunk to the '
+        'committed plan in the way of rtc_mode; one that nothing tied is blended.',
+        _delays(BASE),
+        x='delay_steps',
+        episodes=60,
+    ),
+    Study(
+        'delay_moving',
+        'What does inference time cost when the blocks move?',
+        'The same on blocks that travel 3 to 5 cm/s, where what was seen so long ago is no longer '
+        'there.',
+        _delays(_MOVING),
+        x='delay_steps',
+        episodes=60,
+    ),
+    Study(
+        'guidance',
+        'What does guidance by the advantage tag change?',
+        'Guidance off (the conditioned prompt alone), and the guidance scale beta. The prompt '
+        'tagged negative, without guidance, shows what the tag itself does.',
+        (
+            *grid(BASE, beta=(None, 1.0, 1.25, 1.5, 2.0, 2.5, 3.5)),
+            replace(BASE, advantage='negative'),
+        ),
+        x='beta',
+        episodes=100,
+        reference=BASE,
+    ),
+    Study(
+        'guidance_rows',
+        'Prompt rows together or one after the other?',
+        'The guidance scale beta with both prompt rows in one run (fused) and one after the other '
+        '(serial), which differ in rounding alone.',
+        (BASE, *grid(BASE, cfg_mode=('fused', 'serial'), beta=(1.25, 1.5, 2.0, 2.5, 3.5))),
+        x='beta',
+        episodes=100,
+        reference=BASE,
+    ),
+    Study(
+        'cache',
+        'What may be reused of the last inference?',
+        'Nothing (off); what is equal (exact, the default): the same trajectories, bit for bit. '
+        'Bounded: image tokens and prefix at most so often in a row, whatever has changed since. '
+        'And a planted fault: a cache that ignores the pixels shows the policy the first images '
+        'of the episode throughout. Still blocks.',
+        _cache_conditions(BASE),
+        x='cache',
+        episodes=100,
+        reference=BASE,
+        same=((replace(BASE, cache='off'), BASE),),
+    ),
+    Study(
+        'cache_moving',
+        'What may be reused when the blocks move?',
+        'The same on blocks that travel 3 to 5 cm/s.',
+        _cache_conditions(_MOVING),
+        x='cache',
+        episodes=100,
+        reference=_MOVING,
+        same=((replace(_MOVING, cache='off'), _MOVING),),
+    ),
+    Study(
+        'cache_rates',
+        'What is found in the cache when cameras have different rates?',
+        'A new wrist image every third step of 50 ms, the front camera always of now, and a chunk '
+        'every second step: of three looks at the wrist camera one shows what the last one did. '
+        'Off, exact (the same trajectories, bit for bit) and the planted fault; still and moving '
+        'blocks; 5 denoise steps.',
+        grid(_RATES, variant=('still', 'moving'), cache=('off', 'exact', 'image_blind')),
+        x='cache',
+        episodes=50,
+        same=tuple(
+            (replace(_RATES, variant=variant, cache='off'), replace(_RATES, variant=variant))
+            for variant in ('still', 'moving')
+        ),
+    ),
+    Study(
+        'cache_bounds',
+        'How much may change for bounded reuse, and what does it save?',
+        'Limits on the change of an image (grey levels, mean over its pixels) and of the state '
+        '(bins in the prompt), at most 4 reuses in a row, a chunk every second step of 50 ms; '
+        'limits of 0 reuse what is equal. Still blocks, 5 denoise steps.',
+        _bounds(_BOUNDED),
+        x='cache_max_image_change',
+        episodes=50,
+        reference=_BOUNDED,
+    ),
+    Study(
+        'cache_bounds_moving',
+        'And when the blocks move?',
+        'The same on blocks that travel 3 to 5 cm/s.',
+        _bounds(_BOUNDED_MOVING),
+        x='cache_max_image_change',
+        episodes=50,
+        reference=_BOUNDED_MOVING,
+    ),
+    Study(
+        'denoise',
+        'How many denoise steps does a chunk need?',
+        'Euler steps from noise to chunk; the bundle recommends 10.',
+        grid(BASE, denoise_steps=(1, 2, 5, 10)),
+        x='denoise_steps',
+        episodes=100,
+        reference=replace(BASE, denoise_steps=10),
+    ),
+    Study(
+        'precision',
+        'Does a lower precision still do the task?',
+        'Large matrices in float32, bfloat16 and float16; norms, softmax and the flow in float32.',
+        grid(BASE, precision=('float32', 'bfloat16', 'float16')),
+        x='precision',
+        episodes=100,
+        reference=BASE,
+    ),
+    Study(
+        'backend',
+        'Does the policy do the task on ONNX Runtime as well?',
+        'The same policy in PyTorch, in ONNX Runtime, and there with its matrices in float16.',
+        (
+            *grid(BASE, backend=('torch', 'onnxruntime')),
+            replace(BASE, backend='onnxruntime', precision='float16'),
+        ),
+        x='backend',
+        episodes=200,
+        reference=BASE,
+    ),
+    Study(
+        'cameras',
+        'What if a camera is missing?',
+        'The image of a camera is None throughout the episode: a masked camera, never seen in '
+        'training.',
+        grid(BASE, absent_cameras=((), ('front',), ('wrist',))),
+        x='absent_cameras',
+        episodes=100,
+        reference=BASE,
+    ),
+    Study(
+        'variants',
+        'How far does it carry beyond still blocks in the usual light?',
+        'Colour family: blocks on a belt, blocks shoved once, other light, displaced cameras.',
+        grid(
+            replace(BASE, families=('colour',)),
+            variant=('still', 'moving', 'pushed', 'lighting', 'camera_jitter'),
+        ),
+        x='variant',
+        episodes=100,
+        reference=replace(BASE, families=('colour',)),
+    ),
+)
+
+STUDIES = {study.name: study for study in _STUDIES}

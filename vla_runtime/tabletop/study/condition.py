@@ -1,0 +1,176 @@
+"""What one closed-loop experiment is run under: a robot, a task, a policy and an executor setting.
+
+A condition is plain data, so that it can be written down, hashed and sent to a process. To study
+something new, give it a field here, read the field where it acts (`drivers` for the policy's side,
+`episode` for the executor's and the world's) and declare a study that varies it (`catalogue`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any, Literal, get_args
+
+from vla_runtime.execution.handover import HandoverMode
+from vla_runtime.execution.parameters import Overrun
+from vla_runtime.inference.guidance import CfgMode
+from vla_runtime.inference.real_time_chunking import RtcMode
+from vla_runtime.tabletop.sim.scene import CAMERAS, VARIANTS, Variant
+from vla_runtime.tabletop.sim.tasks import FAMILIES, Family, Wording
+from vla_runtime.types import Advantage
+
+Driver = Literal['policy', 'expert']
+Told = Literal['task', 'other_block', 'fixed']
+Precision = Literal['float32', 'bfloat16', 'float16']
+Backend = Literal['torch', 'onnxruntime']
+Cache = Literal['off', 'exact', 'bounded', 'image_blind']
+
+TOUCH: tuple[Family, ...] = ('colour', 'position')
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One cell of a study; the defaults are those of config/executor.yaml.
+
+    Attributes:
+        families: episode i is of family i modulo their number.
+        variant: of the scene.
+        belt_speed: factor on the speed of moving blocks (1 is 3 to 5 cm/s).
+        wording: of the instruction; `held_out` are sentences that training never saw.
+        told: what the robot is told: its `task`; a task of the same family for the `other_block`;
+            or the same `fixed` sentence in every episode. Success is always that of the task.
+        absent_cameras: cameras whose image is None.
+        wrist_every: steps from one frame of the wrist camera to the next, at least 1; in between
+            the policy sees the last one. The front camera's frames are always of now.
+        driver: the bundle's `policy`, or the scripted `expert`, which knows where the blocks are:
+            what can be had in this loop.
+        backend: what runs the policy; for `onnxruntime` its files are exported once.
+        precision: of the policy's large matrices.
+        denoise_steps: None is what the bundle recommends.
+        beta: guidance scale; None is guidance off.
+        cfg_mode: how the prompt rows of guidance are run.
+        advantage: tag of the (conditioned) prompt.
+        cache: what of the last inference may be reused; `bounded` what has changed, within the
+            limits below (of age there is none); `image_blind` is a fault, planted to see that it
+            shows: image tokens are found by everything but the pixels, so those of an episode's
+            first images are used throughout it.
+        cache_max_reuses: for `bounded`.
+        cache_max_image_change: likewise, grey levels; None is no limit.
+        cache_max_state_bins: likewise, bins of the state in the prompt; None is no limit.
+        replan_interval: S, steps.
+        delay_steps: time from the observation to the chunk's arrival, in steps of the policy; need
+            not be whole. The executor's estimate of it begins at the right number, as it would
+            after some chunks.
+        handover: how one chunk follows another; `rtc` needs an `rtc_mode`.
+        rtc_mode: how the policy ties a chunk to the committed plan. `rtc` blends a chunk that
+            nothing tied, as the executor node does.
+        overrun: what follows S steps when the next chunk is late.
+        max_overrun_steps: for `continue`.
+    """
+
+    families: tuple[Family, ...] = TOUCH
+    variant: Variant = 'still'
+    belt_speed: float = 1.0
+    wording: Wording = 'plain'
+    told: Told = 'task'
+    absent_cameras: tuple[str, ...] = ()
+    wrist_every: int = 1
+    driver: Driver = 'policy'
+    backend: Backend = 'torch'
+    precision: Precision = 'float32'
+    denoise_steps: int | None = None
+    beta: float | None = None
+    cfg_mode: CfgMode = 'auto'
+    advantage: Advantage = 'positive'
+    cache: Cache = 'exact'
+    cache_max_reuses: int = 0
+    cache_max_image_change: float | None = None
+    cache_max_state_bins: int | None = None
+    replan_interval: int = 8
+    delay_steps: float = 1.0
+    handover: HandoverMode = 'blend'
+    rtc_mode: RtcMode = 'off'
+    overrun: Overrun = 'continue'
+    max_overrun_steps: int = 4
+
+    def __post_init__(self) -> None:
+        _require_words('families', self.families, FAMILIES)
+        _require_words('absent_cameras', self.absent_cameras, CAMERAS)
+        for name, words in (
+            ('variant', VARIANTS),
+            ('wording', get_args(Wording)),
+            ('told', get_args(Told)),
+            ('driver', get_args(Driver)),
+            ('backend', get_args(Backend)),
+            ('precision', get_args(Precision)),
+            ('cfg_mode', get_args(CfgMode)),
+            ('advantage', get_args(Advantage)),
+            ('cache', get_args(Cache)),
+            ('handover', get_args(HandoverMode)),
+            ('rtc_mode', get_args(RtcMode)),
+        ):
+            _require_words(name, (getattr(self, name),), words)
+        if not self.families:
+            raise ValueError('condition: families is empty; name at least one')
+        if set(self.absent_cameras) == set(CAMERAS):
+            raise ValueError('condition: absent_cameras leaves no camera; a policy needs one')
+        if not 0.0 <= self.delay_steps < 100.0:
+            raise ValueError(f'condition: delay_steps is {self.delay_steps}, expected 0 to 100')
+        if not self.belt_speed >= 0.0:
+            raise ValueError(f'condition: belt_speed is {self.belt_speed}, expected 0 or more')
+        if self.wrist_every < 1:
+            raise ValueError(f'condition: wrist_every is {self.wrist_every}, expected 1 or more')
+        if self.handover == 'rtc' and self.rtc_mode == 'off':
+            raise ValueError(
+                "condition: handover is 'rtc' and rtc_mode 'off', which is 'blend': name one"
+            )
+        self._check_cache()
+
+    def _check_cache(self) -> None:
+        if (self.cache == 'bounded') != (self.cache_max_reuses > 0):
+            raise ValueError(
+                f"condition: cache is '{self.cache}' and cache_max_reuses {self.cache_max_reuses}: "
+                'bounded reuse needs one of at least 1, and only that has one'
+            )
+        limits = (self.cache_max_image_change, self.cache_max_state_bins)
+        if self.cache != 'bounded' and limits != (None, None):
+            raise ValueError(
+                f"condition: cache is '{self.cache}', which has no cache_max_image_change or "
+                'cache_max_state_bins; only bounded has'
+            )
+
+
+def _require_words(field: str, found: Sequence[str], words: Sequence[str]) -> None:
+    for word in found:
+        if word not in words:
+            raise ValueError(f"condition: {field} has '{word}', expected one of {list(words)}")
+
+
+def grid(base: Condition, **axes: Sequence[Any]) -> tuple[Condition, ...]:
+    """Every combination of values of some fields, the last field running fastest.
+
+    Raises:
+        TypeError: a field that a condition does not have.
+    """
+    return tuple(
+        replace(base, **dict(zip(axes, values, strict=True))) for values in product(*axes.values())
+    )
+
+
+def varied_fields(conditions: Sequence[Condition]) -> tuple[str, ...]:
+    """Names of the fields in which the conditions differ, in the order of their declaration."""
+    return tuple(
+        field.name
+        for field in fields(Condition)
+        if len({getattr(condition, field.name) for condition in conditions}) > 1
+    )
+
+
+def value_text(name: str, value: Any) -> str:
+    """A field's value for a table or an axis."""
+    if value is None:
+        return {'beta': 'off', 'denoise_steps': 'default'}.get(name, 'no limit')
+    if isinstance(value, tuple):
+        return ' + '.join(value) or 'none'
+    return f'{value:g}' if isinstance(value, float) else str(value)

@@ -1,0 +1,225 @@
+"""What the demo policy is trained for, in three stages, on its own pi0.5 networks.
+
+1. `SeeObjective`: the vision network alone says in which patch, and where in it, each colour lies.
+2. `GroundObjective`: the prefix alone points at the *named* block. Image tokens say which of them
+   shows it; the last prompt token says where it is, reads the state back, and foretells where the
+   arm will be at the chunk's end.
+3. `ActObjective`: flow matching of the expert's chunks (arXiv 2410.24164), with the second stage's
+   loss beside it.
+
+Without the first two, flow matching alone stays at chance about which block is meant for as long
+as was tried; and without the pointing, so does the second (1200 steps), since the last token must
+find word and block in one go. Pointing is learned within 200 steps. The heads here are thrown away
+after training.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_runtime.families.blocks.gemma import attend, normalise_rms, rotary
+from vla_runtime.families.pi.dimensions import VisionDims
+from vla_runtime.families.pi.network import FlowPolicy
+
+# The image is 64x48 in a 64x64 square: half its height, in which `project` counts, is 24 pixels.
+HALF_HEIGHT_PX = 24.0
+GROUND_WEIGHT = 0.2
+
+
+class SeeObjective(nn.Module):
+    """Which patch each block's centre falls into, and its offset from the patch's middle."""
+
+    def __init__(self, width: int, colours: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, colours * 3)
+
+    def forward(
+        self, network: FlowPolicy, pixels: Tensor, pixel: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss and what to report.
+
+        Args:
+            pixels: (B, V, 3, S, S).
+            pixel: (B, V, C, 2) centres as `Tabletop.project` gives them; NaN behind the camera.
+        """
+        vision = network.dims.vision
+        images = pixels.flatten(0, 1)
+        out = self.head(network.vision(images)).unflatten(-1, (-1, 3))  # (n, N, C, 3)
+        patch, offset, seen = locate(pixel.flatten(0, 1), vision)
+        patch = patch[seen]
+        logits = out[..., 0].transpose(1, 2)[seen]  # (seen, N)
+        offsets = out[..., 1:].transpose(1, 2)[seen]  # (seen, N, 2)
+        chosen = offsets[torch.arange(len(patch)), patch]
+        wanted = offset[seen]
+        loss = F.cross_entropy(logits, patch) + 4.0 * F.l1_loss(chosen, wanted)
+        hits = (logits.argmax(-1) == patch).float().mean()
+        error_px = (chosen - wanted).norm(dim=-1).mean() * vision.patch_size
+        return loss, {'patch_accuracy': hits, 'offset_px': error_px}
+
+
+class GroundObjective(nn.Module):
+    """The named block, in the images and on the table; the state, and the chunk's end."""
+
+    def __init__(self, width: int, state_dim: int, action_dim: int) -> None:
+        super().__init__()
+        self.point = nn.Linear(width, 1)
+        self.place = _head(width, 2)
+        self.state = _head(width, state_dim)
+        self.end = _head(width, action_dim)
+
+    def forward(
+        self,
+        images: Tensor,
+        last: Tensor,
+        pixel: Tensor,
+        place: Tensor,
+        state: Tensor,
+        end: Tensor,
+        vision: VisionDims,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss and what to report.
+
+        Args:
+            images: (B, V, N, W) and last: (B, W) from `encode_prefix`.
+            pixel: (B, V, 2) the named block's centre as `Tabletop.project` gives it.
+            place: (B, 2) the same in decimetres; state: (B, S) normalised.
+            end: (B, A) the chunk's last action, normalised.
+        """
+        patch, _, seen = locate(pixel.flatten(0, 1), vision)
+        pointed = self.point(images).flatten(0, 1).squeeze(-1)[seen]
+        point_loss = F.cross_entropy(pointed, patch[seen])
+        found = self.place(last)
+        place_loss = F.smooth_l1_loss(found, place, beta=0.1)
+        state_loss = F.smooth_l1_loss(self.state(last), state.clamp(-1.1, 1.1), beta=0.1)
+        end_loss = F.smooth_l1_loss(self.end(last), end, beta=0.1)
+        error_cm = (found - place).norm(dim=-1).mean() * 10.0
+        return point_loss + place_loss + state_loss + end_loss, {
+            'pointed': (pointed.argmax(-1) == patch[seen]).float().mean(),
+            'place_cm': error_cm,
+            'state': state_loss,
+            'end': end_loss,
+        }
+
+
+class ActObjective(nn.Module):
+    """Flow matching; several draws of noise and time share one prefix.
+
+    Args:
+        draws: (noise, time) pairs a prefix.
+        step_weight: (H,) weight of each step's squared error, of mean 1.
+    """
+
+    step_weight: Tensor
+
+    def __init__(self, draws: int, step_weight: Tensor) -> None:
+        super().__init__()
+        self.draws = draws
+        self.register_buffer('step_weight', step_weight[:, None], persistent=False)
+
+    def forward(
+        self,
+        network: FlowPolicy,
+        prefix: Prefix,
+        actions: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Weighted mean squared error of the velocity.
+
+        Args:
+            actions: (B, H, A) normalised.
+        """
+        draws = self.draws
+        actions = actions.repeat_interleave(draws, dim=0)
+        noise = torch.randn(actions.shape, generator=generator).to(actions)
+        # Beta(1.5, 1) by its inverse distribution, leaning to the noisy end; never quite 0.
+        uniform = torch.rand(len(actions), generator=generator)
+        times = (uniform ** (1 / 1.5) * 0.999 + 0.001).to(actions)
+        t = times[:, None, None]
+        velocity = network.velocity(
+            t * noise + (1 - t) * actions,
+            prefix.key.repeat_interleave(draws, dim=1),
+            prefix.value.repeat_interleave(draws, dim=1),
+            prefix.mask.repeat_interleave(draws, dim=0),
+            network.time_conditioning(times),
+        )
+        return (self.step_weight * (velocity - (noise - actions)).square()).mean()
+
+
+class Prefix(NamedTuple):
+    """What a prefix forward leaves for the objectives.
+
+    Attributes:
+        key, value: (layers, B, kv_heads, P, D); mask: (B, P) bool; as the expert takes them.
+        images: (B, V, N, W) image tokens before the last layer, normed.
+        last: (B, W) the last prompt token after the last layer, normed.
+    """
+
+    key: Tensor
+    value: Tensor
+    mask: Tensor
+    images: Tensor
+    last: Tensor
+
+
+def locate(pixel: Tensor, vision: VisionDims) -> tuple[Tensor, Tensor, Tensor]:
+    """Which patch a point falls into.
+
+    Args:
+        pixel: (..., 2) as `Tabletop.project` gives it; NaN behind the camera.
+
+    Returns:
+        patch (...) int, offset (..., 2) from the patch's middle in patches, and seen (...) bool,
+        False outside the image (the square's black bars show nothing).
+    """
+    place = vision.image_size / 2 + HALF_HEIGHT_PX * pixel
+    across = (place[..., 0] >= 0) & (place[..., 0] < vision.image_size)
+    bar = vision.image_size / 2 - HALF_HEIGHT_PX
+    down = (place[..., 1] >= bar) & (place[..., 1] < vision.image_size - bar)
+    cell = place.nan_to_num() / vision.patch_size
+    side = vision.image_size // vision.patch_size
+    column, row = cell.long().clamp(0, side - 1).unbind(-1)
+    return row * side + column, cell - cell.floor() - 0.5, across & down
+
+
+def encode_prefix(
+    network: FlowPolicy, pixels: Tensor, tokens: Tensor, token_mask: Tensor
+) -> Prefix:
+    """One prefix forward for all objectives.
+
+    Serving stops at the last layer's keys and values; here that layer runs to its end for the
+    last prompt token, which only training reads.
+
+    Args:
+        pixels: (B, V, 3, S, S); tokens, token_mask: (B, L), padded on the right.
+
+    """
+    batch, cameras = pixels.shape[:2]
+    image_tokens = network.vision(pixels.flatten(0, 1)).unflatten(0, (batch, cameras))
+    everyone = torch.ones(batch, cameras, dtype=torch.bool, device=pixels.device)
+    x, mask = network.embed_prefix(image_tokens, everyone, tokens, token_mask)
+    rotation = rotary(mask.long().cumsum(dim=1) - 1, network.dims.language.head_dim)
+    seen = mask[:, None]
+    keys, values = [], []
+    for block in network.language.layers[:-1]:
+        q, k, v, gate = block.project(x, rotation)
+        x = block.combine(x, attend(q, k, v, seen), gate)
+        keys.append(k)
+        values.append(v)
+    block = network.language.layers[-1]
+    q, k, v, gate = block.project(x, rotation)
+    rows = torch.arange(batch, device=x.device)
+    last = mask.shape[1] - tokens.shape[1] + token_mask.sum(dim=1) - 1
+    attended = attend(q[rows, :, last][:, :, None], k, v, seen)
+    final = block.combine(x[rows, last][:, None], attended, gate)
+    final, _ = network.language.norm(final)
+    places = cameras * image_tokens.shape[2]
+    images = normalise_rms(x[:, :places]).unflatten(1, (cameras, -1))
+    return Prefix(torch.stack([*keys, k]), torch.stack([*values, v]), mask, images, final[:, 0])
+
+
+def _head(width: int, out: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, out))

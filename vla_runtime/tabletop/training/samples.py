@@ -1,0 +1,201 @@
+"""From recorded frames to what the networks are trained on.
+
+Images, prompts, states and actions go through the very functions that serve the policy
+(`processing/`), so training and deployment cannot drift apart: a 64x48 frame is, bit for bit, what
+the `bilinear` resampler makes of the robot's 320x240 image of the same scene.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_runtime.processing.images import to_pixels
+from vla_runtime.processing.normalization import Normalizer
+from vla_runtime.processing.prompts import build_prompt
+from vla_runtime.processing.tokenizer import Tokenizer
+from vla_runtime.tabletop.sim.scene import CAMERAS, COLOURS
+from vla_runtime.tabletop.sim.tasks import SIDES, Family, wordings
+from vla_runtime.tabletop.sim.world import JOINT_NAMES
+from vla_runtime.tabletop.training.dataset import GOALS, Dataset
+from vla_runtime.tabletop.training.vocabulary import PROMPT_FORMAT, PROMPT_LENGTH
+from vla_runtime.types import Advantage
+
+IMAGE_SIZE = 64
+# Arm joints relative to the measured state at the chunk's start, the gripper absolute.
+DELTA = np.array([True, True, True, True, True, False])
+ADVANTAGE_DROP = 0.3
+
+_FAMILY_SHARE: dict[Family, float] = {'colour': 0.33, 'position': 0.27, 'push': 0.4}
+# The gripper rests closed in almost every frame: its quantiles would be a point and blow up the few
+# frames where it is open. It is scaled by its range instead.
+_GRIPPER_RANGE_RAD = (0.0, 0.8)
+# Steps that hardly vary would otherwise weigh without bounds.
+_SMALLEST_SPREAD = 0.1
+_BLOCK_SCALE_M = np.array([0.1, 0.1])
+_BLOCK_CENTRE_M = np.array([0.27, 0.0])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one training step sees.
+
+    Attributes:
+        pixels: (B, 2, 3, 64, 64) float32 in [-1, 1].
+        tokens: (B, L) int64 and token_mask (B, L) bool, cut to the longest prompt of the batch.
+        actions: (B, H, 6) float32 normalised.
+        state: (B, 6) float32 normalised.
+        pixel: (B, 2, 2) float32, the named block's centre in each image, as `Tabletop.project`.
+        place: (B, 2) float32, the named block's x and y in decimetres from the table's middle.
+        goal: (B,) index into `GOALS`.
+        frame: (B,) index into the data set.
+    """
+
+    pixels: np.ndarray
+    tokens: np.ndarray
+    token_mask: np.ndarray
+    actions: np.ndarray
+    state: np.ndarray
+    pixel: np.ndarray
+    place: np.ndarray
+    goal: np.ndarray
+    frame: np.ndarray
+
+
+class Samples:
+    """Training batches from a data set; holds the statistics that the policy ships with.
+
+    Args:
+        data: the recorded frames.
+        tokenizer: of the policy.
+        statistics: `state.q01` and so on; computed from the data when None.
+    """
+
+    def __init__(
+        self, data: Dataset, tokenizer: Tokenizer, statistics: dict[str, np.ndarray] | None = None
+    ) -> None:
+        self.data = data
+        self.statistics = statistics or compute_statistics(data)
+        self.state_normalizer = self._normalizer('state')
+        self.action_normalizer = self._normalizer('actions')
+        self._tokenizer = tokenizer
+        self._state = self.state_normalizer.normalise(data.state)
+
+    def pixels(self, frames: np.ndarray) -> np.ndarray:
+        """(B, 2, 3, 64, 64) float32 of these frames."""
+        out = np.empty((len(frames), len(CAMERAS), 3, IMAGE_SIZE, IMAGE_SIZE), dtype=np.float32)
+        for row, frame in enumerate(frames):
+            for camera in range(len(CAMERAS)):
+                image = self.data.images[frame, camera]
+                to_pixels(
+                    image, IMAGE_SIZE, padding='centre', resample='bilinear', out=out[row, camera]
+                )
+        return out
+
+    def batch(self, frames: np.ndarray, rng: np.random.Generator) -> Batch:
+        """Draw an instruction for every frame, whatever was followed when it was recorded."""
+        data, goals, prompts = self.data, np.empty(len(frames), dtype=np.int64), []
+        for row, frame in enumerate(frames):
+            goals[row], instruction = draw_instruction(rng, data.block_m[frame])
+            advantage: Advantage | None = None
+            if rng.uniform() >= ADVANTAGE_DROP:
+                positive = data.positive[data.episode[frame]]
+                advantage = 'positive' if positive else 'negative'
+            prompts.append(build_prompt(PROMPT_FORMAT, instruction, self._state[frame], advantage))
+        encoded = [self._tokenizer.encode(prompt, PROMPT_LENGTH) for prompt in prompts]
+        mask = np.stack([mask for _, mask in encoded])
+        longest = int(mask.sum(axis=1).max())
+        named = np.array([GOALS[goal].block for goal in goals])
+        place = (data.block_m[frames, named, :2] - _BLOCK_CENTRE_M) / _BLOCK_SCALE_M
+        return Batch(
+            pixels=self.pixels(frames),
+            tokens=np.stack([tokens for tokens, _ in encoded])[:, :longest],
+            token_mask=mask[:, :longest],
+            actions=self.action_normalizer.normalise(
+                relative(data.chunks[frames, goals], data.state[frames])
+            ),
+            state=self._state[frames],
+            pixel=data.pixel[frames, :, named],
+            place=place.astype(np.float32),
+            goal=goals,
+            frame=frames,
+        )
+
+    def step_weight(self) -> np.ndarray:
+        """How much each step of a chunk should count in the loss, (H,) float32 of mean 1.
+
+        A chunk's first actions stay near the state and vary little, so unweighted they hardly
+        count; but they are all that a short replan interval ever executes, and an error of half a
+        step's motion there stalls the arm. Each step counts by the inverse of its spread.
+        """
+        frames = np.linspace(0, len(self.data.state) - 1, 512).astype(np.int64)
+        chunks = self.data.chunks[frames]  # (n, goals, H, 6)
+        goals = chunks.shape[1]
+        actions = relative(
+            chunks.reshape(-1, *chunks.shape[2:]), np.repeat(self.data.state[frames], goals, axis=0)
+        )
+        spread = self.action_normalizer.normalise(actions)[..., DELTA].std(axis=0).mean(axis=1)
+        weight = 1.0 / np.maximum(spread, _SMALLEST_SPREAD)
+        return (weight / weight.mean()).astype(np.float32)
+
+    def _normalizer(self, what: str) -> Normalizer:
+        statistics = {name: self.statistics[f'{what}.{name}'] for name in ('q01', 'q99')}
+        return Normalizer('quantiles_openpi', statistics, JOINT_NAMES)
+
+
+def relative(chunks: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """Setpoints (B, H, 6) relative to states (B, 6) where `DELTA` says so."""
+    return chunks - np.where(DELTA, state, 0.0)[:, None].astype(chunks.dtype)
+
+
+def absolute(actions: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """The inverse of `relative`."""
+    return actions + np.where(DELTA, state, 0.0)[:, None].astype(actions.dtype)
+
+
+def compute_statistics(data: Dataset) -> dict[str, np.ndarray]:
+    """1% and 99% quantiles of states and of relative actions over all goals, (6,) float64."""
+    actions = data.chunks - np.where(DELTA, data.state, 0.0)[:, None, None].astype(np.float32)
+    flat = {'state': data.state, 'actions': actions.reshape(-1, actions.shape[-1])}
+    statistics = {}
+    for what, values in flat.items():
+        low, high = np.quantile(values.astype(np.float64), [0.01, 0.99], axis=0)
+        low[-1], high[-1] = _GRIPPER_RANGE_RAD
+        statistics[f'{what}.q01'], statistics[f'{what}.q99'] = low, high
+    return statistics
+
+
+def draw_instruction(rng: np.random.Generator, block_m: np.ndarray) -> tuple[int, str]:
+    """A goal (index into `GOALS`) and one of its training wordings for blocks as they lie."""
+    family = rng.choice(list(_FAMILY_SHARE), p=list(_FAMILY_SHARE.values()))
+    if family == 'position':
+        word = SIDES[rng.integers(2)]
+        order = np.argsort(block_m[:, 1])
+        goal = int(order[0] if word == 'left' else order[-1])
+        choices = wordings('position', word)
+    elif family == 'colour':
+        goal = int(rng.integers(len(COLOURS)))
+        choices = wordings('colour', COLOURS[goal])
+    else:
+        goal = int(rng.integers(len(COLOURS), len(GOALS)))
+        choices = wordings('push', COLOURS[GOALS[goal].block], GOALS[goal].side)
+    return goal, choices[rng.integers(len(choices))]
+
+
+def frame_batches(
+    frames: np.ndarray, batch: int, seed: int, start_step: int = 0
+) -> Iterator[np.ndarray]:
+    """Endless batches, each frame once an epoch; batch k is the same wherever one starts."""
+    per_epoch = len(frames) // batch
+    if per_epoch == 0:
+        raise ValueError(f'{len(frames)} frames do not fill one batch of {batch}')
+    step = start_step
+    while True:
+        epoch = step // per_epoch
+        order = np.random.default_rng([seed, epoch]).permutation(frames)
+        while step // per_epoch == epoch:
+            first = (step % per_epoch) * batch
+            yield order[first : first + batch]
+            step += 1

@@ -1,0 +1,45 @@
+"""Which commands made what lies in a work folder, with which code, and how long each step took."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vla_runtime.files.whole_files import write_text
+
+
+class WorkLog:
+    """`runs.json` of a work folder: a run that was cut off is in it, too, as far as it came.
+
+    Args:
+        path: of the file; the runs that it already holds stay.
+        command: this run's command line.
+        code: version of the code that runs.
+
+    Raises:
+        ValueError: the file is not JSON.
+    """
+
+    def __init__(self, path: Path, command: str, code: str) -> None:
+        self._path = path
+        self.runs: list[dict[str, Any]] = []
+        if path.exists():
+            try:
+                self.runs += json.loads(path.read_text(encoding='utf-8'))
+            except ValueError as error:
+                raise ValueError(f'{path}: is not JSON ({error}); remove it') from None
+        self.runs.append({'command': command, 'code': code})
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Note the seconds of wall time that the block takes, however it ends."""
+        start_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.runs[-1][f'{step}_seconds'] = round(time.monotonic() - start_s, 1)
+            write_text(self._path, json.dumps(self.runs, indent=2) + '\n')
