@@ -26,8 +26,8 @@ from random_policy import (
 )
 
 from vla_runtime.engines.protocol import PolicyEngine
-from vla_runtime.families.pi.dimensions import PolicyDims
-from vla_runtime.families.pi.network import FlowPolicy
+from vla_runtime.families.pi.dimensions import PiDims
+from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.performance.devices import device_of_cuda
 from vla_runtime.performance.roofline import phase_floors, published_rates
 
@@ -84,7 +84,7 @@ def _now(engine: PolicyEngine) -> float:
     return perf_counter()
 
 
-def compile_network(network: FlowPolicy, backend: str) -> None:
+def compile_network(network: PiNetwork, backend: str) -> None:
     """Put `torch.compile` before vision, prefill and velocity; compiled when first run.
 
     What is around them (copies, velocity mix, Euler update) is a handful of small operations.
@@ -97,7 +97,7 @@ def compile_network(network: FlowPolicy, backend: str) -> None:
 
 
 def measure(
-    network: FlowPolicy,
+    network: PiNetwork,
     family: str,
     cameras: int,
     rows: int,
@@ -155,7 +155,7 @@ def measure(
     }
 
 
-def least_ms(dims: PolicyDims, rows: int, name: str, total_bytes: int) -> dict[str, float] | None:
+def least_ms(dims: PiDims, rows: int, name: str, total_bytes: int) -> dict[str, float] | None:
     """The roofline of a miss and a hit, or None for a GPU whose rates are in no table."""
     found = device_of_cuda(name, total_bytes)
     if found is None:
@@ -171,7 +171,7 @@ def least_ms(dims: PolicyDims, rows: int, name: str, total_bytes: int) -> dict[s
     return {phase: floors[phase].milliseconds for phase in ('miss', 'hit')}
 
 
-def _least_ms(dims: PolicyDims, rows: int, device: torch.device) -> dict[str, float] | None:
+def _least_ms(dims: PiDims, rows: int, device: torch.device) -> dict[str, float] | None:
     if device.type != 'cuda':
         return None
     properties = torch.cuda.get_device_properties(device)

@@ -26,7 +26,7 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
-from vla_runtime.families.pi.dimensions import GemmaDims, PolicyDims, VisionDims
+from vla_runtime.families.pi.dimensions import GemmaDims, PiDims, VisionDims
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.settings import PolicySettings
@@ -39,7 +39,7 @@ STEPS = 10
 PACKAGES = ('torch', 'numpy', 'opencv-python-headless')
 _TOKENIZER = Path(__file__).parents[1] / 'test' / 'cases' / 'lerobot_pi05_tiny' / 'tokenizer.json'
 _HEADS = {'depth': 12, 'num_heads': 8, 'num_kv_heads': 1, 'head_dim': 64}
-DIMS = PolicyDims(
+DIMS = PiDims(
     vision=VisionDims(
         width=384, depth=12, num_heads=6, mlp_dim=1536, patch_size=14, image_size=224
     ),

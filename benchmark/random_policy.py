@@ -13,10 +13,10 @@ from torch import nn
 
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.engines.torch.engine import PRECISIONS, TorchEngine
-from vla_runtime.families import policy_network
+from vla_runtime.families import build_network
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.pi.dimensions import PRESETS, GemmaDims, PolicyDims, VisionDims
-from vla_runtime.families.pi.network import FlowPolicy
+from vla_runtime.families.pi.dimensions import PRESETS, GemmaDims, PiDims, VisionDims
+from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.inference.denoise import flow_times
 
 SIZES = ('tiny', 'reduced', 'full')
@@ -37,7 +37,7 @@ class ChunkInputs:
         return len(self.tokens)
 
 
-def sized_dims(family: str, size: str, cameras: int) -> PolicyDims:
+def sized_dims(family: str, size: str, cameras: int) -> PiDims:
     """The family's dimensions: full, reduced (about 80 M parameters) or tiny (for tests)."""
     full = replace(PRESETS[family], cameras=cameras)
     if size == 'full':
@@ -63,8 +63,8 @@ def sized_dims(family: str, size: str, cameras: int) -> PolicyDims:
 
 @torch.no_grad()
 def random_network(
-    family: str, dims: PolicyDims, device: str, precision: str, seed: int = 0
-) -> FlowPolicy:
+    family: str, dims: PiDims, device: str, precision: str, seed: int = 0
+) -> PiNetwork:
     """A network whose every weight matters, and whose activations stay of order one.
 
     The same seed gives the same weights on every device; they are rounded to `precision`. The text
@@ -75,7 +75,7 @@ def random_network(
         ValueError: unknown family or precision.
     """
     with torch.device('meta'):
-        network = policy_network(family, dims)
+        network = build_network(family, dims)
     matrices = matrix_names(network)
     state = {}
     for index, (name, like) in enumerate(network.state_dict().items()):
@@ -92,16 +92,16 @@ def random_network(
     return network.eval().requires_grad_(False)
 
 
-def with_cameras(network: FlowPolicy, family: str, cameras: int) -> FlowPolicy:
+def with_cameras(network: PiNetwork, family: str, cameras: int) -> PiNetwork:
     """The same weights, not copied, for another number of cameras."""
     with torch.device('meta'):
-        other = policy_network(family, replace(network.dims, cameras=cameras))
+        other = build_network(family, replace(network.dims, cameras=cameras))
     other.load_state_dict(network.state_dict(), assign=True)
     return other.eval().requires_grad_(False)
 
 
 def random_inputs(
-    dims: PolicyDims, rows: int, seed: int, *, steps: int = 10, beta: float = 2.0
+    dims: PiDims, rows: int, seed: int, *, steps: int = 10, beta: float = 2.0
 ) -> ChunkInputs:
     """Seeded inputs; two rows are a guided pair of prompts of different lengths.
 
@@ -155,6 +155,6 @@ def infer(engine: PolicyEngine, inputs: ChunkInputs, slot: int = 0) -> np.ndarra
     return denoise_chunk(engine, inputs, slot)
 
 
-def torch_engine(network: FlowPolicy, *, graphs: bool, max_rows: int = 2) -> TorchEngine:
+def torch_engine(network: PiNetwork, *, graphs: bool, max_rows: int = 2) -> TorchEngine:
     """An engine over the network."""
     return TorchEngine(network, max_rows=max_rows, use_cuda_graphs=graphs)

@@ -21,7 +21,7 @@ from vla_runtime.engines.onnx.files import ONNX_FOLDER, WEIGHTS_DATA
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt.store import engine_names
 from vla_runtime.export.tensorrt.graph import ExternalTensor, summarise
-from vla_runtime.families.pi.dimensions import PRESETS, GemmaDims, PolicyDims, VisionDims
+from vla_runtime.families.pi.dimensions import PRESETS, GemmaDims, PiDims, VisionDims
 from vla_runtime.files.large_files import file_sha256
 
 SIZES = ('reduced_depth', 'tiny')
@@ -46,7 +46,7 @@ class Kit:
     """
 
     folder: Path
-    dims: PolicyDims
+    dims: PiDims
     precision: str
     reference: dict[str, np.ndarray]
 
@@ -55,7 +55,7 @@ class Kit:
         return StepInputs(**{name: self.reference[f'{name}_r{rows}'] for name in names})
 
 
-def kit_dims(size: str) -> PolicyDims:
+def kit_dims(size: str) -> PiDims:
     """pi0.5 with every width as published, two layers and one camera; or tiny, for tests."""
     full = replace(PRESETS['pi05'], cameras=1, vocabulary=4096)
     if size == 'reduced_depth':
@@ -133,7 +133,7 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
 
 
 def _reference(
-    bundle: Path, dims: PolicyDims, precision: str, table: np.ndarray, seed: int
+    bundle: Path, dims: PiDims, precision: str, table: np.ndarray, seed: int
 ) -> dict[str, np.ndarray]:
     """Inputs, and what ONNX Runtime makes of them; see `prepare`."""
     from random_policy import random_inputs
@@ -293,16 +293,16 @@ def _chunk(engine: Any, inputs: Any) -> np.ndarray:
     return infer(engine, inputs)
 
 
-def _dims(data: dict[str, Any]) -> PolicyDims:
+def _dims(data: dict[str, Any]) -> PiDims:
     parts = {
         'vision': VisionDims(**data['vision']),
         'language': GemmaDims(**data['language']),
         'expert': GemmaDims(**data['expert']),
     }
-    return PolicyDims(**{**data, **parts})
+    return PiDims(**{**data, **parts})
 
 
-def _spec(dims: PolicyDims) -> Any:
+def _spec(dims: PiDims) -> Any:
     """A policy.yaml's worth of names around the dimensions, as the exporter wants it."""
     from vla_runtime.bundle.schema import (
         ActionSpec,

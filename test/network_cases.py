@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_runtime.export.tensor_names import TEXT_HEAD, TEXT_TABLE, our_name
-from vla_runtime.families import policy_network
-from vla_runtime.families.pi.dimensions import GemmaDims, PolicyDims, VisionDims
-from vla_runtime.families.pi.network import FlowPolicy
+from vla_runtime.families import build_network
+from vla_runtime.families.pi.dimensions import GemmaDims, PiDims, VisionDims
+from vla_runtime.families.pi.flow_policy import PiNetwork
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class NetworkCase:
 
     description: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
-    network: FlowPolicy
+    network: PiNetwork
 
     @property
     def kind(self) -> str:
@@ -56,7 +56,7 @@ class NetworkCase:
         return self.tensors['state'][b : b + 1] if self.kind == 'pi0' else None
 
 
-def dims_of_case(d: Mapping[str, Any]) -> PolicyDims:
+def dims_of_case(d: Mapping[str, Any]) -> PiDims:
     """Our dimensions of a case's description."""
     heads = {
         'depth': d['depth'],
@@ -64,7 +64,7 @@ def dims_of_case(d: Mapping[str, Any]) -> PolicyDims:
         'num_kv_heads': d['num_kv_heads'],
         'head_dim': d['head_dim'],
     }
-    return PolicyDims(
+    return PiDims(
         vision=VisionDims(
             width=d['v_hidden'],
             depth=d['v_layers'],
@@ -94,7 +94,7 @@ def network_case_paths(kind: str | None = None) -> list[Path]:
 def load_network_case(path: Path) -> NetworkCase:
     """Read a case and load its weights under our names, every one of them."""
     description = json.loads(path.read_text())
-    network = policy_network(description['kind'], dims_of_case(description))
+    network = build_network(description['kind'], dims_of_case(description))
     weights = load_file(path.with_suffix('.weights.safetensors'))
     renamed = {our_name(name): tensor for name, tensor in weights.items()}
     renamed.pop(None, None)

@@ -20,8 +20,8 @@ from vla_runtime.bundle.schema import (
     PromptSpec,
     StateSpec,
 )
-from vla_runtime.families import policy_network
-from vla_runtime.families.pi.dimensions import GemmaDims, PolicyDims, VisionDims
+from vla_runtime.families import build_network
+from vla_runtime.families.pi.dimensions import GemmaDims, PiDims, VisionDims
 from vla_runtime.types import AdvantageTemplate, Family, Observation, RotationForm
 
 TOKENIZER = Path(__file__).parent / 'cases' / 'lerobot_pi05_tiny' / 'tokenizer.json'
@@ -29,9 +29,9 @@ JOINTS = ('shoulder', 'elbow', 'gripper')
 CAMERAS = ('top', 'wrist')
 
 
-def tiny_dims(family: Family, horizon: int = 8) -> PolicyDims:
+def tiny_dims(family: Family, horizon: int = 8) -> PiDims:
     language = GemmaDims(width=32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
-    return PolicyDims(
+    return PiDims(
         vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28),
         language=language,
         expert=replace(language, width=16, mlp_dim=32),
@@ -109,7 +109,7 @@ def write_tiny_policy(target: Path, spec: BundleSpec, seed: int = 0) -> Path:
     Zero-initialised modulations would make the expert the identity, so every weight is drawn.
     """
     generator = torch.Generator().manual_seed(seed)
-    network = policy_network(spec.family, spec.dims)
+    network = build_network(spec.family, spec.dims)
     weights = {
         name: (torch.randn(value.shape, generator=generator) * 0.2).numpy()
         for name, value in network.state_dict().items()

@@ -17,7 +17,7 @@ from tiny_policy import TOKENIZER, tiny_spec
 
 from vla_runtime.bundle.folder import BundleError, read_bundle, write_bundle
 from vla_runtime.export.checkpoint import CheckpointError, read_tensors
-from vla_runtime.families.pi.time_table import SafetensorsReader
+from vla_runtime.files.safetensors_reader import SafetensorsReader
 from vla_runtime.ros.robot.file import RobotError, load_robot
 
 ROBOTS = ROOT / 'config' / 'robots'

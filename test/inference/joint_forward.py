@@ -36,7 +36,7 @@ class JointForward:
 
     Args:
         weights: by the package's parameter names.
-        dims: sizes (`PolicyDims` or anything with its fields).
+        dims: sizes (`PiDims` or anything with its fields).
     """
 
     def __init__(self, weights: Mapping[str, Any], dims: Any) -> None:

@@ -10,11 +10,11 @@ from tiny_policy import tiny_dims
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-
-from vla_runtime.families import policy_network
 from vla_runtime.families.engine_networks import ExpertStep, PrefixEncoder
-from vla_runtime.families.pi.dimensions import PI05, PolicyDims
-from vla_runtime.families.pi.network import FlowPolicy
+
+from vla_runtime.families import build_network
+from vla_runtime.families.pi.dimensions import PI05, PiDims
+from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.performance import operation_counts
 
 DIMS = {
@@ -31,8 +31,8 @@ every = pytest.mark.parametrize('name', DIMS)
 rows_1_and_2 = pytest.mark.parametrize('rows', [1, 2])
 
 
-def network_of(dims: PolicyDims) -> FlowPolicy:
-    return policy_network('pi0' if dims.state_dim else 'pi05', dims)
+def network_of(dims: PiDims) -> PiNetwork:
+    return build_network('pi0' if dims.state_dim else 'pi05', dims)
 
 
 def flops_of(network: nn.Module, *inputs: Tensor | None) -> int:
@@ -57,7 +57,7 @@ def weights_read(module: nn.Module, *inputs: Tensor | None) -> int:
     return 4 * sum(int((p.grad != 0).sum()) for p in module.parameters() if p.grad is not None)
 
 
-def prefix_inputs(dims: PolicyDims, rows: int) -> tuple[Tensor, ...]:
+def prefix_inputs(dims: PiDims, rows: int) -> tuple[Tensor, ...]:
     # Every token another word, so that every row of the table is looked up once.
     tokens = torch.arange(rows * dims.prompt_length).view(rows, -1)
     return (
@@ -68,7 +68,7 @@ def prefix_inputs(dims: PolicyDims, rows: int) -> tuple[Tensor, ...]:
     )
 
 
-def step_inputs(dims: PolicyDims, network: FlowPolicy, rows: int) -> tuple[Tensor | None, ...]:
+def step_inputs(dims: PiDims, network: PiNetwork, rows: int) -> tuple[Tensor | None, ...]:
     d, x = dims.language, torch.randn(1, dims.horizon, dims.action_dim)
     past = torch.randn(d.depth, rows, d.num_kv_heads, dims.prefix_length, d.head_dim)
     with torch.no_grad():

@@ -15,9 +15,9 @@ from tiny_policy import tiny_dims
 
 from vla_runtime.engines.onnx.files import graph_path
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families import policy_network
+from vla_runtime.families import build_network
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.pi.dimensions import PRESETS, PolicyDims
+from vla_runtime.families.pi.dimensions import PRESETS, PiDims
 from vla_runtime.performance import operation_counts
 from vla_runtime.performance.devices import DEVICES, GIB
 from vla_runtime.performance.roofline import (
@@ -40,7 +40,7 @@ from vla_runtime.performance.roofline import (
 def test_weights_are_those_of_the_network(family, size, full):
     dims = PRESETS[family] if full else tiny_dims(family)
     with torch.device('meta'):
-        network = policy_network(family, dims)
+        network = build_network(family, dims)
     matrices = matrix_names(network)
     held = sum(
         value.numel() * (size if name in matrices else 4)
@@ -49,7 +49,7 @@ def test_weights_are_those_of_the_network(family, size, full):
     assert weight_bytes(dims, size) == held
 
 
-def held_weights(path: Path, dims: PolicyDims) -> int:
+def held_weights(path: Path, dims: PiDims) -> int:
     """Bytes of the numbers in an ONNX file that come from the checkpoint."""
     floats = (TensorProto.FLOAT, TensorProto.FLOAT16)
     # Scalars and the rotary embedding's frequencies are part of the formulas.
@@ -103,7 +103,7 @@ def test_a_second_row_costs_weights_where_engines_have_static_shapes():
 @pytest.mark.parametrize('rows', [1, 2])
 def test_keys_and_values_are_those_of_the_engine(rows):
     dims = tiny_dims('pi05')
-    engine = TorchEngine(policy_network('pi05', dims), max_rows=rows)
+    engine = TorchEngine(build_network('pi05', dims), max_rows=rows)
     held = sum(
         slot.past_key.nbytes + slot.past_value.nbytes
         for buffers in engine._buffers.values()

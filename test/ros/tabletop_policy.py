@@ -11,7 +11,7 @@ from tiny_policy import TOKENIZER, tiny_spec
 
 from vla_runtime.bundle.folder import write_bundle
 from vla_runtime.bundle.schema import ActionSpec, CameraSpec, StateSpec
-from vla_runtime.families import policy_network
+from vla_runtime.families import build_network
 from vla_runtime.tabletop.sim.scene import CAMERAS
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
 
@@ -38,7 +38,7 @@ def write_tabletop_policy(
         step_time_s=STEP_TIME_S,
     )
     generator = torch.Generator().manual_seed(seed)
-    network = policy_network(spec.family, spec.dims)
+    network = build_network(spec.family, spec.dims)
     weights = {
         name: (torch.randn(value.shape, generator=generator) * 0.1).numpy()
         for name, value in network.state_dict().items()

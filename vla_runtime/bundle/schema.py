@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.families.family import PolicyDims
 from vla_runtime.types import (
     ActionKind,
     AdvantageTemplate,

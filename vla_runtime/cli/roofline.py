@@ -38,7 +38,7 @@ from vla_runtime.files.whole_files import write_text
 from vla_runtime.performance.devices import DEVICES, GIB, MATRIX_BYTES
 
 if TYPE_CHECKING:
-    from vla_runtime.families.pi.dimensions import PolicyDims
+    from vla_runtime.families.family import PolicyDims
     from vla_runtime.performance.devices import Device
 
 _STEPS = 10

@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.families.family import PolicyDims
 
 # Prefix slots of each number of prompt rows.
 SLOTS = 2

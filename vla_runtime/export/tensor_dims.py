@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
-from vla_runtime.families.pi.dimensions import GemmaDims, PolicyDims, VisionDims
+from vla_runtime.families.pi.dimensions import GemmaDims, PiDims, VisionDims
 from vla_runtime.types import Family
 
 # The one published vision tower (SigLIP So400m); other widths do not tell their heads.
@@ -118,7 +118,7 @@ def dims_of(
     cameras: int,
     prompt_length: int,
     horizon: int,
-) -> PolicyDims:
+) -> PiDims:
     """All sizes of a policy.
 
     Args:
@@ -136,7 +136,7 @@ def dims_of(
     vocabulary, _ = shape('language.embedding.weight', 2)
     _, action_dim = shape('action_in.weight', 2)
     try:
-        return PolicyDims(
+        return PiDims(
             vision=_vision(tensors, heads.vision),
             language=_gemma(shape, 'language', heads),
             expert=_gemma(shape, 'expert', heads),

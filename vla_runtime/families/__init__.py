@@ -1,53 +1,72 @@
-"""Reference networks in PyTorch: building blocks, and one file a family."""
+"""Families of policies, found by listing this folder: each is one folder and nothing else.
+
+What a family must bring is in `family.py` and `flow_network.py`. Nothing here imports PyTorch
+before a network is asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch.overrides import TorchFunctionMode
+from vla_runtime.families.family import Family, PolicyDims
 
-from vla_runtime.families.pi.dimensions import PolicyDims
-from vla_runtime.families.pi.network import FlowPolicy
-from vla_runtime.families.pi.pi0 import Pi0
-from vla_runtime.families.pi.pi05 import Pi05
+if TYPE_CHECKING:
+    from vla_runtime.families.flow_network import FlowNetwork
 
-_FAMILIES: dict[str, Callable[[PolicyDims], FlowPolicy]] = {'pi05': Pi05, 'pi0': Pi0}
+# Shared parts of networks, and no family.
+_SHARED = 'blocks'
 
 
-def policy_network(family: str, dims: PolicyDims) -> FlowPolicy:
-    """Build an untrained network of a family.
+def family_folders() -> list[str]:
+    """Names of the folders that hold families."""
+    found = (module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+    return sorted(name for name in found if name != _SHARED)
+
+
+def _in_folders() -> dict[str, tuple[str, Family]]:
+    """Family name to its folder and declaration."""
+    families: dict[str, tuple[str, Family]] = {}
+    for folder in family_folders():
+        module = importlib.import_module(f'{__name__}.{folder}.declaration')
+        families |= {family.name: (folder, family) for family in module.FAMILIES}
+    return families
+
+
+def family_names() -> list[str]:
+    """Names of all families, as policy.yaml has them."""
+    return list(_in_folders())
+
+
+def find_family(name: str) -> Family:
+    """A family's declaration.
+
+    Raises:
+        ValueError: there is none of this name; the message lists those that there are.
+    """
+    return _find(name)[1]
+
+
+def family_of(dims: PolicyDims) -> list[Family]:
+    """Families whose dimensions are of this kind."""
+    return [family for _, family in _in_folders().values() if type(dims) is family.dims]
+
+
+def build_network(name: str, dims: PolicyDims) -> FlowNetwork:
+    """An untrained network of a family; imports PyTorch.
 
     Raises:
         ValueError: unknown family.
     """
-    if family not in _FAMILIES:
-        raise ValueError(f"family '{family}' is unknown; known are {', '.join(_FAMILIES)}")
-    return _FAMILIES[family](dims)
+    module = importlib.import_module(f'{__name__}.{_find(name)[0]}.networks')
+    build: Callable[[PolicyDims], FlowNetwork] = module.NETWORKS[name]
+    return build(dims)
 
 
-def empty_network(family: str, dims: PolicyDims) -> FlowPolicy:
-    """A network's shapes without its numbers, on the `meta` device.
-
-    Raises:
-        ValueError: unknown family.
-    """
-    with torch.device('meta'), _NothingDrawn():
-        return policy_network(family, dims)
-
-
-class _NothingDrawn(TorchFunctionMode):
-    """Leaves out drawing normal numbers, for which PyTorch imports its compiler on `meta`: 3 s."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.nn.init.normal_:
-            return kwargs['tensor']
-        return func(*args, **kwargs)
+def _find(name: str) -> tuple[str, Family]:
+    families = _in_folders()
+    if name not in families:
+        raise ValueError(f"family '{name}' is not served; known are {', '.join(families)}")
+    return families[name]

@@ -19,7 +19,7 @@ from tiny_policy import tiny_dims
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch.cuda_graph import Capturer, GraphedWork
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families import policy_network
+from vla_runtime.families import build_network
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.real_time_chunking import plan_weights
@@ -218,7 +218,7 @@ def test_many_schedules_keep_only_the_last_few(path: Path):
 
 
 def tiny_network():
-    return policy_network('pi05', tiny_dims('pi05'))
+    return build_network('pi05', tiny_dims('pi05'))
 
 
 def test_denoising_without_a_schedule_is_an_error():

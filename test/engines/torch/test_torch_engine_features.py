@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from tiny_policy import tiny_dims
+from vla_runtime.families.engine_networks import ExpertStep, JacobianExpertStep
 
 from vla_runtime.engines.protocol import MAX_SAMPLES, StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families import policy_network
-from vla_runtime.families.engine_networks import ExpertStep, JacobianExpertStep
-from vla_runtime.families.pi.network import FlowPolicy
+from vla_runtime.families import build_network
+from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.real_time_chunking import plan_weights
@@ -22,10 +22,10 @@ STEPS = 4
 families = pytest.mark.parametrize('family', ['pi05', 'pi0'])
 
 
-def seeded_network(family: str) -> FlowPolicy:
+def seeded_network(family: str) -> PiNetwork:
     """Every weight drawn, so that nothing is the identity."""
     generator = torch.Generator().manual_seed(3)
-    network = policy_network(family, tiny_dims(family))
+    network = build_network(family, tiny_dims(family))
     network.load_state_dict(
         {
             name: torch.randn(value.shape, generator=generator) * 0.2

@@ -19,11 +19,11 @@ from paths import ROOT
 from reference_cases import find
 from safetensors.torch import load_file
 from tiny_policy import tiny_dims
-
-from vla_runtime.families import empty_network, policy_network
 from vla_runtime.families.engine_networks import ExpertStep, PrefixEncoder
+
+from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.pi.dimensions import PI0, PI05
-from vla_runtime.families.pi.network import time_embedding
+from vla_runtime.families.pi.flow_policy import time_embedding
 from vla_runtime.inference.denoise import flow_times
 
 pytestmark = pytest.mark.cases
@@ -201,7 +201,7 @@ def test_the_time_table_is_every_norms_modulation_in_order(path: Path):
 )
 def test_full_size_networks_have_the_published_size(family, dims, expected):
     with torch.device('meta'):
-        network = policy_network(family, dims)
+        network = build_network(family, dims)
     count = sum(parameter.numel() for parameter in network.parameters())
     assert count == expected
     if family == 'pi05':
@@ -213,7 +213,7 @@ def test_full_size_networks_have_the_published_size(family, dims, expected):
 @pytest.mark.parametrize('family', ['pi05', 'pi0'])
 def test_an_empty_network_has_the_names_and_shapes_of_a_real_one(family):
     empty = empty_network(family, tiny_dims(family)).state_dict()
-    real = policy_network(family, tiny_dims(family)).state_dict()
+    real = build_network(family, tiny_dims(family)).state_dict()
     assert {name: value.shape for name, value in empty.items()} == {
         name: value.shape for name, value in real.items()
     }
@@ -223,7 +223,7 @@ def test_an_empty_network_has_the_names_and_shapes_of_a_real_one(family):
 def test_an_empty_network_needs_nothing_of_pytorchs_compiler():
     code = (
         'import sys; from vla_runtime.families.pi.dimensions import PI05, PI0;'
-        'from vla_runtime.families import empty_network;'
+        'from vla_runtime.families.flow_network import empty_network;'
         'empty_network("pi05", PI05); empty_network("pi0", PI0);'
         'sys.exit("torch._dynamo" in sys.modules or "sympy" in sys.modules)'
     )

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_policy import tiny_dims
 
-from vla_runtime.families import policy_network
+from vla_runtime.families import build_network
 from vla_runtime.families.pi.time_table import (
     SafetensorsReader,
     TimeTable,
@@ -22,7 +22,7 @@ from vla_runtime.inference.denoise import flow_times
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
 def test_rows_are_those_of_the_networks(family, dtype, tmp_path):
     generator = torch.Generator().manual_seed(3)
-    network = policy_network(family, tiny_dims(family))
+    network = build_network(family, tiny_dims(family))
     weights = {
         name: (torch.randn(value.shape, generator=generator) * 0.2).to(dtype)
         for name, value in network.state_dict().items()
@@ -38,7 +38,7 @@ def test_rows_are_those_of_the_networks(family, dtype, tmp_path):
 
 
 def test_a_row_does_not_depend_on_how_many_were_asked_for(tmp_path):
-    network = policy_network('pi05', tiny_dims('pi05'))
+    network = build_network('pi05', tiny_dims('pi05'))
     generator = torch.Generator().manual_seed(3)
     weights = {
         name: torch.randn(value.shape, generator=generator)

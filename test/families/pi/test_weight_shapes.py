@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from tiny_policy import tiny_dims
 
-from vla_runtime.families import empty_network
-from vla_runtime.families.pi.dimensions import PRESETS, PolicyDims
+from vla_runtime.families.flow_network import empty_network
+from vla_runtime.families.pi.dimensions import PRESETS, PiDims
 from vla_runtime.families.pi.weight_shapes import network_shapes
 
 
-def uneven(dims: PolicyDims) -> PolicyDims:
+def uneven(dims: PiDims) -> PiDims:
     """No two sizes alike, so that none can stand for another."""
     stack = replace(dims.language, depth=3, num_heads=6, num_kv_heads=2, head_dim=10)
     return replace(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_runtime.families import policy_network
+from vla_runtime.families import build_network
 from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
 from vla_runtime.tabletop.study.drivers import ExpertDriver
 from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ
@@ -45,7 +45,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         'actions.q01': np.array([-0.02] * 5 + [0.0]),
         'actions.q99': np.array([0.02] * 5 + [0.05]),
     }
-    network = policy_network('pi05', dims)
+    network = build_network('pi05', dims)
     # Zero-initialised modulations would keep the prompt and the images out of the chunk.
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2)

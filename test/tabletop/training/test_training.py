@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.families import policy_network
+from vla_runtime.families import build_network
 from vla_runtime.policy import Policy
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.tabletop.sim.closed_loop import observe
@@ -152,7 +152,7 @@ def test_a_start_of_another_network_is_refused_by_its_folder(
 ) -> None:
     dims = demo_dims(Tokenizer.load(vocabulary).vocabulary_size)
     shallow = replace(dims, vision=replace(dims.vision, depth=1))
-    network = policy_network('pi05', shallow)
+    network = build_network('pi05', shallow)
     bundle = tmp_path / 'shallow'
     write_demo_bundle(bundle, network, shallow, samples.statistics, vocabulary, {}, 0)
     with pytest.raises(ValueError, match=r"--from .*shallow: .* not those of the demo policy's"):

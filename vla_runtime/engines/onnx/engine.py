@@ -26,7 +26,7 @@ from vla_runtime.engines.onnx.files import PREFIX_OUTPUTS, Network, Precision, g
 from vla_runtime.engines.onnx.session import KIND_OF, Binding, Buffer, Placement, Session
 from vla_runtime.engines.onnx.shapes import GraphShapes
 from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs
-from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.families.family import PolicyDims
 from vla_runtime.families.pi.time_table import TimeTable
 from vla_runtime.files.quotes import one_line
 

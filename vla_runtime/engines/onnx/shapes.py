@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vla_runtime.engines.onnx.files import EXPERT_OUTPUTS, PREFIX_OUTPUTS, Network
-from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.families.family import PolicyDims
 
 # Name to kind of number (`float32`, `int64`, `bool`, …) and shape.
 Tensors = dict[str, tuple[str, tuple[int, ...]]]

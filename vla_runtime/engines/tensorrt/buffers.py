@@ -10,8 +10,8 @@ import numpy as np
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.graph_replay import GraphedWork
 from vla_runtime.engines.tensorrt.adapter import TensorInfo
-from vla_runtime.families.pi.dimensions import PolicyDims
-from vla_runtime.families.pi.time_table import bfloat16_to_float32, float32_to_bfloat16
+from vla_runtime.families.family import PolicyDims
+from vla_runtime.files.safetensors_reader import bfloat16_to_float32, float32_to_bfloat16
 
 # TensorRT takes addresses that are multiples of this.
 _ALIGNMENT = 256

@@ -24,7 +24,7 @@ from vla_runtime.engines.tensorrt.buffers import DeviceArray, RowBuffers, Schedu
 from vla_runtime.engines.tensorrt.loading import check_memory, check_precision, load_networks
 from vla_runtime.engines.tensorrt.probes import PrefixProbe, StepsProbe, VisionProbe
 from vla_runtime.engines.tensorrt.store import engine_name, engine_names, find_engines
-from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.families.family import PolicyDims
 from vla_runtime.families.pi.time_table import TimeTable
 
 # Numbers of denoise steps that are kept, each with its buffers and its graphs.

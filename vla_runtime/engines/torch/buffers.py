@@ -9,8 +9,8 @@ import torch
 
 from vla_runtime.engines.protocol import MAX_SAMPLES
 from vla_runtime.engines.torch.cuda_graph import GraphedWork
-from vla_runtime.families.pi.dimensions import PolicyDims
-from vla_runtime.families.pi.network import FlowPolicy
+from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.pi.flow_policy import PiNetwork
 
 
 class PrefixSlot:
@@ -58,7 +58,7 @@ class Schedule:
     @torch.inference_mode(False)
     @torch.no_grad()
     def __init__(
-        self, times: np.ndarray, dt: float, network: FlowPolicy, device: torch.device
+        self, times: np.ndarray, dt: float, network: PiNetwork, device: torch.device
     ) -> None:
         # Outside inference mode, because the Jacobian's backward pass keeps rows of the table.
         self.times = torch.tensor(times, dtype=torch.float32, device=device)

@@ -24,11 +24,11 @@ from vla_runtime.engines.protocol import MAX_SAMPLES, SLOTS, Feature, StepInputs
 from vla_runtime.engines.torch.buffers import RowBuffers, Schedule, Variant
 from vla_runtime.engines.torch.cuda_graph import Capturer, CudaGraphCapture, GraphedWork, Work
 from vla_runtime.engines.torch.cuda_streams import CudaStreams, Place
-from vla_runtime.families import empty_network
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.engine_networks import ExpertStep, JacobianExpertStep, PrefixEncoder
-from vla_runtime.families.pi.dimensions import PolicyDims
-from vla_runtime.families.pi.network import FlowPolicy
+from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.flow_network import empty_network
+from vla_runtime.families.pi.flow_policy import PiNetwork
 
 # Schedules (numbers of denoise steps) that are kept, each with its table and its graphs.
 _SCHEDULES_KEPT = 4
@@ -52,7 +52,7 @@ class TorchEngine:
     features: frozenset[Feature] = frozenset({'jacobian', 'action_time', 'samples', 'overlap'})
 
     def __init__(
-        self, network: FlowPolicy, *, max_rows: int = 2, use_cuda_graphs: bool = True
+        self, network: PiNetwork, *, max_rows: int = 2, use_cuda_graphs: bool = True
     ) -> None:
         network = network.eval().requires_grad_(False)
         self.dims = dims = network.dims
@@ -335,7 +335,7 @@ class TorchEngine:
         rows.velocity[: variant.rows * variant.samples].copy_(velocity)
 
 
-def _assign_weights(network: FlowPolicy, state: Mapping[str, Tensor], weights: Path) -> None:
+def _assign_weights(network: PiNetwork, state: Mapping[str, Tensor], weights: Path) -> None:
     try:
         network.load_state_dict(state, assign=True)
     except RuntimeError as error:

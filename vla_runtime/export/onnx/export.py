@@ -32,11 +32,11 @@ from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.translation import Translator
 from vla_runtime.export.onnx.weights import BundleWeights, WeightFile
-from vla_runtime.families import empty_network
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.engine_networks import ExpertStep, PrefixEncoder
-from vla_runtime.families.pi.dimensions import PolicyDims
-from vla_runtime.families.pi.network import FlowPolicy
+from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.flow_network import empty_network
+from vla_runtime.families.pi.flow_policy import PiNetwork
 
 _DTYPES = {
     'float32': torch.float32,
@@ -94,7 +94,7 @@ def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
     )
 
 
-def meta_network(spec: BundleSpec, dtype: torch.dtype) -> FlowPolicy:
+def meta_network(spec: BundleSpec, dtype: torch.dtype) -> PiNetwork:
     """The network without numbers, its matrices in the given precision."""
     network = empty_network(spec.family, spec.dims)
     matrices = matrix_names(network)

@@ -1,4 +1,4 @@
-"""The sizes of a policy's networks: one dataclass, presets for the published models.
+"""The sizes of pi0 and pi0.5: one dataclass, presets for the published models.
 
 Pure numbers. A machine that only serves TensorRT engines reads them without loading torch.
 """
@@ -7,22 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-
-@dataclass(frozen=True)
-class VisionDims:
-    """A SigLIP vision transformer (arXiv 2303.15343)."""
-
-    width: int
-    depth: int
-    num_heads: int
-    mlp_dim: int
-    patch_size: int
-    image_size: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one image."""
-        return (self.image_size // self.patch_size) ** 2
+from vla_runtime.families.blocks.dimensions import VisionDims
 
 
 @dataclass(frozen=True)
@@ -38,7 +23,7 @@ class GemmaDims:
 
 
 @dataclass(frozen=True)
-class PolicyDims:
+class PiDims:
     """All that fixes the shapes of a pi0 or pi0.5 policy.
 
     The expert shares depth, heads and head_dim with the language model, because one attention
@@ -91,6 +76,11 @@ class PolicyDims:
             )
 
     @property
+    def image_size(self) -> int:
+        """S, edge of the square images in pixels."""
+        return self.vision.image_size
+
+    @property
     def prefix_length(self) -> int:
         """P: image tokens of all cameras, then prompt tokens."""
         return self.cameras * self.vision.tokens + self.prompt_length
@@ -104,7 +94,7 @@ _GEMMA_2B = GemmaDims(
 )
 _GEMMA_300M = replace(_GEMMA_2B, width=1024, mlp_dim=4096)
 
-PI05 = PolicyDims(
+PI05 = PiDims(
     vision=_SO400M,
     language=_GEMMA_2B,
     expert=_GEMMA_300M,
@@ -116,4 +106,21 @@ PI05 = PolicyDims(
 )
 PI0 = replace(PI05, prompt_length=48, state_dim=32)
 
-PRESETS = {'pi05': PI05, 'pi0': PI0}
+_STACK = {
+    'width': 16384,
+    'depth': 512,
+    'mlp_dim': 131072,
+    'num_heads': 1024,
+    'num_kv_heads': 1024,
+    'head_dim': 1024,
+}
+LIMITS = {
+    'vision.width': 16384,
+    'vision.depth': 512,
+    'vision.num_heads': 1024,
+    'vision.mlp_dim': 131072,
+    'vision.image_size': 4096,
+    'vision.patch_size': 1024,
+    **{f'language.{name}': limit for name, limit in _STACK.items()},
+    **{f'expert.{name}': limit for name, limit in _STACK.items()},
+}

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.pi.dimensions import PolicyDims
-from vla_runtime.families.pi.network import FlowPolicy, time_embedding
+from vla_runtime.families.pi.dimensions import PiDims
+from vla_runtime.families.pi.flow_policy import PiNetwork, time_embedding
 
 
-class Pi0(FlowPolicy):
+class Pi0(PiNetwork):
     """The suffix is a state token that does not see the actions, then the actions."""
 
-    def __init__(self, dims: PolicyDims) -> None:
+    def __init__(self, dims: PiDims) -> None:
         super().__init__(dims, adaptive=False)
         width = dims.expert.width
         self.state_projection = nn.Linear(dims.state_dim, width)

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks.gemma import AdaptiveRMSNorm
-from vla_runtime.families.pi.dimensions import PolicyDims
-from vla_runtime.families.pi.network import FlowPolicy, time_embedding
+from vla_runtime.families.pi.dimensions import PiDims
+from vla_runtime.families.pi.flow_policy import PiNetwork, time_embedding
 
 
-class Pi05(FlowPolicy):
+class Pi05(PiNetwork):
     """The flow time becomes scale, shift and gate of the expert's norms; no state token."""
 
-    def __init__(self, dims: PolicyDims) -> None:
+    def __init__(self, dims: PiDims) -> None:
         super().__init__(dims, adaptive=True)
         width = dims.expert.width
         self.time_in = nn.Linear(width, width)

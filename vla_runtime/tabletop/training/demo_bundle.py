@@ -24,7 +24,7 @@ from vla_runtime.bundle.schema import (
     PromptSpec,
     StateSpec,
 )
-from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.policy import Policy
 from vla_runtime.tabletop.sim.closed_loop import run_seeds
 from vla_runtime.tabletop.sim.expert import STEP_TIME_S
@@ -51,7 +51,7 @@ _EVALUATIONS: tuple[tuple[Family, Variant, Wording], ...] = (
 )
 
 
-def demo_spec(dims: PolicyDims, source: Mapping[str, str]) -> BundleSpec:
+def demo_spec(dims: PiDims, source: Mapping[str, str]) -> BundleSpec:
     """policy.yaml of the demo policy."""
     return BundleSpec(
         name='tabletop demo',
@@ -76,7 +76,7 @@ def demo_spec(dims: PolicyDims, source: Mapping[str, str]) -> BundleSpec:
 def write_demo_bundle(
     target: Path,
     network: torch.nn.Module,
-    dims: PolicyDims,
+    dims: PiDims,
     statistics: Mapping[str, np.ndarray],
     tokenizer: Path,
     made: Mapping[str, Any],

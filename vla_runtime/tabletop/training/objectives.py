@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks.gemma import attend, normalise_rms, rotary
 from vla_runtime.families.pi.dimensions import VisionDims
-from vla_runtime.families.pi.network import FlowPolicy
+from vla_runtime.families.pi.flow_policy import PiNetwork
 
 # The image is 64x48 in a 64x64 square: half its height, in which `project` counts, is 24 pixels.
 HALF_HEIGHT_PX = 24.0
@@ -38,7 +38,7 @@ class SeeObjective(nn.Module):
         self.head = nn.Linear(width, colours * 3)
 
     def forward(
-        self, network: FlowPolicy, pixels: Tensor, pixel: Tensor
+        self, network: PiNetwork, pixels: Tensor, pixel: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss and what to report.
 
@@ -122,7 +122,7 @@ class ActObjective(nn.Module):
 
     def forward(
         self,
-        network: FlowPolicy,
+        network: PiNetwork,
         prefix: Prefix,
         actions: Tensor,
         generator: torch.Generator,
@@ -185,9 +185,7 @@ def locate(pixel: Tensor, vision: VisionDims) -> tuple[Tensor, Tensor, Tensor]:
     return row * side + column, cell - cell.floor() - 0.5, across & down
 
 
-def encode_prefix(
-    network: FlowPolicy, pixels: Tensor, tokens: Tensor, token_mask: Tensor
-) -> Prefix:
+def encode_prefix(network: PiNetwork, pixels: Tensor, tokens: Tensor, token_mask: Tensor) -> Prefix:
     """One prefix forward for all objectives.
 
     Serving stops at the last layer's keys and values; here that layer runs to its end for the

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from vla_runtime.families import policy_network
-from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.families import build_network
+from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.pi05 import Pi05
 from vla_runtime.files.whole_files import whole_file
 from vla_runtime.tabletop.sim.scene import COLOURS
@@ -79,9 +79,9 @@ class TrainingPlan:
 class Learner(nn.Module):
     """The network and the heads that only training needs."""
 
-    def __init__(self, dims: PolicyDims, draws: int, step_weight: np.ndarray) -> None:
+    def __init__(self, dims: PiDims, draws: int, step_weight: np.ndarray) -> None:
         super().__init__()
-        self.network = cast(Pi05, policy_network('pi05', dims))
+        self.network = cast(Pi05, build_network('pi05', dims))
         self.see = SeeObjective(dims.language.width, len(COLOURS))
         self.ground = GroundObjective(dims.language.width, len(JOINT_NAMES), dims.action_dim)
         self.act = ActObjective(draws, torch.from_numpy(step_weight))

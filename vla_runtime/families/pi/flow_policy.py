@@ -8,13 +8,15 @@ runs all tokens together instead: it validates the split, nothing at run time ca
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from vla_runtime.families.blocks.gemma import Gemma, attend, rotary
 from vla_runtime.families.blocks.siglip import VisionEncoder
-from vla_runtime.families.pi.dimensions import PolicyDims
+from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.pi.dimensions import PiDims
 
 
 def time_embedding(times: Tensor, width: int) -> Tensor:
@@ -33,14 +35,14 @@ def time_embedding(times: Tensor, width: int) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.float32)
 
 
-class FlowPolicy(nn.Module):
+class PiNetwork(FlowNetwork):
     """Vision encoder, language model and action expert; the families add how time and state enter.
 
     Shapes: B batch, V cameras, N tokens an image, L prompt tokens, P = V*N + L, T suffix tokens,
     H horizon, A padded action dimension, W language width.
     """
 
-    def __init__(self, dims: PolicyDims, adaptive: bool) -> None:
+    def __init__(self, dims: PiDims, adaptive: bool) -> None:
         super().__init__()
         self.dims = dims
         self.vision = VisionEncoder(dims.vision, dims.language.width)
@@ -107,28 +109,35 @@ class FlowPolicy(nn.Module):
         k, v = self.language.layers[-1].project_keys_values(x, rotation)
         return torch.stack([*keys, k]), torch.stack([*values, v])
 
-    def velocity(
-        self,
-        x: Tensor,
-        past_key: Tensor,
-        past_value: Tensor,
-        prefix_mask: Tensor,
-        conditioning: Tensor,
-        state: Tensor | None = None,
-    ) -> Tensor:
-        """The flow's velocity at noisy actions x, on top of a prefix.
+    def prefix(
+        self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
+    ) -> Mapping[str, Tensor]:
+        """Keys and values (layers, R, kv_heads, P, D) and `prefix_mask` (R, P) bool.
 
-        Args:
-            x: (B or 1, H, A) float32; one x serves all rows of the prefix.
-            past_key, past_value: (layers, R, kv_heads, P, D); prefix_mask: (R, P) bool. R is B, or
-                a divisor of it: then B / R successive x share each row.
-            conditioning: (B or 1, C) rows of `time_conditioning`; (B or 1, H, C) with one row for
-                each action.
-            state: (R, S), pi0 only.
-
-        Returns:
-            (B, H, A) float32
+        `rows` are `tokens` (R, L) int64 and `token_mask` (R, L) bool.
         """
+        tokens, token_mask = rows['tokens'], rows['token_mask']
+        count = tokens.shape[0]
+        # A hidden camera's tokens have weight zero, but zero times NaN is NaN: one overflow in an
+        # image must not outlive the camera.
+        image_tokens = torch.where(image_mask[:, None, None], image_tokens, 0.0)
+        embeddings, mask = self.embed_prefix(
+            image_tokens[None].expand(count, -1, -1, -1),
+            image_mask[None].expand(count, -1),
+            tokens,
+            token_mask,
+        )
+        past_key, past_value = self.encode_prefix(embeddings, mask)
+        return {'past_key': past_key, 'past_value': past_value, 'prefix_mask': mask}
+
+    def velocity(
+        self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
+    ) -> Tensor:
+        """As `FlowNetwork.velocity`; `rows` has pi0's `state` (R, S)."""
+        past_key, past_value, prefix_mask = (
+            past[name] for name in ('past_key', 'past_value', 'prefix_mask')
+        )
+        state = rows.get('state')
         shared = max(1, x.shape[0] // prefix_mask.shape[0])
         if shared > 1:
             prefix_mask = prefix_mask.repeat_interleave(shared, dim=0)

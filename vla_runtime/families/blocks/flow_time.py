@@ -1,0 +1,31 @@
+"""The flow time as a network sees it, in numpy, for backends that run without PyTorch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+# Periods of the sines and cosines.
+_SHORTEST, _LONGEST = 4e-3, 4.0
+
+
+def time_embedding(times: np.ndarray, width: int) -> np.ndarray:
+    """Sine-cosine embedding of flow times, computed in float64; (N,) to (N, width) float32."""
+    fraction = np.linspace(0.0, 1.0, width // 2)
+    period = _SHORTEST * (_LONGEST / _SHORTEST) ** fraction
+    # The times as the networks see them.
+    seen = np.asarray(times, np.float32).astype(np.float64)
+    angle = seen[:, None] * (2.0 * math.pi / period)
+    return np.concatenate([np.sin(angle), np.cos(angle)], axis=1).astype(np.float32)
+
+
+def linear_rows(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """A linear layer on each row of (N, in); (N, out)."""
+    # One by one, so that a row does not depend on how many were asked for.
+    return np.stack([weight @ row + bias for row in x])
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    """x times its sigmoid, computed in float64."""
+    return (x / (1.0 + np.exp(-x.astype(np.float64)))).astype(np.float32)

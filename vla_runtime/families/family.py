@@ -1,0 +1,131 @@
+"""What a family of policies declares: all of it that needs neither a network nor its weights.
+
+A policy is a vision network, a prefix network and a head. What the prefix hands to the head is an
+opaque set of named tensors: a prefix output feeds the head input of the same name, and its shape is
+read off the traced network, the ONNX file or the engine. A family declares only the inputs that
+come from an observation.
+
+A family lives in a folder of `vla_runtime/families/`:
+- `declaration.py`: `FAMILIES`, a tuple of `Family`; imports neither PyTorch nor ROS 2;
+- `networks.py`: `NETWORKS`, family name to a function that builds its `FlowNetwork`;
+- `checkpoint.py`: how a training project's folder is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from vla_runtime.files.safetensors_reader import SafetensorsReader
+from vla_runtime.types import PromptTemplate
+
+# `flow`: denoised over N steps. `tokens` (decoded one by one) and `single` (one pass) are to come.
+Head = Literal['flow']
+Shape = tuple[int, ...]
+
+
+class PolicyDims(Protocol):
+    """Dimensions that every family has; a family's own dataclass adds those of its networks."""
+
+    @property
+    def cameras(self) -> int:
+        """V, camera inputs of the network."""
+
+    @property
+    def image_size(self) -> int:
+        """S, edge of the square images in pixels."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the network knows."""
+
+    @property
+    def prompt_length(self) -> int:
+        """L, tokens of the padded prompt."""
+
+    @property
+    def prefix_length(self) -> int:
+        """P, tokens of all images, the prompt and whatever else the prefix holds."""
+
+    @property
+    def horizon(self) -> int:
+        """H, actions of a chunk."""
+
+    @property
+    def action_dim(self) -> int:
+        """A, padded action dimensions."""
+
+    @property
+    def state_dim(self) -> int:
+        """Padded state dimensions of a network with a state token; 0 without one."""
+
+
+class TimeTable(Protocol):
+    """What the head is told of the flow times, one row a time; an input of the head."""
+
+    @property
+    def width(self) -> int:
+        """C, numbers of a row."""
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        """Rows (N, C) float32 of the flow times (N,) in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class RowInput:
+    """An input with a value for each prompt row.
+
+    Attributes:
+        kind: `float32`, `int64` or `bool`.
+        shape: without the row axis, which comes first.
+    """
+
+    kind: Literal['float32', 'int64', 'bool']
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of policies.
+
+    Attributes:
+        name: in policy.yaml.
+        title: for people, with its source.
+        head: how actions come out.
+        dims: dataclass of `dimensions` in policy.yaml; a `PolicyDims`.
+        presets: published sizes by name.
+        limits: greatest values that are still believed, by the fields of `dims` (`vision.width`).
+        templates: prompts that its policies were trained with.
+        prefix_inputs: inputs of the prefix besides images: `tokens`, `token_mask`, `state`.
+        head_inputs: inputs of the head besides the prefix's outputs: `state`.
+        time_table: from dimensions and weights.
+        weight_shapes: tensor names to shapes, in the order of the network's state dict.
+    """
+
+    name: str
+    title: str
+    head: Head
+    dims: type
+    presets: Mapping[str, Any]
+    limits: Mapping[str, int]
+    templates: tuple[PromptTemplate, ...]
+    prefix_inputs: Callable[[Any], Mapping[str, RowInput]]
+    head_inputs: Callable[[Any], Mapping[str, RowInput]]
+    time_table: Callable[[Any, SafetensorsReader], TimeTable]
+    weight_shapes: Callable[[Any], dict[str, Shape]]
+
+
+def prompt_inputs(dims: PolicyDims) -> dict[str, RowInput]:
+    """Tokens and their mask, which every prompt has."""
+    return {
+        'tokens': RowInput('int64', (dims.prompt_length,)),
+        'token_mask': RowInput('bool', (dims.prompt_length,)),
+    }
+
+
+def state_input(dims: PolicyDims) -> dict[str, RowInput]:
+    """The state, normalised and padded."""
+    return {'state': RowInput('float32', (dims.state_dim,))}

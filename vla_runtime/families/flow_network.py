@@ -1,0 +1,92 @@
+"""What the network of a family with a `flow` head is, and its tensors without their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vla_runtime.families import build_network
+from vla_runtime.families.family import PolicyDims
+
+
+class FlowNetwork(nn.Module):
+    """Vision encoder, prefix and action expert of one policy.
+
+    Shapes: V cameras, N tokens an image, W width of the language model, R prompt rows, H horizon,
+    A padded action dimension, C numbers of a row of the time table.
+
+    Attributes:
+        dims: of the policy.
+        vision: module, pixels (n, 3, S, S) float32 in [-1, 1] to image tokens (n, N, W) float32.
+    """
+
+    dims: PolicyDims
+    vision: nn.Module
+
+    def prefix(
+        self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
+    ) -> Mapping[str, Tensor]:
+        """What the head attends to, computed once an observation.
+
+        Args:
+            image_tokens: (V, N, W) float32, shared by all rows; image_mask: (V,) bool. What a
+                hidden camera's tokens hold must not matter, NaN included.
+            **rows: the family's `prefix_inputs`, (R, …) each.
+
+        Returns:
+            tensors by the names under which `velocity` takes them, each with a row axis that is as
+            long as R and the only axis that depends on it
+        """
+        raise NotImplementedError
+
+    def time_conditioning(self, times: Tensor) -> Tensor:
+        """All that the head needs to know of the flow times (N,): one row (C,) a time."""
+        raise NotImplementedError
+
+    def velocity(
+        self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
+    ) -> Tensor:
+        """The flow's velocity at noisy actions x, where t runs from 1 (noise) to 0 (actions).
+
+        Args:
+            x: (B or 1, H, A) float32; one x serves all rows of the prefix.
+            past: what `prefix` returned for R rows. R is B, or a divisor of it: then B / R
+                successive x share each row.
+            conditioning: (B or 1, C) rows of `time_conditioning`; (B or 1, H, C) with one row for
+                each action.
+            **rows: the family's `head_inputs`, (R, …) each.
+
+        Returns:
+            (B, H, A) float32
+        """
+        raise NotImplementedError
+
+
+def empty_network(name: str, dims: PolicyDims) -> FlowNetwork:
+    """A network's shapes without its numbers, on the `meta` device.
+
+    Raises:
+        ValueError: unknown family.
+    """
+    with torch.device('meta'), _NothingDrawn():
+        return build_network(name, dims)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Leaves out drawing normal numbers, for which PyTorch imports its compiler on `meta`: 3 s."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.init.normal_:
+            return kwargs['tensor']
+        return func(*args, **kwargs)

@@ -1,0 +1,38 @@
+"""pi0 (arXiv 2410.24164) and pi0.5 (arXiv 2504.16054): PaliGemma and an action expert."""
+
+from __future__ import annotations
+
+from vla_runtime.families.family import Family, prompt_inputs, state_input
+from vla_runtime.families.pi.dimensions import LIMITS, PI0, PI05, PiDims
+from vla_runtime.families.pi.time_table import Pi0TimeTable, Pi05TimeTable
+from vla_runtime.families.pi.weight_shapes import pi0_shapes, pi05_shapes
+
+FAMILIES = (
+    Family(
+        name='pi05',
+        title='pi0.5 (arXiv 2504.16054)',
+        head='flow',
+        dims=PiDims,
+        presets={'pi05': PI05},
+        limits=LIMITS,
+        # A checkpoint trained without state in the prompt uses pi0's layout (openpi) or pi05's.
+        templates=('pi05_state', 'pi05', 'pi0'),
+        prefix_inputs=prompt_inputs,
+        head_inputs=lambda dims: {},
+        time_table=Pi05TimeTable,
+        weight_shapes=pi05_shapes,
+    ),
+    Family(
+        name='pi0',
+        title='pi0 (arXiv 2410.24164)',
+        head='flow',
+        dims=PiDims,
+        presets={'pi0': PI0},
+        limits=LIMITS,
+        templates=('pi0',),
+        prefix_inputs=prompt_inputs,
+        head_inputs=state_input,
+        time_table=Pi0TimeTable,
+        weight_shapes=pi0_shapes,
+    ),
+)
