@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from execution_rig import Rig
+from execution_rig import Rig, holding
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.columns import Column
@@ -12,7 +12,6 @@ from vla_runtime.execution.command import CommandKind, Refusal
 from vla_runtime.execution.config import Mode
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, make_limits
-from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.watchdog import WatchdogParameters
 
 TWO = ('a', 'b')
@@ -21,7 +20,7 @@ PERIOD_S = 0.01
 
 def rig_of(**config: object) -> Rig:
     return Rig(
-        ExecutorParameters(replan_interval=20, handover=HandoverParameters(mode='switch')),
+        holding(replan_interval=20, handover=HandoverParameters(mode='switch')),
         **config,  # type: ignore[arg-type]
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from execution_rig import ROS_START_NS, Rig, chunk_of
+from execution_rig import ROS_START_NS, Rig, chunk_of, holding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,7 +92,7 @@ def longest_stall(
 def test_when_cameras_and_steps_have_any_rates_expect_no_stall_beyond_a_frame_and_an_inference(
     camera_hz: float, step_hz: float, interval: int, inference_s: float, mode: str, overrun: str
 ) -> None:
-    parameters = ExecutorParameters(
+    parameters = holding(
         replan_interval=interval,
         replan_mode=mode,  # type: ignore[arg-type]
         overrun=overrun,  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_when_cameras_and_steps_have_any_rates_expect_no_stall_beyond_a_frame_an
 
 @pytest.mark.parametrize('interval', [1, 2, 4])
 def test_when_cameras_are_slower_than_steps_expect_the_robot_to_keep_moving(interval: int) -> None:
-    parameters = ExecutorParameters(
+    parameters = holding(
         replan_interval=interval,
         overrun='continue',
         max_overrun_steps=4,
@@ -123,9 +123,7 @@ def test_when_cameras_are_slower_than_steps_expect_the_robot_to_keep_moving(inte
 
 
 def test_when_the_same_frames_are_inferred_again_expect_the_chunk_joined_further_on() -> None:
-    rig = Rig(
-        ExecutorParameters(replan_interval=2, handover=HandoverParameters('switch'))
-    ).started()
+    rig = Rig(holding(replan_interval=2, handover=HandoverParameters('switch'))).started()
     rows = [0.001 * row for row in range(HORIZON)]
     observed_ns = rig.ros_ns
     assert rig.submit(rows, observed_ns).join_index == 0
@@ -156,9 +154,7 @@ def answer(rig: Rig, request: int | None, observation_ns: int, number: int) -> R
 
 
 def test_when_an_answer_is_refused_expect_its_request_closed_and_the_next_asked_at_once() -> None:
-    rig = Rig(
-        ExecutorParameters(replan_interval=2, handover=HandoverParameters('switch'))
-    ).started()
+    rig = Rig(holding(replan_interval=2, handover=HandoverParameters('switch'))).started()
     first = ask(rig)
     assert answer(rig, first, rig.ros_ns, 1) is None
     rig.tick(3)
@@ -170,9 +166,7 @@ def test_when_an_answer_is_refused_expect_its_request_closed_and_the_next_asked_
 
 
 def test_when_a_stray_chunk_is_refused_expect_the_request_to_stay_open() -> None:
-    rig = Rig(
-        ExecutorParameters(replan_interval=2, handover=HandoverParameters('switch'))
-    ).started()
+    rig = Rig(holding(replan_interval=2, handover=HandoverParameters('switch'))).started()
     first = ask(rig)
     observed_ns = rig.ros_ns
     assert answer(rig, first, observed_ns, 1) is None

@@ -6,13 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from execution_rig import Rig
+from execution_rig import Rig, holding
 from stopping_rig import RAMP, TWO, assert_held, moving, rig_of
 
 from vla_runtime.execution.command import CommandKind, Reason, Refusal
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
-from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.watchdog import WatchdogParameters
 
 
@@ -64,7 +63,7 @@ def test_when_a_fault_comes_while_an_answer_is_awaited_expect_to_ask_again_after
 
 
 def test_when_a_fault_stopped_an_ensemble_expect_older_chunks_forgotten() -> None:
-    parameters = ExecutorParameters(replan_interval=4, handover=HandoverParameters('ensemble'))
+    parameters = holding(replan_interval=4, handover=HandoverParameters('ensemble'))
     rig = Rig(parameters).started()
     rig.submit([0.1] * 30)
     rig.tick(8)

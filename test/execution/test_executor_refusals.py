@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from execution_rig import Rig, chunk_of
+from execution_rig import Rig, chunk_of, holding
 
 from vla_runtime.execution.command import CommandKind, Refusal
 from vla_runtime.execution.handover import HandoverParameters
-from vla_runtime.execution.parameters import ExecutorParameters
 
 SWITCH = HandoverParameters(mode='switch')
 FLAT = [0.0] * 20
@@ -16,7 +15,7 @@ FLAT = [0.0] * 20
 
 def rig_of(**changes: object) -> Rig:
     values: dict[str, object] = {'replan_interval': 5, 'handover': SWITCH}
-    return Rig(ExecutorParameters(**{**values, **changes})).started()  # type: ignore[arg-type]
+    return Rig(holding(**{**values, **changes})).started()  # type: ignore[arg-type]
 
 
 def test_when_chunk_is_duplicated_expect_it_dropped() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from execution_rig import STEP_NS, Rig
+from execution_rig import STEP_NS, Rig, holding
 
 from vla_runtime.execution.command import CommandKind, Reason, Refusal
 from vla_runtime.execution.handover import HandoverParameters
-from vla_runtime.execution.parameters import DelayParameters, ExecutorParameters
+from vla_runtime.execution.parameters import DelayParameters
 from vla_runtime.execution.watchdog import WatchdogParameters
 
 SWITCH = HandoverParameters(mode='switch')
@@ -16,7 +16,7 @@ FLAT = [0.0] * 20
 
 def rig_of(**changes: object) -> Rig:
     values: dict[str, object] = {'replan_interval': 5, 'handover': SWITCH}
-    return Rig(ExecutorParameters(**{**values, **changes})).started()  # type: ignore[arg-type]
+    return Rig(holding(**{**values, **changes})).started()  # type: ignore[arg-type]
 
 
 def rows_executed_of(rig: Rig, chunk: int) -> list[int]:
@@ -270,7 +270,7 @@ def test_when_interval_changes_expect_it_at_the_next_boundary() -> None:
     rig = rig_of()
     rig.submit(FLAT)
     rig.tick(5)
-    rig.executor.set_parameters(ExecutorParameters(replan_interval=2, handover=SWITCH))
+    rig.executor.set_parameters(holding(replan_interval=2, handover=SWITCH))
     assert rig.executor.status().parameters.replan_interval == 5
     rig.submit(FLAT)
     rig.run_until(lambda command: command.chunk == 2)
@@ -286,9 +286,7 @@ def test_when_parameters_change_while_a_chunk_waits_expect_them_at_its_boundary(
     rig.tick(5)
     rig.submit([0.1] * 20)
     rig.executor.set_parameters(
-        ExecutorParameters(
-            replan_interval=3, handover=HandoverParameters(mode='blend', blend_steps=2)
-        )
+        holding(replan_interval=3, handover=HandoverParameters(mode='blend', blend_steps=2))
     )
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     assert rows_executed_of(rig, 2) == [4, 5, 6]
@@ -300,7 +298,7 @@ def test_when_interpolation_changes_expect_the_step_in_progress_undisturbed(
     ways: tuple[str, str],
 ) -> None:
     old, new = (
-        ExecutorParameters(replan_interval=5, handover=SWITCH, interpolation=way)  # type: ignore[arg-type]
+        holding(replan_interval=5, handover=SWITCH, interpolation=way)  # type: ignore[arg-type]
         for way in ways
     )
     rig = Rig(old).started()
@@ -316,7 +314,7 @@ def test_when_interpolation_changes_expect_the_step_in_progress_undisturbed(
 
 def test_when_holding_expect_parameters_at_once() -> None:
     rig = rig_of()
-    rig.executor.set_parameters(ExecutorParameters(replan_interval=2))
+    rig.executor.set_parameters(holding(replan_interval=2))
     assert rig.executor.status().parameters.replan_interval == 2
 
 
@@ -324,7 +322,7 @@ def test_when_interval_is_set_beyond_the_known_horizon_expect_error() -> None:
     rig = rig_of()
     rig.submit(FLAT)
     with pytest.raises(ValueError, match='between 1 and 20'):
-        rig.executor.set_parameters(ExecutorParameters(replan_interval=21))
+        rig.executor.set_parameters(holding(replan_interval=21))
 
 
 # ---------------------------------------------------------------- episodes
@@ -352,7 +350,7 @@ def test_when_reset_expect_nothing_of_the_last_episode_left() -> None:
 
 def test_when_episode_runs_in_simulated_time_expect_steps_to_follow_it() -> None:
     rig = Rig(
-        ExecutorParameters(replan_interval=5, handover=SWITCH),
+        holding(replan_interval=5, handover=SWITCH),
         watchdog=WatchdogParameters(motion_clock='ros', clock_timeout_s=0.2),
     ).started()
     rig.submit(FLAT)

@@ -47,7 +47,12 @@ def planner(bundle) -> RequestPlanner:
 
 def planned(planner: RequestPlanner, **settings) -> ChunkRequest:
     return planner.plan(
-        observation(), PolicySettings(**settings), 0, plan=PLAN, noise=None, clock=PhaseClock()
+        observation(),
+        PolicySettings(**{'rtc_mode': 'guided', **settings}),
+        0,
+        plan=PLAN,
+        noise=None,
+        clock=PhaseClock(),
     )
 
 

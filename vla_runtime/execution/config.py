@@ -13,6 +13,7 @@ from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.stopping import StopActions
 from vla_runtime.execution.watchdog import WatchdogParameters
+from vla_runtime.files.setting_fields import check_ranges, setting
 
 
 class Mode(str, Enum):
@@ -33,7 +34,6 @@ class ExecutorConfig:
         start: how to set out.
         watchdog: when to stop.
         on_stop: how to stop, by cause.
-        clamp_latch: this many clamped chunks in a row stop the robot until `reset`; 0 never does.
         control_period_s: time between two ticks. A tick that comes later moves the command no
             further than one and a half periods at top speed allow, because the robot's controller
             executes each command in about one; the limit of acceleration has precedence. Not
@@ -46,7 +46,12 @@ class ExecutorConfig:
     start: StartParameters = field(default_factory=StartParameters)
     watchdog: WatchdogParameters = field(default_factory=WatchdogParameters)
     on_stop: StopActions = field(default_factory=StopActions)
-    clamp_latch: int = 0
+    clamp_latch: int = setting(
+        20,
+        'so many chunks outside the limits in a row stop the robot until ~/reset; 0: never',
+        0,
+        10_000,
+    )
     control_period_s: float = math.inf
 
     def __post_init__(self) -> None:
@@ -57,8 +62,7 @@ class ExecutorConfig:
             )
         if self.limits is not None:
             self._require_endless(self.limits)
-        if self.clamp_latch < 0:
-            raise ValueError(f'clamp_latch is {self.clamp_latch}, expected 0 (never) or more')
+        check_ranges(self)
         if not self.control_period_s > 0.0:
             raise ValueError(
                 f'control_period_s is {self.control_period_s}, expected more than 0 seconds'

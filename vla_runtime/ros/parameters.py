@@ -27,6 +27,7 @@ from rclpy.exceptions import InvalidParameterTypeException, InvalidParameterValu
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
+from vla_runtime.files.setting_fields import settings_of
 from vla_runtime.files.typed_yaml import did_you_mean
 
 _TYPE_NAMES = {bool: 'bool', int: 'integer', float: 'double', str: 'string'}
@@ -116,6 +117,24 @@ class ParameterSpec:
 
 
 ParameterTable = Sequence[ParameterSpec]
+
+
+def parameter_rows(settings: type, *, read_only: bool = False) -> tuple[ParameterSpec, ...]:
+    """Return a parameter for every setting of a dataclass (`files.setting_fields`)."""
+    return tuple(
+        ParameterSpec(
+            row.name,
+            row.default,
+            row.description,
+            minimum=row.minimum,
+            maximum=row.maximum,
+            words=row.words,
+            read_only=read_only,
+        )
+        for row in settings_of(settings)
+    )
+
+
 # Judges values that are each in range by themselves: what they mean together, or for this policy.
 JointCheck = Callable[[Mapping[str, Any]], 'str | None']
 

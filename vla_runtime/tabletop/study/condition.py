@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, Literal, get_args
 
 from vla_runtime.execution.handover import HandoverMode
-from vla_runtime.execution.parameters import Overrun
+from vla_runtime.execution.parameters import ExecutorParameters, Overrun
 from vla_runtime.inference.guidance import CfgMode
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.tabletop.sim.scene import CAMERAS, VARIANTS, Variant
@@ -27,11 +27,13 @@ Backend = Literal['torch', 'onnxruntime']
 Cache = Literal['off', 'exact', 'bounded', 'image_blind']
 
 TOUCH: tuple[Family, ...] = ('colour', 'position')
+# What a robot is given that changes nothing.
+_EXECUTOR = ExecutorParameters()
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One cell of a study; the defaults are those of config/executor.yaml.
+    """One cell of a study; the executor's defaults are a robot's.
 
     Attributes:
         families: episode i is of family i modulo their number.
@@ -87,12 +89,12 @@ class Condition:
     cache_max_reuses: int = 0
     cache_max_image_change: float | None = None
     cache_max_state_bins: int | None = None
-    replan_interval: int = 8
+    replan_interval: int = _EXECUTOR.replan_interval
     delay_steps: float = 1.0
-    handover: HandoverMode = 'blend'
+    handover: HandoverMode = _EXECUTOR.handover.mode
     rtc_mode: RtcMode = 'off'
-    overrun: Overrun = 'continue'
-    max_overrun_steps: int = 4
+    overrun: Overrun = _EXECUTOR.overrun
+    max_overrun_steps: int = _EXECUTOR.max_overrun_steps
 
     def __post_init__(self) -> None:
         _require_words('families', self.families, FAMILIES)

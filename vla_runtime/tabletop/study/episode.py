@@ -295,7 +295,7 @@ def _make_executor(world: Tabletop, condition: Condition) -> ChunkExecutor:
     )
     whole_steps = -int(-condition.delay_steps // 1)
     return ChunkExecutor(
-        ExecutorConfig(tuple(Column(name) for name in world.joint_names), limits),
+        ExecutorConfig(tuple(Column(name) for name in world.joint_names), limits, clamp_latch=0),
         ExecutorParameters(
             replan_interval=condition.replan_interval,
             overrun=condition.overrun,
