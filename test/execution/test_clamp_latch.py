@@ -5,7 +5,7 @@ from __future__ import annotations
 from execution_rig import Rig, holding
 
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.command import CommandKind, Refusal
+from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 
@@ -47,7 +47,7 @@ def test_when_an_episode_begins_without_a_reset_expect_it_still_closed() -> None
     rig.executor.begin_episode(1)
     rig.tick()
     assert rig.reason == 'clamp_latch'
-    assert rig.submit([0.0] * 30).refusal is Refusal.CLAMP_LATCH
+    assert rig.submit([0.0] * 30).refusal is ChunkRefusal.CLAMP_LATCH
     rig.executor.reset(2)
     rig.tick()
     assert rig.submit([0.0] * 30).accepted

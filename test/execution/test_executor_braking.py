@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_runtime.execution.approach import StartParameters
-from vla_runtime.execution.columns import Column, Columns
+from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, make_limits
@@ -257,7 +257,7 @@ def test_when_started_after_a_push_expect_the_command_to_go_to_the_robot_without
 
 
 def test_when_a_range_is_small_expect_a_tracking_error_that_means_something() -> None:
-    columns = Columns([Column('arm'), Column('gripper'), Column('wrist', continuous=True)])
+    columns = CommandColumns([Column('arm'), Column('gripper'), Column('wrist', continuous=True)])
     limits = make_limits(
         columns.names,
         {'arm': ColumnLimits(-3.0, 3.0), 'gripper': ColumnLimits(0.021, 0.057)},
@@ -267,7 +267,7 @@ def test_when_a_range_is_small_expect_a_tracking_error_that_means_something() ->
 
 
 def test_when_the_limits_name_a_tracking_error_expect_it_to_have_precedence() -> None:
-    columns = Columns([Column('arm'), Column('gripper'), Column('wheel', kind='velocity')])
+    columns = CommandColumns([Column('arm'), Column('gripper'), Column('wheel', kind='velocity')])
     limits = make_limits(
         columns.names,
         {

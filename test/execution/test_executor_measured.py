@@ -9,7 +9,7 @@ import pytest
 from execution_rig import Rig, holding
 from stopping_rig import RAMP, TWO, assert_held, moving, rig_of
 
-from vla_runtime.execution.command import CommandKind, Reason, Refusal
+from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
 from vla_runtime.execution.watchdog import WatchdogParameters
@@ -24,7 +24,7 @@ def test_when_joint_states_stop_expect_hold_within_the_period_that_makes_them_st
     assert_held(rig, Reason.STATE_STALE)
     assert "['a', 'b']" in rig.executor.detail and '0.110 s' in rig.executor.detail
     assert not rig.executor.wants_chunk
-    assert rig.submit(RAMP).refusal is Refusal.HOLDING
+    assert rig.submit(RAMP).refusal is ChunkRefusal.HOLDING
 
 
 def test_when_joint_states_return_expect_a_new_chunk_asked_for_and_executed() -> None:
@@ -113,7 +113,7 @@ def test_when_measured_position_jumps_expect_hold_until_started_again() -> None:
     rig.measured[1] = rig.command.setpoints[1]
     rig.tick(10)
     assert rig.reason == 'tracking_error' and "'b'" in rig.executor.detail
-    assert rig.submit(RAMP).refusal is Refusal.NOT_RUNNING
+    assert rig.submit(RAMP).refusal is ChunkRefusal.NOT_RUNNING
     assert rig.executor.start(rig.now_s, rig.ros_ns).started
     rig.tick()
     assert_held(rig, Reason.WAITING_FOR_CHUNK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from execution_rig import STEP_NS, Rig, holding
 
-from vla_runtime.execution.command import CommandKind, Reason, Refusal
+from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.parameters import DelayParameters
 from vla_runtime.execution.watchdog import WatchdogParameters
@@ -46,7 +46,7 @@ def test_when_observation_is_mid_step_expect_that_step_to_be_row_zero() -> None:
         if back_ns == 0:
             assert result.join_index == index
         else:
-            assert result.refusal is Refusal.OUT_OF_ORDER
+            assert result.refusal is ChunkRefusal.OUT_OF_ORDER
             fresh = rig_of()
             fresh.submit(FLAT)
             fresh.tick(10)
@@ -89,7 +89,7 @@ def test_when_chunk_has_one_row_expect_it_executed() -> None:
 def test_when_interval_exceeds_the_horizon_expect_refusal_with_the_numbers() -> None:
     rig = rig_of(replan_interval=12)
     result = rig.submit([0.0] * 10)
-    assert result.refusal is Refusal.INTERVAL_EXCEEDS_HORIZON
+    assert result.refusal is ChunkRefusal.INTERVAL_EXCEEDS_HORIZON
     assert '12' in result.text and '10' in result.text
 
 
@@ -259,7 +259,7 @@ def test_when_useful_part_is_past_expect_chunk_dropped_with_the_numbers() -> Non
     rig.submit([0.0] * 20)
     rig.tick(2)
     result = rig.submit([0.0] * 5)
-    assert result.refusal is Refusal.USEFUL_PART_PAST
+    assert result.refusal is ChunkRefusal.USEFUL_PART_PAST
     assert '5 rows' in result.text and 'row 5' in result.text
 
 
@@ -344,7 +344,7 @@ def test_when_reset_expect_nothing_of_the_last_episode_left() -> None:
     assert (rig.command.setpoints == before).all()
     status = rig.executor.status()
     assert (status.episode, status.step, status.delay_estimate) == (1, 0, 1)
-    assert rig.submit(FLAT, observed_ns).refusal is Refusal.OBSERVATION_UNKNOWN
+    assert rig.submit(FLAT, observed_ns).refusal is ChunkRefusal.OBSERVATION_UNKNOWN
     assert rig.executor.committed_plan(rig.ros_ns).rows.shape == (0, 2)
 
 

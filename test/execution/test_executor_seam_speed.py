@@ -7,7 +7,7 @@ import pytest
 from execution_rig import STEP_NS, Rig, holding
 
 from vla_runtime.execution.approach import StartParameters
-from vla_runtime.execution.command import CommandKind, Reason, Refusal
+from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters, blend_weights
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, OnViolation, make_limits
 from vla_runtime.execution.parameters import DelayParameters
@@ -79,7 +79,7 @@ def test_when_a_step_across_the_seam_is_too_fast_expect_refusal_naming_the_joint
 ) -> None:
     rig = cross('reject', jump)
     result = rig.result  # type: ignore[attr-defined]
-    assert result.refusal is Refusal.LIMIT
+    assert result.refusal is ChunkRefusal.LIMIT
     assert "velocity of 'b'" in result.text and 'seam' in result.text
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     assert {chunk for _, chunk, _ in rig.executed()} == {1}
@@ -135,4 +135,4 @@ def test_when_a_cross_fade_is_too_fast_after_its_first_row_expect_refusal_all_th
     result = rig.submit([0.2] * 30)
     assert result.accepted is accepted
     if not accepted:
-        assert result.refusal is Refusal.LIMIT and 'seam' in result.text
+        assert result.refusal is ChunkRefusal.LIMIT and 'seam' in result.text

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 
 # Share of the start's tolerance that nobody sees.
 NEGLIGIBLE = 0.01
@@ -57,7 +57,9 @@ class Approach:
         fastest: (columns,) speed limits; where they are below the set speed they are kept to.
     """
 
-    def __init__(self, columns: Columns, parameters: StartParameters, fastest: np.ndarray) -> None:
+    def __init__(
+        self, columns: CommandColumns, parameters: StartParameters, fastest: np.ndarray
+    ) -> None:
         self._columns = columns
         self._parameters = parameters
         self._start = np.zeros(columns.count)
@@ -84,15 +86,15 @@ class Approach:
         """Forget it."""
         self.active = False
 
-    def advance(self, dt_s: float, rates: np.ndarray) -> np.ndarray:
-        """Where to be after `dt_s` more seconds; `rates` is overwritten with the velocity."""
+    def advance(self, dt_s: float, velocity: np.ndarray) -> np.ndarray:
+        """Where to be after `dt_s` more seconds; `velocity` is overwritten with the velocity."""
         self.elapsed_s += dt_s
         progress = self.elapsed_s / self._duration_s
         if progress >= 1.0:
-            rates[:] = 0.0
+            velocity[:] = 0.0
             np.copyto(self.target, self._goal)
             return self.target
-        np.divide(self._distance, self._duration_s, out=rates)
+        np.divide(self._distance, self._duration_s, out=velocity)
         np.multiply(self._distance, progress, out=self.target)
         self.target += self._start
         return self.target
@@ -101,8 +103,8 @@ class Approach:
         """Whether the line has been walked to its end and the command has kept up."""
         if self.elapsed_s < self._duration_s:
             return False
-        gap = np.abs(commanded - self.target) / self._columns.scale
-        return bool(gap.max() <= NEGLIGIBLE * self._parameters.tolerance)
+        distance = np.abs(commanded - self.target) / self._columns.scale
+        return bool(distance.max() <= NEGLIGIBLE * self._parameters.tolerance)
 
     @property
     def overdue(self) -> bool:
@@ -113,18 +115,18 @@ class Approach:
         """Which column has furthest to go, and how far, in words; empty without an approach."""
         if not self.active:
             return ''
-        gap = np.where(self._columns.is_velocity, 0.0, np.abs(self._goal - commanded))
-        left_s = gap / self.speed
+        distance = np.where(self._columns.is_velocity, 0.0, np.abs(self._goal - commanded))
+        left_s = distance / self.speed
         worst = int(np.argmax(left_s))
         return (
-            f"'{self._columns.names[worst]}' has {gap[worst]:.3g} to go, "
+            f"'{self._columns.names[worst]}' has {distance[worst]:.3g} to go, "
             f'to {self._goal[worst]:.3g}, for {left_s[worst]:.1f} s'
         )
 
     def describe(self, commanded: np.ndarray) -> str:
         """How far it came, in words."""
-        gap = np.abs(commanded - self.target) / self._columns.scale
-        worst = int(np.argmax(gap))
+        distance = np.abs(commanded - self.target) / self._columns.scale
+        worst = int(np.argmax(distance))
         return (
             f"'{self._columns.names[worst]}' has come to {commanded[worst]:.4g} and should have "
             f'been at {self.target[worst]:.4g} after {self._duration_s:.2g} s; given up after '

@@ -45,7 +45,7 @@ class Column:
     component: int = 0
 
 
-class Columns:
+class CommandColumns:
     """All columns of one executor, as arrays of flags beside their names."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
@@ -133,7 +133,7 @@ def _rotations_6d(columns: Sequence[Column]) -> tuple[np.ndarray, ...]:
     return tuple(groups)
 
 
-def describe_no_rotation(rows: np.ndarray, columns: Columns) -> str:
+def describe_no_rotation(rows: np.ndarray, columns: CommandColumns) -> str:
     """Which quaternion or 6D rotation has no direction, or parallel ones; empty when none is so.
 
     Args:
@@ -165,7 +165,7 @@ def describe_no_rotation(rows: np.ndarray, columns: Columns) -> str:
 
 
 def write_alike(
-    rows: np.ndarray, columns: Columns, reference: np.ndarray, at_row: int
+    rows: np.ndarray, columns: CommandColumns, reference: np.ndarray, at_row: int
 ) -> np.ndarray:
     """The same rows, in the writing that lies nearest to a reference and changes least.
 

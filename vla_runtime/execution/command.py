@@ -53,7 +53,7 @@ class Reason(str, Enum):
     INTERNAL_ERROR = 'internal_error'
 
 
-class Refusal(str, Enum):
+class ChunkRefusal(str, Enum):
     """Why a chunk was not taken."""
 
     NOT_RUNNING = 'not_running'
@@ -121,7 +121,7 @@ class SubmitResult:
         clamped: some of it was outside the limits and clamped.
     """
 
-    refusal: Refusal | None
+    refusal: ChunkRefusal | None
     text: str = ''
     join_step: int = -1
     join_index: int = -1
@@ -191,7 +191,7 @@ class Counters:
     short: int = 0
     clamped: int = 0
     policy_restarts: int = 0
-    refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
+    refused: dict[ChunkRefusal, int] = field(default_factory=lambda: dict.fromkeys(ChunkRefusal, 0))
     rows_skipped: int = 0
     rows_executed: int = 0
     rows_left: int = 0

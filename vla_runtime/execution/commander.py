@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from vla_runtime.execution.approach import NEGLIGIBLE, Approach, StartParameters
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.motion_limiter import MotionLimiter
@@ -29,7 +29,7 @@ class Commander:
 
     def __init__(
         self,
-        columns: Columns,
+        columns: CommandColumns,
         limits: Limits,
         start: StartParameters,
         counters: Counters,
@@ -109,9 +109,9 @@ class Commander:
         inside = np.where(guarded, np.clip(goal, limits.hard_lower, limits.hard_upper), setpoints)
         excess = np.where(guarded, np.abs(goal - inside) / self._columns.scale, 0.0)
         goes_back = self._start.on_too_far == 'approach' and not self.unknown.any()
-        share = 1.0 if goes_back else NEGLIGIBLE
+        tolerated = 1.0 if goes_back else NEGLIGIBLE
         worst = int(np.argmax(excess))
-        if excess[worst] > share * self._start.tolerance:
+        if excess[worst] > tolerated * self._start.tolerance:
             return self._describe_outside(worst, measured[worst])
         if not self.has_commanded:
             np.copyto(setpoints, measured if goes_back else inside, where=guarded)

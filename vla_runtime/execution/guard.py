@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Command, Counters, Reason
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.watchdog import ClockWatch, StateWatch, WatchdogParameters
@@ -29,7 +29,7 @@ class Guard:
     def __init__(
         self,
         parameters: WatchdogParameters,
-        columns: Columns,
+        columns: CommandColumns,
         tracking_error: np.ndarray,
         latch: ClampLatch,
         counters: Counters,

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 
 OnViolation = Literal['clamp', 'reject']
 _Describe = Callable[[int, int], str]
@@ -168,7 +168,7 @@ class ChunkCheck:
 
 
 def check_rows(
-    rows: np.ndarray, step_time_s: float, limits: Limits, columns: Columns
+    rows: np.ndarray, step_time_s: float, limits: Limits, columns: CommandColumns
 ) -> ChunkCheck:
     """Check every row of a chunk against every limit.
 
@@ -219,7 +219,11 @@ def _scatter(limits: Limits) -> np.ndarray:
 
 
 def check_handed_over(
-    before: np.ndarray, rows: np.ndarray, step_time_s: float, limits: Limits, columns: Columns
+    before: np.ndarray,
+    rows: np.ndarray,
+    step_time_s: float,
+    limits: Limits,
+    columns: CommandColumns,
 ) -> str:
     """What is too fast across a seam or in the rows that follow it; empty when nothing is.
 
@@ -243,7 +247,7 @@ def check_handed_over(
 
 
 def _outside(
-    rows: np.ndarray, lower: np.ndarray, upper: np.ndarray, columns: Columns
+    rows: np.ndarray, lower: np.ndarray, upper: np.ndarray, columns: CommandColumns
 ) -> tuple[np.ndarray, _Describe]:
     """By how much positions lie outside: (steps, columns), and how to say it."""
     slack = _SLACK * (1.0 + np.abs(rows))
@@ -257,7 +261,7 @@ def _outside(
 
 
 def _too_fast(
-    rows: np.ndarray, step_time_s: float, limits: Limits, columns: Columns
+    rows: np.ndarray, step_time_s: float, limits: Limits, columns: CommandColumns
 ) -> tuple[np.ndarray, _Describe]:
     """By how much speeds exceed the limit, as a share of it: (steps, columns)."""
     speed = np.zeros_like(rows)
@@ -272,7 +276,7 @@ def _too_fast(
 
 
 def _too_sudden(
-    rows: np.ndarray, step_time_s: float, limits: Limits, columns: Columns
+    rows: np.ndarray, step_time_s: float, limits: Limits, columns: CommandColumns
 ) -> tuple[np.ndarray, _Describe]:
     """By how much accelerations exceed the limit, as a share of it: (steps, columns)."""
     change = np.zeros_like(rows)

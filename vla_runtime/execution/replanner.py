@@ -17,8 +17,8 @@ import numpy as np
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.chunk_check import CheckedChunk
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.columns import Columns
-from vla_runtime.execution.command import CommittedSetpoints, Counters, Refusal, SubmitResult
+from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.command import ChunkRefusal, CommittedSetpoints, Counters, SubmitResult
 from vla_runtime.execution.handover import LiveChunk, SeamReport
 from vla_runtime.execution.history import StepHistory
 from vla_runtime.execution.intake import (
@@ -46,7 +46,7 @@ class Replanner:
 
     def __init__(
         self,
-        columns: Columns,
+        columns: CommandColumns,
         limits: Limits,
         start: StartParameters,
         latch: ClampLatch,
@@ -149,10 +149,10 @@ class Replanner:
         standstill: Standstill,
     ) -> SubmitResult:
         if self._latch.closed:
-            raise Refused(Refusal.CLAMP_LATCH, self._latch.text)
+            raise Refused(ChunkRefusal.CLAMP_LATCH, self._latch.text)
         if stamped.episode != self.episode:
             raise Refused(
-                Refusal.OTHER_EPISODE,
+                ChunkRefusal.OTHER_EPISODE,
                 f'chunk {stamped.number} is of episode {stamped.episode}, this is {self.episode}',
             )
         self.order.require_newer(stamped)
@@ -186,7 +186,7 @@ class Replanner:
         past = self.history.at(stamped.observation_ns)
         if past is None:
             raise Refused(
-                Refusal.OBSERVATION_UNKNOWN,
+                ChunkRefusal.OBSERVATION_UNKNOWN,
                 f'chunk {stamped.number} has an observation from before the last start, reset or '
                 'clock jump; where the robot was in its plan then says nothing about now',
             )
@@ -217,13 +217,13 @@ class Replanner:
         if rows is not None:
             too_fast = self._too_fast(rows)
             if too_fast and self._limits.actions.velocity == 'reject':
-                raise Refused(Refusal.LIMIT, too_fast)
+                raise Refused(ChunkRefusal.LIMIT, too_fast)
             found.append(too_fast)
         clamped = '; '.join(text for text in found if text)
         self._counters.clamped += bool(clamped)
         self._latch.count(clamped=bool(clamped))
         if self._latch.closed:
-            raise Refused(Refusal.CLAMP_LATCH, f'{self._latch.text}; the last: {clamped}')
+            raise Refused(ChunkRefusal.CLAMP_LATCH, f'{self._latch.text}; the last: {clamped}')
         return clamped
 
     def _too_fast(self, rows: np.ndarray) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 
 _NEVER = np.iinfo(np.int64).min
 _FULL_TURN = 2.0 * np.pi
@@ -34,7 +34,7 @@ class _Mapping(NamedTuple):
 class MeasuredState:
     """Latest measured position of every column with feedback, and the stamp it came with."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: CommandColumns) -> None:
         self._columns = columns
         self._index = {
             name: column
@@ -68,7 +68,7 @@ class MeasuredState:
 
     @property
     def missing(self) -> list[str]:
-        """Columns with feedback that were never heard of."""
+        """Columns with feedback whose position has never been received."""
         return [name for name, column in self._index.items() if self._stamps[column] == _NEVER]
 
     def oldest_columns(self) -> list[str]:

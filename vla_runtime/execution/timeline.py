@@ -240,7 +240,7 @@ class Timeline:
         self._before_pending = self._plan
         return True
 
-    def sample_into(self, setpoints: np.ndarray, rates: np.ndarray) -> int:
+    def sample_into(self, setpoints: np.ndarray, velocity: np.ndarray) -> int:
         """Setpoints and their rates (per second) at the current plan time, after `advance`.
 
         Returns:
@@ -250,8 +250,8 @@ class Timeline:
         step = self.next_step - 1
         fraction = (self.consumed_ns - step * self.step_ns) / self.step_ns
         interval = step - self._plan.first_step
-        self._sampler.sample_into(self._plan, interval, fraction, setpoints, rates)
-        rates /= self.step_time_s
+        self._sampler.sample_into(self._plan, interval, fraction, setpoints, velocity)
+        velocity /= self.step_time_s
         return step
 
     def committed_rows(self, past_steps: int) -> tuple[int, np.ndarray]:

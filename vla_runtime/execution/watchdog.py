@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.state import MeasuredState
@@ -75,7 +75,7 @@ class WatchdogParameters:
 
 
 def tracking_error_limits(
-    columns: Columns, limits: Limits, max_tracking_error: float
+    columns: CommandColumns, limits: Limits, max_tracking_error: float
 ) -> np.ndarray:
     """Distance between commanded and measured position that stops the robot, per column.
 
@@ -191,7 +191,7 @@ class StateWatch:
     """
 
     def __init__(
-        self, parameters: WatchdogParameters, columns: Columns, tracking_error: np.ndarray
+        self, parameters: WatchdogParameters, columns: CommandColumns, tracking_error: np.ndarray
     ) -> None:
         self._parameters = parameters
         self._columns = columns

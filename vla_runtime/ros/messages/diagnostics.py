@@ -29,7 +29,7 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True)
-class Condition:
+class StatusItem:
     """One line of a node's status.
 
     Attributes:
@@ -46,7 +46,7 @@ class Condition:
 
 
 def to_message(
-    conditions: Iterable[Condition], *, node: str, hardware: str, stamp: Time
+    conditions: Iterable[StatusItem], *, node: str, hardware: str, stamp: Time
 ) -> DiagnosticArray:
     """Conditions as a message; names get the node's full name in front.
 
@@ -73,7 +73,7 @@ def to_message(
     return message
 
 
-def log(node: Node, condition: Condition) -> None:
+def log(node: Node, condition: StatusItem) -> None:
     """Log a condition with the severity of its level."""
     text, logger = f'{condition.name}: {condition.text}', node.get_logger()
     # rclpy remembers a severity for each line that logs: one line for each.

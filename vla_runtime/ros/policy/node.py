@@ -48,7 +48,7 @@ from vla_runtime.engines.loading import limit_threads
 from vla_runtime.engines.preflight import check_backend
 from vla_runtime.policy import Policy
 from vla_runtime.ros.messages.conversions import chunk_to_message, message_to_plan
-from vla_runtime.ros.messages.diagnostics import Condition, Level
+from vla_runtime.ros.messages.diagnostics import Level, StatusItem
 from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.node_runner import guard_transitions, guarded, run_node
 from vla_runtime.ros.package_files import share_folder
@@ -349,15 +349,15 @@ class PolicyNode(LifecycleNode):
 
     # Status.
 
-    def _sensor_conditions(self) -> Iterator[Condition]:
+    def _sensor_conditions(self) -> Iterator[StatusItem]:
         """What the status of every second adds: cameras and joints as they are now."""
         self._instruction.follow()
         synchronizer, responder = self._synchronizer, self._responder
         if synchronizer is None or responder is None:
             return
         now_ns = self._ros_time_ns()
-        refusals = responder.readiness(now_ns, monotonic_ns(), self._instruction.text)
-        self._status.set(policy_status.observation(refusals))
+        missing = responder.readiness(now_ns, monotonic_ns(), self._instruction.text)
+        self._status.set(policy_status.observation(missing))
         several = several_publishers(self, self.resolve_topic_name(_REQUEST_TOPIC))
         self._status.set(policy_status.requests(several))
         yield from map(policy_status.camera, synchronizer.camera_statuses(now_ns))
@@ -377,7 +377,7 @@ class PolicyNode(LifecycleNode):
 
     def _say(self, level: Level, text: str) -> None:
         superseded = self._incoming.superseded
-        self._status.set(Condition('inference', level, text, {'requests_replaced': superseded}))
+        self._status.set(StatusItem('inference', level, text, {'requests_replaced': superseded}))
 
     def _on_wrong_transition(self, _: str, error: Exception) -> None:
         # Nothing changed: the state of inference stays what it was.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_runtime import __version__
-from vla_runtime.execution.command import Refusal
+from vla_runtime.execution.command import ChunkRefusal
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.tabletop.demo import plots
 from vla_runtime.tabletop.demo.refusals import MEANINGS
@@ -139,7 +139,7 @@ def _refused(telemetry: Telemetry) -> str:
         return ''
     rows = ''.join(
         f'<tr><td class="number">{count}</td><td>{html.escape(reason.replace("_", " "))}</td>'
-        f'<td>{html.escape(MEANINGS[Refusal(reason)])}</td></tr>'
+        f'<td>{html.escape(MEANINGS[ChunkRefusal(reason)])}</td></tr>'
         for reason, count in telemetry.refused.items()
     )
     said = ''.join(f'<li>{html.escape(text)}</li>' for text in telemetry.refusals)

@@ -42,7 +42,7 @@ _RECORD = (
 
 
 @dataclass(frozen=True)
-class Origin:
+class Provenance:
     """Where results come from.
 
     Attributes:
@@ -63,7 +63,7 @@ class Origin:
 
 
 def study_record(
-    study: Study, origin: Origin, results: Mapping[Condition, Sequence[EpisodeResult]]
+    study: Study, provenance: Provenance, results: Mapping[Condition, Sequence[EpisodeResult]]
 ) -> Json:
     """All of a study as plain data; what cannot be measured is None."""
     varied = varied_fields(study.conditions)
@@ -74,7 +74,7 @@ def study_record(
         'question': study.question,
         'x': study.x,
         'varied': list(varied),
-        **asdict(origin),
+        **asdict(provenance),
         'versions': {
             'vla_runtime': __version__,
             'python': platform.python_version(),
@@ -95,7 +95,7 @@ def study_record(
 
 def _backend_versions(conditions: Sequence[Condition]) -> Json:
     """Of what ran the policy beside PyTorch, where anything did."""
-    if not any(c.driver == 'policy' and c.backend == 'onnxruntime' for c in conditions):
+    if not any(c.chunk_source == 'policy' and c.backend == 'onnxruntime' for c in conditions):
         return {}
     import onnxruntime
 

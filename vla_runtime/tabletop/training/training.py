@@ -48,7 +48,7 @@ Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
+class TrainingSettings:
     """How to train; with the data set it fixes the result on one machine.
 
     Attributes:
@@ -105,7 +105,7 @@ class Training:
 
     def __init__(
         self,
-        plan: TrainingPlan,
+        plan: TrainingSettings,
         samples: Samples,
         number_tokens: np.ndarray,
         vocabulary: int,
@@ -297,7 +297,7 @@ class Training:
         self._stage, self._step = state['stage'], state['step']
 
 
-def learning_rate(plan: TrainingPlan, step: int, total: int, warm_up: int = 100) -> float:
+def learning_rate(plan: TrainingSettings, step: int, total: int, warm_up: int = 100) -> float:
     """Linear warm-up, then a cosine down to a hundredth of the peak."""
     warm_up = min(warm_up, max(total // 5, 1))
     if step < warm_up:

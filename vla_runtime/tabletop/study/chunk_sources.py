@@ -20,7 +20,7 @@ from vla_runtime.tabletop.study.condition import Condition
 from vla_runtime.types import ActionChunk, CommittedPlan, Observation
 
 
-class ChunkDriver(Protocol):
+class ChunkSource(Protocol):
     """Turns what is seen into chunks."""
 
     # Whether it looks at images; rendering is what a tick costs most.
@@ -39,7 +39,7 @@ class ChunkDriver(Protocol):
         """The chunk for an observation of the world as it stands, and whether the plan tied it."""
 
 
-class PolicyDriver:
+class PolicySource:
     """A policy bundle; settings are a condition's, noise is the seed's.
 
     Args:
@@ -105,7 +105,7 @@ def _cache_policy(condition: Condition) -> CachePolicy:
     return CachePolicy(mode=mode)
 
 
-class ExpertDriver:
+class ExpertSource:
     """The expert at its best, told by the same words; it sees the simulator's state."""
 
     needs_images = False
