@@ -208,7 +208,7 @@ def _plan(arguments: argparse.Namespace, start: Start | None) -> TrainingSetting
 
 
 def _made(training: Training, start: Start | None, log: WorkLog, work: Path) -> dict[str, Any]:
-    """How the policy was made, for the receipt."""
+    """Return how the policy was made, for the receipt."""
     data = training.samples.data
     made = {
         'runs': log.runs,

@@ -1,4 +1,4 @@
-"""Setting out: how far the first command may be from the robot, and how the gap is closed."""
+"""Setting out: the distance allowed between robot and first command, and the approach over it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OnStartTooFar = Literal['refuse', 'approach']
 
 @dataclass(frozen=True)
 class StartParameters:
-    """How to set out from standstill.
+    """Settings of a start from standstill.
 
     Attributes:
         tolerance: largest distance from the commanded (at the first start: measured) position to
@@ -87,7 +87,7 @@ class Approach:
         self.active = False
 
     def advance(self, dt_s: float, velocity: np.ndarray) -> np.ndarray:
-        """Where to be after `dt_s` more seconds; `velocity` is overwritten with the velocity."""
+        """Return the setpoints `dt_s` later; `velocity` is overwritten with their velocity."""
         self.elapsed_s += dt_s
         progress = self.elapsed_s / self._duration_s
         if progress >= 1.0:
@@ -100,7 +100,7 @@ class Approach:
         return self.target
 
     def arrived(self, commanded: np.ndarray) -> bool:
-        """Whether the line has been walked to its end and the command has kept up."""
+        """Return whether the line is walked to its end and the command has kept up."""
         if self.elapsed_s < self._duration_s:
             return False
         distance = np.abs(commanded - self.target) / self._columns.scale
@@ -108,11 +108,11 @@ class Approach:
 
     @property
     def overdue(self) -> bool:
-        """Whether it should have arrived long ago."""
+        """Return whether the approach has exceeded its timeout."""
         return self.elapsed_s > self._duration_s + self._parameters.approach_timeout_s
 
     def progress(self, commanded: np.ndarray) -> str:
-        """Which column has furthest to go, and how far, in words; empty without an approach."""
+        """Name the column furthest from its goal, and its distance; empty without an approach."""
         if not self.active:
             return ''
         distance = np.where(self._columns.is_velocity, 0.0, np.abs(self._goal - commanded))
@@ -124,7 +124,7 @@ class Approach:
         )
 
     def describe(self, commanded: np.ndarray) -> str:
-        """How far it came, in words."""
+        """Describe how far the approach came."""
         distance = np.abs(commanded - self.target) / self._columns.scale
         worst = int(np.argmax(distance))
         return (

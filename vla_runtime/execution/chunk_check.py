@@ -1,4 +1,4 @@
-"""What can be said about a chunk wherever the robot is: shape, joints, kinds, values and limits.
+"""Checks of a chunk that do not depend on the robot's position: shape, joints, values, limits.
 
 Nothing here depends on what the robot is doing, so that a chunk is read and checked by whichever
 thread received it, while another one ticks.

@@ -77,16 +77,16 @@ class Commander:
 
     @property
     def moving(self) -> bool:
-        """Whether the last command moved."""
+        """True when the last command moved."""
         return self._limiter.moving
 
     @property
     def in_motion(self) -> bool:
-        """Whether the last command followed a plan or an approach, and moved."""
+        """True when the last command followed a plan or an approach, and moved."""
         return self.moving and self.command.kind in (CommandKind.TRACK, CommandKind.APPROACH)
 
     def forget(self, dry_run: bool) -> None:
-        """What was commanded says nothing about the robot."""
+        """Forget the last command: it says nothing about the robot any more."""
         self.has_commanded = False
         self.command.dry_run = dry_run
 
@@ -166,7 +166,7 @@ class Commander:
         return command
 
     def _gives_way_to(self, positions: np.ndarray) -> bool:
-        """Whether a hold has to give way: from out of reach on, until it is near again."""
+        """Return whether a hold must give way: from out of reach until near again."""
         np.subtract(self.command.setpoints, positions, out=self.target)
         np.abs(self.target, out=self.target)
         np.greater(self.target, self._reach, out=self._far)
@@ -246,7 +246,7 @@ class Commander:
         return command
 
     def arrived(self) -> bool:
-        """Whether the approach is over: at its goal, and inside the limits."""
+        """Return whether the approach is over: at its goal, and inside the limits."""
         setpoints = self.command.setpoints
         return self.approach.arrived(setpoints) and not self._limiter.outside(setpoints)
 
@@ -257,7 +257,7 @@ class Commander:
             self.target[self._columns.is_velocity] = 0.0
 
     def refuses(self, measured: np.ndarray) -> bool:
-        """Whether `target` is further from the measured position than may be commanded."""
+        """Return whether `target` is further from the measured position than may be commanded."""
         return (
             self._rejects_far_steps
             and not self.command.dry_run

@@ -1,4 +1,4 @@
-"""What is fixed while an executor lives, and a snapshot of how it is doing."""
+"""Settings that are fixed while an executor lives, and a snapshot of its state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vla_runtime.files.setting_fields import check_ranges, setting
 
 
 class Mode(str, Enum):
-    """What the operator wants: nothing yet, a stop, or motion."""
+    """Mode that the operator has asked for: none yet, stopped, or running."""
 
     IDLE = 'idle'
     STOPPED = 'stopped'
@@ -74,7 +74,7 @@ class ExecutorConfig:
         return math.inf if self.watchdog.motion_clock == 'ros' else 1.5 * self.control_period_s
 
     def _require_endless(self, limits: Limits) -> None:
-        """A position limit means nothing where positions a turn apart are the same."""
+        """Refuse position limits of continuous columns: a turn more is the same position."""
         for column, lower, upper in zip(
             self.columns, limits.hard_lower, limits.hard_upper, strict=True
         ):
@@ -87,7 +87,7 @@ class ExecutorConfig:
 
 @dataclass(frozen=True)
 class ExecutorStatus:
-    """For a status message; made outside the tick.
+    """State of the executor for a status message; made outside the tick.
 
     Attributes:
         mode: what the operator wants.

@@ -170,7 +170,7 @@ class ChunkExecutor:
 
     @property
     def at_rest(self) -> bool:
-        """Whether the last command was a hold, or there was none."""
+        """True when the last command was a hold, or there was none."""
         return not self._commander.moving and not self._motion.braking
 
     def reset(self, episode: int) -> None:
@@ -306,13 +306,13 @@ class ChunkExecutor:
 
     @property
     def wants_chunk(self) -> bool:
-        """Whether a chunk is wanted and none has been asked for yet."""
+        """Return whether a chunk is due and no request for it is open."""
         replanner = self._replanner
         return self._takes_chunks and not replanner.requests.open and replanner.due
 
     @property
     def _takes_chunks(self) -> bool:
-        """Whether a chunk that comes now would be looked at."""
+        """True when a chunk that comes now would be considered."""
         return (
             self._mode is Mode.RUNNING
             and self._guard.fault is None
@@ -347,7 +347,7 @@ class ChunkExecutor:
         return replace(self.committed_plan(now_ros_ns, past_steps), repeated=True)
 
     def committed_plan(self, now_ros_ns: int, past_steps: int = 0) -> CommittedSetpoints:
-        """What the executor will go on with, from the step that it is in.
+        """Return the setpoints still to be executed, from the current step on.
 
         Args:
             now_ros_ns: ROS clock.
@@ -368,7 +368,7 @@ class ChunkExecutor:
 
     @property
     def detail(self) -> str:
-        """Why the robot holds, for the person beside it; empty while nothing is wrong."""
+        """Describe why the robot holds; empty while nothing is wrong."""
         return self._guard.detail
 
     @detail.setter

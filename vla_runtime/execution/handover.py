@@ -1,4 +1,4 @@
-"""How one chunk follows another: the rows that are executed from the seam on.
+"""Hand-over from one chunk to the next: the rows that are executed from the seam on.
 
 All chunks lie on one grid of steps, so a hand-over is arithmetic on rows and is done once, when a
 chunk arrives. The curve through the rows keeps its velocity across the seam in every mode, because
@@ -68,7 +68,7 @@ class LiveChunk:
 
 @dataclass(frozen=True)
 class SeamReport:
-    """What happened where one chunk followed another.
+    """Record of one hand-over.
 
     Attributes:
         step: plan step at which the new chunk took over.
@@ -143,7 +143,7 @@ def ensemble_rows(
 
 
 def mode_for(parameters: HandoverParameters, newest: LiveChunk) -> HandoverMode:
-    """How this chunk is handed over; one that was not tied to the plan cannot be trusted to."""
+    """Return the mode of a hand-over; under `rtc` a chunk not tied to the plan is blended."""
     return 'blend' if parameters.mode == 'rtc' and not newest.tied else parameters.mode
 
 

@@ -1,4 +1,4 @@
-"""Whether a chunk may be used now: its order, age and step time, its place in the plan, its start.
+"""Checks of a chunk against the present: order, age, step time, place in the plan, start.
 
 What is wrong with a chunk wherever the robot is, is found before (`chunk_check`).
 """
@@ -37,7 +37,7 @@ class StartTooFar(Refused):
 
 @dataclass(frozen=True)
 class Stamped:
-    """What comes with a chunk besides its actions.
+    """Facts that come with a chunk besides its actions.
 
     Attributes:
         observation_ns: stamp of its observation, ROS clock.
@@ -54,7 +54,7 @@ class Stamped:
 
 @dataclass(frozen=True)
 class Standstill:
-    """Where the robot is when a chunk arrives, in case that it holds.
+    """Position of the robot when a chunk arrives, in case that it holds.
 
     Attributes:
         setpoints: (columns,) last commanded values; the executor's own array. Columns of
@@ -109,7 +109,7 @@ class ChunkOrder:
         )
 
     def restarted(self, stamped: Stamped) -> bool:
-        """Whether the numbers went back: another policy process is speaking."""
+        """Return whether the numbers went back: another policy process answers."""
         return self._last is not None and stamped.number <= self._last.number
 
     def take(self, stamped: Stamped) -> None:

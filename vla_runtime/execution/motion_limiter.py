@@ -107,15 +107,15 @@ class MotionLimiter:
 
     @property
     def moving(self) -> bool:
-        """Whether the last command moved."""
+        """True when the last command moved."""
         return bool(np.count_nonzero(self.velocities))
 
     def outside(self, command: np.ndarray) -> bool:
-        """Whether any position lies outside its limits."""
+        """Return whether any position lies outside its limits."""
         return bool(((command < self._lowest) | (command > self._highest)).any())
 
     def too_far(self, target: np.ndarray, measured: np.ndarray) -> bool:
-        """Whether a target is further from the measured position than allowed."""
+        """Return whether a target is further from the measured position than allowed."""
         if not self._step_limited:
             return False
         np.subtract(target, measured, out=self._scratch)
@@ -211,7 +211,7 @@ class MotionLimiter:
         np.copyto(velocity, self.velocities)
 
     def _measure_reach(self, measured: np.ndarray) -> None:
-        """How far from the measured positions a command may be."""
+        """Set the bounds around the measured positions that a command keeps."""
         np.subtract(measured, self._step, out=self._nearest)
         np.add(measured, self._step, out=self._farthest)
 
@@ -235,7 +235,7 @@ class MotionLimiter:
         *,
         near: bool,
     ) -> None:
-        """How far the goal is ahead, apart from its own motion, and how far the limits are.
+        """Measure the distance to the goal, apart from its own motion, and to the limits.
 
         The reach from the measured position is a limit like the others, as if the robot stood
         still: one that lags, or is heard of seldom, slows the command in time.
@@ -315,7 +315,7 @@ class MotionLimiter:
         np.minimum(self._next, self._scratch, out=self._next)
 
     def _find_result(self, command: np.ndarray, near: bool, dt_s: float) -> None:
-        """Where the next velocity leads; exactly the goal where it was not limited."""
+        """Integrate the next velocity; exactly the goal where it was not limited."""
         columns, result = self._columns, self._result
         np.not_equal(self._next, self._wanted, out=self._changed)
         if np.count_nonzero(self._changed):

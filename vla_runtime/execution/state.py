@@ -18,7 +18,7 @@ FURTHEST = 1e9
 
 
 class _Mapping(NamedTuple):
-    """Where the positions of a message go.
+    """Places of a message's positions in the state.
 
     Attributes:
         source: places in the message.
@@ -53,7 +53,7 @@ class MeasuredState:
 
     @property
     def guarded(self) -> bool:
-        """Whether any column has feedback at all."""
+        """True when any column has feedback."""
         return self._oldest is not None
 
     @property
@@ -63,7 +63,7 @@ class MeasuredState:
 
     @property
     def complete(self) -> bool:
-        """Whether every column with feedback has been heard of."""
+        """True when a position has been received for every column with feedback."""
         return self._oldest is None or self._oldest != _NEVER
 
     @property
@@ -79,7 +79,7 @@ class MeasuredState:
 
     @property
     def refused(self) -> list[str]:
-        """Why messages are refused, in words, while none has come that brings the same columns."""
+        """Reasons of refused messages whose columns no later message has brought."""
         return list(self._refused.values())
 
     def clear(self) -> None:

@@ -84,7 +84,7 @@ class Timeline:
 
     @property
     def at_end(self) -> bool:
-        """Whether there is nothing left to execute."""
+        """True when nothing is left to execute."""
         last = self.pending or self.in_force
         return last is None or self.consumed_ns >= last.end_step * self.step_ns
 
@@ -127,7 +127,7 @@ class Timeline:
 
     @property
     def brakes_early(self) -> bool:
-        """Whether the chunk in force comes to rest at its boundary, and so slows down before it."""
+        """True when the chunk in force comes to rest at its boundary, and slows down before it."""
         return self.in_force is not None and self.in_force.end_step == self.in_force.boundary
 
     def handed_over(

@@ -1,5 +1,7 @@
-"""What stops the robot: late ticks, clocks that jump or stand still, and a measured state that is
-missing, stale, not a number or too far from what was commanded.
+"""Watchdog: hold the robot on late ticks, faulty clocks, or an unusable measured state.
+
+A clock is faulty that jumps or stands still. A state is unusable that is missing, stale, not a
+number, or too far from the command.
 
 The dead-man and late ticks are timed on a steady clock; the age of data is the difference of two
 times on the ROS clock. Both are given to every call; nothing here reads a clock.
@@ -203,7 +205,7 @@ class StateWatch:
         self._future_ns = round(parameters.future_tolerance_s * 1e9)
 
     def check(self, state: MeasuredState, now_ros_ns: int) -> Reason | None:
-        """Whether the measured state may be moved on; one from the future is distrusted."""
+        """Return why the robot must not move on the measured state; None when it may."""
         if not state.guarded:
             return None
         if not state.complete:
@@ -244,7 +246,7 @@ class StateWatch:
         )
 
     def too_far(self, commanded: np.ndarray, measured: np.ndarray) -> bool:
-        """Whether any commanded position is too far from the measured one."""
+        """Return whether any commanded position is too far from the measured one."""
         np.subtract(commanded, measured, out=self._error)
         np.abs(self._error, out=self._error)
         np.greater(self._error, self._allowed, out=self._far)

@@ -327,7 +327,7 @@ class ExecutorNode(LifecycleNode):
     # ------------------------------------------------------------ parameters
 
     def _misfit(self, wanted: Mapping[str, Any]) -> str | None:
-        """Why these parameters do not go together, or with the policy; None when they do."""
+        """Return why these parameters do not go together, or with the policy; None when they do."""
         try:
             parameters = executor_parameters(wanted)
             if self._spec is not None:
@@ -355,7 +355,7 @@ class ExecutorNode(LifecycleNode):
     # ------------------------------------------------------------ helpers
 
     def _conflict(self) -> str:
-        """Who else speaks where only one executor may; empty when nobody does."""
+        """Name other publishers on this executor's topics; empty without any."""
         link, plans = self._link, self._plan_publisher
         if link is None or plans is None:
             return ''

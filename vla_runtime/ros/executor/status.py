@@ -1,4 +1,4 @@
-"""What the executor node says about itself, in conditions."""
+"""Status items of the executor node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNTIED = (
 
 @dataclass(frozen=True)
 class Answers:
-    """What came in answer to requests, as the node sees it.
+    """Answers to requests, as the node sees them.
 
     Attributes:
         silent_s: steady seconds since the request that is still open was published; None without
@@ -62,7 +62,7 @@ def inactive() -> StatusItem:
 
 
 def control(status: LoopStatus, answers: Answers, conflict: str) -> StatusItem:
-    """What the robot is told to do, and why.
+    """Return the status of the present command: its kind and its reason.
 
     Args:
         status: of the loop.
@@ -135,7 +135,7 @@ def _who(answers: Answers) -> str:
 
 
 def chunks(status: LoopStatus, answers: Answers) -> StatusItem:
-    """What became of the chunks that came."""
+    """Return the status of the chunks: counts of accepted and refused ones."""
     counters = status.counters
     level = Level.WARN if answers.last_refusal else Level.OK
     text = f'{counters.received} received, {counters.accepted} accepted'
@@ -166,7 +166,7 @@ def _chunk_values(
 
 
 def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> StatusItem:
-    """How punctual the tick is."""
+    """Return the status of the tick: its punctuality."""
     period_ms = 1e3 / rate_hz
     late = lateness.p99_ms > _LATE_SHARE * period_ms
     text = f'p99 {lateness.p99_ms:.2f} ms late, at most {lateness.maximum_ms:.2f} ms'
@@ -196,7 +196,7 @@ def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> StatusItem
 
 
 def seam(timed: TimedSeam, names: tuple[str, ...]) -> StatusItem:
-    """Where one chunk followed another."""
+    """Return the report of a hand-over."""
     report = timed.seam
     position, velocity = np.abs(report.position_jump), np.abs(report.velocity_jump)
     worst = int(np.argmax(position))

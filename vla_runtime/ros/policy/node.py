@@ -108,7 +108,7 @@ class PolicyNode(LifecycleNode):
         refuse_unknown(self, POLICY_PARAMETERS)
         guard_transitions(self, self._on_wrong_transition)
         group = MutuallyExclusiveCallbackGroup()
-        self._status = StatusBoard(self, self._sensor_conditions, group)
+        self._status = StatusBoard(self, self._sensor_status, group)
         self._chunks = self.create_lifecycle_publisher(JointTrajectory, 'action_chunk', _RELIABLE)
         self._reports = self.create_lifecycle_publisher(DiagnosticArray, '~/report', _RELIABLE)
         self.create_service(
@@ -318,7 +318,7 @@ class PolicyNode(LifecycleNode):
     def _on_answer(
         self, request: Request, answer: Future[Answer], era: int, given: Mapping[str, Any]
     ) -> None:
-        """In the inference thread, or in the pipeline's: publish, and there is room again."""
+        """Publish an answer, and make room again; in the inference thread or the pipeline's."""
         try:
             with self._era_lock:  # Once a reset is answered, no chunk from before it follows.
                 if era == self._era:
@@ -349,8 +349,8 @@ class PolicyNode(LifecycleNode):
 
     # Status.
 
-    def _sensor_conditions(self) -> Iterator[StatusItem]:
-        """What the status of every second adds: cameras and joints as they are now."""
+    def _sensor_status(self) -> Iterator[StatusItem]:
+        """Yield the status of cameras and joints as they are now."""
         self._instruction.follow()
         synchronizer, responder = self._synchronizer, self._responder
         if synchronizer is None or responder is None:
@@ -365,7 +365,7 @@ class PolicyNode(LifecycleNode):
         yield policy_status.joints(problems, synchronizer.clock_jumps)
 
     def _check_parameters(self, given: Mapping[str, Any]) -> str | None:
-        """Whether this policy can be run so; free of side effects."""
+        """Return why this policy cannot be run with these values, or None; free of side effects."""
         try:
             settings = settings_from(given)
             policy = self._policy

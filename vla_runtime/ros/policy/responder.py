@@ -32,7 +32,7 @@ _PAUSED_NS = 600_000_000
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What an inference reads besides messages, all at its start.
+    """Inputs of an inference besides messages, all read at its start.
 
     Attributes:
         now_ns: ROS time.
@@ -111,7 +111,7 @@ class Responder:
         self._policy.reset()
 
     def readiness(self, now_ns: int, steady_ns: int, instruction: str) -> tuple[MissingInput, ...]:
-        """Why a request could not be answered now; empty when it could.
+        """Return what keeps a request from being answered now; empty when nothing does.
 
         Args:
             now_ns: ROS time.
@@ -201,7 +201,7 @@ class Responder:
 
     @property
     def has_room(self) -> bool:
-        """Whether a request would be answered from what is seen now, without waiting first."""
+        """True when a request would be answered from what is seen now, without waiting."""
         return self._policy.has_room
 
     def drain(self) -> None:

@@ -1,4 +1,4 @@
-"""What the policy node says: the report of each inference, and the status in between."""
+"""Report of each inference, and status of the policy node in between."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
 
 
 def observation(missing: Iterable[MissingInput]) -> StatusItem:
-    """Whether there is something to infer from, and if not, why not."""
+    """Return the status of the observation: complete, or what is missing."""
     missing = tuple(missing)
     if not missing:
         return StatusItem('observation', Level.OK, 'complete and fresh')
@@ -70,7 +70,7 @@ def observation(missing: Iterable[MissingInput]) -> StatusItem:
 
 
 def requests(several: str) -> StatusItem:
-    """Whether the requests come from one executor; `several` names them when they do not."""
+    """Return the status of the requests; `several` names the executors when they are more than one."""
     if not several:
         return StatusItem('requests', Level.OK, 'at most one node asks for chunks')
     text = f'{several}; run one executor with one policy, each pair in a namespace of its own'

@@ -29,7 +29,7 @@ _JUMP_NS = 100_000_000
 
 @dataclass(frozen=True)
 class SyncLimits:
-    """What belongs together.
+    """Limits of frames and states that belong to one observation.
 
     Attributes:
         tolerance_ns: largest difference between the stamps of a selection's frames.
@@ -42,7 +42,7 @@ class SyncLimits:
 
 @dataclass(frozen=True)
 class MissingInput:
-    """Why there is no observation now.
+    """One input that is missing for an observation.
 
     Attributes:
         source: `camera NAME`, `joint NAME`, `cameras`, `clock`, `instruction` and so on.
@@ -55,7 +55,7 @@ class MissingInput:
 
 @dataclass(frozen=True)
 class Selection:
-    """What an inference may look at.
+    """Frames and state of one observation.
 
     Attributes:
         stamp_ns: ROS time that the selection stands for.
@@ -185,7 +185,7 @@ class Synchronizer:
             )
 
     def joint_problems(self, now_ns: int) -> tuple[str, ...]:
-        """Why joints cannot be used now; empty when all can."""
+        """Return why joints cannot be used now; empty when all can."""
         with self._lock:
             self._see(now_ns)
             return tuple(item.text for item in self._missing_joints(now_ns))

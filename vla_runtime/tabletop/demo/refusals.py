@@ -1,4 +1,4 @@
-"""What it means that the executor refused a chunk, for a person who reads the report."""
+"""Explanations of refused chunks, for the reader of the report."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ from vla_runtime.ros.executor.steady_loop import SteadyLoop
 from vla_runtime.ros.messages.conversions import ns_to_stamp
 from vla_runtime.ros.messages.diagnostics import (
     REPEAT_LOG_S,
-    StatusItem,
     Level,
+    StatusItem,
     Throttle,
     to_message,
 )
@@ -75,7 +75,7 @@ _LATCHED = QoSProfile(
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """What the cameras see: where everything is in which scene, and when that was."""
+    """Snapshot that the cameras render: scene, positions, and their time."""
 
     scene: Scene
     configuration: np.ndarray
@@ -327,7 +327,7 @@ class TabletopNode(Node):
 
 
 def _qos(depth: int, reliability: str) -> QoSProfile:
-    """What a publisher must offer for a subscriber that the robot file describes."""
+    """Return the QoS that a publisher offers a subscriber of the robot file."""
     wanted = (
         ReliabilityPolicy.RELIABLE if reliability == 'reliable' else ReliabilityPolicy.BEST_EFFORT
     )

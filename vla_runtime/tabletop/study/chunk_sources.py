@@ -1,4 +1,4 @@
-"""Who makes the chunks of an episode: the policy of a bundle, or the scripted expert."""
+"""Sources of an episode's chunks: the policy of a bundle, or the scripted expert."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vla_runtime.types import ActionChunk, CommittedPlan, Observation
 
 
 class ChunkSource(Protocol):
-    """Turns what is seen into chunks."""
+    """Makes a chunk of an observation."""
 
     # Whether it looks at images; rendering is what a tick costs most.
     needs_images: bool
@@ -106,7 +106,7 @@ def _cache_policy(condition: Condition) -> CachePolicy:
 
 
 class ExpertSource:
-    """The expert at its best, told by the same words; it sees the simulator's state."""
+    """The expert at its best, with the same instruction; it sees the simulator's state."""
 
     needs_images = False
 

@@ -1,4 +1,4 @@
-"""What one closed-loop experiment is run under: a robot, a task, a policy and an executor setting.
+"""Condition of a closed-loop experiment: robot, task, policy and executor settings.
 
 A condition is plain data, so that it can be written down, hashed and sent to a process. To study
 something new, give it a field here, read the field where it acts (`chunk_sources` for the policy's

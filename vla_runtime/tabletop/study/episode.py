@@ -1,4 +1,4 @@
-"""One closed-loop episode on a simulated clock: world, source and the executor that robots run.
+"""One closed-loop episode on a simulated clock: world, chunk source, and the robots' executor.
 
 No DDS, no threads, no wall time: an inference takes as long as the condition says, whatever it
 took on this machine. A tick is the executor node's: measured state, chunks that have arrived, the
@@ -46,14 +46,14 @@ ChunkListener = Callable[[int, ActionChunk], None]
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """How an episode went. Lengths in the policy's steps, jumps in rad and rad/s.
+    """Result of an episode. Lengths in the policy's steps, jumps in rad and rad/s.
 
     Attributes:
         seed: of scene, task and noise.
         family: of the task.
         outcome: `success`, `wrong_block` or `timeout`.
         touched: the block that was touched or pushed over, None after a timeout.
-        meant: the block that the words meant which the robot was told.
+        meant: the block of the instruction that the robot was given.
         steps: from the start to the end.
         inferences: chunks made.
         refused: chunks that the executor did not take.
@@ -93,7 +93,7 @@ class EpisodeResult:
 
     @property
     def obeyed(self) -> bool:
-        """Whether it touched the block that it was told to touch."""
+        """True when the robot touched the block of its instruction."""
         return self.touched == self.meant
 
 
@@ -113,7 +113,7 @@ def run_episode(
         condition: everything else.
         seed: scene, task and noise are functions of it and the condition.
         index: which of the condition's families it is.
-        on_chunk: told of every chunk.
+        on_chunk: called with every chunk.
     """
     scene = sample_scene(seed, condition.variant)
     state = world.load(replace(scene, belt_m_s=scene.belt_m_s * condition.belt_speed))
@@ -274,7 +274,7 @@ class _Loop:
         )
 
     def _jerk(self) -> Jerk:
-        """On the grid of steps, which begins with the first chunk."""
+        """Compute the jerk on the grid of steps, which begins with the first chunk."""
         if not self._takeovers:
             return Jerk(np.nan, np.nan, np.nan)
         first = self._takeovers[0] % _TICKS_PER_STEP

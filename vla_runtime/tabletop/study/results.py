@@ -43,7 +43,7 @@ _RECORD = (
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where results come from.
+    """Provenance of results.
 
     Attributes:
         command: that gives them again.
@@ -94,7 +94,7 @@ def study_record(
 
 
 def _backend_versions(conditions: Sequence[Condition]) -> Json:
-    """Of what ran the policy beside PyTorch, where anything did."""
+    """Return the version of a backend beside PyTorch, where one ran the policy."""
     if not any(c.chunk_source == 'policy' and c.backend == 'onnxruntime' for c in conditions):
         return {}
     import onnxruntime
@@ -108,7 +108,7 @@ def _same_record(
     varied: Sequence[str],
     results: Mapping[Condition, Sequence[EpisodeResult]],
 ) -> Json:
-    """How many trajectories of two conditions are the same; all of them should be."""
+    """Count equal trajectories of two conditions; all of them should be equal."""
     first, second = (results[condition] for condition in pair)
     equal = [
         a.trajectory == b.trajectory != '' and a.seed == b.seed

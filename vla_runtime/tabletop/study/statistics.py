@@ -1,4 +1,4 @@
-"""What a condition's episodes say, and how sure one can be of it."""
+"""Statistics of a condition's episodes, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Summary:
         jerk_elsewhere: rad/s³.
         jerk_overall: rad/s³.
         inferences: an episode.
-        images_saved: share of image tokens found in the cache, of an episode's; 0 to 1.
+        images_saved: fraction of image tokens found in the cache, of an episode's; 0 to 1.
         prefixes_saved: likewise of the prefixes.
         refused: chunks refused, all episodes together.
         halted: episodes at whose end the executor had stopped the robot.

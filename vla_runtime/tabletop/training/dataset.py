@@ -71,7 +71,7 @@ _NOISE_MEMORY = 0.8
 
 @dataclass(frozen=True)
 class DatasetSettings:
-    """What a data set consists of; two equal plans give equal files."""
+    """Settings of a data set; equal settings give equal files."""
 
     seed: int = 0
     episodes: int = 3000
@@ -174,7 +174,7 @@ def load(folder: Path) -> Dataset:
 def better_half(
     success: np.ndarray, time_s: np.ndarray, distance_m: np.ndarray, push: np.ndarray
 ) -> np.ndarray:
-    """Which episodes carry the advantage tag (RECAP, pi*0.6).
+    """Choose the episodes that carry the positive advantage tag (RECAP, pi*0.6).
 
     An episode's advantage is how much sooner it succeeded than a least-squares line in the start's
     distance foretells, fitted on the successes of its behaviour (touch or push); a failure has the

@@ -1,4 +1,4 @@
-"""What the demo policy is trained for, in three stages, on its own pi0.5 networks.
+"""Objectives of the demo policy's three training stages, on its own pi0.5 networks.
 
 1. `SeeObjective`: the vision network alone says in which patch, and where in it, each colour lies.
 2. `GroundObjective`: the prefix alone points at the *named* block. Image tokens say which of them
@@ -31,7 +31,7 @@ GROUND_WEIGHT = 0.2
 
 
 class SeeObjective(nn.Module):
-    """Which patch each block's centre falls into, and its offset from the patch's middle."""
+    """First stage: find the patch of each block's centre, and its offset from the middle."""
 
     def __init__(self, width: int, colours: int) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class ActObjective(nn.Module):
 
 
 class Prefix(NamedTuple):
-    """What a prefix forward leaves for the objectives.
+    """Outputs of a prefix forward for the objectives.
 
     Attributes:
         key, value: (layers, B, kv_heads, P, D); mask: (B, P) bool; as the expert takes them.
@@ -166,7 +166,7 @@ class Prefix(NamedTuple):
 
 
 def locate(pixel: Tensor, vision: VisionDims) -> tuple[Tensor, Tensor, Tensor]:
-    """Which patch a point falls into.
+    """Return the patch that a point falls into.
 
     Args:
         pixel: (..., 2) as `Tabletop.project` gives it; NaN behind the camera.

@@ -49,7 +49,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How to train; with the data set it fixes the result on one machine.
+    """Settings of a training; with the data set they fix the result on one machine.
 
     Attributes:
         seed: of weights, batches and noise.
