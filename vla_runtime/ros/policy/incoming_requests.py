@@ -29,7 +29,7 @@ class Request:
     arrived_ns: int
 
     def repeats(self, other: Request) -> bool:
-        """Return whether both carry the same number of one episode; without a number they do not."""
+        """Return whether both carry the same number of one episode; one without never does."""
         mine, theirs = self.plan, other.plan
         same = (mine.episode, mine.request) == (theirs.episode, theirs.request)
         return same and mine.request is not None

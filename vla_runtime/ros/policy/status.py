@@ -70,7 +70,7 @@ def observation(missing: Iterable[MissingInput]) -> StatusItem:
 
 
 def requests(several: str) -> StatusItem:
-    """Return the status of the requests; `several` names the executors when they are more than one."""
+    """Return the status of the requests; `several` names more than one executor."""
     if not several:
         return StatusItem('requests', Level.OK, 'at most one node asks for chunks')
     text = f'{several}; run one executor with one policy, each pair in a namespace of its own'

@@ -15,6 +15,7 @@ after training.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -140,11 +141,7 @@ class ActObjective(nn.Module):
         times = (uniform ** (1 / 1.5) * 0.999 + 0.001).to(actions)
         t = times[:, None, None]
         velocity = network.velocity(
-            t * noise + (1 - t) * actions,
-            prefix.key.repeat_interleave(draws, dim=1),
-            prefix.value.repeat_interleave(draws, dim=1),
-            prefix.mask.repeat_interleave(draws, dim=0),
-            network.time_conditioning(times),
+            t * noise + (1 - t) * actions, prefix.past, network.time_conditioning(times)
         )
         return (self.step_weight * (velocity - (noise - actions)).square()).mean()
 
@@ -153,14 +150,13 @@ class Prefix(NamedTuple):
     """Outputs of a prefix forward for the objectives.
 
     Attributes:
-        key, value: (layers, B, kv_heads, P, D); mask: (B, P) bool; as the expert takes them.
+        past: keys and values (layers, B, kv_heads, P, D) and mask (B, P) bool, as
+            `FlowNetwork.velocity` takes them.
         images: (B, V, N, W) image tokens before the last layer, normed.
         last: (B, W) the last prompt token after the last layer, normed.
     """
 
-    key: Tensor
-    value: Tensor
-    mask: Tensor
+    past: Mapping[str, Tensor]
     images: Tensor
     last: Tensor
 
@@ -216,7 +212,12 @@ def encode_prefix(network: PiNetwork, pixels: Tensor, tokens: Tensor, token_mask
     final, _ = network.language.norm(final)
     places = cameras * image_tokens.shape[2]
     images = normalise_rms(x[:, :places]).unflatten(1, (cameras, -1))
-    return Prefix(torch.stack([*keys, k]), torch.stack([*values, v]), mask, images, final[:, 0])
+    past = {
+        'past_key': torch.stack([*keys, k]),
+        'past_value': torch.stack([*values, v]),
+        'prefix_mask': mask,
+    }
+    return Prefix(past, images, final[:, 0])
 
 
 def _head(width: int, out: int) -> nn.Sequential:

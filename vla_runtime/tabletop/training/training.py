@@ -238,9 +238,7 @@ class Training:
         times = torch.linspace(1.0, 0.0, denoise_steps + 1, device=self.device)
         for t, following in pairwise(times):
             conditioning = network.time_conditioning(t[None])
-            x = x + (following - t) * network.velocity(
-                x, prefix.key, prefix.value, prefix.mask, conditioning
-            )
+            x = x + (following - t) * network.velocity(x, prefix.past, conditioning)
         data = self.samples.data
         actions = self.samples.action_normalizer.denormalise(x.cpu().numpy())
         ends = absolute(actions, data.state[frames])[:, -1, :5]
