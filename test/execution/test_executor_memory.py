@@ -18,7 +18,7 @@ from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 
 JOINTS = 14
-ROWS = 1500  # a minute of steps
+ROWS = 1000  # the longest chunk that parameters allow
 WINDOWS, WINDOW_TICKS = 6, 500
 # Python's numbers, and views of arrays that exist.
 PASSING_BYTES = 2048
