@@ -47,7 +47,12 @@ def builder(bundle) -> RequestBuilder:
 
 def planned(builder: RequestBuilder, **settings) -> ChunkRequest:
     return builder.build(
-        observation(), PolicySettings(**settings), 0, plan=PLAN, noise=None, clock=PhaseClock()
+        observation(),
+        PolicySettings(**{'rtc_mode': 'guided', **settings}),
+        0,
+        plan=PLAN,
+        noise=None,
+        clock=PhaseClock(),
     )
 
 

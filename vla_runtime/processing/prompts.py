@@ -26,7 +26,7 @@ _BIN_EDGES = np.linspace(-1, 1, 257)[:-1]
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How a bundle's prompts are written; the `prompt` section of its policy.yaml.
+    """The `prompt` section of policy.yaml: the form of the prompts.
 
     Attributes:
         template: the layout, see the module's docstring.

@@ -161,7 +161,7 @@ def test_every_reference_chunk_equals_pytorch_decomposed_and_monolithic(path, b,
 @pytest.mark.parametrize('beta', [None, 2.0])
 def test_a_policy_gives_torchs_chunks_with_cache_guidance_and_plan(family, beta):
     bundle = tiny_onnx_bundle(family)
-    settings = PolicySettings(cfg_enabled=beta is not None, cfg_beta=beta or 1.5)
+    settings = PolicySettings(cfg_enabled=beta is not None, cfg_beta=beta or 1.5, rtc_mode='guided')
     policies = [Policy.load(bundle, b, settings=settings) for b in ('torch', 'onnxruntime')]
     rows = np.linspace(-0.4, 0.4, 6)[:, None].repeat(3, axis=1)
     plan = CommittedPlan(rows, delay_steps=2, execution_horizon=4)
