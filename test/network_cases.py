@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vla_runtime.export.tensor_names import TEXT_HEAD, TEXT_TABLE, our_name
 from vla_runtime.families import build_network
-from vla_runtime.families.pi.dimensions import GemmaDims, PiDims, VisionDims
+from vla_runtime.families.pi.dimensions import DecoderDims, PiDims, VisionDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
 
 
@@ -73,8 +73,8 @@ def dims_of_case(d: Mapping[str, Any]) -> PiDims:
             patch_size=d['patch'],
             image_size=d['image'],
         ),
-        language=GemmaDims(width=d['width'], mlp_dim=d['mlp_dim'], **heads),
-        expert=GemmaDims(width=d['e_width'], mlp_dim=d['e_mlp_dim'], **heads),
+        language=DecoderDims(width=d['width'], mlp_dim=d['mlp_dim'], **heads),
+        expert=DecoderDims(width=d['e_width'], mlp_dim=d['e_mlp_dim'], **heads),
         vocabulary=d['vocab'],
         cameras=d['cameras'],
         prompt_length=d['tokens'],

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
-from vla_runtime.families.pi.dimensions import GemmaDims, PiDims, VisionDims
+from vla_runtime.families.pi.dimensions import DecoderDims, PiDims, VisionDims
 from vla_runtime.types import Family
 
 # The one published vision tower (SigLIP So400m); other widths do not tell their heads.
@@ -184,7 +184,7 @@ def _vision(tensors: Mapping[str, StoredTensor], num_heads: int) -> VisionDims:
     )
 
 
-def _gemma(shape: _Shapes, stack: str, heads: HeadCounts) -> GemmaDims:
+def _gemma(shape: _Shapes, stack: str, heads: HeadCounts) -> DecoderDims:
     queries, width = shape(f'{stack}.blocks.0.attention.q.weight', 2)
     keys, _ = shape(f'{stack}.blocks.0.attention.k.weight', 2)
     head_dim = keys // heads.kv
@@ -193,7 +193,7 @@ def _gemma(shape: _Shapes, stack: str, heads: HeadCounts) -> GemmaDims:
             f'{stack}: attention projections of {queries} query and {keys} key numbers do not fit '
             f'{heads.kv} key/value heads'
         )
-    return GemmaDims(
+    return DecoderDims(
         width=width,
         depth=shape.depth(stack),
         mlp_dim=shape(f'{stack}.blocks.0.mlp.gate.weight', 2)[0],
