@@ -42,6 +42,7 @@ _POLICIES_BELOW = (
     '*',
 )
 _BLOCK_BYTES = 1 << 22
+_THEIR_NAMES = TensorNames(())
 
 
 class CheckpointError(ExportError):
@@ -72,9 +73,7 @@ class StoredTensor:
         return math.prod(self.shape) * WEIGHT_BYTES[self.dtype]
 
 
-def read_tensors(
-    folder: str | Path, names: TensorNames = TensorNames(())
-) -> dict[str, StoredTensor]:
+def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[str, StoredTensor]:
     """Find a checkpoint's tensors, under our names where the table knows them.
 
     Tensors that nothing uses are left out; unknown ones keep their own name, so that

@@ -46,8 +46,8 @@ class Tokenizer:
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: another kind of file, one that cannot be read, or one without `<bos>` where it is
-                wanted.
+            ValueError: another kind of file, one that cannot be read, or one without a wanted
+                `<bos>`.
         """
         path = Path(path)
         if path.suffix not in ('.json', '.model'):
@@ -116,8 +116,9 @@ class Tokenizer:
             length: L, the fixed number of places.
 
         Returns:
-            tokens: (L,) int64: BOS exactly once and first (where it is wanted), the text, then the pad id (0 where the
-                vocabulary has none: padding is masked, so its embedding is never seen).
+            tokens: (L,) int64: BOS exactly once and first where it is wanted, the text, then the
+                pad id (0 where the vocabulary has none: padding is masked, so its embedding is
+                never seen).
             mask: (L,) bool, False on padding.
 
         Raises:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.blocks.layers import Linear
+from vla_runtime.families.blocks.layers import Linear, QueryLinear
 
 Rotary = tuple[Tensor, Tensor]
 
@@ -71,7 +71,7 @@ class Attention(nn.Module):
         super().__init__()
         memory = dims.width if memory_width is None else memory_width
         self.head_dim = dims.head_dim
-        self.q = Linear(dims.width, dims.num_heads * dims.head_dim, bias=False)
+        self.q = QueryLinear(dims.width, dims.num_heads * dims.head_dim, dims.head_dim, bias=False)
         self.k = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=False)
         self.v = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=False)
         self.out = Linear(dims.num_heads * dims.head_dim, dims.width, bias=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.export.block_sizes import check_shown, settle_heads
@@ -45,7 +46,7 @@ class PiReader(CheckpointReader):
         _policy('pi0', 'pi0', has_state_token=True),
     )
     projects = ("openpi's pi0 and pi0.5",)
-    wanted = {
+    wanted: ClassVar[Mapping[str, str]] = {
         '--prompt-template': (
             'pi05_state, or pi0 for a policy trained without state in the prompt '
             '(openpi: discrete_state_input=False, e.g. pi05_libero)'

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.export.block_sizes import (
@@ -83,7 +84,7 @@ class SmolVlaReader(CheckpointReader):
             has_state_token=True,
         ),
     )
-    wanted = {
+    wanted: ClassVar[Mapping[str, str]] = {
         '--tokenizer': (
             'tokenizer.json of the model that config.json names as vlm_model_name, from the '
             'Hugging Face Hub'
