@@ -26,6 +26,8 @@ class PiNetwork(FlowNetwork):
     H horizon, A padded action dimension, W language width.
     """
 
+    dims: PiDims
+
     def __init__(self, dims: PiDims, adaptive: bool) -> None:
         super().__init__()
         self.dims = dims
