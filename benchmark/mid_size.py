@@ -26,7 +26,7 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
-from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.guidance import row_weights
@@ -44,8 +44,8 @@ DIMS = PiDims(
     vision=VisionDims(
         width=384, depth=12, num_heads=6, mlp_dim=1536, patch_size=14, image_size=224
     ),
-    language=GemmaDims(width=512, mlp_dim=2048, **_HEADS),
-    expert=GemmaDims(width=256, mlp_dim=1024, **_HEADS),
+    language=DecoderDims(width=512, mlp_dim=2048, **_HEADS),
+    expert=DecoderDims(width=256, mlp_dim=1024, **_HEADS),
     vocabulary=32000,
     cameras=len(CAMERAS),
     prompt_length=96,

@@ -14,7 +14,7 @@ from torch import nn
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.engines.torch.engine import PRECISIONS, TorchEngine
 from vla_runtime.families import build_network, preset
-from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
@@ -43,11 +43,13 @@ def sized_dims(family: str, size: str, cameras: int) -> PiDims:
     if size == 'full':
         return full
     if size == 'reduced':
-        language = GemmaDims(768, depth=4, mlp_dim=3072, num_heads=8, num_kv_heads=1, head_dim=256)
+        language = DecoderDims(
+            768, depth=4, mlp_dim=3072, num_heads=8, num_kv_heads=1, head_dim=256
+        )
         vision = replace(full.vision, width=576, depth=4, num_heads=8, mlp_dim=2152)
         vocabulary = 4096
     else:
-        language = GemmaDims(32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
+        language = DecoderDims(32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
         vision = VisionDims(24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28)
         vocabulary = 400
     return replace(

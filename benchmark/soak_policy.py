@@ -25,7 +25,7 @@ from vla_runtime.bundle.schema import (
     PromptSpec,
     StateSpec,
 )
-from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.policy import Policy
 from vla_runtime.ros.robot.file import Robot, load_robot
@@ -38,8 +38,8 @@ INSTRUCTION = 'put the cup on the shelf'
 _HEADS = {'depth': 4, 'num_heads': 4, 'num_kv_heads': 1, 'head_dim': 32}
 _DIMS = PiDims(
     vision=VisionDims(width=128, depth=4, num_heads=4, mlp_dim=512, patch_size=14, image_size=112),
-    language=GemmaDims(width=192, mlp_dim=768, **_HEADS),
-    expert=GemmaDims(width=96, mlp_dim=384, **_HEADS),
+    language=DecoderDims(width=192, mlp_dim=768, **_HEADS),
+    expert=DecoderDims(width=96, mlp_dim=384, **_HEADS),
     vocabulary=400,
     cameras=4,
     prompt_length=160,

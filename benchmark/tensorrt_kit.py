@@ -21,7 +21,7 @@ from vla_runtime.engines.onnx.files import ONNX_FOLDER, WEIGHTS_DATA
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt.store import engine_names
 from vla_runtime.export.tensorrt.graph import ExternalTensor, summarise
-from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PI05, PiDims
 from vla_runtime.files.large_files import file_sha256
 
@@ -66,7 +66,7 @@ def kit_dims(size: str) -> PiDims:
             language=replace(full.language, depth=2),
             expert=replace(full.expert, depth=2),
         )
-    language = GemmaDims(32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
+    language = DecoderDims(32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
     return replace(
         full,
         vision=VisionDims(24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28),
@@ -297,8 +297,8 @@ def _chunk(engine: Any, inputs: Any) -> np.ndarray:
 def _dims(data: dict[str, Any]) -> PiDims:
     parts = {
         'vision': VisionDims(**data['vision']),
-        'language': GemmaDims(**data['language']),
-        'expert': GemmaDims(**data['expert']),
+        'language': DecoderDims(**data['language']),
+        'expert': DecoderDims(**data['expert']),
     }
     return PiDims(**{**data, **parts})
 

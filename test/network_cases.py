@@ -14,11 +14,12 @@ from reference_cases import find
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_runtime.export.tensor_names import TEXT_HEAD, TEXT_TABLE, our_name
+from vla_runtime.export.tensor_names import TensorNames
 from vla_runtime.families import build_network
-from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
+from vla_runtime.families.pi.tensor_names import NAMES
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def dims_of_case(d: Mapping[str, Any]) -> PiDims:
             patch_size=d['patch'],
             image_size=d['image'],
         ),
-        language=GemmaDims(width=d['width'], mlp_dim=d['mlp_dim'], **heads),
-        expert=GemmaDims(width=d['e_width'], mlp_dim=d['e_mlp_dim'], **heads),
+        language=DecoderDims(width=d['width'], mlp_dim=d['mlp_dim'], **heads),
+        expert=DecoderDims(width=d['e_width'], mlp_dim=d['e_mlp_dim'], **heads),
         vocabulary=d['vocab'],
         cameras=d['cameras'],
         prompt_length=d['tokens'],
@@ -91,9 +92,10 @@ def dims_of_case(d: Mapping[str, Any]) -> PiDims:
 
 
 def network_case_paths(kind: str | None = None) -> list[Path]:
-    """Descriptions of all network cases in the cases folder, of one family or of both."""
+    """Descriptions of the network cases in the cases folder, of one family or of pi0 and pi0.5."""
+    kinds = ('pi05', 'pi0') if kind is None else (kind,)
     paths = [p.with_name(p.name.replace('.case.safetensors', '.json')) for p in find('*.case.*')]
-    return [p for p in paths if kind is None or json.loads(p.read_text())['kind'] == kind]
+    return [p for p in paths if json.loads(p.read_text()).get('kind') in kinds]
 
 
 @lru_cache(maxsize=4)
@@ -101,16 +103,24 @@ def load_network_case(path: Path) -> NetworkCase:
     """Read a case and load its weights under our names, every one of them."""
     description = json.loads(path.read_text())
     network = build_network(description['kind'], dims_of_case(description))
-    weights = load_file(path.with_suffix('.weights.safetensors'))
-    renamed = {our_name(name): tensor for name, tensor in weights.items()}
-    renamed.pop(None, None)
-    # The text table may be stored as the output table it is tied to.
-    renamed.setdefault(TEXT_TABLE, renamed.pop(TEXT_HEAD, torch.empty(0)))
-    renamed.pop(TEXT_HEAD, None)
-    network.load_state_dict({str(name): tensor for name, tensor in renamed.items()})
+    network.load_state_dict(our_weights(path, NAMES))
     network.eval().requires_grad_(False)
     tensors = load_file(path.with_suffix('.case.safetensors'))
     return NetworkCase(description, tensors, network)
+
+
+def our_weights(path: Path, names: TensorNames) -> dict[str, Tensor]:
+    """A case's weights under our names; one that has none keeps its own."""
+    weights = load_file(path.with_suffix('.weights.safetensors'))
+    ours = {
+        names.ours(name) or name: tensor
+        for name, tensor in weights.items()
+        if not names.is_unused(name)
+    }
+    for copy, original in names.tied.items():
+        if copy in ours:
+            ours.setdefault(original, ours.pop(copy))
+    return ours
 
 
 def batch_entries() -> Iterator[tuple[Path, int]]:
@@ -123,3 +133,8 @@ def batch_entries() -> Iterator[tuple[Path, int]]:
 def largest_error(ours: Tensor | Any, reference: Tensor) -> float:
     """Largest absolute difference."""
     return float((torch.as_tensor(ours) - reference).abs().max())
+
+
+def relative_error(ours: Tensor | Any, reference: Tensor) -> float:
+    """Largest difference, relative to the largest value where that is above one."""
+    return largest_error(ours, reference) / max(1.0, float(reference.abs().max()))

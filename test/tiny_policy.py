@@ -21,7 +21,7 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.families import build_network
-from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.types import AdvantageTemplate, Family, Observation, RotationForm
 
@@ -31,7 +31,7 @@ CAMERAS = ('top', 'wrist')
 
 
 def tiny_dims(family: Family, horizon: int = 8) -> PiDims:
-    language = GemmaDims(width=32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
+    language = DecoderDims(width=32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
     return PiDims(
         vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28),
         language=language,

@@ -15,7 +15,7 @@ import numpy as np
 Family = Literal['pi05', 'pi0']
 ImagePadding = Literal['centre', 'left_top']
 ImageResample = Literal['bilinear', 'antialias']
-PromptTemplate = Literal['pi05_state', 'pi05', 'pi0']
+PromptTemplate = Literal['pi05_state', 'pi05', 'pi0', 'task_line']
 PromptCleaning = Literal['openpi', 'lerobot']
 AdvantageTemplate = Literal['task_newline', 'in_task_space', 'before_action']
 Advantage = Literal['positive', 'negative']

@@ -42,9 +42,11 @@ from safetensors.torch import save_file as save_torch_file
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import ActionSpec, CameraSpec
 from vla_runtime.cli.main import main
+from vla_runtime.export.block_sizes import HeadCounts
 from vla_runtime.export.checkpoint import read_tensors
-from vla_runtime.export.tensor_dims import HeadCounts, dims_of
 from vla_runtime.families import preset
+from vla_runtime.families.pi.tensor_dims import dims_of
+from vla_runtime.families.pi.tensor_names import NAMES
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 
@@ -287,7 +289,7 @@ def test_a_full_size_policy_is_planned_without_reading_its_weights(family, tmp_p
     arguments += ['--prompt-template', 'pi05_state' if family == 'pi05' else 'pi0']
     assert export(folder, tmp_path / 'b', *arguments, '--dry-run') == 0
     assert 'vision 27x1152, language 18x2048, expert 18x1024' in capsys.readouterr().out
-    tensors = read_tensors(folder)
+    tensors = read_tensors(folder, NAMES)
     dims = dims_of(tensors, HeadCounts(16, 1), cameras=3, prompt_length=200, horizon=50)
     assert replace(dims, prompt_length=preset(family).prompt_length) == preset(family)
 
@@ -507,10 +509,10 @@ def test_the_module_runs_as_a_program(tmp_path):
 
 
 def test_another_familys_checkpoint_is_told_by_its_type(tmp_path, capsys):
-    folder = tmp_path / 'smolvla'
+    folder = tmp_path / 'diffusion'
     folder.mkdir()
-    (folder / 'config.json').write_text('{"type": "smolvla"}')
+    (folder / 'config.json').write_text('{"type": "diffusion"}')
     tensors = {'model.vlm_with_expert.x.weight': torch.zeros(2)}
     save_torch_file(tensors, folder / 'model.safetensors')
     assert export(folder, tmp_path / 'b') == 2
-    assert "policies of type 'smolvla' are not served" in capsys.readouterr().err
+    assert "policies of type 'diffusion' are not served" in capsys.readouterr().err

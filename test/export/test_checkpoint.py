@@ -20,20 +20,21 @@ from checkpoint_folders import (
 )
 from safetensors.torch import load_file, save_file
 
+from vla_runtime.export.block_sizes import HeadCounts, image_size_of
 from vla_runtime.export.checkpoint import (
     CheckpointError,
     check_tensors,
     copy_tensors,
     read_tensors,
 )
-from vla_runtime.export.tensor_dims import HeadCounts, dims_of, family_of, image_size_of
-from vla_runtime.export.tensor_names import our_name
 from vla_runtime.families import find_family, preset
+from vla_runtime.families.pi.tensor_dims import dims_of, family_of, pi_shapes
+from vla_runtime.families.pi.tensor_names import NAMES
 
 
 def loaded(folder: Path, target: Path) -> dict[str, torch.Tensor]:
     """What a bundle would hold."""
-    copy_tensors(read_tensors(folder), target)
+    copy_tensors(read_tensors(folder, NAMES), target)
     return load_file(target)
 
 
@@ -44,7 +45,7 @@ def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 
 def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    tensors = read_tensors(folder)
+    tensors = read_tensors(folder, NAMES)
     dims = dims_of(tensors, HeadCounts(vision=4, kv=1), cameras=2, prompt_length=64, horizon=12)
     return find_family(family_of(tensors)).weight_shapes(dims)
 
@@ -65,15 +66,15 @@ def test_the_copy_holds_the_very_numbers_under_our_names(reference):
     assert len(reference) == len(theirs) - 2, 'the two vocabulary heads are not needed'
     for name, tensor in theirs.items():
         if 'lm_head' not in name:
-            assert torch.equal(reference[our_name(name)], tensor), name
+            assert torch.equal(reference[NAMES.ours(name)], tensor), name
 
 
 @pytest.mark.parametrize('family', ['pi05', 'pi0'])
 def test_the_tensors_are_exactly_those_of_the_network(tmp_path, family):
     folder = saved(tmp_path / 'c', tiny_tensors() if family == 'pi05' else pi0_tensors())
-    check_tensors(read_tensors(folder), expected_shapes(folder))
-    assert family_of(read_tensors(folder)) == family
-    assert image_size_of(read_tensors(folder)) == 56
+    check_tensors(read_tensors(folder, NAMES), expected_shapes(folder))
+    assert family_of(read_tensors(folder, NAMES)) == family
+    assert image_size_of(pi_shapes(read_tensors(folder, NAMES))) == 56
 
 
 def test_openpi_names_give_the_same_tensors(tmp_path, reference):
@@ -126,7 +127,7 @@ def test_the_text_table_wins_over_a_head_beside_it(tmp_path, reference):
 
 def test_progress_adds_up_to_all_bytes(tmp_path):
     counts: list[int] = []
-    tensors = read_tensors(lerobot_folder())
+    tensors = read_tensors(lerobot_folder(), NAMES)
     copy_tensors(tensors, tmp_path / 'w.safetensors', advance=counts.append)
     assert sum(counts) == sum(stored.size for stored in tensors.values())
 
@@ -140,7 +141,7 @@ class TestFit:
         tensors['action_in_proj.bias'] = torch.zeros(7)
         folder = saved(tmp_path / 'c', tensors)
         with pytest.raises(CheckpointError) as caught:
-            check_tensors(read_tensors(folder), expected)
+            check_tensors(read_tensors(folder, NAMES), expected)
         text = str(caught.value)
         assert "missing 'time_out.bias' [32]" in text
         assert "unexpected 'proprio_history_proj.weight' [4, 5] (model.safetensors)" in text
@@ -150,7 +151,7 @@ class TestFit:
         tensors = {f'extra_{index}': torch.zeros(1) for index in range(25)}
         folder = saved(tmp_path / 'c', {**tiny_tensors(), **tensors})
         with pytest.raises(CheckpointError) as caught:
-            check_tensors(read_tensors(folder), expected_shapes(lerobot_folder()))
+            check_tensors(read_tensors(folder, NAMES), expected_shapes(lerobot_folder()))
         lines = str(caught.value).splitlines()
         assert len(lines) == 12
         assert lines[-1] == '  and 15 more'
@@ -165,7 +166,7 @@ class TestFit:
 class TestDims:
     def dims(self, folder: Path, **heads: int):
         counts = HeadCounts(**{'vision': 4, 'kv': 1, **heads})
-        return dims_of(read_tensors(folder), counts, cameras=2, prompt_length=64, horizon=12)
+        return dims_of(read_tensors(folder, NAMES), counts, cameras=2, prompt_length=64, horizon=12)
 
     def test_all_sizes_are_read_off_the_tensors(self):
         dims = self.dims(lerobot_folder())
@@ -199,7 +200,7 @@ class TestDims:
         tensors = {k: v for k, v in tiny_tensors().items() if drop not in k}
         with pytest.raises(CheckpointError, match=pattern):
             folder = saved(tmp_path / 'c', tensors)
-            family_of(read_tensors(folder))
+            family_of(read_tensors(folder, NAMES))
             self.dims(folder)
 
     def test_a_block_missing_in_the_middle_is_named(self, tmp_path):
@@ -220,7 +221,7 @@ class TestDims:
 class TestFiles:
     def refuses(self, folder: Path, pattern: str) -> None:
         with pytest.raises(CheckpointError, match=pattern):
-            read_tensors(folder)
+            read_tensors(folder, NAMES)
 
     @pytest.mark.parametrize('name', ['pytorch_model.bin', 'model.pt', 'a.pth', 'b.ckpt', 'c.pkl'])
     def test_a_pickle_is_refused_by_name_and_never_opened(self, tmp_path, name):
@@ -231,7 +232,7 @@ class TestFiles:
     def test_pickles_beside_safetensors_are_not_needed(self, tmp_path):
         folder = saved(tmp_path / 'c', tiny_tensors())
         (folder / 'optimizer.pt').write_bytes(b'\x80garbage')
-        assert read_tensors(folder)
+        assert read_tensors(folder, NAMES)
 
     def test_a_pickled_shard_is_refused(self, tmp_path):
         index = {'weight_map': {'action_in_proj.weight': 'pytorch_model-00001.bin'}}
@@ -340,7 +341,7 @@ class TestFiles:
 
     def test_a_file_that_shrinks_while_it_is_copied_is_named(self, tmp_path):
         folder = copy_lerobot_folder(tmp_path / 'c')
-        tensors = read_tensors(folder)
+        tensors = read_tensors(folder, NAMES)
         path = folder / 'model.safetensors'
         path.write_bytes(path.read_bytes()[:10_000])
         with pytest.raises(CheckpointError, match=r'model\.safetensors: ends inside tensor'):

@@ -22,9 +22,11 @@ from vla_runtime.export.checkpoint import read_tensors
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import read_lerobot_folder
-from vla_runtime.export.openpi_folder import read_openpi_folder
 from vla_runtime.export.options import read_dataset_info
+from vla_runtime.families.pi.checkpoint import READER
+from vla_runtime.families.pi.openpi_folder import read_openpi_folder
 
+PI05 = READER.lerobot[0]
 VALUES: list[Any] = [None, True, -1, 0, 2.5, float('nan'), '', 'x', [], {}, [1], ['x'], {'x': 1}]
 # The folder is restored by hand before every example.
 reuse = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -89,7 +91,7 @@ def openpi(tmp_path_factory) -> Path:
 def test_a_damaged_lerobot_folder(lerobot, name, data):
     path = lerobot / name
     document = data.draw(damage(json.loads(path.read_text())))
-    survives(lambda: read_lerobot_folder(lerobot), path, document)
+    survives(lambda: read_lerobot_folder(lerobot, PI05), path, document)
 
 
 @pytest.mark.parametrize('name', ['config.json', 'assets/lab/arm/norm_stats.json'])
@@ -122,5 +124,5 @@ def test_a_damaged_shard_index(tmp_path_factory, data):
 
 
 def test_an_undamaged_folder_reads(lerobot, openpi):
-    assert isinstance(read_lerobot_folder(lerobot), FolderFacts)
+    assert isinstance(read_lerobot_folder(lerobot, PI05), FolderFacts)
     assert isinstance(read_openpi_folder(openpi, 'pi05'), FolderFacts)

@@ -20,10 +20,18 @@ from safetensors.numpy import load_file, save_file
 
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.lerobot_folder import is_lerobot_folder, read_lerobot_folder
+from vla_runtime.export.folder import FolderFacts
+from vla_runtime.export.lerobot_folder import is_lerobot_folder
+from vla_runtime.export.lerobot_folder import read_lerobot_folder as read_folder
+from vla_runtime.families.pi.checkpoint import READER
 
 STATISTICS = 'policy_preprocessor_step_3_normalizer_processor.safetensors'
 NAMES = joints().split(',')
+
+
+def read_lerobot_folder(folder: Path) -> FolderFacts:
+    (policy,) = (policy for policy in READER.lerobot if policy.type == 'pi05')
+    return read_folder(folder, policy)
 
 
 @pytest.fixture
@@ -148,8 +156,8 @@ MODES = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
 
 DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     'another policy': (
-        lambda f: edit_config(f, type='smolvla'),
-        "field type: policies of type 'smolvla' are not served, only 'pi05' and 'pi0'",
+        lambda f: edit_config(f, type='diffusion'),
+        "field type: policies of type 'diffusion' are not served, only 'pi05'",
     ),
     'visual memory': (
         lambda f: edit_config(f, use_visual_memory=True),

@@ -14,6 +14,7 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle, BundleError
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor, check_tensors, read_header
 from vla_runtime.families import find_family
+from vla_runtime.processing.prompts import starts_with_bos
 from vla_runtime.processing.tokenizer import Tokenizer
 
 _BLOCK_BYTES = 1 << 22
@@ -102,7 +103,8 @@ def _header(bundle: Bundle) -> dict[str, StoredTensor]:
 def _check_tokenizer(bundle: Bundle) -> None:
     path, vocabulary = bundle.tokenizer_path, bundle.spec.dims.vocabulary
     try:
-        size = Tokenizer.load(path).vocabulary_size
+        bos = starts_with_bos(bundle.spec.prompt.template)
+        size = Tokenizer.load(path, bos=bos).vocabulary_size
     except ModuleNotFoundError as error:
         raise BundleError(
             f"{path}: the Python package '{error.name}' is not installed, so no prompt can be "

@@ -175,7 +175,7 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
         '--tokenizer',
         type=Path,
         metavar='FILE',
-        help="PaliGemma's tokenizer.json or tokenizer.model",
+        help='tokenizer.json or tokenizer.model that the policy was trained with',
     )
     group.add_argument(
         '--statistics', type=Path, metavar='FILE', help='norm_stats.json of an openpi policy'
@@ -246,7 +246,7 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
         '--prompt-length',
         type=at_least(1),
         metavar='N',
-        help='tokens of the padded prompt (openpi default: 200 for pi05, 48 for pi0)',
+        help="tokens of the padded prompt (default for openpi: its family's usual one)",
     )
     group.add_argument(
         '--vision-heads', type=at_least(1), metavar='N', help="the vision tower's attention heads"

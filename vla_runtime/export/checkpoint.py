@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.json_file import LARGEST_JSON
-from vla_runtime.export.tensor_names import TEXT_HEAD, TEXT_TABLE, is_unused, our_name
+from vla_runtime.export.tensor_names import TensorNames
 from vla_runtime.files.hub_id import download_hint
 from vla_runtime.files.input_files import UnreadableFileError, read_text, regular_file
 from vla_runtime.files.quotes import one_line, quoted
@@ -42,6 +42,7 @@ _POLICIES_BELOW = (
     '*',
 )
 _BLOCK_BYTES = 1 << 22
+_THEIR_NAMES = TensorNames(())
 
 
 class CheckpointError(ExportError):
@@ -72,7 +73,7 @@ class StoredTensor:
         return math.prod(self.shape) * WEIGHT_BYTES[self.dtype]
 
 
-def read_tensors(folder: str | Path) -> dict[str, StoredTensor]:
+def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[str, StoredTensor]:
     """Find a checkpoint's tensors, under our names where the table knows them.
 
     Tensors that nothing uses are left out; unknown ones keep their own name, so that
@@ -80,6 +81,7 @@ def read_tensors(folder: str | Path) -> dict[str, StoredTensor]:
 
     Args:
         folder: with `model.safetensors`, or with shards and their `model.safetensors.index.json`.
+        names: of the family's tensors; without them all keep their own.
 
     Raises:
         CheckpointError: no safetensors, a pickle, a damaged file, a shard or tensor that the index
@@ -88,20 +90,19 @@ def read_tensors(folder: str | Path) -> dict[str, StoredTensor]:
     folder = Path(folder)
     tensors: dict[str, StoredTensor] = {}
     for stored in _stored_tensors(folder):
-        if is_unused(stored.name):
+        if names.is_unused(stored.name):
             continue
-        name = our_name(stored.name) or stored.name
+        name = names.ours(stored.name) or stored.name
         if name in tensors:
             raise CheckpointError(
                 f"{stored.path}: tensors '{tensors[name].name}' and '{stored.name}' are the same "
                 f"tensor ('{name}') under two names; remove one"
             )
         tensors[name] = stored
-    head = tensors.pop(TEXT_HEAD, None)
-    if head is not None:
-        # The head may be the only copy of the tied table. Where both are there, the table is what
-        # embeds the prompt, and the head serves nothing.
-        tensors.setdefault(TEXT_TABLE, head)
+    for copy, original in names.tied.items():
+        # The copy may be the only one of a tied pair. Where both are there, it serves nothing.
+        if copy in tensors:
+            tensors.setdefault(original, tensors.pop(copy))
     return tensors
 
 

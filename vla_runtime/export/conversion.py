@@ -26,33 +26,20 @@ from vla_runtime.bundle.schema import (
 )
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.export.checkpoint import StoredTensor, check_tensors, copy_tensors, read_tensors
+from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, find_reader
 from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
-from vla_runtime.export.lerobot_folder import (
-    is_lerobot_folder,
-    lerobot_family,
-    read_lerobot_folder,
-)
+from vla_runtime.export.lerobot_folder import read_lerobot_folder
 from vla_runtime.export.missing_facts import Gaps
-from vla_runtime.export.openpi_folder import read_openpi_folder, usual_prompt_length
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
-from vla_runtime.export.tensor_dims import (
-    HeadCounts,
-    dims_of,
-    family_of,
-    fitting_kv_heads,
-    fitting_vision_heads,
-    image_size_of,
-    kv_heads_of,
-    vision_heads_of,
-)
-from vla_runtime.families.pi.weight_shapes import network_shapes
+from vla_runtime.families import find_family
 from vla_runtime.files.typed_yaml import FieldError
+from vla_runtime.processing.prompts import starts_with_bos
 from vla_runtime.processing.tokenizer import Tokenizer
-from vla_runtime.types import Family, PromptTemplate
+from vla_runtime.types import PromptTemplate
 
-# Both projects' own default; a policy's answer hardly changes with more.
+# The projects' own default; a policy's answer hardly changes with more.
 _DENOISE_STEPS = 10
 
 
@@ -81,40 +68,27 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     """Gather and check everything that a bundle needs; writes nothing.
 
     Args:
-        checkpoint: a LeRobot or an openpi PyTorch folder.
+        checkpoint: a folder of a project and a family that is served.
         options: what the folder lacks.
         default_name: of the policy, where the options have none.
 
     Raises:
         ExportError: all that is missing or contradictory at once, else the first defect.
     """
-    from_lerobot = is_lerobot_folder(checkpoint)
-    if from_lerobot:
-        # Of another family's tensors there is nothing to say.
-        lerobot_family(checkpoint)
-    tensors = read_tensors(checkpoint)
-    family = family_of(tensors)
-    if from_lerobot:
-        facts = read_lerobot_folder(checkpoint)
+    reader, policy = find_reader(checkpoint)
+    tensors = read_tensors(checkpoint, reader.names)
+    family = reader.family(tensors)
+    if policy is not None:
+        facts = read_lerobot_folder(checkpoint, policy)
     else:
-        facts = read_openpi_folder(
-            checkpoint,
-            family,
-            asset_id=options.asset_id,
-            statistics_file=options.statistics,
-        )
+        facts = reader.read_folder(checkpoint, family, options)
     gaps = Gaps(checkpoint, facts)
-    _check_facts(facts, family, tensors, gaps, options)
-    settled = _settle(tensors, facts, options, gaps)
-    dims = dims_of(
-        tensors,
-        settled.heads,
-        cameras=len(settled.cameras),
-        prompt_length=settled.prompt_length,
-        horizon=settled.horizon,
-    )
-    check_tensors(tensors, network_shapes(family, dims))
-    _check_tokenizer(settled.tokenizer, dims.vocabulary)
+    _check_facts(facts, family, gaps, options)
+    make_dims = reader.sizes(checkpoint, tensors, facts, options, gaps)
+    settled = _settle(reader, facts, make_dims, options, gaps)
+    dims = settled.make_dims(len(settled.cameras), settled.prompt_length, settled.horizon)
+    check_tensors(tensors, find_family(family).weight_shapes(dims))
+    _check_tokenizer(settled.tokenizer, settled.template, dims.vocabulary)
     spec = BundleSpec(
         name=options.name or default_name,
         family=family,
@@ -177,25 +151,10 @@ def write_export(
     return read_bundle(target, verify=False)
 
 
-def _check_facts(
-    facts: FolderFacts,
-    family: Family,
-    tensors: Mapping[str, StoredTensor],
-    gaps: Gaps,
-    options: ExportOptions,
-) -> None:
+def _check_facts(facts: FolderFacts, family: str, gaps: Gaps, options: ExportOptions) -> None:
     """What the folder states must be what its tensors show."""
-    action_dim = tensors['action_in.weight'].shape[-1] if 'action_in.weight' in tensors else None
-    projection = tensors.get('state_projection.weight')
-    shown = {
-        'type': (facts.family, family),
-        'image_resolution': (facts.image_size, image_size_of(tensors)),
-        'action dimensions': (facts.action_dim, action_dim),
-        'state dimensions': (facts.state_dim, projection.shape[-1] if projection else 0),
-    }
-    for name, (stated, found) in shown.items():
-        if stated is not None and stated != found:
-            gaps.conflict(f'config.json says {name} {stated} but the tensors show {found}')
+    if facts.family != family:
+        gaps.conflict(f'config.json says type {facts.family} but the tensors show {family}')
     if facts.kind == 'LeRobot':
         for option, value in (
             ('--asset-id', options.asset_id),
@@ -211,7 +170,7 @@ class _Settled:
 
     columns: Columns
     cameras: tuple[CameraSpec, ...]
-    heads: HeadCounts
+    make_dims: MakeDims
     tokenizer: Path
     template: PromptTemplate
     rate_hz: float
@@ -221,23 +180,26 @@ class _Settled:
 
 
 def _settle(
-    tensors: Mapping[str, StoredTensor], facts: FolderFacts, options: ExportOptions, gaps: Gaps
+    reader: CheckpointReader,
+    facts: FolderFacts,
+    make_dims: MakeDims | None,
+    options: ExportOptions,
+    gaps: Gaps,
 ) -> _Settled:
-    """
+    """Put folder and options together.
+
     Raises:
         ExportError: everything that is missing or contradictory, at once.
     """
     dataset = _dataset(options)
     columns = resolve_columns(facts, options, dataset, gaps)
     rate_hz = _rate(options, dataset, gaps)
-    tokenizer = _tokenizer(facts, options, gaps)
-    heads = _heads(tensors, facts, options, gaps)
+    tokenizer = _tokenizer(reader, facts, options, gaps)
     template: PromptTemplate | None = gaps.pick(
         '--prompt-template',
         options.prompt_template,
         facts.template,
-        'pi05_state, or pi0 for a policy trained without state in the prompt '
-        '(openpi: discrete_state_input=False, e.g. pi05_libero)',
+        reader.wanted.get('--prompt-template', 'layout of the prompt in training'),
     )
     horizon = gaps.pick(
         '--horizon', options.horizon, facts.horizon, 'actions of a chunk (openpi: action_horizon)'
@@ -254,7 +216,7 @@ def _settle(
         options.prompt_length,
         facts.prompt_length,
         'tokens of the padded prompt',
-        default=usual_prompt_length(facts.family),
+        default=facts.usual_prompt_length,
     )
     denoise_steps = gaps.pick(
         '--denoise-steps',
@@ -265,12 +227,12 @@ def _settle(
     )
     gaps.raise_if_any()
     # None goes together with a noted gap, so nothing is None any more.
-    assert columns and cameras and heads and tokenizer and template
+    assert columns and cameras and make_dims and tokenizer and template
     assert rate_hz and horizon and prompt_length and denoise_steps
     return _Settled(
         columns,
         cameras,
-        heads,
+        make_dims,
         tokenizer,
         template,
         rate_hz,
@@ -307,7 +269,9 @@ def _rate(options: ExportOptions, dataset: DatasetInfo | None, gaps: Gaps) -> fl
     return rate
 
 
-def _tokenizer(facts: FolderFacts, options: ExportOptions, gaps: Gaps) -> Path | None:
+def _tokenizer(
+    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: Gaps
+) -> Path | None:
     given, stated = options.tokenizer, facts.tokenizer
     if given is not None and not given.is_file():
         gaps.conflict(f'--tokenizer says {given}, but there is no such file')
@@ -321,45 +285,16 @@ def _tokenizer(facts: FolderFacts, options: ExportOptions, gaps: Gaps) -> Path |
     if chosen is None:
         gaps.ask(
             '--tokenizer',
-            "PaliGemma's tokenizer.json or tokenizer.model: openpi takes it from "
-            'https://storage.googleapis.com/big_vision/paligemma_tokenizer.model, LeRobot from '
-            'google/paligemma-3b-pt-224 on the Hugging Face Hub',
+            reader.wanted.get(
+                '--tokenizer', 'tokenizer.json or tokenizer.model that the policy was trained with'
+            ),
         )
     return chosen
 
 
-def _heads(
-    tensors: Mapping[str, StoredTensor], facts: FolderFacts, options: ExportOptions, gaps: Gaps
-) -> HeadCounts | None:
-    kv = gaps.pick(
-        '--kv-heads',
-        options.kv_heads,
-        kv_heads_of(tensors, facts.variant),
-        "the language model's key/value heads (Gemma 2B has 1)",
-    )
-    vision = gaps.pick(
-        '--vision-heads',
-        options.vision_heads,
-        vision_heads_of(tensors),
-        "the vision tower's attention heads (SigLIP So400m has 16)",
-    )
-    for option, given, fitting, what in (
-        ('--vision-heads', options.vision_heads, fitting_vision_heads, 'the vision tower'),
-        ('--kv-heads', options.kv_heads, fitting_kv_heads, "the language model's attention"),
-    ):
-        if given is not None and (fits := fitting(tensors)) and given not in fits:
-            gaps.conflict(
-                f'{option} says {given}, but {what} only divides into '
-                f'{", ".join(map(str, fits))} heads'
-            )
-    if vision is None or kv is None:
-        return None
-    return HeadCounts(vision, kv)
-
-
-def _check_tokenizer(path: Path, vocabulary: int) -> None:
+def _check_tokenizer(path: Path, template: PromptTemplate, vocabulary: int) -> None:
     try:
-        size = Tokenizer.load(path).vocabulary_size
+        size = Tokenizer.load(path, bos=starts_with_bos(template)).vocabulary_size
     except ValueError as error:
         raise ExportError(str(error)) from None
     if size > vocabulary:

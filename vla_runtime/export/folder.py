@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
-from vla_runtime.types import Family, PromptCleaning, PromptTemplate
+from vla_runtime.types import PromptCleaning, PromptTemplate
 
 CONFIG_FILE = 'config.json'
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer.model')
@@ -43,20 +43,22 @@ class FolderFacts:
         deltas: whether each action is relative to the state of the same index.
         template: of the prompt.
         prompt_length: tokens of the padded prompt.
+        usual_prompt_length: that of the project, where neither folder nor user says another.
         horizon: actions of a chunk.
         denoise_steps: Euler steps.
         trained_delay_steps: longest clean action prefix seen in training, 0 for none.
         image_size: edge of the input image in pixels.
+        image_size_key: where the folder says it.
         action_dim: padded action dimensions.
         state_dim: padded state dimensions.
-        variant: Gemma variant of the language model.
+        variant: of the language model, as the project names it.
         tokenizer: the file, where the folder has one.
         source: facts for people, kept in the bundle.
         questions: what the reader could not find.
     """
 
     kind: str
-    family: Family
+    family: str
     cameras: tuple[CameraSpec, ...]
     images: ImageSpec
     normalisation: NormalisationSpec
@@ -69,10 +71,12 @@ class FolderFacts:
     deltas: tuple[bool, ...] | None = None
     template: PromptTemplate | None = None
     prompt_length: int | None = None
+    usual_prompt_length: int | None = None
     horizon: int | None = None
     denoise_steps: int | None = None
     trained_delay_steps: int = 0
     image_size: int | None = None
+    image_size_key: str = ''
     action_dim: int | None = None
     state_dim: int | None = None
     variant: str | None = None

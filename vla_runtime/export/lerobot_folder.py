@@ -7,10 +7,9 @@ thing a second time, the two must agree.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 from safetensors import SafetensorError
@@ -31,7 +30,7 @@ from vla_runtime.export.folder import (
 )
 from vla_runtime.export.json_file import JsonMapping, read_json
 from vla_runtime.files.input_files import regular_file
-from vla_runtime.types import Family, NormaliserKind, PromptTemplate
+from vla_runtime.types import NormaliserKind, PromptTemplate
 
 PREPROCESSOR_FILE = 'policy_preprocessor.json'
 POSTPROCESSOR_FILE = 'policy_postprocessor.json'
@@ -43,29 +42,49 @@ _NORMALISERS: Mapping[str, NormaliserKind] = {
     'MEAN_STD': 'mean_std_lerobot',
     'MIN_MAX': 'min_max',
 }
-_TEMPLATES: Mapping[Family, PromptTemplate] = {'pi05': 'pi05_state', 'pi0': 'pi0'}
 # Steps that this runtime does too, or that only move data about.
 _PREPROCESSORS = (
     'rename_observations_processor',
     'to_batch_processor',
     'relative_actions_processor',
     'normalizer_processor',
-    'pi05_prepare_state_tokenizer_processor_step',
-    'pi0_new_line_processor',
     'tokenizer_processor',
     'device_processor',
 )
 _POSTPROCESSORS = ('unnormalizer_processor', 'absolute_actions_processor', 'device_processor')
-# Values the networks and normalisers are written for: a folder that says otherwise is refused.
+# Values that every family is written for: a folder that says otherwise is refused.
 _FIXED: Mapping[str, object] = {
     'n_obs_steps': 1,
-    'use_visual_memory': False,
-    'use_proprioceptive_memory': False,
     'use_peft': False,
-    'min_period': 0.004,
-    'max_period': 4.0,
 }
 _EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class LeRobotPolicy:
+    """What folders of one policy type say in their own way.
+
+    Attributes:
+        type: in config.json; the family's name here too.
+        template: of the prompt that LeRobot writes for it.
+        images: resize and padding.
+        steps: processing steps of its own that this runtime does too.
+        fixed: values of config.json that network and processing are written for.
+        image_size_key: of the edge of the square images in config.json, as [size, size].
+        denoise_steps_key: of the Euler steps in config.json.
+        variant_key: of the language model's variant in config.json, where there is one.
+        has_state_token: the network takes the state, padded to `max_state_dim`.
+    """
+
+    type: str
+    template: PromptTemplate
+    images: ImageSpec
+    steps: tuple[str, ...]
+    fixed: Mapping[str, object]
+    image_size_key: str
+    denoise_steps_key: str
+    variant_key: str | None = None
+    has_state_token: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,46 +106,50 @@ def is_lerobot_folder(folder: Path) -> bool:
     return os.path.lexists(path) and 'type' in read_json(path)
 
 
-def lerobot_family(folder: Path) -> Family:
-    """The family that config.json names.
+def policy_type(folder: Path, known: Sequence[str]) -> str:
+    """The policy type that config.json names.
 
     Raises:
-        ExportError: one that this runtime does not serve.
+        ExportError: none of the known.
     """
     config = read_json(folder / CONFIG_FILE)
-    found = config.get('type', str)
-    for family in get_args(Family):
-        if found == family:
-            return family
-    known = ' and '.join(f"'{family}'" for family in get_args(Family))
-    raise config.error('type', f"policies of type '{found}' are not served, only {known}")
+    found: str = config.get('type', str)
+    if found not in known:
+        *others, last = (f"'{name}'" for name in known)
+        served = f'{", ".join(others)} and {last}' if others else last
+        raise config.error('type', f"policies of type '{found}' are not served, only {served}")
+    return found
 
 
-def read_lerobot_folder(folder: Path) -> FolderFacts:
+def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
     """Read all that a LeRobot folder says.
+
+    Args:
+        folder: whose config.json names the policy's type.
+        policy: what its folders say in their own way.
 
     Raises:
         ExportError: a policy or processing step that this runtime does not reproduce, files that
             contradict each other, missing or damaged files.
     """
     config = read_json(folder / CONFIG_FILE)
-    family = lerobot_family(folder)
-    for key, expected in _FIXED.items():
-        found = config.get(key, (bool, int, float), expected)
+    policy_type(folder, [policy.type])
+    for key, expected in {**_FIXED, **policy.fixed}.items():
+        found = config.get(key, (bool, int, float, str), expected)
         if found != expected:
             raise config.error(
                 key, f'{found!r} is not supported; this runtime runs policies with {expected!r}'
             )
-    before = _pipeline(folder / PREPROCESSOR_FILE, _PREPROCESSORS)
+    before = _pipeline(folder / PREPROCESSOR_FILE, (*_PREPROCESSORS, *policy.steps))
     after = _pipeline(folder / POSTPROCESSOR_FILE, _POSTPROCESSORS)
     state_length = _feature_length(config, 'input_features', _STATE)
     action_length = _feature_length(config, 'output_features', _ACTION)
     normalisation = _normalisation(config, before, after)
     return FolderFacts(
         kind='LeRobot',
-        family=family,
+        family=policy.type,
         cameras=_cameras(config),
-        images=ImageSpec(padding='centre', resample='bilinear'),
+        images=policy.images,
         normalisation=normalisation,
         statistics=_statistics(folder, before, after, normalisation, state_length, action_length),
         cleaning='lerobot',
@@ -134,17 +157,18 @@ def read_lerobot_folder(folder: Path) -> FolderFacts:
         state_length=state_length,
         action_length=action_length,
         deltas=_deltas(config, before, after, action_length),
-        template=_TEMPLATES[family],
+        template=policy.template,
         prompt_length=_prompt_length(config, before),
         horizon=config.get('chunk_size', int),
-        denoise_steps=config.get('num_inference_steps', int),
+        denoise_steps=config.get(policy.denoise_steps_key, int),
         trained_delay_steps=config.get('rtc_training_max_delay', int, 0),
-        image_size=_image_size(config),
+        image_size=_image_size(config, policy.image_size_key),
+        image_size_key=policy.image_size_key,
         action_dim=config.get('max_action_dim', int),
-        state_dim=config.get('max_state_dim', int) if family == 'pi0' else 0,
-        variant=config.get('paligemma_variant', str),
+        state_dim=config.get('max_state_dim', int) if policy.has_state_token else 0,
+        variant=config.get(policy.variant_key, str) if policy.variant_key else None,
         tokenizer=find_tokenizer(folder),
-        source=_source(family, before),
+        source=_source(policy.type, before),
     )
 
 
@@ -197,12 +221,10 @@ def _cameras(config: JsonMapping) -> tuple[CameraSpec, ...]:
     )
 
 
-def _image_size(config: JsonMapping) -> int:
-    size = config.get('image_resolution', list)
+def _image_size(config: JsonMapping, key: str) -> int:
+    size = config.get(key, list)
     if len(size) != 2 or size[0] != size[1] or not isinstance(size[0], int):
-        raise config.error(
-            'image_resolution', f'{size}; only square images are supported, as [size, size]'
-        )
+        raise config.error(key, f'{size}; only square images are supported, as [size, size]')
     return int(size[0])
 
 
@@ -377,7 +399,7 @@ def _deltas(
     return tuple(not any(word in name.lower() for word in words) for name in names)
 
 
-def _source(family: Family, before: _Pipeline) -> dict[str, str]:
+def _source(family: str, before: _Pipeline) -> dict[str, str]:
     source = {'checkpoint': f'LeRobot {family}'}
     renamed = before.step('rename_observations_processor').mapping('rename_map', optional=True)
     if renamed.values:

@@ -15,7 +15,12 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.images import black_pixels, to_pixels
 from vla_runtime.processing.normalization import Normalizer
-from vla_runtime.processing.prompts import PromptFormat, build_prompt, discretise_state
+from vla_runtime.processing.prompts import (
+    PromptFormat,
+    build_prompt,
+    discretise_state,
+    starts_with_bos,
+)
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import ActionChunk, Advantage, CommittedPlan, Observation
 
@@ -42,7 +47,9 @@ class PolicyCodec:
 
     def __init__(self, bundle: Bundle) -> None:
         self.spec = spec = bundle.spec
-        self._tokenizer = Tokenizer.load(bundle.tokenizer_path)
+        self._tokenizer = Tokenizer.load(
+            bundle.tokenizer_path, bos=starts_with_bos(spec.prompt.template)
+        )
         if self._tokenizer.vocabulary_size > spec.dims.vocabulary:
             raise ValueError(
                 f'{bundle.tokenizer_path}: has {self._tokenizer.vocabulary_size} tokens, but the '

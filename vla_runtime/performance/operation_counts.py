@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vla_runtime.families.blocks.dimensions import GemmaDims
+from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.pi.dimensions import PiDims
 
 _FLOAT32 = 4
@@ -155,13 +155,13 @@ def inference(
     }
 
 
-def _block(d: GemmaDims) -> int:
+def _block(d: DecoderDims) -> int:
     """Matrix elements of a decoder block; as many multiply-adds a token."""
     queries, keys = d.num_heads * d.head_dim, d.num_kv_heads * d.head_dim
     return d.width * (2 * queries + 2 * keys + 3 * d.mlp_dim)
 
 
-def _attention(d: GemmaDims, queries: int, keys: int) -> int:
+def _attention(d: DecoderDims, queries: int, keys: int) -> int:
     """Multiply-adds of scores and weighted values of one layer."""
     return 2 * d.num_heads * d.head_dim * queries * keys
 

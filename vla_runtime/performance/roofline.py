@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vla_runtime.engines.protocol import SLOTS
-from vla_runtime.families.blocks.dimensions import GemmaDims
+from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.performance import operation_counts
 from vla_runtime.performance.devices import GIB, MATRIX_BYTES, Device
@@ -197,6 +197,6 @@ def fits(need: MemoryNeed, device: Device) -> bool:
     return need.total <= (device.memory_gib - device.reserved_gib) * GIB
 
 
-def _blocks(d: GemmaDims) -> int:
+def _blocks(d: DecoderDims) -> int:
     attention = 2 * (d.num_heads + d.num_kv_heads) * d.head_dim
     return d.depth * d.width * (attention + 3 * d.mlp_dim)

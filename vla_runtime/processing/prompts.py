@@ -6,6 +6,7 @@ Templates:
 - `pi0`: `{task}\\n`. Also right for pi0.5 checkpoints that *openpi* trained without state in the
   prompt (`discrete_state_input=False`, as in `pi05_libero`): openpi's tokenizer then falls back
   to pi0's layout.
+- `task_line`: `{task}\\n` without the vocabulary's BOS in front of it (LeRobot's SmolVLA).
 
 The advantage tag (RECAP, pi*0.6) is added after cleaning, so cleaning cannot change it.
 """
@@ -22,6 +23,8 @@ from vla_runtime.types import Advantage, AdvantageTemplate, PromptCleaning, Prom
 
 # 256 bins over [-1, 1]; the last edge is left out, so 1 and all above it fall into bin 255.
 _BIN_EDGES = np.linspace(-1, 1, 257)[:-1]
+# The task on a line of its own, and nothing else.
+_LINES: tuple[PromptTemplate, ...] = ('pi0', 'task_line')
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ class PromptFormat:
     Attributes:
         template: the layout, see the module's docstring.
         cleaning: `openpi` strips the task and turns `_` and newlines into spaces; `lerobot` leaves
-            the text of the `pi0` template as it is. The pi0.5 templates are always cleaned, since
-            both code bases do so.
+            the text of the templates `pi0` and `task_line` as it is. The pi0.5 templates are always
+            cleaned, since both code bases do so.
         advantage: where the advantage tag goes; None for a policy trained without one.
     """
 
@@ -45,6 +48,11 @@ class PromptFormat:
         check_word('prompt.cleaning', self.cleaning, PromptCleaning)
         if self.advantage is not None:
             check_word('prompt.advantage', self.advantage, AdvantageTemplate)
+
+
+def starts_with_bos(template: PromptTemplate) -> bool:
+    """Whether the vocabulary's BOS stands in front of the prompt."""
+    return template != 'task_line'
 
 
 def discretise_state(normalised: np.ndarray) -> np.ndarray:
@@ -90,7 +98,7 @@ def build_prompt(
     Returns:
         The text to tokenise. With a tag: `task_newline` puts it on a line of its own after the
         task, `in_task_space` after the task and a space, `before_action` on a line of its own
-        directly before `Action: ` (for `pi0`: as the last line).
+        directly before `Action: ` (for `pi0` and `task_line`: as the last line).
 
     Raises:
         ValueError: an empty instruction, a missing, empty or non-finite state, a tag for a format
@@ -102,12 +110,12 @@ def build_prompt(
         place, tag = _advantage_place(fmt), _advantage_tag(advantage)
         # A newline that the caller left at the end would push the tag a line down.
         text = text.rstrip('\n')
-    if place == 'task_newline' or (place == 'before_action' and fmt.template == 'pi0'):
+    if place == 'task_newline' or (place == 'before_action' and fmt.template in _LINES):
         text = f'{text}\n{tag}'
     elif place == 'in_task_space':
         text = f'{text} {tag}'
 
-    if fmt.template == 'pi0':
+    if fmt.template in _LINES:
         return text if text.endswith('\n') else f'{text}\n'
     if fmt.template == 'pi05_state':
         text = f'{text}, State: {_state_words(normalised_state)}'
@@ -123,7 +131,7 @@ def _clean(fmt: PromptFormat, task: str) -> str:
         raise ValueError(
             f'instruction is empty (got {task!r}): say in plain words what the robot is to do'
         )
-    if fmt.template == 'pi0' and fmt.cleaning == 'lerobot':
+    if fmt.template in _LINES and fmt.cleaning == 'lerobot':
         return task
     return cleaned
 

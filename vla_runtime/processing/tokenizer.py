@@ -1,6 +1,6 @@
-"""Prompts to tokens in PaliGemma's layout: BOS, the text, padding on the right.
+"""Prompts to tokens: BOS where the policy was trained with it, the text, padding on the right.
 
-Reads the two files that PaliGemma's vocabulary is handed out as: `tokenizer.json` (tokenizers) and
+Reads the two files that vocabularies are handed out as: `tokenizer.json` (tokenizers) and
 `tokenizer.model` (sentencepiece). Only the one that the bundle holds needs its library installed.
 """
 
@@ -24,23 +24,30 @@ class Tokenizer:
     """
 
     def __init__(
-        self, encode_text: Callable[[str], list[int]], *, bos: int, pad: int, vocabulary_size: int
+        self,
+        encode_text: Callable[[str], list[int]],
+        *,
+        bos: int | None,
+        pad: int,
+        vocabulary_size: int,
     ) -> None:
         self._encode_text = encode_text
-        self._bos = bos
+        self._first = [] if bos is None else [bos]
         self._pad = pad
         self.vocabulary_size = vocabulary_size
 
     @classmethod
-    def load(cls, path: Path) -> Tokenizer:
+    def load(cls, path: Path, *, bos: bool = True) -> Tokenizer:
         """Read a tokenizer from disk.
 
         Args:
             path: a `.json` file (tokenizers) or a `.model` file (sentencepiece).
+            bos: put the vocabulary's `<bos>` in front of every prompt.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: another kind of file, one that cannot be read, or one without `<bos>`.
+            ValueError: another kind of file, one that cannot be read, or one without a wanted
+                `<bos>`.
         """
         path = Path(path)
         if path.suffix not in ('.json', '.model'):
@@ -50,10 +57,11 @@ class Tokenizer:
             )
         if not path.is_file():
             raise FileNotFoundError(f'{path}: no such tokenizer file')
-        return cls._load_json(path) if path.suffix == '.json' else cls._load_sentencepiece(path)
+        load = cls._load_json if path.suffix == '.json' else cls._load_sentencepiece
+        return load(path, bos)
 
     @classmethod
-    def _load_json(cls, path: Path) -> Tokenizer:
+    def _load_json(cls, path: Path, wants_bos: bool) -> Tokenizer:
         import tokenizers
 
         try:
@@ -61,8 +69,8 @@ class Tokenizer:
         # The library raises bare Exception for whatever it cannot parse.
         except Exception as error:
             raise ValueError(f'{path}: not a readable tokenizer.json: {error}') from error
-        bos = backend.token_to_id(_BOS_TOKEN)
-        if bos is None:
+        bos = backend.token_to_id(_BOS_TOKEN) if wants_bos else None
+        if wants_bos and bos is None:
             raise _no_bos(path)
         # The file may ask for both, and would then cut prompts without a word.
         backend.no_truncation()
@@ -78,7 +86,7 @@ class Tokenizer:
         return cls(encode_text, bos=bos, pad=0 if pad is None else pad, vocabulary_size=size)
 
     @classmethod
-    def _load_sentencepiece(cls, path: Path) -> Tokenizer:
+    def _load_sentencepiece(cls, path: Path, wants_bos: bool) -> Tokenizer:
         import sentencepiece
 
         model = path.read_bytes()
@@ -89,7 +97,7 @@ class Tokenizer:
             backend = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             raise ValueError(f'{path}: not a readable sentencepiece model: {error}') from error
-        if backend.bos_id() < 0:
+        if wants_bos and backend.bos_id() < 0:
             raise _no_bos(path)
 
         def encode_text(text: str) -> list[int]:
@@ -97,7 +105,8 @@ class Tokenizer:
 
         pad = max(backend.pad_id(), 0)
         size = backend.get_piece_size()
-        return cls(encode_text, bos=backend.bos_id(), pad=pad, vocabulary_size=size)
+        bos = backend.bos_id() if wants_bos else None
+        return cls(encode_text, bos=bos, pad=pad, vocabulary_size=size)
 
     def encode(self, prompt: str, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokenise a prompt.
@@ -107,8 +116,9 @@ class Tokenizer:
             length: L, the fixed number of places.
 
         Returns:
-            tokens: (L,) int64: BOS exactly once and first, the text, then the pad id (0 where the
-                vocabulary has none: padding is masked, so its embedding is never seen).
+            tokens: (L,) int64: BOS exactly once and first where it is wanted, the text, then the
+                pad id (0 where the vocabulary has none: padding is masked, so its embedding is
+                never seen).
             mask: (L,) bool, False on padding.
 
         Raises:
@@ -116,7 +126,7 @@ class Tokenizer:
                 is none.
         """
         _check_text(prompt)
-        ids = [self._bos, *self._encode_text(prompt)]
+        ids = [*self._first, *self._encode_text(prompt)]
         if len(ids) > length:
             raise ValueError(
                 f'prompt of {len(ids)} tokens is {len(ids) - length} too long for the '
@@ -144,6 +154,6 @@ def _check_text(prompt: str) -> None:
 
 def _no_bos(path: Path) -> ValueError:
     return ValueError(
-        f"{path}: the vocabulary has no '{_BOS_TOKEN}' token, so this is not a PaliGemma "
-        'tokenizer; take the one that the checkpoint was trained with'
+        f"{path}: the vocabulary has no '{_BOS_TOKEN}' token, so this is not the "
+        'tokenizer of this policy; take the one that the checkpoint was trained with'
     )

@@ -135,8 +135,7 @@ def run_monolithic(path: Path, b: int, kind: str, prompts: tuple[str, ...]) -> n
         'plan': inputs.plan[None].astype(np.float32),
         'plan_weight': inputs.plan_weight[:, None, :, None],
     }
-    if inputs.state is not None:
-        values['state'] = inputs.state
+    values |= inputs.rows
     session = Session(graph_path(folder, 'monolithic', len(prompts)), Placement.of('cpu'))
     return session.run(values)['x_next'][0]
 
@@ -283,7 +282,9 @@ def test_buffers_stay_where_they_are():
 
     def addresses() -> list[int]:
         own = [runner._image_tokens, runner._plan, runner._pixels, *runner._x]
-        rows = [item for r in runner._rows.values() for item in (r.tokens, r.velocity)]
+        rows = [
+            item for r in runner._rows.values() for item in (r.prefix_inputs['tokens'], r.velocity)
+        ]
         return [buffer.row_address(0) for buffer in (*own, *rows)]
 
     before = addresses()

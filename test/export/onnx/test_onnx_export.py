@@ -30,7 +30,7 @@ from vla_runtime.export.errors import ExportError
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.export import onnx_bytes, write_onnx
 from vla_runtime.export.onnx.operators import lowering
-from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 
 
 def ports(values) -> dict[str, tuple[str, list[int]]]:
@@ -205,7 +205,7 @@ print(peak() - before)
 
 def test_the_export_and_its_comparison_need_no_second_copy_of_the_weights(tmp_path):
     """Reduced depth at a real width: what it takes is measured against the weights' bytes."""
-    language = GemmaDims(
+    language = DecoderDims(
         width=1024, depth=3, mlp_dim=4096, num_heads=4, num_kv_heads=1, head_dim=128
     )
     spec = tiny_spec()

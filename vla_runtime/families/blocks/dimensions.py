@@ -18,13 +18,13 @@ class VisionDims:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one image."""
+        """Patches of one image."""
         return (self.image_size // self.patch_size) ** 2
 
 
 @dataclass(frozen=True)
-class GemmaDims:
-    """A Gemma decoder stack (arXiv 2403.08295)."""
+class DecoderDims:
+    """A decoder stack with grouped-query attention and gated MLPs: Gemma, Llama."""
 
     width: int
     depth: int
@@ -32,3 +32,68 @@ class GemmaDims:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+
+def check_vision(dims: VisionDims) -> None:
+    """
+    Raises:
+        ValueError: the image does not divide into patches, or the width into heads.
+    """
+    if dims.image_size % dims.patch_size:
+        raise ValueError(
+            f'vision: image_size {dims.image_size} is not a multiple of patch_size '
+            f'{dims.patch_size}'
+        )
+    if dims.width % dims.num_heads:
+        raise ValueError(
+            f'vision: width {dims.width} is not a multiple of num_heads {dims.num_heads}'
+        )
+
+
+def check_stacks(language: DecoderDims, expert: DecoderDims) -> None:
+    """
+    Raises:
+        ValueError: two stacks that do not fit one attention, or heads that do not divide.
+    """
+    for name in ('depth', 'num_heads', 'num_kv_heads', 'head_dim'):
+        ours, others = getattr(language, name), getattr(expert, name)
+        if ours != others:
+            raise ValueError(
+                f'language.{name} is {ours} but expert.{name} is {others}: both feed one '
+                'attention, so they must be equal'
+            )
+    if language.num_heads % language.num_kv_heads:
+        raise ValueError(
+            f'language: num_heads {language.num_heads} is not a multiple of num_kv_heads '
+            f'{language.num_kv_heads}'
+        )
+    if language.head_dim % 2:
+        raise ValueError(
+            f'language: head_dim {language.head_dim} is odd; the rotary embedding turns pairs of '
+            'numbers'
+        )
+    if expert.width % 2:
+        raise ValueError(
+            f'expert: width {expert.width} is odd; the flow time enters as as many sines as cosines'
+        )
+
+
+_STACK_LIMITS = {
+    'width': 16384,
+    'depth': 512,
+    'mlp_dim': 131072,
+    'num_heads': 1024,
+    'num_kv_heads': 1024,
+    'head_dim': 1024,
+}
+# Greatest values that are still believed, of a vision tower, a language model and an expert.
+LIMITS = {
+    'vision.width': 16384,
+    'vision.depth': 512,
+    'vision.num_heads': 1024,
+    'vision.mlp_dim': 131072,
+    'vision.image_size': 4096,
+    'vision.patch_size': 1024,
+    **{f'language.{name}': limit for name, limit in _STACK_LIMITS.items()},
+    **{f'expert.{name}': limit for name, limit in _STACK_LIMITS.items()},
+}

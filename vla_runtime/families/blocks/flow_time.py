@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+from vla_runtime.files.safetensors_reader import SafetensorsReader
+
 # Periods of the sines and cosines.
 _SHORTEST, _LONGEST = 4e-3, 4.0
 
@@ -29,3 +31,24 @@ def linear_rows(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarr
 def silu(x: np.ndarray) -> np.ndarray:
     """x times its sigmoid, computed in float64."""
     return (x / (1.0 + np.exp(-x.astype(np.float64)))).astype(np.float32)
+
+
+class ActionTimeTable:
+    """The time's share of `action_time_in`, bias included: rows of `action_time.time_share`.
+
+    Args:
+        width: of the expert, W; a row is as wide.
+        weights: of the bundle.
+    """
+
+    def __init__(self, width: int, weights: SafetensorsReader) -> None:
+        self._width, self._weights = width, weights
+
+    @property
+    def width(self) -> int:
+        return self._weights.shape('action_time_in.weight')[0]
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        layer = self._weights.read('action_time_in.weight')[:, self._width :]
+        embedded = time_embedding(times, self._width)
+        return linear_rows(embedded, layer, self._weights.read('action_time_in.bias'))

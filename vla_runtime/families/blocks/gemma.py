@@ -12,63 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.dimensions import GemmaDims
-from vla_runtime.families.blocks.layers import Linear, QueryLinear
-
-Rotary = tuple[Tensor, Tensor]
-
-
-def rotary(positions: Tensor, head_dim: int) -> Rotary:
-    """Rotary position embedding (arXiv 2104.09864), base 10000.
-
-    Args:
-        positions: (B, T) integer positions.
-        head_dim: size of one head, even.
-
-    Returns:
-        cosine and sine, each (B, 1, T, head_dim) float32.
-    """
-    exponent = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
-    angle = positions[:, None, :, None].float() * (1.0 / 10000.0**exponent)
-    angle = torch.cat([angle, angle], dim=-1)
-    return angle.cos(), angle.sin()
-
-
-def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Apply a rotary embedding to (B, heads, T, head_dim), in float32, back in x's dtype."""
-    cosine, sine = rotary
-    first, second = x.float().chunk(2, dim=-1)
-    return (x.float() * cosine + torch.cat([-second, first], dim=-1) * sine).to(x.dtype)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Grouped-query attention without copying keys or values per query head.
-
-    The query heads that share a key head are folded into the query's length.
-
-    Args:
-        q: (B, heads, T, D); k, v: (B, kv_heads, K, D).
-        mask: (B or 1, T or 1, K) bool, True where a query sees a key. Every query must see at
-            least one key.
-
-    Returns:
-        (B, T, heads * D)
-    """
-    batch, heads, tokens, head_dim = q.shape
-    kv_heads = k.shape[1]
-    group = heads // kv_heads
-    if mask.shape[1] != 1:
-        mask = mask.repeat(1, group, 1)
-    folded = q.reshape(batch, kv_heads, group * tokens, head_dim)
-    attended = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask[:, None])
-    attended = attended.view(batch, heads, tokens, head_dim)
-    return attended.transpose(1, 2).reshape(batch, tokens, heads * head_dim)
-
-
-def normalise_rms(x: Tensor) -> Tensor:
-    """x / rms(x) over the last dimension in float32, eps 1e-6."""
-    x = x.float()
-    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)
+from vla_runtime.families.blocks.attention import Attention, Rotary, rotate
+from vla_runtime.families.blocks.dimensions import DecoderDims
+from vla_runtime.families.blocks.layers import Linear, normalise_rms
 
 
 class RMSNorm(nn.Module):
@@ -112,25 +58,8 @@ def add_residual(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
     return x + (y.float() if gate is None else y.float() * gate)
 
 
-class Attention(nn.Module):
-    """The four projections of one attention layer; the attention itself is `attend`."""
-
-    def __init__(self, dims: GemmaDims) -> None:
-        super().__init__()
-        self.head_dim = dims.head_dim
-        self.q = QueryLinear(dims.width, dims.num_heads * dims.head_dim, dims.head_dim, bias=False)
-        self.k = Linear(dims.width, dims.num_kv_heads * dims.head_dim, bias=False)
-        self.v = Linear(dims.width, dims.num_kv_heads * dims.head_dim, bias=False)
-        self.out = Linear(dims.num_heads * dims.head_dim, dims.width, bias=False)
-
-    def heads(self, projected: Tensor) -> Tensor:
-        """(B, T, heads * D) to (B, heads, T, D)."""
-        batch, tokens, _ = projected.shape
-        return projected.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
-
-
 class GatedMlp(nn.Module):
-    def __init__(self, dims: GemmaDims) -> None:
+    def __init__(self, dims: DecoderDims) -> None:
         super().__init__()
         self.gate = Linear(dims.width, dims.mlp_dim, bias=False)
         self.up = Linear(dims.width, dims.mlp_dim, bias=False)
@@ -146,7 +75,7 @@ class GemmaBlock(nn.Module):
     All tensors of the residual stream are (B, T, W) float32.
     """
 
-    def __init__(self, dims: GemmaDims, adaptive: bool) -> None:
+    def __init__(self, dims: DecoderDims, adaptive: bool) -> None:
         super().__init__()
         norm = AdaptiveRMSNorm if adaptive else RMSNorm
         self.input_norm = norm(dims.width)
@@ -189,7 +118,7 @@ class Gemma(nn.Module):
         adaptive: take the norms' modulation from the flow time (pi0.5's expert).
     """
 
-    def __init__(self, dims: GemmaDims, vocabulary: int = 0, adaptive: bool = False) -> None:
+    def __init__(self, dims: DecoderDims, vocabulary: int = 0, adaptive: bool = False) -> None:
         super().__init__()
         if vocabulary:
             self.embedding = nn.Embedding(vocabulary, dims.width)

@@ -1,7 +1,8 @@
-"""The one layer both transformers share, and how a network is put into reduced precision."""
+"""Layers that all transformers share, and how a network is put into reduced precision."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,6 +16,12 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+
+def normalise_rms(x: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """x / rms(x) over the last dimension, in float32."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + epsilon)
 
 
 class QueryLinear(Linear):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vla_runtime.families.blocks.dimensions import VisionDims
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 
 Shape = tuple[int, ...]
 Named = Iterator[tuple[str, Shape]]
 
 
-def vision_shapes(dims: VisionDims, out_width: int) -> Named:
+def vision_shapes(dims: VisionDims) -> Named:
+    """Tensors of `siglip.Siglip`, without a projector."""
     width, patch = dims.width, dims.patch_size
     yield 'position_embedding', (dims.tokens, width)
     yield 'patch_embedding.weight', (width, 3, patch, patch)
@@ -18,7 +19,6 @@ def vision_shapes(dims: VisionDims, out_width: int) -> Named:
     for block in range(dims.depth):
         yield from under(f'blocks.{block}', vision_block_shapes(dims))
     yield from layer_norm_shapes('norm', width)
-    yield from linear_shapes('projector', width, out_width)
 
 
 def vision_block_shapes(dims: VisionDims) -> Named:
@@ -28,6 +28,21 @@ def vision_block_shapes(dims: VisionDims) -> Named:
     yield from layer_norm_shapes('norm2', dims.width)
     yield from linear_shapes('mlp.fc1', dims.width, dims.mlp_dim)
     yield from linear_shapes('mlp.fc2', dims.mlp_dim, dims.width)
+
+
+def attention_shapes(dims: DecoderDims, memory_width: int | None = None) -> Named:
+    """Tensors of `attention.Attention`."""
+    memory = dims.width if memory_width is None else memory_width
+    yield 'attention.q.weight', (dims.num_heads * dims.head_dim, dims.width)
+    yield 'attention.k.weight', (dims.num_kv_heads * dims.head_dim, memory)
+    yield 'attention.v.weight', (dims.num_kv_heads * dims.head_dim, memory)
+    yield 'attention.out.weight', (dims.width, dims.num_heads * dims.head_dim)
+
+
+def gated_mlp_shapes(dims: DecoderDims) -> Named:
+    yield 'mlp.gate.weight', (dims.mlp_dim, dims.width)
+    yield 'mlp.up.weight', (dims.mlp_dim, dims.width)
+    yield 'mlp.down.weight', (dims.width, dims.mlp_dim)
 
 
 def layer_norm_shapes(name: str, width: int) -> Named:

@@ -1,4 +1,4 @@
-"""SigLIP vision transformer (arXiv 2303.15343) with PaliGemma's projection to language width."""
+"""SigLIP vision transformer (arXiv 2303.15343), and with PaliGemma's projection behind it."""
 
 from __future__ import annotations
 
@@ -79,8 +79,31 @@ class PatchEmbedding(nn.Module):
         return F.linear(patches, self.weight.flatten(1), self.bias)
 
 
-class VisionEncoder(nn.Module):
-    """Pixels to image tokens of language width: the vision engine.
+class Siglip(nn.Module):
+    """Pixels to one vector a patch."""
+
+    def __init__(self, dims: VisionDims) -> None:
+        super().__init__()
+        self.patch_embedding = PatchEmbedding(dims)
+        self.position_embedding = nn.Parameter(torch.empty(dims.tokens, dims.width))
+        nn.init.normal_(self.position_embedding, std=0.02)
+        self.blocks = nn.ModuleList(VisionBlock(dims) for _ in range(dims.depth))
+        self.norm = nn.LayerNorm(dims.width, eps=1e-6)
+
+    def positions(self) -> Tensor:
+        """(N, width) what is added to the patches, row by row."""
+        return self.position_embedding
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """(n, 3, S, S) float32 in [-1, 1] to (n, N, width) float32."""
+        x = self.patch_embedding(pixels) + self.positions()
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+class VisionEncoder(Siglip):
+    """Pixels to image tokens of language width: PaliGemma's vision engine.
 
     Args:
         dims: sizes of the transformer.
@@ -88,12 +111,7 @@ class VisionEncoder(nn.Module):
     """
 
     def __init__(self, dims: VisionDims, out_width: int) -> None:
-        super().__init__()
-        self.patch_embedding = PatchEmbedding(dims)
-        self.position_embedding = nn.Parameter(torch.empty(dims.tokens, dims.width))
-        nn.init.normal_(self.position_embedding, std=0.02)
-        self.blocks = nn.ModuleList(VisionBlock(dims) for _ in range(dims.depth))
-        self.norm = nn.LayerNorm(dims.width, eps=1e-6)
+        super().__init__(dims)
         self.projector = Linear(dims.width, out_width)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -106,7 +124,4 @@ class VisionEncoder(nn.Module):
             (n, N, out_width) float32 image tokens, unscaled (only text tokens carry
             PaliGemma's sqrt(width)).
         """
-        x = self.patch_embedding(pixels) + self.position_embedding
-        for block in self.blocks:
-            x = block(x)
-        return self.projector(self.norm(x)).float()
+        return self.projector(self.patches(pixels)).float()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from vla_runtime.families.blocks.dimensions import LIMITS
 from vla_runtime.families.family import Family, prompt_inputs, state_input
-from vla_runtime.families.pi.dimensions import LIMITS, PI0, PI05, PiDims
-from vla_runtime.families.pi.time_table import Pi0TimeTable, Pi05TimeTable
+from vla_runtime.families.pi.dimensions import PI0, PI05, PiDims
+from vla_runtime.families.pi.time_table import Pi05TimeTable, pi0_time_table
 from vla_runtime.families.pi.weight_shapes import pi0_shapes, pi05_shapes
 
 FAMILIES = (
@@ -32,7 +33,7 @@ FAMILIES = (
         templates=('pi0',),
         prefix_inputs=prompt_inputs,
         head_inputs=state_input,
-        time_table=Pi0TimeTable,
+        time_table=pi0_time_table,
         weight_shapes=pi0_shapes,
     ),
 )

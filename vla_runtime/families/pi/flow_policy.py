@@ -7,32 +7,16 @@ runs all tokens together instead: it validates the split, nothing at run time ca
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from vla_runtime.families.blocks.gemma import Gemma, attend, rotary
+from vla_runtime.families.blocks.attention import attend, rotary
+from vla_runtime.families.blocks.gemma import Gemma
 from vla_runtime.families.blocks.siglip import VisionEncoder
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.dimensions import PiDims
-
-
-def time_embedding(times: Tensor, width: int) -> Tensor:
-    """Sine-cosine embedding of the flow time, periods 4e-3 to 4, computed in float64.
-
-    Args:
-        times: (N,) float32 flow times in [0, 1].
-        width: even; half sines, then half cosines.
-
-    Returns:
-        (N, width) float32
-    """
-    fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=times.device)
-    period = 4e-3 * (4.0 / 4e-3) ** fraction
-    angle = times.to(torch.float64)[:, None] * (2.0 * math.pi / period)
-    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.float32)
 
 
 class PiNetwork(FlowNetwork):
@@ -41,6 +25,8 @@ class PiNetwork(FlowNetwork):
     Shapes: B batch, V cameras, N tokens an image, L prompt tokens, P = V*N + L, T suffix tokens,
     H horizon, A padded action dimension, W language width.
     """
+
+    dims: PiDims
 
     def __init__(self, dims: PiDims, adaptive: bool) -> None:
         super().__init__()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from vla_runtime.families.blocks.action_time import mix_time, time_share
 from vla_runtime.families.pi.dimensions import PiDims
-from vla_runtime.families.pi.flow_policy import PiNetwork, time_embedding
+from vla_runtime.families.pi.flow_policy import PiNetwork
 
 
 class Pi0(PiNetwork):
@@ -21,13 +21,8 @@ class Pi0(PiNetwork):
         self.action_time_out = nn.Linear(width, width)
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """(N,) to (N, W): the time's share of `action_time_in`, bias included.
-
-        That layer sees [action, time] side by side, so its time half is a constant of the step.
-        """
-        width = self.dims.expert.width
-        layer = self.action_time_in
-        return F.linear(time_embedding(times, width), layer.weight[:, width:], layer.bias)
+        """(N,) to (N, W): the time's share of `action_time_in`, bias included."""
+        return time_share(self.action_time_in, times)
 
     def modulations(self, conditioning: Tensor) -> list[Tensor | None]:
         return [None] * (2 * self.dims.expert.depth + 1)
@@ -35,10 +30,9 @@ class Pi0(PiNetwork):
     def embed_suffix(self, x: Tensor, conditioning: Tensor, state: Tensor | None) -> Tensor:
         if state is None:
             raise ValueError('pi0 needs the state (B, S) of its state token')
-        weight = self.action_time_in.weight[:, : self.dims.expert.width]
-        time = conditioning if conditioning.dim() == 3 else conditioning[:, None]
-        mixed = F.linear(self.action_in(x), weight) + time
-        actions = self.action_time_out(F.silu(mixed)).expand(state.shape[0], -1, -1)
+        actions = mix_time(
+            self.action_time_in, self.action_time_out, self.action_in(x), conditioning
+        ).expand(state.shape[0], -1, -1)
         return torch.cat([self.state_projection(state)[:, None], actions], dim=1)
 
     def suffix_mask(self, device: torch.device) -> Tensor:

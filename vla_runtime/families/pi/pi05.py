@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.families.blocks.action_time import time_embedding
 from vla_runtime.families.blocks.gemma import AdaptiveRMSNorm
 from vla_runtime.families.pi.dimensions import PiDims
-from vla_runtime.families.pi.flow_policy import PiNetwork, time_embedding
+from vla_runtime.families.pi.flow_policy import PiNetwork
 
 
 class Pi05(PiNetwork):

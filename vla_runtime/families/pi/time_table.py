@@ -9,25 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.families.blocks.flow_time import linear_rows, silu, time_embedding
+from vla_runtime.families.blocks.flow_time import (
+    ActionTimeTable,
+    linear_rows,
+    silu,
+    time_embedding,
+)
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 
-class Pi0TimeTable:
-    """The time's share of `action_time_in`, bias included."""
-
-    def __init__(self, dims: PiDims, weights: SafetensorsReader) -> None:
-        self._width, self._weights = dims.expert.width, weights
-
-    @property
-    def width(self) -> int:
-        return self._weights.shape('action_time_in.weight')[0]
-
-    def __call__(self, times: np.ndarray) -> np.ndarray:
-        layer = self._weights.read('action_time_in.weight')[:, self._width :]
-        embedded = time_embedding(times, self._width)
-        return linear_rows(embedded, layer, self._weights.read('action_time_in.bias'))
+def pi0_time_table(dims: PiDims, weights: SafetensorsReader) -> ActionTimeTable:
+    """The time's share of the action MLP."""
+    return ActionTimeTable(dims.expert.width, weights)
 
 
 class Pi05TimeTable:

@@ -6,8 +6,16 @@ them to the state dicts of the networks, order included.
 
 from __future__ import annotations
 
-from vla_runtime.families.blocks.dimensions import GemmaDims
-from vla_runtime.families.blocks.shapes import Named, Shape, linear_shapes, under, vision_shapes
+from vla_runtime.families.blocks.dimensions import DecoderDims
+from vla_runtime.families.blocks.shapes import (
+    Named,
+    Shape,
+    attention_shapes,
+    gated_mlp_shapes,
+    linear_shapes,
+    under,
+    vision_shapes,
+)
 from vla_runtime.families.pi.dimensions import PiDims
 
 
@@ -34,7 +42,8 @@ def pi0_shapes(dims: PiDims) -> dict[str, Shape]:
 
 def _shared(dims: PiDims, adaptive: bool) -> Named:
     width = dims.expert.width
-    yield from under('vision', vision_shapes(dims.vision, dims.language.width))
+    yield from under('vision', vision_shapes(dims.vision))
+    yield from linear_shapes('vision.projector', dims.vision.width, dims.language.width)
     yield 'language.embedding.weight', (dims.vocabulary, dims.language.width)
     yield from under('language', _gemma(dims.language, adaptive=False))
     yield from under('expert', _gemma(dims.expert, adaptive=adaptive))
@@ -42,23 +51,17 @@ def _shared(dims: PiDims, adaptive: bool) -> Named:
     yield from linear_shapes('action_out', width, dims.action_dim)
 
 
-def _gemma(dims: GemmaDims, adaptive: bool) -> Named:
+def _gemma(dims: DecoderDims, adaptive: bool) -> Named:
     for block in range(dims.depth):
         yield from under(f'blocks.{block}', _gemma_block(dims, adaptive))
     yield from _rms_norm('norm', dims.width, adaptive)
 
 
-def _gemma_block(dims: GemmaDims, adaptive: bool) -> Named:
-    width, head_dim = dims.width, dims.head_dim
-    yield from _rms_norm('input_norm', width, adaptive)
-    yield 'attention.q.weight', (dims.num_heads * head_dim, width)
-    yield 'attention.k.weight', (dims.num_kv_heads * head_dim, width)
-    yield 'attention.v.weight', (dims.num_kv_heads * head_dim, width)
-    yield 'attention.out.weight', (width, dims.num_heads * head_dim)
-    yield from _rms_norm('post_norm', width, adaptive)
-    yield 'mlp.gate.weight', (dims.mlp_dim, width)
-    yield 'mlp.up.weight', (dims.mlp_dim, width)
-    yield 'mlp.down.weight', (width, dims.mlp_dim)
+def _gemma_block(dims: DecoderDims, adaptive: bool) -> Named:
+    yield from _rms_norm('input_norm', dims.width, adaptive)
+    yield from attention_shapes(dims)
+    yield from _rms_norm('post_norm', dims.width, adaptive)
+    yield from gated_mlp_shapes(dims)
 
 
 def _rms_norm(name: str, width: int, adaptive: bool) -> Named:

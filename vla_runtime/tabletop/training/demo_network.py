@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import VERIFICATION_FILE, WEIGHTS_FILE
-from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.tabletop.sim.expert import HORIZON
 from vla_runtime.tabletop.sim.scene import CAMERAS
@@ -22,7 +22,7 @@ from vla_runtime.tabletop.training.vocabulary import PROMPT_LENGTH
 
 def demo_dims(vocabulary: int) -> PiDims:
     """A pi0.5 of about 1.5 million parameters."""
-    stack = GemmaDims(width=96, depth=4, mlp_dim=256, num_heads=4, num_kv_heads=1, head_dim=24)
+    stack = DecoderDims(width=96, depth=4, mlp_dim=256, num_heads=4, num_kv_heads=1, head_dim=24)
     return PiDims(
         vision=VisionDims(
             width=96, depth=3, num_heads=4, mlp_dim=256, patch_size=16, image_size=IMAGE_SIZE

@@ -21,13 +21,14 @@ from vla_runtime.export.folder import (
     find_tokenizer,
 )
 from vla_runtime.export.json_file import JsonMapping, read_json
-from vla_runtime.types import Family, NormaliserKind
+from vla_runtime.types import NormaliserKind
 
 STATISTICS_JSON = 'norm_stats.json'
 # The camera slots that every openpi pi0 and pi0.5 policy is trained with, in their order.
 CAMERAS = ('base_0_rgb', 'left_wrist_0_rgb', 'right_wrist_0_rgb')
-_PROMPT_LENGTH: Mapping[Family, int] = {'pi05': 200, 'pi0': 48}
-_NORMALISER: Mapping[Family, NormaliserKind] = {
+# `max_token_len` where a training configuration does not set another.
+_PROMPT_LENGTH: Mapping[str, int] = {'pi05': 200, 'pi0': 48}
+_NORMALISER: Mapping[str, NormaliserKind] = {
     'pi05': 'quantiles_openpi',
     'pi0': 'mean_std_openpi',
 }
@@ -35,7 +36,7 @@ _NORMALISER: Mapping[Family, NormaliserKind] = {
 
 def read_openpi_folder(
     folder: Path,
-    family: Family,
+    family: str,
     *,
     asset_id: str | None = None,
     statistics_file: Path | None = None,
@@ -64,6 +65,7 @@ def read_openpi_folder(
         statistics=_statistics(statistics_path) if statistics_path else None,
         cleaning='openpi',
         template='pi0' if family == 'pi0' else None,
+        usual_prompt_length=_PROMPT_LENGTH[family],
         horizon=config.get('action_horizon', int, None),
         action_dim=config.get('action_dim', int, None),
         variant=config.get('paligemma_variant', str, None),
@@ -71,11 +73,6 @@ def read_openpi_folder(
         source=_source(folder, family, statistics_path),
         questions=questions,
     )
-
-
-def usual_prompt_length(family: Family) -> int:
-    """openpi's `max_token_len` where a training configuration does not set another."""
-    return _PROMPT_LENGTH[family]
 
 
 def _find_statistics(
@@ -129,7 +126,7 @@ def _statistics(path: Path) -> dict[str, np.ndarray]:
     return statistics
 
 
-def _source(folder: Path, family: Family, statistics_path: Path | None) -> dict[str, str]:
+def _source(folder: Path, family: str, statistics_path: Path | None) -> dict[str, str]:
     source = {'checkpoint': f'openpi {family}'}
     assets = folder / 'assets'
     if statistics_path is not None and assets in statistics_path.parents:

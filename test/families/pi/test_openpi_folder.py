@@ -9,7 +9,7 @@ import pytest
 from checkpoint_folders import openpi_statistics, tiny_tensors, write_openpi_folder
 
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.openpi_folder import read_openpi_folder
+from vla_runtime.families.pi.openpi_folder import read_openpi_folder
 
 
 @pytest.fixture

@@ -1,0 +1,139 @@
+"""Loads SmolVLA's network cases and builds tiny policies of it (test/cases/README.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from network_cases import network_case_paths, our_weights
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vla_runtime.families import build_network
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.smolvla.checkpoint import NAMES
+from vla_runtime.families.smolvla.dimensions import SmolVlaDims
+from vla_runtime.families.smolvla.networks import SmolVla
+
+
+@dataclass(frozen=True)
+class SmolVlaCase:
+    """One reference case: description, tensors, and our network with its weights."""
+
+    description: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    network: SmolVla
+
+    @property
+    def steps(self) -> int:
+        return self.description['steps']
+
+    @property
+    def batch(self) -> int:
+        return self.description['batch']
+
+    def images(self, b: int) -> tuple[Tensor, Tensor]:
+        """Pixels (V, 3, S, S) and mask (V,) of batch entry b."""
+        cameras = range(self.description['cameras'])
+        pixels = torch.stack([self.tensors[f'image_{i}'][b] for i in cameras])
+        mask = torch.stack([self.tensors[f'image_mask_{i}'][b] for i in cameras])
+        return pixels, mask
+
+    def rows(self, *entries: int) -> dict[str, Tensor]:
+        """Inputs of the prefix, one row for each batch entry."""
+        names = ('tokens', 'token_mask', 'state')
+        return {name: torch.stack([self.tensors[name][b] for b in entries]) for name in names}
+
+    def prefix(self, b: int) -> Mapping[str, Tensor]:
+        """What the prefix of batch entry b hands to the head."""
+        pixels, mask = self.images(b)
+        return self.network.prefix(self.network.vision(pixels), mask, **self.rows(b))
+
+
+def dims_of_case(d: Mapping[str, Any]) -> SmolVlaDims:
+    """Our dimensions of a case's description."""
+    # What no policy changes is a constant of the networks.
+    assert (d['v_eps'], d['rope_base']) == (1e-6, 10000)
+    assert (d['min_period'], d['max_period']) == (4e-3, 4.0)
+    assert (d['add_image_special_tokens'], d['prefix_length']) == (False, -1)
+    heads = {name: d[name] for name in ('depth', 'num_heads', 'num_kv_heads', 'head_dim')}
+    return SmolVlaDims(
+        vision=VisionDims(
+            width=d['v_hidden'],
+            depth=d['v_layers'],
+            num_heads=d['v_heads'],
+            mlp_dim=d['v_mlp'],
+            patch_size=d['patch'],
+            image_size=d['image'],
+        ),
+        pixel_shuffle=d['scale_factor'],
+        language=DecoderDims(width=d['width'], mlp_dim=d['mlp_dim'], **heads),
+        expert=DecoderDims(width=d['e_width'], mlp_dim=d['e_mlp_dim'], **heads),
+        self_attention_every=max(0, d['self_attn_every_n_layers']),
+        vocabulary=d['vocab'],
+        cameras=d['cameras'],
+        prompt_length=d['tokens'],
+        horizon=d['chunk'],
+        action_dim=d['action_dim'],
+        state_dim=d['state_dim'],
+        rms_epsilon=d['rms_eps'],
+    )
+
+
+def smolvla_case_paths() -> list[Path]:
+    """Descriptions of all SmolVLA cases in the cases folder."""
+    return network_case_paths('smolvla')
+
+
+@lru_cache(maxsize=4)
+def load_smolvla_case(path: Path) -> SmolVlaCase:
+    """Read a case and load its weights under our names, every one of them."""
+    description = json.loads(path.read_text())
+    network = build_network('smolvla', dims_of_case(description))
+    assert isinstance(network, SmolVla)
+    network.load_state_dict(our_weights(path, NAMES))
+    network.eval().requires_grad_(False)
+    return SmolVlaCase(description, load_file(path.with_suffix('.case.safetensors')), network)
+
+
+def smolvla_entries() -> Iterator[tuple[Path, int]]:
+    """Every (case, batch entry)."""
+    for path in smolvla_case_paths():
+        for b in range(json.loads(path.read_text())['batch']):
+            yield path, b
+
+
+def tiny_smolvla_dims() -> SmolVlaDims:
+    """No two sizes alike, so that none can stand for another."""
+    language = DecoderDims(width=40, depth=3, mlp_dim=48, num_heads=6, num_kv_heads=2, head_dim=8)
+    return SmolVlaDims(
+        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=7, image_size=28),
+        pixel_shuffle=2,
+        language=language,
+        expert=replace(language, width=28, mlp_dim=36),
+        self_attention_every=2,
+        vocabulary=360,
+        cameras=2,
+        prompt_length=30,
+        horizon=8,
+        action_dim=6,
+        state_dim=5,
+    )
+
+
+def tiny_smolvla(dims: SmolVlaDims | None = None, seed: int = 0) -> SmolVla:
+    """A network whose weights all matter."""
+    network = build_network('smolvla', dims or tiny_smolvla_dims())
+    assert isinstance(network, SmolVla)
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: torch.randn(value.shape, generator=generator) * 0.2
+        for name, value in network.state_dict().items()
+    }
+    network.load_state_dict(weights)
+    return network.eval().requires_grad_(False)

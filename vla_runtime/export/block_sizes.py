@@ -1,0 +1,217 @@
+"""Sizes of vision towers and decoder stacks, read off the shapes of their tensors.
+
+Almost everything shows in a shape. Two numbers do not, because a projection is as wide as its heads
+together: the vision tower's heads, and the language model's key/value heads (with those, the query
+heads follow).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.export.folder import FolderFacts
+from vla_runtime.export.missing_facts import Gaps
+from vla_runtime.export.options import ExportOptions
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+
+T = TypeVar('T')
+
+
+@dataclass(frozen=True)
+class HeadCounts:
+    """What no tensor tells: the vision tower's heads, the language model's key/value heads."""
+
+    vision: int
+    kv: int
+
+
+class Shapes:
+    """Shapes by our names; a missing one is an error for a person.
+
+    Args:
+        tensors: of the checkpoint.
+        policies: that the network is of, for the error: 'pi0 or pi0.5'.
+    """
+
+    def __init__(self, tensors: Mapping[str, StoredTensor], policies: str) -> None:
+        self._tensors = tensors
+        self._policies = policies
+
+    def __call__(self, name: str, axes: int) -> tuple[int, ...]:
+        stored = self._tensors.get(name)
+        if stored is None:
+            raise CheckpointError(
+                f"the checkpoint has no tensor for '{name}'; is it a {self._policies} policy?"
+            )
+        if len(stored.shape) != axes or 0 in stored.shape:
+            raise CheckpointError(
+                f"{stored.path}: tensor '{stored.name}' has shape {list(stored.shape)} where "
+                f'{axes} axes are expected'
+            )
+        return stored.shape
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def depth(self, stack: str) -> int:
+        """Blocks of a stack.
+
+        Raises:
+            CheckpointError: one in the middle is missing, or all are.
+        """
+        prefix = f'{stack}.blocks.'
+        indices = {
+            int(name.removeprefix(prefix).split('.')[0])
+            for name in self._tensors
+            if name.startswith(prefix)
+        }
+        if not indices or max(indices) + 1 != len(indices):
+            lost = next(index for index in range(len(indices) + 1) if index not in indices)
+            raise CheckpointError(f"the checkpoint has no tensors for '{prefix}{lost}'")
+        return len(indices)
+
+
+def image_size_of(shape: Shapes) -> int:
+    """Edge of the square input image in pixels.
+
+    Raises:
+        CheckpointError: the patches or their positions do not form a square.
+    """
+    _, channels, patch, patch_width = shape('vision.patch_embedding.weight', 4)
+    positions, _ = shape('vision.position_embedding', 2)
+    side = math.isqrt(positions)
+    if channels != 3 or patch != patch_width or side * side != positions:
+        raise CheckpointError(
+            f'the vision tower has {channels} channels, patches of {patch}x{patch_width} and '
+            f'{positions} positions; expected 3 channels, square patches and a square of them'
+        )
+    return side * patch
+
+
+def vision_dims(shape: Shapes, num_heads: int) -> VisionDims:
+    """Sizes of the vision tower."""
+    width, _, patch, _ = shape('vision.patch_embedding.weight', 4)
+    return VisionDims(
+        width=width,
+        depth=shape.depth('vision'),
+        num_heads=num_heads,
+        mlp_dim=shape('vision.blocks.0.mlp.fc1.weight', 2)[0],
+        patch_size=patch,
+        image_size=image_size_of(shape),
+    )
+
+
+def decoder_dims(shape: Shapes, stack: str, kv_heads: int) -> DecoderDims:
+    """Sizes of a stack.
+
+    Raises:
+        CheckpointError: projections that the heads do not divide.
+    """
+    queries, width = shape(f'{stack}.blocks.0.attention.q.weight', 2)
+    keys, _ = shape(f'{stack}.blocks.0.attention.k.weight', 2)
+    head_dim = keys // kv_heads
+    if keys % kv_heads or queries % head_dim:
+        raise CheckpointError(
+            f'{stack}: attention projections of {queries} query and {keys} key numbers do not fit '
+            f'{kv_heads} key/value heads'
+        )
+    return DecoderDims(
+        width=width,
+        depth=shape.depth(stack),
+        mlp_dim=shape(f'{stack}.blocks.0.mlp.gate.weight', 2)[0],
+        num_heads=queries // head_dim,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+    )
+
+
+def checked_dims(make: Callable[[], T]) -> T:
+    """Dimensions, their contradictions told as the checkpoint's.
+
+    Raises:
+        CheckpointError: what `make` refuses.
+    """
+    try:
+        return make()
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f'the checkpoint contradicts itself: {error}') from None
+
+
+def check_shown(shape: Shapes, facts: FolderFacts, gaps: Gaps) -> None:
+    """Note where config.json says another image, action or state than the tensors show."""
+    action_dim = shape('action_in.weight', 2)[1] if 'action_in.weight' in shape else None
+    projection = 'state_projection.weight'
+    state_dim = shape(projection, 2)[1] if projection in shape else 0
+    for name, stated, found in (
+        (facts.image_size_key, facts.image_size, image_size_of(shape)),
+        ('action dimensions', facts.action_dim, action_dim),
+        ('state dimensions', facts.state_dim, state_dim),
+    ):
+        if stated is not None and stated != found:
+            gaps.conflict(f'config.json says {name} {stated} but the tensors show {found}')
+
+
+@dataclass(frozen=True)
+class KnownHeads:
+    """Head counts of published networks, for those that a user is not asked for.
+
+    Attributes:
+        vision: of this tower; None: unknown.
+        kv: of this language model; None: unknown.
+        vision_example, kv_example: for the question: 'SigLIP So400m has 16'.
+    """
+
+    vision: int | None
+    kv: int | None
+    vision_example: str
+    kv_example: str
+
+
+def settle_heads(
+    shape: Shapes, known: KnownHeads, options: ExportOptions, gaps: Gaps
+) -> HeadCounts | None:
+    """Head counts by the published networks, else by option; None once a gap is noted."""
+    kv = gaps.pick(
+        '--kv-heads',
+        options.kv_heads,
+        known.kv,
+        f"the language model's key/value heads ({known.kv_example})",
+    )
+    vision = gaps.pick(
+        '--vision-heads',
+        options.vision_heads,
+        known.vision,
+        f"the vision tower's attention heads ({known.vision_example})",
+    )
+    for option, given, fitting, what in (
+        ('--vision-heads', options.vision_heads, _fitting_vision_heads, 'the vision tower'),
+        ('--kv-heads', options.kv_heads, _fitting_kv_heads, "the language model's attention"),
+    ):
+        if given is not None and (fits := fitting(shape)) and given not in fits:
+            gaps.conflict(
+                f'{option} says {given}, but {what} only divides into '
+                f'{", ".join(map(str, fits))} heads'
+            )
+    return HeadCounts(vision, kv) if vision is not None and kv is not None else None
+
+
+def _fitting_vision_heads(shape: Shapes) -> tuple[int, ...]:
+    width = shape('vision.patch_embedding.weight', 4)[0]
+    return tuple(heads for heads in range(1, width + 1) if width % heads == 0)
+
+
+def _fitting_kv_heads(shape: Shapes) -> tuple[int, ...]:
+    """A head is an even number of numbers wide, and the query heads are a multiple of these."""
+    queries, _ = shape('language.blocks.0.attention.q.weight', 2)
+    keys, _ = shape('language.blocks.0.attention.k.weight', 2)
+    return tuple(
+        heads
+        for heads in range(1, keys // 2 + 1)
+        if keys % (2 * heads) == 0 and queries % keys == 0
+    )

@@ -1,0 +1,108 @@
+"""What a family says of its checkpoints, and how a folder's family is found.
+
+A family's `checkpoint.py` has a `READER`. A LeRobot folder is read here, by what the reader says of
+its policy type; folders of other projects by the reader itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from vla_runtime.export.checkpoint import StoredTensor, read_tensors
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.folder import FolderFacts
+from vla_runtime.export.lerobot_folder import LeRobotPolicy, is_lerobot_folder, policy_type
+from vla_runtime.export.missing_facts import Gaps
+from vla_runtime.export.options import ExportOptions
+from vla_runtime.export.tensor_names import TensorNames
+from vla_runtime.families import family_folders
+from vla_runtime.families.family import PolicyDims
+
+# (cameras, prompt_length, horizon) to dimensions.
+MakeDims = Callable[[int, int, int], PolicyDims]
+
+
+class CheckpointReader:
+    """How the checkpoints of one family folder are read.
+
+    Attributes:
+        names: of the tensors.
+        lerobot: policies of LeRobot's that it reads.
+        projects: others that write such policies, for messages.
+        wanted: option to the sentence that asks for it, where the family has better words.
+    """
+
+    names: ClassVar[TensorNames]
+    lerobot: ClassVar[tuple[LeRobotPolicy, ...]] = ()
+    projects: ClassVar[tuple[str, ...]] = ()
+    wanted: ClassVar[Mapping[str, str]] = {}
+
+    def recognises(self, names: Collection[str]) -> bool:
+        """Whether tensors of these names, in a folder that is not LeRobot's, are its."""
+        return False
+
+    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
+        """The family that the tensors, by our names, belong to.
+
+        Raises:
+            CheckpointError: none.
+        """
+        raise NotImplementedError
+
+    def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
+        """What a recognised folder says that is not LeRobot's.
+
+        Raises:
+            ExportError: files that contradict each other, missing or damaged files.
+        """
+        raise NotImplementedError
+
+    def sizes(
+        self,
+        folder: Path,
+        tensors: Mapping[str, StoredTensor],
+        facts: FolderFacts,
+        options: ExportOptions,
+        gaps: Gaps,
+    ) -> MakeDims | None:
+        """Dimensions as the tensors show them; None once something missing is noted in `gaps`.
+
+        Raises:
+            CheckpointError: tensors that are missing or contradict each other; `MakeDims` too.
+        """
+        raise NotImplementedError
+
+
+def find_reader(folder: Path) -> tuple[CheckpointReader, LeRobotPolicy | None]:
+    """The reader of a folder, and what it says of LeRobot's policy where the folder is LeRobot's.
+
+    Raises:
+        ExportError: a policy that is not served, or no checkpoint at all.
+    """
+    readers = _readers()
+    if is_lerobot_folder(folder):
+        policies = {
+            policy.type: (reader, policy) for reader in readers for policy in reader.lerobot
+        }
+        return policies[policy_type(folder, list(policies))]
+    stored = read_tensors(folder)
+    for reader in readers:
+        if reader.recognises(stored):
+            return reader, None
+    projects = [project for reader in readers for project in reader.projects]
+    raise ExportError(
+        f'{folder}: neither its config.json nor its tensors are those of a policy that is served: '
+        f'LeRobot folders name their policy type, and {", ".join(projects)} are known by their '
+        'tensors'
+    )
+
+
+def _readers() -> list[CheckpointReader]:
+    modules = (
+        importlib.import_module(f'vla_runtime.families.{folder}.checkpoint')
+        for folder in family_folders()
+    )
+    return [module.READER for module in modules]

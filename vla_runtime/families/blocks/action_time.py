@@ -1,0 +1,43 @@
+"""The flow time mixed into the noisy actions by a small MLP: pi0 and those that follow it.
+
+The MLP's first layer sees [action, time] side by side, so its time half is a constant of the step.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def time_embedding(times: Tensor, width: int) -> Tensor:
+    """Sine-cosine embedding of the flow time, periods 4e-3 to 4, computed in float64.
+
+    Args:
+        times: (N,) float32 flow times in [0, 1].
+        width: even; half sines, then half cosines.
+
+    Returns:
+        (N, width) float32
+    """
+    fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=times.device)
+    period = 4e-3 * (4.0 / 4e-3) ** fraction
+    angle = times.to(torch.float64)[:, None] * (2.0 * math.pi / period)
+    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.float32)
+
+
+def time_share(layer: nn.Linear, times: Tensor) -> Tensor:
+    """The time's share of the MLP's first layer, bias included; (N,) flow times to (N, W)."""
+    width = layer.out_features
+    return F.linear(time_embedding(times, width), layer.weight[:, width:], layer.bias)
+
+
+def mix_time(layer: nn.Linear, out: nn.Linear, actions: Tensor, conditioning: Tensor) -> Tensor:
+    """Embedded actions (B, H, W) and rows of `time_share` to action tokens (B, H, W).
+
+    The conditioning is (B or 1, W), or (B or 1, H, W) with one row for each action.
+    """
+    time = conditioning if conditioning.dim() == 3 else conditioning[:, None]
+    return out(F.silu(F.linear(actions, layer.weight[:, : layer.out_features]) + time))

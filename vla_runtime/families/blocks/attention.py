@@ -1,0 +1,82 @@
+"""Rotary positions and grouped-query attention, as every decoder stack here has them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_runtime.families.blocks.dimensions import DecoderDims
+from vla_runtime.families.blocks.layers import Linear, QueryLinear
+
+Rotary = tuple[Tensor, Tensor]
+
+
+def rotary(positions: Tensor, head_dim: int) -> Rotary:
+    """Rotary position embedding (arXiv 2104.09864), base 10000.
+
+    Args:
+        positions: (B, T) integer positions.
+        head_dim: size of one head, even.
+
+    Returns:
+        cosine and sine, each (B, 1, T, head_dim) float32.
+    """
+    exponent = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
+    angle = positions[:, None, :, None].float() * (1.0 / 10000.0**exponent)
+    angle = torch.cat([angle, angle], dim=-1)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Apply a rotary embedding to (B, heads, T, head_dim), in float32, back in x's dtype."""
+    cosine, sine = rotary
+    first, second = x.float().chunk(2, dim=-1)
+    return (x.float() * cosine + torch.cat([-second, first], dim=-1) * sine).to(x.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Grouped-query attention without copying keys or values per query head.
+
+    The query heads that share a key head are folded into the query's length.
+
+    Args:
+        q: (B, heads, T, D); k, v: (B, kv_heads, K, D).
+        mask: (B or 1, T or 1, K) bool, True where a query sees a key. Every query must see at
+            least one key.
+
+    Returns:
+        (B, T, heads * D)
+    """
+    batch, heads, tokens, head_dim = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    if mask.shape[1] != 1:
+        mask = mask.repeat(1, group, 1)
+    folded = q.reshape(batch, kv_heads, group * tokens, head_dim)
+    attended = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask[:, None])
+    attended = attended.view(batch, heads, tokens, head_dim)
+    return attended.transpose(1, 2).reshape(batch, tokens, heads * head_dim)
+
+
+class Attention(nn.Module):
+    """The four projections of one attention layer; the attention itself is `attend`.
+
+    Args:
+        dims: sizes of the stack.
+        memory_width: of the tokens that keys and values are made of, where they are not its own.
+    """
+
+    def __init__(self, dims: DecoderDims, memory_width: int | None = None) -> None:
+        super().__init__()
+        memory = dims.width if memory_width is None else memory_width
+        self.head_dim = dims.head_dim
+        self.q = QueryLinear(dims.width, dims.num_heads * dims.head_dim, dims.head_dim, bias=False)
+        self.k = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=False)
+        self.v = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=False)
+        self.out = Linear(dims.num_heads * dims.head_dim, dims.width, bias=False)
+
+    def heads(self, projected: Tensor) -> Tensor:
+        """(B, T, heads * D) to (B, heads, T, D)."""
+        batch, tokens, _ = projected.shape
+        return projected.view(batch, tokens, -1, self.head_dim).transpose(1, 2)

@@ -1,0 +1,121 @@
+"""Llama decoder blocks (arXiv 2302.13971), whose attention may read another stack's tokens.
+
+The blocks come in two halves, `project` (norm, queries, keys, values) and `combine` (output
+projection, MLP), because one attention may run over the keys of two stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_runtime.families.blocks.attention import Attention, Rotary, rotate
+from vla_runtime.families.blocks.dimensions import DecoderDims
+from vla_runtime.families.blocks.layers import Linear, normalise_rms
+
+
+class RMSNorm(nn.Module):
+    """Llama's RMSNorm; (B, T, W) to (B, T, W) float32."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normalise_rms(x, self.epsilon) * self.weight.float()
+
+
+class GatedMlp(nn.Module):
+    def __init__(self, dims: DecoderDims) -> None:
+        super().__init__()
+        self.gate = Linear(dims.width, dims.mlp_dim, bias=False)
+        self.up = Linear(dims.width, dims.mlp_dim, bias=False)
+        self.down = Linear(dims.mlp_dim, dims.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class LlamaBlock(nn.Module):
+    """One decoder block; all tensors of the residual stream are (B, T, W) float32.
+
+    Args:
+        dims: sizes of the stack.
+        epsilon: of the norms.
+        memory_width: of what a cross-attending block's keys and values are made of.
+    """
+
+    def __init__(self, dims: DecoderDims, epsilon: float, memory_width: int | None = None) -> None:
+        super().__init__()
+        self.input_norm = RMSNorm(dims.width, epsilon)
+        self.attention = Attention(dims, memory_width)
+        self.post_norm = RMSNorm(dims.width, epsilon)
+        self.mlp = GatedMlp(dims)
+
+    def project(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, heads, T, D), keys and values (B, kv_heads, T, D)."""
+        h = self.input_norm(x)
+        attention = self.attention
+        q = rotate(attention.heads(attention.q(h)), rotary)
+        k = rotate(attention.heads(attention.k(h)), rotary)
+        return q, k, attention.heads(attention.v(h))
+
+    def project_keys_values(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Keys and values only: all that is needed of a prefix's last layer."""
+        h = self.input_norm(x)
+        attention = self.attention
+        k = rotate(attention.heads(attention.k(h)), rotary)
+        return k, attention.heads(attention.v(h))
+
+    def project_queries(self, x: Tensor, rotary: Rotary) -> Tensor:
+        """Queries only: all that a cross-attending block makes of its own tokens."""
+        return rotate(self.attention.heads(self.attention.q(self.input_norm(x))), rotary)
+
+    def combine(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Add the attention's output (B, T, heads * D) and the MLP to the residual stream."""
+        x = x + self.attention.out(attended).float()
+        return x + self.mlp(self.post_norm(x)).float()
+
+
+class Llama(nn.Module):
+    """A stack of blocks with its final norm; a language model also has a text table.
+
+    Args:
+        dims: sizes of the stack.
+        epsilon: of the norms.
+        vocabulary: rows of the text table, 0 for none.
+        cross: layers whose keys and values are made of another stack's.
+        memory_width: of those.
+    """
+
+    def __init__(
+        self,
+        dims: DecoderDims,
+        epsilon: float,
+        *,
+        vocabulary: int = 0,
+        cross: Container[int] = (),
+        memory_width: int | None = None,
+    ) -> None:
+        super().__init__()
+        if vocabulary:
+            self.embedding = nn.Embedding(vocabulary, dims.width)
+        self.blocks = nn.ModuleList(
+            LlamaBlock(dims, epsilon, memory_width if layer in cross else None)
+            for layer in range(dims.depth)
+        )
+        self.norm = RMSNorm(dims.width, epsilon)
+
+    @property
+    def layers(self) -> list[LlamaBlock]:
+        """The blocks in order (a module list forgets what it holds)."""
+        return [cast(LlamaBlock, block) for block in self.blocks]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(B, L) token ids to (B, L, W) float32."""
+        return self.embedding(tokens).float()

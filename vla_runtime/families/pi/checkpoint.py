@@ -1,0 +1,90 @@
+"""Checkpoints of pi0 and pi0.5: LeRobot's folders, and openpi's in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.export.block_sizes import check_shown, settle_heads
+from vla_runtime.export.checkpoint import StoredTensor
+from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
+from vla_runtime.export.folder import FolderFacts
+from vla_runtime.export.lerobot_folder import LeRobotPolicy
+from vla_runtime.export.missing_facts import Gaps
+from vla_runtime.export.options import ExportOptions
+from vla_runtime.families.pi.openpi_folder import read_openpi_folder
+from vla_runtime.families.pi.tensor_dims import dims_of, family_of, known_heads, pi_shapes
+from vla_runtime.families.pi.tensor_names import NAMES
+from vla_runtime.types import PromptTemplate
+
+
+def _policy(family: str, template: PromptTemplate, *, has_state_token: bool) -> LeRobotPolicy:
+    return LeRobotPolicy(
+        type=family,
+        template=template,
+        images=ImageSpec(padding='centre', resample='bilinear'),
+        steps=('pi05_prepare_state_tokenizer_processor_step', 'pi0_new_line_processor'),
+        fixed={
+            'use_visual_memory': False,
+            'use_proprioceptive_memory': False,
+            'min_period': 0.004,
+            'max_period': 4.0,
+        },
+        image_size_key='image_resolution',
+        denoise_steps_key='num_inference_steps',
+        variant_key='paligemma_variant',
+        has_state_token=has_state_token,
+    )
+
+
+class PiReader(CheckpointReader):
+    names = NAMES
+    lerobot = (
+        _policy('pi05', 'pi05_state', has_state_token=False),
+        _policy('pi0', 'pi0', has_state_token=True),
+    )
+    projects = ("openpi's pi0 and pi0.5",)
+    wanted: ClassVar[Mapping[str, str]] = {
+        '--prompt-template': (
+            'pi05_state, or pi0 for a policy trained without state in the prompt '
+            '(openpi: discrete_state_input=False, e.g. pi05_libero)'
+        ),
+        '--tokenizer': (
+            "PaliGemma's tokenizer.json or tokenizer.model: openpi takes it from "
+            'https://storage.googleapis.com/big_vision/paligemma_tokenizer.model, LeRobot from '
+            'google/paligemma-3b-pt-224 on the Hugging Face Hub'
+        ),
+    }
+
+    def recognises(self, names: Collection[str]) -> bool:
+        return any(name.startswith('paligemma_with_expert.') for name in names)
+
+    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
+        return family_of(tensors)
+
+    def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
+        return read_openpi_folder(
+            folder, family, asset_id=options.asset_id, statistics_file=options.statistics
+        )
+
+    def sizes(
+        self,
+        folder: Path,
+        tensors: Mapping[str, StoredTensor],
+        facts: FolderFacts,
+        options: ExportOptions,
+        gaps: Gaps,
+    ) -> MakeDims | None:
+        shape = pi_shapes(tensors)
+        check_shown(shape, facts, gaps)
+        heads = settle_heads(shape, known_heads(shape, facts.variant), options, gaps)
+        if heads is None:
+            return None
+        return lambda cameras, prompt_length, horizon: dims_of(
+            tensors, heads, cameras=cameras, prompt_length=prompt_length, horizon=horizon
+        )
+
+
+READER = PiReader()

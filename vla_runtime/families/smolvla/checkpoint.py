@@ -1,0 +1,151 @@
+"""Checkpoints of SmolVLA: LeRobot's folders.
+
+The folder names the vision-language model that its policy was cut from and leaves that model's
+heads and the tokenizer to it: heads of the published models are known by their widths.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.export.block_sizes import (
+    KnownHeads,
+    Shapes,
+    check_shown,
+    checked_dims,
+    decoder_dims,
+    settle_heads,
+    vision_dims,
+)
+from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
+from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
+from vla_runtime.export.json_file import read_json
+from vla_runtime.export.lerobot_folder import LeRobotPolicy
+from vla_runtime.export.missing_facts import Gaps
+from vla_runtime.export.options import ExportOptions
+from vla_runtime.export.tensor_names import DECODER, SIGLIP, TensorNames, row, rows_under
+from vla_runtime.families.smolvla.dimensions import SmolVlaDims
+
+_VLM = r'vlm_with_expert\.vlm\.(?:model\.)?'
+_VISION = rf'{_VLM}vision_model\.'
+NAMES = TensorNames(
+    rows=(
+        row(rf'{_VISION}embeddings\.position_embedding\.weight', 'vision.position_embedding'),
+        *rows_under(_VISION, 'vision.', SIGLIP),
+        *rows_under(rf'{_VLM}connector\.modality_projection\.', 'vision.', [('proj', 'projector')]),
+        *rows_under(rf'{_VLM}text_model\.', 'language.', DECODER),
+        *rows_under(r'vlm_with_expert\.lm_expert\.', 'expert.', DECODER),
+        *rows_under(
+            '',
+            '',
+            (
+                (r'action_in_proj', 'action_in'),
+                (r'action_out_proj', 'action_out'),
+                (r'state_proj', 'state_projection'),
+                (r'action_time_mlp_in', 'action_time_in'),
+                (r'action_time_mlp_out', 'action_time_out'),
+            ),
+        ),
+    ),
+    # Neither the language model nor the expert emits text.
+    unused=(re.compile(rf'(?:{_VLM}|vlm_with_expert\.lm_expert\.)lm_head\.weight'),),
+)
+
+# Heads of SmolVLM2's vision towers by width: SigLIP base (256M, 500M) and So400m (2.2B).
+_VISION_HEADS = {768: 12, 1152: 16}
+# Key/value heads of its language models by width: SmolLM2 135M, 360M and 1.7B.
+_KV_HEADS = {576: 3, 960: 5, 2048: 32}
+
+
+class SmolVlaReader(CheckpointReader):
+    names = NAMES
+    lerobot = (
+        LeRobotPolicy(
+            type='smolvla',
+            template='task_line',
+            images=ImageSpec(padding='left_top', resample='bilinear'),
+            steps=('smolvla_new_line_processor',),
+            fixed={
+                'min_period': 0.004,
+                'max_period': 4.0,
+                'attention_mode': 'cross_attn',
+                'add_image_special_tokens': False,
+                'prefix_length': -1,
+                'adapt_to_pi_aloha': False,
+                'use_delta_joint_actions_aloha': False,
+            },
+            image_size_key='resize_imgs_with_padding',
+            denoise_steps_key='num_steps',
+            has_state_token=True,
+        ),
+    )
+    wanted: ClassVar[Mapping[str, str]] = {
+        '--tokenizer': (
+            'tokenizer.json of the model that config.json names as vlm_model_name, from the '
+            'Hugging Face Hub'
+        ),
+    }
+
+    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
+        return 'smolvla'
+
+    def sizes(
+        self,
+        folder: Path,
+        tensors: Mapping[str, StoredTensor],
+        facts: FolderFacts,
+        options: ExportOptions,
+        gaps: Gaps,
+    ) -> MakeDims | None:
+        shape = Shapes(tensors, 'SmolVLA')
+        check_shown(shape, facts, gaps)
+        known = KnownHeads(
+            vision=_VISION_HEADS.get(shape('vision.patch_embedding.weight', 4)[0]),
+            kv=_KV_HEADS.get(shape('language.embedding.weight', 2)[1]),
+            vision_example='SmolVLM2 500M has 12',
+            kv_example='SmolVLM2 500M has 5',
+        )
+        heads = settle_heads(shape, known, options, gaps)
+        # LeRobot takes zero and less for 'no layer attends to itself'.
+        every = max(0, read_json(folder / CONFIG_FILE).get('self_attn_every_n_layers', int))
+        if heads is None:
+            return None
+        return lambda cameras, prompt_length, horizon: checked_dims(
+            lambda: SmolVlaDims(
+                vision=vision_dims(shape, heads.vision),
+                pixel_shuffle=_pixel_shuffle(shape),
+                language=decoder_dims(shape, 'language', heads.kv),
+                expert=decoder_dims(shape, 'expert', heads.kv),
+                self_attention_every=every,
+                vocabulary=shape('language.embedding.weight', 2)[0],
+                cameras=cameras,
+                prompt_length=prompt_length,
+                horizon=horizon,
+                action_dim=shape('action_in.weight', 2)[1],
+                state_dim=shape('state_projection.weight', 2)[1],
+            )
+        )
+
+
+def _pixel_shuffle(shape: Shapes) -> int:
+    """Edge of the square of patches that the projector takes at once.
+
+    Raises:
+        CheckpointError: it takes no square of them.
+    """
+    width = shape('vision.patch_embedding.weight', 4)[0]
+    _, wide = shape('vision.projector.weight', 2)
+    edge = round((wide / width) ** 0.5)
+    if width * edge**2 != wide:
+        raise CheckpointError(
+            f'the projector takes {wide} numbers, which is no square of patches of {width} each'
+        )
+    return edge
+
+
+READER = SmolVlaReader()

@@ -1,0 +1,29 @@
+"""SmolVLA (arXiv 2506.01844): half of SmolVLM2 and an action expert that reads its keys."""
+
+from __future__ import annotations
+
+from vla_runtime.families.family import Family, RowInput, prompt_inputs, state_input
+from vla_runtime.families.smolvla.dimensions import LIMITS, SMOLVLA, SmolVlaDims
+from vla_runtime.families.smolvla.time_table import time_table
+from vla_runtime.families.smolvla.weight_shapes import weight_shapes
+
+
+def _prefix_inputs(dims: SmolVlaDims) -> dict[str, RowInput]:
+    return prompt_inputs(dims) | state_input(dims)
+
+
+FAMILIES = (
+    Family(
+        name='smolvla',
+        title='SmolVLA (arXiv 2506.01844)',
+        head='flow',
+        dims=SmolVlaDims,
+        presets={'smolvla': SMOLVLA},
+        limits=LIMITS,
+        templates=('task_line',),
+        prefix_inputs=_prefix_inputs,
+        head_inputs=lambda dims: {},
+        time_table=time_table,
+        weight_shapes=weight_shapes,
+    ),
+)

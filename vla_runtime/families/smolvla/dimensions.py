@@ -1,0 +1,103 @@
+"""The sizes of SmolVLA: one dataclass, a preset for the published model. Pure numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vla_runtime.families.blocks.dimensions import (
+    LIMITS,
+    DecoderDims,
+    VisionDims,
+    check_stacks,
+    check_vision,
+)
+
+LIMITS = {**LIMITS, 'pixel_shuffle': 64, 'self_attention_every': 512}
+
+
+@dataclass(frozen=True)
+class SmolVlaDims:
+    """All that fixes the shapes of a SmolVLA policy.
+
+    The expert shares depth, heads and head_dim with the language model, because it attends to its
+    keys and values.
+
+    Attributes:
+        pixel_shuffle: edge of the square of patches that become one image token.
+        self_attention_every: expert layers 0, n, 2n, … attend to the prefix and themselves, the
+            others to the prefix alone; 0: all to the prefix alone.
+        state_dim: padded state of the state token.
+        rms_epsilon: of the norms of language model and expert.
+    """
+
+    vision: VisionDims
+    pixel_shuffle: int
+    language: DecoderDims
+    expert: DecoderDims
+    self_attention_every: int
+    vocabulary: int
+    cameras: int
+    prompt_length: int
+    horizon: int
+    action_dim: int
+    state_dim: int
+    rms_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_vision(self.vision)
+        check_stacks(self.language, self.expert)
+        side = self.vision.image_size // self.vision.patch_size
+        if side % self.pixel_shuffle:
+            raise ValueError(
+                f'pixel_shuffle {self.pixel_shuffle} does not divide the {side} patches of an '
+                "image's edge"
+            )
+
+    @property
+    def image_size(self) -> int:
+        """S, edge of the square images in pixels."""
+        return self.vision.image_size
+
+    @property
+    def image_tokens(self) -> int:
+        """N, tokens of one image."""
+        return self.vision.tokens // self.pixel_shuffle**2
+
+    @property
+    def prefix_length(self) -> int:
+        """P: image tokens of all cameras, prompt tokens, the state token."""
+        return self.cameras * self.image_tokens + self.prompt_length + 1
+
+    @property
+    def self_layers(self) -> tuple[int, ...]:
+        """Expert layers that attend to their own tokens too."""
+        every = self.self_attention_every
+        return tuple(layer for layer in range(self.expert.depth) if every and layer % every == 0)
+
+    @property
+    def cross_layers(self) -> tuple[int, ...]:
+        """Expert layers that attend to the prefix alone."""
+        own = self.self_layers
+        return tuple(layer for layer in range(self.expert.depth) if layer not in own)
+
+
+# SmolVLM2-500M's vision tower and the first half of its language model.
+SMOLVLA = SmolVlaDims(
+    vision=VisionDims(
+        width=768, depth=12, num_heads=12, mlp_dim=3072, patch_size=16, image_size=512
+    ),
+    pixel_shuffle=4,
+    language=DecoderDims(
+        width=960, depth=16, mlp_dim=2560, num_heads=15, num_kv_heads=5, head_dim=64
+    ),
+    expert=DecoderDims(
+        width=720, depth=16, mlp_dim=2048, num_heads=15, num_kv_heads=5, head_dim=64
+    ),
+    self_attention_every=2,
+    vocabulary=49280,
+    cameras=3,
+    prompt_length=48,
+    horizon=50,
+    action_dim=32,
+    state_dim=32,
+)

@@ -1,0 +1,235 @@
+"""SmolVLA (arXiv 2506.01844): a SmolVLM2 prefix and an expert that reads its keys and values.
+
+Every layer of the language model attends to itself. An expert layer attends either to the prefix's
+keys and values and its own, or to keys and values that it makes of the prefix's: those are constant
+over the denoise steps, so `prefix` makes them. The prefix never sees the actions, so the split is
+exact; `joint_velocity` runs all tokens together instead: it validates the split, nothing at run
+time calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vla_runtime.families.blocks.action_time import mix_time, time_share
+from vla_runtime.families.blocks.attention import Rotary, attend, rotary
+from vla_runtime.families.blocks.llama import Llama, LlamaBlock
+from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.smolvla.dimensions import SmolVlaDims
+from vla_runtime.families.smolvla.vision import SmolVlmVision
+
+
+class SmolVla(FlowNetwork):
+    """Vision encoder, language model with a state token, action expert.
+
+    Shapes: B batch, V cameras, N tokens an image, L prompt tokens, P = V*N + L + 1, H horizon,
+    A padded action dimension, S padded state dimension, W language width, D head dimension.
+    """
+
+    dims: SmolVlaDims
+
+    def __init__(self, dims: SmolVlaDims) -> None:
+        super().__init__()
+        self.dims = dims
+        language, width = dims.language, dims.expert.width
+        self.vision = SmolVlmVision(dims)
+        self.language = Llama(language, dims.rms_epsilon, vocabulary=dims.vocabulary)
+        self.expert = Llama(
+            dims.expert,
+            dims.rms_epsilon,
+            cross=dims.cross_layers,
+            memory_width=language.num_kv_heads * language.head_dim,
+        )
+        self.action_in = nn.Linear(dims.action_dim, width)
+        self.action_out = nn.Linear(width, dims.action_dim)
+        self.state_projection = nn.Linear(dims.state_dim, language.width)
+        self.action_time_in = nn.Linear(2 * width, width)
+        self.action_time_out = nn.Linear(width, width)
+
+    def time_conditioning(self, times: Tensor) -> Tensor:
+        """(N,) to (N, expert width): the time's share of `action_time_in`, bias included."""
+        return time_share(self.action_time_in, times)
+
+    def embed_prefix(
+        self,
+        image_tokens: Tensor,
+        image_mask: Tensor,
+        tokens: Tensor,
+        token_mask: Tensor,
+        state: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Images and text times sqrt(W), then the state token, which is not scaled.
+
+        Args:
+            image_tokens: (B, V, N, W); image_mask: (B, V) bool.
+            tokens: (B, L) int; token_mask: (B, L) bool.
+            state: (B, S) float32.
+
+        Returns:
+            embeddings (B, P, W) float32 and mask (B, P) bool
+        """
+        images = image_tokens.flatten(1, 2)
+        scale = images.shape[-1] ** 0.5
+        projected = self.state_projection(state)[:, None]
+        embeddings = torch.cat(
+            [images * scale, self.language.embed(tokens) * scale, projected], dim=1
+        )
+        seen = image_mask.repeat_interleave(image_tokens.shape[2], dim=1)
+        valid = torch.ones(tokens.shape[0], 1, dtype=torch.bool, device=tokens.device)
+        return embeddings, torch.cat([seen, token_mask, valid], dim=1)
+
+    def encode_prefix(self, embeddings: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys (already rotated) and values of every layer, (B, kv_heads, P, D) each.
+
+        Images and text see all that is valid among them, the state token sees itself too. Entries
+        at padded places are meaningless and must stay masked.
+        """
+        rotation = rotary(mask.long().cumsum(dim=1) - 1, self.dims.language.head_dim)
+        seen = _prefix_sight(mask)
+        past = []
+        x = embeddings
+        for block in self.language.layers[:-1]:
+            q, k, v = block.project(x, rotation)
+            x = block.combine(x, attend(q, k, v, seen))
+            past.append((k, v))
+        return [*past, self.language.layers[-1].project_keys_values(x, rotation)]
+
+    def prefix(
+        self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
+    ) -> Mapping[str, Tensor]:
+        """What the expert's layers read, and `prefix_mask` (R, P) bool.
+
+        `self_key` and `self_value` are the language model's, one for each expert layer that also
+        attends to its own tokens; `cross_key` and `cross_value` those that the other layers make of
+        the language model's. All are (layers, R, kv_heads, P, D); a kind without layers is left
+        out. `rows` are `tokens` (R, L) int64, `token_mask` (R, L) bool and `state` (R, S).
+        """
+        tokens, token_mask, state = (rows[name] for name in ('tokens', 'token_mask', 'state'))
+        count = tokens.shape[0]
+        # A hidden camera's tokens have weight zero, but zero times NaN is NaN: one overflow in an
+        # image must not outlive the camera.
+        image_tokens = torch.where(image_mask[:, None, None], image_tokens, 0.0)
+        embeddings, mask = self.embed_prefix(
+            image_tokens[None].expand(count, -1, -1, -1),
+            image_mask[None].expand(count, -1),
+            tokens,
+            token_mask,
+            state,
+        )
+        past = self.encode_prefix(embeddings, mask)
+        layers = self.expert.layers
+        own = [past[layer] for layer in self.dims.self_layers]
+        cross = [_memory(layers[layer], *past[layer]) for layer in self.dims.cross_layers]
+        return {**_stacked('self', own), **_stacked('cross', cross), 'prefix_mask': mask}
+
+    def velocity(
+        self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
+    ) -> Tensor:
+        """As `FlowNetwork.velocity`; there are no further rows."""
+        mask = past['prefix_mask']
+        shared = max(1, x.shape[0] // mask.shape[0])
+        mask = _repeated(mask, shared)
+        h = self.embed_actions(x, conditioning).expand(mask.shape[0], -1, -1)
+        own, cross = self.rotations(mask)
+        seen = _action_sight(mask, h.shape[1])
+        of_self = {layer: index for index, layer in enumerate(self.dims.self_layers)}
+        of_cross = {layer: index for index, layer in enumerate(self.dims.cross_layers)}
+        for layer, block in enumerate(self.expert.layers):
+            if layer in of_self:
+                q, k, v = block.project(h, own)
+                index = of_self[layer]
+                k = torch.cat([_repeated(past['self_key'][index], shared), k], dim=2)
+                v = torch.cat([_repeated(past['self_value'][index], shared), v], dim=2)
+                attended = attend(q, k, v, seen)
+            else:
+                index = of_cross[layer]
+                k = _repeated(past['cross_key'][index], shared)
+                v = _repeated(past['cross_value'][index], shared)
+                attended = attend(block.project_queries(h, cross), k, v, mask[:, None])
+            h = block.combine(h, attended)
+        return self.action_out(self.expert.norm(h))
+
+    def embed_actions(self, x: Tensor, conditioning: Tensor) -> Tensor:
+        """Noisy actions (B, H, A) to action tokens (B, H, expert width)."""
+        return mix_time(self.action_time_in, self.action_time_out, self.action_in(x), conditioning)
+
+    def rotations(self, mask: Tensor) -> tuple[Rotary, Rotary]:
+        """Of action tokens: on from the valid prefix where they see themselves, else from 0."""
+        steps = torch.arange(self.dims.horizon, device=mask.device)
+        start = mask.long().sum(dim=1, keepdim=True)
+        head_dim = self.dims.expert.head_dim
+        return rotary(start + steps, head_dim), rotary(steps[None], head_dim)
+
+    def joint_velocity(
+        self, embeddings: Tensor, mask: Tensor, x: Tensor, conditioning: Tensor
+    ) -> Tensor:
+        """The velocity from one forward over prefix and actions together, without any cache.
+
+        Args:
+            embeddings, mask: as `embed_prefix` returns them, (B, P, W) and (B, P).
+            x, conditioning: as for `velocity`, batch B.
+        """
+        prefix, h = embeddings, self.embed_actions(x, conditioning)
+        rotation = rotary(mask.long().cumsum(dim=1) - 1, self.dims.language.head_dim)
+        own, cross = self.rotations(mask)
+        split, steps = mask.shape[1], h.shape[1]
+        sight = torch.zeros(*mask.shape, split + steps, dtype=torch.bool, device=mask.device)
+        sight[..., :split] = _prefix_sight(mask)
+        sight = torch.cat([sight, _action_sight(mask, steps)], dim=1)
+        pairs = zip(self.language.layers, self.expert.layers, strict=True)
+        for layer, (language, expert) in enumerate(pairs):
+            q, k, v = language.project(prefix, rotation)
+            if layer in self.dims.self_layers:
+                aq, ak, av = expert.project(h, own)
+                q, k, v = (torch.cat(both, dim=2) for both in ((q, aq), (k, ak), (v, av)))
+                attended = attend(q, k, v, sight)
+                of_prefix, of_actions = attended[:, :split], attended[:, split:]
+            else:
+                of_prefix = attend(q, k, v, sight[:, :split, :split])
+                memory = _memory(expert, k, v)
+                of_actions = attend(expert.project_queries(h, cross), *memory, mask[:, None])
+            prefix = language.combine(prefix, of_prefix)
+            h = expert.combine(h, of_actions)
+        return self.action_out(self.expert.norm(h))
+
+
+def _prefix_sight(mask: Tensor) -> Tensor:
+    """(B, P, P) bool: which prefix token sees which; the state token is the last."""
+    rows, length = mask.shape
+    hidden = torch.zeros(rows, 1, dtype=torch.bool, device=mask.device)
+    observed = torch.cat([mask[:, :-1], hidden], dim=1)
+    return torch.cat([observed[:, None].expand(-1, length - 1, -1), mask[:, None]], dim=1)
+
+
+def _action_sight(mask: Tensor, steps: int) -> Tensor:
+    """(B, H, P + H) bool: the valid prefix, and the actions up to one's own."""
+    causal = torch.ones(steps, steps, dtype=torch.bool, device=mask.device).tril()
+    rows = mask.shape[0]
+    return torch.cat(
+        [mask[:, None].expand(-1, steps, -1), causal[None].expand(rows, -1, -1)], dim=2
+    )
+
+
+def _memory(block: LlamaBlock, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """A cross-attending block's keys and values of a language layer's (B, kv_heads, P, D)."""
+    attention = block.attention
+    key, value = (part.transpose(1, 2).flatten(2) for part in (key, value))
+    return attention.heads(attention.k(key)), attention.heads(attention.v(value))
+
+
+def _stacked(kind: str, layers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    if not layers:
+        return {}
+    keys, values = zip(*layers, strict=True)
+    return {f'{kind}_key': torch.stack(keys), f'{kind}_value': torch.stack(values)}
+
+
+def _repeated(past: Tensor, count: int) -> Tensor:
+    """Each row of (R, …) `count` times."""
+    return past if count == 1 else past.repeat_interleave(count, dim=0)
+
+
+NETWORKS = {'smolvla': SmolVla}

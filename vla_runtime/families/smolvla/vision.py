@@ -1,0 +1,81 @@
+"""SmolVLM2's vision tower: SigLIP, its patches shuffled into fewer and wider image tokens."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_runtime.families.blocks.layers import Linear
+from vla_runtime.families.blocks.siglip import Siglip
+from vla_runtime.families.smolvla.dimensions import SmolVlaDims
+
+# torch.arange computes as many float32 numbers at once with AVX2.
+_LANES = 8
+
+
+def position_rows(side: int) -> list[int]:
+    """Row of the position table that each row of patches takes; columns alike.
+
+    Transformers sorts i / side into buckets of 1 / side in float32. For most sides row i takes row
+    i; for some (19, 25, 29, 31, 38, 40, …) a bound is off by one rounding, and a row is taken
+    twice. Policies were trained with those positions.
+    """
+    step = np.float32(1.0) / np.float32(side)
+    places = np.minimum(np.arange(side, dtype=np.float32) * step, np.float32(1.0 - 1e-6))
+    return [int(row) for row in np.searchsorted(_bounds(side), places, side='right')]
+
+
+def _bounds(side: int) -> np.ndarray:
+    """torch.arange(1 / side, 1, 1 / side) in float32, to the bit, on any machine.
+
+    It rounds the first number of each eight, adds the others' distance, and rounds again; what is
+    left over is rounded once.
+    """
+    step = 1.0 / side
+    count = math.ceil((1.0 - step) / step)
+    exact = step + np.arange(count) * step
+    whole = count - count % _LANES
+    first = exact[:whole:_LANES].astype(np.float32).astype(np.float64)
+    exact[:whole] = (first[:, None] + np.arange(_LANES) * step).ravel()
+    return exact.astype(np.float32)
+
+
+class SmolVlmVision(Siglip):
+    """Pixels to image tokens of language width: the vision engine."""
+
+    def __init__(self, dims: SmolVlaDims) -> None:
+        super().__init__(dims.vision)
+        self.edge = dims.pixel_shuffle
+        self.side = dims.image_size // dims.vision.patch_size
+        self.projector = Linear(
+            dims.vision.width * dims.pixel_shuffle**2, dims.language.width, bias=False
+        )
+
+    def positions(self) -> Tensor:
+        rows = position_rows(self.side)
+        table = self.position_embedding
+        if all(b - a == 1 for a, b in pairwise(rows)):
+            return table
+        grid = table.view(self.side, self.side, -1)
+        for axis in (0, 1):
+            grid = torch.stack([grid.select(axis, row) for row in rows], dim=axis)
+        return grid.flatten(0, 1)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Encode images.
+
+        Args:
+            pixels: (n, 3, S, S) float32 in [-1, 1].
+
+        Returns:
+            (n, N, language width) float32 image tokens, not yet scaled by sqrt(width)
+        """
+        x = self.patches(pixels)
+        n, _, width = x.shape
+        edge, few = self.edge, self.side // self.edge
+        squares = x.view(n, few, edge, few, edge, width).permute(0, 1, 3, 2, 4, 5)
+        return self.projector(squares.reshape(n, few * few, edge * edge * width)).float()
