@@ -19,7 +19,8 @@ EVERYONE = {'types', 'files', '__version__'}
 ROOMS: dict[str, set[str]] = {
     'types': set(),
     'files': set(),
-    'families': set(),
+    # Checkpoint readers tell what a folder holds in the words of bundle and export.
+    'families': {'bundle', 'export'},
     'bundle': {'families', 'processing', 'export'},
     'processing': set(),
     'inference': {'engines', 'bundle', 'processing', 'families'},
