@@ -51,7 +51,7 @@ class ParameterSpec:
     Attributes:
         name: as ROS knows it.
         default: also tells the type: bool, int, float or str.
-        description: one line for `ros2 param describe` and the README.
+        description: one line for `ros2 param describe` and docs/parameters.md.
         minimum: smallest number allowed, inclusive.
         maximum: largest number allowed, inclusive.
         words: what a string may be; anything when empty.
@@ -239,7 +239,7 @@ def _stored(node: Node, table: ParameterTable) -> dict[str, Any]:
 
 
 def markdown(table: ParameterTable) -> str:
-    """A table's rows as a Markdown table for the README."""
+    """A table's rows as a Markdown table, for docs/parameters.md."""
     lines = [
         '| parameter | type | default | allowed | live | meaning |',
         '|---|---|---|---|---|---|',
