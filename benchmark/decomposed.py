@@ -31,7 +31,7 @@ from vla_runtime.engines.onnx.engine import OnnxEngine
 from vla_runtime.engines.onnx.files import graph_path
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.export.onnx.export import write_onnx
-from vla_runtime.families.pi.time_table import TimeTable
+from vla_runtime.families import read_time_table
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.performance import operation_counts
 from vla_runtime.performance.device_rates import numpy_rates
@@ -62,7 +62,7 @@ class Subject:
             'pi05', DIMS, folder, device='cpu', precision='float32', max_rows=1
         )
         self._session = Session(graph_path(folder, 'monolithic'), place)
-        table = TimeTable('pi05', DIMS, folder / 'weights.safetensors')(flow_times(STEPS))
+        table = read_time_table('pi05', DIMS, folder / 'weights.safetensors')(flow_times(STEPS))
         self._feed = _monolithic_feed(self._inputs, table)
 
     @property
@@ -83,7 +83,7 @@ class Subject:
         inputs = self._inputs
         for camera, pixels in enumerate(inputs.pixels[:new]):
             self._engine.encode_image(camera, pixels)
-        self._engine.encode_prefix(inputs.image_mask, inputs.tokens, inputs.token_mask)
+        self._engine.encode_prefix(inputs.image_mask, inputs.prefix_inputs)
         return denoise_chunk(self._engine, inputs)
 
     def phases(self) -> dict[str, float]:
@@ -97,7 +97,7 @@ class Subject:
         return {
             'vision': milliseconds(vision),
             'prefix': milliseconds(
-                lambda: engine.encode_prefix(inputs.image_mask, inputs.tokens, inputs.token_mask)
+                lambda: engine.encode_prefix(inputs.image_mask, inputs.prefix_inputs)
             ),
             'denoise': milliseconds(lambda: denoise_chunk(engine, inputs)),
         }
@@ -108,8 +108,7 @@ def _monolithic_feed(inputs: ChunkInputs, table: np.ndarray) -> dict[str, np.nda
     return {
         'pixels': inputs.pixels,
         'image_mask': inputs.image_mask,
-        'tokens': inputs.tokens,
-        'token_mask': inputs.token_mask,
+        **inputs.prefix_inputs,
         'x': steps.x[None],
         'time_conditioning': table,
         't': flow_times(STEPS).astype(np.float32),

@@ -298,8 +298,7 @@ def chunk_request(inputs: ChunkInputs) -> ChunkRequest:
     prefix = PrefixInputs(
         pixels=inputs.pixels,
         image_mask=inputs.image_mask,
-        tokens=inputs.tokens,
-        token_mask=inputs.token_mask,
+        rows=inputs.prefix_inputs,
         words='',
         state_bins=np.zeros(0, dtype=np.int64),
         time_s=0.0,

@@ -64,7 +64,7 @@ def time_phases(engine: PolicyEngine, inputs: ChunkInputs, repeats: int) -> dict
         for camera, pixels in enumerate(inputs.pixels):
             engine.encode_image(camera, pixels)
         marks.append(_now(engine))
-        engine.encode_prefix(inputs.image_mask, inputs.tokens, inputs.token_mask)
+        engine.encode_prefix(inputs.image_mask, inputs.prefix_inputs)
         marks.append(_now(engine))
         denoise_chunk(engine, inputs)
         marks.append(_now(engine))

@@ -181,9 +181,8 @@ def run_network(
 
 def encode(engine: TensorRTEngine, kit: Kit, rows: int) -> None:
     reference = kit.reference
-    engine.encode_prefix(
-        reference['image_mask'], reference[f'tokens_r{rows}'], reference[f'token_mask_r{rows}']
-    )
+    prompt = {name: reference[f'{name}_r{rows}'] for name in ('tokens', 'token_mask')}
+    engine.encode_prefix(reference['image_mask'], prompt)
 
 
 def run_chunk(engine: TensorRTEngine, kit: Kit, rows: int) -> np.ndarray:

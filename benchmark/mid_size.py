@@ -26,7 +26,8 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
-from vla_runtime.families.pi.dimensions import GemmaDims, PiDims, VisionDims
+from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.settings import PolicySettings

@@ -13,9 +13,10 @@ from torch import nn
 
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.engines.torch.engine import PRECISIONS, TorchEngine
-from vla_runtime.families import build_network
+from vla_runtime.families import build_network, preset
+from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.pi.dimensions import PRESETS, GemmaDims, PiDims, VisionDims
+from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.inference.denoise import flow_times
 
@@ -28,18 +29,17 @@ class ChunkInputs:
 
     pixels: np.ndarray
     image_mask: np.ndarray
-    tokens: np.ndarray
-    token_mask: np.ndarray
+    prefix_inputs: dict[str, np.ndarray]
     step_inputs: StepInputs
 
     @property
     def rows(self) -> int:
-        return len(self.tokens)
+        return len(self.step_inputs.row_weight)
 
 
 def sized_dims(family: str, size: str, cameras: int) -> PiDims:
     """The family's dimensions: full, reduced (about 80 M parameters) or tiny (for tests)."""
-    full = replace(PRESETS[family], cameras=cameras)
+    full = replace(preset(family), cameras=cameras)
     if size == 'full':
         return full
     if size == 'reduced':
@@ -116,18 +116,22 @@ def random_inputs(
     return ChunkInputs(
         pixels=random.uniform(-1, 1, (dims.cameras, 3, size, size)).astype(np.float32),
         image_mask=np.ones(dims.cameras, dtype=bool),
-        tokens=random.integers(0, dims.vocabulary, (rows, dims.prompt_length)),
-        token_mask=np.arange(dims.prompt_length) < np.array(lengths)[:, None],
+        prefix_inputs={
+            'tokens': random.integers(0, dims.vocabulary, (rows, dims.prompt_length)),
+            'token_mask': np.arange(dims.prompt_length) < np.array(lengths)[:, None],
+        },
         step_inputs=StepInputs(
             x=random.standard_normal(chunk).astype(np.float32),
             row_weight=np.array([beta, 1 - beta] if rows == 2 else [1.0], dtype=np.float32),
             plan=random.uniform(-1, 1, chunk).astype(np.float32),
             plan_weight=plan_weight,
-            state=np.repeat(random.uniform(-1, 1, (1, dims.state_dim)), rows, axis=0).astype(
-                np.float32
-            )
+            rows={
+                'state': np.repeat(random.uniform(-1, 1, (1, dims.state_dim)), rows, axis=0).astype(
+                    np.float32
+                )
+            }
             if dims.state_dim
-            else None,
+            else {},
         ),
     )
 
@@ -136,7 +140,7 @@ def encode(engine: PolicyEngine, inputs: ChunkInputs, slot: int = 0) -> None:
     """Images and prefix, into one slot."""
     for camera, pixels in enumerate(inputs.pixels):
         engine.encode_image(camera, pixels)
-    engine.encode_prefix(inputs.image_mask, inputs.tokens, inputs.token_mask, slot)
+    engine.encode_prefix(inputs.image_mask, inputs.prefix_inputs, slot)
 
 
 def denoise_chunk(engine: PolicyEngine, inputs: ChunkInputs, slot: int = 0) -> np.ndarray:

@@ -25,7 +25,8 @@ from vla_runtime.bundle.schema import (
     PromptSpec,
     StateSpec,
 )
-from vla_runtime.families.pi.dimensions import GemmaDims, PiDims, VisionDims
+from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.policy import Policy
 from vla_runtime.ros.robot.file import Robot, load_robot
 from vla_runtime.types import Observation

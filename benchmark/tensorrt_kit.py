@@ -21,7 +21,8 @@ from vla_runtime.engines.onnx.files import ONNX_FOLDER, WEIGHTS_DATA
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt.store import engine_names
 from vla_runtime.export.tensorrt.graph import ExternalTensor, summarise
-from vla_runtime.families.pi.dimensions import PRESETS, GemmaDims, PiDims, VisionDims
+from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.pi.dimensions import PI05, PiDims
 from vla_runtime.files.large_files import file_sha256
 
 SIZES = ('reduced_depth', 'tiny')
@@ -57,7 +58,7 @@ class Kit:
 
 def kit_dims(size: str) -> PiDims:
     """pi0.5 with every width as published, two layers and one camera; or tiny, for tests."""
-    full = replace(PRESETS['pi05'], cameras=1, vocabulary=4096)
+    full = replace(PI05, cameras=1, vocabulary=4096)
     if size == 'reduced_depth':
         return replace(
             full,
@@ -103,7 +104,7 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
     from safetensors.numpy import save_file
 
     from vla_runtime.export.onnx.export import write_onnx
-    from vla_runtime.families.pi.time_table import TimeTable
+    from vla_runtime.families import read_time_table
     from vla_runtime.inference.denoise import flow_times
 
     dims = kit_dims(size)
@@ -120,7 +121,7 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
     _draw(folder, seed)
     # For the engine, which takes a bundle.
     (bundle / ONNX_FOLDER).symlink_to((folder / ONNX_FOLDER).resolve())
-    table = TimeTable('pi05', dims, weights)(flow_times(STEPS))
+    table = read_time_table('pi05', dims, weights)(flow_times(STEPS))
     np.savez(folder / _REFERENCE, **_reference(bundle, dims, precision, table, seed))
     manifest = {
         'size': size,

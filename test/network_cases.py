@@ -16,7 +16,8 @@ from torch import Tensor
 
 from vla_runtime.export.tensor_names import TEXT_HEAD, TEXT_TABLE, our_name
 from vla_runtime.families import build_network
-from vla_runtime.families.pi.dimensions import GemmaDims, PiDims, VisionDims
+from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
 
 
@@ -54,6 +55,11 @@ class NetworkCase:
     def state(self, b: int) -> Tensor | None:
         """(1, S) for pi0."""
         return self.tensors['state'][b : b + 1] if self.kind == 'pi0' else None
+
+    def head_inputs(self, b: int) -> dict[str, Tensor]:
+        """Of batch entry b."""
+        state = self.state(b)
+        return {} if state is None else {'state': state}
 
 
 def dims_of_case(d: Mapping[str, Any]) -> PiDims:

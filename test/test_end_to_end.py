@@ -52,9 +52,9 @@ def observations(description, tensors, policy):
 def test_tokens_equal_lerobots(case):
     description, tensors, policy = case
     for i, observation in observations(description, tensors, policy):
-        tokens, mask = policy._codec.tokens(observation, (None,))
-        np.testing.assert_array_equal(tokens[0], tensors[f'tokens_{i}'])
-        np.testing.assert_array_equal(mask[0], tensors[f'token_mask_{i}'])
+        rows = policy._codec.rows(observation, (None,))
+        for name in ('tokens', 'token_mask'):
+            np.testing.assert_array_equal(rows[name][0], tensors[f'{name}_{i}'])
 
 
 def test_chunks_equal_lerobots_normalised_and_in_robot_units(case):

@@ -21,7 +21,8 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.families import build_network
-from vla_runtime.families.pi.dimensions import GemmaDims, PiDims, VisionDims
+from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.types import AdvantageTemplate, Family, Observation, RotationForm
 
 TOKENIZER = Path(__file__).parent / 'cases' / 'lerobot_pi05_tiny' / 'tokenizer.json'

@@ -30,7 +30,7 @@ from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import Place
 from vla_runtime.inference.request import ChunkRequest
-from vla_runtime.inference.request_builder import RequestPlanner
+from vla_runtime.inference.request_builder import RequestBuilder
 from vla_runtime.inference.runner import ChunkRunner, DenoisedChunk, EncodedPrefix
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
@@ -53,7 +53,7 @@ class Policy:
         self.spec: BundleSpec = bundle.spec
         self._engine = engine
         self._codec = PolicyCodec(bundle)
-        self._planner = RequestPlanner(self._codec, engine)
+        self._builder = RequestBuilder(self._codec, engine)
         self._runner = ChunkRunner(engine, bundle.spec.camera_names)
         self._pipeline: ChunkPipeline[Inference] = ChunkPipeline(self._runner)
         self._number = 0
@@ -133,7 +133,7 @@ class Policy:
             ValueError: guidance for a policy without advantage tags, or something that its engine
                 cannot do.
         """
-        self._planner.check(settings)
+        self._builder.check(settings)
 
     def infer(
         self,
@@ -178,7 +178,7 @@ class Policy:
         """
         self._require_open()
         clock, settings, number = PhaseClock(), self._settings, self._number
-        request = self._planner.plan(
+        request = self._builder.build(
             observation, settings, number, plan=plan, noise=noise, clock=clock
         )
 
@@ -258,7 +258,7 @@ class Policy:
             ValueError: this policy was closed.
         """
         self._require_open()
-        size = self.spec.dims.vision.image_size
+        size = self.spec.dims.image_size
         black = np.zeros((size, size, 3), dtype=np.uint8)
         observation = Observation(
             images={camera.name: black for camera in self.spec.cameras if camera.present},
@@ -269,7 +269,7 @@ class Policy:
         for guided in (False, True) if self.spec.prompt.advantage else (False,):
             settings = replace(self._settings, cfg_enabled=guided, cfg_beta=2.0)
             clock = PhaseClock()
-            request = self._planner.plan(
+            request = self._builder.build(
                 observation, settings, 0, plan=None, noise=None, clock=clock
             )
             # Both slots where the pipeline will alternate; serial guidance uses both at once.

@@ -48,10 +48,10 @@ class StaleEngine:
     def __init__(self, real) -> None:
         self._real, self._encoded = real, set()
 
-    def encode_prefix(self, image_mask, tokens, token_mask, slot=0):
+    def encode_prefix(self, image_mask, rows, slot=0):
         if slot not in self._encoded:
             self._encoded.add(slot)
-            self._real.encode_prefix(image_mask, tokens, token_mask, slot)
+            self._real.encode_prefix(image_mask, rows, slot)
 
     def __getattr__(self, name):
         return getattr(self._real, name)

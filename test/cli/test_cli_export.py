@@ -44,7 +44,7 @@ from vla_runtime.bundle.schema import ActionSpec, CameraSpec
 from vla_runtime.cli.main import main
 from vla_runtime.export.checkpoint import read_tensors
 from vla_runtime.export.tensor_dims import HeadCounts, dims_of
-from vla_runtime.families.pi.dimensions import PRESETS
+from vla_runtime.families import preset
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 
@@ -289,7 +289,7 @@ def test_a_full_size_policy_is_planned_without_reading_its_weights(family, tmp_p
     assert 'vision 27x1152, language 18x2048, expert 18x1024' in capsys.readouterr().out
     tensors = read_tensors(folder)
     dims = dims_of(tensors, HeadCounts(16, 1), cameras=3, prompt_length=200, horizon=50)
-    assert replace(dims, prompt_length=PRESETS[family].prompt_length) == PRESETS[family]
+    assert replace(dims, prompt_length=preset(family).prompt_length) == preset(family)
 
 
 class TestMissing:

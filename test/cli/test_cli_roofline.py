@@ -10,7 +10,7 @@ from commands import run_command
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.cli.main import main
-from vla_runtime.families.pi.dimensions import PRESETS
+from vla_runtime.families.pi.dimensions import PI05
 from vla_runtime.performance.devices import DEVICES
 from vla_runtime.performance.roofline import largest_engine_bytes
 
@@ -133,7 +133,7 @@ def test_building_is_told_apart_from_running(tmp_path, capsys):
     chosen = ('--device', 'orin-nano', 'orin-nx', 'agx-orin', 'rtx-4090', '--precision', 'float16')
     devices = figures(tmp_path, 'pi05', *chosen)['devices']
     # By hand: the largest file thrice (parsed, on the GPU, built), scratch, and CUDA's own twice.
-    largest = largest_engine_bytes(PRESETS['pi05'], 2)
+    largest = largest_engine_bytes(PI05, 2)
     shared, card = 3 * largest + (3 << 30), largest + (2 << 30)
     builds = {key: device['build'] for key, device in devices.items()}
     assert builds['orin-nx'] == {

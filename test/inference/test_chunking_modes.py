@@ -74,7 +74,7 @@ def test_the_tie_is_never_stronger_than_the_maximum_guidance_weight(bundles, mod
     policy = load_policy(
         bundles['pi05'], rtc_mode=mode, max_guidance_weight=maximum, denoise_steps=STEPS
     )
-    request = policy._planner.plan(
+    request = policy._builder.build(
         observation(), policy.settings, 0, plan=committed(2), noise=NOISE, clock=PhaseClock()
     )
     weights = request.inputs.plan_weight
@@ -123,7 +123,7 @@ def test_a_hard_prefix_is_clamped_at_every_step(bundles, family, delay):
     # The engine still holds prefix and state; without a tie its velocity is the network's.
     engine = policy._engine
     untied = replace(policy.settings, rtc_mode='off')
-    free = policy._planner.plan(
+    free = policy._builder.build(
         observation(), untied, 0, plan=None, noise=NOISE, clock=PhaseClock()
     )
     engine.load_step_inputs(free.inputs)
@@ -151,7 +151,10 @@ def test_a_policy_trained_with_known_actions_sees_them_at_flow_time_zero(bundles
     np.testing.assert_array_equal(report.noise, NOISE)
 
     network, slot = policy._engine._network, policy._engine._buffers[1].slots[0]
-    state = policy._codec.padded_state(observation(), 1)
+    rows = policy._codec.rows(observation(), (None,))
+    head = {
+        name: torch.from_numpy(rows[name]) for name in network.family.head_inputs(policy.spec.dims)
+    }
     x = torch.from_numpy(NOISE.copy())
     for k in range(STEPS):
         x[:delay] = torch.from_numpy(plan[:delay])
@@ -160,16 +163,14 @@ def test_a_policy_trained_with_known_actions_sees_them_at_flow_time_zero(bundles
         with torch.no_grad():
             velocity = network.velocity(
                 x[None],
-                slot.past_key,
-                slot.past_value,
-                slot.prefix_mask,
+                slot,
                 torch.cat([network.time_conditioning(t[None]) for t in times])[None],
-                None if state is None else torch.from_numpy(state),
+                **head,
             )
         x = x - velocity[0] / STEPS
     np.testing.assert_allclose(chunk.normalised[delay:], x[delay:].numpy(), atol=5e-5)
     untrained = replace(policy.spec, trained_delay_steps=0)
-    policy._planner._spec = untrained
+    policy._builder._spec = untrained
     other, _ = policy.infer(observation(), plan=committed(delay), noise=NOISE)
     assert np.abs(other.normalised[delay:] - chunk.normalised[delay:]).max() > 1e-3
 
@@ -275,7 +276,7 @@ def test_each_mode_works_under_guidance(bundles, family, mode):
 
 def lacking(bundle: Path, feature: str) -> Policy:
     policy = load_policy(bundle, 1)
-    policy._planner._features = policy._engine.features - {feature}
+    policy._builder._features = policy._engine.features - {feature}
     return policy
 
 

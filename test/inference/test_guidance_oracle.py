@@ -78,9 +78,10 @@ class Guided:
 
     def prompt(self, seen: Observation, advantage: Advantage | None) -> Prompt:
         codec = PolicyCodec(read_bundle(self.bundle))
-        tokens, mask = codec.tokens(seen, (advantage,))
+        rows = codec.rows(seen, (advantage,))
+        tokens, mask = rows['tokens'], rows['token_mask']
         images = codec.images(seen)
-        state = codec.padded_state(seen, 1)
+        state = rows['state'] if codec.spec.dims.state_dim else None
         return Prompt(
             [pixels for pixels, visible in zip(images.pixels, images.mask, strict=True) if visible],
             tokens[0][mask[0]].tolist(),

@@ -224,8 +224,10 @@ def test_ten_thousand_encodings_keep_the_memory(policy):
         inputs = PrefixInputs(
             pixels=pixels[i // 20 % 8],
             image_mask=np.ones(2, dtype=bool),
-            tokens=np.full((1, 64), i // 30 % 7, dtype=np.int64),
-            token_mask=np.ones((1, 64), dtype=bool),
+            rows={
+                'tokens': np.full((1, 64), i // 30 % 7, dtype=np.int64),
+                'token_mask': np.ones((1, 64), dtype=bool),
+            },
             words='words',
             state_bins=np.zeros(0, dtype=np.int64),
             time_s=i * 0.1,

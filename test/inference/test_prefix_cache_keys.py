@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_policy import CAMERAS, JOINTS, observation, tiny_spec, write_tiny_policy
 
+from vla_runtime.engines.protocol import count_rows
 from vla_runtime.inference.prefix_cache import CachePolicy, PrefixCache, PrefixInputs
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
@@ -51,9 +52,9 @@ def watched(policy: Policy) -> Iterator[list[str]]:
         runs.append(f'image {camera}')
         vision(camera, pixels)
 
-    def encode_prefix(image_mask, tokens, *rest, **named):
-        runs.append(f'prefix of {len(tokens)}')
-        prefix(image_mask, tokens, *rest, **named)
+    def encode_prefix(image_mask, rows, *rest, **named):
+        runs.append(f'prefix of {count_rows(rows)}')
+        prefix(image_mask, rows, *rest, **named)
 
     with (
         patch.object(engine, 'encode_image', encode_image),
@@ -69,8 +70,7 @@ def prefix_inputs(rows: int = 2) -> PrefixInputs:
     return PrefixInputs(
         pixels=random.uniform(-1, 1, (2, 3, 28, 28)).astype(np.float32),
         image_mask=np.ones(2, dtype=bool),
-        tokens=random.integers(0, 400, (rows, 64)),
-        token_mask=mask,
+        rows={'tokens': random.integers(0, 400, (rows, 64)), 'token_mask': mask},
         words='words',
         state_bins=np.arange(3),
         time_s=0.0,
@@ -81,11 +81,13 @@ def changed(**index: tuple) -> PrefixInputs:
     """The inputs with one number of one array changed as little as it can be."""
     inputs = prefix_inputs()
     ((name, place),) = index.items()
-    values = getattr(inputs, name).copy()
+    values = (inputs.rows[name] if name in inputs.rows else getattr(inputs, name)).copy()
     if values.dtype == np.float32:
         values[place] = np.nextafter(values[place], np.float32(2))
     else:
         values[place] ^= 1
+    if name in inputs.rows:
+        return replace(inputs, rows={**inputs.rows, name: values})
     return replace(inputs, **{name: values})
 
 
@@ -167,8 +169,10 @@ def test_the_prefix_network_runs_exactly_when_something_it_sees_has_changed(load
         inputs = PrefixInputs(
             pixels=np.stack([np.full((3, 28, 28), look / 3, np.float32) for look in looks]),
             image_mask=np.array(shown),
-            tokens=np.full((rows, 64), token),
-            token_mask=np.tile(np.arange(64) < length + 3, (rows, 1)),
+            rows={
+                'tokens': np.full((rows, 64), token),
+                'token_mask': np.tile(np.arange(64) < length + 3, (rows, 1)),
+            },
             words='words',
             state_bins=np.zeros(0, dtype=np.int64),
             time_s=0.0,
@@ -250,8 +254,8 @@ def _poison(engine) -> None:
     engine._image_tokens.fill_(float('nan'))
     for rows in engine._buffers.values():
         for slot in rows.slots:
-            slot.past_key.fill_(float('nan'))
-            slot.past_value.fill_(float('nan'))
+            slot['past_key'].fill_(float('nan'))
+            slot['past_value'].fill_(float('nan'))
 
 
 def test_a_poisoned_slot_would_show(policy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from tiny_policy import tiny_dims
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from vla_runtime.families.engine_networks import ExpertStep, PrefixEncoder
 
 from vla_runtime.families import build_network
+from vla_runtime.families.flow_step import DenoiseStep, Prefix
 from vla_runtime.families.pi.dimensions import PI05, PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.performance import operation_counts
@@ -35,13 +36,17 @@ def network_of(dims: PiDims) -> PiNetwork:
     return build_network('pi0' if dims.state_dim else 'pi05', dims)
 
 
-def flops_of(network: nn.Module, *inputs: Tensor | None) -> int:
+def flops_of(network: nn.Module, *inputs: Any) -> int:
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         network(*inputs)
     return counter.get_total_flops()
 
 
-def weights_read(module: nn.Module, *inputs: Tensor | None) -> int:
+def _values(output: Any) -> tuple[Tensor, ...]:
+    return tuple(output.values()) if isinstance(output, dict) else output
+
+
+def weights_read(module: nn.Module, *inputs: Any) -> int:
     """Bytes of the parameters that the outputs depend on; of a table, the rows looked up."""
     for parameter in module.parameters():
         # A zero hides what it multiplies.
@@ -49,7 +54,9 @@ def weights_read(module: nn.Module, *inputs: Tensor | None) -> int:
         parameter.grad = None
     output = module(*inputs)
     tensors = (
-        [output] if isinstance(output, Tensor) else [o for o in output if o.is_floating_point()]
+        [output]
+        if isinstance(output, Tensor)
+        else [o for o in _values(output) if o.is_floating_point()]
     )
     sum(
         ((tensor * torch.randn_like(tensor)).sum() for tensor in tensors), torch.tensor(0.0)
@@ -57,34 +64,35 @@ def weights_read(module: nn.Module, *inputs: Tensor | None) -> int:
     return 4 * sum(int((p.grad != 0).sum()) for p in module.parameters() if p.grad is not None)
 
 
-def prefix_inputs(dims: PiDims, rows: int) -> tuple[Tensor, ...]:
+def prefix_inputs(dims: PiDims, rows: int) -> tuple[Any, ...]:
     # Every token another word, so that every row of the table is looked up once.
     tokens = torch.arange(rows * dims.prompt_length).view(rows, -1)
     return (
         torch.randn(dims.cameras, dims.vision.tokens, dims.language.width),
         torch.ones(dims.cameras, dtype=torch.bool),
-        tokens,
-        torch.ones_like(tokens, dtype=torch.bool),
+        {'tokens': tokens, 'token_mask': torch.ones_like(tokens, dtype=torch.bool)},
     )
 
 
-def step_inputs(dims: PiDims, network: PiNetwork, rows: int) -> tuple[Tensor | None, ...]:
+def step_inputs(dims: PiDims, network: PiNetwork, rows: int) -> tuple[Any, ...]:
     d, x = dims.language, torch.randn(1, dims.horizon, dims.action_dim)
     past = torch.randn(d.depth, rows, d.num_kv_heads, dims.prefix_length, d.head_dim)
     with torch.no_grad():
         time = network.time_conditioning(torch.ones(1))
     return (
         x,
-        past,
-        past,
-        torch.ones(rows, dims.prefix_length, dtype=torch.bool),
+        {
+            'past_key': past,
+            'past_value': past,
+            'prefix_mask': torch.ones(rows, dims.prefix_length, dtype=torch.bool),
+        },
         torch.randn_like(time),
         torch.tensor(1.0),
         torch.tensor(-0.1),
         torch.ones(rows),
         torch.zeros_like(x),
         torch.zeros(1, dims.horizon, 1),
-        torch.randn(rows, dims.state_dim) if dims.state_dim else None,
+        {'state': torch.randn(rows, dims.state_dim)} if dims.state_dim else {},
     )
 
 
@@ -102,12 +110,12 @@ def test_vision_is_what_torch_counts(name, images):
 @rows_1_and_2
 def test_the_prefill_is_what_torch_counts(name, rows):
     dims = DIMS[name]
-    network, inputs = PrefixEncoder(network_of(dims)), prefix_inputs(dims, rows)
+    network, inputs = Prefix(network_of(dims)), prefix_inputs(dims, rows)
     counted = operation_counts.prefix(dims, rows)
     assert counted.flops == flops_of(network, *inputs)
     assert counted.weight_bytes == weights_read(network, *inputs)
     outputs = network(*inputs)
-    moved = sum(tensor.nbytes for tensor in (inputs[0], *outputs))
+    moved = sum(tensor.nbytes for tensor in (inputs[0], *outputs.values()))
     assert counted.data_bytes == moved
 
 
@@ -116,7 +124,7 @@ def test_the_prefill_is_what_torch_counts(name, rows):
 def test_a_denoise_step_is_what_torch_counts(name, rows):
     dims = DIMS[name]
     network = network_of(dims)
-    step, inputs = ExpertStep(network), step_inputs(dims, network, rows)
+    step, inputs = DenoiseStep(network), step_inputs(dims, network, rows)
     counted = operation_counts.denoise_step(dims, rows)
     assert counted.flops == flops_of(step, *inputs)
     assert counted.weight_bytes == weights_read(step, *inputs)

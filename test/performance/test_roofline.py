@@ -15,9 +15,9 @@ from tiny_policy import tiny_dims
 
 from vla_runtime.engines.onnx.files import graph_path
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families import build_network
+from vla_runtime.families import build_network, preset
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.pi.dimensions import PRESETS, PiDims
+from vla_runtime.families.pi.dimensions import PI05, PiDims
 from vla_runtime.performance import operation_counts
 from vla_runtime.performance.devices import DEVICES, GIB
 from vla_runtime.performance.roofline import (
@@ -38,7 +38,7 @@ from vla_runtime.performance.roofline import (
 @pytest.mark.parametrize('size', [2, 4])
 @pytest.mark.parametrize('full', [True, False])
 def test_weights_are_those_of_the_network(family, size, full):
-    dims = PRESETS[family] if full else tiny_dims(family)
+    dims = preset(family) if full else tiny_dims(family)
     with torch.device('meta'):
         network = build_network(family, dims)
     matrices = matrix_names(network)
@@ -82,7 +82,7 @@ def test_engines_of_static_shape_hold_the_weights_of_their_files(family, precisi
 
 
 def test_a_second_row_costs_weights_where_engines_have_static_shapes():
-    dims = PRESETS['pi05']
+    dims = PI05
 
     def need(backend: str, rows: int) -> MemoryNeed:
         return memory_need(dims, backend, precision='bfloat16', rows=rows)
@@ -105,7 +105,7 @@ def test_keys_and_values_are_those_of_the_engine(rows):
     dims = tiny_dims('pi05')
     engine = TorchEngine(build_network('pi05', dims), max_rows=rows)
     held = sum(
-        slot.past_key.nbytes + slot.past_value.nbytes
+        slot['past_key'].nbytes + slot['past_value'].nbytes
         for buffers in engine._buffers.values()
         for slot in buffers.slots
     )
@@ -121,7 +121,7 @@ def test_a_floor_is_the_larger_of_computing_and_moving():
 
 
 def test_a_miss_is_the_sum_of_its_phases_and_a_hit_is_the_denoise_loop():
-    dims = replace(PRESETS['pi05'], cameras=2)
+    dims = replace(PI05, cameras=2)
     rates = published_rates(DEVICES['thor'], 'bfloat16')
     floors = phase_floors(dims, rates, precision='bfloat16', rows=2, steps=5, views=2)
     ms = {phase: one.milliseconds for phase, one in floors.items()}
@@ -139,7 +139,7 @@ def test_a_miss_is_the_sum_of_its_phases_and_a_hit_is_the_denoise_loop():
 def test_one_changed_view_of_three_is_one_vision_run():
     rates = published_rates(DEVICES['agx-orin'], 'float16')
     one, all_ = (
-        phase_floors(PRESETS['pi05'], rates, precision='float16', rows=1, steps=10, views=views)
+        phase_floors(PI05, rates, precision='float16', rows=1, steps=10, views=views)
         for views in (1, 3)
     )
     saved = all_['miss'].milliseconds - one['miss'].milliseconds
@@ -148,13 +148,13 @@ def test_one_changed_view_of_three_is_one_vision_run():
 
 def test_what_fits_is_compared_with_what_the_system_leaves():
     device = DEVICES['orin-nx']
-    need = memory_need(PRESETS['pi05'], 'torch', precision='bfloat16', rows=2)
+    need = memory_need(PI05, 'torch', precision='bfloat16', rows=2)
     assert need.total == need.weights + need.past + need.activations
     assert fits(need, device)
-    larger = memory_need(PRESETS['pi05'], 'torch', precision='float32', rows=2)
+    larger = memory_need(PI05, 'torch', precision='float32', rows=2)
     assert not fits(larger, device)
     # Two engines of each network do not fit where one network does.
-    engines = memory_need(PRESETS['pi05'], 'tensorrt', precision='bfloat16', rows=2)
+    engines = memory_need(PI05, 'tensorrt', precision='bfloat16', rows=2)
     assert not fits(engines, replace(device, memory_gib=12.0))
     assert fits(need, replace(device, memory_gib=12.0))
     exactly = need.total / GIB

@@ -13,7 +13,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, BundleError
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor, check_tensors, read_header
-from vla_runtime.families.pi.weight_shapes import network_shapes
+from vla_runtime.families import find_family
 from vla_runtime.processing.tokenizer import Tokenizer
 
 _BLOCK_BYTES = 1 << 22
@@ -35,7 +35,7 @@ def check_contents(bundle: Bundle) -> None:
     """
     _check_tokenizer(bundle)
     tensors = _header(bundle)
-    expected = network_shapes(bundle.spec.family, bundle.spec.dims)
+    expected = find_family(bundle.spec.family).weight_shapes(bundle.spec.dims)
     try:
         check_tensors(tensors, expected)
     except CheckpointError as error:

@@ -24,38 +24,16 @@ from vla_runtime.bundle.schema import (
     BundleSpec,
     PoseSpec,
 )
+from vla_runtime.families import family_names, find_family
+from vla_runtime.families.family import Family
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
-from vla_runtime.types import Family, PromptTemplate
-
-# A pi0.5 checkpoint trained without state in the prompt uses pi0's layout (openpi) or pi05's.
-_TEMPLATES: Mapping[Family, tuple[PromptTemplate, ...]] = {
-    'pi05': ('pi05_state', 'pi05', 'pi0'),
-    'pi0': ('pi0',),
-}
 
 # The greatest values that are still believed, many times those of any published policy. Beyond
-# them a slip of the hand asks for terabytes of buffers before anything else could notice it.
+# them a slip of the hand asks for terabytes of buffers before anything else could notice it. Those
+# of a family's own dimensions are in its declaration.
 LIMITS: Mapping[str, int] = {
-    'dimensions.vision.width': 16384,
-    'dimensions.vision.depth': 512,
-    'dimensions.vision.num_heads': 1024,
-    'dimensions.vision.mlp_dim': 131072,
-    'dimensions.vision.image_size': 4096,
-    'dimensions.vision.patch_size': 1024,
-    **{
-        f'dimensions.{stack}.{name}': limit
-        for stack in ('language', 'expert')
-        for name, limit in {
-            'width': 16384,
-            'depth': 512,
-            'mlp_dim': 131072,
-            'num_heads': 1024,
-            'num_kv_heads': 1024,
-            'head_dim': 1024,
-        }.items()
-    },
     'dimensions.vocabulary': 4_194_304,
     'dimensions.cameras': 16,
     'dimensions.prompt_length': 4096,
@@ -82,7 +60,7 @@ def parse_spec(text: str) -> BundleSpec:
         raise FieldError(
             'format', f'{quoted(found)} where {FORMAT} is expected (a newer vla_runtime?)'
         )
-    spec = typed_yaml.parse(BundleSpec, document)
+    spec = typed_yaml.parse(BundleSpec, _with_dims(document))
     check_spec(spec)
     return spec
 
@@ -104,8 +82,9 @@ def check_spec(spec: BundleSpec) -> None:
     """
     # A spec built in Python passes the same type checks as one read from a file.
     document = typed_yaml.to_plain(spec)
-    typed_yaml.parse(BundleSpec, document)
-    _check_limits(spec, document)
+    typed_yaml.parse(BundleSpec, _with_dims(dict(document)))
+    family = find_family(spec.family)
+    _check_limits(spec, family, document)
     _check_cameras(spec)
     if spec.trained_delay_steps > spec.dims.horizon:
         raise FieldError(
@@ -118,11 +97,11 @@ def check_spec(spec: BundleSpec) -> None:
     _check_actions(spec)
     if spec.step_time_s <= 0:
         raise FieldError('step_time_s', f'{spec.step_time_s} where seconds above 0 are expected')
-    if spec.prompt.template not in _TEMPLATES[spec.family]:
+    if spec.prompt.template not in family.templates:
         raise FieldError(
             'prompt.template',
             f"'{spec.prompt.template}' is not a prompt of {spec.family}; expected one of "
-            f'{", ".join(_TEMPLATES[spec.family])}',
+            f'{", ".join(family.templates)}',
         )
     _check_file_name(spec.tokenizer, 'tokenizer')
     if '/' in spec.tokenizer or not spec.tokenizer.endswith(TOKENIZER_SUFFIXES):
@@ -133,6 +112,19 @@ def check_spec(spec: BundleSpec) -> None:
         if re.match(r'(/|~|[A-Za-z]:\\)', text):
             raise FieldError(f'source.{key}', f"'{text}' is a path of one machine; leave it out")
     _check_files(spec)
+
+
+def _with_dims(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with `dimensions` as the dataclass of its family."""
+    name = document.get('family')
+    if not isinstance(name, str) or 'dimensions' not in document:
+        return document  # What is wrong with these has no need of a family.
+    if name not in family_names():
+        raise FieldError(
+            'family', f'{quoted(name)} where one of {", ".join(family_names())} is expected'
+        )
+    dims = typed_yaml.parse(find_family(name).dims, document['dimensions'], 'dimensions')
+    return {**document, 'dimensions': dims}
 
 
 def check_guidable(spec: BundleSpec, asked: str) -> None:
@@ -152,8 +144,9 @@ def check_guidable(spec: BundleSpec, asked: str) -> None:
         )
 
 
-def _check_limits(spec: BundleSpec, document: Mapping[str, Any]) -> None:
-    for field, limit in LIMITS.items():
+def _check_limits(spec: BundleSpec, family: Family, document: Mapping[str, Any]) -> None:
+    own = {f'dimensions.{field}': limit for field, limit in family.limits.items()}
+    for field, limit in {**own, **LIMITS}.items():
         value: Any = document
         for key in field.split('.'):
             value = value[key]
@@ -162,9 +155,8 @@ def _check_limits(spec: BundleSpec, document: Mapping[str, Any]) -> None:
     if spec.dims.prefix_length > PREFIX_LIMIT:
         raise FieldError(
             'dimensions',
-            f'{spec.dims.cameras} cameras of {spec.dims.vision.tokens} tokens each and a prompt of '
-            f'{spec.dims.prompt_length} are {spec.dims.prefix_length} tokens; at most '
-            f'{PREFIX_LIMIT} are expected',
+            f'{spec.dims.cameras} cameras and a prompt of {spec.dims.prompt_length} are '
+            f'{spec.dims.prefix_length} tokens; at most {PREFIX_LIMIT} are expected',
         )
 
 
@@ -191,14 +183,18 @@ def _check_state(spec: BundleSpec) -> None:
         raise FieldError('state', 'is empty; expected the measured joints or poses, in order')
     _check_unique(spec.state_names, 'state')
     padded = spec.dims.state_dim
-    if spec.family == 'pi05' and padded:
-        raise FieldError(
-            'dimensions.state_dim', f'{padded} where 0 is expected: pi05 has no state token'
-        )
-    if spec.family == 'pi0' and padded < len(spec.state):
+    family = find_family(spec.family)
+    token = 'state' in {**family.prefix_inputs(spec.dims), **family.head_inputs(spec.dims)}
+    if not token and padded:
         raise FieldError(
             'dimensions.state_dim',
-            f'{padded} is less than the {len(spec.state)} entries of state; pi0 pads them up to it',
+            f'{padded} where 0 is expected: {spec.family} has no state token',
+        )
+    if token and padded < len(spec.state):
+        raise FieldError(
+            'dimensions.state_dim',
+            f'{padded} is less than the {len(spec.state)} entries of state; {spec.family} pads '
+            'them up to it',
         )
 
 

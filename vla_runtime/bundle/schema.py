@@ -13,7 +13,6 @@ from vla_runtime.families.family import PolicyDims
 from vla_runtime.types import (
     ActionKind,
     AdvantageTemplate,
-    Family,
     ImagePadding,
     ImageResample,
     NormaliserKind,
@@ -149,7 +148,7 @@ class BundleSpec:
     Attributes:
         name: of the policy, for people.
         family: which network the weights belong to.
-        dims: sizes of the networks (key `dimensions`).
+        dims: sizes of the networks, the family's own dataclass (key `dimensions`).
         cameras: in the order the network sees them; as many as `dims.cameras`.
         images: resize and padding.
         state: measured dimensions in order.
@@ -167,7 +166,7 @@ class BundleSpec:
     """
 
     name: str
-    family: Family
+    family: str
     dims: PolicyDims = field(metadata={'key': 'dimensions'})
     cameras: tuple[CameraSpec, ...]
     images: ImageSpec

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any, cast
+
 from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.families.family import PolicyDims
 
 _KEY_WIDTH = 12
 
@@ -25,13 +29,11 @@ def describe(spec: BundleSpec) -> str:
         line('policy', f'{spec.name} ({spec.family})'),
         line(
             'networks',
-            f'vision {dims.vision.depth}x{dims.vision.width}, language '
-            f'{dims.language.depth}x{dims.language.width}, expert '
-            f'{dims.expert.depth}x{dims.expert.width}, vocabulary {dims.vocabulary}',
+            ', '.join([*_stacks(dims), f'vocabulary {dims.vocabulary}']),
         ),
         line(
             'cameras',
-            f'{", ".join(cameras)}; {dims.vision.image_size} px, {spec.images.padding}, '
+            f'{", ".join(cameras)}; {dims.image_size} px, {spec.images.padding}, '
             f'{spec.images.resample}',
         ),
         line('state', ', '.join(state)),
@@ -65,3 +67,13 @@ def describe(spec: BundleSpec) -> str:
     for index, (key, text) in enumerate(spec.source.items()):
         lines.append(line('' if index else 'source', f'{key}: {text}'))
     return '\n'.join(lines)
+
+
+def _stacks(dims: PolicyDims) -> list[str]:
+    """Depth and width of every stack of blocks: `vision 27x1152`."""
+    parts = [(field.name, getattr(dims, field.name)) for field in fields(cast(Any, dims))]
+    return [
+        f'{name} {part.depth}x{part.width}'
+        for name, part in parts
+        if hasattr(part, 'depth') and hasattr(part, 'width')
+    ]

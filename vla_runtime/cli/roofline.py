@@ -33,7 +33,7 @@ from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import between
 from vla_runtime.engines.preflight import BACKENDS
-from vla_runtime.families.pi.dimensions import PRESETS
+from vla_runtime.families import preset, preset_names
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.performance.devices import DEVICES, GIB, MATRIX_BYTES
 
@@ -187,7 +187,7 @@ def _model(arguments: argparse.Namespace) -> tuple[PolicyDims, int, int, tuple[i
     """Dimensions, views and steps that are meant, and the numbers of prompt rows."""
     from vla_runtime.bundle.folder import read_bundle
 
-    dims, steps, views = PRESETS.get(arguments.model), _STEPS, arguments.views
+    dims, steps, views = preset(arguments.model), _STEPS, arguments.views
     rows: tuple[int, ...] = (1, 2)
     if dims is not None:
         dims = replace(dims, cameras=views or dims.cameras)
@@ -201,8 +201,8 @@ def _model(arguments: argparse.Namespace) -> tuple[PolicyDims, int, int, tuple[i
             raise ValueError(f'--views {views}: this policy has {dims.cameras} cameras')
     else:
         raise ValueError(
-            f"MODEL '{arguments.model}' is neither a known family ({', '.join(PRESETS)}) nor the "
-            'folder of a bundle'
+            f"MODEL '{arguments.model}' is neither a published size ({', '.join(preset_names())}) "
+            'nor the folder of a bundle'
         )
     return dims, views or dims.cameras, arguments.steps or steps, rows
 

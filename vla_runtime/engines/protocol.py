@@ -17,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -48,7 +48,7 @@ class StepInputs:
         row_weight: (R,) float32, weight of each prompt row's velocity.
         plan: (H, A) float32 in normalised action space, zeros without a plan.
         plan_weight: (N, H) float32 per denoise step and action, zeros without a plan.
-        state: (R, S) float32 normalised and padded, pi0 only.
+        rows: the family's head inputs by name, (R, …) each; `state` is normalised and padded.
         jacobian: multiply the tie to the plan by the Jacobian of the denoised chunk with respect to
             x (arXiv 2506.07339, equation 2) instead of by the identity (feature `jacobian`).
         clean_actions: that many first actions are known: their own flow time is 0 at every step,
@@ -59,9 +59,25 @@ class StepInputs:
     row_weight: np.ndarray
     plan: np.ndarray
     plan_weight: np.ndarray
-    state: np.ndarray | None = None
+    rows: Mapping[str, np.ndarray] = field(default_factory=dict)
     jacobian: bool = False
     clean_actions: int = 0
+
+
+def count_rows(rows: Mapping[str, np.ndarray]) -> int:
+    """R of a family's inputs; there is at least one, and all have the same."""
+    return int(next(iter(rows.values())).shape[0])
+
+
+def input_named(name: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """An input that a network needs.
+
+    Raises:
+        ValueError: it was not given.
+    """
+    if name not in given:
+        raise ValueError(f"this policy's network needs the input '{name}', which was not given")
+    return given[name]
 
 
 class PolicyEngine(Protocol):
@@ -88,14 +104,14 @@ class PolicyEngine(Protocol):
         """Run the vision network on one camera's pixels (3, S, S) float32 in [-1, 1]."""
 
     def encode_prefix(
-        self, image_mask: np.ndarray, tokens: np.ndarray, token_mask: np.ndarray, slot: int = 0
+        self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
     ) -> None:
-        """Run the language prefill over all image tokens and R prompt rows, into one slot.
+        """Run the prefix over all image tokens and R prompt rows, into one slot.
 
         Args:
             image_mask: (V,) bool, False hides a camera.
-            tokens: (R, L) int64, 1 <= R <= max_rows.
-            token_mask: (R, L) bool, False hides padding.
+            rows: the family's prefix inputs by name, (R, …) each, 1 <= R <= max_rows; `tokens` is
+                int64, `token_mask` bool, False hides padding.
             slot: of this number of rows, 0 <= slot < slots; no other slot changes.
         """
 
@@ -106,7 +122,7 @@ class PolicyEngine(Protocol):
         """
 
     def load_step_inputs(self, inputs: StepInputs) -> None:
-        """Copy noise, weights, plan and state into the expert's input buffers."""
+        """Copy noise, weights, plan and head inputs into the expert's input buffers."""
 
     def step(self, index: int) -> None:
         """Run denoise step `index` of the schedule on the `x` buffer, in place."""

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
-from vla_runtime.families.pi.dimensions import GemmaDims, PiDims, VisionDims
+from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.types import Family
 
 # The one published vision tower (SigLIP So400m); other widths do not tell their heads.

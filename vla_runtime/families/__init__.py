@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vla_runtime.families.family import Family, PolicyDims
+from vla_runtime.families.family import Family, PolicyDims, TimeTable
+from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 if TYPE_CHECKING:
     from vla_runtime.families.flow_network import FlowNetwork
@@ -49,9 +51,15 @@ def find_family(name: str) -> Family:
     return _find(name)[1]
 
 
-def family_of(dims: PolicyDims) -> list[Family]:
-    """Families whose dimensions are of this kind."""
-    return [family for _, family in _in_folders().values() if type(dims) is family.dims]
+def preset_names() -> list[str]:
+    """Names of all published sizes."""
+    return [name for _, family in _in_folders().values() for name in family.presets]
+
+
+def preset(name: str) -> PolicyDims | None:
+    """Dimensions of a published size; None where there is none of this name."""
+    families = (family for _, family in _in_folders().values())
+    return next((family.presets[name] for family in families if name in family.presets), None)
 
 
 def build_network(name: str, dims: PolicyDims) -> FlowNetwork:
@@ -60,9 +68,21 @@ def build_network(name: str, dims: PolicyDims) -> FlowNetwork:
     Raises:
         ValueError: unknown family.
     """
-    module = importlib.import_module(f'{__name__}.{_find(name)[0]}.networks')
+    folder, family = _find(name)
+    module = importlib.import_module(f'{__name__}.{folder}.networks')
     build: Callable[[PolicyDims], FlowNetwork] = module.NETWORKS[name]
-    return build(dims)
+    network = build(dims)
+    network.family = family
+    return network
+
+
+def read_time_table(name: str, dims: PolicyDims, weights: Path) -> TimeTable:
+    """A family's time table over a bundle's weights.safetensors.
+
+    Raises:
+        ValueError: unknown family, or no safetensors file.
+    """
+    return find_family(name).time_table(dims, SafetensorsReader(weights))
 
 
 def _find(name: str) -> tuple[str, Family]:

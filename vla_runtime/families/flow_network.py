@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vla_runtime.families import build_network
-from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.family import Family, PolicyDims
 
 
 class FlowNetwork(nn.Module):
@@ -20,10 +20,12 @@ class FlowNetwork(nn.Module):
     A padded action dimension, C numbers of a row of the time table.
 
     Attributes:
+        family: set by `build_network`.
         dims: of the policy.
         vision: module, pixels (n, 3, S, S) float32 in [-1, 1] to image tokens (n, N, W) float32.
     """
 
+    family: Family
     dims: PolicyDims
     vision: nn.Module
 

@@ -186,7 +186,10 @@ def parse(cls: type[T], value: Any, field: str = '') -> T:
     hints = get_type_hints(cls)
     arguments: dict[str, Any] = {}
     for key, item in fields.items():
-        if key in value:
+        if key in value and dataclasses.is_dataclass(value[key]):
+            # Parsed already: its type depends on other fields.
+            arguments[item.name] = value[key]
+        elif key in value:
             minimum = 0 if item.default == 0 and item.default is not False else 1
             arguments[item.name] = _value(hints[item.name], value[key], join(field, key), minimum)
         elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:

@@ -55,7 +55,7 @@ class PolicyCodec:
         self._state_normalizer = self._normalizer(bundle, 'state')
         self._action_normalizer = self._normalizer(bundle, 'actions')
         self.action_space = _action_space(bundle)
-        size = spec.dims.vision.image_size
+        size = spec.dims.image_size
         self._pixels = np.stack([black_pixels(size)] * spec.dims.cameras)
 
     def _normalizer(self, bundle: Bundle, group: str) -> Normalizer:
@@ -126,7 +126,7 @@ class PolicyCodec:
             try:
                 to_pixels(
                     image,
-                    self.spec.dims.vision.image_size,
+                    self.spec.dims.image_size,
                     padding=spec.padding,
                     resample=spec.resample,
                     out=self._pixels[index],
@@ -145,35 +145,38 @@ class PolicyCodec:
             return np.zeros(0, dtype=np.int64)
         return discretise_state(self.normalised_state(observation))
 
-    def padded_state(self, observation: Observation, rows: int) -> np.ndarray | None:
-        """(rows, dims.state_dim) float32 for a network with a state token, else None."""
-        width = self.spec.dims.state_dim
-        if not width:
-            return None
-        padded = np.zeros((rows, width), dtype=np.float32)
-        padded[:, : len(self.spec.state)] = self.normalised_state(observation)
-        return padded
-
-    def tokens(
+    def rows(
         self, observation: Observation, advantages: tuple[Advantage | None, ...]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokenise one prompt row per entry of `advantages` (None: a row without a tag).
+    ) -> dict[str, np.ndarray]:
+        """Inputs that the network takes a row of for each prompt.
+
+        Args:
+            observation: one look at the robot.
+            advantages: one prompt row each; None for a row without a tag.
 
         Returns:
-            tokens (R, L) int64 and mask (R, L) bool
+            `tokens` (R, L) int64 and `token_mask` (R, L) bool; `state` (R, dims.state_dim) float32,
+            normalised and padded, for a network with a state token
 
         Raises:
             ValueError: a prompt that does not fit, with the number of tokens too many.
         """
         state = self.normalised_state(observation)
-        rows = [
+        encoded = [
             self._tokenizer.encode(
                 build_prompt(self._prompt, observation.instruction, state, advantage),
                 self.spec.dims.prompt_length,
             )
             for advantage in advantages
         ]
-        return np.stack([tokens for tokens, _ in rows]), np.stack([mask for _, mask in rows])
+        padded = np.zeros((len(advantages), self.spec.dims.state_dim), dtype=np.float32)
+        if self.spec.dims.state_dim:
+            padded[:, : len(self.spec.state)] = state
+        return {
+            'tokens': np.stack([tokens for tokens, _ in encoded]),
+            'token_mask': np.stack([mask for _, mask in encoded]),
+            'state': padded,
+        }
 
     def plan(self, plan: CommittedPlan, observation: Observation) -> np.ndarray:
         """The committed plan as the network would have written it.

@@ -56,7 +56,7 @@ def denoise_serially(
 
     Args:
         engine: with the schedule of `times` set and one row encoded in each slot.
-        inputs: as for `denoise` with R rows, the same state in all of them; no Jacobian.
+        inputs: as for `denoise` with R rows, equal head inputs in all of them; no Jacobian.
         times: (N,) flow times of the schedule.
         slots: R slots, in the order of `inputs.row_weight`.
         on_step: as for `denoise`.
@@ -69,7 +69,7 @@ def denoise_serially(
         inputs,
         row_weight=np.ones(1, dtype=np.float32),
         plan_weight=np.zeros_like(inputs.plan_weight),
-        state=None if inputs.state is None else inputs.state[:1],
+        rows={name: array[:1] for name, array in inputs.rows.items()},
     )
     engine.use_prefix(1, slots[0])
     engine.load_step_inputs(alone)

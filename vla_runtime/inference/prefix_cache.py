@@ -24,7 +24,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.engines.protocol import PolicyEngine, count_rows
 from vla_runtime.inference.setting_checks import check_type, is_finite
 
 CacheMode = Literal['exact', 'bounded', 'off']
@@ -88,7 +88,7 @@ class PrefixInputs:
     Attributes:
         pixels: (V, 3, S, S) float32 in [-1, 1]; those of hidden cameras are not looked at.
         image_mask: (V,) bool.
-        tokens: (R, L) int64; token_mask: (R, L) bool.
+        rows: the family's prefix inputs by name, (R, …) each.
         words: what the prompt rows say apart from the state.
         state_bins: (S,) int64 bins of the state in the prompt, empty where it is not in it.
         time_s: time of the observation.
@@ -97,12 +97,16 @@ class PrefixInputs:
 
     pixels: np.ndarray
     image_mask: np.ndarray
-    tokens: np.ndarray
-    token_mask: np.ndarray
+    rows: Mapping[str, np.ndarray]
     words: Hashable
     state_bins: np.ndarray
     time_s: float
     clock: Clock = 'stamps'
+
+    @property
+    def count(self) -> int:
+        """R, prompt rows."""
+        return count_rows(self.rows)
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,7 @@ class _Prefix:
     """Of what the keys and values of one number of rows are."""
 
     images: tuple[int | None, ...]
-    tokens: np.ndarray
-    token_mask: np.ndarray
+    rows: Mapping[str, np.ndarray]
     words: Hashable
     state_bins: np.ndarray
     time_s: float
@@ -225,7 +228,7 @@ class PrefixCache:
             policy: what may be reused.
             held: places that are being read; what lies there is found, and nothing is put there.
         """
-        rows = len(prefixes[0].tokens)
+        rows = prefixes[0].count
         latest = self._latest.get(rows, 0)
         slots = [latest, *(slot for slot in range(self._engine.slots) if slot != latest)]
         # One after the other, a bounded reuse is of the latest entry; here too.
@@ -249,7 +252,7 @@ class PrefixCache:
         Returns:
             `hit (...)`, `reused (...)`, `off`, or `miss (...)`, with age or reason in brackets
         """
-        place = len(inputs.tokens), slot
+        place = inputs.count, slot
         told, text = self._judge(place, inputs, policy)
         entry = self._prefixes.get(place)
         if told and entry is not None:
@@ -259,14 +262,13 @@ class PrefixCache:
             return f'{told} ({text})'
         images = self._versions(inputs)
         self._prefixes.pop(place, None)
-        self._engine.encode_prefix(inputs.image_mask, inputs.tokens, inputs.token_mask, slot)
+        self._engine.encode_prefix(inputs.image_mask, inputs.rows, slot)
         self.runs['prefix'] += 1
         if policy.mode == 'off':
             return 'off'
         self._prefixes[place] = _Prefix(
             images,
-            inputs.tokens.copy(),
-            inputs.token_mask.copy(),
+            {name: array.copy() for name, array in inputs.rows.items()},
             inputs.words,
             inputs.state_bins.copy(),
             inputs.time_s,
@@ -343,7 +345,9 @@ def _changed(entry: _Prefix, images: tuple[int | None, ...], inputs: PrefixInput
     """What differs from the entry, '' when nothing does."""
     parts: Mapping[str, bool] = {
         'images': images != entry.images,
-        'tokens': not np.array_equal(inputs.tokens, entry.tokens),
-        'token mask': not np.array_equal(inputs.token_mask, entry.token_mask),
+        **{
+            name.replace('_', ' '): not np.array_equal(array, entry.rows[name])
+            for name, array in inputs.rows.items()
+        },
     }
     return ', '.join(part for part, differs in parts.items() if differs)

@@ -42,4 +42,6 @@ class ChunkRequest:
     @property
     def tokens(self) -> tuple[int, ...]:
         """Valid tokens of each prompt row."""
-        return tuple(int(n) for prefix in self.prefixes for n in prefix.token_mask.sum(axis=1))
+        return tuple(
+            int(n) for prefix in self.prefixes for n in prefix.rows['token_mask'].sum(axis=1)
+        )

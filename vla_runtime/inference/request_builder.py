@@ -13,6 +13,7 @@ import numpy as np
 
 from vla_runtime.bundle.rules import check_guidable
 from vla_runtime.engines.protocol import Feature, PolicyEngine, StepInputs
+from vla_runtime.families import find_family
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import flow_times
@@ -53,7 +54,7 @@ class _Tie:
     overlap: Overlap | None = None
 
 
-class RequestPlanner:
+class RequestBuilder:
     """Makes requests for one policy on one engine.
 
     Args:
@@ -64,6 +65,7 @@ class RequestPlanner:
     def __init__(self, codec: PolicyCodec, engine: PolicyEngine) -> None:
         self._codec = codec
         self._spec = codec.spec
+        self._family = find_family(codec.spec.family)
         self._max_rows = engine.max_rows
         self._features = engine.features
 
@@ -97,7 +99,7 @@ class RequestPlanner:
                     f'{_NEEDS[feature]}, which this backend cannot do; the torch backend can'
                 )
 
-    def plan(
+    def build(
         self,
         observation: Observation,
         settings: PolicySettings,
@@ -128,7 +130,7 @@ class RequestPlanner:
         guidance = (
             'none' if len(advantages) == 1 else resolve_cfg_mode(settings.cfg_mode, self._max_rows)
         )
-        tokens, token_mask = self._codec.tokens(observation, advantages)
+        rows = self._codec.rows(observation, advantages)
         clock.mark('tokens')
         images = self._codec.images(observation)
         clock.mark('images')
@@ -140,8 +142,7 @@ class RequestPlanner:
         prefix = PrefixInputs(
             pixels=images.pixels,
             image_mask=images.mask,
-            tokens=tokens,
-            token_mask=token_mask,
+            rows={name: rows[name] for name in self._family.prefix_inputs(self._spec.dims)},
             words=(observation.instruction, advantages),
             state_bins=self._codec.state_bins(observation),
             time_s=time_s,
@@ -160,7 +161,7 @@ class RequestPlanner:
                 row_weight=row_weights(None if guidance == 'none' else settings.cfg_beta),
                 plan=tie.plan,
                 plan_weight=tie.weight,
-                state=self._codec.padded_state(observation, len(advantages)),
+                rows={name: rows[name] for name in self._family.head_inputs(self._spec.dims)},
                 jacobian=tie.mode == 'jacobian',
                 clean_actions=tie.clean,
             ),
@@ -248,8 +249,7 @@ def _rows_alone(
     return tuple(
         replace(
             prefix,
-            tokens=prefix.tokens[row : row + 1],
-            token_mask=prefix.token_mask[row : row + 1],
+            rows={name: array[row : row + 1] for name, array in prefix.rows.items()},
             words=(instruction, (advantage,)),
         )
         for row, advantage in enumerate(advantages)

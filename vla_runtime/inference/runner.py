@@ -99,7 +99,7 @@ class ChunkRunner:
         if len(told) > 1:
             told = [f'{name}: {text}' for name, text in zip(_ROW_NAMES, told, strict=True)]
         return EncodedPrefix(
-            rows=len(request.prefixes[0].tokens),
+            rows=request.prefixes[0].count,
             slots=slots,
             cache={'vision': vision, 'prefix': ', '.join(told)},
             runs={network: count - before[network] for network, count in cache.runs.items()},

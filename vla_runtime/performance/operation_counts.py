@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vla_runtime.families.pi.dimensions import GemmaDims, PolicyDims
+from vla_runtime.families.blocks.dimensions import GemmaDims
+from vla_runtime.families.pi.dimensions import PiDims
 
 _FLOAT32 = 4
 
@@ -53,7 +54,7 @@ class Work:
 NOTHING = Work(0, 0, 0)
 
 
-def vision(dims: PolicyDims, images: int = 1, matrix_bytes: int = _FLOAT32) -> Work:
+def vision(dims: PiDims, images: int = 1, matrix_bytes: int = _FLOAT32) -> Work:
     """One run of the vision network over `images` images.
 
     Args:
@@ -78,7 +79,7 @@ def vision(dims: PolicyDims, images: int = 1, matrix_bytes: int = _FLOAT32) -> W
     )
 
 
-def prefix(dims: PolicyDims, rows: int = 1, matrix_bytes: int = _FLOAT32) -> Work:
+def prefix(dims: PiDims, rows: int = 1, matrix_bytes: int = _FLOAT32) -> Work:
     """One run of the language prefill over R prompt rows; its last layer makes keys and values.
 
     Args:
@@ -99,7 +100,7 @@ def prefix(dims: PolicyDims, rows: int = 1, matrix_bytes: int = _FLOAT32) -> Wor
     )
 
 
-def denoise_step(dims: PolicyDims, rows: int = 1, matrix_bytes: int = _FLOAT32) -> Work:
+def denoise_step(dims: PiDims, rows: int = 1, matrix_bytes: int = _FLOAT32) -> Work:
     """One run of the action expert over R prompt rows and the x that they share.
 
     Args:
@@ -130,7 +131,7 @@ def denoise_step(dims: PolicyDims, rows: int = 1, matrix_bytes: int = _FLOAT32) 
 
 
 def inference(
-    dims: PolicyDims,
+    dims: PiDims,
     *,
     steps: int,
     rows: int = 1,
@@ -165,7 +166,7 @@ def _attention(d: GemmaDims, queries: int, keys: int) -> int:
     return 2 * d.num_heads * d.head_dim * queries * keys
 
 
-def _past_bytes(dims: PolicyDims, rows: int, matrix_bytes: int) -> int:
+def _past_bytes(dims: PiDims, rows: int, matrix_bytes: int) -> int:
     """Keys and values of R prefixes, with their mask."""
     d = dims.language
     numbers = 2 * d.depth * d.num_kv_heads * dims.prefix_length * d.head_dim

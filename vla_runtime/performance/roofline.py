@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vla_runtime.engines.protocol import SLOTS
-from vla_runtime.families.pi.dimensions import GemmaDims, PolicyDims
+from vla_runtime.families.blocks.dimensions import GemmaDims
+from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.performance import operation_counts
 from vla_runtime.performance.devices import GIB, MATRIX_BYTES, Device
 from vla_runtime.performance.operation_counts import Work
@@ -79,7 +80,7 @@ def floor(work: Work, rates: Rates) -> Floor:
 
 
 def phase_floors(
-    dims: PolicyDims, rates: Rates, *, precision: str, rows: int, steps: int, views: int
+    dims: PiDims, rates: Rates, *, precision: str, rows: int, steps: int, views: int
 ) -> dict[str, Floor]:
     """Least times of one inference, phase by phase.
 
@@ -114,7 +115,7 @@ def phase_floors(
     return floors
 
 
-def memory_need(dims: PolicyDims, backend: str, *, precision: str, rows: int) -> MemoryNeed:
+def memory_need(dims: PiDims, backend: str, *, precision: str, rows: int) -> MemoryNeed:
     """What serving takes in device memory.
 
     PyTorch holds one network and computes any number of rows with it. ONNX Runtime and TensorRT
@@ -144,7 +145,7 @@ def memory_need(dims: PolicyDims, backend: str, *, precision: str, rows: int) ->
     )
 
 
-def engine_weight_bytes(dims: PolicyDims, matrix_bytes: int, pairs: int) -> int:
+def engine_weight_bytes(dims: PiDims, matrix_bytes: int, pairs: int) -> int:
     """Bytes of the weights in the vision engine and in `pairs` prefix and expert engines.
 
     They lack what the networks have and no engine reads: most of the last prefix layer, and what
@@ -154,12 +155,12 @@ def engine_weight_bytes(dims: PolicyDims, matrix_bytes: int, pairs: int) -> int:
     return vision + pairs * (prefix + expert)
 
 
-def largest_engine_bytes(dims: PolicyDims, matrix_bytes: int) -> int:
+def largest_engine_bytes(dims: PiDims, matrix_bytes: int) -> int:
     """Bytes of the weights in the largest engine; every number of rows has the same."""
     return max(_engine_weights(dims, matrix_bytes))
 
 
-def _engine_weights(dims: PolicyDims, matrix_bytes: int) -> tuple[int, int, int]:
+def _engine_weights(dims: PiDims, matrix_bytes: int) -> tuple[int, int, int]:
     """Of vision, prefix and expert."""
     looked_up = dims.prompt_length * dims.language.width
     text = (dims.vocabulary * dims.language.width - looked_up) * matrix_bytes
@@ -169,7 +170,7 @@ def _engine_weights(dims: PolicyDims, matrix_bytes: int) -> tuple[int, int, int]
     return vision, prefix, expert
 
 
-def weight_bytes(dims: PolicyDims, matrix_bytes: int = _FLOAT32) -> int:
+def weight_bytes(dims: PiDims, matrix_bytes: int = _FLOAT32) -> int:
     """Bytes of all parameters of the networks.
 
     Args:

@@ -21,7 +21,7 @@ from vla_runtime.engines.onnx.files import graph_path
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families.pi.time_table import TimeTable
+from vla_runtime.families import read_time_table
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.real_time_chunking import plan_weights
@@ -85,7 +85,7 @@ def step_inputs(path: Path, b: int, kind: str) -> StepInputs:
         row_weight=weight,
         plan=plan,
         plan_weight=plan_weight,
-        state=None if state is None else state.repeat(len(weight), 1).numpy(),
+        rows={} if state is None else {'state': state.repeat(len(weight), 1).numpy()},
     )
 
 
@@ -114,7 +114,8 @@ def run_engine(engine, path: Path, b: int, kind: str, prompts: tuple[str, ...]) 
     engine.set_schedule(flow_times(case.steps), -1 / case.steps)
     for camera in np.flatnonzero(given['image_mask']):
         engine.encode_image(int(camera), given['pixels'][camera])
-    engine.encode_prefix(given['image_mask'], given['tokens'], given['token_mask'])
+    prompt = {name: given[name] for name in ('tokens', 'token_mask')}
+    engine.encode_prefix(given['image_mask'], prompt)
     engine.use_prefix(len(prompts))
     return denoise(engine, step_inputs(path, b, kind))
 
@@ -123,7 +124,7 @@ def run_monolithic(path: Path, b: int, kind: str, prompts: tuple[str, ...]) -> n
     folder, spec = onnx_of_case(path)
     given, inputs = case_inputs(path, b, prompts), step_inputs(path, b, kind)
     times = flow_times(spec.denoise_steps)
-    table = TimeTable(spec.family, spec.dims, folder / 'weights.safetensors')(times)
+    table = read_time_table(spec.family, spec.dims, folder / 'weights.safetensors')(times)
     values = {
         **given,
         'x': inputs.x[None],
@@ -205,10 +206,11 @@ def engine(rows: int = 2) -> OnnxEngine:
     return made
 
 
-def prompt(seed: int, rows: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def prompt(seed: int, rows: int = 1) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     random = np.random.default_rng(seed)
     tokens = random.integers(0, 400, (rows, 64))
-    return np.array([True, True]), tokens, np.arange(64) < random.integers(5, 64, (rows, 1))
+    mask = np.arange(64) < random.integers(5, 64, (rows, 1))
+    return np.array([True, True]), {'tokens': tokens, 'token_mask': mask}
 
 
 def inputs(rows: int = 1, steps: int = 3) -> StepInputs:

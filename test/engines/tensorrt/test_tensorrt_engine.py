@@ -66,7 +66,8 @@ def encode(engine, rows: int, seed: int, slot: int = 0) -> None:
     mask = np.ones((rows, dims.prompt_length), bool)
     mask[:, 20:] = False
     tokens = random.integers(0, dims.vocabulary, mask.shape)
-    engine.encode_prefix(np.array([True, seed % 2 == 0]), tokens, mask, slot)
+    prompt = {'tokens': tokens, 'token_mask': mask}
+    engine.encode_prefix(np.array([True, seed % 2 == 0]), prompt, slot)
 
 
 def step_inputs(engine, rows: int, seed: int, steps: int = STEPS) -> StepInputs:
@@ -78,9 +79,9 @@ def step_inputs(engine, rows: int, seed: int, steps: int = STEPS) -> StepInputs:
         row_weight=np.array([1.0] if rows == 1 else [1.8, -0.8], np.float32),
         plan=random.standard_normal(shape, np.float32),
         plan_weight=random.uniform(0, 1, (steps, dims.horizon)).astype(np.float32),
-        state=random.standard_normal((rows, dims.state_dim), np.float32)
+        rows={'state': random.standard_normal((rows, dims.state_dim), np.float32)}
         if dims.state_dim
-        else None,
+        else {},
     )
 
 

@@ -35,11 +35,8 @@ def engine_for(case: NetworkCase, b: int, prompts: tuple[str, ...] = ('',)) -> T
     for camera in np.flatnonzero(image_mask.numpy()):
         engine.encode_image(int(camera), pixels[camera].numpy())
     rows = [case.prompt(b, prompt) for prompt in prompts]
-    engine.encode_prefix(
-        image_mask.numpy(),
-        torch.stack([tokens for tokens, _ in rows]).numpy(),
-        torch.stack([mask for _, mask in rows]).numpy(),
-    )
+    tokens, masks = (torch.stack(tensors).numpy() for tensors in zip(*rows, strict=True))
+    engine.encode_prefix(image_mask.numpy(), {'tokens': tokens, 'token_mask': masks})
     engine.use_prefix(len(rows))
     return engine
 
@@ -53,7 +50,7 @@ def inputs_for(case: NetworkCase, b: int, **changes) -> StepInputs:
         'row_weight': weights,
         'plan': np.zeros((dims.horizon, dims.action_dim), dtype=np.float32),
         'plan_weight': np.zeros((case.steps, dims.horizon), dtype=np.float32),
-        'state': None if state is None else state.repeat(len(weights), 1).numpy(),
+        'rows': {} if state is None else {'state': state.repeat(len(weights), 1).numpy()},
     }
     return StepInputs(**{**values, **changes})
 
@@ -182,11 +179,13 @@ def test_buffers_stay_where_they_are_and_repeat_bit_for_bit(path: Path):
     camera = int(mask.nonzero()[0])
     engine.encode_image(camera, -pixels[camera].numpy())
     tokens, token_mask = case.prompt(0)
-    engine.encode_prefix(mask.numpy(), tokens[None].numpy(), token_mask[None].numpy())
+    prompt = {'tokens': tokens[None].numpy(), 'token_mask': token_mask[None].numpy()}
+    engine.encode_prefix(mask.numpy(), prompt)
     other = denoise(engine, inputs_for(case, 0))
     assert not np.array_equal(first, other), 'a new image must give a new chunk'
     engine.encode_image(camera, pixels[camera].numpy())
-    engine.encode_prefix(mask.numpy(), tokens[None].numpy(), token_mask[None].numpy())
+    prompt = {'tokens': tokens[None].numpy(), 'token_mask': token_mask[None].numpy()}
+    engine.encode_prefix(mask.numpy(), prompt)
     np.testing.assert_array_equal(denoise(engine, inputs_for(case, 0)), first)
     assert addresses() == before
 
@@ -232,11 +231,11 @@ def test_a_hidden_camera_whose_tokens_overflowed_spoils_nothing():
     tokens, token_mask = np.ones((1, 64), dtype=np.int64), np.ones((1, 64), dtype=bool)
     pixels = np.zeros((3, 28, 28), dtype=np.float32)
     engine.encode_image(0, pixels)
-    engine.encode_prefix(mask, tokens, token_mask)
-    clean = engine._buffers[1].slots[0].past_value.clone()
+    engine.encode_prefix(mask, {'tokens': tokens, 'token_mask': token_mask})
+    clean = engine._buffers[1].slots[0]['past_value'].clone()
     engine.encode_image(1, np.full_like(pixels, np.nan))
-    engine.encode_prefix(mask, tokens, token_mask)
-    assert torch.equal(engine._buffers[1].slots[0].past_value, clean)
+    engine.encode_prefix(mask, {'tokens': tokens, 'token_mask': token_mask})
+    assert torch.equal(engine._buffers[1].slots[0]['past_value'], clean)
     assert clean.isfinite().all()
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from tiny_policy import tiny_dims
-from vla_runtime.families.engine_networks import ExpertStep, JacobianExpertStep
 
 from vla_runtime.engines.protocol import MAX_SAMPLES, StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families import build_network
+from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.guidance import row_weights
@@ -51,7 +51,7 @@ def encode(engine: TorchEngine, seed: int, rows: int = 1, slot: int = 0) -> None
     random = np.random.default_rng(seed)
     tokens = random.integers(0, 400, (rows, 64))
     mask = np.arange(64)[None] < random.integers(5, 60, (rows, 1))
-    engine.encode_prefix(np.array([True, True]), tokens, mask, slot)
+    engine.encode_prefix(np.array([True, True]), {'tokens': tokens, 'token_mask': mask}, slot)
 
 
 def step_inputs(engine: TorchEngine, rows: int = 1, **changes) -> StepInputs:
@@ -61,7 +61,9 @@ def step_inputs(engine: TorchEngine, rows: int = 1, **changes) -> StepInputs:
         'row_weight': row_weights(2.0 if rows == 2 else None),
         'plan': np.zeros((dims.horizon, dims.action_dim), dtype=np.float32),
         'plan_weight': np.zeros((STEPS, dims.horizon), dtype=np.float32),
-        'state': np.full((rows, dims.state_dim), 0.3, dtype=np.float32) if dims.state_dim else None,
+        'rows': {'state': np.full((rows, dims.state_dim), 0.3, dtype=np.float32)}
+        if dims.state_dim
+        else {},
     }
     return StepInputs(**{**values, **changes})
 
@@ -188,7 +190,11 @@ def double_precision(monkeypatch):
     monkeypatch.setattr(torch.Tensor, 'float', torch.Tensor.double)
 
 
-def double_step(family: str, module: type[ExpertStep], row_weight: list[float]):
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def double_step(family: str, module: type[DenoiseStep], row_weight: list[float]):
     """(x, weight) to (x_next, velocity) of one step at t = 0.6 in float64."""
     network = copy.deepcopy(seeded_network(family)).double()
     engine = seeded_engine(family, rows=len(row_weight))
@@ -197,23 +203,22 @@ def double_step(family: str, module: type[ExpertStep], row_weight: list[float]):
     random = np.random.default_rng(8)
     plan = torch.tensor(random.normal(size=(1, 8, 6)))
     dims = network.dims
-    state = torch.full((len(row_weight), dims.state_dim), 0.3).double() if dims.state_dim else None
+    state = torch.full((len(row_weight), dims.state_dim), 0.3).double()
+    rows = {'state': state} if dims.state_dim else {}
     table = seeded_network(family).time_conditioning(torch.tensor([0.6])).double()
     step = module(network)
 
     def run(x: torch.Tensor, weight: torch.Tensor):
         return step(
             x,
-            prefix.past_key.double(),
-            prefix.past_value.double(),
-            prefix.prefix_mask,
+            {name: _double(tensor) for name, tensor in prefix.items()},
             table,
             t,
             dt,
             torch.tensor(row_weight, dtype=torch.float64),
             plan,
             weight,
-            state,
+            rows,
         )
 
     return run, plan, float(t), float(dt)
@@ -224,8 +229,8 @@ def double_step(family: str, module: type[ExpertStep], row_weight: list[float]):
 def test_the_jacobians_tie_equals_finite_differences_in_float64(
     family, row_weight, double_precision
 ):
-    through, plan, t, dt = double_step(family, JacobianExpertStep, row_weight)
-    free, *_ = double_step(family, ExpertStep, row_weight)
+    through, plan, t, dt = double_step(family, JacobianDenoiseStep, row_weight)
+    free, *_ = double_step(family, DenoiseStep, row_weight)
     none = torch.zeros(1, 8, 1, dtype=torch.float64)
     weight = torch.linspace(3.0, 0.0, 8, dtype=torch.float64)[None, :, None]
     x = torch.tensor(np.random.default_rng(1).normal(size=(1, 8, 6)))

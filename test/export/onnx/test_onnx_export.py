@@ -30,7 +30,7 @@ from vla_runtime.export.errors import ExportError
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.export import onnx_bytes, write_onnx
 from vla_runtime.export.onnx.operators import lowering
-from vla_runtime.families.pi.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
 
 
 def ports(values) -> dict[str, tuple[str, list[int]]]:

@@ -19,9 +19,10 @@ from paths import ROOT
 from reference_cases import find
 from safetensors.torch import load_file
 from tiny_policy import tiny_dims
-from vla_runtime.families.engine_networks import ExpertStep, PrefixEncoder
 
+from vla_runtime.families import build_network
 from vla_runtime.families.flow_network import empty_network
+from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.pi.dimensions import PI0, PI05
 from vla_runtime.families.pi.flow_policy import time_embedding
 from vla_runtime.inference.denoise import flow_times
@@ -43,7 +44,9 @@ def prefix_of(case: NetworkCase, b: int, prompt: str = ''):
     pixels, image_mask = case.images(b)
     tokens, token_mask = case.prompt(b, prompt)
     image_tokens = case.network.vision(pixels)
-    past = PrefixEncoder(case.network)(image_tokens, image_mask, tokens[None], token_mask[None])
+    past = case.network.prefix(
+        image_tokens, image_mask, tokens=tokens[None], token_mask=token_mask[None]
+    )
     return image_tokens, past
 
 
@@ -64,8 +67,9 @@ def test_keys_and_values_equal_the_reference_where_anything_may_look(path: Path,
     # The reference computes something at padded places too; nothing ever reads it (see the
     # poisoning test below), so only valid places are compared.
     case = load_network_case(path)
-    _, (key, value, mask) = prefix_of(case, b)
-    for ours, name in ((key, 'prefix_keys'), (value, 'prefix_values')):
+    _, past = prefix_of(case, b)
+    mask = past['prefix_mask']
+    for ours, name in ((past['past_key'], 'prefix_keys'), (past['past_value'], 'prefix_values')):
         reference = case.tensors[name][:, b : b + 1]
         assert ours.shape == reference.shape
         valid = mask[0]
@@ -77,7 +81,7 @@ def test_keys_and_values_equal_the_reference_where_anything_may_look(path: Path,
 def test_each_steps_velocity_and_the_chunk_equal_the_reference(path: Path, b: int):
     case = load_network_case(path)
     _, past = prefix_of(case, b)
-    step = ExpertStep(case.network)
+    step = DenoiseStep(case.network)
     times = torch.tensor(flow_times(case.steps), dtype=torch.float32)
     assert torch.equal(times, case.tensors['t'][:, b])
     x = case.tensors['noise'][b : b + 1]
@@ -85,14 +89,14 @@ def test_each_steps_velocity_and_the_chunk_equal_the_reference(path: Path, b: in
         table = case.network.time_conditioning(t[None])
         x, velocity = step(
             x,
-            *past,
+            past,
             table,
             t,
             torch.tensor(-1.0 / case.steps),
             torch.ones(1),
             torch.zeros_like(x),
             torch.zeros(1, x.shape[1], 1),
-            case.state(b),
+            case.head_inputs(b),
         )
         assert largest_error(velocity[0], case.tensors['v_t'][k, b]) <= 2e-5, f'step {k}'
     assert largest_error(x[0], case.tensors['actions'][b]) <= 2e-5
@@ -102,7 +106,7 @@ def test_each_steps_velocity_and_the_chunk_equal_the_reference(path: Path, b: in
 def test_joint_forward_equals_the_cached_path_and_the_reference(path: Path, b: int):
     case = load_network_case(path)
     network, tensors = case.network, case.tensors
-    image_tokens, (key, value, mask) = prefix_of(case, b)
+    image_tokens, past = prefix_of(case, b)
     _, image_mask = case.images(b)
     tokens, token_mask = case.prompt(b)
     x = tensors['joint_x_t'][b : b + 1]
@@ -111,7 +115,7 @@ def test_joint_forward_equals_the_cached_path_and_the_reference(path: Path, b: i
         image_tokens[None], image_mask[None], tokens[None], token_mask[None]
     )
     joint = network.joint_velocity(embeddings, joint_mask, x, conditioning, case.state(b))
-    cached = network.velocity(x, key, value, mask, conditioning, case.state(b))
+    cached = network.velocity(x, past, conditioning, **case.head_inputs(b))
     assert largest_error(joint, cached) <= 1e-5
     # The reference states the squared error of its velocity; an error e of ours changes it by
     # 2 e |u - v| to first order.
@@ -149,25 +153,26 @@ def test_a_batched_joint_forward_equals_one_entry_at_a_time(path: Path):
 def test_poisoned_padding_and_masked_cameras_change_nothing(path: Path, b: int):
     case = load_network_case(path)
     image_tokens, past = prefix_of(case, b)
-    key, value, mask = past
+    mask = past['prefix_mask']
     _, image_mask = case.images(b)
     tokens, token_mask = case.prompt(b)
     if mask.all():
         pytest.skip('nothing is padded or masked in this case')
     poisoned_images = torch.where(image_mask[:, None, None], image_tokens, 1e4)
     poisoned_tokens = torch.where(token_mask, tokens, 7)
-    poisoned = PrefixEncoder(case.network)(
-        poisoned_images, image_mask, poisoned_tokens[None], token_mask[None]
+    poisoned = case.network.prefix(
+        poisoned_images, image_mask, tokens=poisoned_tokens[None], token_mask=token_mask[None]
     )
     hidden = ~mask[0]
-    key, value = key.clone(), value.clone()
-    key[..., hidden, :], value[..., hidden, :] = 1e4, -1e4
+    spoilt = {name: tensor.clone() for name, tensor in past.items()}
+    spoilt['past_key'][..., hidden, :], spoilt['past_value'][..., hidden, :] = 1e4, -1e4
     x = case.tensors['noise'][b : b + 1]
     conditioning = case.network.time_conditioning(torch.tensor([0.5]))
-    state = case.state(b)
-    clean = case.network.velocity(x, *past, conditioning, state)
-    assert torch.equal(case.network.velocity(x, *poisoned, conditioning, state), clean)
-    assert torch.equal(case.network.velocity(x, key, value, mask, conditioning, state), clean)
+    clean, *others = (
+        case.network.velocity(x, prefix, conditioning, **case.head_inputs(b))
+        for prefix in (past, poisoned, spoilt)
+    )
+    assert all(torch.equal(other, clean) for other in others)
 
 
 @pytest.mark.parametrize('path', find('processing_*.safetensors'), ids=lambda path: path.stem)

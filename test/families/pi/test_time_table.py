@@ -8,10 +8,9 @@ import torch
 from safetensors.torch import save_file
 from tiny_policy import tiny_dims
 
-from vla_runtime.families import build_network
-from vla_runtime.families.pi.time_table import (
+from vla_runtime.families import build_network, read_time_table
+from vla_runtime.files.safetensors_reader import (
     SafetensorsReader,
-    TimeTable,
     bfloat16_to_float32,
     float32_to_bfloat16,
 )
@@ -32,7 +31,7 @@ def test_rows_are_those_of_the_networks(family, dtype, tmp_path):
     times = flow_times(10)
     with torch.inference_mode():
         expected = network.time_conditioning(torch.tensor(times, dtype=torch.float32)).numpy()
-    table = TimeTable(family, tiny_dims(family), tmp_path / 'weights.safetensors')(times)
+    table = read_time_table(family, tiny_dims(family), tmp_path / 'weights.safetensors')(times)
     assert table.dtype == np.float32 and table.shape == expected.shape
     assert np.abs(table - expected).max() <= 2e-6
 
@@ -45,7 +44,7 @@ def test_a_row_does_not_depend_on_how_many_were_asked_for(tmp_path):
         for name, value in network.state_dict().items()
     }
     save_file(weights, tmp_path / 'weights.safetensors')
-    table = TimeTable('pi05', tiny_dims('pi05'), tmp_path / 'weights.safetensors')
+    table = read_time_table('pi05', tiny_dims('pi05'), tmp_path / 'weights.safetensors')
     times = flow_times(7)
     assert np.array_equal(table(times)[4], table(times[4:5])[0])
 
@@ -73,4 +72,4 @@ def test_what_is_no_safetensors_file_is_told(data, tmp_path):
 def test_a_missing_tensor_is_named(tmp_path):
     save_file({'other': torch.zeros(1)}, tmp_path / 'weights.safetensors')
     with pytest.raises(ValueError, match=r"float tensor 'time_in\.weight' is missing"):
-        TimeTable('pi05', tiny_dims('pi05'), tmp_path / 'weights.safetensors')(flow_times(2))
+        read_time_table('pi05', tiny_dims('pi05'), tmp_path / 'weights.safetensors')(flow_times(2))

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from tiny_policy import tiny_dims
 
+from vla_runtime.families import find_family, preset
 from vla_runtime.families.flow_network import empty_network
-from vla_runtime.families.pi.dimensions import PRESETS, PiDims
-from vla_runtime.families.pi.weight_shapes import network_shapes
+from vla_runtime.families.pi.dimensions import PiDims
 
 
 def uneven(dims: PiDims) -> PiDims:
@@ -33,8 +33,8 @@ def test_they_are_those_of_the_network_in_its_order(family, size) -> None:
     dims = {
         'tiny': tiny_dims(family),
         'uneven': uneven(tiny_dims(family)),
-        'full': PRESETS[family],
+        'full': preset(family),
     }[size]
     state = empty_network(family, dims).state_dict()
     in_torch = [(name, tuple(tensor.shape)) for name, tensor in state.items()]
-    assert list(network_shapes(family, dims).items()) == in_torch
+    assert list(find_family(family).weight_shapes(dims).items()) == in_torch

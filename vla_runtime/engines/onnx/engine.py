@@ -15,20 +15,18 @@ features are PyTorch's alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from threading import local
-from typing import get_args
 
 import numpy as np
 
-from vla_runtime.engines.onnx.files import PREFIX_OUTPUTS, Network, Precision, graph_path
-from vla_runtime.engines.onnx.session import KIND_OF, Binding, Buffer, Placement, Session
-from vla_runtime.engines.onnx.shapes import GraphShapes
-from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs
+from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS
+from vla_runtime.engines.onnx.graphs import load_graphs
+from vla_runtime.engines.onnx.session import Binding, Buffer, Placement, Session
+from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows, input_named
+from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.family import PolicyDims
-from vla_runtime.families.pi.time_table import TimeTable
-from vla_runtime.files.quotes import one_line
 
 # Schedules (numbers of denoise steps) that are kept.
 _SCHEDULES_KEPT = 4
@@ -63,24 +61,28 @@ class _Rows:
         self, expert: Session, prefix: Session, image_tokens: Buffer, image_mask: Buffer
     ) -> None:
         self.expert = expert
-        self.tokens = prefix.buffer('tokens')
-        self.token_mask = prefix.buffer('token_mask')
+        images = dict(zip(IMAGE_INPUTS, (image_tokens, image_mask), strict=True))
+        shared = ('x', *prefix.outputs, *STEP_INPUTS)
+        self.prefix_inputs = {
+            name: prefix.buffer(name) for name in prefix.inputs if name not in images
+        }
+        self.head_inputs = {
+            name: expert.buffer(name) for name in expert.inputs if name not in shared
+        }
         self.row_weight = expert.buffer('row_weight')
         self.velocity = expert.buffer('velocity')
-        self.state = expert.buffer('state') if 'state' in expert.inputs else None
         self.encode: list[Binding] = []
         self.denoise: list[Binding] = []
         for _ in range(SLOTS):
-            past = {name: prefix.buffer(name) for name in PREFIX_OUTPUTS}
-            self.encode.append(
-                self._encoding(prefix, past, image_tokens=image_tokens, image_mask=image_mask)
-            )
+            past = {name: prefix.buffer(name) for name in prefix.outputs}
+            self.encode.append(self._encoding(prefix, past, images))
             self.denoise.append(self._denoising(expert, past))
 
-    def _encoding(self, prefix: Session, past: Mapping[str, Buffer], **images: Buffer) -> Binding:
+    def _encoding(
+        self, prefix: Session, past: Mapping[str, Buffer], images: Mapping[str, Buffer]
+    ) -> Binding:
         binding = prefix.binding()
-        inputs = {**images, 'tokens': self.tokens, 'token_mask': self.token_mask}
-        for name, buffer in inputs.items():
+        for name, buffer in {**images, **self.prefix_inputs}.items():
             binding.input(name, buffer)
         for name, buffer in past.items():
             binding.output(name, buffer)
@@ -89,12 +91,10 @@ class _Rows:
     def _denoising(self, expert: Session, past: Mapping[str, Buffer]) -> Binding:
         """What stays the same in every step; `OnnxEngine.step` binds the rest."""
         binding = expert.binding()
-        for name, buffer in past.items():
+        for name, buffer in {**past, **self.head_inputs}.items():
             binding.input(name, buffer)
         binding.input('row_weight', self.row_weight)
         binding.output('velocity', self.velocity)
-        if self.state is not None:
-            binding.input('state', self.state)
         return binding
 
 
@@ -146,19 +146,14 @@ class OnnxEngine:
         self.max_rows = max_rows
         self._place = place = Placement.of(device)
 
-        self._table = TimeTable(family, dims, folder / 'weights.safetensors')
-
-        def session(network: Network, rows: int = 1) -> Session:
-            loaded = Session(graph_path(folder, network, rows), place)
-            shapes = GraphShapes(dims, rows, precision, self._table.width)
-            _check_graph(loaded, network, shapes)
-            return loaded
-
-        # The smallest first: what does not fit is told before the others are loaded.
-        expert = session('expert')
-        vision = session('vision')
+        declared = find_family(family)
+        self._table = read_time_table(family, dims, folder / 'weights.safetensors')
+        graphs = load_graphs(
+            folder, place, declared, dims, self._table.width, precision, range(1, max_rows + 1)
+        )
+        vision, expert = graphs.vision, graphs.expert[1]
         self._pixels = vision.buffer('pixels')
-        tokens = (dims.cameras, dims.vision.tokens, dims.language.width)
+        tokens = (dims.cameras, *vision.outputs['image_tokens'].shape[1:])
         self._image_tokens = Buffer(place, tokens, 'tensor(float)')
         self._image_tokens.write(np.zeros(tokens, dtype=np.float32))
         self._image_mask = Buffer(place, (dims.cameras,), 'tensor(bool)')
@@ -166,10 +161,7 @@ class OnnxEngine:
         self._vision.input('pixels', self._pixels)
         self._rows = {
             rows: _Rows(
-                expert if rows == 1 else session('expert', rows),
-                session('prefix', rows),
-                self._image_tokens,
-                self._image_mask,
+                graphs.expert[rows], graphs.prefix[rows], self._image_tokens, self._image_mask
             )
             for rows in range(1, max_rows + 1)
         }
@@ -205,13 +197,13 @@ class OnnxEngine:
         self._ran.run(self._vision)
 
     def encode_prefix(
-        self, image_mask: np.ndarray, tokens: np.ndarray, token_mask: np.ndarray, slot: int = 0
+        self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
     ) -> None:
-        rows = self._rows[tokens.shape[0]]
+        held = self._rows[count_rows(rows)]
         self._image_mask.write(image_mask)
-        rows.tokens.write(tokens)
-        rows.token_mask.write(token_mask)
-        self._ran.run(rows.encode[slot])
+        for name, buffer in held.prefix_inputs.items():
+            buffer.write(input_named(name, rows))
+        self._ran.run(held.encode[slot])
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
         self._prefix = (rows, slot)
@@ -227,10 +219,8 @@ class OnnxEngine:
         self._plan.write(inputs.plan)
         schedule.write_plan_weight(inputs.plan_weight)
         rows.row_weight.write(inputs.row_weight)
-        if rows.state is not None:
-            if inputs.state is None:
-                raise ValueError('this policy has a state token: StepInputs.state is missing')
-            rows.state.write(inputs.state)
+        for name, buffer in rows.head_inputs.items():
+            buffer.write(input_named(name, inputs.rows))
 
     def step(self, index: int) -> None:
         schedule, (rows, slot) = self._require_schedule(), self._prefix
@@ -280,44 +270,3 @@ class OnnxEngine:
         if self._schedule is None:
             raise RuntimeError('set_schedule must be called before denoising')
         return self._schedule
-
-
-def _check_graph(session: Session, network: Network, shapes: GraphShapes) -> None:
-    """Inputs and outputs are those of the network in the dimensions of policy.yaml.
-
-    Raises:
-        ValueError: another graph, precision, kind or shape.
-    """
-    parts = (
-        ('input', session.inputs, shapes.inputs(network)),
-        ('output', session.outputs, shapes.outputs(network)),
-    )
-    for what, found, expected in parts:
-        if set(found) != set(expected):
-            raise ValueError(
-                f'{session.path}: is not the graph of {network}: its {what}s are '
-                f'{_listed(found)} where {_listed(expected)} are expected; export the bundle again'
-            )
-    for what, found, expected in parts:
-        for name, (kind, shape) in expected.items():
-            found_kind = KIND_OF.get(found[name].type, found[name].type)
-            if name in ('past_key', 'past_value') and found_kind in get_args(Precision):
-                _check_precision(session.path, found_kind, shapes.precision)
-            if (found_kind, found[name].shape) != (kind, list(shape)):
-                raise ValueError(
-                    f"{session.path}: {what} '{name}' is {found_kind} {found[name].shape}, but the "
-                    f'dimensions in policy.yaml make it {kind} {list(shape)}; export the bundle '
-                    'again'
-                )
-
-
-def _check_precision(path: Path, found: str, asked: str) -> None:
-    if found != asked:
-        raise ValueError(
-            f"precision '{asked}' was asked for, but the files in {path.parent} were exported in "
-            f'{found}; set precision to {found}, or export with --onnx-precision {asked}'
-        )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return one_line(', '.join(names), 200)

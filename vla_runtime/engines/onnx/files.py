@@ -6,8 +6,9 @@
     onnx/monolithic.onnx, ..._r2.onnx      everything, all denoise steps unrolled: the baseline
     onnx/weights.data                      the weights of all of them, once
 
-Every shape is static, inputs and outputs are in the order of the tuples below, and their shapes are
-those of engines/README.md. Pure names: every runtime's engine may import this.
+Every shape is static; shapes are those of engines/README.md. The monolithic graph takes `pixels`
+(V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,) and plan_weight (N, 1, H, 1), and
+gives the chunk. Pure names: every runtime's engine may import this.
 """
 
 from __future__ import annotations
@@ -24,23 +25,12 @@ WEIGHTS_DATA = 'weights.data'
 # Numbers of prompt rows that are exported: 1, and 2 for guidance.
 ROWS = (1, 2)
 
-PREFIX_INPUTS = ('image_tokens', 'image_mask', 'tokens', 'token_mask')
-PREFIX_OUTPUTS = ('past_key', 'past_value', 'prefix_mask')
-EXPERT_INPUTS = (
-    'x',
-    *PREFIX_OUTPUTS,
-    'time_conditioning',
-    't',
-    'dt',
-    'row_weight',
-    'plan',
-    'plan_weight',
-    'state',  # pi0 only
-)
-EXPERT_OUTPUTS = ('x_next', 'velocity')
-# The monolithic graph takes `pixels` (V, 3, S, S), whole tables of time_conditioning (N, C),
-# t (N,) and plan_weight (N, 1, H, 1), and gives the chunk.
-MONOLITHIC_INPUTS = ('pixels', *PREFIX_INPUTS[1:], 'x', *EXPERT_INPUTS[4:])
+# Inputs and outputs that every family's graphs have. Beside them `prefix` takes the family's prefix
+# inputs and gives what it hands to the head; `expert` takes that under the same names, and the
+# family's head inputs.
+IMAGE_INPUTS = ('image_tokens', 'image_mask')
+STEP_INPUTS = ('time_conditioning', 't', 'dt', 'row_weight', 'plan', 'plan_weight')
+STEP_OUTPUTS = ('x_next', 'velocity')
 
 
 def graph_name(network: Network, rows: int = 1) -> str:

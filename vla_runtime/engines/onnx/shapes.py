@@ -1,15 +1,16 @@
 """Kinds and shapes of everything that goes into and comes out of a bundle's ONNX files.
 
-The export writes them and the engine holds the files to them; `onnx_files` has the names.
+The export takes them from the traced network. An engine takes what vision and prefix give from the
+files themselves, and holds everything else to the dimensions in policy.yaml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from vla_runtime.engines.onnx.files import EXPERT_OUTPUTS, PREFIX_OUTPUTS, Network
-from vla_runtime.families.family import PolicyDims
+from vla_runtime.engines.onnx.files import IMAGE_INPUTS, Network
+from vla_runtime.families.family import Family, PolicyDims, RowInput
 
 # Name to kind of number (`float32`, `int64`, `bool`, …) and shape.
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
@@ -20,92 +21,76 @@ class GraphShapes:
     """The graphs of one number of prompt rows.
 
     Attributes:
-        dims: of the policy.
+        family, dims: of the policy.
         rows: prompt rows.
-        precision: of keys and values: `float32`, `float16` or `bfloat16`.
+        image_tokens: (N, W) of one image.
+        past: what the prefix hands to the head.
         conditioning: C, numbers of a row of the time table.
     """
 
+    family: Family
     dims: PolicyDims
     rows: int
-    precision: str
+    image_tokens: tuple[int, ...]
+    past: Mapping[str, tuple[str, tuple[int, ...]]]
     conditioning: int
 
     def inputs(self, network: Network) -> Tensors:
-        """What goes into `vision` (one image), `prefix` or `expert`."""
+        """Inputs of `vision` (one image), `prefix` or `expert`."""
         if network == 'vision':
             return self.images(1)
         return self._prefix() if network == 'prefix' else self._expert()
 
     def outputs(self, network: Network) -> Tensors:
-        """What comes out of `vision`, `prefix` or `expert`."""
-        dims = self.dims
+        """Outputs of `vision`, `prefix` or `expert`."""
         if network == 'vision':
-            return {'image_tokens': ('float32', (1, dims.vision.tokens, dims.language.width))}
+            return {'image_tokens': ('float32', (1, *self.image_tokens))}
         if network == 'prefix':
-            return {name: self._past()[name] for name in PREFIX_OUTPUTS}
-        chunk = (dims.horizon, dims.action_dim)
-        shapes = ((1, *chunk), (self.rows, *chunk))
-        return {
-            name: ('float32', shape) for name, shape in zip(EXPERT_OUTPUTS, shapes, strict=True)
-        }
+            return dict(self.past)
+        chunk = (self.dims.horizon, self.dims.action_dim)
+        return {'x_next': ('float32', (1, *chunk)), 'velocity': ('float32', (self.rows, *chunk))}
 
     def images(self, count: int) -> Tensors:
         """The pixels of so many images."""
-        size = self.dims.vision.image_size
+        size = self.dims.image_size
         return {'pixels': ('float32', (count, 3, size, size))}
 
     def monolithic(self, steps: int) -> Tensors:
-        """What goes into `monolithic`: all cameras, and tables of all denoise steps."""
+        """Inputs of `monolithic`: all cameras, and tables of all denoise steps."""
         per_step: Tensors = {
             'time_conditioning': ('float32', (steps, self.conditioning)),
             't': ('float32', (steps,)),
             'plan_weight': ('float32', (steps, 1, self.dims.horizon, 1)),
         }
-        prefix = _without(self._prefix(), ('image_tokens',))
-        own = _without(self._expert(), PREFIX_OUTPUTS)
+        prefix = _without(self._prefix(), IMAGE_INPUTS[:1])
+        own = _without(self._expert(), self.past)
         return self.images(self.dims.cameras) | prefix | own | per_step
 
     def _prefix(self) -> Tensors:
-        dims, prompt = self.dims, (self.rows, self.dims.prompt_length)
+        cameras = self.dims.cameras
         return {
-            'image_tokens': ('float32', (dims.cameras, dims.vision.tokens, dims.language.width)),
-            'image_mask': ('bool', (dims.cameras,)),
-            'tokens': ('int64', prompt),
-            'token_mask': ('bool', prompt),
-        }
-
-    def _past(self) -> Tensors:
-        dims, language = self.dims, self.dims.language
-        past = (
-            language.depth,
-            self.rows,
-            language.num_kv_heads,
-            dims.prefix_length,
-            language.head_dim,
-        )
-        return {
-            'past_key': (self.precision, past),
-            'past_value': (self.precision, past),
-            'prefix_mask': ('bool', (self.rows, dims.prefix_length)),
+            'image_tokens': ('float32', (cameras, *self.image_tokens)),
+            'image_mask': ('bool', (cameras,)),
+            **self._rows(self.family.prefix_inputs(self.dims)),
         }
 
     def _expert(self) -> Tensors:
-        dims = self.dims
-        chunk = (1, dims.horizon, dims.action_dim)
-        inputs: Tensors = {
+        chunk = (1, self.dims.horizon, self.dims.action_dim)
+        return {
             'x': ('float32', chunk),
-            **self._past(),
+            **self.past,
             'time_conditioning': ('float32', (1, self.conditioning)),
             't': ('float32', ()),
             'dt': ('float32', ()),
             'row_weight': ('float32', (self.rows,)),
             'plan': ('float32', chunk),
-            'plan_weight': ('float32', (1, dims.horizon, 1)),
+            'plan_weight': ('float32', (1, self.dims.horizon, 1)),
+            **self._rows(self.family.head_inputs(self.dims)),
         }
-        state: Tensors = {'state': ('float32', (self.rows, dims.state_dim))}
-        return inputs | (state if dims.state_dim else {})
+
+    def _rows(self, inputs: Mapping[str, RowInput]) -> Tensors:
+        return {name: (given.kind, (self.rows, *given.shape)) for name, given in inputs.items()}
 
 
-def _without(tensors: Mapping[str, tuple[str, tuple[int, ...]]], names: tuple[str, ...]) -> Tensors:
+def _without(tensors: Mapping[str, tuple[str, tuple[int, ...]]], names: Collection[str]) -> Tensors:
     return {name: kind for name, kind in tensors.items() if name not in names}

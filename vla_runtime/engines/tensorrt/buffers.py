@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.graph_replay import GraphedWork
+from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS, STEP_OUTPUTS
+from vla_runtime.engines.onnx.shapes import GraphShapes
 from vla_runtime.engines.tensorrt.adapter import TensorInfo
-from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.family import Family, PolicyDims
 from vla_runtime.files.safetensors_reader import bfloat16_to_float32, float32_to_bfloat16
 
 # TensorRT takes addresses that are multiples of this.
@@ -96,13 +98,10 @@ class RowArrays:
 
 
 class PrefixSlot:
-    """Keys, values and mask of one prefix: the prefix engine's outputs and the expert's inputs."""
+    """One prefix: the prefix engine's outputs, which are the expert's inputs of the same names."""
 
-    def __init__(self, runtime: CudaRuntime, prefix: Mapping[str, TensorInfo]) -> None:
-        self.arrays = {
-            name: DeviceArray.of(runtime, prefix[name])
-            for name in ('past_key', 'past_value', 'prefix_mask')
-        }
+    def __init__(self, runtime: CudaRuntime, past: Mapping[str, TensorInfo]) -> None:
+        self.arrays = {name: DeviceArray.of(runtime, tensor) for name, tensor in past.items()}
 
     @property
     def addresses(self) -> dict[str, int]:
@@ -110,21 +109,36 @@ class PrefixSlot:
 
 
 class RowBuffers:
-    """The buffers of one number of prompt rows, its prefix slots included."""
+    """The buffers of one number of prompt rows, its prefix slots included.
+
+    Args:
+        runtime: of the device.
+        prefix, expert: inputs and outputs of the two engines.
+        inputs: names of the family's prefix inputs.
+        slots: number of prefixes.
+    """
 
     def __init__(
         self,
         runtime: CudaRuntime,
         prefix: Mapping[str, TensorInfo],
         expert: Mapping[str, TensorInfo],
+        inputs: Collection[str],
         slots: int,
     ) -> None:
-        self.tokens = DeviceArray.of(runtime, prefix['tokens'])
-        self.token_mask = DeviceArray.of(runtime, prefix['token_mask'])
-        self.slots = [PrefixSlot(runtime, prefix) for _ in range(slots)]
+        past = {
+            name: tensor for name, tensor in prefix.items() if name not in (*IMAGE_INPUTS, *inputs)
+        }
+        own = {*past, *STEP_INPUTS, *STEP_OUTPUTS, 'x'}
+        self.prefix_inputs = {name: DeviceArray.of(runtime, prefix[name]) for name in inputs}
+        self.head_inputs = {
+            name: DeviceArray.of(runtime, tensor)
+            for name, tensor in expert.items()
+            if name not in own
+        }
+        self.slots = [PrefixSlot(runtime, past) for _ in range(slots)]
         self.row_weight = DeviceArray.of(runtime, expert['row_weight'])
         self.velocity = DeviceArray.of(runtime, expert['velocity'])
-        self.state = DeviceArray.of(runtime, expert['state']) if 'state' in expert else None
 
 
 class Schedule:
@@ -165,54 +179,17 @@ class Schedule:
             rows.free()
 
 
-def dims_of_engines(dims: PolicyDims, rows: int) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Shapes of all inputs and outputs, per network, as the design names them.
-
-    Args:
-        dims: of the policy.
-        rows: R, prompt rows.
-    """
-    vision, language = dims.vision, dims.language
-    past = (language.depth, rows, language.num_kv_heads, dims.prefix_length, language.head_dim)
-    prefix = {'past_key': past, 'past_value': past, 'prefix_mask': (rows, dims.prefix_length)}
-    actions = (1, dims.horizon, dims.action_dim)
-    # The adaptive norms' modulations of pi0.5; the time's share of one layer of pi0.
-    norms = 1 if dims.state_dim else (2 * dims.expert.depth + 1) * 3
-    expert = {
-        'x': actions,
-        **prefix,
-        'time_conditioning': (1, norms * dims.expert.width),
-        't': (),
-        'dt': (),
-        'row_weight': (rows,),
-        'plan': actions,
-        'plan_weight': (1, dims.horizon, 1),
-        'x_next': actions,
-        'velocity': (rows, *actions[1:]),
-    }
-    if dims.state_dim:
-        expert['state'] = (rows, dims.state_dim)
-    return {
-        'vision': {
-            'pixels': (1, 3, vision.image_size, vision.image_size),
-            'image_tokens': (1, vision.tokens, language.width),
-        },
-        'prefix': {
-            'image_tokens': (dims.cameras, vision.tokens, language.width),
-            'image_mask': (dims.cameras,),
-            'tokens': (rows, dims.prompt_length),
-            'token_mask': (rows, dims.prompt_length),
-            **prefix,
-        },
-        'expert': expert,
-    }
-
-
-def check_tensors(dims: PolicyDims, engines: Mapping[str, Mapping[str, TensorInfo]]) -> None:
+def check_tensors(
+    family: Family,
+    dims: PolicyDims,
+    conditioning: int,
+    engines: Mapping[str, Mapping[str, TensorInfo]],
+) -> None:
     """Check that engines take and give what the policy's dimensions say.
 
     Args:
-        dims: of the policy.
+        family, dims: of the policy.
+        conditioning: C, numbers of a row of the time table.
         engines: inputs and outputs of each engine, by `tensorrt_store.engine_names`.
 
     Raises:
@@ -221,14 +198,15 @@ def check_tensors(dims: PolicyDims, engines: Mapping[str, Mapping[str, TensorInf
     """
     for name, tensors in engines.items():
         network, _, rows = name.partition('_r')
-        expected = dims_of_engines(dims, int(rows or 1))[network]
+        shapes = _shapes(family, dims, conditioning, engines, int(rows or 1))
+        expected = shapes.inputs(network) | shapes.outputs(network)  # type: ignore[arg-type]
         odd = sorted(set(tensors) ^ set(expected))
         if odd:
             raise ValueError(
                 f"engine '{name}': its inputs and outputs are not this policy's: {', '.join(odd)}; "
                 'export the ONNX files and build again'
             )
-        for tensor, shape in expected.items():
+        for tensor, (_, shape) in expected.items():
             found = tensors[tensor].shape
             # A number may be a scalar or a list of one.
             if found != shape and (shape or math.prod(found) != 1):
@@ -239,6 +217,31 @@ def check_tensors(dims: PolicyDims, engines: Mapping[str, Mapping[str, TensorInf
         _check_types(name, tensors, engines)
 
 
+def _shapes(
+    family: Family,
+    dims: PolicyDims,
+    conditioning: int,
+    engines: Mapping[str, Mapping[str, TensorInfo]],
+    rows: int,
+) -> GraphShapes:
+    """Shapes of one number of rows; those of image tokens and prefix are the engines' own."""
+    suffix = f'_r{rows}' if rows > 1 else ''
+    prefix = engines.get(f'prefix{suffix}', {})
+    inputs = family.prefix_inputs(dims)
+    past = {
+        name: (tensor.dtype, tensor.shape)
+        for name, tensor in prefix.items()
+        if name not in (*IMAGE_INPUTS, *inputs)
+    }
+    tokens = engines['vision'].get('image_tokens')
+    if tokens is None:
+        raise ValueError(
+            "engine 'vision': its inputs and outputs are not this policy's: image_tokens; export "
+            'the ONNX files and build again'
+        )
+    return GraphShapes(family, dims, rows, tokens.shape[1:], past, conditioning)
+
+
 def _check_types(
     name: str, tensors: Mapping[str, TensorInfo], engines: Mapping[str, Mapping[str, TensorInfo]]
 ) -> None:
@@ -247,7 +250,7 @@ def _check_types(
     typed = dict.fromkeys(steps, 'float32')
     if name.startswith('expert'):
         other = engines[name.replace('expert', 'prefix')]
-        typed |= {key: other[key].dtype for key in ('past_key', 'past_value', 'prefix_mask')}
+        typed |= {key: tensor.dtype for key, tensor in other.items() if key in tensors}
     if name.startswith('prefix'):
         typed['image_tokens'] = engines['vision']['image_tokens'].dtype
     for key, dtype in typed.items():

@@ -18,14 +18,14 @@ import numpy as np
 from vla_runtime.engines.cuda_runtime import CudaError, CudaRuntime, device_index
 from vla_runtime.engines.graph_replay import GraphCapturer, GraphedWork
 from vla_runtime.engines.onnx.files import Network as NetworkName
-from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs
+from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows, input_named
 from vla_runtime.engines.tensorrt.adapter import Network, import_tensorrt
 from vla_runtime.engines.tensorrt.buffers import DeviceArray, RowBuffers, Schedule, check_tensors
 from vla_runtime.engines.tensorrt.loading import check_memory, check_precision, load_networks
 from vla_runtime.engines.tensorrt.probes import PrefixProbe, StepsProbe, VisionProbe
 from vla_runtime.engines.tensorrt.store import engine_name, engine_names, find_engines
-from vla_runtime.families.family import PolicyDims
-from vla_runtime.families.pi.time_table import TimeTable
+from vla_runtime.families import find_family, read_time_table
+from vla_runtime.families.family import Family, PolicyDims, TimeTable
 
 # Numbers of denoise steps that are kept, each with its buffers and its graphs.
 _SCHEDULES_KEPT = 4
@@ -35,10 +35,10 @@ class TensorRTEngine:
     """Vision, prefix and expert engines of one policy (see `engine.PolicyEngine`).
 
     Args:
-        dims: of the policy.
+        family, dims: of the policy.
         runtime: of the device; the engine closes it.
         networks: loaded engines by name (`tensorrt_store.engine_names`).
-        time_table: flow times (N,) to time conditioning (N, C) float32.
+        time_table: of the family, over the bundle's weights.
         max_rows: most prompt rows that will be asked for.
         captures: how often each graph is captured to keep the fastest; 0 for no graphs.
 
@@ -52,17 +52,19 @@ class TensorRTEngine:
 
     def __init__(
         self,
+        family: Family,
         dims: PolicyDims,
         runtime: CudaRuntime,
         networks: Mapping[str, Network],
-        time_table: Callable[[np.ndarray], np.ndarray],
+        time_table: TimeTable,
         *,
         max_rows: int = 2,
         captures: int = 3,
     ) -> None:
         self.dims, self.max_rows = dims, max_rows
         self._runtime, self._networks, self._time_table = runtime, networks, time_table
-        check_tensors(dims, {name: network.tensors for name, network in networks.items()})
+        tensors = {name: network.tensors for name, network in networks.items()}
+        check_tensors(family, dims, time_table.width, tensors)
         self._capturers = {
             name: GraphCapturer(name, runtime, captures) for name in ('vision', 'prefix', 'denoise')
         }
@@ -87,6 +89,7 @@ class TensorRTEngine:
                 runtime,
                 networks[engine_name('prefix', rows)].tensors,
                 networks[engine_name('expert', rows)].tensors,
+                list(family.prefix_inputs(dims)),
                 SLOTS,
             )
             for rows in range(1, max_rows + 1)
@@ -145,10 +148,11 @@ class TensorRTEngine:
             check_memory(runtime, metadata, names, device)
             networks = load_networks(adapter, folder, metadata, names, bundle)
             engine = cls(
+                find_family(family),
                 dims,
                 runtime,
                 networks,
-                TimeTable(family, dims, bundle / 'weights.safetensors'),
+                read_time_table(family, dims, bundle / 'weights.safetensors'),
                 max_rows=max_rows,
                 captures=metadata.captures if use_cuda_graphs else 0,
             )
@@ -216,14 +220,13 @@ class TensorRTEngine:
         self._runtime.copy(place, self._encoded.address, size)
 
     def encode_prefix(
-        self, image_mask: np.ndarray, tokens: np.ndarray, token_mask: np.ndarray, slot: int = 0
+        self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
     ) -> None:
-        rows = tokens.shape[0]
-        buffers = self._buffers[rows]
+        count = count_rows(rows)
         self._image_mask.write(image_mask)
-        buffers.tokens.write(tokens)
-        buffers.token_mask.write(token_mask)
-        self._prefix[rows, slot]()
+        for name, array in self._buffers[count].prefix_inputs.items():
+            array.write(input_named(name, rows))
+        self._prefix[count, slot]()
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
         self._rows, self._slot = rows, slot
@@ -240,10 +243,8 @@ class TensorRTEngine:
         self._plan.write(inputs.plan)
         schedule.plan_weight.write(inputs.plan_weight)
         buffers.row_weight.write(inputs.row_weight)
-        if buffers.state is not None:
-            if inputs.state is None:
-                raise ValueError('this policy has a state token: StepInputs.state is missing')
-            buffers.state.write(inputs.state)
+        for name, array in buffers.head_inputs.items():
+            array.write(input_named(name, inputs.rows))
 
     def step(self, index: int) -> None:
         place = (self._rows, self._slot)
@@ -334,8 +335,7 @@ class TensorRTEngine:
         addresses = {
             'image_tokens': self._image_tokens.address,
             'image_mask': self._image_mask.address,
-            'tokens': buffers.tokens.address,
-            'token_mask': buffers.token_mask.address,
+            **{name: array.address for name, array in buffers.prefix_inputs.items()},
             **buffers.slots[slot].addresses,
         }
         self._run('prefix', rows, addresses)
@@ -362,7 +362,6 @@ class TensorRTEngine:
             'plan': self._plan.address,
             'plan_weight': schedule.plan_weight.address(index),
             **buffers.slots[slot].addresses,
+            **{name: array.address for name, array in buffers.head_inputs.items()},
         }
-        if buffers.state is not None:
-            addresses['state'] = buffers.state.address
         self._run('expert', rows, addresses)

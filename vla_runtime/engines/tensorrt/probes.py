@@ -33,13 +33,15 @@ class PrefixProbe:
     def vary(self, seed: int) -> None:
         random = np.random.default_rng(seed)
         self._image_tokens.draw(random)
-        tokens = self._buffers.tokens
-        tokens.write(random.integers(0, self._vocabulary, tokens.shape))
-        self._buffers.token_mask.write(np.ones(tokens.shape, bool))
+        for array in self._buffers.prefix_inputs.values():
+            if np.dtype(array.dtype).kind == 'i':
+                array.write(random.integers(0, self._vocabulary, array.shape))
+            else:
+                array.draw(random)
 
     def outputs(self) -> np.ndarray:
-        arrays = self._slot.arrays
-        return np.concatenate([arrays[name].read().ravel() for name in ('past_key', 'past_value')])
+        floats = [array for array in self._slot.arrays.values() if array.dtype != 'bool']
+        return np.concatenate([array.read().ravel() for array in floats])
 
 
 class StepsProbe:
@@ -66,8 +68,8 @@ class StepsProbe:
             array.draw(random)
         rows = self._buffers.row_weight.shape[0]
         self._buffers.row_weight.write(np.full(rows, 1.0 / rows, np.float32))
-        if self._buffers.state is not None:
-            self._buffers.state.draw(random)
+        for array in self._buffers.head_inputs.values():
+            array.draw(random)
 
     def outputs(self) -> np.ndarray:
         return np.concatenate([self._x.read().ravel(), self._buffers.velocity.read().ravel()])

@@ -9,34 +9,38 @@ import torch
 
 from vla_runtime.engines.protocol import MAX_SAMPLES
 from vla_runtime.engines.torch.cuda_graph import GraphedWork
-from vla_runtime.families.family import PolicyDims
-from vla_runtime.families.pi.flow_policy import PiNetwork
-
-
-class PrefixSlot:
-    """The keys, values and mask of one encoded prefix of R rows."""
-
-    def __init__(
-        self, dims: PolicyDims, rows: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        language = dims.language
-        past = (language.depth, rows, language.num_kv_heads, dims.prefix_length, language.head_dim)
-        self.past_key = torch.zeros(past, dtype=dtype, device=device)
-        self.past_value = torch.zeros(past, dtype=dtype, device=device)
-        self.prefix_mask = torch.zeros(rows, dims.prefix_length, dtype=torch.bool, device=device)
+from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.traced_shapes import TracedShapes, row_tensors
 
 
 class RowBuffers:
-    """The buffers of one number of prompt rows, its prefix slots included."""
+    """The buffers of one number of prompt rows, its prefix slots included.
+
+    Attributes:
+        prefix_inputs, head_inputs: the family's, by name.
+        slots: of each slot, what the prefix hands to the head, by name.
+        row_weight: (R,); velocity: (R * MAX_SAMPLES, H, A).
+    """
 
     def __init__(
-        self, dims: PolicyDims, rows: int, slots: int, device: torch.device, dtype: torch.dtype
+        self,
+        network: FlowNetwork,
+        shapes: TracedShapes,
+        rows: int,
+        slots: int,
+        device: torch.device,
     ) -> None:
-        self.tokens = torch.zeros(rows, dims.prompt_length, dtype=torch.long, device=device)
-        self.token_mask = torch.zeros(rows, dims.prompt_length, dtype=torch.bool, device=device)
-        self.slots = [PrefixSlot(dims, rows, device, dtype) for _ in range(slots)]
+        family, dims = network.family, network.dims
+        self.prefix_inputs = row_tensors(family.prefix_inputs(dims), rows, device)
+        self.head_inputs = row_tensors(family.head_inputs(dims), rows, device)
+        self.slots = [
+            {
+                name: torch.zeros(tensor.for_rows(rows), dtype=tensor.dtype, device=device)
+                for name, tensor in shapes.past.items()
+            }
+            for _ in range(slots)
+        ]
         self.row_weight = torch.zeros(rows, device=device)
-        self.state = torch.zeros(rows, dims.state_dim, device=device) if dims.state_dim else None
         self.velocity = torch.zeros(
             rows * MAX_SAMPLES, dims.horizon, dims.action_dim, device=device
         )
@@ -58,7 +62,7 @@ class Schedule:
     @torch.inference_mode(False)
     @torch.no_grad()
     def __init__(
-        self, times: np.ndarray, dt: float, network: PiNetwork, device: torch.device
+        self, times: np.ndarray, dt: float, network: FlowNetwork, device: torch.device
     ) -> None:
         # Outside inference mode, because the Jacobian's backward pass keeps rows of the table.
         self.times = torch.tensor(times, dtype=torch.float32, device=device)

@@ -20,15 +20,22 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vla_runtime.engines.device_names import parse_device
-from vla_runtime.engines.protocol import MAX_SAMPLES, SLOTS, Feature, StepInputs
+from vla_runtime.engines.protocol import (
+    MAX_SAMPLES,
+    SLOTS,
+    Feature,
+    StepInputs,
+    count_rows,
+    input_named,
+)
 from vla_runtime.engines.torch.buffers import RowBuffers, Schedule, Variant
 from vla_runtime.engines.torch.cuda_graph import Capturer, CudaGraphCapture, GraphedWork, Work
 from vla_runtime.engines.torch.cuda_streams import CudaStreams, Place
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.engine_networks import ExpertStep, JacobianExpertStep, PrefixEncoder
 from vla_runtime.families.family import PolicyDims
-from vla_runtime.families.flow_network import empty_network
-from vla_runtime.families.pi.flow_policy import PiNetwork
+from vla_runtime.families.flow_network import FlowNetwork, empty_network
+from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
+from vla_runtime.families.traced_shapes import trace_shapes
 
 # Schedules (numbers of denoise steps) that are kept, each with its table and its graphs.
 _SCHEDULES_KEPT = 4
@@ -52,17 +59,16 @@ class TorchEngine:
     features: frozenset[Feature] = frozenset({'jacobian', 'action_time', 'samples', 'overlap'})
 
     def __init__(
-        self, network: PiNetwork, *, max_rows: int = 2, use_cuda_graphs: bool = True
+        self, network: FlowNetwork, *, max_rows: int = 2, use_cuda_graphs: bool = True
     ) -> None:
         network = network.eval().requires_grad_(False)
         self.dims = dims = network.dims
         self.max_rows = max_rows
         self._network = network
-        self._prefix_encoder = PrefixEncoder(network)
-        self._expert_step = ExpertStep(network)
-        self._jacobian_step = JacobianExpertStep(network)
-        self._device = device = network.action_in.weight.device
-        dtype = network.language.embedding.weight.dtype
+        self._denoise_step = DenoiseStep(network)
+        self._jacobian_step = JacobianDenoiseStep(network)
+        self._device = device = next(network.parameters()).device
+        self._shapes = trace_shapes(network)
         graphs = use_cuda_graphs and device.type == 'cuda'
         # What encodes and what denoises may replay at the same time, so they share no pool.
         encode, denoise = (CudaGraphCapture(device) if graphs else None for _ in range(2))
@@ -72,12 +78,9 @@ class TorchEngine:
             'denoise': Capturer('denoise', denoise),
         }
 
-        vision = dims.vision
-        self._pixels = torch.zeros(1, 3, vision.image_size, vision.image_size, device=device)
-        self._encoded = torch.zeros(1, vision.tokens, dims.language.width, device=device)
-        self._image_tokens = torch.zeros(
-            dims.cameras, vision.tokens, dims.language.width, device=device
-        )
+        self._pixels = torch.zeros(1, 3, dims.image_size, dims.image_size, device=device)
+        self._encoded = torch.zeros(1, *self._shapes.image_tokens, device=device)
+        self._image_tokens = torch.zeros(dims.cameras, *self._shapes.image_tokens, device=device)
         self._image_mask = torch.zeros(dims.cameras, dtype=torch.bool, device=device)
         chunk = (dims.horizon, dims.action_dim)
         self._noise = torch.zeros(MAX_SAMPLES, *chunk, device=device)
@@ -86,7 +89,8 @@ class TorchEngine:
         self._plan = torch.zeros(1, *chunk, device=device)
         self._clean = torch.zeros(dims.horizon, 1, dtype=torch.bool, device=device)
         self._buffers = {
-            r: RowBuffers(dims, r, self.slots, device, dtype) for r in range(1, max_rows + 1)
+            r: RowBuffers(network, self._shapes, r, self.slots, device)
+            for r in range(1, max_rows + 1)
         }
         # What is denoised, and over what.
         self._variant = Variant()
@@ -179,14 +183,12 @@ class TorchEngine:
 
     @torch.inference_mode()
     def encode_prefix(
-        self, image_mask: np.ndarray, tokens: np.ndarray, token_mask: np.ndarray, slot: int = 0
+        self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
     ) -> None:
-        with self._encoding((tokens.shape[0], slot)):
-            count = tokens.shape[0]
-            rows = self._buffers[count]
+        count = count_rows(rows)
+        with self._encoding((count, slot)):
             self._image_mask.copy_(torch.from_numpy(image_mask))
-            rows.tokens.copy_(torch.from_numpy(tokens))
-            rows.token_mask.copy_(torch.from_numpy(token_mask))
+            _copy(rows, self._buffers[count].prefix_inputs)
             self._prefix[count, slot]()
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
@@ -208,10 +210,7 @@ class TorchEngine:
             self._clean[: inputs.clean_actions] = True
             schedule.plan_weight.copy_(torch.from_numpy(inputs.plan_weight)[:, None, :, None])
             rows.row_weight.copy_(torch.from_numpy(inputs.row_weight))
-            if rows.state is not None:
-                if inputs.state is None:
-                    raise ValueError('this policy has a state token: StepInputs.state is missing')
-                rows.state.copy_(torch.from_numpy(inputs.state))
+            _copy(inputs.rows, rows.head_inputs)
 
     @torch.inference_mode()
     def step(self, index: int) -> None:
@@ -253,7 +252,7 @@ class TorchEngine:
         # Graphs first: they replay on the addresses of everything below.
         for name in ('_vision', '_prefix', '_schedule', '_schedules', '_capturers', '_buffers'):
             setattr(self, name, None)
-        for name in ('_network', '_prefix_encoder', '_expert_step', '_jacobian_step'):
+        for name in ('_network', '_denoise_step', '_jacobian_step'):
             setattr(self, name, None)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
@@ -298,12 +297,11 @@ class TorchEngine:
         together = count if self._device.type == 'cuda' else 1
         for first in range(0, count, together):
             part = slice(first, first + together)
-            past_key, past_value, prefix_mask = self._prefix_encoder(
-                self._image_tokens, self._image_mask, rows.tokens[part], rows.token_mask[part]
-            )
-            prefix.past_key[:, part].copy_(past_key)
-            prefix.past_value[:, part].copy_(past_value)
-            prefix.prefix_mask[part].copy_(prefix_mask)
+            inputs = {name: tensor[part] for name, tensor in rows.prefix_inputs.items()}
+            past = self._network.prefix(self._image_tokens, self._image_mask, **inputs)
+            for name, tensor in past.items():
+                axis = self._shapes.past[name].row_axis
+                prefix[name].narrow(axis, first, tensor.shape[axis]).copy_(tensor)
 
     def _run_steps(self, schedule: Schedule, variant: Variant) -> None:
         # From the noise buffer, so that running twice (warm-up before a capture) changes nothing.
@@ -313,29 +311,32 @@ class TorchEngine:
 
     def _run_step(self, schedule: Schedule, variant: Variant, index: int) -> None:
         rows = self._buffers[variant.rows]
-        prefix = rows.slots[variant.slot]
         conditioning = schedule.table[index : index + 1]
         if variant.action_time:
             conditioning = torch.where(self._clean, schedule.clean, conditioning)[None]
-        expert_step = self._jacobian_step if variant.jacobian else self._expert_step
-        x_next, velocity = expert_step(
+        denoise_step = self._jacobian_step if variant.jacobian else self._denoise_step
+        x_next, velocity = denoise_step(
             self._x[: variant.samples],
-            prefix.past_key,
-            prefix.past_value,
-            prefix.prefix_mask,
+            rows.slots[variant.slot],
             conditioning,
             schedule.times[index],
             schedule.dt,
             rows.row_weight,
             self._plan,
             schedule.plan_weight[index],
-            rows.state,
+            rows.head_inputs,
         )
         self._x[: variant.samples].copy_(x_next)
         rows.velocity[: variant.rows * variant.samples].copy_(velocity)
 
 
-def _assign_weights(network: PiNetwork, state: Mapping[str, Tensor], weights: Path) -> None:
+def _copy(given: Mapping[str, np.ndarray], buffers: Mapping[str, Tensor]) -> None:
+    """Overwrite every buffer with the array of its name."""
+    for name, buffer in buffers.items():
+        buffer.copy_(torch.from_numpy(input_named(name, given)))
+
+
+def _assign_weights(network: FlowNetwork, state: Mapping[str, Tensor], weights: Path) -> None:
     try:
         network.load_state_dict(state, assign=True)
     except RuntimeError as error:

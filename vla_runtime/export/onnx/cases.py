@@ -1,13 +1,13 @@
 """The seeded inputs that exported networks are compared on, and what PyTorch makes of them.
 
 Prompts of several lengths (each row its own), hidden cameras, guidance scales and committed plans.
-PyTorch computes in float32 whatever the files' precision, one network at a time: the weights of
-vision, prefix and expert are never in memory together.
+PyTorch computes in float32 whatever the files' precision. The weights of the vision network and
+those of prefix and expert are never in memory together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.onnx.files import PREFIX_OUTPUTS, ROWS
+from vla_runtime.engines.onnx.files import ROWS
 from vla_runtime.export.onnx.export import meta_network
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import SEED
-from vla_runtime.families.engine_networks import ExpertStep, PrefixEncoder
+from vla_runtime.families import find_family
+from vla_runtime.families.family import PolicyDims, RowInput
+from vla_runtime.families.flow_step import DenoiseStep
+from vla_runtime.families.traced_shapes import trace_shapes
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.noise import chunk_noise
@@ -30,11 +33,6 @@ from vla_runtime.inference.real_time_chunking import plan_weights
 _SETTINGS = ((1.5, None), (2.5, 'exp'), (1.0, 'linear'))
 # Size of the change that the gain is measured with.
 _NUDGE = 1e-4
-_PARTS = {
-    'vision': ('vision.',),
-    'prefix': ('language.',),
-    'expert': ('expert.', 'action_', 'state_', 'time_'),
-}
 
 
 @dataclass
@@ -43,11 +41,11 @@ class Case:
 
     Attributes:
         words: what is particular about it, for the receipt.
-        pixels: (V, 3, S, S); image_mask: (V,); tokens, token_mask: (R, L).
+        pixels: (V, 3, S, S); image_mask: (V,).
+        prefix_inputs, head_inputs: the family's, (R, …) each.
         x: (1, H, A) noise; row_weight: (R,); plan: (1, H, A); plan_weight: (N, 1, H, 1).
-        state: (R, S) for pi0.
-        reference: `image_tokens` (V, N, W); `past_key`, `past_value` (layers, R, kv_heads, P, D);
-            `prefix_mask` (R, P); `trace`, x before every step and after the last,
+        past: what the prefix handed to the head; row_axes: the axis of the prompt rows of each.
+        reference: `image_tokens` (V, N, W); `trace`, x before every step and after the last,
             (N + 1, 1, H, A); `velocity` (N, R, H, A); `gain` (), how many times a small change of
             the noise is larger in the chunk.
     """
@@ -55,18 +53,34 @@ class Case:
     words: dict[str, object]
     pixels: np.ndarray
     image_mask: np.ndarray
-    tokens: np.ndarray
-    token_mask: np.ndarray
+    prefix_inputs: dict[str, np.ndarray]
+    head_inputs: dict[str, np.ndarray]
     x: np.ndarray
     row_weight: np.ndarray
     plan: np.ndarray
     plan_weight: np.ndarray
-    state: np.ndarray | None
+    past: dict[str, np.ndarray] = field(default_factory=dict)
+    row_axes: dict[str, int] = field(default_factory=dict)
     reference: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
-        return len(self.tokens)
+        return len(self.row_weight)
+
+    def visible(self, past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What a head sees of a prefix: without the places that `prefix_mask` (R, P) hides.
+
+        Tensors (…, P, D) have such places; what stands there may differ from backend to backend.
+        """
+        mask = self.past.get('prefix_mask')
+        if mask is None:
+            return dict(past)
+        return {
+            name: np.moveaxis(array, (self.row_axes[name], -2), (0, 1))[mask]
+            if array.ndim > mask.ndim
+            else array
+            for name, array in past.items()
+        }
 
 
 def seeded_cases(spec: BundleSpec) -> list[Case]:
@@ -87,8 +101,8 @@ def _case(
     beta: float,
     schedule: str | None,
 ) -> Case:
-    dims = spec.dims
-    size, chunk = dims.vision.image_size, (1, dims.horizon, dims.action_dim)
+    family, dims = find_family(spec.family), spec.dims
+    size, chunk = dims.image_size, (1, dims.horizon, dims.action_dim)
     image_mask = np.ones(dims.cameras, dtype=bool)
     if number == 1 and dims.cameras > 1:
         image_mask[-1] = False
@@ -116,16 +130,32 @@ def _case(
         },
         pixels=random.uniform(-1, 1, (dims.cameras, 3, size, size)).astype(np.float32),
         image_mask=image_mask,
-        tokens=random.integers(0, dims.vocabulary, (rows, dims.prompt_length)),
-        token_mask=np.arange(dims.prompt_length) < lengths[:, None],
+        prefix_inputs=_draw(family.prefix_inputs(dims), dims, lengths, random),
         x=chunk_noise(SEED, number, chunk[1:])[None],
         row_weight=row_weights(beta if rows == 2 else None),
         plan=random.normal(0, 0.5, chunk).astype(np.float32),
         plan_weight=weight[:, None, :, None],
-        state=random.normal(size=(rows, dims.state_dim)).astype(np.float32)
-        if dims.state_dim
-        else None,
+        head_inputs=_draw(family.head_inputs(dims), dims, lengths, random),
     )
+
+
+def _draw(
+    inputs: Mapping[str, RowInput],
+    dims: PolicyDims,
+    lengths: np.ndarray,
+    random: np.random.Generator,
+) -> dict[str, np.ndarray]:
+    """A family's inputs for as many rows as there are lengths of prompts."""
+    drawn = {}
+    for name, given in inputs.items():
+        shape = (len(lengths), *given.shape)
+        if given.kind == 'int64':
+            drawn[name] = random.integers(0, dims.vocabulary, shape)
+        elif given.kind == 'bool':
+            drawn[name] = np.arange(shape[-1]) < lengths[:, None]
+        else:
+            drawn[name] = random.normal(size=shape).astype(np.float32)
+    return drawn
 
 
 class Reference:
@@ -140,32 +170,32 @@ class Reference:
         self._spec = spec
         self._weights = weights
         self._network = meta_network(spec, torch.float32)
+        shapes = trace_shapes(self._network)
+        self._row_axes = {name: tensor.row_axis for name, tensor in shapes.past.items()}
 
     def image_tokens(self, cases: list[Case]) -> None:
         """Add `image_tokens` to every case."""
-        with self._loaded('vision'):
+        with self._loaded(vision=True):
             for case in cases:
                 tokens = [self._network.vision(torch.from_numpy(p)[None]) for p in case.pixels]
                 case.reference['image_tokens'] = torch.cat(tokens).numpy()
 
     def prefixes(self, cases: list[Case]) -> None:
-        """Add `past_key`, `past_value` and `prefix_mask`."""
-        encoder = PrefixEncoder(self._network)
-        with self._loaded('prefix'):
+        """Add `past`."""
+        with self._loaded(vision=False):
             for case in cases:
-                outputs = encoder(
+                past = self._network.prefix(
                     torch.from_numpy(case.reference['image_tokens']),
                     torch.from_numpy(case.image_mask),
-                    torch.from_numpy(case.tokens),
-                    torch.from_numpy(case.token_mask),
+                    **_tensors(case.prefix_inputs),
                 )
-                for name, value in zip(PREFIX_OUTPUTS, outputs, strict=True):
-                    case.reference[name] = value.numpy()
+                case.past = {name: value.numpy() for name, value in past.items()}
+                case.row_axes = self._row_axes
 
     def chunks(self, cases: list[Case]) -> np.ndarray:
         """Add `trace`, `velocity` and `gain`; returns the time table (N, C)."""
         times = torch.tensor(flow_times(self._spec.denoise_steps), dtype=torch.float32)
-        with self._loaded('expert'):
+        with self._loaded(vision=False):
             table = torch.cat([self._network.time_conditioning(t[None]) for t in times])
             for case in cases:
                 trace, velocity = self._denoise(case, times, table, torch.from_numpy(case.x))
@@ -183,23 +213,22 @@ class Reference:
         self, case: Case, times: Tensor, table: Tensor, x: Tensor
     ) -> tuple[Tensor, Tensor]:
         """x before every step and after the last, and all velocities, from one noise."""
-        step = ExpertStep(self._network)
-        past = [torch.from_numpy(case.reference[name]) for name in PREFIX_OUTPUTS]
+        step = DenoiseStep(self._network)
+        past, rows = _tensors(case.past), _tensors(case.head_inputs)
         own = [torch.from_numpy(array) for array in (case.row_weight, case.plan)]
-        state = None if case.state is None else torch.from_numpy(case.state)
         dt = torch.tensor(-1.0 / len(times))
         trace, velocities = [x], []
         for k, t in enumerate(times):
             weight = torch.from_numpy(case.plan_weight[k])
-            x, velocity = step(x, *past, table[k : k + 1], t, dt, *own, weight, state)
+            x, velocity = step(x, past, table[k : k + 1], t, dt, *own, weight, rows)
             trace.append(x)
             velocities.append(velocity)
         return torch.stack(trace), torch.stack(velocities)
 
     @contextmanager
-    def _loaded(self, part: str) -> Iterator[None]:
-        """The numbers of one network, for as long as they are needed."""
-        names = [name for name in self._weights.names if name.startswith(_PARTS[part])]
+    def _loaded(self, vision: bool) -> Iterator[None]:
+        """The numbers of the vision network or of all else, for as long as they are needed."""
+        names = [name for name in self._weights.names if name.startswith('vision.') is vision]
         self._assign({name: self._weights.read(name) for name in names})
         try:
             with torch.inference_mode():
@@ -210,3 +239,7 @@ class Reference:
 
     def _assign(self, tensors: dict[str, Tensor]) -> None:
         self._network.load_state_dict(tensors, assign=True, strict=False)
+
+
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

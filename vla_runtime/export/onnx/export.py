@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -19,12 +20,11 @@ from torch.export import ExportedProgram
 
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.files import (
-    EXPERT_INPUTS,
-    EXPERT_OUTPUTS,
+    IMAGE_INPUTS,
     ONNX_FOLDER,
-    PREFIX_INPUTS,
-    PREFIX_OUTPUTS,
     ROWS,
+    STEP_INPUTS,
+    STEP_OUTPUTS,
     Precision,
     graph_path,
 )
@@ -32,11 +32,10 @@ from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.translation import Translator
 from vla_runtime.export.onnx.weights import BundleWeights, WeightFile
-from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.engine_networks import ExpertStep, PrefixEncoder
-from vla_runtime.families.family import PolicyDims
-from vla_runtime.families.flow_network import empty_network
-from vla_runtime.families.pi.flow_policy import PiNetwork
+from vla_runtime.families.blocks.layers import matrix_names, query_scales
+from vla_runtime.families.flow_network import FlowNetwork, empty_network
+from vla_runtime.families.flow_step import DenoiseStep, Prefix
+from vla_runtime.families.traced_shapes import trace_shapes
 
 _DTYPES = {
     'float32': torch.float32,
@@ -79,22 +78,12 @@ def write_onnx(
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
-    """About how large weights.data will be: every parameter that a graph uses."""
+    """At most how large weights.data will be: every parameter, once."""
     network = meta_network(spec, _DTYPES[precision])
-    last = f'language.blocks.{spec.dims.language.depth - 1}.'
-    # The time table is an input; of the last prefix layer only keys and values are computed.
-    unused = ('.modulation.', 'language.norm.')
-    used_of_last = (f'{last}input_norm', f'{last}attention.k', f'{last}attention.v')
-    return sum(
-        tensor.numel() * tensor.element_size()
-        for name, tensor in network.state_dict().items()
-        if not any(part in name for part in unused)
-        and not name.startswith(('time_in.', 'time_out.'))
-        and (not name.startswith(last) or name.startswith(used_of_last))
-    )
+    return sum(tensor.numel() * tensor.element_size() for tensor in network.parameters())
 
 
-def meta_network(spec: BundleSpec, dtype: torch.dtype) -> PiNetwork:
+def meta_network(spec: BundleSpec, dtype: torch.dtype) -> FlowNetwork:
     """The network without numbers, its matrices in the given precision."""
     network = empty_network(spec.family, spec.dims)
     matrices = matrix_names(network)
@@ -104,57 +93,54 @@ def meta_network(spec: BundleSpec, dtype: torch.dtype) -> PiNetwork:
     return network.eval().requires_grad_(False)
 
 
-def query_scales(dims: PolicyDims, network: nn.Module) -> dict[str, float]:
-    """What attention multiplies its queries by, as a factor of their projections' weights."""
-    return {
-        name: (dims.vision.width // dims.vision.num_heads) ** -0.5
-        if name.startswith('vision.')
-        else dims.language.head_dim**-0.5
-        for name, _ in network.named_parameters()
-        if '.attention.q.' in name
-    }
-
-
 class _TracedNetworks:
     """Traces on demand and keeps what was traced."""
 
     def __init__(self, spec: BundleSpec, precision: Precision) -> None:
         self.network = meta_network(spec, _DTYPES[precision])
         self._spec = spec
-        self._precision = precision
+        self._traced = trace_shapes(self.network)
         self._kept: dict[tuple[str, int], ExportedProgram] = {}
-        row = self.network.time_conditioning(torch.zeros(1, device='meta'))
-        self._conditioning = row.shape[1]
 
     def shapes(self, rows: int) -> GraphShapes:
-        return GraphShapes(self._spec.dims, rows, self._precision, self._conditioning)
+        traced = self._traced
+        past = {
+            name: (str(tensor.dtype).removeprefix('torch.'), tensor.for_rows(rows))
+            for name, tensor in traced.past.items()
+        }
+        network = self.network
+        return GraphShapes(
+            network.family, network.dims, rows, traced.image_tokens, past, traced.conditioning
+        )
 
     def vision(self, images: int) -> ExportedProgram:
-        return self._trace('vision', images, self.network.vision, self.shapes(1).images(images))
+        inputs = self._tensors(self.shapes(1).images(images))
+        return self._trace('vision', images, self.network.vision, inputs['pixels'])
 
     def prefix(self, rows: int) -> ExportedProgram:
-        module = PrefixEncoder(self.network)
-        return self._trace('prefix', rows, module, self.shapes(rows).inputs('prefix'))
+        inputs = self._tensors(self.shapes(rows).inputs('prefix'))
+        images = [inputs.pop(name) for name in IMAGE_INPUTS]
+        return self._trace('prefix', rows, Prefix(self.network), *images, inputs)
 
     def expert(self, rows: int) -> ExportedProgram:
-        module = ExpertStep(self.network)
-        return self._trace('expert', rows, module, self.shapes(rows).inputs('expert'))
+        inputs = self._tensors(self.shapes(rows).inputs('expert'))
+        x = inputs.pop('x')
+        past = {name: inputs.pop(name) for name in self._traced.past}
+        step = [inputs.pop(name) for name in STEP_INPUTS]
+        return self._trace('expert', rows, DenoiseStep(self.network), x, past, *step, inputs)
 
-    def _trace(
-        self,
-        name: str,
-        size: int,
-        module: nn.Module,
-        inputs: Tensors,
-    ) -> ExportedProgram:
+    def _trace(self, name: str, size: int, module: nn.Module, *inputs: Any) -> ExportedProgram:
         key = (name, size)
         if key not in self._kept:
-            tensors: dict[str, Tensor] = {
-                name: torch.zeros(shape, dtype=_DTYPES[kind], device='meta')
-                for name, (kind, shape) in inputs.items()
-            }
-            self._kept[key] = torch.export.export(module, (), kwargs=tensors)
+            self._kept[key] = torch.export.export(module, inputs)
         return self._kept[key]
+
+    @staticmethod
+    def _tensors(inputs: Tensors) -> dict[str, Tensor]:
+        return {
+            name: torch.zeros(shape, dtype=_DTYPES[kind], device='meta')
+            for name, (kind, shape) in inputs.items()
+        }
 
 
 class _Writer:
@@ -173,28 +159,28 @@ class _Writer:
         self._weights = weights
         self._file = file
         self._traced = traced
-        self._scales = query_scales(spec.dims, traced.network)
+        self._scales = query_scales(traced.network)
 
     def vision(self) -> None:
         graph, translator = self._begin('vision')
         inputs = self._declare(graph, self._traced.shapes(1).images(1))
-        (tokens,) = translator.write(self._traced.vision(1), 'vision.', inputs)
+        (tokens,) = translator.write(self._traced.vision(1), 'vision.', list(inputs.values()))
         graph.output('image_tokens', tokens)
         self._save(graph, graph_path(self._folder, 'vision'))
 
     def prefix(self, rows: int) -> None:
         graph, translator = self._begin('prefix')
         inputs = self._declare(graph, self._traced.shapes(rows).inputs('prefix'))
-        outputs = translator.write(self._traced.prefix(rows), '', inputs)
-        for name, value in zip(PREFIX_OUTPUTS, outputs, strict=True):
+        outputs = translator.write(self._traced.prefix(rows), '', list(inputs.values()))
+        for name, value in zip(self._traced.shapes(rows).past, outputs, strict=True):
             graph.output(name, value)
         self._save(graph, graph_path(self._folder, 'prefix', rows))
 
     def expert(self, rows: int) -> None:
         graph, translator = self._begin('expert')
         inputs = self._declare(graph, self._traced.shapes(rows).inputs('expert'))
-        outputs = translator.write(self._traced.expert(rows), '', inputs)
-        for name, value in zip(EXPERT_OUTPUTS, outputs, strict=True):
+        outputs = translator.write(self._traced.expert(rows), '', list(inputs.values()))
+        for name, value in zip(STEP_OUTPUTS, outputs, strict=True):
             graph.output(name, value)
         self._save(graph, graph_path(self._folder, 'expert', rows))
 
@@ -204,17 +190,17 @@ class _Writer:
         shapes = self._traced.shapes(rows)
         values = self._declare(graph, shapes.monolithic(self._spec.denoise_steps))
         graph.scope = 'vision/'
-        (tokens,) = translator.write(self._traced.vision(cameras), 'vision.', values)
+        (tokens,) = translator.write(self._traced.vision(cameras), 'vision.', [values['pixels']])
         values['image_tokens'] = tokens
         graph.scope = 'prefix/'
-        prefix_inputs = {name: values[name] for name in PREFIX_INPUTS}
+        prefix_inputs = [values[name] for name in shapes.inputs('prefix')]
         past = translator.write(self._traced.prefix(rows), '', prefix_inputs)
-        values |= dict(zip(PREFIX_OUTPUTS, past, strict=True))
+        values |= dict(zip(shapes.past, past, strict=True))
         x = values['x']
         for step in range(self._spec.denoise_steps):
             graph.scope = f'step_{step}/'
-            inputs = {name: values[name] for name in EXPERT_INPUTS if name in values}
-            inputs |= self._step_inputs(graph, values, step) | {'x': x}
+            given = values | self._step_inputs(graph, values, step) | {'x': x}
+            inputs = [given[name] for name in shapes.inputs('expert')]
             x, _ = translator.write(self._traced.expert(rows), '', inputs)
         graph.output('x_next', x)
         self._save(graph, graph_path(self._folder, 'monolithic', rows))

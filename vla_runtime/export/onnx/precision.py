@@ -24,13 +24,13 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from vla_runtime.engines.onnx.files import EXPERT_INPUTS, EXPERT_OUTPUTS, PREFIX_OUTPUTS, Precision
+from vla_runtime.engines.onnx.files import STEP_INPUTS, STEP_OUTPUTS, Precision
 from vla_runtime.export.onnx.origins import HALVES, origin_faults, type_name
 
 _PORTS = {
-    **dict.fromkeys((*EXPERT_INPUTS[4:], *EXPERT_OUTPUTS), TensorProto.FLOAT),
-    **dict.fromkeys(('x', 'pixels', 'image_tokens'), TensorProto.FLOAT),
-    **dict.fromkeys(('image_mask', 'token_mask', 'prefix_mask'), TensorProto.BOOL),
+    **dict.fromkeys((*STEP_INPUTS, *STEP_OUTPUTS), TensorProto.FLOAT),
+    **dict.fromkeys(('x', 'state', 'pixels', 'image_tokens'), TensorProto.FLOAT),
+    **dict.fromkeys(('image_mask', 'token_mask'), TensorProto.BOOL),
     'tokens': TensorProto.INT64,
 }
 _TYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, *HALVES)
@@ -103,8 +103,6 @@ def _port_faults(graph: onnx.GraphProto, types: dict[str, int]) -> list[str]:
         must_be = _PORTS.get(port.name, kind)
         if kind != must_be:
             faults.append(f"'{port.name}' is in {type_name(kind)} and must be {type_name(must_be)}")
-        elif kind in HALVES and port.name not in PREFIX_OUTPUTS:
-            faults.append(f"'{port.name}' is in {type_name(kind)}, as only the past may be")
     return faults
 
 

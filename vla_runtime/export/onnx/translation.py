@@ -9,7 +9,7 @@ what runs. Three rewrites that change no result beyond rounding are made on the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,16 +51,14 @@ class Translator:
         self._weights = weights
         self._scales = scales
 
-    def write(
-        self, program: ExportedProgram, prefix: str, inputs: Mapping[str, Value]
-    ) -> list[Value]:
+    def write(self, program: ExportedProgram, prefix: str, inputs: Sequence[Value]) -> list[Value]:
         """Write one traced module.
 
         Args:
             program: traced on the meta device.
             prefix: of the module's parameters in the bundle (``'vision.'`` for the vision tower);
                 a leading ``network.`` is dropped.
-            inputs: argument names to graph values.
+            inputs: a graph value for each argument, in order; those of a mapping one by one.
 
         Returns:
             The module's outputs in order.
@@ -86,7 +84,7 @@ class _Translation:
         self._known: dict[Node, Any] = {}
         self._groups: dict[Node, list[Node]] = {}
 
-    def run(self, program: ExportedProgram, inputs: Mapping[str, Value]) -> list[Value]:
+    def run(self, program: ExportedProgram, inputs: Sequence[Value]) -> list[Value]:
         nodes = list(program.graph.nodes)
         self._place_inputs(program, nodes, inputs)
         self._groups = _linear_groups(nodes)
@@ -97,15 +95,16 @@ class _Translation:
         return [self._value(self._known[item]) for item in output.args[0]]
 
     def _place_inputs(
-        self, program: ExportedProgram, nodes: list[Node], inputs: Mapping[str, Value]
+        self, program: ExportedProgram, nodes: list[Node], inputs: Sequence[Value]
     ) -> None:
+        given = iter(inputs)
         placeholders = [node for node in nodes if node.op == 'placeholder']
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
             if spec.kind == InputKind.PARAMETER:
                 name = self._prefix + str(spec.target).removeprefix('network.')
                 self._known[node] = _Weight(name, node.meta['val'])
             elif spec.kind == InputKind.USER_INPUT:
-                self._known[node] = inputs.get(node.name)
+                self._known[node] = next(given)
             else:
                 tensor = program.constants[str(spec.target)]
                 self._known[node] = tensor

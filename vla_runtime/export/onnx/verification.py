@@ -23,9 +23,7 @@ import torch
 
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.files import (
-    EXPERT_INPUTS,
     ONNX_FOLDER,
-    PREFIX_OUTPUTS,
     ROWS,
     Network,
     Precision,
@@ -47,7 +45,7 @@ from vla_runtime.export.receipt import (
     VerificationError,
     error_of,
 )
-from vla_runtime.families.pi.time_table import TimeTable
+from vla_runtime.families import read_time_table
 from vla_runtime.inference.denoise import flow_times
 
 _LISTED = 10
@@ -203,22 +201,18 @@ class _Verifier:
     def _prefix(self, rows: int) -> None:
         session, name = self._open('prefix', rows), graph_name('prefix', rows)
         for case, own in self._of(rows):
-            given = {name: getattr(case, name) for name in ('image_mask', 'tokens', 'token_mask')}
+            given = {'image_mask': case.image_mask, **case.prefix_inputs}
             found = session.run({'image_tokens': case.reference['image_tokens'], **given})
-            # What stands at padded places is never seen.
-            seen = case.reference['prefix_mask']
-            for tensor in PREFIX_OUTPUTS[:2]:
-                expected = case.reference[tensor].swapaxes(0, 1).swapaxes(1, 3)[seen]
-                valid = found[tensor].swapaxes(0, 1).swapaxes(1, 3)[seen]
-                self._compare(name, tensor, valid, expected)
-            self._compare(name, 'prefix_mask', found['prefix_mask'], seen)
+            visible = case.visible(found)
+            for tensor, expected in case.visible(case.past).items():
+                self._compare(name, tensor, visible[tensor], expected)
             own |= session.run({'image_tokens': own['image_tokens'], **given})
         self._advance(1)
 
     def _time_table(self, table: np.ndarray) -> np.ndarray:
         times = flow_times(self._spec.denoise_steps)
-        path = self._folder / WEIGHTS_FILE
-        own = TimeTable(self._spec.family, self._spec.dims, path)(times)
+        spec = self._spec
+        own = read_time_table(spec.family, spec.dims, self._folder / WEIGHTS_FILE)(times)
         self._compare('time table', 'time_conditioning', own, table)
         return own
 
@@ -226,11 +220,10 @@ class _Verifier:
         session, name = self._open('expert', rows), graph_name('expert', rows)
         for case, own in self._of(rows):
             trace, growth = case.reference['trace'], []
-            past = {key: case.reference[key] for key in PREFIX_OUTPUTS}
-            own_past = {key: own[key] for key in PREFIX_OUTPUTS}
+            own_past = {key: own[key] for key in case.past}
             x = case.x
             for k in range(self._spec.denoise_steps):
-                alone = session.run(self._step(case, past, table, k, trace[k]))
+                alone = session.run(self._step(case, case.past, table, k, trace[k]))
                 self._compare(name, 'x_next', alone['x_next'], trace[k + 1])
                 expected = case.reference['velocity'][k]
                 self._compare(name, 'velocity', alone['velocity'], expected)
@@ -245,8 +238,7 @@ class _Verifier:
             values = self._step(case, {}, table, 0, case.x) | {
                 'pixels': case.pixels,
                 'image_mask': case.image_mask,
-                'tokens': case.tokens,
-                'token_mask': case.token_mask,
+                **case.prefix_inputs,
                 'time_conditioning': table,
                 't': flow_times(self._spec.denoise_steps).astype(np.float32),
                 'plan_weight': case.plan_weight,
@@ -267,10 +259,9 @@ class _Verifier:
             'row_weight': case.row_weight,
             'plan': case.plan,
             'plan_weight': case.plan_weight[k],
+            **case.head_inputs,
         }
-        if case.state is not None:
-            values['state'] = case.state
-        return {name: np.asarray(values[name]) for name in EXPERT_INPUTS if name in values}
+        return {name: np.asarray(value) for name, value in values.items()}
 
     def _open(self, network: Network, rows: int = 1) -> Session:
         path = graph_path(self._folder, network, rows)

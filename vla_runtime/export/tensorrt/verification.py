@@ -136,20 +136,16 @@ def _networks(engine: TensorRTEngine, case: Case) -> dict[tuple[str, str], tuple
     """Encode, and compare what vision and prefix left in their buffers."""
     for camera, pixels in enumerate(case.pixels):
         engine.encode_image(camera, pixels)
-    engine.encode_prefix(case.image_mask, case.tokens, case.token_mask)
+    engine.encode_prefix(case.image_mask, case.prefix_inputs)
     engine.use_prefix(case.rows)
-    reference, found = case.reference, engine.read_prefix()
-    network = f'prefix, {case.rows} row(s)'
-    # What stands at padded places is never seen.
-    seen = reference['prefix_mask']
-    errors = {
-        ('vision', 'image_tokens'): error_of(engine.read_image_tokens(), reference['image_tokens']),
-        (network, 'prefix_mask'): error_of(found['prefix_mask'], seen),
+    expected_tokens, found = case.reference['image_tokens'], case.visible(engine.read_prefix())
+    return {
+        ('vision', 'image_tokens'): error_of(engine.read_image_tokens(), expected_tokens),
+        **{
+            (f'prefix, {case.rows} row(s)', name): error_of(found[name], expected)
+            for name, expected in case.visible(case.past).items()
+        },
     }
-    for name in ('past_key', 'past_value'):
-        pair = [each[name].swapaxes(0, 1).swapaxes(1, 3)[seen] for each in (found, reference)]
-        errors[network, name] = error_of(*pair)
-    return errors
 
 
 def _single_steps(engine: TensorRTEngine, case: Case) -> dict[str, tuple[float, float]]:
@@ -185,5 +181,5 @@ def _inputs(case: Case) -> StepInputs:
         row_weight=case.row_weight,
         plan=case.plan[0],
         plan_weight=case.plan_weight[:, 0, :, 0],
-        state=case.state,
+        rows=case.head_inputs,
     )

@@ -20,3 +20,15 @@ class VisionDims:
     def tokens(self) -> int:
         """Tokens of one image."""
         return (self.image_size // self.patch_size) ** 2
+
+
+@dataclass(frozen=True)
+class GemmaDims:
+    """A Gemma decoder stack (arXiv 2403.08295)."""
+
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int

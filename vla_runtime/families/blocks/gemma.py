@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.layers import Linear
-from vla_runtime.families.pi.dimensions import GemmaDims
+from vla_runtime.families.blocks.dimensions import GemmaDims
+from vla_runtime.families.blocks.layers import Linear, QueryLinear
 
 Rotary = tuple[Tensor, Tensor]
 
@@ -118,7 +118,7 @@ class Attention(nn.Module):
     def __init__(self, dims: GemmaDims) -> None:
         super().__init__()
         self.head_dim = dims.head_dim
-        self.q = Linear(dims.width, dims.num_heads * dims.head_dim, bias=False)
+        self.q = QueryLinear(dims.width, dims.num_heads * dims.head_dim, dims.head_dim, bias=False)
         self.k = Linear(dims.width, dims.num_kv_heads * dims.head_dim, bias=False)
         self.v = Linear(dims.width, dims.num_kv_heads * dims.head_dim, bias=False)
         self.out = Linear(dims.num_heads * dims.head_dim, dims.width, bias=False)

@@ -17,6 +17,28 @@ class Linear(nn.Linear):
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
 
+class QueryLinear(Linear):
+    """The query projection of an attention with scores scaled by 1/sqrt(head_dim).
+
+    PyTorch's attention scales the scores itself. An exported graph multiplies `scale` into this
+    layer's weights instead, which saves a product over all scores.
+    """
+
+    def __init__(self, inputs: int, outputs: int, head_dim: int, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.scale = head_dim**-0.5
+
+
+def query_scales(network: nn.Module) -> dict[str, float]:
+    """Factor of the parameters of every query projection, by their names."""
+    return {
+        f'{prefix}.{name}': module.scale
+        for prefix, module in network.named_modules()
+        if isinstance(module, QueryLinear)
+        for name, _ in module.named_parameters(recurse=False)
+    }
+
+
 def matrix_names(network: nn.Module) -> set[str]:
     """Names of the parameters that may run in reduced precision.
 

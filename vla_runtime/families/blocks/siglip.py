@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.layers import Linear
-from vla_runtime.families.pi.dimensions import VisionDims
+from vla_runtime.families.blocks.dimensions import VisionDims
+from vla_runtime.families.blocks.layers import Linear, QueryLinear
 
 
 class VisionAttention(nn.Module):
@@ -16,7 +16,7 @@ class VisionAttention(nn.Module):
     def __init__(self, dims: VisionDims) -> None:
         super().__init__()
         self.num_heads = dims.num_heads
-        self.q = Linear(dims.width, dims.width)
+        self.q = QueryLinear(dims.width, dims.width, dims.width // dims.num_heads)
         self.k = Linear(dims.width, dims.width)
         self.v = Linear(dims.width, dims.width)
         self.out = Linear(dims.width, dims.width)

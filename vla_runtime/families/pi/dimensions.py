@@ -7,19 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vla_runtime.families.blocks.dimensions import VisionDims
-
-
-@dataclass(frozen=True)
-class GemmaDims:
-    """A Gemma decoder stack (arXiv 2403.08295)."""
-
-    width: int
-    depth: int
-    mlp_dim: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ them to the state dicts of the networks, order included.
 
 from __future__ import annotations
 
+from vla_runtime.families.blocks.dimensions import GemmaDims
 from vla_runtime.families.blocks.shapes import Named, Shape, linear_shapes, under, vision_shapes
-from vla_runtime.families.pi.dimensions import GemmaDims, PiDims
+from vla_runtime.families.pi.dimensions import PiDims
 
 
 def pi05_shapes(dims: PiDims) -> dict[str, Shape]:

@@ -11,7 +11,8 @@ import numpy as np
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import VERIFICATION_FILE, WEIGHTS_FILE
-from vla_runtime.families.pi.dimensions import GemmaDims, PiDims, VisionDims
+from vla_runtime.families.blocks.dimensions import GemmaDims, VisionDims
+from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.tabletop.sim.expert import HORIZON
 from vla_runtime.tabletop.sim.scene import CAMERAS
 from vla_runtime.tabletop.sim.world import JOINT_NAMES

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.blocks.gemma import attend, normalise_rms, rotary
-from vla_runtime.families.pi.dimensions import VisionDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
 
 # The image is 64x48 in a 64x64 square: half its height, in which `project` counts, is 24 pixels.

@@ -1,0 +1,146 @@
+"""A bundle's graphs as sessions, held to policy.yaml and to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from vla_runtime.engines.onnx.files import (
+    IMAGE_INPUTS,
+    STEP_INPUTS,
+    STEP_OUTPUTS,
+    Network,
+    Precision,
+    graph_path,
+)
+from vla_runtime.engines.onnx.session import KIND_OF, Placement, Session
+from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors
+from vla_runtime.families.family import Family, PolicyDims
+from vla_runtime.files.quotes import one_line
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """The sessions of one engine; prefix and expert by number of prompt rows."""
+
+    vision: Session
+    prefix: Mapping[int, Session]
+    expert: Mapping[int, Session]
+
+
+def load_graphs(
+    folder: Path,
+    place: Placement,
+    family: Family,
+    dims: PolicyDims,
+    conditioning: int,
+    precision: str,
+    rows: Sequence[int],
+) -> Graphs:
+    """Load and check the graphs of an engine.
+
+    Args:
+        folder: of the bundle.
+        place: where to run them.
+        family, dims: of the policy.
+        conditioning: C, numbers of a row of the time table.
+        precision: that the files were exported in.
+        rows: numbers of prompt rows.
+
+    Raises:
+        ValueError: a file that cannot be loaded, is the graph of another network, precision or
+            policy, or does not fit the others.
+    """
+
+    def load(network: Network, count: int = 1) -> Session:
+        session = Session(graph_path(folder, network, count), place)
+        _check_names(session, network, family, dims)
+        return session
+
+    # The smallest first: what does not fit shows before the others are loaded.
+    expert = {1: load('expert')}
+    vision = load('vision')
+    prefix: dict[int, Session] = {}
+    for count in rows:
+        prefix[count] = load('prefix', count)
+        expert.setdefault(count, load('expert', count) if count > 1 else expert[1])
+        past = tensors_of(prefix[count].outputs)
+        _check_precision(prefix[count].path, past, precision)
+        shapes = GraphShapes(
+            family,
+            dims,
+            count,
+            tuple(vision.outputs['image_tokens'].shape[1:]),
+            past,
+            conditioning,
+        )
+        if count == 1:
+            _check_shapes(vision, 'vision', shapes)
+        _check_shapes(prefix[count], 'prefix', shapes)
+        _check_shapes(expert[count], 'expert', shapes)
+    return Graphs(vision, prefix, expert)
+
+
+def tensors_of(ports: Mapping[str, Any]) -> Tensors:
+    """Kinds and shapes of a session's inputs or outputs."""
+    return {
+        name: (KIND_OF.get(port.type, port.type), tuple(port.shape)) for name, port in ports.items()
+    }
+
+
+def _check_names(session: Session, network: Network, family: Family, dims: PolicyDims) -> None:
+    """Inputs and outputs that do not depend on other graphs tell which network a file holds."""
+    inputs = {
+        'vision': {'pixels'},
+        'prefix': {*IMAGE_INPUTS, *family.prefix_inputs(dims)},
+        'expert': {'x', *STEP_INPUTS, *family.head_inputs(dims)},
+    }[network]
+    outputs = {'vision': {'image_tokens'}, 'prefix': set(), 'expert': set(STEP_OUTPUTS)}[network]
+    parts = (('input', session.inputs, inputs), ('output', session.outputs, outputs))
+    for what, found, expected in parts:
+        if not expected <= set(found):
+            raise _other_graph(session, network, what, found, expected)
+
+
+def _check_shapes(session: Session, network: Network, shapes: GraphShapes) -> None:
+    parts = (
+        ('input', tensors_of(session.inputs), shapes.inputs(network)),
+        ('output', tensors_of(session.outputs), shapes.outputs(network)),
+    )
+    for what, found, expected in parts:
+        if set(found) != set(expected):
+            raise _other_graph(session, network, what, found, expected)
+        for name, (kind, shape) in expected.items():
+            if found[name] == (kind, shape):
+                continue
+            found_kind, found_shape = found[name]
+            source = 'its prefix' if name in shapes.past else 'the dimensions in policy.yaml'
+            raise ValueError(
+                f"{session.path}: {what} '{name}' is {found_kind} {list(found_shape)}, but "
+                f'{source} make it {kind} {list(shape)}; export the bundle again'
+            )
+
+
+def _check_precision(path: Path, past: Tensors, asked: str) -> None:
+    """Keys and values are in the precision of the matrices."""
+    for kind, _ in past.values():
+        if kind in get_args(Precision) and kind != asked:
+            raise ValueError(
+                f"precision '{asked}' was asked for, but the files in {path.parent} were exported "
+                f'in {kind}; set precision to {kind}, or export with --onnx-precision {asked}'
+            )
+
+
+def _other_graph(
+    session: Session, network: Network, what: str, found: Iterable[str], expected: Iterable[str]
+) -> ValueError:
+    return ValueError(
+        f'{session.path}: is not the graph of {network}: its {what}s are {_listed(found)} where '
+        f'{_listed(expected)} are expected; export the bundle again'
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return one_line(', '.join(names), 200)

@@ -1,0 +1,113 @@
+"""Shapes that a network's own code gives, found on PyTorch's `meta` device without computing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vla_runtime.families.family import RowInput
+from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.flow_step import Prefix
+
+KINDS = {'float32': torch.float32, 'int64': torch.int64, 'bool': torch.bool}
+
+
+@dataclass(frozen=True)
+class PrefixTensor:
+    """A tensor that the prefix hands to the head.
+
+    Attributes:
+        shape: for one prompt row.
+        row_axis: the axis that is as long as there are rows.
+        dtype: of its numbers.
+    """
+
+    shape: tuple[int, ...]
+    row_axis: int
+    dtype: torch.dtype
+
+    def for_rows(self, rows: int) -> tuple[int, ...]:
+        """Its shape for so many prompt rows."""
+        return (*self.shape[: self.row_axis], rows, *self.shape[self.row_axis + 1 :])
+
+
+@dataclass(frozen=True)
+class TracedShapes:
+    """What a network's inputs and outputs are.
+
+    Attributes:
+        image_tokens: (N, W) of one image.
+        past: what the prefix hands to the head, by name, in the network's order.
+        conditioning: C, numbers of a row of the time table.
+    """
+
+    image_tokens: tuple[int, int]
+    past: Mapping[str, PrefixTensor]
+    conditioning: int
+
+
+def trace_shapes(network: FlowNetwork) -> TracedShapes:
+    """Run vision and prefix without numbers, for one and for two prompt rows.
+
+    Args:
+        network: on any device.
+
+    Raises:
+        ValueError: a tensor of the prefix in which not exactly one axis depends on the rows.
+    """
+    dims = network.dims
+    pixels = torch.empty(1, 3, dims.image_size, dims.image_size, device='meta')
+    (tokens,) = _on_meta(network.vision, pixels)
+    images = torch.empty(dims.cameras, *tokens.shape, dtype=tokens.dtype, device='meta')
+    mask = torch.ones(dims.cameras, dtype=torch.bool, device='meta')
+    prefix = Prefix(network)
+    one, two = (
+        _on_meta(prefix, images, mask, row_tensors(network.family.prefix_inputs(dims), count))
+        for count in (1, 2)
+    )
+    conditioning = _on_meta(_TimeConditioning(network), torch.empty(1, device='meta'))
+    return TracedShapes(
+        (tokens.shape[0], tokens.shape[1]),
+        {name: _prefix_tensor(name, one[name], two[name]) for name in one},
+        conditioning.shape[1],
+    )
+
+
+def row_tensors(
+    inputs: Mapping[str, RowInput], rows: int, device: torch.device | str = 'meta'
+) -> dict[str, Tensor]:
+    """Buffers for a family's inputs, zeros."""
+    return {
+        name: torch.zeros(rows, *given.shape, dtype=KINDS[given.kind], device=device)
+        for name, given in inputs.items()
+    }
+
+
+class _TimeConditioning(nn.Module):
+    def __init__(self, network: FlowNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, times: Tensor) -> Tensor:
+        return self.network.time_conditioning(times)
+
+
+@torch.no_grad()
+def _on_meta(module: nn.Module, *inputs: object):  # type: ignore[no-untyped-def]
+    """What a module returns, its parameters and buffers replaced by those of no device."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    without_numbers = {name: torch.empty_like(tensor, device='meta') for name, tensor in tensors}
+    return torch.func.functional_call(module, without_numbers, inputs)
+
+
+def _prefix_tensor(name: str, one: Tensor, two: Tensor) -> PrefixTensor:
+    axes = [i for i, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
+    if len(axes) != 1 or (one.shape[axes[0]], two.shape[axes[0]]) != (1, 2):
+        raise ValueError(
+            f"the prefix hands over '{name}' of shape {tuple(one.shape)} for one prompt row and "
+            f'{tuple(two.shape)} for two; exactly one axis must be as long as there are rows'
+        )
+    return PrefixTensor(tuple(one.shape), axes[0], one.dtype)
