@@ -52,7 +52,7 @@ class ParameterSpec:
     Attributes:
         name: as ROS knows it.
         default: also tells the type: bool, int, float or str.
-        description: one line for `ros2 param describe` and the README.
+        description: one line for `ros2 param describe` and docs/parameters.md.
         minimum: smallest number allowed, inclusive.
         maximum: largest number allowed, inclusive.
         words: what a string may be; anything when empty.
@@ -258,7 +258,7 @@ def _stored(node: Node, table: ParameterTable) -> dict[str, Any]:
 
 
 def markdown(table: ParameterTable) -> str:
-    """Write a table's rows as a Markdown table."""
+    """Write a table's rows as a Markdown table, for docs/parameters.md."""
     lines = [
         '| parameter | type | default | allowed | live | meaning |',
         '|---|---|---|---|---|---|',
