@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_policy import CAMERAS, observation
 
+from vla_runtime.engines.protocol import count_rows
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.settings import PolicySettings
@@ -429,9 +430,9 @@ def test_warming_up_runs_every_slot_that_will_be_used(bundles, monkeypatch, sett
     policy = load_policy(bundles['pi05'], **settings)
     real, seen = policy._engine.encode_prefix, []
 
-    def encode_prefix(image_mask, tokens, token_mask, slot=0):
-        seen.append((len(tokens), slot))
-        real(image_mask, tokens, token_mask, slot)
+    def encode_prefix(image_mask, rows, slot=0):
+        seen.append((count_rows(rows), slot))
+        real(image_mask, rows, slot)
 
     monkeypatch.setattr(policy._engine, 'encode_prefix', encode_prefix)
     policy.warm_up()

@@ -17,7 +17,7 @@ from vla_runtime.processing.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.cases
 
-CASES = find('*.end_to_end.json')
+CASES = [path for path in find('*.end_to_end.json') if path.name.startswith('lerobot_')]
 KINDS = {
     'QUANTILES': 'quantiles_lerobot',
     'MEAN_STD': 'mean_std_lerobot',
