@@ -53,6 +53,7 @@ class Drive:
             ),
             ExecutorParameters(
                 replan_interval=replan_interval,
+                overrun='hold',
                 handover=HandoverParameters(mode=mode),  # type: ignore[arg-type]
             ),
         )

@@ -131,12 +131,12 @@ def record(bundle: Path, episodes: int) -> dict[tuple[str, int], list[list[LiveC
     import torch
     from tqdm import tqdm
 
-    from vla_runtime.tabletop.study.drivers import PolicyDriver
+    from vla_runtime.tabletop.study.chunk_sources import PolicySource
     from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ, Tabletop, run_episode
     from vla_runtime.tabletop.study.runner import episode_seeds
 
     torch.set_num_threads(1)
-    world, driver = Tabletop(CONTROL_RATE_HZ), PolicyDriver(bundle)
+    world, source = Tabletop(CONTROL_RATE_HZ), PolicySource(bundle)
     recordings: dict[tuple[str, int], list[list[LiveChunk]]] = {}
     seeds = episode_seeds(0, episodes)
     with tqdm(total=2 * len(DELAYS) * episodes, unit='episode') as bar:
@@ -152,7 +152,7 @@ def record(bundle: Path, episodes: int) -> dict[tuple[str, int], list[list[LiveC
                     def keep(step: int, chunk: Any, chunks: list[LiveChunk] = chunks) -> None:
                         chunks.append(LiveChunk(len(chunks), step, chunk.actions))
 
-                    run_episode(world, driver, condition, seed, index, keep)
+                    run_episode(world, source, condition, seed, index, keep)
                     recordings[handover, delay].append(chunks)
                     bar.update()
     world.close()

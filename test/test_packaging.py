@@ -22,9 +22,7 @@ import yaml
 from paths import ROOT
 
 import vla_runtime
-from vla_runtime.cli import main as program
 from vla_runtime.ros import node_main
-from vla_runtime.ros.parameters import markdown
 
 NODES = ('policy_node', 'executor_node', 'tabletop_node')
 ROS_PACKAGES = {
@@ -256,38 +254,6 @@ def test_parameter_files_give_every_parameter_its_default(file: str) -> None:
     assert {name: type(value) for name, value in given.items()} == {
         row.name: type(row.default) for row in table if row.name in given
     }
-
-
-@pytest.mark.parametrize(
-    ('node', 'module', 'table'),
-    [
-        ('vla_policy', 'ros.policy', 'POLICY_PARAMETERS'),
-        ('vla_executor', 'ros.executor', 'EXECUTOR_PARAMETERS'),
-        ('tabletop', 'tabletop.ros', 'TABLETOP_PARAMETERS'),
-    ],
-)
-def test_parameter_tables_of_the_readme_are_those_of_the_code(
-    node: str, module: str, table: str
-) -> None:
-    """`vla_runtime.ros.parameters.markdown` writes them; paste what it gives."""
-    rows = getattr(importlib.import_module(f'vla_runtime.{module}.parameters'), table)
-    assert f'### {node}\n\n{markdown(rows)}\n' in (ROOT / 'README.md').read_text()
-
-
-@pytest.mark.parametrize('page', ['README.md', 'engines/README.md'])
-def test_commands_of_the_pages_run_as_they_are_written(page: str) -> None:
-    text = (ROOT / page).read_text()
-    blocks = re.findall(r'^```(\w*)\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
-    shell = [block for language, block in blocks if language in ('', 'bash')]
-    lines = [line for block in shell for line in block.splitlines()]
-    assert [line for line in lines if re.match(r'vla_runtime |python |.*…', line)] == []
-    commands = [line.split('#')[0].split() for line in lines if line.startswith('./run ')]
-    for _, command, *words in commands:
-        assert command in ('demo', 'test', 'exec'), words
-        if words[:1] == ['vla_runtime']:
-            parser = program._parser(words[1:])
-            parser.parse_args(words[1:])
-    assert commands
 
 
 def test_fast_dds_profile_makes_segments_that_hold_many_images() -> None:

@@ -18,6 +18,7 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan
 
+TIED = PolicySettings(rtc_mode='guided')
 PHASES = {'images', 'tokens', 'vision', 'prefix', 'denoise', 'actions', 'total'}
 
 
@@ -293,7 +294,7 @@ def test_denoise_steps_can_be_changed_between_inferences(policy):
 
 @pytest.mark.parametrize('name', ['pi05', 'delta'])
 def test_a_chunk_is_drawn_to_the_committed_plan(bundles, name):
-    policy = Policy.load(bundles[name], settings=PolicySettings(denoise_steps=10))
+    policy = Policy.load(bundles[name], settings=replace(TIED, denoise_steps=10))
     free = policy.infer(observation())[0].actions
     policy.reset()
     plan = CommittedPlan(actions=free + 0.3, delay_steps=4, execution_horizon=6)
@@ -316,7 +317,7 @@ def test_a_plan_for_a_delta_policy_is_anchored_to_the_present_state(bundles):
 
 
 def test_a_plan_shorter_than_the_horizon_is_held_and_does_not_bind_beyond_its_end(bundles):
-    policy = Policy.load(bundles['pi05'])
+    policy = Policy.load(bundles['pi05'], settings=TIED)
     noise = np.zeros((8, 6), dtype=np.float32)
     short = CommittedPlan(np.full((3, 3), 0.2), delay_steps=1, execution_horizon=8)
     same = CommittedPlan(np.full((8, 3), 0.2), delay_steps=1, execution_horizon=3)
@@ -336,12 +337,14 @@ def test_a_plan_shorter_than_the_horizon_is_held_and_does_not_bind_beyond_its_en
     ],
 )
 def test_a_bad_plan_is_refused(policy, actions, message):
+    policy.settings = TIED
     with pytest.raises(ValueError, match=message):
         policy.infer(observation(), plan=CommittedPlan(actions, 1, 2))
 
 
 @pytest.mark.parametrize('field', ['delay_steps', 'execution_horizon'])
 def test_steps_of_a_plan_are_whole_numbers(policy, field):
+    policy.settings = TIED
     steps = {'delay_steps': 1, 'execution_horizon': 2, field: 1.5}
     with pytest.raises(ValueError, match=field):
         policy.infer(observation(), plan=CommittedPlan(np.zeros((4, 3)), **steps))

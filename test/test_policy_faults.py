@@ -48,7 +48,7 @@ def test_a_chunk_that_no_weight_ties_is_the_free_one_and_is_told_as_such(
 
 
 def test_a_sample_is_chosen_by_the_plan_that_no_weight_ties_it_to(bundle: Path) -> None:
-    settings = PolicySettings(max_guidance_weight=0.0, samples=4)
+    settings = PolicySettings(rtc_mode='guided', max_guidance_weight=0.0, samples=4)
     _, report = Policy.load(bundle, settings=settings).infer(
         observation(), plan=CommittedPlan(ROWS[:6], 2, 6)
     )
@@ -80,7 +80,7 @@ def test_a_closed_policy_refuses_to_warm_up(bundle: Path) -> None:
 
 def test_a_number_that_is_not_finite_is_blamed_on_extreme_settings_too(bundle: Path) -> None:
     """The weights are sound: float32 has this number, but not what the network makes of it."""
-    settings = PolicySettings(max_guidance_weight=3e38, denoise_steps=10)
+    settings = PolicySettings(rtc_mode='guided', max_guidance_weight=3e38, denoise_steps=10)
     policy = Policy.load(bundle, settings=settings)
     with pytest.raises(ValueError, match=r'not finite.*max_guidance_weight'):
         policy.infer(observation(), plan=CommittedPlan(ROWS[:6] * 10, 2, 6))

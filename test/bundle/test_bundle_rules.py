@@ -13,6 +13,7 @@ from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.rules import LIMITS, check_spec, dump_spec, parse_spec
 from vla_runtime.bundle.schema import ActionSpec, BundleSpec, CameraSpec, PoseSpec, StateSpec
+from vla_runtime.families import find_family
 from vla_runtime.families.pi.dimensions import PI0
 from vla_runtime.files.typed_yaml import FieldError
 
@@ -159,6 +160,11 @@ DEFECTS: dict[str, tuple[str, str, str]] = {
 }
 
 
+ALL_LIMITS = LIMITS | {
+    f'dimensions.{field}': limit for field, limit in find_family('pi05').limits.items()
+}
+
+
 @pytest.mark.parametrize('defect', DEFECTS, ids=str)
 def test_a_defect_is_named_by_its_field(defect):
     old, new, pattern = DEFECTS[defect]
@@ -168,7 +174,7 @@ def test_a_defect_is_named_by_its_field(defect):
         parse_spec(text.replace(old, new, 1))
 
 
-@pytest.mark.parametrize('field', LIMITS)
+@pytest.mark.parametrize('field', ALL_LIMITS)
 def test_every_size_has_a_limit_that_a_published_policy_keeps(field):
     document = yaml.safe_load(dump_spec(replace(tiny_spec('pi0'), dims=PI0_TWO_CAMERAS)))
     assert check_spec(parse_spec(yaml.safe_dump(document))) is None
@@ -176,8 +182,8 @@ def test_every_size_has_a_limit_that_a_published_policy_keeps(field):
     inner = document
     for part in path:
         inner = inner[part]
-    assert inner[key] * 4 <= LIMITS[field]
-    inner[key] = LIMITS[field] + 1
+    assert inner[key] * 4 <= ALL_LIMITS[field]
+    inner[key] = ALL_LIMITS[field] + 1
     with pytest.raises(FieldError):
         parse_spec(yaml.safe_dump(document))
 

@@ -46,6 +46,17 @@ def chunk_of(
     )
 
 
+def holding(**changes: object) -> ExecutorParameters:
+    """Parameters that hold the robot where a chunk is late: what is executed is easily counted."""
+    values: dict[str, object] = {
+        'replan_interval': 10,
+        'overrun': 'hold',
+        'max_overrun_steps': 0,
+        'max_observation_age_s': 5.0,
+    }
+    return ExecutorParameters(**{**values, **changes})  # type: ignore[arg-type]
+
+
 class Rig:
     """An executor whose robot goes exactly where it is told; every tick is kept."""
 
@@ -57,7 +68,8 @@ class Rig:
         dry_run: bool = False,
         **config: object,
     ) -> None:
-        self.parameters = parameters or ExecutorParameters(replan_interval=5)
+        self.parameters = parameters or holding(replan_interval=5)
+        config.setdefault('clamp_latch', 0)
         self.config = ExecutorConfig(columns, **config)  # type: ignore[arg-type]
         self.executor = ChunkExecutor(self.config, self.parameters, dry_run)
         self.names = tuple(column.name for column in columns)

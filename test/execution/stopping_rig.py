@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from execution_rig import Rig
+from execution_rig import Rig, holding
 
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
-from vla_runtime.execution.parameters import ExecutorParameters
 
 RAMP = [0.01 * (row + 1) for row in range(30)]
 SWITCH = HandoverParameters(mode='switch')
@@ -16,7 +15,7 @@ TWO = ('a', 'b')
 
 
 def rig_of(**config: Any) -> Rig:
-    return Rig(ExecutorParameters(replan_interval=20, handover=SWITCH), **config)
+    return Rig(holding(replan_interval=20, handover=SWITCH), **config)
 
 
 def moving(**config: Any) -> Rig:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from execution_rig import Rig
+from execution_rig import Rig, holding
 
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.command import CommandKind, Refusal
+from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.limits import ColumnLimits, make_limits
-from vla_runtime.execution.parameters import ExecutorParameters
 
 LIMITS = make_limits(('a', 'b'), {'a': ColumnLimits(-1, 0.05)})
 
 
 def closed_rig() -> Rig:
-    rig = Rig(ExecutorParameters(replan_interval=20), limits=LIMITS, clamp_latch=3).started()
+    rig = Rig(holding(replan_interval=20), limits=LIMITS, clamp_latch=3).started()
     for _ in range(3):
         rig.submit([0.1] * 30)
         rig.tick(4)
@@ -48,7 +47,7 @@ def test_when_an_episode_begins_without_a_reset_expect_it_still_closed() -> None
     rig.executor.begin_episode(1)
     rig.tick()
     assert rig.reason == 'clamp_latch'
-    assert rig.submit([0.0] * 30).refusal is Refusal.CLAMP_LATCH
+    assert rig.submit([0.0] * 30).refusal is ChunkRefusal.CLAMP_LATCH
     rig.executor.reset(2)
     rig.tick()
     assert rig.submit([0.0] * 30).accepted
@@ -57,7 +56,7 @@ def test_when_an_episode_begins_without_a_reset_expect_it_still_closed() -> None
 
 def test_when_a_new_executor_is_given_a_closed_latch_expect_no_start_before_the_reset() -> None:
     latch = closed_rig().executor.latch
-    rig = Rig(ExecutorParameters(replan_interval=20), limits=LIMITS, clamp_latch=3)
+    rig = Rig(holding(replan_interval=20), limits=LIMITS, clamp_latch=3)
     rig.executor = ChunkExecutor(rig.config, rig.parameters, latch=latch)
     rig.tick(2)
     result = rig.executor.start(rig.now_s, rig.ros_ns)

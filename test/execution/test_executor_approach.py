@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from execution_rig import Rig
+from execution_rig import Rig, holding
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.columns import Column
-from vla_runtime.execution.command import CommandKind, Refusal
+from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.config import Mode
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, make_limits
-from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.watchdog import WatchdogParameters
 
 TWO = ('a', 'b')
@@ -21,7 +20,7 @@ PERIOD_S = 0.01
 
 def rig_of(**config: object) -> Rig:
     return Rig(
-        ExecutorParameters(replan_interval=20, handover=HandoverParameters(mode='switch')),
+        holding(replan_interval=20, handover=HandoverParameters(mode='switch')),
         **config,  # type: ignore[arg-type]
     )
 
@@ -38,7 +37,7 @@ def speeds(rig: Rig) -> np.ndarray:
 def test_when_chunk_starts_too_far_away_expect_refusal_with_the_distance() -> None:
     rig = rig_of(start=StartParameters(tolerance=0.1, on_too_far='refuse')).started()
     result = rig.submit([0.5] * 30)
-    assert result.refusal is Refusal.START_TOO_FAR
+    assert result.refusal is ChunkRefusal.START_TOO_FAR
     assert '0.5' in result.text and '0.1' in result.text
     assert rig.tick(5).kind is CommandKind.HOLD
     assert rig.command.setpoints.tolist() == [0.0, 0.0]
@@ -63,7 +62,7 @@ def test_when_chunk_starts_too_far_away_expect_approach_at_the_set_speed_then_as
     assert rig.command.kind is CommandKind.APPROACH
     assert rig.command.setpoints == pytest.approx([0.25, -0.125])
     assert rig.command.velocities == pytest.approx([0.5, -0.25])
-    assert rig.submit(row).refusal is Refusal.APPROACHING
+    assert rig.submit(row).refusal is ChunkRefusal.APPROACHING
     rig.run_until(lambda command: command.kind is CommandKind.HOLD)
     assert rig.command.setpoints == pytest.approx([0.5, -0.25])
     positions = np.array([tick.position for tick in rig.ticks])
@@ -77,7 +76,7 @@ def test_when_a_column_has_another_unit_expect_its_scale_in_the_tolerance() -> N
     rig = rig_of(
         columns=columns, start=StartParameters(tolerance=0.1, on_too_far='refuse')
     ).started()
-    assert rig.submit(np.array([[0.0, 11.0]] * 30)).refusal is Refusal.START_TOO_FAR
+    assert rig.submit(np.array([[0.0, 11.0]] * 30)).refusal is ChunkRefusal.START_TOO_FAR
     assert rig.submit(np.array([[0.0, 9.0]] * 30)).accepted
 
 

@@ -7,16 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from execution_rig import Rig, chunk_of
+from execution_rig import Rig, chunk_of, holding
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_runtime.execution.approach import StartParameters
-from vla_runtime.execution.columns import Column, Columns
+from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, make_limits
-from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.stopping import StopActions
 from vla_runtime.execution.watchdog import WatchdogParameters, tracking_error_limits
 
@@ -30,7 +29,7 @@ NAMES = ('a', 'b')
 
 def rig_of(on_stop: StopActions | None = None, columns: tuple[Column, ...] | None = None) -> Rig:
     return Rig(
-        ExecutorParameters(replan_interval=30, handover=HandoverParameters('switch')),
+        holding(replan_interval=30, handover=HandoverParameters('switch')),
         columns or tuple(Column(name) for name in NAMES),
         limits=make_limits(NAMES, dict.fromkeys(NAMES, LIMIT)),
         start=StartParameters(tolerance=0.2),
@@ -258,7 +257,7 @@ def test_when_started_after_a_push_expect_the_command_to_go_to_the_robot_without
 
 
 def test_when_a_range_is_small_expect_a_tracking_error_that_means_something() -> None:
-    columns = Columns([Column('arm'), Column('gripper'), Column('wrist', continuous=True)])
+    columns = CommandColumns([Column('arm'), Column('gripper'), Column('wrist', continuous=True)])
     limits = make_limits(
         columns.names,
         {'arm': ColumnLimits(-3.0, 3.0), 'gripper': ColumnLimits(0.021, 0.057)},
@@ -268,7 +267,7 @@ def test_when_a_range_is_small_expect_a_tracking_error_that_means_something() ->
 
 
 def test_when_the_limits_name_a_tracking_error_expect_it_to_have_precedence() -> None:
-    columns = Columns([Column('arm'), Column('gripper'), Column('wheel', kind='velocity')])
+    columns = CommandColumns([Column('arm'), Column('gripper'), Column('wheel', kind='velocity')])
     limits = make_limits(
         columns.names,
         {
@@ -291,7 +290,7 @@ def test_when_a_gripper_is_jammed_expect_a_stop_within_its_range() -> None:
         {'a': ColumnLimits(-6.0, 6.0, 3.0), 'b': ColumnLimits(0.0, 0.036, 0.2)},
     )
     rig = Rig(
-        ExecutorParameters(replan_interval=40, handover=HandoverParameters('switch')), limits=limits
+        holding(replan_interval=40, handover=HandoverParameters('switch')), limits=limits
     ).started()
     rows = np.linspace([0.0, 0.0], [0.0, 0.036], 40)
     assert rig.submit(rows).accepted
@@ -399,7 +398,7 @@ def test_when_a_healthy_arm_lags_expect_its_reach_to_slow_the_command_in_time(
 
 def sim_rig() -> Rig:
     rig = Rig(
-        ExecutorParameters(replan_interval=30, handover=HandoverParameters('switch')),
+        holding(replan_interval=30, handover=HandoverParameters('switch')),
         limits=make_limits(NAMES, dict.fromkeys(NAMES, LIMIT)),
         watchdog=WatchdogParameters(motion_clock='ros', clock_timeout_s=0.1, tick_timeout_s=5.0),
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from execution_rig import ROS_START_NS, Rig, chunk_of
+from execution_rig import ROS_START_NS, Rig, chunk_of, holding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vla_runtime.execution.command import CommandKind, Refusal
+from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.parameters import ExecutorParameters
 
@@ -29,7 +29,7 @@ class Policy:
         self._observation_ns = 0
         self._request = 0
         self._number = 0
-        self.refusals: list[Refusal] = []
+        self.refusals: list[ChunkRefusal] = []
 
     def work(self) -> None:
         """Take what the executor asks for, and answer what is ready."""
@@ -92,7 +92,7 @@ def longest_stall(
 def test_when_cameras_and_steps_have_any_rates_expect_no_stall_beyond_a_frame_and_an_inference(
     camera_hz: float, step_hz: float, interval: int, inference_s: float, mode: str, overrun: str
 ) -> None:
-    parameters = ExecutorParameters(
+    parameters = holding(
         replan_interval=interval,
         replan_mode=mode,  # type: ignore[arg-type]
         overrun=overrun,  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_when_cameras_and_steps_have_any_rates_expect_no_stall_beyond_a_frame_an
 
 @pytest.mark.parametrize('interval', [1, 2, 4])
 def test_when_cameras_are_slower_than_steps_expect_the_robot_to_keep_moving(interval: int) -> None:
-    parameters = ExecutorParameters(
+    parameters = holding(
         replan_interval=interval,
         overrun='continue',
         max_overrun_steps=4,
@@ -119,21 +119,19 @@ def test_when_cameras_are_slower_than_steps_expect_the_robot_to_keep_moving(inte
     stall_s, policy = longest_stall(parameters, frame_s=1 / 12, inference_s=0.03, step_s=0.02)
     assert stall_s == 0.0
     # The only ones refused were seen before the start.
-    assert set(policy.refusals) <= {Refusal.OBSERVATION_UNKNOWN}
+    assert set(policy.refusals) <= {ChunkRefusal.OBSERVATION_UNKNOWN}
 
 
 def test_when_the_same_frames_are_inferred_again_expect_the_chunk_joined_further_on() -> None:
-    rig = Rig(
-        ExecutorParameters(replan_interval=2, handover=HandoverParameters('switch'))
-    ).started()
+    rig = Rig(holding(replan_interval=2, handover=HandoverParameters('switch'))).started()
     rows = [0.001 * row for row in range(HORIZON)]
     observed_ns = rig.ros_ns
     assert rig.submit(rows, observed_ns).join_index == 0
     rig.tick(5)
     again = rig.submit(rows, observed_ns)
     assert again.accepted and again.join_index == 2
-    assert rig.submit(rows, observed_ns, number=rig.number - 1).refusal is Refusal.OUT_OF_ORDER
-    assert rig.submit(rows, observed_ns, number=rig.number + 1).refusal is Refusal.DUPLICATE
+    assert rig.submit(rows, observed_ns, number=rig.number - 1).refusal is ChunkRefusal.OUT_OF_ORDER
+    assert rig.submit(rows, observed_ns, number=rig.number + 1).refusal is ChunkRefusal.DUPLICATE
 
 
 def ask(rig: Rig) -> int:
@@ -142,7 +140,7 @@ def ask(rig: Rig) -> int:
     return request.request
 
 
-def answer(rig: Rig, request: int | None, observation_ns: int, number: int) -> Refusal | None:
+def answer(rig: Rig, request: int | None, observation_ns: int, number: int) -> ChunkRefusal | None:
     return rig.executor.submit_chunk(
         chunk_of([0.0] * HORIZON),
         observation_ns,
@@ -156,28 +154,24 @@ def answer(rig: Rig, request: int | None, observation_ns: int, number: int) -> R
 
 
 def test_when_an_answer_is_refused_expect_its_request_closed_and_the_next_asked_at_once() -> None:
-    rig = Rig(
-        ExecutorParameters(replan_interval=2, handover=HandoverParameters('switch'))
-    ).started()
+    rig = Rig(holding(replan_interval=2, handover=HandoverParameters('switch'))).started()
     first = ask(rig)
     assert answer(rig, first, rig.ros_ns, 1) is None
     rig.tick(3)
     second = ask(rig)
     assert second == first + 1
-    assert answer(rig, second, rig.ros_ns - 40_000_000, 2) is Refusal.OUT_OF_ORDER
+    assert answer(rig, second, rig.ros_ns - 40_000_000, 2) is ChunkRefusal.OUT_OF_ORDER
     assert not rig.executor.status().request_open
     assert ask(rig) == second + 1
 
 
 def test_when_a_stray_chunk_is_refused_expect_the_request_to_stay_open() -> None:
-    rig = Rig(
-        ExecutorParameters(replan_interval=2, handover=HandoverParameters('switch'))
-    ).started()
+    rig = Rig(holding(replan_interval=2, handover=HandoverParameters('switch'))).started()
     first = ask(rig)
     observed_ns = rig.ros_ns
     assert answer(rig, first, observed_ns, 1) is None
     rig.tick(3)
     ask(rig)
-    assert answer(rig, first, rig.ros_ns - 40_000_000, 2) is Refusal.OUT_OF_ORDER
-    assert answer(rig, None, observed_ns, 1) is Refusal.DUPLICATE
+    assert answer(rig, first, rig.ros_ns - 40_000_000, 2) is ChunkRefusal.OUT_OF_ORDER
+    assert answer(rig, None, observed_ns, 1) is ChunkRefusal.DUPLICATE
     assert rig.executor.status().request_open

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from execution_rig import Rig
+from execution_rig import Rig, holding
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +12,6 @@ from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, make_limits
-from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.stopping import StopActions
 
 ACCELERATION = 5.0
@@ -30,7 +29,7 @@ def rig_of(
     limit = ColumnLimits(velocity=2.0, acceleration=acceleration)
     wanted = {'replan_interval': 5, 'handover': HandoverParameters('switch'), **parameters}
     return Rig(
-        ExecutorParameters(**wanted),  # type: ignore[arg-type]
+        holding(**wanted),  # type: ignore[arg-type]
         columns,
         limits=make_limits(names, dict.fromkeys(names, limit)),
         on_stop=on_stop,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from execution_rig import Rig
+from execution_rig import Rig, holding
 
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
-from vla_runtime.execution.parameters import ExecutorParameters
 
 PERIOD_NS = 2_000_000
 
 
 def rig_with(mode: str, **handover: object) -> Rig:
-    parameters = ExecutorParameters(
+    parameters = holding(
         replan_interval=6,
         handover=HandoverParameters(mode=mode, **handover),  # type: ignore[arg-type]
     )

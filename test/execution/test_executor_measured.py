@@ -6,13 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from execution_rig import Rig
+from execution_rig import Rig, holding
 from stopping_rig import RAMP, TWO, assert_held, moving, rig_of
 
-from vla_runtime.execution.command import CommandKind, Reason, Refusal
+from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
-from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.watchdog import WatchdogParameters
 
 
@@ -25,7 +24,7 @@ def test_when_joint_states_stop_expect_hold_within_the_period_that_makes_them_st
     assert_held(rig, Reason.STATE_STALE)
     assert "['a', 'b']" in rig.executor.detail and '0.110 s' in rig.executor.detail
     assert not rig.executor.wants_chunk
-    assert rig.submit(RAMP).refusal is Refusal.HOLDING
+    assert rig.submit(RAMP).refusal is ChunkRefusal.HOLDING
 
 
 def test_when_joint_states_return_expect_a_new_chunk_asked_for_and_executed() -> None:
@@ -64,7 +63,7 @@ def test_when_a_fault_comes_while_an_answer_is_awaited_expect_to_ask_again_after
 
 
 def test_when_a_fault_stopped_an_ensemble_expect_older_chunks_forgotten() -> None:
-    parameters = ExecutorParameters(replan_interval=4, handover=HandoverParameters('ensemble'))
+    parameters = holding(replan_interval=4, handover=HandoverParameters('ensemble'))
     rig = Rig(parameters).started()
     rig.submit([0.1] * 30)
     rig.tick(8)
@@ -114,7 +113,7 @@ def test_when_measured_position_jumps_expect_hold_until_started_again() -> None:
     rig.measured[1] = rig.command.setpoints[1]
     rig.tick(10)
     assert rig.reason == 'tracking_error' and "'b'" in rig.executor.detail
-    assert rig.submit(RAMP).refusal is Refusal.NOT_RUNNING
+    assert rig.submit(RAMP).refusal is ChunkRefusal.NOT_RUNNING
     assert rig.executor.start(rig.now_s, rig.ros_ns).started
     rig.tick()
     assert_held(rig, Reason.WAITING_FOR_CHUNK)

@@ -9,17 +9,16 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from execution_rig import Rig
+from execution_rig import Rig, holding
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, make_limits
-from vla_runtime.execution.parameters import ExecutorParameters
 
 JOINTS = 14
-ROWS = 1500  # a minute of steps
+ROWS = 1000  # the longest chunk that parameters allow
 WINDOWS, WINDOW_TICKS = 6, 500
 # Python's numbers, and views of arrays that exist.
 PASSING_BYTES = 2048
@@ -34,7 +33,7 @@ def moving() -> Iterator[Rig]:
     names = [column.name for column in columns]
     limit = ColumnLimits(-2.0, 2.0, 3.0, 60.0, 0.5)
     rig = Rig(
-        ExecutorParameters(replan_interval=ROWS, handover=HandoverParameters('switch')),
+        holding(replan_interval=ROWS, handover=HandoverParameters('switch')),
         columns,
         limits=make_limits(names, dict.fromkeys(names, limit)),
         start=StartParameters(on_too_far='refuse'),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from execution_rig import Rig, chunk_of
+from execution_rig import Rig, chunk_of, holding
 
-from vla_runtime.execution.command import CommandKind, Refusal
+from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.handover import HandoverParameters
-from vla_runtime.execution.parameters import ExecutorParameters
 
 SWITCH = HandoverParameters(mode='switch')
 FLAT = [0.0] * 20
@@ -16,14 +15,14 @@ FLAT = [0.0] * 20
 
 def rig_of(**changes: object) -> Rig:
     values: dict[str, object] = {'replan_interval': 5, 'handover': SWITCH}
-    return Rig(ExecutorParameters(**{**values, **changes})).started()  # type: ignore[arg-type]
+    return Rig(holding(**{**values, **changes})).started()  # type: ignore[arg-type]
 
 
 def test_when_chunk_is_duplicated_expect_it_dropped() -> None:
     rig = rig_of()
     rig.submit(FLAT, number=3)
-    assert rig.submit(FLAT, number=3).refusal is Refusal.DUPLICATE
-    assert rig.executor.counters.refused[Refusal.DUPLICATE] == 1
+    assert rig.submit(FLAT, number=3).refusal is ChunkRefusal.DUPLICATE
+    assert rig.executor.counters.refused[ChunkRefusal.DUPLICATE] == 1
 
 
 def test_when_chunk_is_older_than_the_one_in_force_expect_it_dropped() -> None:
@@ -31,7 +30,7 @@ def test_when_chunk_is_older_than_the_one_in_force_expect_it_dropped() -> None:
     rig.submit(FLAT, number=3)
     rig.tick(3)
     older = rig.submit(FLAT, observation_ns=rig.ros_ns - 50_000_000, number=4)
-    assert older.refusal is Refusal.OUT_OF_ORDER and '0.020 s before' in older.text
+    assert older.refusal is ChunkRefusal.OUT_OF_ORDER and '0.020 s before' in older.text
 
 
 def test_when_policy_restarts_expect_its_low_numbers_taken_and_its_warm_up_not_counted() -> None:
@@ -50,7 +49,7 @@ def test_when_policy_restarts_expect_its_low_numbers_taken_and_its_warm_up_not_c
 def test_when_chunk_is_of_another_episode_expect_it_dropped() -> None:
     rig = rig_of()
     result = rig.submit(FLAT, episode=2)
-    assert result.refusal is Refusal.OTHER_EPISODE and 'episode 2' in result.text
+    assert result.refusal is ChunkRefusal.OTHER_EPISODE and 'episode 2' in result.text
 
 
 def test_when_observation_is_too_old_expect_it_dropped() -> None:
@@ -58,13 +57,13 @@ def test_when_observation_is_too_old_expect_it_dropped() -> None:
     observed_ns = rig.ros_ns
     rig.tick(51)
     result = rig.submit(FLAT, observation_ns=observed_ns)
-    assert result.refusal is Refusal.OBSERVATION_TOO_OLD and '0.510 s' in result.text
+    assert result.refusal is ChunkRefusal.OBSERVATION_TOO_OLD and '0.510 s' in result.text
 
 
 def test_when_observation_is_from_the_future_expect_it_dropped() -> None:
     rig = rig_of()
     result = rig.submit(FLAT, observation_ns=rig.ros_ns + 60_000_000)
-    assert result.refusal is Refusal.OBSERVATION_FROM_FUTURE
+    assert result.refusal is ChunkRefusal.OBSERVATION_FROM_FUTURE
 
 
 def test_when_observation_is_a_little_ahead_expect_it_taken_as_now() -> None:
@@ -79,31 +78,31 @@ def test_when_observation_is_from_before_the_start_expect_it_dropped() -> None:
     observed_ns = rig.ros_ns
     rig.tick(30)
     assert rig.executor.start(rig.now_s, rig.ros_ns).started
-    assert rig.submit(FLAT, observed_ns).refusal is Refusal.OBSERVATION_UNKNOWN
+    assert rig.submit(FLAT, observed_ns).refusal is ChunkRefusal.OBSERVATION_UNKNOWN
 
 
 @pytest.mark.parametrize(
     ('chunk', 'refusal', 'words'),
     [
-        (chunk_of([[0.0, np.nan]] * 9), Refusal.NOT_FINITE, "'b' in row 0 is nan"),
-        (chunk_of([[0.0, np.inf]] * 9), Refusal.NOT_FINITE, 'inf'),
-        (chunk_of([[0.0, 0.0]] * 9, ('a', 'c')), Refusal.WRONG_JOINTS, "missing ['b']"),
-        (chunk_of([[0.0] * 3] * 9, ('a', 'b', 'c')), Refusal.WRONG_JOINTS, "unknown ['c']"),
-        (chunk_of([[0.0] * 3] * 9, ('a', 'b', 'b')), Refusal.WRONG_JOINTS, "repeated ['b']"),
+        (chunk_of([[0.0, np.nan]] * 9), ChunkRefusal.NOT_FINITE, "'b' in row 0 is nan"),
+        (chunk_of([[0.0, np.inf]] * 9), ChunkRefusal.NOT_FINITE, 'inf'),
+        (chunk_of([[0.0, 0.0]] * 9, ('a', 'c')), ChunkRefusal.WRONG_JOINTS, "missing ['b']"),
+        (chunk_of([[0.0] * 3] * 9, ('a', 'b', 'c')), ChunkRefusal.WRONG_JOINTS, "unknown ['c']"),
+        (chunk_of([[0.0] * 3] * 9, ('a', 'b', 'b')), ChunkRefusal.WRONG_JOINTS, "repeated ['b']"),
         (
             chunk_of([[0.0, 0.0]] * 9, kinds=('position', 'velocity')),
-            Refusal.WRONG_JOINTS,
+            ChunkRefusal.WRONG_JOINTS,
             "'b' as velocity",
         ),
-        (chunk_of([[0.0, 0.0]] * 9, kinds=('position',)), Refusal.MALFORMED, '1 kinds'),
-        (chunk_of([[0.0] * 3] * 9), Refusal.MALFORMED, 'shape'),
-        (chunk_of(np.zeros((0, 2))), Refusal.MALFORMED, 'shape'),
-        (chunk_of([[0.0, 0.0]] * 9, step_time_s=0.0), Refusal.WRONG_STEP_TIME, '0.001'),
-        (chunk_of([[0.0, 0.0]] * 9, step_time_s=np.nan), Refusal.WRONG_STEP_TIME, 'nan'),
+        (chunk_of([[0.0, 0.0]] * 9, kinds=('position',)), ChunkRefusal.MALFORMED, '1 kinds'),
+        (chunk_of([[0.0] * 3] * 9), ChunkRefusal.MALFORMED, 'shape'),
+        (chunk_of(np.zeros((0, 2))), ChunkRefusal.MALFORMED, 'shape'),
+        (chunk_of([[0.0, 0.0]] * 9, step_time_s=0.0), ChunkRefusal.WRONG_STEP_TIME, '0.001'),
+        (chunk_of([[0.0, 0.0]] * 9, step_time_s=np.nan), ChunkRefusal.WRONG_STEP_TIME, 'nan'),
     ],
 )
 def test_when_chunk_is_wrong_expect_it_refused_whole_and_the_next_one_taken(
-    chunk: object, refusal: Refusal, words: str
+    chunk: object, refusal: ChunkRefusal, words: str
 ) -> None:
     rig = rig_of()
     result = rig.submit(chunk)  # type: ignore[arg-type]
@@ -119,7 +118,7 @@ def test_when_step_time_changes_within_an_episode_expect_refusal_until_reset() -
     rig.submit(FLAT)
     rig.tick()
     slower = chunk_of(FLAT, step_time_s=0.05)
-    assert rig.submit(slower).refusal is Refusal.WRONG_STEP_TIME
+    assert rig.submit(slower).refusal is ChunkRefusal.WRONG_STEP_TIME
     rig.executor.reset(1)
     rig.tick()
     assert rig.submit(slower).accepted
@@ -128,7 +127,7 @@ def test_when_step_time_changes_within_an_episode_expect_refusal_until_reset() -
 def test_when_the_first_chunk_is_refused_expect_its_step_time_not_to_count() -> None:
     rig = rig_of(replan_interval=5)
     too_short = chunk_of([0.0] * 3, step_time_s=0.05)
-    assert rig.submit(too_short).refusal is Refusal.INTERVAL_EXCEEDS_HORIZON
+    assert rig.submit(too_short).refusal is ChunkRefusal.INTERVAL_EXCEEDS_HORIZON
     assert rig.submit(FLAT).accepted
     rig.tick(9)
     assert rig.executor.status().step == 2

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from execution_rig import STEP_NS, Rig
+from execution_rig import STEP_NS, Rig, holding
 
-from vla_runtime.execution.command import CommandKind, Reason, Refusal
+from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
-from vla_runtime.execution.parameters import DelayParameters, ExecutorParameters
+from vla_runtime.execution.parameters import DelayParameters
 from vla_runtime.execution.watchdog import WatchdogParameters
 
 SWITCH = HandoverParameters(mode='switch')
@@ -16,7 +16,7 @@ FLAT = [0.0] * 20
 
 def rig_of(**changes: object) -> Rig:
     values: dict[str, object] = {'replan_interval': 5, 'handover': SWITCH}
-    return Rig(ExecutorParameters(**{**values, **changes})).started()  # type: ignore[arg-type]
+    return Rig(holding(**{**values, **changes})).started()  # type: ignore[arg-type]
 
 
 def rows_executed_of(rig: Rig, chunk: int) -> list[int]:
@@ -46,7 +46,7 @@ def test_when_observation_is_mid_step_expect_that_step_to_be_row_zero() -> None:
         if back_ns == 0:
             assert result.join_index == index
         else:
-            assert result.refusal is Refusal.OUT_OF_ORDER
+            assert result.refusal is ChunkRefusal.OUT_OF_ORDER
             fresh = rig_of()
             fresh.submit(FLAT)
             fresh.tick(10)
@@ -89,7 +89,7 @@ def test_when_chunk_has_one_row_expect_it_executed() -> None:
 def test_when_interval_exceeds_the_horizon_expect_refusal_with_the_numbers() -> None:
     rig = rig_of(replan_interval=12)
     result = rig.submit([0.0] * 10)
-    assert result.refusal is Refusal.INTERVAL_EXCEEDS_HORIZON
+    assert result.refusal is ChunkRefusal.INTERVAL_EXCEEDS_HORIZON
     assert '12' in result.text and '10' in result.text
 
 
@@ -259,7 +259,7 @@ def test_when_useful_part_is_past_expect_chunk_dropped_with_the_numbers() -> Non
     rig.submit([0.0] * 20)
     rig.tick(2)
     result = rig.submit([0.0] * 5)
-    assert result.refusal is Refusal.USEFUL_PART_PAST
+    assert result.refusal is ChunkRefusal.USEFUL_PART_PAST
     assert '5 rows' in result.text and 'row 5' in result.text
 
 
@@ -270,7 +270,7 @@ def test_when_interval_changes_expect_it_at_the_next_boundary() -> None:
     rig = rig_of()
     rig.submit(FLAT)
     rig.tick(5)
-    rig.executor.set_parameters(ExecutorParameters(replan_interval=2, handover=SWITCH))
+    rig.executor.set_parameters(holding(replan_interval=2, handover=SWITCH))
     assert rig.executor.status().parameters.replan_interval == 5
     rig.submit(FLAT)
     rig.run_until(lambda command: command.chunk == 2)
@@ -286,9 +286,7 @@ def test_when_parameters_change_while_a_chunk_waits_expect_them_at_its_boundary(
     rig.tick(5)
     rig.submit([0.1] * 20)
     rig.executor.set_parameters(
-        ExecutorParameters(
-            replan_interval=3, handover=HandoverParameters(mode='blend', blend_steps=2)
-        )
+        holding(replan_interval=3, handover=HandoverParameters(mode='blend', blend_steps=2))
     )
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     assert rows_executed_of(rig, 2) == [4, 5, 6]
@@ -300,7 +298,7 @@ def test_when_interpolation_changes_expect_the_step_in_progress_undisturbed(
     ways: tuple[str, str],
 ) -> None:
     old, new = (
-        ExecutorParameters(replan_interval=5, handover=SWITCH, interpolation=way)  # type: ignore[arg-type]
+        holding(replan_interval=5, handover=SWITCH, interpolation=way)  # type: ignore[arg-type]
         for way in ways
     )
     rig = Rig(old).started()
@@ -316,7 +314,7 @@ def test_when_interpolation_changes_expect_the_step_in_progress_undisturbed(
 
 def test_when_holding_expect_parameters_at_once() -> None:
     rig = rig_of()
-    rig.executor.set_parameters(ExecutorParameters(replan_interval=2))
+    rig.executor.set_parameters(holding(replan_interval=2))
     assert rig.executor.status().parameters.replan_interval == 2
 
 
@@ -324,7 +322,7 @@ def test_when_interval_is_set_beyond_the_known_horizon_expect_error() -> None:
     rig = rig_of()
     rig.submit(FLAT)
     with pytest.raises(ValueError, match='between 1 and 20'):
-        rig.executor.set_parameters(ExecutorParameters(replan_interval=21))
+        rig.executor.set_parameters(holding(replan_interval=21))
 
 
 # ---------------------------------------------------------------- episodes
@@ -346,13 +344,13 @@ def test_when_reset_expect_nothing_of_the_last_episode_left() -> None:
     assert (rig.command.setpoints == before).all()
     status = rig.executor.status()
     assert (status.episode, status.step, status.delay_estimate) == (1, 0, 1)
-    assert rig.submit(FLAT, observed_ns).refusal is Refusal.OBSERVATION_UNKNOWN
+    assert rig.submit(FLAT, observed_ns).refusal is ChunkRefusal.OBSERVATION_UNKNOWN
     assert rig.executor.committed_plan(rig.ros_ns).rows.shape == (0, 2)
 
 
 def test_when_episode_runs_in_simulated_time_expect_steps_to_follow_it() -> None:
     rig = Rig(
-        ExecutorParameters(replan_interval=5, handover=SWITCH),
+        holding(replan_interval=5, handover=SWITCH),
         watchdog=WatchdogParameters(motion_clock='ros', clock_timeout_s=0.2),
     ).started()
     rig.submit(FLAT)

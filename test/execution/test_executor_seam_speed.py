@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from execution_rig import STEP_NS, Rig
+from execution_rig import STEP_NS, Rig, holding
 
 from vla_runtime.execution.approach import StartParameters
-from vla_runtime.execution.command import CommandKind, Reason, Refusal
+from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters, blend_weights
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, OnViolation, make_limits
-from vla_runtime.execution.parameters import DelayParameters, ExecutorParameters
+from vla_runtime.execution.parameters import DelayParameters
 
 SLOPE = 0.02  # a step, so 0.5 a second
 TWO = ('a', 'b')
@@ -30,7 +30,7 @@ def ramp(start: float, count: int = 30) -> list[float]:
 def test_when_chunks_come_within_the_estimate_expect_no_braking_at_their_seams(
     mode: str, delay_steps: int, rate_hz: int, overrun: str, extra: int
 ) -> None:
-    parameters = ExecutorParameters(
+    parameters = holding(
         replan_interval=6,
         overrun=overrun,  # type: ignore[arg-type]
         max_overrun_steps=extra,
@@ -64,7 +64,7 @@ def cross(action: OnViolation, jump: float, mode: str = 'switch', **start: objec
     limits = make_limits(
         TWO, dict.fromkeys(TWO, ColumnLimits(velocity=1.0)), actions=LimitActions(velocity=action)
     )
-    parameters = ExecutorParameters(replan_interval=6, handover=HandoverParameters(mode=mode))  # type: ignore[arg-type]
+    parameters = holding(replan_interval=6, handover=HandoverParameters(mode=mode))  # type: ignore[arg-type]
     rig = Rig(parameters, limits=limits, **start).started()
     rig.submit(ramp(0.0))
     rig.tick(10)
@@ -79,7 +79,7 @@ def test_when_a_step_across_the_seam_is_too_fast_expect_refusal_naming_the_joint
 ) -> None:
     rig = cross('reject', jump)
     result = rig.result  # type: ignore[attr-defined]
-    assert result.refusal is Refusal.LIMIT
+    assert result.refusal is ChunkRefusal.LIMIT
     assert "velocity of 'b'" in result.text and 'seam' in result.text
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     assert {chunk for _, chunk, _ in rig.executed()} == {1}
@@ -108,7 +108,7 @@ def test_when_setting_out_expect_the_start_tolerance_to_decide_and_not_the_speed
         TWO, dict.fromkeys(TWO, ColumnLimits(velocity=1.0)), actions=LimitActions(velocity='reject')
     )
     start = StartParameters(tolerance=0.2, on_too_far='refuse')
-    rig = Rig(ExecutorParameters(replan_interval=6), limits=limits, start=start).started()
+    rig = Rig(holding(replan_interval=6), limits=limits, start=start).started()
     assert rig.submit([0.15] * 30).accepted
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     positions = np.array([tick.command.setpoints for tick in rig.ticks])
@@ -129,10 +129,10 @@ def test_when_a_cross_fade_is_too_fast_after_its_first_row_expect_refusal_all_th
         actions=LimitActions(velocity='reject'),
     )
     handover = HandoverParameters(mode='blend', blend_steps=6)
-    rig = Rig(ExecutorParameters(replan_interval=10, handover=handover), limits=limits).started()
+    rig = Rig(holding(replan_interval=10, handover=handover), limits=limits).started()
     assert rig.submit([0.0] * 30).accepted
     rig.tick(10)
     result = rig.submit([0.2] * 30)
     assert result.accepted is accepted
     if not accepted:
-        assert result.refusal is Refusal.LIMIT and 'seam' in result.text
+        assert result.refusal is ChunkRefusal.LIMIT and 'seam' in result.text

@@ -11,7 +11,7 @@ from stopping_rig import RAMP, TWO, assert_held, moving, rig_of
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.columns import Column
-from vla_runtime.execution.command import CommandKind, Reason, Refusal
+from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
 from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
 from vla_runtime.execution.watchdog import WatchdogParameters, tick_timeout_for
@@ -23,7 +23,7 @@ def test_when_not_started_expect_idle_and_nothing_to_publish() -> None:
     rig = rig_of()
     rig.tick(5)
     assert rig.command.kind is CommandKind.IDLE and rig.reason == 'not_started'
-    assert rig.submit(RAMP).refusal is Refusal.NOT_RUNNING
+    assert rig.submit(RAMP).refusal is ChunkRefusal.NOT_RUNNING
     assert not rig.executor.wants_chunk
     assert rig.executor.freeze().kind is CommandKind.IDLE
 
@@ -84,7 +84,7 @@ def test_when_held_for_long_expect_the_next_chunk_to_be_a_new_start() -> None:
     rig = moving(start=StartParameters(tolerance=0.1, on_too_far='refuse', cold_after_s=1.0))
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     rig.tick(110)
-    assert rig.submit([0.9] * 30).refusal is Refusal.START_TOO_FAR
+    assert rig.submit([0.9] * 30).refusal is ChunkRefusal.START_TOO_FAR
 
 
 def test_when_nobody_measures_a_column_expect_nothing_published_before_its_first_row() -> None:
@@ -107,7 +107,7 @@ def test_when_stopped_expect_hold_at_once_and_until_start() -> None:
     assert (last.setpoints == rig.command.setpoints).all()
     rig.tick(10)
     assert_held(rig, Reason.STOPPED)
-    assert rig.submit(RAMP).refusal is Refusal.NOT_RUNNING
+    assert rig.submit(RAMP).refusal is ChunkRefusal.NOT_RUNNING
     assert rig.executor.start(rig.now_s, rig.ros_ns).started
     rig.tick()
     assert rig.submit([0.05] * 30).accepted
@@ -271,10 +271,10 @@ def test_when_clamped_chunks_come_in_a_row_expect_the_latch_until_reset() -> Non
     for _ in range(3):
         results.append(rig.submit([0.1] * 30))
         rig.tick(4)
-    assert rig.submit([0.0] * 30).refusal is Refusal.CLAMP_LATCH
+    assert rig.submit([0.0] * 30).refusal is ChunkRefusal.CLAMP_LATCH
     assert [result.accepted for result in results] == [True, True, False]
     assert results[0].clamped and 'position' in results[0].text
-    assert results[2].refusal is Refusal.CLAMP_LATCH
+    assert results[2].refusal is ChunkRefusal.CLAMP_LATCH
     assert rig.command.kind is CommandKind.HOLD and rig.reason == 'clamp_latch'
     rig.executor.stop()
     refused = rig.executor.start(rig.now_s, rig.ros_ns)
@@ -301,7 +301,7 @@ def test_when_chunk_violates_a_rejecting_limit_expect_none_of_it_executed() -> N
     )
     rig = rig_of(limits=limits).started()
     result = rig.submit([0.0] * 29 + [0.06])
-    assert result.refusal is Refusal.LIMIT and "'b' in row 29" in result.text
+    assert result.refusal is ChunkRefusal.LIMIT and "'b' in row 29" in result.text
     rig.tick(20)
     assert rig.executed() == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from execution_rig import STEP_NS, Rig, chunk_of
+from execution_rig import STEP_NS, Rig, chunk_of, holding
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind, Reason
@@ -18,7 +18,7 @@ RAMP = [0.01 * (row + 1) for row in range(20)]
 
 def executor_parameters(**changes: object) -> ExecutorParameters:
     values: dict[str, object] = {'replan_interval': 5, 'handover': SWITCH}
-    return ExecutorParameters(**{**values, **changes})  # type: ignore[arg-type]
+    return holding(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize('rate_hz', [25, 30, 50, 77, 100, 200, 500])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from execution_rig import Rig
+from execution_rig import Rig, holding
 
 from vla_runtime.execution.handover import HandoverMode, HandoverParameters
 from vla_runtime.execution.parameters import ExecutorParameters
@@ -16,7 +16,7 @@ HORIZON = 12
 def cross_a_seam(mode: HandoverMode, *, tied: bool) -> Rig:
     """Executes a flat chunk, then another one that lies higher."""
     handover = HandoverParameters(mode=mode, blend_steps=4)
-    rig = Rig(ExecutorParameters(replan_interval=5, handover=handover)).started()
+    rig = Rig(holding(replan_interval=5, handover=handover)).started()
     assert rig.submit(np.zeros((HORIZON, 2)), tied=tied).accepted
     rig.tick(18)
     assert rig.submit(np.full((HORIZON, 2), JUMP), tied=tied).accepted
@@ -45,7 +45,7 @@ def test_when_a_chunk_under_rtc_is_tied_expect_its_rows_as_they_are() -> None:
 
 def test_when_the_first_chunk_under_rtc_sets_out_from_a_hold_expect_no_complaint() -> None:
     handover = HandoverParameters(mode='rtc')
-    rig = Rig(ExecutorParameters(replan_interval=5, handover=handover)).started()
+    rig = Rig(holding(replan_interval=5, handover=handover)).started()
     assert rig.submit(np.zeros((HORIZON, 2)), tied=False).accepted
     rig.tick(8)
     assert rig.executor.seams[-1].from_hold
@@ -56,11 +56,11 @@ def test_when_the_first_chunk_under_rtc_sets_out_from_a_hold_expect_no_complaint
     ('parameters', 'said'),
     [
         (
-            ExecutorParameters(handover=HandoverParameters(blend_steps=13)),
+            holding(handover=HandoverParameters(blend_steps=13)),
             'blend_steps is 13 but a chunk has only 12 steps; set blend_steps between 1 and 12',
         ),
         (
-            ExecutorParameters(max_overrun_steps=13),
+            holding(max_overrun_steps=13),
             'max_overrun_steps is 13 but a chunk has only 12 steps; set max_overrun_steps '
             'between 0 and 12',
         ),

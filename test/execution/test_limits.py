@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_runtime.execution.columns import Column, Columns, write_alike
+from vla_runtime.execution.columns import Column, CommandColumns, write_alike
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, Limits, check_rows, make_limits
 
-COLUMNS = Columns([Column('arm'), Column('wheel', kind='velocity')])
+COLUMNS = CommandColumns([Column('arm'), Column('wheel', kind='velocity')])
 ALL_REJECT = LimitActions('reject', 'reject', 'reject', 'reject', 'reject')
 
 
@@ -147,7 +147,7 @@ def test_when_the_action_is_unknown_expect_error_naming_the_kind() -> None:
 )
 def test_when_columns_make_no_sense_expect_error(columns: list[Column], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Columns(columns)
+        CommandColumns(columns)
 
 
 def test_when_acceleration_clamps_expect_the_chunk_left_to_the_motion_limiter() -> None:
@@ -157,7 +157,7 @@ def test_when_acceleration_clamps_expect_the_chunk_left_to_the_motion_limiter() 
 
 
 def test_when_angles_wrap_expect_the_short_way_and_the_nearest_turn() -> None:
-    columns = Columns([Column('a', continuous=True), Column('b')])
+    columns = CommandColumns([Column('a', continuous=True), Column('b')])
     rows = np.array([[3.0, 3.0], [-3.1, -3.1], [-2.9, -2.9]])
     result = write_alike(rows, columns, np.array([-3.2, 0.0]), at_row=1)
     turn = 2.0 * np.pi
@@ -166,7 +166,7 @@ def test_when_angles_wrap_expect_the_short_way_and_the_nearest_turn() -> None:
 
 
 def test_when_quaternions_change_sign_expect_the_writing_near_the_reference() -> None:
-    columns = Columns([Column('x'), *(Column(name, quaternion='tool') for name in 'ijkw')])
+    columns = CommandColumns([Column('x'), *(Column(name, quaternion='tool') for name in 'ijkw')])
     turning = np.array([[0.0, np.cos(a), np.sin(a), 0.0, 0.1] for a in (0.1, 0.2, 0.3, 0.4)])
     rows = turning * np.array([1.0, -1.0, 1.0, 1.0])[:, None]
     for sign in (1.0, -1.0):
@@ -176,7 +176,7 @@ def test_when_quaternions_change_sign_expect_the_writing_near_the_reference() ->
 
 def test_when_a_quaternion_lacks_a_column_expect_error_naming_those_it_has() -> None:
     with pytest.raises(ValueError, match=r"'tool' has \['i', 'j'\], expected four"):
-        Columns([Column('i', quaternion='tool'), Column('j', quaternion='tool')])
+        CommandColumns([Column('i', quaternion='tool'), Column('j', quaternion='tool')])
 
 
 def test_when_a_position_scatters_around_its_limit_expect_it_clamped_and_not_counted() -> None:

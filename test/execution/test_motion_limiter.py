@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_runtime.execution.columns import Column, Columns
+from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.motion_limiter import MotionLimiter
 
@@ -17,7 +17,7 @@ DT_S = 0.01
 
 
 def limiter_of(limit: ColumnLimits, kind: str = 'position', feedback: bool = True) -> MotionLimiter:
-    columns = Columns([Column('a', kind=kind, feedback=feedback)])  # type: ignore[arg-type]
+    columns = CommandColumns([Column('a', kind=kind, feedback=feedback)])  # type: ignore[arg-type]
     return MotionLimiter(make_limits(('a',), {'a': limit}), columns)
 
 
@@ -215,7 +215,7 @@ def test_when_targets_are_wild_expect_every_limit_kept(
 def test_when_ticks_are_uneven_expect_every_limit_kept_by_the_times_of_the_commands(
     limit: ColumnLimits, targets: list[float], repeats: int, spans: list[float], brakes: bool
 ) -> None:
-    columns = Columns([Column('a')])
+    columns = CommandColumns([Column('a')])
     limiter = MotionLimiter(make_limits(('a',), {'a': limit}), columns, longest_s=1.5 * DT_S)
     command, rates = np.zeros(1), np.zeros(1)
     wanted = np.repeat(targets, repeats)

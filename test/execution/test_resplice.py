@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from execution_rig import Rig
+from execution_rig import Rig, holding
 
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, OnViolation, make_limits
-from vla_runtime.execution.parameters import ExecutorParameters
 
 SLOPE = 0.02  # a step, so 0.5 a second
 
@@ -22,7 +21,7 @@ def ramp(count: int, start: float) -> list[float]:
 
 def rig_in_the_last_step(mode: str, **changes: object) -> Rig:
     """At 500 Hz, no limits, cruising; a chunk is pending and the step before it has begun."""
-    parameters = ExecutorParameters(
+    parameters = holding(
         replan_interval=5,
         handover=HandoverParameters(mode=mode),  # type: ignore[arg-type]
         **changes,  # type: ignore[arg-type]
@@ -63,9 +62,7 @@ def test_when_a_newer_chunk_replaces_the_pending_one_expect_no_jump_within_the_s
 
 
 def test_when_the_robot_starved_expect_an_ensemble_without_the_chunks_of_before() -> None:
-    rig = Rig(
-        ExecutorParameters(replan_interval=5, handover=HandoverParameters(mode='ensemble'))
-    ).started()
+    rig = Rig(holding(replan_interval=5, handover=HandoverParameters(mode='ensemble'))).started()
     rig.submit([0.05 * (i + 1) for i in range(50)])
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     rig.tick(6000)
@@ -89,7 +86,7 @@ def rig_with_a_pending_blend(action: OnViolation) -> Rig:
         actions=LimitActions(velocity=action),
     )
     handover = HandoverParameters(mode='blend', blend_steps=8)
-    parameters = ExecutorParameters(replan_interval=10, handover=handover)
+    parameters = holding(replan_interval=10, handover=handover)
     rig = Rig(parameters, limits=limits).started()
     assert rig.submit([0.0] * 30).accepted
     rig.tick(10)

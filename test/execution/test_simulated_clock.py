@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from execution_rig import Rig
+from execution_rig import Rig, holding
 from stopping_rig import SWITCH
 
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.limits import ColumnLimits, make_limits
-from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.watchdog import WatchdogParameters
 
 STEPS = 20
@@ -42,9 +41,7 @@ def test_when_the_clock_is_slow_or_fast_expect_the_plan_followed_to_its_end(
 ) -> None:
     limits = make_limits(('a', 'b'), dict.fromkeys(('a', 'b'), ColumnLimits(velocity=1.0)))
     rig = Rig(
-        ExecutorParameters(
-            replan_interval=STEPS, overrun='hold', interpolation='linear', handover=SWITCH
-        ),
+        holding(replan_interval=STEPS, overrun='hold', interpolation='linear', handover=SWITCH),
         limits=limits,
         control_period_s=PERIOD_NS * 1e-9,
         watchdog=WatchdogParameters(motion_clock='ros'),

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from vla_runtime.execution.columns import Column, Columns
+from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.state import MeasuredState
 
 
 def state_of(*columns: Column) -> MeasuredState:
-    return MeasuredState(Columns(columns or (Column('a'), Column('b'), Column('grip'))))
+    return MeasuredState(CommandColumns(columns or (Column('a'), Column('b'), Column('grip'))))
 
 
 def test_when_names_come_in_another_order_expect_them_mapped() -> None:

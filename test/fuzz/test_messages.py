@@ -12,7 +12,7 @@ from mutations import COUNTS, fuzz, mutated
 from sensor_msgs.msg import CompressedImage, Image
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.execution.columns import Column, Columns
+from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.watchdog import StateWatch, WatchdogParameters
 from vla_runtime.processing.normalization import Normalizer
@@ -29,7 +29,7 @@ from vla_runtime.types import ActionChunk
 
 NAMES = ('a', 'b', 'turn')
 NUMBERS = (0.0, -1.0, 1e308, -1e308, 1e39, 5e-324, math.nan, math.inf, -math.inf, 3.5)
-COLUMNS = Columns((Column('a'), Column('b'), Column('turn', continuous=True)))
+COLUMNS = CommandColumns((Column('a'), Column('b'), Column('turn', continuous=True)))
 SECOND = 10**9
 
 

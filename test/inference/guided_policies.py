@@ -39,4 +39,4 @@ def load_policy(bundle: Path, max_rows: int = 2, **settings) -> Policy:
         max_rows=max_rows,
         use_cuda_graphs=False,
     )
-    return Policy(checked, engine, PolicySettings(**settings))
+    return Policy(checked, engine, PolicySettings(**{'rtc_mode': 'guided', **settings}))

@@ -299,7 +299,7 @@ def test_the_oracle_objects_to_an_unconditioned_row_without_the_state(tmp_path, 
     real = planted.engine.load_step_inputs
 
     def forget(inputs):
-        real(replace(inputs, state=inputs.state * np.float32([[1], [0]])))
+        real(replace(inputs, rows={'state': inputs.rows['state'] * np.float32([[1], [0]])}))
 
     monkeypatch.setattr(planted.engine, 'load_step_inputs', forget)
     assert planted.faults() >= {'unconditioned velocity', 'chunk'}
@@ -317,8 +317,10 @@ def _plant_weights(guided: Guided, monkeypatch, change) -> None:
 def _plant_prefix(guided: Guided, monkeypatch, change) -> None:
     real = guided.engine.encode_prefix
 
-    def encode_changed(image_mask, tokens, token_mask, *rest, **named):
-        real(*change(image_mask, tokens, token_mask), *rest, **named)
+    def encode_changed(image_mask, rows, *rest, **named):
+        image_mask, tokens, token_mask = change(image_mask, rows['tokens'], rows['token_mask'])
+        changed = {**rows, 'tokens': tokens, 'token_mask': token_mask}
+        real(image_mask, changed, *rest, **named)
 
     monkeypatch.setattr(guided.engine, 'encode_prefix', encode_changed)
     guided.policy.reset()

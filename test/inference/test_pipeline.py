@@ -180,6 +180,7 @@ def sample(draw: Any, seeds: int = 3) -> tuple[Observation, PolicySettings, Comm
         cfg_mode=draw(st.sampled_from(['fused', 'serial'])),
         cache=draw(st.sampled_from([CachePolicy(), CachePolicy(mode='off')])),
         samples=draw(st.sampled_from([1, 3])),
+        rtc_mode='guided',
     )
     return replace(look, images=images), settings, draw(st.sampled_from([None, PLAN]))
 

@@ -97,9 +97,13 @@ def encode(cache: PrefixCache, inputs: PrefixInputs) -> tuple[str, str]:
 
 def swapped_rows() -> PrefixInputs:
     inputs = prefix_inputs()
-    return replace(
-        inputs, tokens=inputs.tokens[::-1].copy(), token_mask=inputs.token_mask[::-1].copy()
-    )
+    return replace(inputs, rows={name: array[::-1].copy() for name, array in inputs.rows.items()})
+
+
+def other_mask() -> PrefixInputs:
+    inputs = prefix_inputs()
+    mask = inputs.rows['token_mask'] & ~np.eye(2, 64, 19, dtype=bool)
+    return replace(inputs, rows={**inputs.rows, 'token_mask': mask})
 
 
 def swapped_cameras() -> PrefixInputs:
@@ -118,13 +122,7 @@ def swapped_cameras() -> PrefixInputs:
         (replace(prefix_inputs(), image_mask=np.array([True, False])), ['prefix of 2']),
         (changed(tokens=(0, 0)), ['prefix of 2']),
         (changed(tokens=(1, 19)), ['prefix of 2']),
-        (
-            replace(
-                prefix_inputs(),
-                token_mask=prefix_inputs().token_mask & ~np.eye(2, 64, 19, dtype=bool),
-            ),
-            ['prefix of 2'],
-        ),
+        (other_mask(), ['prefix of 2']),
         (swapped_rows(), ['prefix of 2']),
         (prefix_inputs(rows=1), ['prefix of 1']),
     ],

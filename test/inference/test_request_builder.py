@@ -16,7 +16,7 @@ from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule
 from vla_runtime.inference.request import ChunkRequest
-from vla_runtime.inference.request_builder import RequestPlanner
+from vla_runtime.inference.request_builder import RequestBuilder
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan
@@ -37,27 +37,32 @@ def bundle(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope='module')
-def planner(bundle) -> RequestPlanner:
+def builder(bundle) -> RequestBuilder:
     checked = read_bundle(bundle)
     engine = load_engine(
         checked, 'torch', 'cpu', precision='float32', max_rows=1, use_cuda_graphs=False
     )
-    return RequestPlanner(PolicyCodec(checked), engine)
+    return RequestBuilder(PolicyCodec(checked), engine)
 
 
-def planned(planner: RequestPlanner, **settings) -> ChunkRequest:
-    return planner.plan(
-        observation(), PolicySettings(**settings), 0, plan=PLAN, noise=None, clock=PhaseClock()
+def planned(builder: RequestBuilder, **settings) -> ChunkRequest:
+    return builder.build(
+        observation(),
+        PolicySettings(**{'rtc_mode': 'guided', **settings}),
+        0,
+        plan=PLAN,
+        noise=None,
+        clock=PhaseClock(),
     )
 
 
 @pytest.mark.parametrize('rtc_mode', ['guided', 'jacobian'])
 @pytest.mark.parametrize('schedule', TIES)
 def test_a_tie_falls_off_as_its_schedule_says_and_is_bounded(
-    planner, schedule: PlanSchedule, rtc_mode
+    builder, schedule: PlanSchedule, rtc_mode
 ):
     request = planned(
-        planner,
+        builder,
         denoise_steps=3,
         rtc_mode=rtc_mode,
         plan_schedule=schedule,
@@ -74,9 +79,9 @@ def test_a_tie_falls_off_as_its_schedule_says_and_is_bounded(
 @pytest.mark.parametrize('rtc_mode', ['off', 'guided', 'hard_prefix'])
 @pytest.mark.parametrize('schedule', TIES)
 def test_samples_are_judged_by_the_actions_that_count_in_the_schedule(
-    planner, schedule: PlanSchedule, rtc_mode
+    builder, schedule: PlanSchedule, rtc_mode
 ):
-    request = planned(planner, samples=3, rtc_mode=rtc_mode, plan_schedule=schedule)
+    request = planned(builder, samples=3, rtc_mode=rtc_mode, plan_schedule=schedule)
     assert request.overlap is not None
     np.testing.assert_allclose(request.overlap.weight, TIES[schedule])
 

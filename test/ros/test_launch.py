@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
 from graph import LATCHED, SENSOR, Graph, graph
+from pages import text_of
 from paths import ROOT
 from rcl_interfaces.srv import GetParameters
 from sensor_msgs.msg import JointState
@@ -191,10 +192,10 @@ def judged_by(diagnostics: list[DiagnosticArray]) -> str:
 
 @pytest.mark.graph
 @needs_demo
-def test_the_readmes_way_to_instruct_reaches_every_listener(peer: Graph) -> None:
+def test_the_pages_way_to_instruct_reaches_every_listener(peer: Graph) -> None:
     pytest.importorskip('ros2topic', reason='ros2cli comes with an installed ROS 2')
-    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
-    (line,) = (line for line in readme.splitlines() if line.startswith('ros2 topic pub --once'))
+    page = text_of('docs/running.md')
+    (line,) = (line for line in page.splitlines() if line.startswith('ros2 topic pub --once'))
     # Another listener, as a recorder is: `--once` leaves as soon as it has met one of them.
     heard = peer.collect(String, 'vla_policy/instruction', LATCHED)
     told = peer.collect(String, 'vla_policy/current_instruction', LATCHED)

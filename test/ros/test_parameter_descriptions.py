@@ -6,7 +6,9 @@ import pytest
 import yaml
 from paths import ROOT
 
+from vla_runtime.ros.node_parameters import NODE_PARAMETERS
 from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
+from vla_runtime.tabletop.ros.parameters import TABLETOP_PARAMETERS
 
 DESCRIPTIONS = {row.name: row.description for row in POLICY_PARAMETERS}
 CONFIG = ROOT / 'config' / 'policy.yaml'
@@ -57,3 +59,7 @@ def test_the_config_file_says_what_throughput_needs_and_has_every_parameter() ->
     comment = text[: text.index('    pipeline:')].rpartition('samples:')[2]
     for word in ('overlap', 'vla_executor', 'torch_threads'):
         assert word in comment
+
+
+def test_the_names_of_the_simulated_robots_parameters_are_those_of_its_table() -> None:
+    assert NODE_PARAMETERS['tabletop'] == tuple(row.name for row in TABLETOP_PARAMETERS)

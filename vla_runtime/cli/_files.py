@@ -67,7 +67,7 @@ def bundle_folder(named: Path | None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where files are kept that can be made again; not made here.
+    """Return the folder for files that can be made again; it is not created here.
 
     Raises:
         ValueError: this user has no home.

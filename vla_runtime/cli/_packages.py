@@ -1,10 +1,10 @@
-"""What to tell when a verb cannot import what it needs."""
+"""Message for a verb that cannot import a package."""
 
 from __future__ import annotations
 
 
 def import_problem(error: ImportError, what: str, how: str) -> str:
-    """For the person at the keyboard.
+    """Return the message for the person at the keyboard.
 
     Args:
         error: of the import.

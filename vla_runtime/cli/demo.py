@@ -137,7 +137,7 @@ def _with_networks(options: DemoOptions) -> DemoOptions:
 
 
 def _prepare_environment() -> None:
-    """What the launch files set, unless the user has chosen: lossless images, this machine only."""
+    """Set what the launch files set, unless the user has: lossless images, this machine only."""
     from vla_runtime.ros.package_files import share_folder
 
     middleware = os.environ.get('RMW_IMPLEMENTATION', 'rmw_fastrtps_cpp')

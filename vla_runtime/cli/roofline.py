@@ -250,17 +250,17 @@ def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
 
 
 def _verdict(device: Mapping[str, Any]) -> str:
-    """In a word, over all backends and numbers of rows, and building."""
-    told = [one for of_backend in device['fits'].values() for one in of_backend.values()]
-    if all(told) and device['build']['fits']:
+    """Return one verdict over all backends, numbers of rows, and building."""
+    fits = [one for of_backend in device['fits'].values() for one in of_backend.values()]
+    if all(fits) and device['build']['fits']:
         return 'fits'
-    return 'FITS IN PART' if any(told) else 'DOES NOT FIT'
+    return 'FITS IN PART' if any(fits) else 'DOES NOT FIT'
 
 
 def _memory_lines(
     needs: Mapping[str, Mapping[str, Mapping[str, int]]], device: Mapping[str, Any]
 ) -> Sequence[str]:
-    """What each backend takes, and whether the device has it."""
+    """Lines with the memory that each backend takes, and whether the device has it."""
     free = f'needs, of {device["memory_gib"] - device["reserved_gib"]:g} GiB'
     parts = ('total', 'weights', 'keys, values', 'activations')
     lines = [f'  {free:24}' + ''.join(f'{part:>13}' for part in parts)]
@@ -277,7 +277,7 @@ def _memory_lines(
 
 
 def _build_line(build: Mapping[str, Any]) -> str:
-    """What building takes, and what it lacks."""
+    """Line with the memory that building takes, and what is missing."""
     if build['fits']:
         verdict = 'fits'
     elif build['swap_bytes'] is None:

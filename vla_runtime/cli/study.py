@@ -124,7 +124,7 @@ def _check(studies: Sequence[Study], bundle: Path, arguments: argparse.Namespace
     from vla_runtime.ros.robot.match import match_robot
 
     spec = read_bundle(bundle, verify=False).spec
-    by_policy = [c for study in studies for c in study.conditions if c.driver == 'policy']
+    by_policy = [c for study in studies for c in study.conditions if c.chunk_source == 'policy']
     if by_policy:
         tabletop = load_robot(find_robot('tabletop', share_folder() / 'config' / 'robots'))
         match_robot(tabletop, spec, bundle)
@@ -157,7 +157,7 @@ def _write_page(folder: Path) -> Path:
 def _run(study: Study, bundle: Path, arguments: argparse.Namespace, policy: str) -> None:
     import torch
 
-    from vla_runtime.tabletop.study.results import Origin, study_record, write_study
+    from vla_runtime.tabletop.study.results import Provenance, study_record, write_study
     from vla_runtime.tabletop.study.runner import bundle_identity, episode_seeds, run_conditions
     from vla_runtime.tabletop.training.code_version import code_version, source_digest
 
@@ -170,7 +170,7 @@ def _run(study: Study, bundle: Path, arguments: argparse.Namespace, policy: str)
     command = (
         f'vla_runtime study {study.name} {named}--episodes {len(seeds)} --seed {arguments.seed}'
     )
-    origin = Origin(
+    provenance = Provenance(
         command=command,
         bundle=policy,
         bundle_sha256=bundle_identity(bundle),
@@ -178,7 +178,7 @@ def _run(study: Study, bundle: Path, arguments: argparse.Namespace, policy: str)
         code=code_version(),
         source_sha256=source_digest(),
     )
-    record = study_record(study, origin, results)
+    record = study_record(study, provenance, results)
     written = write_study(arguments.out, record)
     page = _write_page(arguments.out)
     for condition in record['conditions']:

@@ -31,7 +31,7 @@ from vla_runtime.engines.preflight import MOST_THREADS
 if TYPE_CHECKING:
     from vla_runtime.processing.tokenizer import Tokenizer
     from vla_runtime.tabletop.training.demo_network import Start
-    from vla_runtime.tabletop.training.training import Training, TrainingPlan
+    from vla_runtime.tabletop.training.training import Training, TrainingSettings
     from vla_runtime.tabletop.training.work_log import WorkLog
 
 # Steps of each stage from nothing, and from a bundle, whose network sees and grounds already.
@@ -120,13 +120,13 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
     check_backend('torch', arguments.device)
 
     from vla_runtime.tabletop.training.code_version import code_version
-    from vla_runtime.tabletop.training.dataset import DatasetPlan, claim, generate
+    from vla_runtime.tabletop.training.dataset import DatasetSettings, claim, generate
     from vla_runtime.tabletop.training.demo_network import Start
     from vla_runtime.tabletop.training.work_log import WorkLog
 
     start = None if arguments.start is None else Start.read(arguments.start)
     make_folder(arguments.work, '--work')
-    data = DatasetPlan(seed=arguments.seed, episodes=arguments.episodes)
+    data = DatasetSettings(seed=arguments.seed, episodes=arguments.episodes)
     claim(arguments.work / 'data', data)
 
     import torch
@@ -191,8 +191,8 @@ def _tokenizer(vocabulary: Path, start: Start | None) -> Tokenizer:
     return Tokenizer.load(vocabulary)
 
 
-def _plan(arguments: argparse.Namespace, start: Start | None) -> TrainingPlan:
-    from vla_runtime.tabletop.training.training import TrainingPlan
+def _plan(arguments: argparse.Namespace, start: Start | None) -> TrainingSettings:
+    from vla_runtime.tabletop.training.training import TrainingSettings
 
     steps = {}
     for stage, from_nothing, onward in STAGE_STEPS:
@@ -201,14 +201,14 @@ def _plan(arguments: argparse.Namespace, start: Start | None) -> TrainingPlan:
             chosen = from_nothing if start is None else onward
         steps[f'{stage}_steps'] = chosen
     if start is None:
-        return TrainingPlan(seed=arguments.seed, **steps)
-    return TrainingPlan(
+        return TrainingSettings(seed=arguments.seed, **steps)
+    return TrainingSettings(
         seed=arguments.seed, learning_rate=ONWARD_LEARNING_RATE, start=start.sha256, **steps
     )
 
 
 def _made(training: Training, start: Start | None, log: WorkLog, work: Path) -> dict[str, Any]:
-    """How the policy was made, for the receipt."""
+    """Return how the policy was made, for the receipt."""
     data = training.samples.data
     made = {
         'runs': log.runs,

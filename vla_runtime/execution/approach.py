@@ -1,4 +1,4 @@
-"""Setting out: how far the first command may be from the robot, and how the gap is closed."""
+"""Setting out: the distance allowed between robot and first command, and the approach over it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 
 # Share of the start's tolerance that nobody sees.
 NEGLIGIBLE = 0.01
@@ -17,7 +17,7 @@ OnStartTooFar = Literal['refuse', 'approach']
 
 @dataclass(frozen=True)
 class StartParameters:
-    """How to set out from standstill.
+    """Settings of a start from standstill.
 
     Attributes:
         tolerance: largest distance from the commanded (at the first start: measured) position to
@@ -57,7 +57,9 @@ class Approach:
         fastest: (columns,) speed limits; where they are below the set speed they are kept to.
     """
 
-    def __init__(self, columns: Columns, parameters: StartParameters, fastest: np.ndarray) -> None:
+    def __init__(
+        self, columns: CommandColumns, parameters: StartParameters, fastest: np.ndarray
+    ) -> None:
         self._columns = columns
         self._parameters = parameters
         self._start = np.zeros(columns.count)
@@ -84,47 +86,47 @@ class Approach:
         """Forget it."""
         self.active = False
 
-    def advance(self, dt_s: float, rates: np.ndarray) -> np.ndarray:
-        """Where to be after `dt_s` more seconds; `rates` is overwritten with the velocity."""
+    def advance(self, dt_s: float, velocity: np.ndarray) -> np.ndarray:
+        """Return the setpoints `dt_s` later; `velocity` is overwritten with their velocity."""
         self.elapsed_s += dt_s
         progress = self.elapsed_s / self._duration_s
         if progress >= 1.0:
-            rates[:] = 0.0
+            velocity[:] = 0.0
             np.copyto(self.target, self._goal)
             return self.target
-        np.divide(self._distance, self._duration_s, out=rates)
+        np.divide(self._distance, self._duration_s, out=velocity)
         np.multiply(self._distance, progress, out=self.target)
         self.target += self._start
         return self.target
 
     def arrived(self, commanded: np.ndarray) -> bool:
-        """Whether the line has been walked to its end and the command has kept up."""
+        """Return whether the line is walked to its end and the command has kept up."""
         if self.elapsed_s < self._duration_s:
             return False
-        gap = np.abs(commanded - self.target) / self._columns.scale
-        return bool(gap.max() <= NEGLIGIBLE * self._parameters.tolerance)
+        distance = np.abs(commanded - self.target) / self._columns.scale
+        return bool(distance.max() <= NEGLIGIBLE * self._parameters.tolerance)
 
     @property
     def overdue(self) -> bool:
-        """Whether it should have arrived long ago."""
+        """Return whether the approach has exceeded its timeout."""
         return self.elapsed_s > self._duration_s + self._parameters.approach_timeout_s
 
     def progress(self, commanded: np.ndarray) -> str:
-        """Which column has furthest to go, and how far, in words; empty without an approach."""
+        """Name the column furthest from its goal, and its distance; empty without an approach."""
         if not self.active:
             return ''
-        gap = np.where(self._columns.is_velocity, 0.0, np.abs(self._goal - commanded))
-        left_s = gap / self.speed
+        distance = np.where(self._columns.is_velocity, 0.0, np.abs(self._goal - commanded))
+        left_s = distance / self.speed
         worst = int(np.argmax(left_s))
         return (
-            f"'{self._columns.names[worst]}' has {gap[worst]:.3g} to go, "
+            f"'{self._columns.names[worst]}' has {distance[worst]:.3g} to go, "
             f'to {self._goal[worst]:.3g}, for {left_s[worst]:.1f} s'
         )
 
     def describe(self, commanded: np.ndarray) -> str:
-        """How far it came, in words."""
-        gap = np.abs(commanded - self.target) / self._columns.scale
-        worst = int(np.argmax(gap))
+        """Describe how far the approach came."""
+        distance = np.abs(commanded - self.target) / self._columns.scale
+        worst = int(np.argmax(distance))
         return (
             f"'{self._columns.names[worst]}' has come to {commanded[worst]:.4g} and should have "
             f'been at {self.target[worst]:.4g} after {self._duration_s:.2g} s; given up after '

@@ -1,4 +1,4 @@
-"""What can be said about a chunk wherever the robot is: shape, joints, kinds, values and limits.
+"""Checks of a chunk that do not depend on the robot's position: shape, joints, values, limits.
 
 Nothing here depends on what the robot is doing, so that a chunk is read and checked by whichever
 thread received it, while another one ticks.
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.execution.columns import Columns, describe_no_rotation, write_alike
-from vla_runtime.execution.command import Refusal
+from vla_runtime.execution.columns import CommandColumns, describe_no_rotation, write_alike
+from vla_runtime.execution.command import ChunkRefusal
 from vla_runtime.execution.intake import Refused
 from vla_runtime.execution.limits import Limits, check_rows
 from vla_runtime.types import ActionChunk
@@ -36,39 +36,40 @@ class CheckedChunk:
     rows: np.ndarray
     step_time_s: float = 0.0
     clamped: str = ''
-    refusal: Refusal | None = None
+    refusal: ChunkRefusal | None = None
     text: str = ''
 
 
-def check_chunk(chunk: ActionChunk, columns: Columns, limits: Limits) -> CheckedChunk:
+def check_chunk(chunk: ActionChunk, columns: CommandColumns, limits: Limits) -> CheckedChunk:
     """Read and check a chunk; never raises, whatever it is."""
     try:
         return _check(chunk, columns, limits)
     except Refused as refused:
         refusal, text = refused.refusal, str(refused)
     except Exception as error:  # a chunk comes from outside: it must not end anything here
-        refusal, text = Refusal.INTERNAL_ERROR, f'{type(error).__name__}: {error}'
+        refusal, text = ChunkRefusal.INTERNAL_ERROR, f'{type(error).__name__}: {error}'
     return CheckedChunk(np.zeros((0, columns.count)), refusal=refusal, text=text)
 
 
-def _check(chunk: ActionChunk, columns: Columns, limits: Limits) -> CheckedChunk:
+def _check(chunk: ActionChunk, columns: CommandColumns, limits: Limits) -> CheckedChunk:
     rows = ordered_rows(chunk, columns)
     step_time_s = float(chunk.step_time_s)
     if not 1e-3 <= step_time_s <= 10.0:
         raise Refused(
-            Refusal.WRONG_STEP_TIME, f'step time is {step_time_s} s, expected 0.001 to 10 seconds'
+            ChunkRefusal.WRONG_STEP_TIME,
+            f'step time is {step_time_s} s, expected 0.001 to 10 seconds',
         )
     no_rotation = describe_no_rotation(rows, columns)
     if no_rotation:
-        raise Refused(Refusal.NO_ROTATION, no_rotation)
+        raise Refused(ChunkRefusal.NO_ROTATION, no_rotation)
     rows = write_alike(rows, columns, rows[0], 0)
     check = check_rows(rows, step_time_s, limits, columns)
     if check.rejected:
-        raise Refused(Refusal.LIMIT, check.rejected)
+        raise Refused(ChunkRefusal.LIMIT, check.rejected)
     return CheckedChunk(check.rows, step_time_s, check.clamped)
 
 
-def ordered_rows(chunk: ActionChunk, columns: Columns) -> np.ndarray:
+def ordered_rows(chunk: ActionChunk, columns: CommandColumns) -> np.ndarray:
     """The chunk's actions in the executor's order.
 
     Returns:
@@ -80,24 +81,26 @@ def ordered_rows(chunk: ActionChunk, columns: Columns) -> np.ndarray:
     try:
         actions = np.array(chunk.actions, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise Refused(Refusal.MALFORMED, f'actions are no array of numbers: {error}') from error
+        raise Refused(
+            ChunkRefusal.MALFORMED, f'actions are no array of numbers: {error}'
+        ) from error
     names, kinds = tuple(chunk.names), tuple(chunk.kinds)
     if actions.ndim != 2 or not len(actions) or actions.shape[1] != len(names):
         raise Refused(
-            Refusal.MALFORMED,
+            ChunkRefusal.MALFORMED,
             f'actions have shape {actions.shape}, expected (1 or more, {len(names)}) for the '
             f'names {list(names)}',
         )
     if len(kinds) != len(names):
-        raise Refused(Refusal.MALFORMED, f'{len(kinds)} kinds for {len(names)} names')
+        raise Refused(ChunkRefusal.MALFORMED, f'{len(kinds)} kinds for {len(names)} names')
     try:
         order = columns.order_of(names)
     except ValueError as error:
-        raise Refused(Refusal.WRONG_JOINTS, str(error)) from error
+        raise Refused(ChunkRefusal.WRONG_JOINTS, str(error)) from error
     for name, expected, at in zip(columns.names, columns.kinds, order, strict=True):
         if kinds[at] != expected:
             raise Refused(
-                Refusal.WRONG_JOINTS,
+                ChunkRefusal.WRONG_JOINTS,
                 f"the chunk gives '{name}' as {kinds[at]}, the executor commands its {expected}; "
                 "make the bundle's action kinds and the robot file agree",
             )
@@ -106,7 +109,7 @@ def ordered_rows(chunk: ActionChunk, columns: Columns) -> np.ndarray:
     if not usable.all():
         row, column = np.argwhere(~usable)[0]
         raise Refused(
-            Refusal.NOT_FINITE,
+            ChunkRefusal.NOT_FINITE,
             f"'{columns.names[column]}' in row {row} is {rows[row, column]}, expected a finite "
             f'number of at most {_LARGEST:g}',
         )

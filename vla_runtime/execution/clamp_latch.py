@@ -33,7 +33,7 @@ class ClampLatch:
 
     @property
     def text(self) -> str:
-        """Why it is closed, and what opens it."""
+        """Reason of the closed latch, and what opens it."""
         return (
             f'{self._allowed} chunks in a row were outside the limits; find out why, then reset '
             'the executor'

@@ -45,7 +45,7 @@ class Column:
     component: int = 0
 
 
-class Columns:
+class CommandColumns:
     """All columns of one executor, as arrays of flags beside their names."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
@@ -78,7 +78,7 @@ class Columns:
         self.any_continuous = bool(self.is_continuous.any())
 
     def order_of(self, names: Sequence[str]) -> np.ndarray:
-        """Where each of the executor's columns stands in `names`.
+        """Return the place of each of the executor's columns in `names`.
 
         Returns:
             (columns,) int: `values[:, order]` is in the executor's order.
@@ -106,7 +106,7 @@ class Columns:
 
 
 def _quaternions(columns: Sequence[Column]) -> tuple[np.ndarray, ...]:
-    """Where the components of each quaternion stand, each (4,) int."""
+    """Return the columns of each quaternion, each (4,) int."""
     labels = dict.fromkeys(column.quaternion for column in columns if column.quaternion)
     groups = []
     for label in labels:
@@ -119,7 +119,7 @@ def _quaternions(columns: Sequence[Column]) -> tuple[np.ndarray, ...]:
 
 
 def _rotations_6d(columns: Sequence[Column]) -> tuple[np.ndarray, ...]:
-    """Where the components of each 6D rotation stand, in their order, each (6,) int."""
+    """Return the columns of each 6D rotation in the order of its components, each (6,) int."""
     groups = []
     for label in dict.fromkeys(column.rotation_6d for column in columns if column.rotation_6d):
         places = {
@@ -133,8 +133,8 @@ def _rotations_6d(columns: Sequence[Column]) -> tuple[np.ndarray, ...]:
     return tuple(groups)
 
 
-def describe_no_rotation(rows: np.ndarray, columns: Columns) -> str:
-    """Which quaternion or 6D rotation has no direction, or parallel ones; empty when none is so.
+def describe_no_rotation(rows: np.ndarray, columns: CommandColumns) -> str:
+    """Name a quaternion or 6D rotation without a direction, or with parallel ones; empty without.
 
     Args:
         rows: (steps, columns) finite.
@@ -165,7 +165,7 @@ def describe_no_rotation(rows: np.ndarray, columns: Columns) -> str:
 
 
 def write_alike(
-    rows: np.ndarray, columns: Columns, reference: np.ndarray, at_row: int
+    rows: np.ndarray, columns: CommandColumns, reference: np.ndarray, at_row: int
 ) -> np.ndarray:
     """The same rows, in the writing that lies nearest to a reference and changes least.
 

@@ -1,4 +1,4 @@
-"""What the executor says at every tick, and the words it uses for why."""
+"""Commands of the executor, and the vocabulary of its reasons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class CommandKind(str, Enum):
-    """What a command asks of the robot.
+    """Kind of a command.
 
     `IDLE` is the one kind that must not be published: nothing was ever commanded, so there is
     nothing to hold.
@@ -22,7 +22,7 @@ class CommandKind(str, Enum):
 
 
 class Reason(str, Enum):
-    """Why the executor does what it does; one word a tick, ready for a status message."""
+    """Reason of a command; one word a tick, for the status message."""
 
     # moving
     TRACKING = 'tracking'
@@ -53,8 +53,8 @@ class Reason(str, Enum):
     INTERNAL_ERROR = 'internal_error'
 
 
-class Refusal(str, Enum):
-    """Why a chunk was not taken."""
+class ChunkRefusal(str, Enum):
+    """Reason why a chunk is refused."""
 
     NOT_RUNNING = 'not_running'
     HOLDING = 'holding'
@@ -110,7 +110,7 @@ class Command:
 
 @dataclass(frozen=True)
 class SubmitResult:
-    """What became of a chunk.
+    """Answer to a chunk.
 
     Attributes:
         refusal: `None` when it was accepted.
@@ -121,7 +121,7 @@ class SubmitResult:
         clamped: some of it was outside the limits and clamped.
     """
 
-    refusal: Refusal | None
+    refusal: ChunkRefusal | None
     text: str = ''
     join_step: int = -1
     join_index: int = -1
@@ -135,7 +135,7 @@ class SubmitResult:
 
 @dataclass(frozen=True)
 class StartResult:
-    """Whether the executor started, and if not, why not."""
+    """Answer to a start."""
 
     started: bool
     text: str = ''
@@ -191,7 +191,7 @@ class Counters:
     short: int = 0
     clamped: int = 0
     policy_restarts: int = 0
-    refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
+    refused: dict[ChunkRefusal, int] = field(default_factory=lambda: dict.fromkeys(ChunkRefusal, 0))
     rows_skipped: int = 0
     rows_executed: int = 0
     rows_left: int = 0
@@ -211,5 +211,5 @@ class Counters:
 
     @property
     def starvations(self) -> int:
-        """How often the robot came to hold because a chunk was late."""
+        """Number of holds because a chunk was late."""
         return self.holds[Reason.STARVED]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from vla_runtime.execution.approach import NEGLIGIBLE, Approach, StartParameters
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.motion_limiter import MotionLimiter
@@ -29,7 +29,7 @@ class Commander:
 
     def __init__(
         self,
-        columns: Columns,
+        columns: CommandColumns,
         limits: Limits,
         start: StartParameters,
         counters: Counters,
@@ -77,16 +77,16 @@ class Commander:
 
     @property
     def moving(self) -> bool:
-        """Whether the last command moved."""
+        """True when the last command moved."""
         return self._limiter.moving
 
     @property
     def in_motion(self) -> bool:
-        """Whether the last command followed a plan or an approach, and moved."""
+        """True when the last command followed a plan or an approach, and moved."""
         return self.moving and self.command.kind in (CommandKind.TRACK, CommandKind.APPROACH)
 
     def forget(self, dry_run: bool) -> None:
-        """What was commanded says nothing about the robot."""
+        """Forget the last command: it says nothing about the robot any more."""
         self.has_commanded = False
         self.command.dry_run = dry_run
 
@@ -109,9 +109,9 @@ class Commander:
         inside = np.where(guarded, np.clip(goal, limits.hard_lower, limits.hard_upper), setpoints)
         excess = np.where(guarded, np.abs(goal - inside) / self._columns.scale, 0.0)
         goes_back = self._start.on_too_far == 'approach' and not self.unknown.any()
-        share = 1.0 if goes_back else NEGLIGIBLE
+        tolerated = 1.0 if goes_back else NEGLIGIBLE
         worst = int(np.argmax(excess))
-        if excess[worst] > share * self._start.tolerance:
+        if excess[worst] > tolerated * self._start.tolerance:
             return self._describe_outside(worst, measured[worst])
         if not self.has_commanded:
             np.copyto(setpoints, measured if goes_back else inside, where=guarded)
@@ -166,7 +166,7 @@ class Commander:
         return command
 
     def _gives_way_to(self, positions: np.ndarray) -> bool:
-        """Whether a hold has to give way: from out of reach on, until it is near again."""
+        """Return whether a hold must give way: from out of reach until near again."""
         np.subtract(self.command.setpoints, positions, out=self.target)
         np.abs(self.target, out=self.target)
         np.greater(self.target, self._reach, out=self._far)
@@ -246,7 +246,7 @@ class Commander:
         return command
 
     def arrived(self) -> bool:
-        """Whether the approach is over: at its goal, and inside the limits."""
+        """Return whether the approach is over: at its goal, and inside the limits."""
         setpoints = self.command.setpoints
         return self.approach.arrived(setpoints) and not self._limiter.outside(setpoints)
 
@@ -257,7 +257,7 @@ class Commander:
             self.target[self._columns.is_velocity] = 0.0
 
     def refuses(self, measured: np.ndarray) -> bool:
-        """Whether `target` is further from the measured position than may be commanded."""
+        """Return whether `target` is further from the measured position than may be commanded."""
         return (
             self._rejects_far_steps
             and not self.command.dry_run

@@ -1,4 +1,4 @@
-"""What is fixed while an executor lives, and a snapshot of how it is doing."""
+"""Settings that are fixed while an executor lives, and a snapshot of its state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.stopping import StopActions
 from vla_runtime.execution.watchdog import WatchdogParameters
+from vla_runtime.files.setting_fields import check_ranges, setting
 
 
 class Mode(str, Enum):
-    """What the operator wants: nothing yet, a stop, or motion."""
+    """Mode that the operator has asked for: none yet, stopped, or running."""
 
     IDLE = 'idle'
     STOPPED = 'stopped'
@@ -33,7 +34,6 @@ class ExecutorConfig:
         start: how to set out.
         watchdog: when to stop.
         on_stop: how to stop, by cause.
-        clamp_latch: this many clamped chunks in a row stop the robot until `reset`; 0 never does.
         control_period_s: time between two ticks. A tick that comes later moves the command no
             further than one and a half periods at top speed allow, because the robot's controller
             executes each command in about one; the limit of acceleration has precedence. Not
@@ -46,7 +46,12 @@ class ExecutorConfig:
     start: StartParameters = field(default_factory=StartParameters)
     watchdog: WatchdogParameters = field(default_factory=WatchdogParameters)
     on_stop: StopActions = field(default_factory=StopActions)
-    clamp_latch: int = 0
+    clamp_latch: int = setting(
+        20,
+        'so many chunks outside the limits in a row stop the robot until ~/reset; 0: never',
+        0,
+        10_000,
+    )
     control_period_s: float = math.inf
 
     def __post_init__(self) -> None:
@@ -57,8 +62,7 @@ class ExecutorConfig:
             )
         if self.limits is not None:
             self._require_endless(self.limits)
-        if self.clamp_latch < 0:
-            raise ValueError(f'clamp_latch is {self.clamp_latch}, expected 0 (never) or more')
+        check_ranges(self)
         if not self.control_period_s > 0.0:
             raise ValueError(
                 f'control_period_s is {self.control_period_s}, expected more than 0 seconds'
@@ -70,7 +74,7 @@ class ExecutorConfig:
         return math.inf if self.watchdog.motion_clock == 'ros' else 1.5 * self.control_period_s
 
     def _require_endless(self, limits: Limits) -> None:
-        """A position limit means nothing where positions a turn apart are the same."""
+        """Refuse position limits of continuous columns: a turn more is the same position."""
         for column, lower, upper in zip(
             self.columns, limits.hard_lower, limits.hard_upper, strict=True
         ):
@@ -83,7 +87,7 @@ class ExecutorConfig:
 
 @dataclass(frozen=True)
 class ExecutorStatus:
-    """For a status message; made outside the tick.
+    """State of the executor for a status message; made outside the tick.
 
     Attributes:
         mode: what the operator wants.

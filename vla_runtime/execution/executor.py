@@ -24,13 +24,13 @@ from dataclasses import replace
 
 from vla_runtime.execution.chunk_check import CheckedChunk, check_chunk
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import (
+    ChunkRefusal,
     Command,
     CommittedSetpoints,
     Counters,
     Reason,
-    Refusal,
     StartResult,
     SubmitResult,
 )
@@ -48,7 +48,7 @@ from vla_runtime.types import ActionChunk
 
 # A chunk that does not say which request it answers, and is refused for one of these reasons, is a
 # stray one; the answer to the open request is yet to come.
-_STRAY = (Refusal.DUPLICATE, Refusal.OTHER_EPISODE)
+_STRAY = (ChunkRefusal.DUPLICATE, ChunkRefusal.OTHER_EPISODE)
 
 
 class ChunkExecutor:
@@ -75,7 +75,7 @@ class ChunkExecutor:
         latch: ClampLatch | None = None,
     ) -> None:
         self.config = config
-        self.columns = Columns(config.columns)
+        self.columns = CommandColumns(config.columns)
         self.counters = Counters()
         # One that outlives this executor keeps it closed until the operator's `reset`.
         self.latch = latch or ClampLatch(config.clamp_latch)
@@ -170,7 +170,7 @@ class ChunkExecutor:
 
     @property
     def at_rest(self) -> bool:
-        """Whether the last command was a hold, or there was none."""
+        """True when the last command was a hold, or there was none."""
         return not self._commander.moving and not self._motion.braking
 
     def reset(self, episode: int) -> None:
@@ -280,8 +280,8 @@ class ChunkExecutor:
         except Refused as refused:
             refusal, text = refused.refusal, str(refused)
         except Exception as error:  # a chunk comes from outside: it must not end the executor
-            refusal, text = Refusal.INTERNAL_ERROR, f'{type(error).__name__}: {error}'
-        self.counters.internal_errors += refusal is Refusal.INTERNAL_ERROR
+            refusal, text = ChunkRefusal.INTERNAL_ERROR, f'{type(error).__name__}: {error}'
+        self.counters.internal_errors += refusal is ChunkRefusal.INTERNAL_ERROR
         self.counters.refused[refusal] += 1
         requests = self._replanner.requests
         if request == requests.number or (request is None and refusal not in _STRAY):
@@ -291,26 +291,28 @@ class ChunkExecutor:
     def _require_motion(self) -> None:
         """Raise `Refused` where no chunk would be taken, whatever is in it."""
         if self._mode is not Mode.RUNNING:
-            raise Refused(Refusal.NOT_RUNNING, 'the executor is not started')
+            raise Refused(ChunkRefusal.NOT_RUNNING, 'the executor is not started')
         fault = self._guard.fault
         if fault is not None and fault is not Reason.CLAMP_LATCH:
-            raise Refused(Refusal.HOLDING, f'the robot holds: {fault.value}, {self.detail}')
+            raise Refused(ChunkRefusal.HOLDING, f'the robot holds: {fault.value}, {self.detail}')
         if self._motion.braking:
-            raise Refused(Refusal.HOLDING, 'the robot is coming to rest')
+            raise Refused(ChunkRefusal.HOLDING, 'the robot is coming to rest')
         if self._commander.approach.active:
-            raise Refused(Refusal.APPROACHING, 'the robot is on its way to where it may set out')
+            raise Refused(
+                ChunkRefusal.APPROACHING, 'the robot is on its way to where it may set out'
+            )
 
     # ------------------------------------------------------------ what goes out
 
     @property
     def wants_chunk(self) -> bool:
-        """Whether a chunk is wanted and none has been asked for yet."""
+        """Return whether a chunk is due and no request for it is open."""
         replanner = self._replanner
         return self._takes_chunks and not replanner.requests.open and replanner.due
 
     @property
     def _takes_chunks(self) -> bool:
-        """Whether a chunk that comes now would be looked at."""
+        """True when a chunk that comes now would be considered."""
         return (
             self._mode is Mode.RUNNING
             and self._guard.fault is None
@@ -345,7 +347,7 @@ class ChunkExecutor:
         return replace(self.committed_plan(now_ros_ns, past_steps), repeated=True)
 
     def committed_plan(self, now_ros_ns: int, past_steps: int = 0) -> CommittedSetpoints:
-        """What the executor will go on with, from the step that it is in.
+        """Return the setpoints still to be executed, from the current step on.
 
         Args:
             now_ros_ns: ROS clock.
@@ -366,7 +368,7 @@ class ChunkExecutor:
 
     @property
     def detail(self) -> str:
-        """Why the robot holds, for the person beside it; empty while nothing is wrong."""
+        """Describe why the robot holds; empty while nothing is wrong."""
         return self._guard.detail
 
     @detail.setter

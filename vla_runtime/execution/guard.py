@@ -1,4 +1,4 @@
-"""What may stop the motion at a tick.
+"""Faults that stop the motion at a tick.
 
 In the order in which it is looked at: the clocks, the measured state, its distance from the
 command, the latch.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Command, Counters, Reason
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.watchdog import ClockWatch, StateWatch, WatchdogParameters
@@ -29,7 +29,7 @@ class Guard:
     def __init__(
         self,
         parameters: WatchdogParameters,
-        columns: Columns,
+        columns: CommandColumns,
         tracking_error: np.ndarray,
         latch: ClampLatch,
         counters: Counters,
@@ -70,7 +70,7 @@ class Guard:
         self._counters.states_out_of_order = self.state.out_of_order
 
     def why_not_start(self, now_ros_ns: int) -> str:
-        """What keeps the robot from starting; empty when nothing does."""
+        """Describe what keeps the robot from starting; empty when nothing does."""
         if self._latch.closed:
             return self._latch.text
         fault = self._state_watch.check(self.state, now_ros_ns)

@@ -1,4 +1,4 @@
-"""How one chunk follows another: the rows that are executed from the seam on.
+"""Hand-over from one chunk to the next: the rows that are executed from the seam on.
 
 All chunks lie on one grid of steps, so a hand-over is arithmetic on rows and is done once, when a
 chunk arrives. The curve through the rows keeps its velocity across the seam in every mode, because
@@ -9,50 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
+
+from vla_runtime.files.setting_fields import check_ranges, check_words, setting
 
 HandoverMode = Literal['switch', 'blend', 'ensemble', 'rtc']
 EnsembleOrder = Literal['oldest_first', 'newest_first']
 
 
+# Most steps of a chunk that a parameter may name; the bundle's own horizon narrows it.
+MOST_STEPS = 1000
+
+
 @dataclass(frozen=True)
 class HandoverParameters:
-    """How to hand over.
+    """Settings of a hand-over.
 
-    Attributes:
-        mode: `switch` takes the new rows as they are; `blend` cross-fades over `blend_steps`;
-            `ensemble` averages what all live chunks say about a step; `rtc` takes the new rows as
-            they are, which the policy made to continue the plan (real-time chunking); a chunk
-            that was not made so is blended.
-        blend_steps: steps of the cross-fade, at least 1.
-        ensemble_decay: m of the weights `exp(-m·i)` (ACT, arXiv 2304.13705, section IV-B); 0
-            weighs all chunks alike.
-        ensemble_order: which chunk is i = 0 and weighs most. ACT's is `oldest_first`.
+    `switch` takes the new rows as they are. `blend` cross-fades over `blend_steps`. `ensemble`
+    averages what all live chunks say about a step, with weights `exp(-m·i)` (ACT,
+    arXiv 2304.13705, section IV-B; 0 weighs all chunks alike; ACT's order is `oldest_first`).
+    `rtc` takes the new rows as they are, which the policy made to continue the plan (real-time
+    chunking); a chunk that was not made so is blended.
     """
 
-    mode: HandoverMode = 'blend'
-    blend_steps: int = 4
-    ensemble_decay: float = 0.01
-    ensemble_order: EnsembleOrder = 'oldest_first'
+    mode: HandoverMode = setting('blend', 'how one chunk follows another', name='handover_mode')
+    blend_steps: int = setting(4, 'length of a blend, steps', 1, MOST_STEPS)
+    ensemble_decay: float = setting(0.01, 'm of the weights exp(-m*i) of an ensemble', 0.0, 100.0)
+    ensemble_order: EnsembleOrder = setting('oldest_first', 'which chunk is i = 0')
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(HandoverMode):
-            raise ValueError(
-                f"handover mode '{self.mode}', expected one of {list(get_args(HandoverMode))}"
-            )
-        if self.ensemble_order not in get_args(EnsembleOrder):
-            raise ValueError(
-                f"ensemble_order '{self.ensemble_order}', expected one of "
-                f'{list(get_args(EnsembleOrder))}'
-            )
-        if self.blend_steps < 1:
-            raise ValueError(f'blend_steps is {self.blend_steps}, expected 1 or more')
-        if not 0.0 <= self.ensemble_decay < np.inf:
-            raise ValueError(
-                f'ensemble_decay is {self.ensemble_decay}, expected 0 or more, and finite'
-            )
+        check_words(self)
+        check_ranges(self)
 
 
 @dataclass(frozen=True)
@@ -79,7 +68,7 @@ class LiveChunk:
 
 @dataclass(frozen=True)
 class SeamReport:
-    """What happened where one chunk followed another.
+    """Record of one hand-over.
 
     Attributes:
         step: plan step at which the new chunk took over.
@@ -154,7 +143,7 @@ def ensemble_rows(
 
 
 def mode_for(parameters: HandoverParameters, newest: LiveChunk) -> HandoverMode:
-    """How this chunk is handed over; one that was not tied to the plan cannot be trusted to."""
+    """Return the mode of a hand-over; under `rtc` a chunk not tied to the plan is blended."""
     return 'blend' if parameters.mode == 'rtc' and not newest.tied else parameters.mode
 
 

@@ -1,4 +1,4 @@
-"""Which plan step was current at a moment of the past: a ring of (ROS time, steps consumed).
+"""Plan step at a moment of the past: a ring of (ROS time, steps consumed).
 
 A chunk carries the time of its observation; the index at which it is joined is the number of steps
 that the robot consumed since then. Time in which the robot held consumed none, so this cannot be

@@ -1,4 +1,4 @@
-"""Whether a chunk may be used now: its order, age and step time, its place in the plan, its start.
+"""Checks of a chunk against the present: order, age, step time, place in the plan, start.
 
 What is wrong with a chunk wherever the robot is, is found before (`chunk_check`).
 """
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.execution.columns import Columns, write_alike
-from vla_runtime.execution.command import Refusal
+from vla_runtime.execution.columns import CommandColumns, write_alike
+from vla_runtime.execution.command import ChunkRefusal
 from vla_runtime.execution.handover import LiveChunk
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.timeline import Timeline
@@ -22,7 +22,7 @@ _STEP_TIME_SLACK_S = 1e-6
 class Refused(Exception):  # noqa: N818 - it is an answer, not an error
     """A chunk is refused: for which reason, and in words."""
 
-    def __init__(self, refusal: Refusal, text: str) -> None:
+    def __init__(self, refusal: ChunkRefusal, text: str) -> None:
         super().__init__(text)
         self.refusal = refusal
 
@@ -31,13 +31,13 @@ class StartTooFar(Refused):
     """The row to set out with is too far from where the robot stands."""
 
     def __init__(self, text: str, first_row: np.ndarray) -> None:
-        super().__init__(Refusal.START_TOO_FAR, text)
+        super().__init__(ChunkRefusal.START_TOO_FAR, text)
         self.first_row = first_row
 
 
 @dataclass(frozen=True)
 class Stamped:
-    """What comes with a chunk besides its actions.
+    """Facts that come with a chunk besides its actions.
 
     Attributes:
         observation_ns: stamp of its observation, ROS clock.
@@ -54,7 +54,7 @@ class Stamped:
 
 @dataclass(frozen=True)
 class Standstill:
-    """Where the robot is when a chunk arrives, in case that it holds.
+    """Position of the robot when a chunk arrives, in case that it holds.
 
     Attributes:
         setpoints: (columns,) last commanded values; the executor's own array. Columns of
@@ -95,21 +95,21 @@ class ChunkOrder:
         if not behind_s and stamped.number > last.number:
             return
         if not behind_s and stamped.number == last.number:
-            raise Refused(Refusal.DUPLICATE, f'chunk {stamped.number} was already taken')
+            raise Refused(ChunkRefusal.DUPLICATE, f'chunk {stamped.number} was already taken')
         if not behind_s:
             raise Refused(
-                Refusal.OUT_OF_ORDER,
+                ChunkRefusal.OUT_OF_ORDER,
                 f'chunk {stamped.number} is of the same observation as chunk {last.number}, which '
                 'is in force and came later',
             )
         raise Refused(
-            Refusal.OUT_OF_ORDER,
+            ChunkRefusal.OUT_OF_ORDER,
             f'chunk {stamped.number} has an observation {behind_s:.3f} s before that of chunk '
             f'{last.number}, which is in force',
         )
 
     def restarted(self, stamped: Stamped) -> bool:
-        """Whether the numbers went back: another policy process is speaking."""
+        """Return whether the numbers went back: another policy process answers."""
         return self._last is not None and stamped.number <= self._last.number
 
     def take(self, stamped: Stamped) -> None:
@@ -124,13 +124,13 @@ def require_age(
     age_s = (now_ros_ns - stamped.observation_ns) * 1e-9
     if age_s < -future_tolerance_s:
         raise Refused(
-            Refusal.OBSERVATION_FROM_FUTURE,
+            ChunkRefusal.OBSERVATION_FROM_FUTURE,
             f'chunk {stamped.number} has an observation {-age_s:.3f} s in the future; do policy '
             'and executor use the same clock (use_sim_time)?',
         )
     if age_s > max_age_s:
         raise Refused(
-            Refusal.OBSERVATION_TOO_OLD,
+            ChunkRefusal.OBSERVATION_TOO_OLD,
             f'chunk {stamped.number} has an observation {age_s:.3f} s old, at most {max_age_s:g} s '
             'allowed (max_observation_age_s)',
         )
@@ -148,7 +148,7 @@ def step_nanoseconds(step_time_s: float, step_ns: int) -> int:
     """
     if step_ns and abs(step_time_s - step_ns * 1e-9) > _STEP_TIME_SLACK_S:
         raise Refused(
-            Refusal.WRONG_STEP_TIME,
+            ChunkRefusal.WRONG_STEP_TIME,
             f'step time is {step_time_s:g} s, but this episode runs at {step_ns * 1e-9:g} s; reset '
             'the executor after changing the policy',
         )
@@ -161,7 +161,7 @@ def place(
     rows: np.ndarray,
     timeline: Timeline,
     parameters: ExecutorParameters,
-    columns: Columns,
+    columns: CommandColumns,
 ) -> LiveChunk:
     """The chunk on the grid of steps, written as the plan is that it takes over from.
 
@@ -178,14 +178,14 @@ def place(
     """
     if parameters.replan_interval > len(rows):
         raise Refused(
-            Refusal.INTERVAL_EXCEEDS_HORIZON,
+            ChunkRefusal.INTERVAL_EXCEEDS_HORIZON,
             f'replan_interval is {parameters.replan_interval} steps but the chunk has only '
             f'{len(rows)}; set replan_interval between 1 and {len(rows)}',
         )
     index = timeline.joins_at() - first_step
     if index >= len(rows):
         raise Refused(
-            Refusal.USEFUL_PART_PAST,
+            ChunkRefusal.USEFUL_PART_PAST,
             f'chunk {stamped.number} has {len(rows)} rows, but it could only be joined at row '
             f'{index}: {index} steps lie between its observation and the end of the replan '
             'interval in force; the policy is too slow for its horizon',
@@ -195,7 +195,7 @@ def place(
 
 
 def require_near(
-    row: np.ndarray, standstill: Standstill, tolerance: float, columns: Columns
+    row: np.ndarray, standstill: Standstill, tolerance: float, columns: CommandColumns
 ) -> None:
     """Raise `StartTooFar` for a first row that is too far from where the robot stands."""
     distance = np.abs(row - standstill.setpoints) / columns.scale

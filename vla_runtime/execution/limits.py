@@ -1,4 +1,4 @@
-"""What the robot may be commanded, and the check of a whole chunk before any of it is used."""
+"""Limits of commands, and the check of a whole chunk before any of it is used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 
 OnViolation = Literal['clamp', 'reject']
 _Describe = Callable[[int, int], str]
@@ -44,7 +44,7 @@ class ColumnLimits:
 
 @dataclass(frozen=True)
 class LimitActions:
-    """What to do with a chunk that violates a limit, per kind of limit.
+    """Action on a chunk that violates a limit, per kind of limit.
 
     To clamp an acceleration is to leave it to the motion limiter, which smooths it away: the chunk
     does not count as clamped, for a noisy chunk is not a dangerous one. `step_from_measured` is
@@ -152,7 +152,7 @@ def make_limits(
 
 @dataclass(frozen=True)
 class ChunkCheck:
-    """What the limits say about a chunk.
+    """Result of the check of a chunk.
 
     Attributes:
         rejected: why it may not be used at all; empty when it may.
@@ -168,7 +168,7 @@ class ChunkCheck:
 
 
 def check_rows(
-    rows: np.ndarray, step_time_s: float, limits: Limits, columns: Columns
+    rows: np.ndarray, step_time_s: float, limits: Limits, columns: CommandColumns
 ) -> ChunkCheck:
     """Check every row of a chunk against every limit.
 
@@ -219,9 +219,13 @@ def _scatter(limits: Limits) -> np.ndarray:
 
 
 def check_handed_over(
-    before: np.ndarray, rows: np.ndarray, step_time_s: float, limits: Limits, columns: Columns
+    before: np.ndarray,
+    rows: np.ndarray,
+    step_time_s: float,
+    limits: Limits,
+    columns: CommandColumns,
 ) -> str:
-    """What is too fast across a seam or in the rows that follow it; empty when nothing is.
+    """Describe what is too fast across a seam or in the rows after it; empty when nothing is.
 
     The check of a chunk knows nothing of what it takes over from: here is the step from there to
     its first executed row, and whatever a cross-fade adds.
@@ -243,9 +247,9 @@ def check_handed_over(
 
 
 def _outside(
-    rows: np.ndarray, lower: np.ndarray, upper: np.ndarray, columns: Columns
+    rows: np.ndarray, lower: np.ndarray, upper: np.ndarray, columns: CommandColumns
 ) -> tuple[np.ndarray, _Describe]:
-    """By how much positions lie outside: (steps, columns), and how to say it."""
+    """Return how far positions lie outside, (steps, columns), and the words for it."""
     slack = _SLACK * (1.0 + np.abs(rows))
     excess = np.maximum(lower - rows, rows - upper) - slack
     excess[:, columns.is_velocity] = -np.inf
@@ -257,9 +261,9 @@ def _outside(
 
 
 def _too_fast(
-    rows: np.ndarray, step_time_s: float, limits: Limits, columns: Columns
+    rows: np.ndarray, step_time_s: float, limits: Limits, columns: CommandColumns
 ) -> tuple[np.ndarray, _Describe]:
-    """By how much speeds exceed the limit, as a share of it: (steps, columns)."""
+    """Return the excess of speeds as a fraction of the limit: (steps, columns)."""
     speed = np.zeros_like(rows)
     speed[1:] = np.abs(np.diff(rows, axis=0)) / step_time_s
     speed[:, columns.is_velocity] = np.abs(rows[:, columns.is_velocity])
@@ -272,9 +276,9 @@ def _too_fast(
 
 
 def _too_sudden(
-    rows: np.ndarray, step_time_s: float, limits: Limits, columns: Columns
+    rows: np.ndarray, step_time_s: float, limits: Limits, columns: CommandColumns
 ) -> tuple[np.ndarray, _Describe]:
-    """By how much accelerations exceed the limit, as a share of it: (steps, columns)."""
+    """Return the excess of accelerations as a fraction of the limit: (steps, columns)."""
     change = np.zeros_like(rows)
     change[2:] = np.abs(np.diff(rows, n=2, axis=0)) / step_time_s**2
     where = columns.is_velocity

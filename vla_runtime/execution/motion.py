@@ -60,7 +60,7 @@ class Motion:
 
     @property
     def braking(self) -> bool:
-        """Whether a stop has begun and the robot has not come to rest yet."""
+        """True when a stop has begun and the robot has not come to rest yet."""
         return self._pace is not None
 
     def run(
@@ -153,7 +153,7 @@ class Motion:
         self._replanner.drop(self._commander.command.setpoints)
 
     def standstill(self, now_s: float) -> Standstill:
-        """Where the robot is, for a chunk that would set out from there."""
+        """Return the position of the robot, for a chunk that would set out from there."""
         commander, since_s = self._commander, self._commander.held_since_s
         held_s = now_s - since_s if since_s is not None else 0.0
         return Standstill(

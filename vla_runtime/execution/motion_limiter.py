@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.limits import Limits
 
 # Stands for 'no limit' where an infinity would turn into not-a-number.
@@ -34,7 +34,7 @@ class MotionLimiter:
     one. So a second difference of the commands stays within the limit whichever span divides it.
 
     A target that is within the limits comes out unchanged, bit by bit. When the command has fallen
-    behind its target, it closes the gap within the acceleration and does not overshoot
+    behind its target, it closes the distance within the acceleration and does not overshoot
     (`_find_fastest`).
 
     Args:
@@ -45,7 +45,9 @@ class MotionLimiter:
             contain much more. The limit of acceleration has precedence.
     """
 
-    def __init__(self, limits: Limits, columns: Columns, longest_s: float = math.inf) -> None:
+    def __init__(
+        self, limits: Limits, columns: CommandColumns, longest_s: float = math.inf
+    ) -> None:
         self._columns = columns
         self._longest_s = longest_s
         self._lower = np.maximum(limits.hard_lower, -_FAR)
@@ -78,7 +80,7 @@ class MotionLimiter:
         self._farthest = np.zeros(columns.count)
         self._scratch = np.zeros(columns.count)
         self._changed = np.zeros(columns.count, dtype=bool)
-        # Rows: the gap to the target, the room to the upper and to the lower limit.
+        # Rows: the distance to the target, the room to the upper and to the lower limit.
         self._distance = np.zeros((3, columns.count))
         self._fastest = np.zeros((3, columns.count))
         self._roots = np.zeros((3, columns.count))
@@ -105,15 +107,15 @@ class MotionLimiter:
 
     @property
     def moving(self) -> bool:
-        """Whether the last command moved."""
+        """True when the last command moved."""
         return bool(np.count_nonzero(self.velocities))
 
     def outside(self, command: np.ndarray) -> bool:
-        """Whether any position lies outside its limits."""
+        """Return whether any position lies outside its limits."""
         return bool(((command < self._lowest) | (command > self._highest)).any())
 
     def too_far(self, target: np.ndarray, measured: np.ndarray) -> bool:
-        """Whether a target is further from the measured position than allowed."""
+        """Return whether a target is further from the measured position than allowed."""
         if not self._step_limited:
             return False
         np.subtract(target, measured, out=self._scratch)
@@ -125,7 +127,7 @@ class MotionLimiter:
         self,
         command: np.ndarray,
         target: np.ndarray,
-        rates: np.ndarray,
+        velocity: np.ndarray,
         measured: np.ndarray,
         dt_s: float,
         speed: np.ndarray | None = None,
@@ -138,7 +140,7 @@ class MotionLimiter:
         Args:
             command: (columns,) what was commanded; overwritten with what is commanded now.
             target: (columns,) what is wanted now, in each column's own kind.
-            rates: (columns,) velocity of the target; overwritten with the command's velocity.
+            velocity: (columns,) velocity of the target; overwritten with the command's velocity.
             measured: (columns,) measured positions, finite.
             dt_s: seconds since the last command, larger than 0.
             speed: (columns,) a lower speed that is wanted; reached within the acceleration.
@@ -162,25 +164,25 @@ class MotionLimiter:
         wanted /= dt_s
         if columns.any_velocity:
             np.copyto(wanted, target, where=columns.is_velocity)
-        self._measure_distances(goal, rates, command, measured, dt_s, near=near)
+        self._measure_distances(goal, velocity, command, measured, dt_s, near=near)
         self._find_fastest(dt_s)
-        self._limit_velocity(rates, dt_s, speed, at_most)
+        self._limit_velocity(velocity, dt_s, speed, at_most)
         self._find_result(command, near, dt_s)
         if not math.isfinite(np.dot(goal, self._ones)):
             raise FloatingPointError(f'a target is not a number: {target}')
         np.not_equal(goal, target, out=self._changed)
         self._take(command, dt_s)
-        np.copyto(rates, self.velocities, where=self._changed)
+        np.copyto(velocity, self.velocities, where=self._changed)
         if columns.any_velocity:
-            np.copyto(rates, command, where=columns.is_velocity)
-        np.maximum(rates, self._slowest, out=rates)
-        np.minimum(rates, self._speed, out=rates)
+            np.copyto(velocity, command, where=columns.is_velocity)
+        np.maximum(velocity, self._slowest, out=velocity)
+        np.minimum(velocity, self._speed, out=velocity)
         return bool(np.count_nonzero(self._changed))
 
     def brake(
         self,
         command: np.ndarray,
-        rates: np.ndarray,
+        velocity: np.ndarray,
         measured: np.ndarray,
         dt_s: float,
         stay_near: bool = True,
@@ -189,7 +191,7 @@ class MotionLimiter:
 
         Args:
             command: (columns,) what was commanded; overwritten with what is commanded now.
-            rates: (columns,) overwritten with the command's velocity.
+            velocity: (columns,) overwritten with the command's velocity.
             measured: (columns,) measured positions, finite.
             dt_s: seconds since the last command, larger than 0.
             stay_near: keep to the largest distance from the measured position.
@@ -206,10 +208,10 @@ class MotionLimiter:
         self._clip_next(self.velocities, self._fastest[0])
         self._find_result(command, near, dt_s)
         self._take(command, dt_s)
-        np.copyto(rates, self.velocities)
+        np.copyto(velocity, self.velocities)
 
     def _measure_reach(self, measured: np.ndarray) -> None:
-        """How far from the measured positions a command may be."""
+        """Set the bounds around the measured positions that a command keeps."""
         np.subtract(measured, self._step, out=self._nearest)
         np.add(measured, self._step, out=self._farthest)
 
@@ -226,23 +228,23 @@ class MotionLimiter:
     def _measure_distances(
         self,
         goal: np.ndarray,
-        rates: np.ndarray,
+        velocity: np.ndarray,
         command: np.ndarray,
         measured: np.ndarray,
         dt_s: float,
         *,
         near: bool,
     ) -> None:
-        """How far the goal is ahead, apart from its own motion, and how far the limits are.
+        """Measure the distance to the goal, apart from its own motion, and to the limits.
 
         The reach from the measured position is a limit like the others, as if the robot stood
         still: one that lags, or is heard of seldom, slows the command in time.
         """
-        gap, above, below = self._distance
-        np.multiply(rates, -dt_s, out=gap)
-        gap += goal
-        gap -= command
-        np.abs(gap, out=gap)
+        distance, above, below = self._distance
+        np.multiply(velocity, -dt_s, out=distance)
+        distance += goal
+        distance -= command
+        np.abs(distance, out=distance)
         np.copyto(self._scratch, command)
         if self._columns.any_velocity:
             np.copyto(self._scratch, measured, where=self._columns.is_velocity)
@@ -272,7 +274,7 @@ class MotionLimiter:
         fastest *= 2.0
 
     def _limit_velocity(
-        self, rates: np.ndarray, dt_s: float, speed: np.ndarray | None, at_most: float | None
+        self, velocity: np.ndarray, dt_s: float, speed: np.ndarray | None, at_most: float | None
     ) -> None:
         """The wanted velocity within all limits; the later ones have the last word."""
         closing, up, down = self._fastest
@@ -283,7 +285,7 @@ class MotionLimiter:
         if self._accelerates:
             if self._columns.any_velocity:
                 closing[self._columns.is_velocity] = _FAR
-            self._clip_next(rates, closing)
+            self._clip_next(velocity, closing)
         if dt_s > self._longest_s:
             np.multiply(limit, self._longest_s / dt_s, out=closing)
             if self._columns.any_velocity:
@@ -313,7 +315,7 @@ class MotionLimiter:
         np.minimum(self._next, self._scratch, out=self._next)
 
     def _find_result(self, command: np.ndarray, near: bool, dt_s: float) -> None:
-        """Where the next velocity leads; exactly the goal where it was not limited."""
+        """Integrate the next velocity; exactly the goal where it was not limited."""
         columns, result = self._columns, self._result
         np.not_equal(self._next, self._wanted, out=self._changed)
         if np.count_nonzero(self._changed):

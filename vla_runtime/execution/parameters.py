@@ -1,12 +1,13 @@
-"""What may change while the robot moves: replan interval, overrun, hand-over, delay estimate."""
+"""Parameters that may change while the robot moves: replanning, overrun, hand-over, delay."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
-from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.handover import MOST_STEPS, HandoverParameters
 from vla_runtime.execution.plan import Interpolation
+from vla_runtime.files.setting_fields import check_ranges, check_words, setting
 
 ReplanMode = Literal['asynchronous', 'synchronous']
 Overrun = Literal['hold', 'continue']
@@ -14,29 +15,29 @@ Overrun = Literal['hold', 'continue']
 
 @dataclass(frozen=True)
 class DelayParameters:
-    """How the delay is estimated.
+    """Estimate of the delay, in steps. Before any delay is observed it is `floor_steps`."""
 
-    Attributes:
-        quantile: share of the observed delays that the estimate covers, 0 to 1.
-        window: observed delays that are kept.
-        floor_steps: the estimate is never smaller; also the estimate before anything is observed.
-        ceiling_steps: the estimate is never larger.
-    """
-
-    quantile: float = 0.9
-    window: int = 20
-    floor_steps: int = 1
-    ceiling_steps: int = 20
+    quantile: float = setting(
+        0.9,
+        'share of the observed delays that the estimate covers',
+        0.01,
+        1.0,
+        name='delay_quantile',
+    )
+    window: int = setting(20, 'observed delays kept', 1, 1000, name='delay_window')
+    floor_steps: int = setting(
+        1, 'the estimate of the delay is never smaller', 0, MOST_STEPS, name='delay_floor_steps'
+    )
+    ceiling_steps: int = setting(
+        20, 'the estimate of the delay is never larger', 0, MOST_STEPS, name='delay_ceiling_steps'
+    )
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.quantile <= 1.0:
-            raise ValueError(f'delay quantile is {self.quantile}, expected above 0 and at most 1')
-        if self.window < 1:
-            raise ValueError(f'delay window is {self.window}, expected 1 or more')
-        if not 0 <= self.floor_steps <= self.ceiling_steps:
+        check_ranges(self)
+        if self.floor_steps > self.ceiling_steps:
             raise ValueError(
-                f'delay floor_steps is {self.floor_steps} and ceiling_steps '
-                f'{self.ceiling_steps}, expected 0 <= floor <= ceiling'
+                f'delay_floor_steps is {self.floor_steps}: it must be at most delay_ceiling_steps, '
+                f'which is {self.ceiling_steps}'
             )
 
 
@@ -44,54 +45,47 @@ class DelayParameters:
 class ExecutorParameters:
     """Everything that may change while the robot moves; taken up at the next chunk boundary.
 
-    Attributes:
-        replan_interval: S, steps executed from a chunk before the next takes over.
-        replan_mode: `asynchronous` asks so early that the next chunk arrives in time;
-            `synchronous` executes S steps, holds, asks, and goes on.
-        overrun: what follows the S steps when the next chunk is late: `hold`, or `continue` along
-            the old chunk for at most `max_overrun_steps` and then hold.
-        max_overrun_steps: see `overrun`.
-        interpolation: `cubic` (continuous velocity) or `linear`.
-        handover: how one chunk follows another.
-        delay: how the delay is estimated.
-        request_timeout_s: give a request up when it is older than this, and make a new one; seconds
-            on the steady clock.
-        max_observation_age_s: a chunk whose observation is older than this on arrival is dropped.
+    `replan_interval` is S. `replan_mode` `asynchronous` asks so early that the next chunk arrives
+    in time; `synchronous` executes S steps, holds, asks, and goes on. `overrun` is for a late
+    chunk: `hold`, or `continue` along the old chunk for at most `max_overrun_steps` and then hold.
+    `cubic` interpolation has a continuous velocity. `request_timeout_s` counts on the steady clock,
+    the age of an observation on the ROS clock.
     """
 
-    replan_interval: int = 10
-    replan_mode: ReplanMode = 'asynchronous'
-    overrun: Overrun = 'hold'
-    max_overrun_steps: int = 0
-    interpolation: Interpolation = 'cubic'
+    replan_interval: int = setting(
+        8,
+        'steps executed from a chunk before the next takes over; 1 to the horizon',
+        1,
+        MOST_STEPS,
+    )
+    replan_mode: ReplanMode = setting(
+        'asynchronous', 'ask while moving, or execute, hold, ask, and go on'
+    )
+    overrun: Overrun = setting('continue', 'when the next chunk is late: hold, or go on')
+    max_overrun_steps: int = setting(4, 'steps to go on for, with overrun: continue', 0, MOST_STEPS)
+    interpolation: Interpolation = setting('cubic', 'between two steps of the plan')
     handover: HandoverParameters = field(default_factory=HandoverParameters)
     delay: DelayParameters = field(default_factory=DelayParameters)
-    request_timeout_s: float = 2.0
-    max_observation_age_s: float = 5.0
+    request_timeout_s: float = setting(
+        2.0,
+        'give the request up when no chunk came for so long, and make a new one',
+        0.05,
+        60.0,
+    )
+    max_observation_age_s: float = setting(
+        2.0,
+        'a chunk whose observation is older than this on arrival is dropped',
+        0.01,
+        60.0,
+    )
 
     def __post_init__(self) -> None:
-        if self.replan_interval < 1:
-            raise ValueError(
-                f'replan_interval is {self.replan_interval}, expected 1 to the horizon'
-            )
-        for name, words in (
-            ('replan_mode', get_args(ReplanMode)),
-            ('overrun', get_args(Overrun)),
-            ('interpolation', get_args(Interpolation)),
-        ):
-            if getattr(self, name) not in words:
-                raise ValueError(
-                    f"{name} is '{getattr(self, name)}', expected one of {list(words)}"
-                )
-        if self.max_overrun_steps < 0:
-            raise ValueError(f'max_overrun_steps is {self.max_overrun_steps}, expected 0 or more')
-        for name in ('request_timeout_s', 'max_observation_age_s'):
-            if not getattr(self, name) > 0.0:
-                raise ValueError(f'{name} is {getattr(self, name)}, expected more than 0 seconds')
+        check_words(self)
+        check_ranges(self)
 
     @property
     def overrun_steps(self) -> int:
-        """Steps that may be executed past the replan interval; none where the hold is wanted."""
+        """Steps that may be executed past the replan interval; 0 where the robot is to hold."""
         continues = self.overrun == 'continue' and self.replan_mode == 'asynchronous'
         return self.max_overrun_steps if continues else 0
 

@@ -1,4 +1,4 @@
-"""Which chunk is executed when: the way of a chunk from its arrival to its last executed row.
+"""Replanning: the way of a chunk from its arrival to its last executed row.
 
 A chunk that `chunk_check` found fit is checked against what the robot is doing (order, age, the
 step across the seam), then spliced into the timeline behind the one in force, at the index that the
@@ -17,8 +17,8 @@ import numpy as np
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.chunk_check import CheckedChunk
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.columns import Columns
-from vla_runtime.execution.command import CommittedSetpoints, Counters, Refusal, SubmitResult
+from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.command import ChunkRefusal, CommittedSetpoints, Counters, SubmitResult
 from vla_runtime.execution.handover import LiveChunk, SeamReport
 from vla_runtime.execution.history import StepHistory
 from vla_runtime.execution.intake import (
@@ -46,7 +46,7 @@ class Replanner:
 
     def __init__(
         self,
-        columns: Columns,
+        columns: CommandColumns,
         limits: Limits,
         start: StartParameters,
         latch: ClampLatch,
@@ -82,7 +82,7 @@ class Replanner:
 
     @property
     def untied(self) -> bool:
-        """Whether, under `rtc`, the chunk in force took over from a plan it was not tied to."""
+        """True when, under `rtc`, the chunk in force was not tied to the plan before it."""
         segment = self.timeline.in_force
         if segment is None or self.parameters.handover.mode != 'rtc':
             return False
@@ -149,10 +149,10 @@ class Replanner:
         standstill: Standstill,
     ) -> SubmitResult:
         if self._latch.closed:
-            raise Refused(Refusal.CLAMP_LATCH, self._latch.text)
+            raise Refused(ChunkRefusal.CLAMP_LATCH, self._latch.text)
         if stamped.episode != self.episode:
             raise Refused(
-                Refusal.OTHER_EPISODE,
+                ChunkRefusal.OTHER_EPISODE,
                 f'chunk {stamped.number} is of episode {stamped.episode}, this is {self.episode}',
             )
         self.order.require_newer(stamped)
@@ -186,7 +186,7 @@ class Replanner:
         past = self.history.at(stamped.observation_ns)
         if past is None:
             raise Refused(
-                Refusal.OBSERVATION_UNKNOWN,
+                ChunkRefusal.OBSERVATION_UNKNOWN,
                 f'chunk {stamped.number} has an observation from before the last start, reset or '
                 'clock jump; where the robot was in its plan then says nothing about now',
             )
@@ -205,7 +205,7 @@ class Replanner:
         return delay
 
     def _check_clamps(self, checked: CheckedChunk, rows: np.ndarray | None) -> str:
-        """What is clamped, in the chunk or across its seam; raise `Refused` where it may not be.
+        """Describe what is clamped, in the chunk or across its seam; raise `Refused` if it may not.
 
         Args:
             checked: the chunk.
@@ -217,23 +217,23 @@ class Replanner:
         if rows is not None:
             too_fast = self._too_fast(rows)
             if too_fast and self._limits.actions.velocity == 'reject':
-                raise Refused(Refusal.LIMIT, too_fast)
+                raise Refused(ChunkRefusal.LIMIT, too_fast)
             found.append(too_fast)
         clamped = '; '.join(text for text in found if text)
         self._counters.clamped += bool(clamped)
         self._latch.count(clamped=bool(clamped))
         if self._latch.closed:
-            raise Refused(Refusal.CLAMP_LATCH, f'{self._latch.text}; the last: {clamped}')
+            raise Refused(ChunkRefusal.CLAMP_LATCH, f'{self._latch.text}; the last: {clamped}')
         return clamped
 
     def _too_fast(self, rows: np.ndarray) -> str:
-        """What is too fast in the rows that would be executed of these; empty when nothing is."""
+        """Describe what is too fast in the rows that would be executed; empty when nothing is."""
         wanted = self.staged.replan_interval + self.staged.overrun_steps
         before, step_s = self.timeline.setpoint_at_join(), self.timeline.step_time_s
         return check_handed_over(before, rows[:wanted], step_s, self._limits, self._columns)
 
     def _set_out(self, live: LiveChunk, standstill: Standstill) -> None:
-        """From standstill; positions that nobody knows are taken to be the first row's."""
+        """Begin from standstill; unknown positions are taken to be the first row's."""
         row = live.rows[self.timeline.joins_at() - live.first_step]
         if standstill.cold:
             require_near(row, standstill, self._start.tolerance, self._columns)
@@ -290,7 +290,7 @@ class Replanner:
 
     @property
     def due(self) -> bool:
-        """Whether the time has come to have the next chunk made."""
+        """Return whether the next chunk is due to be requested."""
         timeline = self.timeline
         segment = timeline.in_force
         if self._latch.closed or self.requests.answered:
@@ -307,7 +307,7 @@ class Replanner:
         return timeline.current_step >= segment.boundary - lead
 
     def committed_plan(self, now_ros_ns: int, past_steps: int) -> CommittedSetpoints:
-        """What will be executed, from the step that plan time is in; see the executor's."""
+        """Return the setpoints still to be executed, from the current step on."""
         timeline = self.timeline
         first, rows = timeline.committed_rows(past_steps)
         takeover = max(

@@ -1,4 +1,4 @@
-"""When to ask for the next chunk: the delay observed so far, and what is being waited for."""
+"""Requests for chunks: the estimate of the delay, and the open request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DelayEstimator:
         self._warming_up = True
 
     def clear(self) -> None:
-        """A new episode, or a new policy process: nothing known, warm-up to come."""
+        """Forget all delays: a new episode or policy process, with its warm-up to come."""
         self._delays.clear()
         self._warming_up = True
 
@@ -33,7 +33,7 @@ class DelayEstimator:
             self._delays.popleft()
 
     def estimate(self, parameters: DelayParameters) -> int:
-        """The smallest delay that covers the quantile of those observed, within its bounds."""
+        """Return the smallest delay that covers the quantile of those observed, in bounds."""
         if not self._delays:
             return parameters.floor_steps
         ordered = sorted(self._delays)
@@ -46,7 +46,7 @@ _SEND_AGAIN_S = 0.1
 
 
 class Requests:
-    """Whether a chunk has been asked for and is still awaited.
+    """The request for a chunk that is still awaited.
 
     Attributes:
         number: of the newest request, counted from 1; an answer carries it back.
@@ -64,12 +64,12 @@ class Requests:
         return self._asked_at_s is not None
 
     def ask(self, now_s: float) -> None:
-        """A request went out."""
+        """Note that a new request has been sent."""
         self._asked_at_s = self._sent_at_s = now_s
         self.number += 1
 
     def send_again(self, now_s: float) -> bool:
-        """Whether the open request is to be sent once more; counts as sent."""
+        """Return whether to send the open request once more; counts as sent."""
         if not self.open or now_s - self._sent_at_s < _SEND_AGAIN_S:
             return False
         self._sent_at_s = now_s
@@ -89,5 +89,5 @@ class Requests:
         self.answered = False
 
     def timed_out(self, now_s: float, timeout_s: float) -> bool:
-        """Whether the open request is too old to be waited for any longer."""
+        """Return whether the open request has timed out."""
         return self._asked_at_s is not None and now_s - self._asked_at_s > timeout_s

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 
 _NEVER = np.iinfo(np.int64).min
 _FULL_TURN = 2.0 * np.pi
@@ -18,7 +18,7 @@ FURTHEST = 1e9
 
 
 class _Mapping(NamedTuple):
-    """Where the positions of a message go.
+    """Places of a message's positions in the state.
 
     Attributes:
         source: places in the message.
@@ -34,7 +34,7 @@ class _Mapping(NamedTuple):
 class MeasuredState:
     """Latest measured position of every column with feedback, and the stamp it came with."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: CommandColumns) -> None:
         self._columns = columns
         self._index = {
             name: column
@@ -53,7 +53,7 @@ class MeasuredState:
 
     @property
     def guarded(self) -> bool:
-        """Whether any column has feedback at all."""
+        """True when any column has feedback."""
         return self._oldest is not None
 
     @property
@@ -63,12 +63,12 @@ class MeasuredState:
 
     @property
     def complete(self) -> bool:
-        """Whether every column with feedback has been heard of."""
+        """True when a position has been received for every column with feedback."""
         return self._oldest is None or self._oldest != _NEVER
 
     @property
     def missing(self) -> list[str]:
-        """Columns with feedback that were never heard of."""
+        """Columns with feedback whose position has never been received."""
         return [name for name, column in self._index.items() if self._stamps[column] == _NEVER]
 
     def oldest_columns(self) -> list[str]:
@@ -79,7 +79,7 @@ class MeasuredState:
 
     @property
     def refused(self) -> list[str]:
-        """Why messages are refused, in words, while none has come that brings the same columns."""
+        """Reasons of refused messages whose columns no later message has brought."""
         return list(self._refused.values())
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""How the robot stops, by cause: braking along the plan, or at once."""
+"""Way to stop, by cause: braking along the plan, or at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OnStop = Literal['brake', 'freeze']
 
 @dataclass(frozen=True)
 class StopActions:
-    """What to do with a robot in motion, for each cause of a stop (`Reason`).
+    """Way to stop a robot in motion, for each cause (`Reason`).
 
     `brake` slows down along the plan within the limits of acceleration. `freeze` repeats the last
     command from this very tick on: the step of the velocity is left to the robot's controller.
@@ -50,5 +50,5 @@ class StopActions:
                 )
 
     def freezes(self, reason: Reason) -> bool:
-        """Whether a stop for this reason is immediate; a reason without a field always is."""
+        """Return whether to stop at once for this reason; always without a field for it."""
         return getattr(self, reason.value, 'freeze') == 'freeze'

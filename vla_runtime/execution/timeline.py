@@ -84,7 +84,7 @@ class Timeline:
 
     @property
     def at_end(self) -> bool:
-        """Whether there is nothing left to execute."""
+        """True when nothing is left to execute."""
         last = self.pending or self.in_force
         return last is None or self.consumed_ns >= last.end_step * self.step_ns
 
@@ -127,7 +127,7 @@ class Timeline:
 
     @property
     def brakes_early(self) -> bool:
-        """Whether the chunk in force comes to rest at its boundary, and so slows down before it."""
+        """True when the chunk in force comes to rest at its boundary, and slows down before it."""
         return self.in_force is not None and self.in_force.end_step == self.in_force.boundary
 
     def handed_over(
@@ -240,7 +240,7 @@ class Timeline:
         self._before_pending = self._plan
         return True
 
-    def sample_into(self, setpoints: np.ndarray, rates: np.ndarray) -> int:
+    def sample_into(self, setpoints: np.ndarray, velocity: np.ndarray) -> int:
         """Setpoints and their rates (per second) at the current plan time, after `advance`.
 
         Returns:
@@ -250,8 +250,8 @@ class Timeline:
         step = self.next_step - 1
         fraction = (self.consumed_ns - step * self.step_ns) / self.step_ns
         interval = step - self._plan.first_step
-        self._sampler.sample_into(self._plan, interval, fraction, setpoints, rates)
-        rates /= self.step_time_s
+        self._sampler.sample_into(self._plan, interval, fraction, setpoints, velocity)
+        velocity /= self.step_time_s
         return step
 
     def committed_rows(self, past_steps: int) -> tuple[int, np.ndarray]:

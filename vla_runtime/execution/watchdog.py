@@ -1,5 +1,7 @@
-"""What stops the robot: late ticks, clocks that jump or stand still, and a measured state that is
-missing, stale, not a number or too far from what was commanded.
+"""Watchdog: hold the robot on late ticks, faulty clocks, or an unusable measured state.
+
+A clock is faulty that jumps or stands still. A state is unusable that is missing, stale, not a
+number, or too far from the command.
 
 The dead-man and late ticks are timed on a steady clock; the age of data is the difference of two
 times on the ROS clock. Both are given to every call; nothing here reads a clock.
@@ -13,10 +15,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from vla_runtime.execution.columns import Columns
+from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.state import MeasuredState
+from vla_runtime.files.setting_fields import check_ranges, setting
 
 MotionClock = Literal['steady', 'ros']
 
@@ -32,44 +35,49 @@ def tick_timeout_for(control_period_s: float) -> float:
 
 @dataclass(frozen=True)
 class WatchdogParameters:
-    """When to stop. Fixed while the executor lives.
+    """Bounds beyond which the robot stops. Fixed while the executor lives.
 
     Attributes:
         tick_timeout_s: longest time between two ticks, steady clock. After a longer one the plan
             is dropped: it belongs to a moment that has passed.
-        max_state_age_s: oldest measured position that may be moved on, ROS clock.
         future_tolerance_s: how far a stamp may lie ahead of the ROS clock (clocks of two
             computers are never quite equal).
-        max_tracking_error: largest distance between a commanded and a measured position, rad or
-            m, of columns whose limits name none (`tracking_error_limits`). Beyond it the robot
-            holds until it is started again.
-        clock_jump_s: largest step of the ROS clock (against the steady clock, or between ticks
-            under `motion_clock` ros) that is not taken for a jump.
+        max_tracking_error: for columns whose limits name none (`tracking_error_limits`).
+        clock_jump_s: against the steady clock, or between ticks under `motion_clock` ros.
         clock_timeout_s: under `motion_clock` ros, how long the ROS clock may stand still.
         motion_clock: what plan time follows: `steady` on a robot, `ros` under `use_sim_time`.
     """
 
     tick_timeout_s: float = 0.05
-    max_state_age_s: float = 0.2
+    max_state_age_s: float = setting(
+        0.2, 'measured positions older than this, on the ROS clock, stop the robot', 0.01, 10.0
+    )
     future_tolerance_s: float = 0.05
-    max_tracking_error: float = 0.5
-    clock_jump_s: float = 0.2
+    max_tracking_error: float = setting(
+        0.5,
+        'distance of measured and commanded position, rad or m, that stops it until ~/start, of '
+        'joints for which the robot file gives none; at most three quarters of their range',
+        0.001,
+        100.0,
+    )
+    clock_jump_s: float = setting(0.2, 'a step of the ROS clock that drops the plan', 0.01, 10.0)
     clock_timeout_s: float = 0.5
     motion_clock: MotionClock = 'steady'
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name != 'motion_clock' and not value > 0.0:
-                raise ValueError(f'watchdog: {name} is {value}, expected more than 0')
+        for name in ('tick_timeout_s', 'future_tolerance_s', 'clock_timeout_s'):
+            if not getattr(self, name) > 0.0:
+                raise ValueError(f'{name} is {getattr(self, name)}: it must be more than 0 s')
+        check_ranges(self)
         if self.motion_clock not in get_args(MotionClock):
             raise ValueError(
-                f"watchdog: motion_clock is '{self.motion_clock}', expected one of "
-                f'{list(get_args(MotionClock))}'
+                f"motion_clock is '{self.motion_clock}': it must be one of "
+                f'{", ".join(get_args(MotionClock))}'
             )
 
 
 def tracking_error_limits(
-    columns: Columns, limits: Limits, max_tracking_error: float
+    columns: CommandColumns, limits: Limits, max_tracking_error: float
 ) -> np.ndarray:
     """Distance between commanded and measured position that stops the robot, per column.
 
@@ -185,7 +193,7 @@ class StateWatch:
     """
 
     def __init__(
-        self, parameters: WatchdogParameters, columns: Columns, tracking_error: np.ndarray
+        self, parameters: WatchdogParameters, columns: CommandColumns, tracking_error: np.ndarray
     ) -> None:
         self._parameters = parameters
         self._columns = columns
@@ -197,7 +205,7 @@ class StateWatch:
         self._future_ns = round(parameters.future_tolerance_s * 1e9)
 
     def check(self, state: MeasuredState, now_ros_ns: int) -> Reason | None:
-        """Whether the measured state may be moved on; one from the future is distrusted."""
+        """Return why the robot must not move on the measured state; None when it may."""
         if not state.guarded:
             return None
         if not state.complete:
@@ -238,7 +246,7 @@ class StateWatch:
         )
 
     def too_far(self, commanded: np.ndarray, measured: np.ndarray) -> bool:
-        """Whether any commanded position is too far from the measured one."""
+        """Return whether any commanded position is too far from the measured one."""
         np.subtract(commanded, measured, out=self._error)
         np.abs(self._error, out=self._error)
         np.greater(self._error, self._allowed, out=self._far)

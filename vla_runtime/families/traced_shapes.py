@@ -86,6 +86,32 @@ def row_tensors(
     }
 
 
+def served_parameters(network: FlowNetwork) -> set[str]:
+    """Names of the parameters that vision, prefix and a denoise step compute with.
+
+    The rest makes the time table, or is for training alone.
+
+    Args:
+        network: on the `meta` device, its parameters with gradients.
+    """
+    shapes, dims, family = trace_shapes(network), network.dims, network.family
+    meta = torch.device('meta')
+    tokens = network.vision(torch.zeros(1, 3, dims.image_size, dims.image_size, device=meta))
+    past = network.prefix(
+        tokens.expand(dims.cameras, -1, -1),
+        torch.ones(dims.cameras, dtype=torch.bool, device=meta),
+        **row_tensors(family.prefix_inputs(dims), 1),
+    )
+    velocity = network.velocity(
+        torch.zeros(1, dims.horizon, dims.action_dim, device=meta),
+        past,
+        torch.zeros(1, shapes.conditioning, device=meta),
+        **row_tensors(family.head_inputs(dims), 1),
+    )
+    velocity.sum().backward()
+    return {name for name, tensor in network.named_parameters() if tensor.grad is not None}
+
+
 class _TimeConditioning(nn.Module):
     def __init__(self, network: FlowNetwork) -> None:
         super().__init__()

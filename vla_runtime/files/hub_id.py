@@ -9,7 +9,7 @@ _ID = re.compile(r'(?:https?:/+huggingface\.co/)?([\w-][\w.-]*/[\w-][\w.-]*)')
 
 
 def download_hint(path: Path) -> str:
-    """For the message that a folder is not there: how to get it, where it could be a Hub id.
+    """Return how to get a folder that is missing, where its path could be a Hub id.
 
     `owner/name` is a Hub id where there is no folder `owner` either; '' for anything else.
     """

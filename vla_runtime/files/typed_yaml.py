@@ -300,7 +300,7 @@ def _tuple(hints: tuple[Any, ...], value: Any, field: str, minimum: int) -> tupl
 
 
 def _said(value: Any) -> str:
-    """What came, with its kind in a person's words."""
+    """Describe a value with its kind."""
     if value is None:
         return 'nothing'
     if isinstance(value, (Mapping, list, tuple)):

@@ -65,7 +65,7 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path is written to as it is: nothing can be renamed to its place."""
+    """Return whether a path is written to directly: nothing can be renamed to its place."""
     return os.path.abspath(path).startswith(_STREAMS) or (
         path.exists() and not path.is_file() and not path.is_dir()
     )

@@ -1,13 +1,13 @@
-"""What may be changed between two inferences, without reloading anything."""
+"""Settings that may change between two inferences, without reloading anything."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import get_args
 
 from vla_runtime.engines.protocol import MAX_SAMPLES
-from vla_runtime.inference.guidance import CfgMode, check_beta
+from vla_runtime.files.setting_fields import check_words, setting
+from vla_runtime.inference.guidance import MOST_BETA, CfgMode, check_beta
 from vla_runtime.inference.pipeline import PipelineMode
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
@@ -19,43 +19,79 @@ from vla_runtime.types import Advantage
 class PolicySettings:
     """Live settings of a policy; each inference uses one snapshot of them.
 
+    The ranges of the fields are those that a person may set at the node. `Policy` itself takes any
+    guidance scale and weight that float32 has.
+
     Attributes:
-        seed: of the noise generator, 0 to 2**63 - 1.
-        denoise_steps: Euler steps, 1 to 100; None is what the bundle recommends.
-        cfg_enabled: guide with a second prompt row; needs a policy trained with advantage tags.
-        cfg_beta: guidance scale, at least 1; used when `cfg_enabled`.
-        cfg_mode: `fused` runs both prompt rows together, `serial` one after the other, the same
-            numbers within rounding; `auto` is fused where the engine was built for two rows.
-        advantage: tag of the conditioned row, for policies trained with advantage tags.
-        rtc_mode: how a chunk is tied to the committed plan, where one is given: `guided`,
-            `jacobian`, `hard_prefix`, or `off` (see `inference.real_time_chunking`).
-        plan_schedule: decay of the tie to the plan, and of what actions count when a sample is
-            chosen.
-        max_guidance_weight: upper bound of the tie to the plan (`guided` and `jacobian`); LeRobot's
-            default is 10, with 10 denoise steps, and the paper's 5, with 5. At 0 there is no tie.
-        rtc_horizon: actions over which the tie to the plan falls off, the delay included; 0 is the
-            whole plan. Those that are executed for certain are tied however small it is.
-        samples: chunks denoised together over one prefix, 1 to 16; the one that continues the
-            committed plan best is returned, without a plan the first.
+        denoise_steps: None is what the bundle recommends.
+        cfg_mode: both modes give the same numbers within rounding.
+        rtc_mode: `off` ties no chunk, with or without a plan (see `inference.real_time_chunking`).
+        max_guidance_weight: LeRobot's default is 10, with 10 denoise steps, and the paper's 5,
+            with 5.
+        rtc_horizon: actions that are executed for certain are tied however small it is.
+        samples: without a plan the first one is used.
         cache: what of the last inference may be reused; by default only what is equal.
-        pipeline: `latency` runs one inference after the other; `throughput` encodes the next
-            while the last is denoised: the same chunks. It gains where requests overlap, and needs
-            what two networks at a time need: on a CPU twice the threads.
     """
 
-    seed: int = 0
-    denoise_steps: int | None = None
-    cfg_enabled: bool = False
-    cfg_beta: float = 1.5
-    cfg_mode: CfgMode = 'auto'
-    advantage: Advantage = 'positive'
-    rtc_mode: RtcMode = 'guided'
-    plan_schedule: PlanSchedule = 'exp'
-    max_guidance_weight: float = 10.0
-    rtc_horizon: int = 0
-    samples: int = 1
+    seed: int = setting(0, 'seed of the noise that chunks are denoised from', 0, 2**63 - 1)
+    denoise_steps: int | None = setting(
+        None, 'Euler steps of an inference; 0: as the bundle recommends', 0, 100
+    )
+    cfg_enabled: bool = setting(
+        False, 'classifier-free guidance, for policies trained with advantage tags'
+    )
+    cfg_beta: float = setting(
+        1.5, 'scale of classifier-free guidance (cfg_enabled); 1.0 is none', 1.0, MOST_BETA
+    )
+    cfg_mode: CfgMode = setting(
+        'auto',
+        'how classifier-free guidance (cfg_enabled) runs its two prompt rows: fused together, '
+        'serial one after the other, auto together where the engine can',
+    )
+    advantage: Advantage = setting(
+        'positive',
+        'tag in the prompt, for policies trained with advantage tags; under cfg_enabled of the '
+        'conditioned row',
+    )
+    rtc_mode: RtcMode = setting(
+        'off',
+        'how real_time_chunking ties a chunk to the committed plan: guided draws it there, '
+        "jacobian draws it through the network's Jacobian (backend torch), hard_prefix fixes its "
+        'first actions',
+    )
+    plan_schedule: PlanSchedule = setting(
+        'exp',
+        'how the weight of the committed plan falls off after the delay, for real_time_chunking '
+        'and for the choice among samples',
+    )
+    max_guidance_weight: float = setting(
+        10.0,
+        'largest weight with which real_time_chunking draws a chunk to the committed plan '
+        '(rtc_mode guided and jacobian); 0.0: none, no chunk is tied; cfg_beta is another scale',
+        0.0,
+        100.0,
+    )
+    rtc_horizon: int = setting(
+        0,
+        'steps over which the weight of the committed plan falls off, the delay included, for '
+        'real_time_chunking and for the choice among samples; 0: the whole plan',
+        0,
+        1024,
+    )
+    samples: int = setting(
+        1,
+        'chunks denoised together over one prefix (backend torch); the one that continues the '
+        'committed plan best is used',
+        1,
+        MAX_SAMPLES,
+    )
+    pipeline: PipelineMode = setting(
+        'latency',
+        'latency: one inference after the other; throughput: a request is encoded while the one '
+        'before is denoised, the same chunks, none sooner; needs requests that overlap, and '
+        'vla_executor sends one at a time; on a CPU two networks run at once (torch_threads)',
+    )
     cache: CachePolicy = field(default_factory=CachePolicy)
-    pipeline: PipelineMode = 'latency'
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -68,18 +104,7 @@ class PolicySettings:
             raise ValueError(f'rtc_horizon is {self.rtc_horizon}: it must not be negative')
         if not 1 <= self.samples <= MAX_SAMPLES:
             raise ValueError(f'samples is {self.samples}: it must be 1 to {MAX_SAMPLES}')
-        for name, words in (
-            ('advantage', Advantage),
-            ('cfg_mode', CfgMode),
-            ('rtc_mode', RtcMode),
-            ('plan_schedule', PlanSchedule),
-            ('pipeline', PipelineMode),
-        ):
-            if getattr(self, name) not in get_args(words):
-                raise ValueError(
-                    f"{name} is '{getattr(self, name)}': it must be one of "
-                    f'{", ".join(get_args(words))}'
-                )
+        check_words(self)
         if not is_finite(self.max_guidance_weight) or self.max_guidance_weight < 0:
             raise ValueError(
                 f'max_guidance_weight is {self.max_guidance_weight}: it must be a finite number '
@@ -88,7 +113,7 @@ class PolicySettings:
 
     @property
     def networks_at_once(self) -> int:
-        """How many networks may run at the same time."""
+        """Number of networks that may run at the same time."""
         return 2 if self.pipeline == 'throughput' else 1
 
     def _check_types(self) -> None:

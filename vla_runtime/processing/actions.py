@@ -78,7 +78,7 @@ class PoseColumns:
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """What each column of an action chunk means.
+    """Meaning of each column of an action chunk.
 
     Attributes:
         names: n action names, in column order.

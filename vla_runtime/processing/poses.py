@@ -33,7 +33,7 @@ _DEGENERATE = 1e-6
 
 
 def rotation_width(form: RotationForm) -> int:
-    """How many numbers a rotation takes in this form; ValueError for an unknown form."""
+    """Return how many numbers a rotation takes in this form; ValueError for an unknown form."""
     check_word('rotation form', form, RotationForm)
     return _WIDTHS[form]
 

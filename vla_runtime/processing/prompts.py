@@ -29,7 +29,7 @@ _LINES: tuple[PromptTemplate, ...] = ('pi0', 'task_line')
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How a bundle's prompts are written; the `prompt` section of its policy.yaml.
+    """The `prompt` section of policy.yaml: the form of the prompts.
 
     Attributes:
         template: the layout, see the module's docstring.

@@ -25,7 +25,7 @@ _HOW = {
 
 
 class Interrupt:
-    """Whether somebody wants the end.
+    """The end that a signal asks for.
 
     A plain attribute: the lock of a `threading.Event` may be held by the very thread that the
     handler interrupts.
@@ -40,7 +40,7 @@ class Interrupt:
         self.how = ''
 
     def want(self, number: int, _: object = None) -> None:
-        """The signal handler."""
+        """Note a signal; this is its handler."""
         self.wanted = True
         self.how = self.how or _HOW[signal.Signals(number)]
 

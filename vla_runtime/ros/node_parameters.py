@@ -1,4 +1,4 @@
-"""The parameters of all nodes of the package: what is known, and what a misspelt one should be."""
+"""Names of the parameters of all nodes of the package, and the right one for a misspelt one."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.ros.parameters import ParameterError, ParameterTable, is_of_rclpy
 from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
-from vla_runtime.tabletop.ros.parameters import TABLETOP_PARAMETERS
 
-# Under the names that the launch files give them.
-NODE_PARAMETERS: Mapping[str, ParameterTable] = {
-    'vla_policy': POLICY_PARAMETERS,
-    'vla_executor': EXECUTOR_PARAMETERS,
-    'tabletop': TABLETOP_PARAMETERS,
+# Under the names that the launch files give them. Of the simulated robot's node only the names are
+# written here: nothing that runs on a robot imports it. A test holds them to its own table.
+NODE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    'vla_policy': tuple(row.name for row in POLICY_PARAMETERS),
+    'vla_executor': tuple(row.name for row in EXECUTOR_PARAMETERS),
+    'tabletop': ('robot', 'camera_rate_hz', 'instruction_topic', 'seed', 'variant'),
 }
 
 
 def names_of(*nodes: str) -> tuple[str, ...]:
-    """Parameters of these nodes, each once."""
-    return tuple(dict.fromkeys(row.name for node in nodes for row in NODE_PARAMETERS[node]))
+    """Return the parameters of these nodes, each once."""
+    return tuple(dict.fromkeys(name for node in nodes for name in NODE_PARAMETERS[node]))
 
 
 def owners(parameter: str) -> tuple[str, ...]:
-    """Nodes that have a parameter."""
+    """Return the nodes that have a parameter."""
     return tuple(node for node in NODE_PARAMETERS if parameter in names_of(node))
 
 
 def nearest_elsewhere(name: str, known: Collection[str]) -> tuple[str, str] | None:
-    """Parameter of another node that a name comes near to, and that node.
+    """Return the parameter of another node that a name comes near to, and that node.
 
     Args:
         name: of no node.

@@ -143,7 +143,7 @@ def _take_down(node: Node) -> bool:
 
 
 def _others_run() -> bool:
-    """Whether a thread hangs that the teardown should have ended."""
+    """Return whether a thread hangs that the teardown should have ended."""
     main = threading.main_thread()
     # The timer is the one that bounds the teardown.
     return any(t is not main and not isinstance(t, threading.Timer) for t in threading.enumerate())
@@ -189,7 +189,7 @@ def make_executor() -> Executor:
 
 
 def guarded(on_error: OnError, name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
-    """A callback that never raises: `on_error(name, exception)` is told instead.
+    """Wrap a callback so that it never raises; `on_error(name, exception)` is called instead.
 
     A service's callback then answers with the response as far as it was filled in.
     """

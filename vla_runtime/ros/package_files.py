@@ -1,4 +1,4 @@
-"""Where the files that come with the package are."""
+"""Folder of the files that come with the package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def share_folder() -> Path:
-    """The folder that has `config/` and `engines/`: the source tree, or the installed share.
+    """Return the folder with `config/` and `engines/`: the source tree, or the installed share.
 
     Raises:
         FileNotFoundError: the package is neither run from its source tree nor installed.

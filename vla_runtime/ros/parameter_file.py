@@ -124,7 +124,7 @@ def _check_section(section: str, parameters: Mapping[str, Any], namespace: str) 
 
 
 def _mend(name: str, known: tuple[str, ...]) -> str:
-    """What to write in place of a parameter that is not among those known here."""
+    """Return the parameter to write in place of an unknown one."""
     elsewhere = nearest_elsewhere(name, known)
     if elsewhere is None:
         return did_you_mean(name, known)
@@ -137,7 +137,7 @@ def _nodes_of(section: str, namespace: str) -> list[str]:
 
 
 def _matches(section: str, namespace: str, node: str) -> bool:
-    """Whether ROS gives a section's parameters to a node: `*` is one name, `**` any number."""
+    """Return whether a section applies to a node: `*` is one name, `**` any number of names."""
     words = {'**': r'(?:/\w+)*', '*': r'/\w+'}
     tokens = [token for token in section.split('/') if token]
     pattern = ''.join(words.get(token, '/' + re.escape(token)) for token in tokens)

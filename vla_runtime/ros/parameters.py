@@ -3,7 +3,7 @@
 On-set callbacks only judge; nothing is applied in them. A node reads its parameters where it may
 take them up (the next inference, the next chunk boundary), which works on every ROS 2
 distribution and never leaves half a change applied. rclpy itself stores the values of one change
-one after the other; `values` tells them as they were before until all of them are there.
+one after the other; `values` returns those from before until all of them are stored.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rclpy.exceptions import InvalidParameterTypeException, InvalidParameterValu
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
+from vla_runtime.files.setting_fields import settings_of
 from vla_runtime.files.typed_yaml import did_you_mean
 
 _TYPE_NAMES = {bool: 'bool', int: 'integer', float: 'double', str: 'string'}
@@ -51,7 +52,7 @@ class ParameterSpec:
     Attributes:
         name: as ROS knows it.
         default: also tells the type: bool, int, float or str.
-        description: one line for `ros2 param describe` and the README.
+        description: one line for `ros2 param describe` and docs/parameters.md.
         minimum: smallest number allowed, inclusive.
         maximum: largest number allowed, inclusive.
         words: what a string may be; anything when empty.
@@ -72,7 +73,7 @@ class ParameterSpec:
 
     @property
     def allowed(self) -> str:
-        """What it may be, in words; empty when anything of its type is allowed."""
+        """Allowed values in words; empty when anything of the type is allowed."""
         if self.words:
             return ', '.join(self.words)
         if self.minimum is None or self.maximum is None:
@@ -80,7 +81,7 @@ class ParameterSpec:
         return f'{self.minimum} to {self.maximum}'
 
     def problem(self, parameter: Parameter) -> str | None:
-        """Why this value is refused, or None."""
+        """Return why a value is refused, or None."""
         value = parameter.value
         if parameter.type_ != _ROS_TYPES[type(self.default)]:
             return f'{self.name} is {value!r}: it must be of type {self.type_name}'
@@ -116,6 +117,24 @@ class ParameterSpec:
 
 
 ParameterTable = Sequence[ParameterSpec]
+
+
+def parameter_rows(settings: type, *, read_only: bool = False) -> tuple[ParameterSpec, ...]:
+    """Return a parameter for every setting of a dataclass (`files.setting_fields`)."""
+    return tuple(
+        ParameterSpec(
+            row.name,
+            row.default,
+            row.description,
+            minimum=row.minimum,
+            maximum=row.maximum,
+            words=row.words,
+            read_only=read_only,
+        )
+        for row in settings_of(settings)
+    )
+
+
 # Judges values that are each in range by themselves: what they mean together, or for this policy.
 JointCheck = Callable[[Mapping[str, Any]], 'str | None']
 
@@ -170,7 +189,7 @@ def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) 
 
 
 def is_of_rclpy(name: str) -> bool:
-    """Whether every node may be given this parameter, declared or not."""
+    """Return whether rclpy itself gives this parameter to every node."""
     return name in _EVERY_NODE or name.startswith('qos_overrides.')
 
 
@@ -219,7 +238,7 @@ def _declare_one(node: Node, row: ParameterSpec) -> None:
 
 
 def values(node: Node, table: ParameterTable) -> dict[str, Any]:
-    """The values in force of a table's parameters: all from before a change, or all from after it.
+    """Return the values in force: all from before a change, or all from after it.
 
     Any thread may ask, also while another one sets parameters.
     """
@@ -239,7 +258,7 @@ def _stored(node: Node, table: ParameterTable) -> dict[str, Any]:
 
 
 def markdown(table: ParameterTable) -> str:
-    """A table's rows as a Markdown table for the README."""
+    """Write a table's rows as a Markdown table, for docs/parameters.md."""
     lines = [
         '| parameter | type | default | allowed | live | meaning |',
         '|---|---|---|---|---|---|',

@@ -1,7 +1,7 @@
-"""Who else publishes on a topic that only one node may speak on.
+"""Other publishers on a topic that only one node may publish.
 
-Two executors on one arm alternate commands on one controller: each goes where it is told, neither
-sees a fault, and the robot shakes between two plans. Only the graph shows it.
+Two executors on one arm alternate commands on one controller: each controller obeys, neither
+node sees a fault, and the robot shakes between two plans. Only the graph shows it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from rclpy.node import Node
 
 
 def other_publishers(node: Node, own_topics: Sequence[str]) -> str:
-    """Which topic another node publishes too, and which node that is; empty when none does.
+    """Name a topic that another node publishes too, and that node; empty when none does.
 
     Args:
         node: asks the graph.
-        own_topics: full name of the topic of each of the node's own publishers. They are counted
-            and not told by the node's name, because the other node often bears the same.
+        own_topics: full name of the topic of each of the node's own publishers. They are
+            counted, not recognised by the node's name, because the other node often bears the same.
     """
     for topic in dict.fromkeys(own_topics):
         own = own_topics.count(topic)
@@ -27,7 +27,7 @@ def other_publishers(node: Node, own_topics: Sequence[str]) -> str:
 
 
 def several_publishers(node: Node, topic: str) -> str:
-    """Who they are, when more than one node publishes a topic; empty otherwise."""
+    """Name the publishers of a topic when they are more than one; empty otherwise."""
     count = node.count_publishers(topic)
     return f'{count} publishers on {topic}: {_names(node, topic, 0)}' if count > 1 else ''
 

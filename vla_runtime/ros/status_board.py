@@ -18,8 +18,8 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 
 from vla_runtime.ros.messages.diagnostics import (
     REPEAT_LOG_S,
-    Condition,
     Level,
+    StatusItem,
     Throttle,
     log,
     to_message,
@@ -40,14 +40,14 @@ class StatusBoard:
     def __init__(
         self,
         node: Node,
-        gather: Callable[[], Iterable[Condition]],
+        gather: Callable[[], Iterable[StatusItem]],
         callback_group: CallbackGroup,
     ) -> None:
         self.hardware = ''
         self._node = node
         self._gather = gather
         self._lock = Lock()
-        self._conditions: dict[str, Condition] = {}
+        self._conditions: dict[str, StatusItem] = {}
         self._news = Throttle(_PERIOD_S)
         self._log = Throttle(REPEAT_LOG_S)
         self._publisher = node.create_publisher(
@@ -62,7 +62,7 @@ class StatusBoard:
             clock=Clock(clock_type=ClockType.STEADY_TIME),
         )
 
-    def set(self, condition: Condition) -> None:
+    def set(self, condition: StatusItem) -> None:
         """Say this from now on; log it when it is worse than OK, and when that is over."""
         now_s = monotonic()
         with self._lock:
@@ -84,11 +84,11 @@ class StatusBoard:
         with self._lock:
             self._conditions.pop(name, None)
 
-    def publish(self, conditions: Iterable[Condition]) -> None:
+    def publish(self, conditions: Iterable[StatusItem]) -> None:
         """Publish these now."""
         self._publisher.publish(self.to_message(conditions))
 
-    def to_message(self, conditions: Iterable[Condition]) -> DiagnosticArray:
+    def to_message(self, conditions: Iterable[StatusItem]) -> DiagnosticArray:
         """Conditions under the node's name and the ROS time of now."""
         return to_message(
             conditions,
@@ -102,7 +102,7 @@ class StatusBoard:
             gathered = list(self._gather())
         # A status that cannot be made is itself worth a status, and must not end the node.
         except Exception as error:
-            gathered = [Condition('status', Level.ERROR, f'cannot be made: {error!r}')]
+            gathered = [StatusItem('status', Level.ERROR, f'cannot be made: {error!r}')]
         with self._lock:
             kept = list(self._conditions.values())
         self.publish([*kept, *gathered])

@@ -22,7 +22,7 @@ class LatestJobWorker(Generic[Job]):
 
     Args:
         attempt: does a job; returns False when it must wait for something.
-        on_error: told of an exception that `attempt` raised; called in the worker's thread.
+        on_error: called with an exception that `attempt` raised, in the worker's thread.
         poll_s: steady seconds after which a waiting job is tried again without a poke.
         name: of the thread.
     """

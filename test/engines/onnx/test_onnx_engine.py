@@ -135,8 +135,7 @@ def run_monolithic(path: Path, b: int, kind: str, prompts: tuple[str, ...]) -> n
         'plan': inputs.plan[None].astype(np.float32),
         'plan_weight': inputs.plan_weight[:, None, :, None],
     }
-    if inputs.state is not None:
-        values['state'] = inputs.state
+    values |= inputs.rows
     session = Session(graph_path(folder, 'monolithic', len(prompts)), Placement.of('cpu'))
     return session.run(values)['x_next'][0]
 
@@ -162,7 +161,7 @@ def test_every_reference_chunk_equals_pytorch_decomposed_and_monolithic(path, b,
 @pytest.mark.parametrize('beta', [None, 2.0])
 def test_a_policy_gives_torchs_chunks_with_cache_guidance_and_plan(family, beta):
     bundle = tiny_onnx_bundle(family)
-    settings = PolicySettings(cfg_enabled=beta is not None, cfg_beta=beta or 1.5)
+    settings = PolicySettings(cfg_enabled=beta is not None, cfg_beta=beta or 1.5, rtc_mode='guided')
     policies = [Policy.load(bundle, b, settings=settings) for b in ('torch', 'onnxruntime')]
     rows = np.linspace(-0.4, 0.4, 6)[:, None].repeat(3, axis=1)
     plan = CommittedPlan(rows, delay_steps=2, execution_horizon=4)
@@ -283,7 +282,9 @@ def test_buffers_stay_where_they_are():
 
     def addresses() -> list[int]:
         own = [runner._image_tokens, runner._plan, runner._pixels, *runner._x]
-        rows = [item for r in runner._rows.values() for item in (r.tokens, r.velocity)]
+        rows = [
+            item for r in runner._rows.values() for item in (r.prefix_inputs['tokens'], r.velocity)
+        ]
         return [buffer.row_address(0) for buffer in (*own, *rows)]
 
     before = addresses()

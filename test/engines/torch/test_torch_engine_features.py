@@ -284,11 +284,11 @@ def test_per_action_time_equals_the_joint_forward(family):
     got = velocity_of(engine, 1, clean_actions=known)
     buffers = engine._buffers[1]
     embeddings, mask = network.embed_prefix(
-        engine._image_tokens[None], engine._image_mask[None], buffers.tokens, buffers.token_mask
+        engine._image_tokens[None], engine._image_mask[None], *buffers.prefix_inputs.values()
     )
     times = torch.tensor([0.0 if i < known else 0.75 for i in range(engine.dims.horizon)])
     conditioning = torch.cat([network.time_conditioning(t[None]) for t in times])[None]
-    state = None if inputs.state is None else torch.from_numpy(inputs.state)
+    state = torch.from_numpy(inputs.rows['state']) if inputs.rows else None
     expected = network.joint_velocity(
         embeddings, mask, torch.from_numpy(inputs.x)[None], conditioning, state
     )

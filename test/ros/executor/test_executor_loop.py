@@ -25,7 +25,9 @@ class Slow(ChunkExecutor):
 
     def __init__(self) -> None:
         columns = tuple(Column(name) for name in NAMES)
-        super().__init__(ExecutorConfig(columns), ExecutorParameters(replan_interval=5))
+        super().__init__(
+            ExecutorConfig(columns), ExecutorParameters(replan_interval=5, overrun='hold')
+        )
         self.begun, self.go_on = threading.Event(), threading.Event()
 
     def check_chunk(self, chunk: ActionChunk) -> CheckedChunk:
@@ -92,7 +94,9 @@ class Bench:
 
     def __init__(self) -> None:
         columns = (Column('a'), Column('b', 'velocity', feedback=False))
-        self.core = ChunkExecutor(ExecutorConfig(columns), ExecutorParameters(replan_interval=5))
+        self.core = ChunkExecutor(
+            ExecutorConfig(columns), ExecutorParameters(replan_interval=5, overrun='hold')
+        )
         self.now_ns, self.now_s = 10**18, 1.0
         self.first, self.second = Output(), Output()
         outputs: list = [self.first, self.second]

@@ -10,7 +10,7 @@ import pytest
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from graph import graph
-from paths import ROOT
+from pages import text_of
 from std_srvs.srv import Trigger
 from tabletop_policy import HORIZON, write_tabletop_policy
 from test_executor_node import Bench, start
@@ -106,11 +106,10 @@ def test_more_steps_than_a_chunk_has_are_refused_with_the_numbers(
     assert f'{name} is {HORIZON + 1} but a chunk has only {HORIZON} steps' in result.reason
 
 
-def test_a_value_of_the_wrong_type_is_refused_as_the_readme_says(bench: Reported) -> None:
+def test_a_value_of_the_wrong_type_is_refused_as_the_pages_say(bench: Reported) -> None:
     result = bench.graph.set_parameter(bench.node, 'request_timeout_s', 2)
     assert not result.successful
-    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
-    assert f'`{result.reason}`' in readme
+    assert f'`{result.reason}`' in text_of('docs/troubleshooting.md')
 
 
 def test_start_answers_that_it_started(bench: Reported) -> None:

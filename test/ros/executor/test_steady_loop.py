@@ -15,7 +15,7 @@ class Ticks:
 
     def __init__(self):
         self.times_s = []
-        self.changed = threading.Condition()
+        self.changed = threading.StatusItem()
 
     def __call__(self, now_s):
         with self.changed:

@@ -5,12 +5,12 @@ from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from rclpy.serialization import deserialize_message, serialize_message
 
-from vla_runtime.ros.messages.diagnostics import Condition, Level, Throttle, to_message, values_of
+from vla_runtime.ros.messages.diagnostics import Level, StatusItem, Throttle, to_message, values_of
 
 
 def test_condition_becomes_a_status_under_the_nodes_name():
     values = {'count': 3, 'ratio': 1 / 3, 'on': True, 'stamp_ns': 1_732_000_000_123_456_789}
-    condition = Condition('camera top', Level.WARN, 'late', values)
+    condition = StatusItem('camera top', Level.WARN, 'late', values)
     message = to_message(
         [condition], node='/cell/vla_policy', hardware='so101', stamp=Time(sec=5, nanosec=6)
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vla_runtime.ros.messages.conversions import ReceivedPlan
-from vla_runtime.ros.policy.plan_alignment import PlanError, align_plan
+from vla_runtime.ros.policy.plan_alignment import AlignmentError, align_plan
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -83,7 +83,7 @@ def test_columns_are_mapped_by_name():
     ],
 )
 def test_plan_of_another_robot_or_policy_is_refused(changes, reason):
-    with pytest.raises(PlanError, match=reason):
+    with pytest.raises(AlignmentError, match=reason):
         align(a_plan(**changes))
 
 

@@ -47,7 +47,7 @@ PARAMETERS = {
     'cache_max_state_bins': 0,
 }
 # What that means: without `real_time_chunking` no chunk is tied, whatever `rtc_mode` is.
-DEFAULTS = PolicySettings(rtc_mode='off')
+DEFAULTS = PolicySettings()
 TIED = {'rtc_mode': 'guided'}
 ROWS = np.cumsum(np.full((6, len(JOINTS)), 0.05), axis=0)
 CERTAIN = 3

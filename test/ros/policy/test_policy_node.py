@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -312,6 +313,7 @@ def test_plan_ties_the_chunk_only_with_real_time_chunking(executor, bundle):
     seen = np.concatenate([np.repeat(rows[:1], max(0, -over), axis=0), rows[max(0, over) :]])
     plan = CommittedPlan(seen[:, ::-1], delay_steps=delay, execution_horizon=count)
     policy.infer(observed(executor, report))
+    policy.settings = replace(policy.settings, rtc_mode='guided')
     chunk, _ = policy.infer(observed(executor, report), plan=plan)
     same(received.chunk.actions, chunk.actions)
 

@@ -65,8 +65,9 @@ def same(one: object, other: object) -> set[str]:
 
 
 def test_defaults_are_the_policys_own():
-    assert settings_from({**DEFAULTS, 'real_time_chunking': True}) == PolicySettings()
-    assert settings_from(DEFAULTS) == PolicySettings(rtc_mode='off')
+    assert settings_from(DEFAULTS) == PolicySettings()
+    tied = settings_from({**DEFAULTS, 'real_time_chunking': True})
+    assert tied == PolicySettings(rtc_mode='guided')
 
 
 def test_every_parameter_reaches_its_setting():

@@ -36,6 +36,7 @@ DEGREES = ROBOT.replace('unit: rad', 'unit: deg').replace(
 DEGREES = DEGREES.replace('[elbow, shoulder]', '[elbow_deg, shoulder]').replace(
     '[shoulder, elbow, gripper]', '[shoulder, elbow_deg, gripper]'
 )
+TIED = PolicySettings(rtc_mode='guided')
 NO_PLAN = np.zeros((0, 3))
 STATE = np.array([0.3, -0.4, 0.5])
 
@@ -74,7 +75,7 @@ class Scene:
         plan = ReceivedPlan(
             rows, self.match.column_names, ('position',) * 3, 0.05, NOW, episode, certain
         )
-        circumstances = Circumstances(now_ns, TASK, PolicySettings(rtc_mode='off'))
+        circumstances = Circumstances(now_ns, TASK, PolicySettings())
         circumstances = replace(circumstances, **given)
         found = self.responder.answer(Request(plan, arrived_ns=8), lambda: circumstances)
         return found.result() if isinstance(found, Future) else found
@@ -109,8 +110,8 @@ def test_plan_is_tied_in_the_policys_units(scene, bundle):
     scene.look()
     rows = np.tile([10.0, 20.0, 30.0], (4, 1))
     assert scene.ask(rows=rows).plan is None
-    answer = scene.ask(NOW + 1, rows=rows, certain=2, settings=PolicySettings())
-    policy = Policy.load(bundle)
+    answer = scene.ask(NOW + 1, rows=rows, certain=2, settings=TIED)
+    policy = Policy.load(bundle, settings=TIED)
     observation = Observation({'top': IMAGE, 'wrist': IMAGE}, STATE, TASK)
     policy.infer(observation)
     plan = CommittedPlan(np.radians(rows), delay_steps=2, execution_horizon=4)
@@ -123,7 +124,7 @@ def test_plan_is_tied_in_the_policys_units(scene, bundle):
 def test_a_plan_that_chose_the_sample_is_told_though_the_chunk_is_not_tied_to_it(scene):
     scene.look()
     rows = np.tile([10.0, 20.0, 30.0], (4, 1))
-    settings = PolicySettings(rtc_mode='off', samples=3)
+    settings = PolicySettings(samples=3)
     answer = scene.ask(rows=rows, settings=settings)
     assert not answer.tied
     np.testing.assert_array_equal(answer.plan.actions, rows)
@@ -142,7 +143,7 @@ def test_a_plan_that_chose_the_sample_is_told_though_the_chunk_is_not_tied_to_it
 def test_a_plan_that_had_no_say_is_not_told(scene):
     scene.look()
     answer = scene.ask(
-        rows=np.tile([10.0, 20.0, 30.0], (4, 1)), settings=PolicySettings(max_guidance_weight=0.0)
+        rows=np.tile([10.0, 20.0, 30.0], (4, 1)), settings=replace(TIED, max_guidance_weight=0.0)
     )
     assert (answer.plan, answer.tied, answer.report.rtc_mode) == (None, False, 'off')
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vla_runtime.ros.policy.camera_buffer import Frame
 from vla_runtime.ros.policy.joint_buffer import JointSource
-from vla_runtime.ros.policy.synchronizer import Refusal, Selection, Synchronizer, SyncLimits
+from vla_runtime.ros.policy.synchronizer import MissingInput, Selection, Synchronizer, SyncLimits
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -284,7 +284,7 @@ def test_whatever_comes_a_selection_keeps_its_promises(data):
             made.add_joints(source, ['elbow', 'finger', 'base'], [value] * 3, stamp, now)
         found = made.select(now)
         if not isinstance(found, Selection):
-            assert all(isinstance(refusal, Refusal) and refusal.text for refusal in found)
+            assert all(isinstance(refusal, MissingInput) and refusal.text for refusal in found)
             continue
         stamps = [frame.stamp_ns for frame in found.frames.values()]
         assert max(stamps) - min(stamps) <= LIMITS.tolerance_ns

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vla_runtime.cli._numbers import MOST_SEED
-from vla_runtime.execution.command import Refusal
+from vla_runtime.execution.command import ChunkRefusal
 from vla_runtime.tabletop.demo import plots
 from vla_runtime.tabletop.demo.instructions import FIRST_UNSEEN_SEED, assignments
 from vla_runtime.tabletop.demo.refusals import MEANINGS
@@ -120,13 +120,13 @@ def test_refused_chunks_are_explained(tmp_path):
     told.refusals = ["'elbow' leaves <its> limits"]
     page = write(tmp_path, told)
     rows = [row for row in page.split('<tr>') if 'out of order' in row or '>limit<' in row]
-    assert '>5<' in rows[0] and MEANINGS[Refusal.OUT_OF_ORDER] in rows[0]
+    assert '>5<' in rows[0] and MEANINGS[ChunkRefusal.OUT_OF_ORDER] in rows[0]
     assert '>1<' in rows[1]
     assert '&#x27;elbow&#x27; leaves &lt;its&gt; limits' in page
 
 
 def test_every_refusal_has_a_meaning():
-    assert set(MEANINGS) == set(Refusal)
+    assert set(MEANINGS) == set(ChunkRefusal)
 
 
 class TestCurves:

@@ -9,7 +9,7 @@ import torch
 
 from vla_runtime.families import build_network
 from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
-from vla_runtime.tabletop.study.drivers import ExpertDriver
+from vla_runtime.tabletop.study.chunk_sources import ExpertSource
 from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ
 from vla_runtime.tabletop.training.demo_bundle import write_demo_bundle
 from vla_runtime.tabletop.training.demo_network import demo_dims
@@ -24,8 +24,8 @@ def world():
 
 
 @pytest.fixture(scope='session')
-def expert() -> ExpertDriver:
-    return ExpertDriver()
+def expert() -> ExpertSource:
+    return ExpertSource()
 
 
 @pytest.fixture(scope='session')

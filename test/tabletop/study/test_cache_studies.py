@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from vla_runtime.tabletop.study.catalogue import BASE, STUDIES, Study
+from vla_runtime.tabletop.study.chunk_sources import PolicySource
 from vla_runtime.tabletop.study.condition import Condition, grid
-from vla_runtime.tabletop.study.drivers import PolicyDriver
 from vla_runtime.tabletop.study.episode import run_episode
 from vla_runtime.tabletop.study.page import study_page
-from vla_runtime.tabletop.study.results import Origin, study_record
+from vla_runtime.tabletop.study.results import Provenance, study_record
 from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
 
 OFF, BLIND = (replace(BASE, cache=cache) for cache in ('off', 'image_blind'))
@@ -30,8 +30,8 @@ SMALL = Study(
 
 
 @pytest.fixture(scope='module')
-def driver(untrained) -> PolicyDriver:
-    return PolicyDriver(untrained)
+def source(untrained) -> PolicySource:
+    return PolicySource(untrained)
 
 
 @pytest.fixture(scope='module')
@@ -41,30 +41,30 @@ def results(untrained, tmp_path_factory):
     return run_conditions(SMALL.conditions, untrained, seeds, work, progress=False)
 
 
-def test_off_and_exact_give_the_same_trajectory_and_reuse_gives_another(world, driver):
-    found = {c: run_episode(world, driver, c, 5).trajectory for c in (OFF, BASE, BOUNDED, BLIND)}
+def test_off_and_exact_give_the_same_trajectory_and_reuse_gives_another(world, source):
+    found = {c: run_episode(world, source, c, 5).trajectory for c in (OFF, BASE, BOUNDED, BLIND)}
     assert found[OFF] == found[BASE]
     assert len(set(found.values())) == 3
-    assert run_episode(world, driver, BASE, 6).trajectory != found[BASE]
+    assert run_episode(world, source, BASE, 6).trajectory != found[BASE]
 
 
 def test_the_image_blind_condition_is_what_a_cache_that_ignores_pixels_does(
-    world, driver, monkeypatch
+    world, source, monkeypatch
 ):
-    condition = run_episode(world, driver, BLIND, 5)
+    condition = run_episode(world, source, BLIND, 5)
     real = np.array_equal
 
     def blind(a, b):
         return getattr(a, 'ndim', 0) == 3 or real(a, b)
 
     monkeypatch.setattr(np, 'array_equal', blind)
-    planted = run_episode(world, driver, BASE, 5)
+    planted = run_episode(world, source, BASE, 5)
     assert planted.trajectory == condition.trajectory
 
 
-def test_bounded_reuses_so_often_in_a_row(world, driver):
+def test_bounded_reuses_so_often_in_a_row(world, source):
     told = []
-    policy = driver._policy
+    policy = source._policy
     real = policy.infer
 
     def infer(*arguments, **named):
@@ -74,16 +74,16 @@ def test_bounded_reuses_so_often_in_a_row(world, driver):
 
     policy.infer = infer
     try:
-        run_episode(world, driver, BOUNDED, 5)
+        run_episode(world, source, BOUNDED, 5)
     finally:
         policy.infer = real
     assert told[:9] == [2, 0, 0] * 3
 
 
-def test_prompt_rows_run_as_the_condition_says(world, driver):
+def test_prompt_rows_run_as_the_condition_says(world, source):
     for mode in ('fused', 'serial'):
-        driver.begin(replace(BASE, beta=2.0, cfg_mode=mode), 0)
-        settings = driver._policy.settings
+        source.begin(replace(BASE, beta=2.0, cfg_mode=mode), 0)
+        settings = source._policy.settings
         assert (settings.cfg_enabled, settings.cfg_beta, settings.cfg_mode) == (True, 2.0, mode)
 
 
@@ -111,7 +111,7 @@ def test_a_pair_outside_the_study_is_an_error():
 def test_the_json_and_the_page_say_whether_trajectories_are_the_same(results):
     record = study_record(
         SMALL,
-        Origin('vla_runtime study small', 'none', 'ab' * 32, (1, 3), 'c0de', 'cd' * 32),
+        Provenance('vla_runtime study small', 'none', 'ab' * 32, (1, 3), 'c0de', 'cd' * 32),
         results,
     )
     assert record['same'] == [
@@ -130,7 +130,7 @@ def test_the_json_and_the_page_say_whether_trajectories_are_the_same(results):
 
 def test_a_study_from_before_there_were_pairs_still_has_a_page(results):
     record = study_record(
-        SMALL, Origin('command', 'none', 'ab' * 32, (1, 3), 'c0de', 'cd' * 32), results
+        SMALL, Provenance('command', 'none', 'ab' * 32, (1, 3), 'c0de', 'cd' * 32), results
     )
     del record['same']
     assert 'bit for bit' not in study_page([record])

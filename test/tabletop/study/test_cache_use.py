@@ -8,11 +8,11 @@ import pytest
 
 from vla_runtime.tabletop.study.cache_use import CacheUse, cache_use_of
 from vla_runtime.tabletop.study.catalogue import BASE, STUDIES, Study
+from vla_runtime.tabletop.study.chunk_sources import PolicySource
 from vla_runtime.tabletop.study.condition import grid
-from vla_runtime.tabletop.study.drivers import PolicyDriver
 from vla_runtime.tabletop.study.episode import run_episode
 from vla_runtime.tabletop.study.page import study_page
-from vla_runtime.tabletop.study.results import Origin, study_record, write_study
+from vla_runtime.tabletop.study.results import Provenance, study_record, write_study
 from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
 
 # A chunk a step, a wrist image every third step.
@@ -29,8 +29,8 @@ SMALL = Study(
 
 
 @pytest.fixture(scope='module')
-def driver(untrained) -> PolicyDriver:
-    return PolicyDriver(untrained)
+def source(untrained) -> PolicySource:
+    return PolicySource(untrained)
 
 
 @pytest.fixture(scope='module')
@@ -48,7 +48,7 @@ def results(untrained, tmp_path_factory):
 @pytest.fixture(scope='module')
 def record(results):
     return study_record(
-        SMALL, Origin('command', 'none', 'ab' * 32, (1, 3), 'c0de', 'cd' * 32), results
+        SMALL, Provenance('command', 'none', 'ab' * 32, (1, 3), 'c0de', 'cd' * 32), results
     )
 
 
@@ -83,8 +83,8 @@ def test_shares_are_of_all_that_was_needed():
 
 
 @pytest.mark.parametrize('changes', [{}, {'beta': 2.0, 'cfg_mode': 'serial'}], ids=str)
-def test_what_ran_is_what_the_networks_counted(world, driver, changes):
-    policy, ran = driver._policy, {'vision': 0, 'prefix': 0}
+def test_what_ran_is_what_the_networks_counted(world, source, changes):
+    policy, ran = source._policy, {'vision': 0, 'prefix': 0}
     real = policy.infer
 
     def infer(*arguments, **named):
@@ -95,7 +95,7 @@ def test_what_ran_is_what_the_networks_counted(world, driver, changes):
 
     policy.infer = infer
     try:
-        result = run_episode(world, driver, replace(RATES, **changes), 5)
+        result = run_episode(world, source, replace(RATES, **changes), 5)
     finally:
         policy.infer = real
     use, rows = result.cache_use, 2 if changes else 1
@@ -115,11 +115,11 @@ def test_exact_is_off_where_it_hits(results):
         assert without.cache_use.images_hit == without.cache_use.prefixes_hit == 0
 
 
-def test_image_tokens_that_do_not_last_are_found_by_the_comparison(world, driver, monkeypatch):
+def test_image_tokens_that_do_not_last_are_found_by_the_comparison(world, source, monkeypatch):
     """A fault that shows on hits alone: a study without hits could not find it."""
     off = replace(RATES, cache='off')
-    expected = run_episode(world, driver, off, 5).trajectory
-    engine = driver._policy._engine
+    expected = run_episode(world, source, off, 5).trajectory
+    engine = source._policy._engine
     real = engine.encode_image
 
     def leaking(camera, pixels):
@@ -128,11 +128,11 @@ def test_image_tokens_that_do_not_last_are_found_by_the_comparison(world, driver
             real(1, pixels)
 
     monkeypatch.setattr(engine, 'encode_image', leaking)
-    assert run_episode(world, driver, off, 5).trajectory == expected
-    assert run_episode(world, driver, RATES, 5).trajectory != expected
+    assert run_episode(world, source, off, 5).trajectory == expected
+    assert run_episode(world, source, RATES, 5).trajectory != expected
 
 
-def test_bounded_with_limits_of_0_is_exact(world, driver):
+def test_bounded_with_limits_of_0_is_exact(world, source):
     nothing = replace(
         RATES,
         cache='bounded',
@@ -140,13 +140,13 @@ def test_bounded_with_limits_of_0_is_exact(world, driver):
         cache_max_image_change=0.0,
         cache_max_state_bins=0,
     )
-    bounded, exact = (run_episode(world, driver, c, 5) for c in (nothing, RATES))
+    bounded, exact = (run_episode(world, source, c, 5) for c in (nothing, RATES))
     assert bounded.trajectory == exact.trajectory
     assert bounded.cache_use == exact.cache_use
     assert bounded.cache_use.images_hit > 0 == bounded.cache_use.images_reused
 
 
-def test_what_may_change_is_the_conditions(world, driver):
+def test_what_may_change_is_the_conditions(world, source):
     for change, bins, expected in ((None, None, (255.0, 256)), (2.0, 8, (2.0, 8))):
         condition = replace(
             BASE,
@@ -155,8 +155,8 @@ def test_what_may_change_is_the_conditions(world, driver):
             cache_max_image_change=change,
             cache_max_state_bins=bins,
         )
-        driver.begin(condition, 0)
-        policy = driver._policy.settings.cache
+        source.begin(condition, 0)
+        policy = source._policy.settings.cache
         assert (policy.max_image_change, policy.max_state_bins) == expected
         assert policy.max_reuses == 3
 

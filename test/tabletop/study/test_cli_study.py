@@ -32,7 +32,7 @@ def test_without_a_bundle_it_says_so(tmp_path, capsys):
 
 
 def test_without_a_name_it_measures_the_demo_policy_wherever_it_is_called(tmp_path, monkeypatch):
-    conditions = grid(Condition(driver='expert'), replan_interval=(4, 8))
+    conditions = grid(Condition(chunk_source='expert'), replan_interval=(4, 8))
     study = Study('tiny', 'Tiny', '?', conditions, 'replan_interval', 1)
     monkeypatch.setitem(catalogue.STUDIES, 'tiny', study)
     monkeypatch.chdir(tmp_path)
@@ -42,7 +42,7 @@ def test_without_a_name_it_measures_the_demo_policy_wherever_it_is_called(tmp_pa
 
 
 def test_it_runs_a_study_and_writes_its_results(tmp_path, capsys, monkeypatch, bundle_for_study):
-    expert = Condition(driver='expert')
+    expert = Condition(chunk_source='expert')
     study = Study('tiny', 'Tiny', '?', grid(expert, replan_interval=(4, 8)), 'replan_interval', 20)
     monkeypatch.setitem(catalogue.STUDIES, 'tiny', study)
     arguments = ['study', 'tiny', '--bundle', str(bundle_for_study), '--episodes', '2']

@@ -32,7 +32,7 @@ def test_a_grid_over_an_unknown_field_is_an_error():
         ('families', (), 'families is empty'),
         ('absent_cameras', ('top',), "absent_cameras has 'top'"),
         ('absent_cameras', ('front', 'wrist'), 'absent_cameras leaves no camera'),
-        ('told', 'nothing', "told has 'nothing'"),
+        ('instructed', 'nothing', "instructed has 'nothing'"),
         ('delay_steps', -1.0, 'delay_steps is -1.0, expected 0 to 100'),
         ('delay_steps', float('nan'), 'delay_steps is nan'),
         ('belt_speed', -1.0, 'belt_speed is -1.0'),

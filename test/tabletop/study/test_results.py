@@ -13,12 +13,12 @@ from paths import ROOT
 from vla_runtime.tabletop.study.catalogue import Study
 from vla_runtime.tabletop.study.condition import Condition, grid
 from vla_runtime.tabletop.study.page import study_page
-from vla_runtime.tabletop.study.results import Origin, read_studies, study_record, write_study
+from vla_runtime.tabletop.study.results import Provenance, read_studies, study_record, write_study
 from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
 
 RESULTS = ROOT / 'benchmark' / 'results'
 DRAWING = re.compile('<svg.*?</svg>', re.DOTALL)
-EXPERT = Condition(driver='expert')
+EXPERT = Condition(chunk_source='expert')
 STUDY = Study(
     'small',
     'A title with <brackets> & more',
@@ -26,9 +26,9 @@ STUDY = Study(
     grid(EXPERT, handover=('switch', 'blend'), replan_interval=(4, 16)),
     x='replan_interval',
     episodes=2,
-    reference=Condition(driver='expert', handover='switch', replan_interval=4),
+    reference=Condition(chunk_source='expert', handover='switch', replan_interval=4),
 )
-ORIGIN = Origin(
+ORIGIN = Provenance(
     command='vla_runtime study small',
     bundle='none',
     bundle_sha256='ab' * 32,

@@ -13,7 +13,7 @@ from vla_runtime.tabletop.study.condition import Condition, grid
 from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
 from vla_runtime.tabletop.training.demo_bundle import FIRST_UNSEEN_SEED
 
-EXPERT = Condition(driver='expert')
+EXPERT = Condition(chunk_source='expert')
 NO_BUNDLE = None  # the expert needs none
 
 
@@ -55,9 +55,9 @@ def test_what_was_done_is_not_done_again(tmp_path, monkeypatch):
     ran = []
     real = runner.run_episode
 
-    def counted(world, driver, condition, seed, index):
+    def counted(world, source, condition, seed, index):
         ran.append(condition)
-        return real(world, driver, condition, seed, index)
+        return real(world, source, condition, seed, index)
 
     monkeypatch.setattr(runner, 'run_episode', counted)
     both = run(conditions, seeds, tmp_path)

@@ -6,33 +6,33 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from vla_runtime.tabletop.study.chunk_sources import PolicySource
 from vla_runtime.tabletop.study.condition import Condition
-from vla_runtime.tabletop.study.drivers import PolicyDriver
 from vla_runtime.tabletop.study.episode import run_episode
 from vla_runtime.types import ActionChunk
 
-EXPERT = Condition(driver='expert')
+EXPERT = Condition(chunk_source='expert')
 
 
 class Watching:
-    """Passes everything on to a driver and keeps what it was asked."""
+    """Passes everything on to a source and keeps what it was asked."""
 
-    def __init__(self, driver, needs_images=False):
-        self._driver = driver
+    def __init__(self, source, needs_images=False):
+        self._source = source
         self.needs_images = needs_images
-        self.action_names = driver.action_names
-        self.horizon = driver.horizon
+        self.action_names = source.action_names
+        self.horizon = source.horizon
         self.asked = []
 
     @property
     def cache_use(self):
-        return self._driver.cache_use
+        return self._source.cache_use
 
     def begin(self, condition, seed):
-        self._driver.begin(condition, seed)
+        self._source.begin(condition, seed)
 
     def chunk(self, world, observation, plan):
-        chunk, tied = self._driver.chunk(world, observation, plan)
+        chunk, tied = self._source.chunk(world, observation, plan)
         self.asked.append((observation, plan, chunk))
         return chunk, tied
 
@@ -83,7 +83,7 @@ def test_the_same_seed_is_the_same_episode(world, expert):
 
 def test_told_another_block_it_touches_that_one_and_fails(world, expert):
     for seed in range(3):
-        result = run_episode(world, expert, replace(EXPERT, told='other_block'), seed, seed)
+        result = run_episode(world, expert, replace(EXPERT, instructed='other_block'), seed, seed)
         assert result.obeyed and not result.success
 
 
@@ -188,15 +188,15 @@ def test_jumps_are_the_disagreement_of_chunks(world, expert):
 
 
 @pytest.fixture(scope='module')
-def driver(untrained):
-    return PolicyDriver(untrained)
+def source(untrained):
+    return PolicySource(untrained)
 
 
 class TestUntrainedPolicy:
     """A real policy in the loop, though one that knows nothing."""
 
-    def test_it_runs_to_the_time_limit(self, world, driver):
-        result = run_episode(world, driver, Condition(), 3)
+    def test_it_runs_to_the_time_limit(self, world, source):
+        result = run_episode(world, source, Condition(), 3)
         assert result.outcome == 'timeout' and not result.obeyed
         assert result.steps == pytest.approx(120.0, abs=0.3)  # ticks are 0.2 of a step
         assert result.inferences >= 15
@@ -213,32 +213,32 @@ class TestUntrainedPolicy:
         ],
         ids=str,
     )
-    def test_its_settings_reach_the_policy(self, world, driver, changes):
-        base = run_episode(world, driver, Condition(), 3)
-        changed = run_episode(world, driver, Condition(**changes), 3)
+    def test_its_settings_reach_the_policy(self, world, source, changes):
+        base = run_episode(world, source, Condition(), 3)
+        changed = run_episode(world, source, Condition(**changes), 3)
         assert changed.jerk != base.jerk
 
-    def test_each_way_of_tying_is_another_episode(self, world, driver):
+    def test_each_way_of_tying_is_another_episode(self, world, source):
         found = {
             mode: run_episode(
-                world, driver, Condition(handover='rtc', rtc_mode=mode, delay_steps=3.0), 3
+                world, source, Condition(handover='rtc', rtc_mode=mode, delay_steps=3.0), 3
             ).trajectory
             for mode in ('guided', 'jacobian', 'hard_prefix')
         }
         assert len(set(found.values())) == 3
 
-    def test_a_hard_prefix_of_no_steps_is_blended(self, world, driver):
+    def test_a_hard_prefix_of_no_steps_is_blended(self, world, source):
         hard = Condition(handover='rtc', rtc_mode='hard_prefix', delay_steps=0.0)
         blend = Condition(delay_steps=0.0)
-        assert run_episode(world, driver, hard, 3) == run_episode(world, driver, blend, 3)
+        assert run_episode(world, source, hard, 3) == run_episode(world, source, blend, 3)
 
-    def test_beta_1_is_guidance_off(self, world, driver):
-        assert run_episode(world, driver, Condition(beta=1.0), 3) == run_episode(
-            world, driver, Condition(), 3
+    def test_beta_1_is_guidance_off(self, world, source):
+        assert run_episode(world, source, Condition(beta=1.0), 3) == run_episode(
+            world, source, Condition(), 3
         )
 
-    def test_an_absent_camera_is_none(self, world, driver):
-        watching = Watching(driver, needs_images=True)
+    def test_an_absent_camera_is_none(self, world, source):
+        watching = Watching(source, needs_images=True)
         run_episode(world, watching, Condition(absent_cameras=('wrist',)), 3)
         for observation, _, _ in watching.asked:
             assert observation.images['wrist'] is None

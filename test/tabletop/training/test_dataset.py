@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 from vla_runtime.tabletop.sim.scene import COLOURS
-from vla_runtime.tabletop.training.dataset import GOALS, DatasetPlan, better_half, generate, load
+from vla_runtime.tabletop.training.dataset import (
+    GOALS,
+    DatasetSettings,
+    better_half,
+    generate,
+    load,
+)
 
-PLAN = DatasetPlan(seed=5, episodes=5, episodes_per_shard=2)
+PLAN = DatasetSettings(seed=5, episodes=5, episodes_per_shard=2)
 
 
 @pytest.fixture(scope='module')
@@ -41,7 +47,7 @@ def test_the_number_of_processes_changes_nothing(folder: Path, tmp_path: Path) -
 
 def test_a_folder_of_another_plan_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r'dataset\.json: holds a data set of .*another folder'):
-        generate(folder, DatasetPlan(seed=6), processes=1, progress=False)
+        generate(folder, DatasetSettings(seed=6), processes=1, progress=False)
 
 
 def test_an_unfinished_data_set_is_refused(folder: Path, tmp_path: Path) -> None:

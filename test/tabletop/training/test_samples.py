@@ -13,7 +13,7 @@ from vla_runtime.processing.prompts import build_prompt
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.tabletop.sim.tasks import all_instructions
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
-from vla_runtime.tabletop.training.dataset import GOALS, Dataset, DatasetPlan, generate, load
+from vla_runtime.tabletop.training.dataset import GOALS, Dataset, DatasetSettings, generate, load
 from vla_runtime.tabletop.training.samples import (
     Samples,
     absolute,
@@ -40,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope='module')
 def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp('data')
-    generate(folder, DatasetPlan(seed=1, episodes=2, episodes_per_shard=2), 1, progress=False)
+    generate(folder, DatasetSettings(seed=1, episodes=2, episodes_per_shard=2), 1, progress=False)
     return load(folder)
 
 

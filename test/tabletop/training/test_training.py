@@ -15,16 +15,16 @@ from vla_runtime.policy import Policy
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.tabletop.sim.closed_loop import observe
 from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
-from vla_runtime.tabletop.training.dataset import DatasetPlan, generate, load
+from vla_runtime.tabletop.training.dataset import DatasetSettings, generate, load
 from vla_runtime.tabletop.training.demo_bundle import write_demo_bundle
 from vla_runtime.tabletop.training.demo_network import Start, demo_dims
 from vla_runtime.tabletop.training.loss_plot import plot_losses
 from vla_runtime.tabletop.training.objectives import encode_prefix, locate
 from vla_runtime.tabletop.training.samples import Samples, absolute
-from vla_runtime.tabletop.training.training import STAGES, Training, TrainingPlan, learning_rate
+from vla_runtime.tabletop.training.training import STAGES, Training, TrainingSettings, learning_rate
 from vla_runtime.tabletop.training.vocabulary import number_tokens, train_vocabulary
 
-PLAN = TrainingPlan(see_steps=3, ground_steps=3, act_steps=4, batch=8, draws=2)
+PLAN = TrainingSettings(see_steps=3, ground_steps=3, act_steps=4, batch=8, draws=2)
 
 
 @pytest.fixture(scope='module')
@@ -37,12 +37,12 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope='module')
 def samples(vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Samples:
     folder = tmp_path_factory.mktemp('data')
-    generate(folder, DatasetPlan(seed=2, episodes=4, episodes_per_shard=4), 1, progress=False)
+    generate(folder, DatasetSettings(seed=2, episodes=4, episodes_per_shard=4), 1, progress=False)
     return Samples(load(folder), Tokenizer.load(vocabulary))
 
 
 def _training(
-    plan: TrainingPlan,
+    plan: TrainingSettings,
     samples: Samples,
     vocabulary: Path,
     folder: Path,
@@ -181,7 +181,7 @@ def test_each_stage_learns(
 
 
 def test_the_rate_warms_up_and_decays() -> None:
-    plan = TrainingPlan()
+    plan = TrainingSettings()
     rates = [learning_rate(plan, step, 1000) for step in range(1000)]
     assert rates[0] == pytest.approx(plan.learning_rate / 100)
     assert max(rates) == pytest.approx(plan.learning_rate) and np.argmax(rates) in (99, 100)

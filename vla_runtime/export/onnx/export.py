@@ -35,7 +35,7 @@ from vla_runtime.export.onnx.weights import BundleWeights, WeightFile
 from vla_runtime.families.blocks.layers import matrix_names, query_scales
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.families.flow_step import DenoiseStep, Prefix
-from vla_runtime.families.traced_shapes import trace_shapes
+from vla_runtime.families.traced_shapes import served_parameters, trace_shapes
 
 _DTYPES = {
     'float32': torch.float32,
@@ -78,9 +78,14 @@ def write_onnx(
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
-    """At most how large weights.data will be: every parameter, once."""
+    """About how large weights.data will be: every parameter that a graph uses."""
+    used = served_parameters(empty_network(spec.family, spec.dims))
     network = meta_network(spec, _DTYPES[precision])
-    return sum(tensor.numel() * tensor.element_size() for tensor in network.parameters())
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for name, tensor in network.named_parameters()
+        if name in used
+    )
 
 
 def meta_network(spec: BundleSpec, dtype: torch.dtype) -> FlowNetwork:

@@ -174,7 +174,7 @@ class ControlLoop:
         self._garbage.begin()
 
     def _is_overtaken(self, now_s: float) -> bool:
-        """Whether another thread has computed a command for a later time; under the lock.
+        """Return whether another thread has computed a command for a later time; under the lock.
 
         A tick that waited for the lock while the dead-man's thread braked the robot belongs to a
         moment that has passed.
@@ -333,7 +333,7 @@ class ControlLoop:
             )
 
     def check_alive(self, now_s: float) -> None:
-        """For a thread beside the control thread: hold when ticks have stopped coming."""
+        """Hold the robot when ticks have stopped; called beside the control thread."""
         with self._lock:
             if now_s < self._computed_s:
                 return

@@ -43,7 +43,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.command import CommittedSetpoints, Refusal, StartResult
+from vla_runtime.execution.command import ChunkRefusal, CommittedSetpoints, StartResult
 from vla_runtime.ros.executor import status as executor_status
 from vla_runtime.ros.executor.control_loop import ControlLoop
 from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS, executor_parameters
@@ -53,7 +53,7 @@ from vla_runtime.ros.executor.session import CHUNK_TOPIC, ExecutorSession, Sessi
 from vla_runtime.ros.executor.setup import check_fixed, make_core, read_files
 from vla_runtime.ros.executor.transport import keep_to_udp
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, plan_to_message
-from vla_runtime.ros.messages.diagnostics import REPEAT_LOG_S, Condition, Throttle, log, to_message
+from vla_runtime.ros.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, log, to_message
 from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.node_runner import guard_transitions, guarded, run_node
 from vla_runtime.ros.package_files import share_folder
@@ -230,11 +230,11 @@ class ExecutorNode(LifecycleNode):
             return
         result = loop.submit(received, time.monotonic())
         # A refused chunk is an answer too, unless it is a stray one.
-        if result.refusal not in (Refusal.DUPLICATE, Refusal.OTHER_EPISODE):
+        if result.refusal not in (ChunkRefusal.DUPLICATE, ChunkRefusal.OTHER_EPISODE):
             self._asked_s = None
         self._last_refusal = '' if result.accepted else result.text
         # The answer to a request from before a stop is nothing to wonder about.
-        if result.text and result.refusal is not Refusal.NOT_RUNNING:
+        if result.text and result.refusal is not ChunkRefusal.NOT_RUNNING:
             self._say(f'chunk {received.number}: {result.text}')
 
     def _on_start(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
@@ -242,9 +242,9 @@ class ExecutorNode(LifecycleNode):
             response.message = 'the executor is not active: configure and activate it first'
             return response
         self._follow_parameters()
-        rival = self._rival()
-        if rival:
-            result = StartResult(False, f'{rival}; {_ONE_EXECUTOR}')
+        conflict = self._conflict()
+        if conflict:
+            result = StartResult(False, f'{conflict}; {_ONE_EXECUTOR}')
         else:
             result = self._loop.start(time.monotonic())
         response.success, response.message = result.started, result.text or 'started'
@@ -315,7 +315,7 @@ class ExecutorNode(LifecycleNode):
             unreadable=self._unreadable,
             last_refusal=self._last_refusal,
         )
-        control = executor_status.control(status, answers, self._rival())
+        control = executor_status.control(status, answers, self._conflict())
         if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
             log(self, control)
         rate_hz = self._fixed['control_rate_hz']
@@ -327,7 +327,7 @@ class ExecutorNode(LifecycleNode):
     # ------------------------------------------------------------ parameters
 
     def _misfit(self, wanted: Mapping[str, Any]) -> str | None:
-        """Why these parameters do not go together, or with the policy; None when they do."""
+        """Return why these parameters do not go together, or with the policy; None when they do."""
         try:
             parameters = executor_parameters(wanted)
             if self._spec is not None:
@@ -354,8 +354,8 @@ class ExecutorNode(LifecycleNode):
 
     # ------------------------------------------------------------ helpers
 
-    def _rival(self) -> str:
-        """Who else speaks where only one executor may; empty when nobody does."""
+    def _conflict(self) -> str:
+        """Name other publishers on this executor's topics; empty without any."""
         link, plans = self._link, self._plan_publisher
         if link is None or plans is None:
             return ''
@@ -387,7 +387,7 @@ class ExecutorNode(LifecycleNode):
         if self._throttle.passes(text, time.monotonic()):
             self.get_logger().warning(text)
 
-    def _publish(self, publisher: Any, conditions: Sequence[Condition]) -> None:
+    def _publish(self, publisher: Any, conditions: Sequence[StatusItem]) -> None:
         publisher.publish(
             to_message(
                 conditions,

@@ -35,7 +35,7 @@ MESSAGE_TYPES: dict[str, type] = {
 
 
 class Publisher(Protocol):
-    """What a writer needs of an rclpy publisher."""
+    """The methods of an rclpy publisher that a writer calls."""
 
     def publish(self, msg: Any) -> None: ...
 

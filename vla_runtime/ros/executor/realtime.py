@@ -1,4 +1,4 @@
-"""What the operating system is asked for so that the tick comes on time.
+"""Real-time settings of the operating system for a punctual tick.
 
 None of it is required: where something is not permitted, one line says so and what would mend it,
 and the node goes on without.
@@ -87,7 +87,7 @@ class QuietGarbage:
         self.on = False
 
     def begin(self) -> None:
-        """From now on nothing is collected by itself."""
+        """Switch automatic garbage collection off."""
         gc.collect()
         gc.freeze()
         gc.disable()

@@ -45,7 +45,7 @@ class RobotLink:
         ]
 
     def writers(self, period_s: float) -> list[OutputWriter]:
-        """What sends a command's columns, output by output, once a control period."""
+        """Return the outputs that send a command's columns once a control period."""
         return [
             OutputWriter(matched, publisher, period_s)
             for matched, publisher in zip(self._outputs, self._publishers, strict=True)

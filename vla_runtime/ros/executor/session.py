@@ -40,7 +40,7 @@ _RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 
 @dataclass(frozen=True)
 class SessionHooks:
-    """What the session calls.
+    """Callbacks of the session.
 
     Attributes:
         now_ns: the ROS clock.
@@ -127,7 +127,7 @@ class ExecutorSession:
         )
 
     def lateness(self) -> Lateness:
-        """How punctual the ticks are."""
+        """Return the lateness of the ticks."""
         return self._control.lateness() if self._control else Lateness(0, 0.0, 0.0, 0.0, 0)
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""From the executor node's parameters to its core: files read, matched, and made one."""
+"""Make the executor's core from the node's parameters: read the files, match them, build it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vla_runtime.ros.robot.match import RobotMatch, match_robot
 
 
 def check_fixed(given: Mapping[str, Any]) -> tuple[int, ...]:
-    """What the structural parameters mean together.
+    """Check the structural parameters together.
 
     Returns:
         the CPUs of `cpu_affinity`

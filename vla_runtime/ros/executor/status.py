@@ -1,4 +1,4 @@
-"""What the executor node says about itself, in conditions."""
+"""Status items of the executor node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.executor.control_loop import LoopStatus, TimedSeam
 from vla_runtime.ros.executor.parameters import values_in_force
 from vla_runtime.ros.executor.steady_loop import Lateness
-from vla_runtime.ros.messages.diagnostics import Condition, Level
+from vla_runtime.ros.messages.diagnostics import Level, StatusItem
 
 _TEXTS = {
     Reason.TRACKING: 'executing chunk {chunk}, step {step}',
@@ -38,7 +38,7 @@ _UNTIED = (
 
 @dataclass(frozen=True)
 class Answers:
-    """What came in answer to requests, as the node sees it.
+    """Answers to requests, as the node sees them.
 
     Attributes:
         silent_s: steady seconds since the request that is still open was published; None without
@@ -56,18 +56,18 @@ class Answers:
     last_refusal: str
 
 
-def inactive() -> Condition:
+def inactive() -> StatusItem:
     """Before activation and after deactivation."""
-    return Condition('control', Level.OK, 'inactive: nothing is commanded', {'mode': 'inactive'})
+    return StatusItem('control', Level.OK, 'inactive: nothing is commanded', {'mode': 'inactive'})
 
 
-def control(status: LoopStatus, answers: Answers, rival: str) -> Condition:
-    """What the robot is told to do, and why.
+def control(status: LoopStatus, answers: Answers, conflict: str) -> StatusItem:
+    """Return the status of the present command: its kind and its reason.
 
     Args:
         status: of the loop.
         answers: what came.
-        rival: who else commands this robot; empty for nobody.
+        conflict: who else commands this robot; empty for nobody.
     """
     executor, counters = status.executor, status.counters
     reason = executor.reason
@@ -87,12 +87,12 @@ def control(status: LoopStatus, answers: Answers, rival: str) -> Condition:
     if executor.untied:
         level = max(level, Level.WARN)
         text += _UNTIED
-    if rival and executor.mode is Mode.RUNNING:
+    if conflict and executor.mode is Mode.RUNNING:
         level = Level.ERROR
-        text = f'two nodes command one robot: {rival}; stop one of them; {text}'
+        text = f'two nodes command one robot: {conflict}; stop one of them; {text}'
     if executor.dry_run:
         text = f'dry run, nothing is published: {text}'
-    return Condition(
+    return StatusItem(
         'control',
         level,
         text,
@@ -134,14 +134,14 @@ def _who(answers: Answers) -> str:
     return 'without an answer: is the policy node running, and what does its status say?'
 
 
-def chunks(status: LoopStatus, answers: Answers) -> Condition:
-    """What became of the chunks that came."""
+def chunks(status: LoopStatus, answers: Answers) -> StatusItem:
+    """Return the status of the chunks: counts of accepted and refused ones."""
     counters = status.counters
     level = Level.WARN if answers.last_refusal else Level.OK
     text = f'{counters.received} received, {counters.accepted} accepted'
     if answers.last_refusal:
         text += f'; the newest was refused: {answers.last_refusal}'
-    return Condition('chunks', level, text, _chunk_values(counters, answers, status.executor))
+    return StatusItem('chunks', level, text, _chunk_values(counters, answers, status.executor))
 
 
 def _chunk_values(
@@ -165,8 +165,8 @@ def _chunk_values(
     }
 
 
-def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> Condition:
-    """How punctual the tick is."""
+def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> StatusItem:
+    """Return the status of the tick: its punctuality."""
     period_ms = 1e3 / rate_hz
     late = lateness.p99_ms > _LATE_SHARE * period_ms
     text = f'p99 {lateness.p99_ms:.2f} ms late, at most {lateness.maximum_ms:.2f} ms'
@@ -175,7 +175,7 @@ def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> Condition:
             f', of a period of {period_ms:.1f} ms: the machine is too busy; give the node a CPU of '
             'its own (cpu_affinity) and a realtime_priority'
         )
-    return Condition(
+    return StatusItem(
         'tick',
         Level.WARN if late else Level.OK,
         text,
@@ -195,14 +195,14 @@ def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> Condition:
     )
 
 
-def seam(timed: TimedSeam, names: tuple[str, ...]) -> Condition:
-    """Where one chunk followed another."""
+def seam(timed: TimedSeam, names: tuple[str, ...]) -> StatusItem:
+    """Return the report of a hand-over."""
     report = timed.seam
     position, velocity = np.abs(report.position_jump), np.abs(report.velocity_jump)
     worst = int(np.argmax(position))
     text = f'chunk {report.chunk} took over at its row {report.join_index}'
     untied = timed.parameters.handover.mode == 'rtc' != report.mode and not report.from_hold
-    return Condition(
+    return StatusItem(
         'seam',
         Level.WARN if report.late or untied else Level.OK,
         text + (', late' if report.late else '') + (_UNTIED if untied else ''),

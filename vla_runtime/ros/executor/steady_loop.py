@@ -1,4 +1,4 @@
-"""A thread that does one thing at a fixed rate on the steady clock, and knows how late it was.
+"""Thread that calls a function at a fixed rate on the steady clock, and measures its lateness.
 
 Not an rclpy timer: a timer shares its executor's wait set with every subscription of the node, and
 building that in Python costs more than a tick does. This thread only sleeps and ticks.
@@ -49,7 +49,7 @@ def system_time_ns(steady_s: float) -> int:
 
 @dataclass(frozen=True)
 class Lateness:
-    """How late the newest ticks began, in milliseconds, and how many were skipped altogether.
+    """Lateness of the newest ticks in milliseconds, and the number of skipped ticks.
 
     Attributes:
         ticks: since the start.
@@ -73,7 +73,7 @@ class SteadyLoop:
         tick: what to do; gets the steady time (`time.monotonic`) at which it begins.
         rate_hz: ticks a second.
         name: of the thread.
-        on_error: told of an exception that `tick` raised; called in the loop's thread.
+        on_error: called with an exception that `tick` raised, in the loop's thread.
         on_start: called once in the loop's thread before the first tick (priority, affinity).
         on_stop: called once in the loop's thread after the last tick.
     """
@@ -116,7 +116,7 @@ class SteadyLoop:
             join_thread(self._thread, timeout_s)
 
     def lateness(self) -> Lateness:
-        """How punctual it was; for any thread."""
+        """Return the lateness so far; any thread may call."""
         ticks, skipped = self._ticks, self._skipped
         newest = self._late_ns[: min(ticks, _KEPT)]
         if not len(newest):

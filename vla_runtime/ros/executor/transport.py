@@ -1,4 +1,4 @@
-"""Which Fast DDS profile the executor's process takes: one without shared memory.
+"""Fast DDS profile of the executor's process: one without shared memory.
 
 Fast DDS keeps every thread of a process from sending while one of them waits, for 0.33 s, for a
 newcomer's shared memory (config/fastdds_executor.xml has the details).

@@ -66,7 +66,7 @@ class ReceivedChunk:
 
 @dataclass(frozen=True)
 class ReceivedPlan:
-    """What the executor will still execute, and so its request for the next chunk.
+    """A committed plan: the setpoints still to be executed, and the request for the next chunk.
 
     Attributes:
         rows: (n, columns) float64 setpoints, n >= 0.
@@ -121,7 +121,7 @@ def chunk_to_message(
 def message_to_chunk(
     message: JointTrajectory, *, step_time_s: float | None = None
 ) -> ReceivedChunk:
-    """What `chunk_to_message` wrote; values may still be anything, limits are checked elsewhere.
+    """Read a message that `chunk_to_message` wrote; limits are checked elsewhere.
 
     Args:
         message: as it came.
@@ -176,7 +176,7 @@ def plan_to_message(
 
 
 def message_to_plan(message: JointTrajectory) -> ReceivedPlan:
-    """What `plan_to_message` wrote.
+    """Read a message that `plan_to_message` wrote.
 
     Raises:
         TrajectoryError: not a plan.
@@ -243,7 +243,7 @@ def _to_message(
 
 
 def _rows(message: JointTrajectory) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Rows (n, columns) and the kind of each column, told from the first row."""
+    """Return rows (n, columns) and the kind of each column, read from the first row."""
     count = len(message.joint_names)
     if not count:
         raise TrajectoryError('joint_names: is empty')

@@ -1,4 +1,4 @@
-"""What a node says about itself: conditions in words, as `diagnostic_msgs`.
+"""Status of a node as `diagnostic_msgs`.
 
 Times here are steady seconds, given by the caller: a status must stay visible and current while
 `/clock` stands still.
@@ -20,7 +20,7 @@ REPEAT_LOG_S = 10.0
 
 
 class Level(IntEnum):
-    """How bad it is; the numbers of `diagnostic_msgs/DiagnosticStatus`."""
+    """Severity; the numbers of `diagnostic_msgs/DiagnosticStatus`."""
 
     OK = 0
     WARN = 1
@@ -29,12 +29,12 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True)
-class Condition:
+class StatusItem:
     """One line of a node's status.
 
     Attributes:
         name: what it is about, such as `inference` or `camera wrist`.
-        level: how bad it is.
+        level: severity.
         text: for the person at the robot.
         values: numbers and words for tools; written with `str`, floats with four digits.
     """
@@ -46,9 +46,9 @@ class Condition:
 
 
 def to_message(
-    conditions: Iterable[Condition], *, node: str, hardware: str, stamp: Time
+    conditions: Iterable[StatusItem], *, node: str, hardware: str, stamp: Time
 ) -> DiagnosticArray:
-    """Conditions as a message; names get the node's full name in front.
+    """Make a message of status items; their names get the node's full name in front.
 
     Args:
         conditions: lines of status.
@@ -73,8 +73,8 @@ def to_message(
     return message
 
 
-def log(node: Node, condition: Condition) -> None:
-    """Log a condition with the severity of its level."""
+def log(node: Node, condition: StatusItem) -> None:
+    """Log an item with the severity of its level."""
     text, logger = f'{condition.name}: {condition.text}', node.get_logger()
     # rclpy remembers a severity for each line that logs: one line for each.
     if condition.level >= Level.ERROR:
@@ -86,7 +86,7 @@ def log(node: Node, condition: Condition) -> None:
 
 
 def values_of(status: DiagnosticStatus) -> dict[str, str]:
-    """A status's key-value pairs."""
+    """Return a status's key-value pairs."""
     return {pair.key: pair.value for pair in status.values}
 
 
@@ -108,7 +108,7 @@ class Throttle:
         self._said_s: dict[str, float] = {}
 
     def passes(self, text: str, now_s: float) -> bool:
-        """Whether to say this now.
+        """Return whether to log this text now.
 
         Args:
             text: without its numbers it is what was said before or not, so that a running number

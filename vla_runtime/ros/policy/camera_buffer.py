@@ -36,7 +36,7 @@ class Frame:
 
 @dataclass
 class CameraCounters:
-    """What became of a camera's frames since the node was activated; only ever counts up.
+    """Counts of a camera's frames since the node was activated; they never go down.
 
     `received` counts all that came. Of these `late` were older than the age limit on arrival,
     `out_of_order` not newer than the frame before, `refused` unusable (encoding, size, stamp).
@@ -130,7 +130,7 @@ class CameraBuffer:
             self.frames.popleft()
 
     def why_empty(self, now_ns: int, max_age_ns: int) -> str:
-        """Why there is no frame to use, for the person at the robot."""
+        """Describe why no frame can be used."""
         if self.fault is not None:
             return f"camera '{self.name}' ({self.topic}): {self.fault}"
         if self._last_ns is None:

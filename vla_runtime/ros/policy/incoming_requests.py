@@ -29,7 +29,7 @@ class Request:
     arrived_ns: int
 
     def repeats(self, other: Request) -> bool:
-        """Whether both carry one number of one episode; without a number nothing is a repeat."""
+        """Return whether both carry the same number of one episode; one without never does."""
         mine, theirs = self.plan, other.plan
         same = (mine.episode, mine.request) == (theirs.episode, theirs.request)
         return same and mine.request is not None
@@ -88,6 +88,6 @@ class IncomingRequests:
                 self._begun, self._answered_ns = begun, answered_ns
 
     def forget(self) -> None:
-        """What was asked is not answered any more: a repeat counts as a new request."""
+        """Forget the requests so far: a repeat of one counts as a new request."""
         with self._lock:
             self._newest, self._begun, self._answered_ns = None, False, None

@@ -29,7 +29,7 @@ class Instruction:
     Args:
         node: the policy node; has declared its parameters.
         on_news: called when a message has come.
-        on_error: told of a message that cannot be taken.
+        on_error: called with the text of a message that cannot be taken.
     """
 
     def __init__(self, node: Node, on_news: Callable[[], None], on_error: OnError) -> None:
@@ -48,7 +48,7 @@ class Instruction:
 
     @property
     def text(self) -> str:
-        """What the next inference takes; empty for none."""
+        """Instruction of the next inference; empty for none."""
         return str(self._node.get_parameter(INSTRUCTION).value)
 
     def follow(self) -> None:

@@ -22,7 +22,7 @@ _SEEN_NAMES = 32
 
 @dataclass(frozen=True)
 class JointSource:
-    """Where one number of the state comes from.
+    """Source of one number of the state.
 
     Attributes:
         topic: of the joint states.
@@ -180,7 +180,7 @@ class JointTopic:
                 samples.popleft()
 
     def why_not(self, joint: JointBuffer, now_ns: int, max_age_ns: int) -> str | None:
-        """Why a joint cannot be used now, for the person at the robot; None when it can."""
+        """Describe why a joint cannot be used now; None when it can."""
         name, last_ns = joint.source.joint, joint.last_ns
         if last_ns is not None and joint.samples and now_ns - last_ns <= max_age_ns:
             return None

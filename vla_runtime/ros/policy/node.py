@@ -48,7 +48,7 @@ from vla_runtime.engines.loading import limit_threads
 from vla_runtime.engines.preflight import check_backend
 from vla_runtime.policy import Policy
 from vla_runtime.ros.messages.conversions import chunk_to_message, message_to_plan
-from vla_runtime.ros.messages.diagnostics import Condition, Level
+from vla_runtime.ros.messages.diagnostics import Level, StatusItem
 from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.node_runner import guard_transitions, guarded, run_node
 from vla_runtime.ros.package_files import share_folder
@@ -108,7 +108,7 @@ class PolicyNode(LifecycleNode):
         refuse_unknown(self, POLICY_PARAMETERS)
         guard_transitions(self, self._on_wrong_transition)
         group = MutuallyExclusiveCallbackGroup()
-        self._status = StatusBoard(self, self._sensor_conditions, group)
+        self._status = StatusBoard(self, self._sensor_status, group)
         self._chunks = self.create_lifecycle_publisher(JointTrajectory, 'action_chunk', _RELIABLE)
         self._reports = self.create_lifecycle_publisher(DiagnosticArray, '~/report', _RELIABLE)
         self.create_service(
@@ -318,7 +318,7 @@ class PolicyNode(LifecycleNode):
     def _on_answer(
         self, request: Request, answer: Future[Answer], era: int, given: Mapping[str, Any]
     ) -> None:
-        """In the inference thread, or in the pipeline's: publish, and there is room again."""
+        """Publish an answer, and make room again; in the inference thread or the pipeline's."""
         try:
             with self._era_lock:  # Once a reset is answered, no chunk from before it follows.
                 if era == self._era:
@@ -349,15 +349,15 @@ class PolicyNode(LifecycleNode):
 
     # Status.
 
-    def _sensor_conditions(self) -> Iterator[Condition]:
-        """What the status of every second adds: cameras and joints as they are now."""
+    def _sensor_status(self) -> Iterator[StatusItem]:
+        """Yield the status of cameras and joints as they are now."""
         self._instruction.follow()
         synchronizer, responder = self._synchronizer, self._responder
         if synchronizer is None or responder is None:
             return
         now_ns = self._ros_time_ns()
-        refusals = responder.readiness(now_ns, monotonic_ns(), self._instruction.text)
-        self._status.set(policy_status.observation(refusals))
+        missing = responder.readiness(now_ns, monotonic_ns(), self._instruction.text)
+        self._status.set(policy_status.observation(missing))
         several = several_publishers(self, self.resolve_topic_name(_REQUEST_TOPIC))
         self._status.set(policy_status.requests(several))
         yield from map(policy_status.camera, synchronizer.camera_statuses(now_ns))
@@ -365,7 +365,7 @@ class PolicyNode(LifecycleNode):
         yield policy_status.joints(problems, synchronizer.clock_jumps)
 
     def _check_parameters(self, given: Mapping[str, Any]) -> str | None:
-        """Whether this policy can be run so; free of side effects."""
+        """Return why this policy cannot be run with these values, or None; free of side effects."""
         try:
             settings = settings_from(given)
             policy = self._policy
@@ -377,7 +377,7 @@ class PolicyNode(LifecycleNode):
 
     def _say(self, level: Level, text: str) -> None:
         superseded = self._incoming.superseded
-        self._status.set(Condition('inference', level, text, {'requests_replaced': superseded}))
+        self._status.set(StatusItem('inference', level, text, {'requests_replaced': superseded}))
 
     def _on_wrong_transition(self, _: str, error: Exception) -> None:
         # Nothing changed: the state of inference stays what it was.

@@ -1,24 +1,33 @@
-"""The policy node's parameters, and the settings of an inference made from them."""
+"""Parameter table of the policy node, and the settings of an inference made from its values.
+
+Live settings stand in the fields of `PolicySettings`; only what the node alone needs is written
+here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
 from vla_runtime.engines.preflight import BACKENDS, MOST_THREADS
-from vla_runtime.engines.protocol import MAX_SAMPLES
-from vla_runtime.inference.guidance import MOST_BETA, CfgMode
-from vla_runtime.inference.pipeline import PipelineMode
+from vla_runtime.files.setting_fields import from_values
 from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
-from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
+from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.ros.autostart import AUTOSTART
-from vla_runtime.ros.parameters import ParameterSpec
+from vla_runtime.ros.parameters import ParameterSpec, parameter_rows
 from vla_runtime.ros.policy.synchronizer import SyncLimits
-from vla_runtime.types import Advantage
 
 # Set by parameter and by topic alike, so the node needs its name.
 INSTRUCTION = 'instruction'
+
+# The core has one setting for whether and how a chunk is tied, the node a switch and a way, so that
+# the way stays while the switch is off.
+_LIVE = parameter_rows(PolicySettings)
+_RTC = [row.name for row in _LIVE].index('rtc_mode')
+_TIES = tuple(word for word in get_args(RtcMode) if word != 'off')
+_CACHE = CachePolicy()
 
 POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec('bundle', '', 'folder of the policy bundle', read_only=True),
@@ -68,116 +77,38 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         minimum=0.0,
         maximum=1.0,
     ),
-    ParameterSpec(
-        'seed', 0, 'seed of the noise that chunks are denoised from', minimum=0, maximum=2**63 - 1
-    ),
-    ParameterSpec(
-        'denoise_steps',
-        0,
-        'Euler steps of an inference; 0: as the bundle recommends',
-        minimum=0,
-        maximum=100,
-    ),
-    ParameterSpec(
-        'cfg_enabled', False, 'classifier-free guidance, for policies trained with advantage tags'
-    ),
-    ParameterSpec(
-        'cfg_beta',
-        1.5,
-        'scale of classifier-free guidance (cfg_enabled); 1.0 is none',
-        minimum=1.0,
-        maximum=MOST_BETA,
-    ),
-    ParameterSpec(
-        'cfg_mode',
-        'auto',
-        'how classifier-free guidance (cfg_enabled) runs its two prompt rows: fused together, '
-        'serial one after the other, auto together where the engine can',
-        words=get_args(CfgMode),
-    ),
-    ParameterSpec(
-        'advantage',
-        'positive',
-        'tag in the prompt, for policies trained with advantage tags; under cfg_enabled of the '
-        'conditioned row',
-        words=get_args(Advantage),
-    ),
+    *_LIVE[:_RTC],
     ParameterSpec(
         'real_time_chunking',
         False,
         "tie each chunk to the executor's committed plan, in the way of rtc_mode",
     ),
-    ParameterSpec(
-        'rtc_mode',
-        'guided',
-        'how real_time_chunking ties a chunk to the committed plan: guided draws it there, '
-        "jacobian draws it through the network's Jacobian (backend torch), hard_prefix fixes its "
-        'first actions',
-        words=tuple(word for word in get_args(RtcMode) if word != 'off'),
-    ),
-    ParameterSpec(
-        'plan_schedule',
-        'exp',
-        'how the weight of the committed plan falls off after the delay, for real_time_chunking '
-        'and for the choice among samples',
-        words=get_args(PlanSchedule),
-    ),
-    ParameterSpec(
-        'max_guidance_weight',
-        10.0,
-        'largest weight with which real_time_chunking draws a chunk to the committed plan '
-        '(rtc_mode guided and jacobian); 0.0: none, no chunk is tied; cfg_beta is another scale',
-        minimum=0.0,
-        maximum=100.0,
-    ),
-    ParameterSpec(
-        'rtc_horizon',
-        0,
-        'steps over which the weight of the committed plan falls off, the delay included, for '
-        'real_time_chunking and for the choice among samples; 0: the whole plan',
-        minimum=0,
-        maximum=1024,
-    ),
-    ParameterSpec(
-        'samples',
-        1,
-        'chunks denoised together over one prefix (backend torch); the one that continues the '
-        'committed plan best is used',
-        minimum=1,
-        maximum=MAX_SAMPLES,
-    ),
-    ParameterSpec(
-        'pipeline',
-        'latency',
-        'latency: one inference after the other; throughput: a request is encoded while the one '
-        'before is denoised, the same chunks, none sooner; needs requests that overlap, and '
-        'vla_executor sends one at a time; on a CPU two networks run at once (torch_threads)',
-        words=get_args(PipelineMode),
-    ),
+    replace(_LIVE[_RTC], default='guided', words=_TIES),
+    *_LIVE[_RTC + 1 :],
     ParameterSpec(
         'cache_mode',
-        'exact',
+        _CACHE.mode,
         'reuse of image tokens and prefixes from before: exact only what is equal, bounded also '
         'what has changed little, off none',
         words=get_args(CacheMode),
     ),
     ParameterSpec(
         'cache_max_age_s',
-        0.0,
+        _CACHE.max_age_s,
         'cache_mode bounded: oldest entry reused, seconds; must be above 0 for it',
         minimum=0.0,
         maximum=10.0,
     ),
     ParameterSpec(
         'cache_max_reuses',
-        0,
+        _CACHE.max_reuses,
         'cache_mode bounded: reuses of an entry in a row; must be at least 1 for it',
         minimum=0,
         maximum=1000,
     ),
     ParameterSpec(
         'cache_max_image_change',
-        0.0,
+        _CACHE.max_image_change,
         "cache_mode bounded: largest mean change of all of a camera's pixels, grey levels; 0.0: "
         'equal pixels',
         minimum=0.0,
@@ -185,7 +116,7 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ),
     ParameterSpec(
         'cache_max_state_bins',
-        0,
+        _CACHE.max_state_bins,
         "cache_mode bounded: largest change of any state's bin in the prompt; 0: equal bins",
         minimum=0,
         maximum=256,
@@ -194,20 +125,15 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
 
 
 def settings_from(values: Mapping[str, Any]) -> PolicySettings:
-    """The settings of one inference from the parameters' values."""
-    return PolicySettings(
-        seed=values['seed'],
-        denoise_steps=values['denoise_steps'] or None,
-        cfg_enabled=values['cfg_enabled'],
-        cfg_beta=values['cfg_beta'],
-        cfg_mode=values['cfg_mode'],
-        advantage=values['advantage'],
-        rtc_mode=values['rtc_mode'] if values['real_time_chunking'] else 'off',
-        plan_schedule=values['plan_schedule'],
-        max_guidance_weight=values['max_guidance_weight'],
-        rtc_horizon=values['rtc_horizon'],
-        samples=values['samples'],
-        pipeline=values['pipeline'],
+    """Make the settings of one inference from the node's values.
+
+    Raises:
+        ValueError: values that do not go together.
+    """
+    rtc_mode = values['rtc_mode'] if values['real_time_chunking'] else 'off'
+    settings: PolicySettings = from_values(PolicySettings, {**values, 'rtc_mode': rtc_mode})
+    return replace(
+        settings,
         cache=CachePolicy(
             mode=values['cache_mode'],
             max_age_s=values['cache_max_age_s'],
@@ -219,7 +145,7 @@ def settings_from(values: Mapping[str, Any]) -> PolicySettings:
 
 
 def limits_from(values: Mapping[str, Any]) -> SyncLimits:
-    """What belongs together in one observation from the parameters' values."""
+    """Make the limits of what belongs together in one observation from the node's values."""
     return SyncLimits(
         tolerance_ns=round(values['sync_tolerance_s'] * 1e9),
         max_age_ns=round(values['max_observation_age_s'] * 1e9),

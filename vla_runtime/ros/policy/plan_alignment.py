@@ -10,7 +10,7 @@ from vla_runtime.ros.messages.conversions import ReceivedPlan
 from vla_runtime.types import CommittedPlan
 
 
-class PlanError(ValueError):
+class AlignmentError(ValueError):
     """A plan that is not for this policy; the message names what differs."""
 
 
@@ -41,27 +41,27 @@ def align_plan(
         the plan, or None when nothing of it is left at the observation's time
 
     Raises:
-        PlanError: other names, kinds or step time than the policy's.
+        AlignmentError: other names, kinds or step time than the policy's.
     """
     if not len(plan.rows):
         return None
     if set(plan.names) != set(names) or len(plan.names) != len(names):
         missing = ', '.join(name for name in names if name not in plan.names) or 'none'
         unknown = ', '.join(name for name in plan.names if name not in names) or 'none'
-        raise PlanError(
+        raise AlignmentError(
             f"committed_plan: joint_names are not the policy's actions (missing: {missing}; "
             f'unknown: {unknown}); give executor and policy the same robot file and bundle'
         )
     order = [plan.names.index(name) for name in names]
     for name, kind, column in zip(names, kinds, order, strict=True):
         if plan.kinds[column] != kind:
-            raise PlanError(
+            raise AlignmentError(
                 f"committed_plan: '{name}' is given as {plan.kinds[column]}, but the policy "
                 f'commands it as {kind}'
             )
     step_ns = round(step_time_s * 1e9)
     if plan.step_time_s is not None and abs(round(plan.step_time_s * 1e9) - step_ns) > 1000:
-        raise PlanError(
+        raise AlignmentError(
             f'committed_plan: rows are {plan.step_time_s:g} s apart, but a step of the policy is '
             f'{step_time_s:g} s'
         )

@@ -22,7 +22,7 @@ from vla_runtime.policy import Inference, Policy
 from vla_runtime.ros.messages.images import ImageError, to_rgb
 from vla_runtime.ros.policy.incoming_requests import Request
 from vla_runtime.ros.policy.plan_alignment import align_plan
-from vla_runtime.ros.policy.synchronizer import Refusal, Selection, Synchronizer
+from vla_runtime.ros.policy.synchronizer import MissingInput, Selection, Synchronizer
 from vla_runtime.ros.robot.match import RobotMatch
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
 
@@ -32,7 +32,7 @@ _PAUSED_NS = 600_000_000
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What an inference reads besides messages, all at its start.
+    """Inputs of an inference besides messages, all read at its start.
 
     Attributes:
         now_ns: ROS time.
@@ -110,8 +110,8 @@ class Responder:
         """Inference numbers start at 0."""
         self._policy.reset()
 
-    def readiness(self, now_ns: int, steady_ns: int, instruction: str) -> tuple[Refusal, ...]:
-        """Why a request could not be answered now; empty when it could.
+    def readiness(self, now_ns: int, steady_ns: int, instruction: str) -> tuple[MissingInput, ...]:
+        """Return what keeps a request from being answered now; empty when nothing does.
 
         Args:
             now_ns: ROS time.
@@ -130,7 +130,7 @@ class Responder:
 
     def answer(
         self, request: Request, read: Callable[[], Circumstances]
-    ) -> Future[Answer] | tuple[Refusal, ...]:
+    ) -> Future[Answer] | tuple[MissingInput, ...]:
         """Infer a chunk for a request, if there is something to infer it from.
 
         In the throughput pipeline the future is done later, in another thread; answers come in
@@ -148,16 +148,16 @@ class Responder:
             self._episode = request.plan.episode
             self._policy.reset()
         given = read()
-        refusals = _missing_instruction(given.instruction)
+        missing = _missing_instruction(given.instruction)
         if given.now_ns == self._decided_at_ns:
-            refusals += (_paused(given.now_ns),)
+            missing += (_paused(given.now_ns),)
         selection = self._synchronizer.select(given.now_ns)
         if not isinstance(selection, Selection):
-            return refusals + selection
-        if refusals:
-            return refusals
+            return missing + selection
+        if missing:
+            return missing
         images = self._decode(selection)
-        if isinstance(images, Refusal):
+        if isinstance(images, MissingInput):
             return (images,)
         self._decided_at_ns = given.now_ns
         stamps = {name: frame.stamp_ns for name, frame in selection.frames.items()}
@@ -201,14 +201,14 @@ class Responder:
 
     @property
     def has_room(self) -> bool:
-        """Whether a request would be answered from what is seen now, without waiting first."""
+        """True when a request would be answered from what is seen now, without waiting."""
         return self._policy.has_room
 
     def drain(self) -> None:
         """Wait until every answer has been given."""
         self._policy.drain()
 
-    def _decode(self, selection: Selection) -> dict[str, np.ndarray | None] | Refusal:
+    def _decode(self, selection: Selection) -> dict[str, np.ndarray | None] | MissingInput:
         images: dict[str, np.ndarray | None] = {}
         for name, frame in selection.frames.items():
             camera = self._match.cameras[name]
@@ -216,7 +216,7 @@ class Responder:
                 images[name] = to_rgb(frame.message, width=camera.width, height=camera.height)
             except ImageError as error:
                 self._synchronizer.discard_frame(name, frame, str(error))
-                return Refusal(f'camera {name}', f"camera '{name}': {error}")
+                return MissingInput(f'camera {name}', f"camera '{name}': {error}")
         return images
 
     def _in_policy_units(self, plan: CommittedPlan | None) -> CommittedPlan | None:
@@ -245,15 +245,15 @@ def _then(inferred: Future[Inference], convert: Callable[[Inference], Answer]) -
     return answer
 
 
-def _missing_instruction(instruction: str) -> tuple[Refusal, ...]:
+def _missing_instruction(instruction: str) -> tuple[MissingInput, ...]:
     if instruction.strip():
         return ()
     text = 'no instruction: set parameter instruction, or publish std_msgs/String on ~/instruction'
-    return (Refusal('instruction', text),)
+    return (MissingInput('instruction', text),)
 
 
-def _paused(now_ns: int) -> Refusal:
-    return Refusal(
+def _paused(now_ns: int) -> MissingInput:
+    return MissingInput(
         'clock',
         f'the ROS clock stands still at {now_ns * 1e-9:.3f} s: use_sim_time is set and /clock is '
         'paused or missing',

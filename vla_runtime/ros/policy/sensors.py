@@ -62,7 +62,7 @@ class Sensors:
         match: which of them the policy uses.
         synchronizer: takes the messages.
         on_data: called after a message was taken.
-        on_error: told of exceptions in callbacks.
+        on_error: called with exceptions in callbacks.
     """
 
     def __init__(

@@ -1,19 +1,19 @@
-"""What the policy node says: the report of each inference, and the status in between."""
+"""Report of each inference, and status of the policy node in between."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vla_runtime.ros.messages.diagnostics import Condition, Level
+from vla_runtime.ros.messages.diagnostics import Level, StatusItem
 from vla_runtime.ros.policy.responder import Answer
-from vla_runtime.ros.policy.synchronizer import CameraStatus, Refusal
+from vla_runtime.ros.policy.synchronizer import CameraStatus, MissingInput
 
 # What a person has to give before anything can run; all else is something that went wrong.
 _AWAITED = ('instruction', 'clock')
 
 
-def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) -> Condition:
+def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) -> StatusItem:
     """Everything about one chunk.
 
     Args:
@@ -52,32 +52,32 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
     values |= {f'cuda_graph.{network}': state for network, state in inner.cuda_graph.items()}
     values |= {f'parameter.{name}': value for name, value in parameters.items()}
     text = f'chunk {inner.number}: {inner.milliseconds["total"]:.1f} ms'
-    return Condition('inference report', Level.OK, text, values)
+    return StatusItem('inference report', Level.OK, text, values)
 
 
-def observation(refusals: Iterable[Refusal]) -> Condition:
-    """Whether there is something to infer from, and if not, why not."""
-    refusals = tuple(refusals)
-    if not refusals:
-        return Condition('observation', Level.OK, 'complete and fresh')
-    only_awaited = all(refusal.source in _AWAITED for refusal in refusals)
-    return Condition(
+def observation(missing: Iterable[MissingInput]) -> StatusItem:
+    """Return the status of the observation: complete, or what is missing."""
+    missing = tuple(missing)
+    if not missing:
+        return StatusItem('observation', Level.OK, 'complete and fresh')
+    only_awaited = all(item.source in _AWAITED for item in missing)
+    return StatusItem(
         'observation',
         Level.WARN if only_awaited else Level.ERROR,
-        'no inference: ' + '; '.join(refusal.text for refusal in refusals),
-        {f'refused.{refusal.source}': refusal.text for refusal in refusals},
+        'no inference: ' + '; '.join(item.text for item in missing),
+        {f'refused.{item.source}': item.text for item in missing},
     )
 
 
-def requests(several: str) -> Condition:
-    """Whether the requests come from one executor; `several` names them when they do not."""
+def requests(several: str) -> StatusItem:
+    """Return the status of the requests; `several` names more than one executor."""
     if not several:
-        return Condition('requests', Level.OK, 'at most one node asks for chunks')
+        return StatusItem('requests', Level.OK, 'at most one node asks for chunks')
     text = f'{several}; run one executor with one policy, each pair in a namespace of its own'
-    return Condition('requests', Level.WARN, text)
+    return StatusItem('requests', Level.WARN, text)
 
 
-def camera(status: CameraStatus) -> Condition:
+def camera(status: CameraStatus) -> StatusItem:
     """One camera: whether it can be used, and what became of its frames."""
     counters = status.counters
     values = {
@@ -92,14 +92,14 @@ def camera(status: CameraStatus) -> Condition:
     }
     if status.problem is not None:
         level = Level.WARN if status.usable else Level.ERROR
-        return Condition(f'camera {status.name}', level, status.problem, values)
+        return StatusItem(f'camera {status.name}', level, status.problem, values)
     text = f'{status.rate_hz:.1f} Hz, {counters.lost} lost, {counters.late} late'
-    return Condition(f'camera {status.name}', Level.OK, text, values)
+    return StatusItem(f'camera {status.name}', Level.OK, text, values)
 
 
-def joints(problems: Iterable[str], clock_jumps: int) -> Condition:
+def joints(problems: Iterable[str], clock_jumps: int) -> StatusItem:
     """The measured state."""
     problems = tuple(problems)
     text = '; '.join(problems) if problems else 'all joints are measured'
     level = Level.ERROR if problems else Level.OK
-    return Condition('joint states', level, text, {'clock_jumps': clock_jumps})
+    return StatusItem('joint states', level, text, {'clock_jumps': clock_jumps})

@@ -29,7 +29,7 @@ _JUMP_NS = 100_000_000
 
 @dataclass(frozen=True)
 class SyncLimits:
-    """What belongs together.
+    """Limits of frames and states that belong to one observation.
 
     Attributes:
         tolerance_ns: largest difference between the stamps of a selection's frames.
@@ -41,8 +41,8 @@ class SyncLimits:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """Why there is no observation now.
+class MissingInput:
+    """One input that is missing for an observation.
 
     Attributes:
         source: `camera NAME`, `joint NAME`, `cameras`, `clock`, `instruction` and so on.
@@ -55,7 +55,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Selection:
-    """What an inference may look at.
+    """Frames and state of one observation.
 
     Attributes:
         stamp_ns: ROS time that the selection stands for.
@@ -150,14 +150,14 @@ class Synchronizer:
         with self._lock:
             self._clear()
 
-    def select(self, now_ns: int) -> Selection | tuple[Refusal, ...]:
+    def select(self, now_ns: int) -> Selection | tuple[MissingInput, ...]:
         """The newest frames that belong together and the state at their time, or why not."""
         with self._lock:
             self._see(now_ns)
             limits = self.limits
-            refusals = [*self._missing_cameras(now_ns), *self._missing_joints(now_ns)]
-            if refusals:
-                return tuple(refusals)
+            missing = [*self._missing_cameras(now_ns), *self._missing_joints(now_ns)]
+            if missing:
+                return tuple(missing)
             frames = self._newest_together(limits.tolerance_ns)
             if frames is None:
                 return (self._apart(),)
@@ -171,7 +171,7 @@ class Synchronizer:
         """Counters and problems of every camera."""
         with self._lock:
             self._see(now_ns)
-            problems = {refusal.source: refusal.text for refusal in self._missing_cameras(now_ns)}
+            problems = {item.source: item.text for item in self._missing_cameras(now_ns)}
             return tuple(
                 CameraStatus(
                     buffer.name,
@@ -185,10 +185,10 @@ class Synchronizer:
             )
 
     def joint_problems(self, now_ns: int) -> tuple[str, ...]:
-        """Why joints cannot be used now; empty when all can."""
+        """Return why joints cannot be used now; empty when all can."""
         with self._lock:
             self._see(now_ns)
-            return tuple(refusal.text for refusal in self._missing_joints(now_ns))
+            return tuple(item.text for item in self._missing_joints(now_ns))
 
     def _see(self, now_ns: int) -> None:
         if now_ns < self._now_ns - _JUMP_NS:
@@ -203,23 +203,23 @@ class Synchronizer:
         for topic in self._topics.values():
             topic.clear()
 
-    def _missing_cameras(self, now_ns: int) -> list[Refusal]:
+    def _missing_cameras(self, now_ns: int) -> list[MissingInput]:
         max_age_ns = self.limits.max_age_ns
-        refusals = []
+        missing = []
         for buffer in self._cameras.values():
             buffer.expire(now_ns, max_age_ns)
             if not buffer.frames:
                 text = buffer.why_empty(now_ns, max_age_ns)
-                refusals.append(Refusal(f'camera {buffer.name}', text))
-        return refusals
+                missing.append(MissingInput(f'camera {buffer.name}', text))
+        return missing
 
-    def _missing_joints(self, now_ns: int) -> list[Refusal]:
-        refusals = []
+    def _missing_joints(self, now_ns: int) -> list[MissingInput]:
+        missing = []
         for joint in self._joints:
             text = self._topics[joint.source.topic].why_not(joint, now_ns, self.limits.max_age_ns)
             if text is not None:
-                refusals.append(Refusal(f'joint {joint.source.joint}', text))
-        return refusals
+                missing.append(MissingInput(f'joint {joint.source.joint}', text))
+        return missing
 
     def _newest_together(self, tolerance_ns: int) -> dict[str, Frame] | None:
         """Walk back from the newest frames; the newest of the candidates is the one to give way.
@@ -238,30 +238,30 @@ class Synchronizer:
                 return None
             places[newest] -= 1
 
-    def _apart(self) -> Refusal:
+    def _apart(self) -> MissingInput:
         newest = {name: buffer.frames[-1].stamp_ns for name, buffer in self._cameras.items()}
         ahead, behind = max(newest, key=newest.__getitem__), min(newest, key=newest.__getitem__)
         apart_s = (newest[ahead] - newest[behind]) * 1e-9
-        return Refusal(
+        return MissingInput(
             'cameras',
             f'no frames within sync_tolerance_s = {self.limits.tolerance_ns * 1e-9:g} s of each '
             f"other: the newest of '{ahead}' and '{behind}' are {apart_s:.3f} s apart; synchronise "
             'the cameras, or raise sync_tolerance_s',
         )
 
-    def _state(self, stamp_ns: int) -> _State | tuple[Refusal, ...]:
+    def _state(self, stamp_ns: int) -> _State | tuple[MissingInput, ...]:
         limits = self.limits
-        values, newest, refusals = [], [], []
+        values, newest, missing = [], [], []
         for joint in self._joints:
             found = joint.at(stamp_ns, limits.tolerance_ns, limits.max_age_ns)
             if isinstance(found, str):
                 text = f"joint '{joint.source.joint}' ({joint.source.topic}): {found}"
-                refusals.append(Refusal(f'joint {joint.source.joint}', text))
+                missing.append(MissingInput(f'joint {joint.source.joint}', text))
             else:
                 newest.append(found[0])
                 values.append(found[1])
-        if refusals:
-            return tuple(refusals)
+        if missing:
+            return tuple(missing)
         return _State(np.array(values), min(newest, default=stamp_ns))
 
 

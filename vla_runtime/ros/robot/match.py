@@ -88,7 +88,7 @@ class MatchedOutput:
 
 @dataclass(frozen=True)
 class RobotMatch:
-    """How one policy drives one robot.
+    """Mapping between one policy and one robot.
 
     Attributes:
         state_joints: the robot's joint of each of the policy's state dimensions, in order.

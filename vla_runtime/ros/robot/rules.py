@@ -1,4 +1,4 @@
-"""What belongs together in a robot file, beyond words and shapes.
+"""Rules that fields of a robot file keep together, beyond words and shapes.
 
 Each rule raises `FieldError` with the full path of the field that is wrong.
 """

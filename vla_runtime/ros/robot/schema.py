@@ -1,4 +1,4 @@
-"""What a robot file says: the dataclasses that config/robots/*.yaml mirror.
+"""Contents of a robot file: the dataclasses that config/robots/*.yaml mirror.
 
 Only words and shapes are here; what belongs together is checked in `robot_rules`.
 """
@@ -72,7 +72,7 @@ class RobotJoint:
 
 @dataclass(frozen=True)
 class JointStateTopic:
-    """Where positions are measured (`sensor_msgs/JointState`).
+    """Topic of measured positions (`sensor_msgs/JointState`).
 
     Attributes:
         topic: relative topics are in the node's namespace.

@@ -72,7 +72,7 @@ class Bag:
 
     Args:
         folder: of the bag; must not exist yet.
-        on_failure: told once, in the thread that writes or closes, why recording has ended.
+        on_failure: called once with why recording has ended, in the thread that writes or closes.
 
     Raises:
         BagError: it exists.
@@ -126,13 +126,13 @@ class Bag:
             self._storage.bio.seek(whole)
             self._storage.bio.truncate()
         except OSError as again:
-            problem = again.strerror
+            problem = again.strerror or str(again)
         problem = self._close() or problem
         state = f'it cannot be closed: {problem}' if problem else 'it is closed, with what fitted'
         self._on_failure(f'{path}: recording has ended: {error.strerror}; {state}')
 
     def _close(self) -> str:
-        """What went wrong; empty when nothing did."""
+        """Close the file; return what went wrong, empty when nothing did."""
         self._open = False
         self._room.release()
         try:

@@ -1,4 +1,4 @@
-"""What the demo asks for: one instruction a scene, drawn from a seed."""
+"""Instructions of the demo: one a scene, drawn from a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person at the robot does: lifecycle, services, parameters and instructions, as calls."""
+"""Operator of the demo: lifecycle, services, parameters and instructions, as calls."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Operator:
         self._instructions = node.create_publisher(String, 'vla_policy/instruction', _LATCHED)
 
     def wait_for(self, condition: Callable[[], Any], what: str, timeout_s: float) -> Any:
-        """What `condition` returns, once it is true.
+        """Wait until `condition` is true, and return its value.
 
         Raises:
             OperatorError: it was not in time.

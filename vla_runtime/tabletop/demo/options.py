@@ -1,4 +1,4 @@
-"""What `vla_runtime demo` was asked for, checked before anything slow is imported or started.
+"""Options of `vla_runtime demo`, checked before anything slow is imported or started.
 
 The nodes check the same and more when they are configured, but only after several seconds; what can
 be told without ROS, PyTorch and MuJoCo is told here.
@@ -26,7 +26,7 @@ _NAMESPACE = re.compile(r'([A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*)?')
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What `vla_runtime demo` was asked for.
+    """Options of `vla_runtime demo`.
 
     Attributes:
         seconds: of closed loop.
@@ -52,7 +52,7 @@ class DemoOptions:
 
     @property
     def device(self) -> str:
-        """Where the networks run."""
+        """Device that the networks run on."""
         return default_device(self.backend)
 
     @property

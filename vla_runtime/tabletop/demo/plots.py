@@ -91,7 +91,7 @@ def latency(telemetry: Telemetry, start_ns: int) -> str:
 
 
 def ages(telemetry: Telemetry, start_ns: int) -> str:
-    """How old each input was when its inference began."""
+    """Plot the age of each input when its inference began."""
     figure = Figure(figsize=(12, 2.6), layout='constrained')
     axis = figure.subplots()
     sources = sorted({name for one in telemetry.inferences for name in one.ages_ms})
@@ -151,7 +151,7 @@ def _curve(
 def with_gaps(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A curve for plotting: not-a-number where nothing came for a while, thinned in between.
 
-    A gap is told from the samples before any is left out, so that a long curve is as connected as
+    A gap is found from the samples before any is left out, so that a long curve is as connected as
     a short one, and from those around it, so that the rate may change. Of every stretch that is
     thinned the lowest and the highest value stay.
 

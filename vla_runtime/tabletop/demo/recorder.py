@@ -63,7 +63,7 @@ class Recorder:
         robot: names the topics of joints, cameras and outputs.
         bag: written to.
         telemetry: written to.
-        on_error: told of an exception in a callback.
+        on_error: called with an exception of a callback.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ def _compress(message: Image) -> CompressedImage:
 
 
 def _cache(given: dict[str, str]) -> str:
-    """What was reused, in a few words: `vision 1 of 2, prefix miss`."""
+    """Describe what was reused: `vision 1 of 2, prefix miss`."""
     vision, prefix = given.get('cache.vision', 'off'), given.get('cache.prefix', 'off')
     if vision == prefix == 'off':
         return 'off'

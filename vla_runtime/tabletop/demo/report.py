@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_runtime import __version__
-from vla_runtime.execution.command import Refusal
+from vla_runtime.execution.command import ChunkRefusal
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.tabletop.demo import plots
 from vla_runtime.tabletop.demo.refusals import MEANINGS
@@ -134,12 +134,12 @@ def _summary(telemetry: Telemetry) -> dict[str, str]:
 
 
 def _refused(telemetry: Telemetry) -> str:
-    """How many chunks were not executed, what each reason means, and the executor's own words."""
+    """Write the number of refused chunks, each reason's meaning, and the executor's words."""
     if not telemetry.refused:
         return ''
     rows = ''.join(
         f'<tr><td class="number">{count}</td><td>{html.escape(reason.replace("_", " "))}</td>'
-        f'<td>{html.escape(MEANINGS[Refusal(reason)])}</td></tr>'
+        f'<td>{html.escape(MEANINGS[ChunkRefusal(reason)])}</td></tr>'
         for reason, count in telemetry.refused.items()
     )
     said = ''.join(f'<li>{html.escape(text)}</li>' for text in telemetry.refusals)
@@ -186,7 +186,7 @@ def _phases(telemetry: Telemetry) -> str:
 
 
 def _thumbnails(telemetry: Telemetry, start_ns: int) -> str:
-    """What each camera saw at the beginning and at the end of each instruction."""
+    """Write each camera's images from the beginning and the end of each instruction."""
     figures = []
     for attempt in telemetry.attempts:
         during = [
@@ -207,7 +207,7 @@ def _thumbnails(telemetry: Telemetry, start_ns: int) -> str:
 
 
 def _first_and_last(thumbnails: Sequence[Thumbnail]) -> list[Thumbnail]:
-    """Of each camera, in the order of time."""
+    """Choose the first and the last image of each camera, in the order of time."""
     chosen: list[Thumbnail] = []
     for camera in sorted({thumbnail.camera for thumbnail in thumbnails}):
         mine = [thumbnail for thumbnail in thumbnails if thumbnail.camera == camera]
@@ -231,5 +231,5 @@ def _table(values: Mapping[str, Any]) -> str:
 
 
 def _scroll(wide: str) -> str:
-    """What may be wider than the page, which itself never is."""
+    """Wrap an element that may be wider than the page."""
     return f'<div class="scroll">{wide}</div>'

@@ -58,7 +58,7 @@ class Interrupted(Exception):  # noqa: N818 - it is a wish, not an error
 
 @dataclass
 class DemoResult:
-    """What came of it.
+    """Result of a session.
 
     Attributes:
         telemetry: for the report.

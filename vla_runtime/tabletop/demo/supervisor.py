@@ -43,7 +43,7 @@ class Child:
         module: run as `python -m module`.
         arguments: after it.
         log: file that its output goes to.
-        on_failure: told once why the log cannot be written any more.
+        on_failure: called once with why the log cannot be written any more.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Child:
         return code
 
     def death(self) -> str:
-        """How it ended, for a person."""
+        """Describe how the process ended."""
         code = self._process.poll()
         how = f'was ended by signal {-code}' if code and code < 0 else f'ended with code {code}'
         return f'{self.name} {how}; {self.last_output()}'
@@ -147,7 +147,7 @@ class Supervisor:
 
     Args:
         log_folder: where their output goes.
-        on_failure: told, in another thread, of every log that cannot be written any more.
+        on_failure: called in another thread for every log that cannot be written any more.
     """
 
     def __init__(self, log_folder: Path, on_failure: Callable[[str], None]) -> None:

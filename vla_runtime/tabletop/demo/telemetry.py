@@ -1,4 +1,4 @@
-"""What the report shows of a session, kept while it runs."""
+"""Measurements of a session for its report, kept while it runs."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Telemetry:
 
     @property
     def chunks(self) -> str:
-        """What became of the policy's answers, for a person."""
+        """Describe what became of the policy's answers."""
         return (
             f'{len(self.inferences)} sent by the policy, {self.total("received")} received by the '
             f'executor, {self.total("accepted")} accepted, {self.total("taken_over")} executed, '
@@ -147,7 +147,7 @@ class Telemetry:
 
     @property
     def score(self) -> str:
-        """How many instructions were completed, for a person."""
+        """Describe how many instructions were completed."""
         text = f'{self.completed} of {self.judged} instructions completed'
         cut_off = len(self.attempts) - self.judged
         return f'{text}; {cut_off} cut off by the end' if cut_off else text

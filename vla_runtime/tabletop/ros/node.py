@@ -44,8 +44,8 @@ from vla_runtime.ros.executor.steady_loop import SteadyLoop
 from vla_runtime.ros.messages.conversions import ns_to_stamp
 from vla_runtime.ros.messages.diagnostics import (
     REPEAT_LOG_S,
-    Condition,
     Level,
+    StatusItem,
     Throttle,
     to_message,
 )
@@ -75,7 +75,7 @@ _LATCHED = QoSProfile(
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """What the cameras see: where everything is in which scene, and when that was."""
+    """Snapshot that the cameras render: scene, positions, and their time."""
 
     scene: Scene
     configuration: np.ndarray
@@ -218,7 +218,7 @@ class TabletopNode(Node):
             block = '' if outcome.block is None else Tabletop.colours[outcome.block]
             values_ |= {'outcome': outcome.name, 'time_s': outcome.time_s, 'block': block}
         self.get_logger().info(text)
-        self._publish(self._report, [Condition('instruction', level, text, values_)])
+        self._publish(self._report, [StatusItem('instruction', level, text, values_)])
 
     # ------------------------------------------------------------ camera thread
 
@@ -270,7 +270,7 @@ class TabletopNode(Node):
         self._publish(
             self._diagnostics,
             [
-                Condition(
+                StatusItem(
                     'simulation',
                     Level.WARN if slow else Level.OK,
                     text,
@@ -284,7 +284,7 @@ class TabletopNode(Node):
                         'variant': given[1].value,
                     },
                 ),
-                Condition(
+                StatusItem(
                     'instructions',
                     Level.OK,
                     f'{done} of {len(self._verdicts)} carried out',
@@ -315,7 +315,7 @@ class TabletopNode(Node):
     def _now_ns(self) -> int:
         return int(self.get_clock().now().nanoseconds)
 
-    def _publish(self, publisher: Any, conditions: list[Condition]) -> None:
+    def _publish(self, publisher: Any, conditions: list[StatusItem]) -> None:
         publisher.publish(
             to_message(
                 conditions,
@@ -327,7 +327,7 @@ class TabletopNode(Node):
 
 
 def _qos(depth: int, reliability: str) -> QoSProfile:
-    """What a publisher must offer for a subscriber that the robot file describes."""
+    """Return the QoS that a publisher offers a subscriber of the robot file."""
     wanted = (
         ReliabilityPolicy.RELIABLE if reliability == 'reliable' else ReliabilityPolicy.BEST_EFFORT
     )

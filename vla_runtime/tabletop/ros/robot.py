@@ -1,4 +1,4 @@
-"""Whether a robot file is of the simulated tabletop robot; told without ROS and MuJoCo."""
+"""Check that a robot file is the simulated tabletop robot's, without ROS and MuJoCo."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from vla_runtime.types import Observation
 
 
 def observe(world: Tabletop, instruction: str) -> Observation:
-    """What the cameras and encoders give now.
+    """Return the observation of this moment.
 
     Images are rendered at the size to which the demo policy shrinks a 320x240 frame; the pixels
     are the same, and cheaper.

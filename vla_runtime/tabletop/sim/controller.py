@@ -109,5 +109,5 @@ class _Trajectory:
         if after == len(self.times_s):
             return self._positions[-1]
         begin, end = self.times_s[after - 1], self.times_s[after]
-        share = (now_s - begin) / (end - begin)
-        return (1.0 - share) * self._positions[after - 1] + share * self._positions[after]
+        fraction = (now_s - begin) / (end - begin)
+        return (1.0 - fraction) * self._positions[after - 1] + fraction * self._positions[after]

@@ -1,4 +1,4 @@
-"""What became of the instructions given since the world was reset."""
+"""Outcomes of the instructions given since the world was reset."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vla_runtime.tabletop.sim.world import TabletopState
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one instruction ended.
+    """Outcome of one instruction.
 
     Attributes:
         instruction: as it was given.
@@ -37,7 +37,7 @@ class Episode:
         return self._judge.task.instruction if self._judge is not None else None
 
     def give(self, instruction: str) -> None:
-        """From the next state on, this is to be done; its time limit begins there."""
+        """Begin an instruction; its time limit begins with the next state."""
         self._given = instruction
 
     def reset(self) -> None:

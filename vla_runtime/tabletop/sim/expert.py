@@ -52,7 +52,7 @@ _PUSH_BEYOND_M = 0.02
 
 @dataclass(frozen=True)
 class Style:
-    """How an expert moves; what tells a good demonstration from a poor one.
+    """Style of an expert's motion, from good demonstrations to poor ones.
 
     Attributes:
         speed_m_s: of the tip.
@@ -141,7 +141,7 @@ class Expert:
         return joints
 
     def tip(self, joint_rad: np.ndarray) -> np.ndarray:
-        """Where the tip is with these joints (6,): (3,) in metres."""
+        """Return the position of the tip with these joints (6,): (3,) in metres."""
         self._data.qpos[self._qpos] = joint_rad
         mujoco.mj_kinematics(self._model, self._data)
         return self._data.site_xpos[self._tip].copy()

@@ -1,4 +1,4 @@
-"""What an instruction asks for in the scene at hand, found by comparing it with every wording."""
+"""Task of an instruction in a scene, found by comparing it with every wording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a seed stands for: where the blocks lie, how they move, the light, the cameras' places.
+"""Scene of a seed: positions and motion of the blocks, light, places of the cameras.
 
 A scene is plain data drawn once, before the simulation starts; the world only plays it back. So
 the same seed and variant give the same episode on every run.
@@ -117,7 +117,7 @@ def sample_scene(seed: int, variant: Variant = 'still') -> Scene:
 
 
 def layout_is_clear(blocks: np.ndarray) -> bool:
-    """Whether (3, 2) centres keep their distance and their order from left to right is plain."""
+    """Return whether (3, 2) centres keep their distance and are plainly ordered left to right."""
     for i in range(len(blocks)):
         for j in range(i):
             gap = blocks[i] - blocks[j]

@@ -1,4 +1,4 @@
-"""A share of successes and how sure one can be of it."""
+"""Success rate with its confidence interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tabletop robot is asked to do, in words, and whether it did it.
+"""Tasks of the tabletop robot: their words, and the judgement of success.
 
 Left and right are as the front camera (and a person before the robot) sees them: left is towards
 negative y. Three families: `colour` and `position` ask for a touch, `push` for a block beyond the
@@ -72,7 +72,7 @@ _BY_PLACE = (
 
 @dataclass(frozen=True)
 class Goal:
-    """What should happen to which block: `side` is None for a touch, else where to push it."""
+    """Block, and `side` to push it to; None for a touch."""
 
     block: int
     side: Side | None = None
@@ -93,7 +93,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an episode ended.
+    """Outcome of an episode.
 
     Attributes:
         name: `success`, `wrong_block` or `timeout`.
@@ -188,7 +188,7 @@ def sample_task(
 
 
 def push_path_is_clear(goal: Goal, block_m: np.ndarray) -> bool:
-    """Whether no other block lies between this one and the stripe; true of every touch."""
+    """Return whether no other block lies between this one and the stripe; true of every touch."""
     if goal.side is None:
         return True
     others = np.delete(block_m, goal.block, axis=0)

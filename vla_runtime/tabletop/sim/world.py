@@ -28,7 +28,7 @@ from vla_runtime.tabletop.sim.scene import (
 
 @dataclass(frozen=True)
 class TabletopState:
-    """What the simulator knows; a real robot measures only the joints.
+    """State of the simulator; a real robot measures only the joints.
 
     Attributes:
         time_s: simulated time since reset.
@@ -159,7 +159,7 @@ class Tabletop:
         return self._data.qvel[self._qvel].copy()
 
     def render(self, camera: str, width: int = 320, height: int = 240) -> np.ndarray:
-        """What a camera sees now: uint8 (height, width, 3), RGB.
+        """Render a camera: uint8 (height, width, 3), RGB.
 
         Raises:
             ValueError: unknown camera.
@@ -183,7 +183,7 @@ class Tabletop:
         self._data.qpos[:] = configuration
 
     def project(self, camera: str, points_m: np.ndarray) -> np.ndarray:
-        """Where points (n, 3) appear: (n, 2) right and down in [-1, 1], NaN behind the camera.
+        """Project points (n, 3): (n, 2) right and down in [-1, 1], NaN behind the camera.
 
         The image's shorter side (its height) spans [-1, 1]; the width is 4/3 of it at 4:3.
         """

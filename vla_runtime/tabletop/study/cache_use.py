@@ -1,4 +1,4 @@
-"""What the prefix cache did in an episode, counted from the inference reports."""
+"""Use of the prefix cache in an episode, counted from the inference reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PART = re.compile(r'\b(hit|reused|miss|off)(?: \(([^)]*)\))?(?:, |$)')
 
 @dataclass(frozen=True)
 class CacheUse:
-    """How often image tokens of a camera, and prefixes, were found, reused or made.
+    """Counts of image tokens of a camera, and of prefixes, that were found, reused or made.
 
     Attributes:
         images_hit: the same pixels as last time.
@@ -37,12 +37,12 @@ class CacheUse:
 
     @property
     def images_saved(self) -> float:
-        """Share of image tokens that needed no run, 0 to 1; NaN where none were needed."""
+        """Fraction of image tokens that needed no run, 0 to 1; NaN where none were needed."""
         return _share(self.images_hit + self.images_reused, self.images_run)
 
     @property
     def prefixes_saved(self) -> float:
-        """Share of prefixes that needed no run, likewise."""
+        """Fraction of prefixes that needed no run, likewise."""
         return _share(self.prefixes_hit + self.prefixes_reused, self.prefixes_run)
 
 

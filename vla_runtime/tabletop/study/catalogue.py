@@ -119,8 +119,8 @@ _STUDIES = (
         'The same scenes and tasks; the robot is told its task, a task for another block (it '
         'should touch that one), or the same sentence in every episode (it cannot know its task; '
         'a third of the tasks is chance).',
-        grid(BASE, told=('task', 'other_block', 'fixed')),
-        x='told',
+        grid(BASE, instructed=('task', 'other_block', 'fixed')),
+        x='instructed',
         episodes=200,
         reference=BASE,
     ),
@@ -143,7 +143,7 @@ _STUDIES = (
         (
             *grid(_BELT, belt_speed=_BELT_SPEEDS, replan_interval=_REPLAN_INTERVALS),
             *grid(
-                replace(_BELT, driver='expert'),
+                replace(_BELT, chunk_source='expert'),
                 belt_speed=_BELT_SPEEDS,
                 replan_interval=(4, 8, 16, 32),
             ),

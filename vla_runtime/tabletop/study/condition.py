@@ -1,8 +1,9 @@
-"""What one closed-loop experiment is run under: a robot, a task, a policy and an executor setting.
+"""Condition of a closed-loop experiment: robot, task, policy and executor settings.
 
 A condition is plain data, so that it can be written down, hashed and sent to a process. To study
-something new, give it a field here, read the field where it acts (`drivers` for the policy's side,
-`episode` for the executor's and the world's) and declare a study that varies it (`catalogue`).
+something new, give it a field here, read the field where it acts (`chunk_sources` for the policy's
+side, `episode` for the executor's and the world's) and declare a study that varies it
+(`catalogue`).
 """
 
 from __future__ import annotations
@@ -13,38 +14,41 @@ from itertools import product
 from typing import Any, Literal, get_args
 
 from vla_runtime.execution.handover import HandoverMode
-from vla_runtime.execution.parameters import Overrun
+from vla_runtime.execution.parameters import ExecutorParameters, Overrun
 from vla_runtime.inference.guidance import CfgMode
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.tabletop.sim.scene import CAMERAS, VARIANTS, Variant
 from vla_runtime.tabletop.sim.tasks import FAMILIES, Family, Wording
 from vla_runtime.types import Advantage
 
-Driver = Literal['policy', 'expert']
-Told = Literal['task', 'other_block', 'fixed']
+ChunkSourceName = Literal['policy', 'expert']
+Instructed = Literal['task', 'other_block', 'fixed']
 Precision = Literal['float32', 'bfloat16', 'float16']
 Backend = Literal['torch', 'onnxruntime']
 Cache = Literal['off', 'exact', 'bounded', 'image_blind']
 
 TOUCH: tuple[Family, ...] = ('colour', 'position')
+# What a robot is given that changes nothing.
+_EXECUTOR = ExecutorParameters()
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One cell of a study; the defaults are those of config/executor.yaml.
+    """One cell of a study; the executor's defaults are a robot's.
 
     Attributes:
         families: episode i is of family i modulo their number.
         variant: of the scene.
         belt_speed: factor on the speed of moving blocks (1 is 3 to 5 cm/s).
         wording: of the instruction; `held_out` are sentences that training never saw.
-        told: what the robot is told: its `task`; a task of the same family for the `other_block`;
-            or the same `fixed` sentence in every episode. Success is always that of the task.
+        instructed: what the robot is asked to do: its `task`; a task of the same family for the
+            `other_block`; or the same `fixed` sentence in every episode. Success is always that of
+            the task.
         absent_cameras: cameras whose image is None.
         wrist_every: steps from one frame of the wrist camera to the next, at least 1; in between
             the policy sees the last one. The front camera's frames are always of now.
-        driver: the bundle's `policy`, or the scripted `expert`, which knows where the blocks are:
-            what can be had in this loop.
+        chunk_source: the bundle's `policy`, or the scripted `expert`, which knows where the blocks
+            are: what can be had in this loop.
         backend: what runs the policy; for `onnxruntime` its files are exported once.
         precision: of the policy's large matrices.
         denoise_steps: None is what the bundle recommends.
@@ -73,10 +77,10 @@ class Condition:
     variant: Variant = 'still'
     belt_speed: float = 1.0
     wording: Wording = 'plain'
-    told: Told = 'task'
+    instructed: Instructed = 'task'
     absent_cameras: tuple[str, ...] = ()
     wrist_every: int = 1
-    driver: Driver = 'policy'
+    chunk_source: ChunkSourceName = 'policy'
     backend: Backend = 'torch'
     precision: Precision = 'float32'
     denoise_steps: int | None = None
@@ -87,12 +91,12 @@ class Condition:
     cache_max_reuses: int = 0
     cache_max_image_change: float | None = None
     cache_max_state_bins: int | None = None
-    replan_interval: int = 8
+    replan_interval: int = _EXECUTOR.replan_interval
     delay_steps: float = 1.0
-    handover: HandoverMode = 'blend'
+    handover: HandoverMode = _EXECUTOR.handover.mode
     rtc_mode: RtcMode = 'off'
-    overrun: Overrun = 'continue'
-    max_overrun_steps: int = 4
+    overrun: Overrun = _EXECUTOR.overrun
+    max_overrun_steps: int = _EXECUTOR.max_overrun_steps
 
     def __post_init__(self) -> None:
         _require_words('families', self.families, FAMILIES)
@@ -100,8 +104,8 @@ class Condition:
         for name, words in (
             ('variant', VARIANTS),
             ('wording', get_args(Wording)),
-            ('told', get_args(Told)),
-            ('driver', get_args(Driver)),
+            ('instructed', get_args(Instructed)),
+            ('chunk_source', get_args(ChunkSourceName)),
             ('backend', get_args(Backend)),
             ('precision', get_args(Precision)),
             ('cfg_mode', get_args(CfgMode)),

@@ -1,4 +1,4 @@
-"""One closed-loop episode on a simulated clock: world, driver and the executor that robots run.
+"""One closed-loop episode on a simulated clock: world, chunk source, and the robots' executor.
 
 No DDS, no threads, no wall time: an inference takes as long as the condition says, whatever it
 took on this machine. A tick is the executor node's: measured state, chunks that have arrived, the
@@ -26,9 +26,9 @@ from vla_runtime.tabletop.sim.scene import sample_scene
 from vla_runtime.tabletop.sim.tasks import Judge, Outcome, OutcomeName, sample_task
 from vla_runtime.tabletop.sim.world import Tabletop
 from vla_runtime.tabletop.study.cache_use import CacheUse
+from vla_runtime.tabletop.study.chunk_sources import ChunkSource
 from vla_runtime.tabletop.study.condition import Condition
-from vla_runtime.tabletop.study.drivers import ChunkDriver
-from vla_runtime.tabletop.study.obedience import told_task
+from vla_runtime.tabletop.study.instructed_task import instructed_task
 from vla_runtime.tabletop.study.slow_wrist import SlowWrist
 from vla_runtime.tabletop.study.smoothness import Jerk, jerk_of
 from vla_runtime.types import ActionChunk, CommittedPlan, Observation
@@ -46,14 +46,14 @@ ChunkListener = Callable[[int, ActionChunk], None]
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """How an episode went. Lengths in the policy's steps, jumps in rad and rad/s.
+    """Result of an episode. Lengths in the policy's steps, jumps in rad and rad/s.
 
     Attributes:
         seed: of scene, task and noise.
         family: of the task.
         outcome: `success`, `wrong_block` or `timeout`.
         touched: the block that was touched or pushed over, None after a timeout.
-        meant: the block that the words meant which the robot was told.
+        meant: the block of the instruction that the robot was given.
         steps: from the start to the end.
         inferences: chunks made.
         refused: chunks that the executor did not take.
@@ -93,13 +93,13 @@ class EpisodeResult:
 
     @property
     def obeyed(self) -> bool:
-        """Whether it touched the block that it was told to touch."""
+        """True when the robot touched the block of its instruction."""
         return self.touched == self.meant
 
 
 def run_episode(
     world: Tabletop,
-    driver: ChunkDriver,
+    source: ChunkSource,
     condition: Condition,
     seed: int,
     index: int = 0,
@@ -109,26 +109,26 @@ def run_episode(
 
     Args:
         world: ticking at `CONTROL_RATE_HZ`; reset here.
-        driver: makes the chunks.
+        source: makes the chunks.
         condition: everything else.
         seed: scene, task and noise are functions of it and the condition.
         index: which of the condition's families it is.
-        on_chunk: told of every chunk.
+        on_chunk: called with every chunk.
     """
     scene = sample_scene(seed, condition.variant)
     state = world.load(replace(scene, belt_m_s=scene.belt_m_s * condition.belt_speed))
     family = condition.families[index % len(condition.families)]
     rng = np.random.default_rng([seed, 100])
     task = sample_task(rng, state.block_m, family, condition.wording)
-    told = told_task(condition.told, task, state.block_m, seed)
-    driver.begin(condition, seed)
-    loop = _Loop(world, driver, condition, told.instruction, on_chunk)
+    instructed = instructed_task(condition.instructed, task, state.block_m, seed)
+    source.begin(condition, seed)
+    loop = _Loop(world, source, condition, instructed.instruction, on_chunk)
     judge = Judge(task, world.sim_time_s)
     outcome = None
     while outcome is None:
         loop.tick()
         outcome = judge.judge(world.state())
-    return loop.result(seed, family, outcome, told.block)
+    return loop.result(seed, family, outcome, instructed.block)
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,12 @@ class _Loop:
     def __init__(
         self,
         world: Tabletop,
-        driver: ChunkDriver,
+        source: ChunkSource,
         condition: Condition,
         instruction: str,
         on_chunk: ChunkListener | None,
     ) -> None:
-        self._world, self._driver, self._condition = world, driver, condition
+        self._world, self._source, self._condition = world, source, condition
         self._instruction, self._on_chunk = instruction, on_chunk
         self._names = list(world.joint_names)
         self._executor = _make_executor(world, condition)
@@ -163,7 +163,7 @@ class _Loop:
         self._delay_ns = max(round(condition.delay_steps * _STEP_NS) - _PERIOD_NS, 0)
         self._now_ns = _START_NS
         self._wrist: SlowWrist | None = None
-        if condition.wrist_every > 1 and driver.needs_images:
+        if condition.wrist_every > 1 and source.needs_images:
             self._wrist = SlowWrist(world, condition.wrist_every * _STEP_NS)
         self._flights: list[_Flight] = []
         self._number = 0
@@ -205,7 +205,7 @@ class _Loop:
 
     def _infer(self, plan: CommittedSetpoints) -> None:
         """Answer a request with what is seen now; the chunk arrives after the delay."""
-        chunk, tied = self._driver.chunk(self._world, self._observe(), self._plan_for_policy(plan))
+        chunk, tied = self._source.chunk(self._world, self._observe(), self._plan_for_policy(plan))
         if self._on_chunk is not None:
             self._on_chunk(plan.first_step, chunk)
         due_ns = self._now_ns + self._delay_ns
@@ -215,7 +215,7 @@ class _Loop:
             self._deliver()
 
     def _observe(self) -> Observation:
-        if not self._driver.needs_images:
+        if not self._source.needs_images:
             return Observation({}, self._world.joint_positions, self._instruction)
         observation = observe(self._world, self._instruction)
         if self._wrist is not None:
@@ -225,10 +225,10 @@ class _Loop:
 
     def _plan_for_policy(self, plan: CommittedSetpoints) -> CommittedPlan | None:
         """The request as the policy conditions on it: row 0 is the step that is current now."""
-        rows = plan.rows[: self._driver.horizon]
+        rows = plan.rows[: self._source.horizon]
         if not len(rows):
             return None
-        columns = [plan.names.index(name) for name in self._driver.action_names]
+        columns = [plan.names.index(name) for name in self._source.action_names]
         return CommittedPlan(rows[:, columns], min(plan.certain, len(rows)), len(rows))
 
     def _deliver(self) -> None:
@@ -270,11 +270,11 @@ class _Loop:
             jerk=self._jerk(),
             halted='' if status.mode is Mode.RUNNING else status.detail or status.reason.value,
             trajectory=hashlib.sha256(np.array(self._setpoints).tobytes()).hexdigest()[:16],
-            cache_use=self._driver.cache_use,
+            cache_use=self._source.cache_use,
         )
 
     def _jerk(self) -> Jerk:
-        """On the grid of steps, which begins with the first chunk."""
+        """Compute the jerk on the grid of steps, which begins with the first chunk."""
         if not self._takeovers:
             return Jerk(np.nan, np.nan, np.nan)
         first = self._takeovers[0] % _TICKS_PER_STEP
@@ -295,7 +295,7 @@ def _make_executor(world: Tabletop, condition: Condition) -> ChunkExecutor:
     )
     whole_steps = -int(-condition.delay_steps // 1)
     return ChunkExecutor(
-        ExecutorConfig(tuple(Column(name) for name in world.joint_names), limits),
+        ExecutorConfig(tuple(Column(name) for name in world.joint_names), limits, clamp_latch=0),
         ExecutorParameters(
             replan_interval=condition.replan_interval,
             overrun=condition.overrun,

@@ -96,7 +96,7 @@ def _code(study: Json) -> str:
 
 
 def _same(study: Json) -> str:
-    """Of every pair of conditions that must not differ, whether they do."""
+    """Write whether conditions that must not differ do."""
     # Studies written before there were such pairs have none.
     return ''.join(
         f'<p>{escape(" and ".join(", ".join(label.values()) for label in pair["labels"]))}: '
@@ -174,7 +174,7 @@ def _table_row(study: Json, condition: Json, group: str, columns: int) -> str:
 
 
 def _counts_cache_use(study: Json) -> bool:
-    """Whether to tell it: of studies about the cache, if written since it is counted."""
+    """Return whether a study has a record of its cache use."""
     counted = all('cache_use' in g for c in study['conditions'] for g in c['groups'].values())
     return counted and any(name.startswith('cache') for name in study['varied'])
 
@@ -198,7 +198,7 @@ def _plot(study: Json) -> str:
 
 
 def _legend(study: Json) -> str:
-    """Which colour is which curve, under the names of the fields that tell curves apart."""
+    """Write the legend of the curves, under the names of the varied fields."""
     curves = _curves(study)
     if len(curves) < 2:
         return ''
@@ -307,7 +307,7 @@ def _curves(study: Json) -> dict[str, list[Json]]:
 
 
 def _has(study: Json, name: str) -> bool:
-    """Whether a measure is there, and not zero throughout."""
+    """Return whether a measure is there, and not zero throughout."""
     # Studies written before something was measured do not have it.
     return any(
         next(iter(condition['groups'].values())).get(name, {}).get('value')

@@ -42,8 +42,8 @@ _RECORD = (
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where results come from.
+class Provenance:
+    """Provenance of results.
 
     Attributes:
         command: that gives them again.
@@ -63,7 +63,7 @@ class Origin:
 
 
 def study_record(
-    study: Study, origin: Origin, results: Mapping[Condition, Sequence[EpisodeResult]]
+    study: Study, provenance: Provenance, results: Mapping[Condition, Sequence[EpisodeResult]]
 ) -> Json:
     """All of a study as plain data; what cannot be measured is None."""
     varied = varied_fields(study.conditions)
@@ -74,7 +74,7 @@ def study_record(
         'question': study.question,
         'x': study.x,
         'varied': list(varied),
-        **asdict(origin),
+        **asdict(provenance),
         'versions': {
             'vla_runtime': __version__,
             'python': platform.python_version(),
@@ -94,8 +94,8 @@ def study_record(
 
 
 def _backend_versions(conditions: Sequence[Condition]) -> Json:
-    """Of what ran the policy beside PyTorch, where anything did."""
-    if not any(c.driver == 'policy' and c.backend == 'onnxruntime' for c in conditions):
+    """Return the version of a backend beside PyTorch, where one ran the policy."""
+    if not any(c.chunk_source == 'policy' and c.backend == 'onnxruntime' for c in conditions):
         return {}
     import onnxruntime
 
@@ -108,7 +108,7 @@ def _same_record(
     varied: Sequence[str],
     results: Mapping[Condition, Sequence[EpisodeResult]],
 ) -> Json:
-    """How many trajectories of two conditions are the same; all of them should be."""
+    """Count equal trajectories of two conditions; all of them should be equal."""
     first, second = (results[condition] for condition in pair)
     equal = [
         a.trajectory == b.trajectory != '' and a.seed == b.seed

@@ -29,8 +29,8 @@ from vla_runtime.files.whole_files import write_text
 from vla_runtime.tabletop.sim.workers import workers
 from vla_runtime.tabletop.sim.world import Tabletop
 from vla_runtime.tabletop.study.cache_use import CacheUse
+from vla_runtime.tabletop.study.chunk_sources import ChunkSource, ExpertSource, PolicySource
 from vla_runtime.tabletop.study.condition import Condition
-from vla_runtime.tabletop.study.drivers import ChunkDriver, ExpertDriver, PolicyDriver
 from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ, EpisodeResult, run_episode
 from vla_runtime.tabletop.study.smoothness import Jerk
 from vla_runtime.tabletop.training.code_version import source_digest
@@ -115,7 +115,7 @@ def run_conditions(
 
 def _bundle_of(condition: Condition, bundle: Path, work: Path) -> Path:
     """The bundle that a condition runs: for ONNX Runtime one with files, made here once."""
-    if condition.driver != 'policy' or condition.backend != 'onnxruntime':
+    if condition.chunk_source != 'policy' or condition.backend != 'onnxruntime':
         return bundle
     return bundle_with_onnx(bundle, work, condition.precision, tqdm.write)
 
@@ -161,22 +161,22 @@ def _use_one_thread() -> None:
 
 
 _worlds: list[Tabletop] = []
-_drivers: dict[tuple[str, str, Path, str], ChunkDriver] = {}
+_sources: dict[tuple[str, str, Path, str], ChunkSource] = {}
 
 
 def _run_batch(task: tuple[Run, int, int]) -> tuple[int, int, list[EpisodeResult]]:
-    """Some episodes of a run, in whatever process this is; world and drivers are kept."""
+    """Some episodes of a run, in whatever process this is; world and sources are kept."""
     run, number, first = task
     if not _worlds:
         _worlds.append(Tabletop(CONTROL_RATE_HZ))
     condition = run.condition
-    key = (condition.driver, condition.backend, run.bundle, condition.precision)
-    if key not in _drivers and condition.driver == 'expert':
-        _drivers[key] = ExpertDriver()
-    elif key not in _drivers:
-        _drivers[key] = PolicyDriver(run.bundle, condition.precision, condition.backend)
+    key = (condition.chunk_source, condition.backend, run.bundle, condition.precision)
+    if key not in _sources and condition.chunk_source == 'expert':
+        _sources[key] = ExpertSource()
+    elif key not in _sources:
+        _sources[key] = PolicySource(run.bundle, condition.precision, condition.backend)
     episodes = [
-        run_episode(_worlds[0], _drivers[key], condition, seed, first + i)
+        run_episode(_worlds[0], _sources[key], condition, seed, first + i)
         for i, seed in enumerate(run.seeds[first : first + _BATCH])
     ]
     return number, first, episodes
@@ -200,7 +200,7 @@ def _identity(run: Run, source: str) -> str:
         run: condition, bundle and seeds.
         source: digest of the code.
     """
-    by_policy = run.condition.driver == 'policy'
+    by_policy = run.condition.chunk_source == 'policy'
     parts = {
         'source': source,
         'bundle': bundle_identity(run.bundle) if by_policy else None,

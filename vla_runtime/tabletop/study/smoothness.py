@@ -1,4 +1,4 @@
-"""How smooth a motion was: jerk where chunks meet and elsewhere.
+"""Smoothness of a motion: jerk where chunks meet and elsewhere.
 
 Jerk is the third difference of the commanded positions at the policy's step rate, its Euclidean
 norm over the joints, and the root mean square of that over a motion. At the step rate it does not

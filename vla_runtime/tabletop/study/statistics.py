@@ -1,4 +1,4 @@
-"""What a condition's episodes say, and how sure one can be of it."""
+"""Statistics of a condition's episodes, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Summary:
         jerk_elsewhere: rad/s³.
         jerk_overall: rad/s³.
         inferences: an episode.
-        images_saved: share of image tokens found in the cache, of an episode's; 0 to 1.
+        images_saved: fraction of image tokens found in the cache, of an episode's; 0 to 1.
         prefixes_saved: likewise of the prefixes.
         refused: chunks refused, all episodes together.
         halted: episodes at whose end the executor had stopped the robot.
@@ -136,7 +136,7 @@ def by_family(episodes: Sequence[EpisodeResult]) -> dict[str, list[EpisodeResult
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """A condition against the reference, seed by seed.
 
     Attributes:
@@ -151,7 +151,9 @@ class Comparison:
     p: float
 
 
-def compare(episodes: Sequence[EpisodeResult], reference: Sequence[EpisodeResult]) -> Comparison:
+def compare(
+    episodes: Sequence[EpisodeResult], reference: Sequence[EpisodeResult]
+) -> PairedComparison:
     """Pair two conditions by seed.
 
     Raises:
@@ -161,7 +163,7 @@ def compare(episodes: Sequence[EpisodeResult], reference: Sequence[EpisodeResult
         raise ValueError('conditions run on other seeds cannot be compared pair by pair')
     pairs = [(a.success, b.success) for a, b in zip(episodes, reference, strict=True)]
     won, lost = pairs.count((True, False)), pairs.count((False, True))
-    return Comparison(won, lost, _sign_test(won, lost))
+    return PairedComparison(won, lost, _sign_test(won, lost))
 
 
 def _sign_test(won: int, lost: int) -> float:

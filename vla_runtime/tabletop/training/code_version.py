@@ -1,4 +1,4 @@
-"""Which code is running: the git commit or the package's version, and a digest of its files."""
+"""Version of the running code: git commit or package version, and a digest of its files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def source_digest(package: Path | None = None) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git says in a folder; None where it refuses or is not installed."""
+    """Run git in a folder; None where it refuses or is not installed."""
     command = ['git', '-C', str(folder), *arguments]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)

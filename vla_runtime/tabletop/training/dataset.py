@@ -70,8 +70,8 @@ _NOISE_MEMORY = 0.8
 
 
 @dataclass(frozen=True)
-class DatasetPlan:
-    """What a data set consists of; two equal plans give equal files."""
+class DatasetSettings:
+    """Settings of a data set; equal settings give equal files."""
 
     seed: int = 0
     episodes: int = 3000
@@ -110,7 +110,7 @@ class Dataset:
     positive: np.ndarray
 
 
-def generate(folder: Path, plan: DatasetPlan, processes: int, progress: bool = True) -> None:
+def generate(folder: Path, plan: DatasetSettings, processes: int, progress: bool = True) -> None:
     """Write the shards that are not there yet.
 
     Raises:
@@ -133,7 +133,7 @@ def generate(folder: Path, plan: DatasetPlan, processes: int, progress: bool = T
                 bar.update(len(plan.shard_episodes(futures[future])))
 
 
-def write_shard(folder: Path, plan: DatasetPlan, shard: int) -> None:
+def write_shard(folder: Path, plan: DatasetSettings, shard: int) -> None:
     """Generate one shard and put it in place whole."""
     world, expert = Tabletop(), Expert()
     episodes = [
@@ -151,7 +151,7 @@ def load(folder: Path) -> Dataset:
     Raises:
         FileNotFoundError: a shard is missing; run `generate` to its end.
     """
-    plan = DatasetPlan(**_read_plan(folder))
+    plan = DatasetSettings(**_read_plan(folder))
     shards = []
     for shard in range(plan.shards):
         path = _shard_path(folder, shard)
@@ -174,7 +174,7 @@ def load(folder: Path) -> Dataset:
 def better_half(
     success: np.ndarray, time_s: np.ndarray, distance_m: np.ndarray, push: np.ndarray
 ) -> np.ndarray:
-    """Which episodes carry the advantage tag (RECAP, pi*0.6).
+    """Choose the episodes that carry the positive advantage tag (RECAP, pi*0.6).
 
     An episode's advantage is how much sooner it succeeded than a least-squares line in the start's
     distance foretells, fitted on the successes of its behaviour (touch or push); a failure has the
@@ -324,7 +324,7 @@ def _read_plan(folder: Path) -> dict[str, int]:
     return facts
 
 
-def claim(folder: Path, plan: DatasetPlan) -> None:
+def claim(folder: Path, plan: DatasetSettings) -> None:
     """Write the plan where the shards will be, or check that the one there is the same.
 
     Raises:

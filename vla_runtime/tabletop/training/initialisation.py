@@ -1,4 +1,4 @@
-"""How the demo policy's weights start: where short training gains most.
+"""Initial weights of the demo policy, chosen for a short training.
 
 The networks' own initial values are for weights that a checkpoint replaces. From scratch, on a few
 thousand steps, four choices pay: text as loud as image tokens, patch positions as 2-D sine-cosine,

@@ -1,4 +1,4 @@
-"""What the demo policy is trained for, in three stages, on its own pi0.5 networks.
+"""Objectives of the demo policy's three training stages, on its own pi0.5 networks.
 
 1. `SeeObjective`: the vision network alone says in which patch, and where in it, each colour lies.
 2. `GroundObjective`: the prefix alone points at the *named* block. Image tokens say which of them
@@ -15,6 +15,7 @@ after training.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ GROUND_WEIGHT = 0.2
 
 
 class SeeObjective(nn.Module):
-    """Which patch each block's centre falls into, and its offset from the patch's middle."""
+    """First stage: find the patch of each block's centre, and its offset from the middle."""
 
     def __init__(self, width: int, colours: int) -> None:
         super().__init__()
@@ -141,33 +142,28 @@ class ActObjective(nn.Module):
         times = (uniform ** (1 / 1.5) * 0.999 + 0.001).to(actions)
         t = times[:, None, None]
         velocity = network.velocity(
-            t * noise + (1 - t) * actions,
-            prefix.key.repeat_interleave(draws, dim=1),
-            prefix.value.repeat_interleave(draws, dim=1),
-            prefix.mask.repeat_interleave(draws, dim=0),
-            network.time_conditioning(times),
+            t * noise + (1 - t) * actions, prefix.past, network.time_conditioning(times)
         )
         return (self.step_weight * (velocity - (noise - actions)).square()).mean()
 
 
 class Prefix(NamedTuple):
-    """What a prefix forward leaves for the objectives.
+    """Outputs of a prefix forward for the objectives.
 
     Attributes:
-        key, value: (layers, B, kv_heads, P, D); mask: (B, P) bool; as the expert takes them.
+        past: keys and values (layers, B, kv_heads, P, D) and mask (B, P) bool, as
+            `FlowNetwork.velocity` takes them.
         images: (B, V, N, W) image tokens before the last layer, normed.
         last: (B, W) the last prompt token after the last layer, normed.
     """
 
-    key: Tensor
-    value: Tensor
-    mask: Tensor
+    past: Mapping[str, Tensor]
     images: Tensor
     last: Tensor
 
 
 def locate(pixel: Tensor, vision: VisionDims) -> tuple[Tensor, Tensor, Tensor]:
-    """Which patch a point falls into.
+    """Return the patch that a point falls into.
 
     Args:
         pixel: (..., 2) as `Tabletop.project` gives it; NaN behind the camera.
@@ -217,7 +213,12 @@ def encode_prefix(network: PiNetwork, pixels: Tensor, tokens: Tensor, token_mask
     final, _ = network.language.norm(final)
     places = cameras * image_tokens.shape[2]
     images = normalise_rms(x[:, :places]).unflatten(1, (cameras, -1))
-    return Prefix(torch.stack([*keys, k]), torch.stack([*values, v]), mask, images, final[:, 0])
+    past = {
+        'past_key': torch.stack([*keys, k]),
+        'past_value': torch.stack([*values, v]),
+        'prefix_mask': mask,
+    }
+    return Prefix(past, images, final[:, 0])
 
 
 def _head(width: int, out: int) -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""From recorded frames to what the networks are trained on.
+"""Training samples from recorded frames.
 
 Images, prompts, states and actions go through the very functions that serve the policy
 (`processing/`), so training and deployment cannot drift apart: a 64x48 frame is, bit for bit, what
@@ -40,7 +40,7 @@ _BLOCK_CENTRE_M = np.array([0.27, 0.0])
 
 @dataclass(frozen=True)
 class Batch:
-    """What one training step sees.
+    """Batch of one training step.
 
     Attributes:
         pixels: (B, 2, 3, 64, 64) float32 in [-1, 1].
@@ -124,7 +124,7 @@ class Samples:
         )
 
     def step_weight(self) -> np.ndarray:
-        """How much each step of a chunk should count in the loss, (H,) float32 of mean 1.
+        """Return the weight of each step of a chunk in the loss, (H,) float32 of mean 1.
 
         A chunk's first actions stay near the state and vary little, so unweighted they hardly
         count; but they are all that a short replan interval ever executes, and an error of half a

@@ -48,8 +48,8 @@ Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
-    """How to train; with the data set it fixes the result on one machine.
+class TrainingSettings:
+    """Settings of a training; with the data set they fix the result on one machine.
 
     Attributes:
         seed: of weights, batches and noise.
@@ -105,7 +105,7 @@ class Training:
 
     def __init__(
         self,
-        plan: TrainingPlan,
+        plan: TrainingSettings,
         samples: Samples,
         number_tokens: np.ndarray,
         vocabulary: int,
@@ -238,9 +238,7 @@ class Training:
         times = torch.linspace(1.0, 0.0, denoise_steps + 1, device=self.device)
         for t, following in pairwise(times):
             conditioning = network.time_conditioning(t[None])
-            x = x + (following - t) * network.velocity(
-                x, prefix.key, prefix.value, prefix.mask, conditioning
-            )
+            x = x + (following - t) * network.velocity(x, prefix.past, conditioning)
         data = self.samples.data
         actions = self.samples.action_normalizer.denormalise(x.cpu().numpy())
         ends = absolute(actions, data.state[frames])[:, -1, :5]
@@ -297,7 +295,7 @@ class Training:
         self._stage, self._step = state['stage'], state['step']
 
 
-def learning_rate(plan: TrainingPlan, step: int, total: int, warm_up: int = 100) -> float:
+def learning_rate(plan: TrainingSettings, step: int, total: int, warm_up: int = 100) -> float:
     """Linear warm-up, then a cosine down to a hundredth of the peak."""
     warm_up = min(warm_up, max(total // 5, 1))
     if step < warm_up:

@@ -1,4 +1,4 @@
-"""Which commands made what lies in a work folder, with which code, and how long each step took."""
+"""Log of a work folder: commands, versions of the code, and durations."""
 
 from __future__ import annotations
 

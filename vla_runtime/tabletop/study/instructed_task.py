@@ -1,4 +1,4 @@
-"""What the robot is told in an episode: its task, or for a control something else."""
+"""The instruction of an episode: its task, or something else as a control."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ import numpy as np
 from vla_runtime.tabletop.sim.instructions import find_task
 from vla_runtime.tabletop.sim.scene import COLOURS
 from vla_runtime.tabletop.sim.tasks import Goal, Task, make_task, push_path_is_clear
-from vla_runtime.tabletop.study.condition import Told
+from vla_runtime.tabletop.study.condition import Instructed
 
 # Any sentence would do: it says nothing about the episode's task.
 FIXED_INSTRUCTION = 'touch the red block'
 
 
 @dataclass(frozen=True)
-class ToldTask:
-    """The words, and the block that they mean in the scene at hand."""
+class InstructedTask:
+    """An instruction, and the block that it names in the scene."""
 
     instruction: str
     block: int
 
 
-def told_task(told: Told, task: Task, block_m: np.ndarray, seed: int) -> ToldTask:
-    """What to tell the robot.
+def instructed_task(
+    instructed: Instructed, task: Task, block_m: np.ndarray, seed: int
+) -> InstructedTask:
+    """Return the instruction of an episode.
 
     Args:
-        told: see `Condition`.
+        instructed: see `Condition`.
         task: the episode's task, by which success is judged.
         block_m: (3, 2 or 3) block centres.
         seed: of the episode; draws the other block.
     """
-    if told == 'task':
-        return ToldTask(task.instruction, task.goal.block)
-    if told == 'fixed':
+    if instructed == 'task':
+        return InstructedTask(task.instruction, task.goal.block)
+    if instructed == 'fixed':
         meant = find_task(FIXED_INSTRUCTION, block_m)
         assert meant is not None
-        return ToldTask(FIXED_INSTRUCTION, meant.goal.block)
+        return InstructedTask(FIXED_INSTRUCTION, meant.goal.block)
     others = [block for block in range(len(COLOURS)) if block != task.goal.block]
     np.random.default_rng([seed, 200]).shuffle(others)
     for block in others:
         goal = Goal(block, task.goal.side)
         other = make_task(task.family, goal, block_m)
         if other is not None and push_path_is_clear(goal, block_m):
-            return ToldTask(other.instruction, block)
+            return InstructedTask(other.instruction, block)
     raise ValueError(
-        f"told 'other_block': no other block can be named in the {task.family} family of seed "
-        f'{seed}; choose the colour or position family'
+        f"instructed 'other_block': no other block can be named in the {task.family} family of "
+        f'seed {seed}; choose the colour or position family'
     )

@@ -1,4 +1,4 @@
-"""Who makes the chunks of an episode: the policy of a bundle, or the scripted expert."""
+"""Sources of an episode's chunks: the policy of a bundle, or the scripted expert."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from vla_runtime.tabletop.study.condition import Condition
 from vla_runtime.types import ActionChunk, CommittedPlan, Observation
 
 
-class ChunkDriver(Protocol):
-    """Turns what is seen into chunks."""
+class ChunkSource(Protocol):
+    """Makes a chunk of an observation."""
 
     # Whether it looks at images; rendering is what a tick costs most.
     needs_images: bool
@@ -39,7 +39,7 @@ class ChunkDriver(Protocol):
         """The chunk for an observation of the world as it stands, and whether the plan tied it."""
 
 
-class PolicyDriver:
+class PolicySource:
     """A policy bundle; settings are a condition's, noise is the seed's.
 
     Args:
@@ -105,8 +105,8 @@ def _cache_policy(condition: Condition) -> CachePolicy:
     return CachePolicy(mode=mode)
 
 
-class ExpertDriver:
-    """The expert at its best, told by the same words; it sees the simulator's state."""
+class ExpertSource:
+    """The expert at its best, with the same instruction; it sees the simulator's state."""
 
     needs_images = False
 

@@ -1,0 +1,40 @@
+"""Writes the tables of parameters.md from the code: ./run exec python docs/make_parameters.py"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
+from vla_runtime.ros.parameters import ParameterTable, markdown
+from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
+from vla_runtime.tabletop.ros.parameters import TABLETOP_PARAMETERS
+
+PAGE = Path(__file__).with_name('parameters.md')
+TABLES: dict[str, ParameterTable] = {
+    'vla_policy': POLICY_PARAMETERS,
+    'vla_executor': EXECUTOR_PARAMETERS,
+    'tabletop': TABLETOP_PARAMETERS,
+}
+
+
+def with_tables(page: str) -> str:
+    """Put the code's table below each node's heading.
+
+    Args:
+        page: Markdown with a heading `## NODE` for each node of `TABLES`; the first table below it
+            is replaced.
+
+    Raises:
+        ValueError: a node's heading or its table is missing.
+    """
+    for node, rows in TABLES.items():
+        below = re.compile(rf'(^## {node}$.*?\n\n)\|.*?\|\n(?=\n|\Z)', re.MULTILINE | re.DOTALL)
+        page, found = below.subn(lambda match: f'{match[1]}{markdown(rows)}\n', page)  # noqa: B023
+        if found != 1:
+            raise ValueError(f"{PAGE.name}: no heading '## {node}' with a table below it")
+    return page
+
+
+if __name__ == '__main__':
+    PAGE.write_text(with_tables(PAGE.read_text(encoding='utf-8')), encoding='utf-8')

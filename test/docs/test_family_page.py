@@ -1,0 +1,124 @@
+"""The family of docs/adding_a_family.md, put into a folder as it says, keeps the contract."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pages import blocks
+
+from vla_runtime import families
+from vla_runtime.families import build_network, find_family
+from vla_runtime.families.family import Family
+from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.flow_step import DenoiseStep
+
+PAGE = 'docs/adding_a_family.md'
+FOLDER = 'vla_runtime/families/'
+
+
+@pytest.fixture(scope='module')
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
+    """The page's family, found by listing a folder beside the package's own."""
+    folder = tmp_path_factory.mktemp('families')
+    for block in blocks(PAGE, 'python'):
+        (path,) = re.findall(rf'^# {FOLDER}(\S+)\n', block)
+        file = folder / path
+        file.parent.mkdir(exist_ok=True)
+        (file.parent / '__init__.py').touch()
+        file.write_text(block, encoding='utf-8')
+    families.__path__.append(str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield find_family('toy')
+    finally:
+        families.__path__.remove(str(folder))
+        for name in [name for name in sys.modules if name.startswith('vla_runtime.families.toy')]:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def network(toy: Family) -> FlowNetwork:
+    torch.manual_seed(0)
+    return build_network('toy', toy.presets['toy']).eval()
+
+
+def row_inputs(toy: Family, rows: int) -> dict[str, torch.Tensor]:
+    given = toy.prefix_inputs(toy.presets['toy'])
+    generator = torch.Generator().manual_seed(rows)
+    return {
+        'tokens': torch.randint(0, 512, (rows, *given['tokens'].shape), generator=generator),
+        'token_mask': torch.arange(given['token_mask'].shape[0]).expand(rows, -1) < 9,
+    }
+
+
+@torch.no_grad()
+def prefix_of(network: FlowNetwork, toy: Family, rows: int, hidden: float = 0.0) -> Any:
+    dims = network.dims
+    pixels = torch.linspace(-1, 1, dims.cameras * 3 * dims.image_size**2)
+    pixels = pixels.view(dims.cameras, 3, dims.image_size, dims.image_size)
+    tokens = network.vision(pixels)
+    tokens[1] = tokens[1] + hidden
+    return network.prefix(tokens, torch.tensor([True, False]), **row_inputs(toy, rows))
+
+
+def test_the_declaration_is_found_without_pytorch(toy: Family) -> None:
+    assert toy.dims.__name__ == 'ToyDims'
+    source = (Path(str(sys.modules['vla_runtime.families.toy.declaration'].__file__))).read_text()
+    assert 'torch' not in source
+
+
+def test_weight_shapes_are_those_of_the_network(toy: Family, network: FlowNetwork) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    assert list(toy.weight_shapes(network.dims).items()) == list(expected.items())
+
+
+def test_the_time_table_is_that_of_the_network(toy: Family, network: FlowNetwork) -> None:
+    times = np.linspace(1.0, 0.0, 11, dtype=np.float32)
+    table = toy.time_table(network.dims, None)  # type: ignore[arg-type]
+    rows = network.time_conditioning(torch.from_numpy(times)).detach().numpy()
+    assert rows.shape == (11, table.width)
+    np.testing.assert_allclose(table(times), rows, atol=1e-6)
+
+
+def test_one_axis_of_a_prefix_output_is_as_long_as_there_are_rows(
+    toy: Family, network: FlowNetwork
+) -> None:
+    one, two = (prefix_of(network, toy, rows)['context'] for rows in (1, 2))
+    assert (one.shape, two.shape) == ((1, 32), (2, 32))
+
+
+def test_a_hidden_camera_does_not_matter(toy: Family, network: FlowNetwork) -> None:
+    seen, broken = (prefix_of(network, toy, 1, hidden)['context'] for hidden in (0.0, np.nan))
+    assert torch.equal(seen, broken)
+
+
+@pytest.mark.parametrize(('rows', 'samples'), [(1, 1), (2, 1), (1, 3), (2, 3)])
+def test_a_denoise_step_takes_rows_and_samples(
+    toy: Family, network: FlowNetwork, rows: int, samples: int
+) -> None:
+    dims, step = network.dims, DenoiseStep(network)
+    x = torch.linspace(-1, 1, samples * dims.horizon * dims.action_dim)
+    x = x.view(samples, dims.horizon, dims.action_dim)
+    past = prefix_of(network, toy, rows)
+    plan = torch.zeros(1, dims.horizon, dims.action_dim)
+    weight = torch.full((rows,), 1.0 / rows)
+    t, dt = torch.tensor(1.0), torch.tensor(-0.1)
+    conditioning = network.time_conditioning(t[None])
+    plan_weight = torch.zeros(1, dims.horizon, 1)
+    x_next, velocity = step(x, past, conditioning, t, dt, weight, plan, plan_weight, {})
+    assert velocity.shape == (rows * samples, dims.horizon, dims.action_dim)
+    alone = [
+        network.velocity(x[n : n + 1], {'context': past['context'][r : r + 1]}, conditioning)
+        for n in range(samples)
+        for r in range(rows)
+    ]
+    mixed = torch.stack(alone).view(samples, rows, dims.horizon, dims.action_dim).mean(dim=1)
+    torch.testing.assert_close(x_next, x - 0.1 * mixed, atol=1e-5, rtol=0)

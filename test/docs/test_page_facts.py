@@ -1,0 +1,307 @@
+"""Facts in the pages are those of the code and of the measured results."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+import runpy
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from pages import PAGES, anchors, blocks, first_cells, prose, text_of
+from paths import ROOT
+
+from vla_runtime.cli import main as program
+from vla_runtime.execution.command import Reason, Refusal
+from vla_runtime.execution.handover import HandoverMode
+from vla_runtime.families import family_names, find_family
+from vla_runtime.files.typed_yaml import key_of
+from vla_runtime.ros.robot.file import load_robot
+from vla_runtime.ros.robot.schema import RobotSpec
+from vla_runtime.tabletop.study.catalogue import STUDIES
+
+MAKE = runpy.run_path(str(ROOT / 'docs' / 'make_parameters.py'))
+TABLES = MAKE['TABLES']
+PACKAGE = ROOT / 'vla_runtime'
+# Messages of NumPy and ROS 2, which are not in our code, and one that is an example of its form.
+FOREIGN = {
+    'A module that was compiled using NumPy 1.x',
+    "expected 'Type.DOUBLE' got",
+    'FILE.yaml: field joints[2].upper',
+}
+
+
+def quoted(text: str) -> list[str]:
+    """Code spans of a text."""
+    return re.findall(r'`([^`\n]+)`', text)
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def shell_lines(page: str) -> list[str]:
+    """Lines of a page's shell blocks, continued ones joined."""
+    text = '\n'.join(blocks(page, '', 'bash')).replace('\\\n', ' ')
+    return [' '.join(line.split('#')[0].split()) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_commands_of_the_pages_run_as_they_are_written(page: str) -> None:
+    lines = shell_lines(page)
+    assert [line for line in lines if re.match(r'vla_runtime |python |.*…', line)] == []
+    for _, command, *words in (line.split() for line in lines if line.startswith('./run ')):
+        assert command in ('demo', 'test', 'exec'), words
+        if command == 'demo':
+            words = ['vla_runtime', 'demo', *words]
+        if words[:1] == ['vla_runtime']:
+            program._parser(words[1:]).parse_args(words[1:])
+        elif words[:1] == ['python']:
+            assert (ROOT / words[1]).is_file(), words
+
+
+def test_the_pages_have_commands_to_run() -> None:
+    assert sum(line.startswith('./run ') for page in PAGES for line in shell_lines(page)) > 20
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_parameters_in_commands_exist(page: str) -> None:
+    used = re.findall(r'ros2 param (?:set|get) /(?:\w+/)*(\w+) (\w+)', text_of(page))
+    unknown = [(node, name) for node, name in used if name not in names_of(node)]
+    assert unknown == []
+
+
+def names_of(node: str) -> set[str]:
+    return {row.name for row in TABLES[node]}
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_launch_arguments_in_commands_exist(page: str) -> None:
+    for line in shell_lines(page):
+        found = re.match(r'ros2 launch vla_runtime (\S+)(.*)', line)
+        if found:
+            given = set(re.findall(r'(\w+):=', found[2]))
+            assert given <= launch_arguments(found[1]), line
+
+
+def launch_arguments(file: str) -> set[str]:
+    source = (ROOT / 'launch' / file).read_text(encoding='utf-8')
+    return set(re.findall(r"DeclareLaunchArgument\(\s*'(\w+)'", source))
+
+
+def test_every_launch_argument_is_explained() -> None:
+    table = prose('docs/running.md').partition('## Launch\n')[2].partition('### ')[0]
+    listed = {quoted(row)[0] for row in re.findall(r'^\| (`.*?`) \|', table, re.MULTILINE)}
+    assert listed == launch_arguments('vla.launch.py')
+
+
+# --- parameters and topics --------------------------------------------------------------------
+
+
+def test_parameter_tables_are_those_of_the_code() -> None:
+    page = text_of('docs/parameters.md')
+    assert MAKE['with_tables'](page) == page, 'run: ./run exec python docs/make_parameters.py'
+
+
+@pytest.mark.parametrize(
+    ('node', 'folder'),
+    [('vla_policy', 'ros/policy'), ('vla_executor', 'ros/executor'), ('tabletop', 'tabletop/ros')],
+)
+def test_topics_of_a_node_are_those_of_its_code(node: str, folder: str) -> None:
+    """Names of its own (`~/…`), and the two topics that tie policy and executor."""
+    (row,) = re.findall(rf'^\| `{node}` \|.*$', prose('docs/topics.md'), re.MULTILINE)
+    code = set(literals(*(PACKAGE / folder).glob('*.py')))
+    named = {text for text in code if re.fullmatch(r'~/\w+|committed_plan|action_chunk', text)}
+    assert named and named <= set(quoted(row))
+    # The executor makes the names of its services from the words alone.
+    assert {text for text in quoted(row) if text.startswith('~/')} <= {
+        *named,
+        *(f'~/{text}' for text in code),
+    }
+
+
+@pytest.mark.parametrize('folder', ['ros/messages', 'ros/policy', 'ros/executor'])
+def test_tags_are_explained(folder: str) -> None:
+    page = text_of('docs/topics.md')
+    for text in literals(*(PACKAGE / folder).glob('*.py')):
+        for name in re.findall(r'\b(episode|certain|request|number|tied)=', text):
+            assert f'{name}=' in page
+
+
+def literals(*files: Path) -> list[str]:
+    """String constants of Python files; values in f-strings are dots."""
+    found = []
+    for file in files:
+        nodes = list(ast.walk(ast.parse(file.read_text(encoding='utf-8'))))
+        filled = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+        parts = {id(part) for node in filled for part in node.values}
+        for node in filled:
+            texts = (part.value if isinstance(part, ast.Constant) else '…' for part in node.values)
+            found.append(''.join(map(str, texts)))
+        found += [
+            node.value
+            for node in nodes
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in parts
+        ]
+    return found
+
+
+# --- tables of words --------------------------------------------------------------------------
+
+
+def test_every_reason_of_a_stop_is_explained() -> None:
+    page = text_of('docs/executor.md').partition('## Stops')[2]
+    moving = {Reason.TRACKING, Reason.OVERRUN, Reason.APPROACHING, Reason.BRAKING}
+    assert {reason.value for reason in Reason} - {reason.value for reason in moving} <= set(
+        quoted(page)
+    )
+
+
+def test_every_refusal_of_a_chunk_is_explained() -> None:
+    page = text_of('docs/executor.md').partition('## Chunks that are refused')[2]
+    assert {refusal.value for refusal in Refusal} <= set(quoted(page))
+
+
+def test_every_hand_over_is_explained() -> None:
+    assert {f'`{mode}`' for mode in get_args(HandoverMode)} <= set(first_cells('docs/executor.md'))
+
+
+def keys_of(hint: Any) -> Iterator[str]:
+    """Keys of a robot file, at any depth."""
+    if is_dataclass(hint):
+        hints = get_type_hints(hint)
+        for field in fields(hint):
+            yield key_of(field)
+            yield from keys_of(hints[field.name])
+    for inner in get_args(hint):
+        yield from keys_of(inner)
+
+
+@pytest.mark.parametrize('name', sorted({*keys_of(RobotSpec)}))
+def test_every_field_of_the_robot_file_is_explained(name: str) -> None:
+    assert re.search(rf'`[^`\n]*\b{name}\b[^`\n]*`', prose('docs/robot_file.md')), name
+
+
+@pytest.mark.parametrize('page', ['README.md', 'docs/robot_file.md'])
+def test_the_robot_file_of_a_page_is_a_valid_one(page: str, tmp_path: Path) -> None:
+    (written,) = (block for block in blocks(page, 'yaml') if 'joint_states' in block)
+    (tmp_path / 'my_arm.yaml').write_text(written, encoding='utf-8')
+    assert load_robot(tmp_path / 'my_arm.yaml').name == 'my_arm'
+
+
+# --- architecture -----------------------------------------------------------------------------
+
+
+def imports_of(room: str) -> set[str]:
+    """Rooms that a room's modules import."""
+    files = [PACKAGE / f'{room}.py', *(PACKAGE / room).rglob('*.py')]
+    text = '\n'.join(file.read_text(encoding='utf-8') for file in files if file.is_file())
+    return set(re.findall(r'^\s*(?:from|import) vla_runtime\.(\w+)', text, re.MULTILINE))
+
+
+def test_arrows_of_the_house_are_imports() -> None:
+    (house,) = blocks('docs/architecture.md', 'mermaid')
+    arrows = re.findall(r'^ +(\w+)\S* ?.*--> (\w+)', house, re.MULTILINE)
+    assert len(arrows) > 15
+    # `files` stands for the leaves: `files` and `types`.
+    leaves = {'files': {'files', 'types'}}
+    assert [
+        (room, other) for room, other in arrows if not leaves.get(other, {other}) & imports_of(room)
+    ] == []
+    assert [(room, other) for room, other in arrows if other in ('tabletop', 'ros', 'cli')] == [
+        ('cli', 'tabletop'),
+        ('cli', 'ros'),
+        ('tabletop', 'ros'),
+    ]
+
+
+def test_every_room_has_its_section() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / '__init__.py').is_file()}
+    assert rooms <= anchors('docs/architecture.md')
+
+
+# --- families, messages, figures --------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name', family_names())
+def test_every_family_is_named_in_the_readme(name: str) -> None:
+    title = find_family(name).title.partition(' (')[0]
+    assert title in text_of('README.md')
+
+
+@functools.cache
+def sources() -> str:
+    python = '\n'.join(literals(*PACKAGE.rglob('*.py'), *(ROOT / 'launch').glob('*.py')))
+    return f'{python}\n{text_of("run")}'
+
+
+def messages() -> list[str]:
+    """Messages of the troubleshooting page."""
+    return [text for cell in first_cells('docs/troubleshooting.md') for text in quoted(cell)]
+
+
+@pytest.mark.parametrize('message', messages())
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code(message: str) -> None:
+    if any(text in message for text in FOREIGN):
+        pytest.skip('not in our code')
+    # Names and numbers in a message differ, and its parts may come from different places.
+    parts = [part.split() for part in re.split("…|: |'", message)]
+    most = max(map(len, parts))
+    words = [part for part in parts if len(part) >= min(3, most)]
+    runs = [' '.join(part[i : i + 3]) for part in words for i in range(max(1, len(part) - 2))]
+    assert any(run in sources() for run in runs)
+
+
+def figures(name: str) -> Any:
+    return json.loads(text_of(f'benchmark/results/{name}.json'))
+
+
+def row_of(name: str) -> str:
+    (row,) = re.findall(rf'^\|.*results/{name}\.json.*$', text_of('README.md'), re.MULTILINE)
+    return row
+
+
+def test_the_nodes_overhead_is_as_measured() -> None:
+    measured = figures('node_overhead')['figures']['in_node_ms']
+    assert f'{measured["median"]:.2f} ms median, {measured["p95"]:.2f} ms p95' in row_of(
+        'node_overhead'
+    )
+
+
+def test_the_image_loss_is_as_measured() -> None:
+    measured = figures('image_loss')['figures']
+    shipped = measured['shipped']
+    published, received = (sum(shipped[what].values()) for what in ('published', 'received'))
+    assert f'{published - received} of {published} with the shipped' in row_of('image_loss')
+    assert f'{measured["default"]["lost_percent"]:.0f}% with' in row_of('image_loss')
+
+
+def test_the_executors_tick_is_as_measured() -> None:
+    rows = [row for row in figures('executor_core')['figures']['rows'] if row['joints'] == 14]
+    median, p99 = (max(row['tick_us'][what] for row in rows) for what in ('median', 'p99'))
+    assert f'{median:.0f} µs median, {p99:.0f} µs p99' in row_of('executor_core')
+
+
+def test_the_success_is_as_measured() -> None:
+    conditions = figures('study_success')['conditions']
+    (plain,) = (c for c in conditions if c['label'] == {'wording': 'plain'})
+    success = plain['groups']['all']['success']
+    low, high = (100 * success[end] for end in ('low', 'high'))
+    assert (
+        f'{success["count"]} of {plain["groups"]["all"]["episodes"]} '
+        f'(95%: {low:.1f} to {high:.0f}%)' in row_of('study_success')
+    )
+
+
+def test_the_studies_page_has_every_measured_study() -> None:
+    results = (ROOT / 'benchmark' / 'results').glob('study_*.json')
+    measured = {path.stem.removeprefix('study_') for path in results}
+    page = set(re.findall(r'\w+', text_of('docs/studies.md').replace('study_', '')))
+    # The replan intervals on still blocks had no part in the choice of the default.
+    assert measured & set(STUDIES) - {'replan'} <= page

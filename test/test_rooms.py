@@ -1,0 +1,124 @@
+"""Rooms of the package: which room imports which, read from the source and never by importing it.
+
+Imports inside functions count: they run as well, if later.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+PACKAGE = 'vla_runtime'
+# Room to the rooms of the package that it may import; `types` and `files` may be imported by all.
+EVERYONE = {'types', 'files', '__version__'}
+ROOMS: dict[str, set[str]] = {
+    'types': set(),
+    'files': set(),
+    'families': set(),
+    'bundle': {'families', 'processing', 'export'},
+    'processing': set(),
+    'inference': {'engines', 'bundle', 'processing', 'families'},
+    'engines': {'families', 'bundle'},
+    'export': {'families', 'engines', 'bundle', 'processing', 'inference'},
+    'execution': set(),
+    'policy': {'bundle', 'engines', 'inference', 'processing', 'families'},
+    'ros': {'policy', 'execution', 'inference', 'bundle', 'engines', 'processing'},
+    'performance': {'families', 'engines', 'inference', 'bundle', 'processing', 'policy'},
+}
+# Rooms that nothing on a robot imports; they may import everything.
+FREE = {'tabletop', 'cli', '__main__', '__init__'}
+# Room, or folder of one, to packages that it must do without.
+WITHOUT = {
+    'processing': {'torch', 'rclpy'},
+    'execution': {'torch', 'rclpy', 'cv2', 'yaml'},
+    'files': {'torch', 'rclpy', 'cv2'},
+    'bundle': {'torch', 'rclpy', 'cv2'},
+    'inference': {'torch', 'rclpy'},
+    'engines/tensorrt': {'torch', 'rclpy'},
+    'engines/onnx': {'torch', 'rclpy'},
+    'export': {'rclpy'},
+    'performance': {'rclpy'},
+    'policy.py': {'torch', 'rclpy'},
+    'types.py': {'torch', 'rclpy'},
+}
+# The only package that the core that moves the robot may need.
+EXECUTION_NEEDS = {'numpy'}
+
+
+def modules(part: str = '') -> list[Path]:
+    """Source files of the package, or of a file or folder of it."""
+    path = ROOT / PACKAGE / part
+    return [path] if path.is_file() else sorted(path.rglob('*.py'))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of all modules that a file imports, at its top and in its functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f'{path}: relative import'
+            # From the package itself a room is imported by name.
+            names = [alias.name for alias in node.names] if node.module == PACKAGE else []
+            yield from (f'{PACKAGE}.{name}' for name in names)
+            if not names:
+                yield node.module
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT / PACKAGE).with_suffix('').parts[0]
+
+
+def rooms_imported(path: Path) -> set[str]:
+    parts = [name.split('.') for name in imports(path)]
+    return {names[1] for names in parts if names[0] == PACKAGE and len(names) > 1}
+
+
+def test_every_room_is_in_the_table() -> None:
+    assert {room_of(path) for path in modules()} == {*ROOMS, *FREE}
+
+
+@pytest.mark.parametrize('room', ROOMS)
+def test_a_room_imports_only_the_rooms_of_its_row(room: str) -> None:
+    allowed = ROOMS[room] | EVERYONE | {room}
+    wrong = {
+        str(path.relative_to(ROOT)): sorted(found)
+        for path in modules()
+        if room_of(path) == room and (found := rooms_imported(path) - allowed)
+    }
+    assert not wrong
+
+
+def test_nothing_that_runs_on_a_robot_imports_the_simulated_tabletop() -> None:
+    importers = {
+        str(path.relative_to(ROOT / PACKAGE))
+        for path in modules()
+        if 'tabletop' in rooms_imported(path) and room_of(path) != 'tabletop'
+    }
+    # Verbs that are about nothing else.
+    assert importers == {'cli/demo.py', 'cli/study.py', 'cli/train_demo.py'}
+
+
+@pytest.mark.parametrize('part', WITHOUT)
+def test_a_room_does_without_the_packages_that_are_not_its_own(part: str) -> None:
+    found = {name.split('.')[0] for path in modules(part) for name in imports(path)}
+    assert not found & WITHOUT[part]
+
+
+def test_the_core_that_moves_the_robot_needs_numpy_alone() -> None:
+    found = {name.split('.')[0] for path in modules('execution') for name in imports(path)}
+    assert found - set(sys.stdlib_module_names) - {PACKAGE} == EXECUTION_NEEDS
+
+
+def test_imports_in_functions_are_seen(tmp_path: Path) -> None:
+    source = (
+        'import numpy.linalg\n\ndef f():\n    from vla_runtime import policy\n    import torch\n'
+    )
+    path = tmp_path / 'module.py'
+    path.write_text(source, encoding='utf-8')
+    assert set(imports(path)) == {'numpy.linalg', 'vla_runtime.policy', 'torch'}

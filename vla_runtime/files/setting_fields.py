@@ -1,0 +1,156 @@
+"""Settings as dataclass fields: default, range, words and description stand once, in the field.
+
+A dataclass checks its own values by its fields, and a node makes its parameter table of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+_KEY = 'setting'
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting as a person sets it.
+
+    Attributes:
+        name: name of the parameter.
+        default: bool, int, float or str; 0 where the field's default is None.
+        description: one line for `ros2 param describe` and the documentation.
+        minimum: smallest number allowed, inclusive; None: no limit.
+        maximum: largest number allowed, inclusive; None: no limit.
+        words: allowed words of a text; empty: any text.
+        optional: the field may be None, which a person sets as 0.
+    """
+
+    name: str
+    default: Any
+    description: str
+    minimum: float | None = None
+    maximum: float | None = None
+    words: tuple[str, ...] = ()
+    optional: bool = False
+
+
+def setting(
+    default: Any,
+    description: str,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    *,
+    name: str = '',
+) -> Any:
+    """Return a dataclass field that carries its own row of a parameter table.
+
+    Allowed words are read from the field's type, a `Literal`.
+
+    Args:
+        default: of the field.
+        description: one line for the person at the robot.
+        minimum: smallest number allowed, inclusive.
+        maximum: largest number allowed, inclusive.
+        name: name of the parameter; the field's own when empty.
+    """
+    facts = {
+        'name': name,
+        'description': description,
+        'minimum': minimum,
+        'maximum': maximum,
+    }
+    return field(default=default, metadata={_KEY: facts})
+
+
+def settings_of(kind: type) -> tuple[Setting, ...]:
+    """Return all settings of a dataclass, those of dataclasses inside it at their places."""
+    rows: list[Setting] = []
+    for member, hint in _members(kind):
+        if is_dataclass(hint):
+            rows.extend(settings_of(hint))  # type: ignore[arg-type]
+        elif _KEY in member.metadata:
+            rows.append(_row(member, hint))
+    return tuple(rows)
+
+
+def from_values(kind: type, values: Mapping[str, Any]) -> Any:
+    """Make a dataclass from the values of its settings; what is no setting keeps its default.
+
+    Args:
+        kind: the dataclass.
+        values: parameter name to value; may hold others.
+
+    Raises:
+        ValueError: values that do not go together.
+    """
+    given: dict[str, Any] = {}
+    for member, hint in _members(kind):
+        if is_dataclass(hint):
+            if settings_of(hint):  # type: ignore[arg-type]
+                given[member.name] = from_values(hint, values)  # type: ignore[arg-type]
+        elif _KEY in member.metadata:
+            row = _row(member, hint)
+            value = values[row.name]
+            given[member.name] = None if row.optional and value == 0 else value
+    return kind(**given)
+
+
+def values_of(instance: Any) -> dict[str, Any]:
+    """Return the value of every setting of a dataclass by its name: `from_values` inverted."""
+    values: dict[str, Any] = {}
+    for member, hint in _members(instance.__class__):
+        value = getattr(instance, member.name)
+        if is_dataclass(hint):
+            values.update(values_of(value))
+        elif _KEY in member.metadata:
+            values[_row(member, hint).name] = 0 if value is None else value
+    return values
+
+
+def check_words(instance: Any) -> None:
+    """Refuse a text that is none of its setting's words.
+
+    Raises:
+        ValueError: names the setting, the text and the words.
+    """
+    for row, value in _own(instance):
+        if row.words and value not in row.words:
+            raise ValueError(f"{row.name} is '{value}': it must be one of {', '.join(row.words)}")
+
+
+def check_ranges(instance: Any) -> None:
+    """Refuse a number outside its setting's range; NaN is outside every range.
+
+    Raises:
+        ValueError: names the setting, the number and the range.
+    """
+    for row, value in _own(instance):
+        if row.minimum is None or row.maximum is None:
+            continue
+        if not row.minimum <= value <= row.maximum:
+            raise ValueError(f'{row.name} is {value}: it must be {row.minimum} to {row.maximum}')
+
+
+def _own(instance: Any) -> Iterator[tuple[Setting, Any]]:
+    for member, hint in _members(instance.__class__):
+        if _KEY in member.metadata:
+            yield _row(member, hint), getattr(instance, member.name)
+
+
+@cache
+def _members(kind: type) -> tuple[tuple[Field[Any], Any], ...]:
+    hints = get_type_hints(kind)
+    return tuple((member, hints[member.name]) for member in fields(kind))
+
+
+def _row(member: Field[Any], hint: Any) -> Setting:
+    facts = dict(member.metadata[_KEY])
+    optional = type(None) in get_args(hint) and get_origin(hint) is not Literal
+    return Setting(
+        **{**facts, 'name': facts['name'] or member.name},
+        default=0 if optional and member.default is None else member.default,
+        words=get_args(hint) if get_origin(hint) is Literal else (),
+        optional=optional,
+    )
