@@ -109,11 +109,11 @@ def smolvla_entries() -> Iterator[tuple[Path, int]]:
             yield path, b
 
 
-def tiny_smolvla(seed: int = 0) -> SmolVla:
+def tiny_smolvla(dims: SmolVlaDims | None = None) -> SmolVla:
     """A network whose weights all matter."""
-    network = build_network('smolvla', tiny_dims('smolvla'))
+    network = build_network('smolvla', dims or tiny_dims('smolvla'))
     assert isinstance(network, SmolVla)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     weights = {
         name: torch.randn(value.shape, generator=generator) * 0.2
         for name, value in network.state_dict().items()

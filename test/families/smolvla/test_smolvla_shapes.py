@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from network_cases import relative_error
 from safetensors.torch import save_file
 from smolvla_cases import tiny_smolvla
 from tiny_policy import tiny_dims
@@ -57,6 +58,26 @@ def test_the_prefix_hands_over_keys_and_values_of_the_layers_that_there_are(ever
             expected |= {f'{kind}_{part}': (len(layers), *shape) for part in ('key', 'value')}
     assert {name: tensor.shape for name, tensor in past.items()} == expected
     assert {past[name].row_axis for name in past if name != 'prefix_mask'} == {1}
+
+
+@pytest.mark.parametrize('every', [0, 1, 2, 3])
+def test_the_split_equals_the_joint_forward_whichever_layers_attend_to_themselves(every):
+    dims = replace(tiny_dims('smolvla'), self_attention_every=every)
+    network = tiny_smolvla(dims)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(2, dims.image_tokens, dims.language.width, generator=generator)
+    image_mask = torch.tensor([True, False])
+    rows = {
+        'tokens': torch.randint(dims.vocabulary, (1, dims.prompt_length), generator=generator),
+        'token_mask': torch.arange(dims.prompt_length)[None] < 9,
+        'state': torch.randn(1, dims.state_dim, generator=generator),
+    }
+    x = torch.randn(1, dims.horizon, dims.action_dim, generator=generator)
+    conditioning = network.time_conditioning(torch.tensor([0.3]))
+    split = network.velocity(x, network.prefix(images, image_mask, **rows), conditioning)
+    prefix = network.embed_prefix(images[None], image_mask[None], **rows)
+    joint = network.joint_velocity(*prefix, x, conditioning)
+    assert relative_error(split, joint) <= 1e-5
 
 
 def test_keys_and_values_have_the_matrices_precision():
