@@ -70,10 +70,8 @@ class Measurement:
         found: list[Any] = []
         spent = milliseconds(lambda: found.append(self._policy.infer(observation)))
         cache = found[0][1].cache
-        assert [part.split(': ')[1].split()[0] for part in cache['vision'].split(', ')] == list(
-            WORDS[kind]
-        ), cache
-        assert cache['prefix'].startswith('hit' if kind == 'hit' else 'miss'), cache
+        assert [one.reuse.value for one in cache.images.values()] == list(WORDS[kind]), cache
+        assert cache.prefixes[0].found == (kind == 'hit'), cache
         self.phases = found[0][1].milliseconds
         return spent
 

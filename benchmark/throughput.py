@@ -52,7 +52,7 @@ def stream(policy: Policy, looks: Sequence[Observation]) -> tuple[float, list[In
     reports = [future.result()[1] for future in futures]
     for report in reports:
         # Nothing was found in the cache.
-        assert report.runs['vision'] == len(report.cache['vision'].split(', '))
+        assert report.runs['vision'] == len(report.cache.images)
         assert report.runs['prefix'] == 1
     return (len(done) - 1) / (done[-1] - done[0]), reports
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Literal
 
 import numpy as np
@@ -93,6 +94,75 @@ class CommittedPlan:
     execution_horizon: int
 
 
+class Reuse(str, Enum):
+    """What the cache had for an input: equal, nearly equal (`bounded`), or nothing to use."""
+
+    HIT = 'hit'
+    REUSED = 'reused'
+    MISS = 'miss'
+    OFF = 'off'
+
+
+class MissReason(str, Enum):
+    """Why the cache had nothing to use."""
+
+    FIRST = 'first'
+    PIXELS = 'pixels'
+    INPUTS = 'inputs'
+    IMAGE_CHANGE = 'image_change'
+    STATE_CHANGE = 'state_change'
+    AGE = 'age'
+    REUSES = 'reuses'
+    OTHER_CLOCK = 'other_clock'
+    CLOCK_BACK = 'clock_back'
+    NOT_LATEST = 'not_latest'
+
+
+@dataclass(frozen=True)
+class CacheOutcome:
+    """What the cache did for one camera's image tokens or for one prefix.
+
+    Attributes:
+        reuse: what was found.
+        reason: of a miss.
+        age_s: of the entry, seconds; negative after the clock went back, NaN on another clock.
+        reuses: in a row, this one included.
+        grey_levels: mean change of an image's pixels, where it was measured.
+        bins: largest change of the state's bins in the prompt, where it was measured.
+        limit: the limit that a miss exceeded.
+        changed: inputs of a prefix that differ from the entry.
+        on_reused_images: equal to the entry, which was made of image tokens that were reused.
+    """
+
+    reuse: Reuse
+    reason: MissReason | None = None
+    age_s: float = float('nan')
+    reuses: int = 0
+    grey_levels: float | None = None
+    bins: int | None = None
+    limit: float | None = None
+    changed: tuple[str, ...] = ()
+    on_reused_images: bool = False
+
+    @property
+    def found(self) -> bool:
+        """True when no network had to run."""
+        return self.reuse in (Reuse.HIT, Reuse.REUSED)
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    """What the prefix cache did for one inference; `inference.cache_words` says it in words.
+
+    Attributes:
+        images: visible camera to what happened to its image tokens.
+        prefixes: one, or under serial guidance the conditioned and the unconditioned row's.
+    """
+
+    images: Mapping[str, CacheOutcome]
+    prefixes: tuple[CacheOutcome, ...]
+
+
 @dataclass(frozen=True)
 class InferenceReport:
     """Why a chunk is what it is, and what it cost.
@@ -104,7 +174,7 @@ class InferenceReport:
             `actions`, `total`; in the throughput pipeline also `wait`, for the one before it).
         pipeline: `latency` (one inference after the other) or `throughput` (two at a time).
         overlap_ms: time in which this inference was encoded while the one before was denoised.
-        cache: `off`, or per level what happened (`vision`: hits of cameras, `prefix`: hit or miss).
+        cache: what was reused.
         runs: how often each network ran: `vision`, `prefix`, `expert`.
         beta: guidance scale in force; 1.0 without guidance.
         guidance: how the prompt rows were run: `none` (one row), `fused` or `serial`.
@@ -128,7 +198,7 @@ class InferenceReport:
     milliseconds: Mapping[str, float]
     pipeline: str
     overlap_ms: float
-    cache: Mapping[str, str]
+    cache: CacheReport
     runs: Mapping[str, int]
     beta: float
     guidance: str

@@ -10,6 +10,7 @@ import numpy as np
 from guided_policies import NOISE, without_ages
 from tiny_policy import observation
 
+from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
@@ -19,7 +20,7 @@ from vla_runtime.types import Observation
 def infer(policy: Policy, seen: Observation) -> tuple[np.ndarray, Mapping[str, str]]:
     """The actions, from the same noise every time, and what the report says of the cache."""
     chunk, report = policy.infer(seen, noise=NOISE)
-    return chunk.actions, without_ages(report.cache)
+    return chunk.actions, without_ages(cache_words(report.cache))
 
 
 def without_cache(

@@ -24,6 +24,7 @@ from tiny_policy import CAMERAS, observation
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.protocol import count_rows
+from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
@@ -89,7 +90,10 @@ def test_a_prefix_that_is_denoised_over_is_found_and_not_written(bundles, policy
     second = policy.submit(observation(0))
     gate.open()
     reports = [future.result(PATIENCE_S)[1] for future in (first, second)]
-    assert without_ages(reports[1].cache) == {'vision': 'top: hit, wrist: hit', 'prefix': 'hit'}
+    assert without_ages(cache_words(reports[1].cache)) == {
+        'vision': 'top: hit, wrist: hit',
+        'prefix': 'hit',
+    }
     expected = one_after_the_other(bundles['pi05'], [observation(0)] * 2)
     np.testing.assert_array_equal(chunk_of(first), expected[0])
     np.testing.assert_array_equal(chunk_of(second), expected[1])
@@ -242,12 +246,12 @@ def test_bounded_reuse_is_that_of_one_after_the_other(bundles, data):
         )
         plain.settings = settings
         chunk, report = plain.infer(look)
-        expected.append((chunk.normalised, report.cache, settings))
+        expected.append((chunk.normalised, cache_words(report.cache), settings))
         overlapped.settings = replace(settings, pipeline='throughput')
         futures.append(overlapped.submit(look))
     for future, (chunk, cache, settings) in zip(futures, expected, strict=True):
         np.testing.assert_array_equal(chunk_of(future), chunk)
-        told = future.result()[1].cache
+        told = cache_words(future.result()[1].cache)
         assert told['vision'] == cache['vision']
         # A miss of the other slot has another reason, and an exact hit may be in either.
         if settings.cache == BOUNDED:
@@ -293,7 +297,7 @@ def test_bounded_reuses_no_row_that_one_after_the_other_would_have_lost(bundles,
             if number == 2:
                 gate.open()
         chunks[pipeline] = [chunk_of(future) for future in futures]
-        told = futures[-1].result()[1].cache['prefix']
+        told = cache_words(futures[-1].result()[1].cache)['prefix']
         assert words(told) == ['miss', 'miss']
         policy.close()
     for found, expected in zip(chunks['throughput'], chunks['latency'], strict=True):
@@ -315,7 +319,7 @@ def test_bounded_reuses_no_prefix_from_before_the_latest(bundles):
     gates[1].open()
     for future, chunk in zip(futures, expected, strict=True):
         np.testing.assert_array_equal(chunk_of(future), chunk)
-    assert words(futures[2].result()[1].cache['prefix']) == ['miss']
+    assert words(cache_words(futures[2].result()[1].cache)['prefix']) == ['miss']
     policy.close()
 
 
@@ -399,7 +403,7 @@ def test_a_reset_waits_for_what_is_under_way_and_begins_anew(bundles, policy):
     policy.reset()
     assert all(future.done() for future in futures)
     chunk, report = policy.infer(observation(0))
-    assert (report.number, report.cache['prefix']) == (0, 'miss (first)')
+    assert (report.number, cache_words(report.cache)['prefix']) == (0, 'miss (first)')
     expected = one_after_the_other(bundles['pi05'], [observation(0)])
     np.testing.assert_array_equal(chunk.normalised, expected[0])
 
@@ -437,7 +441,7 @@ def test_warming_up_runs_every_slot_that_will_be_used(bundles, monkeypatch, sett
     monkeypatch.setattr(policy._engine, 'encode_prefix', encode_prefix)
     policy.warm_up()
     assert seen == slots
-    assert policy.infer(observation())[1].cache['prefix'] == 'miss (first)'
+    assert cache_words(policy.infer(observation())[1].cache)['prefix'] == 'miss (first)'
     policy.close()
 
 

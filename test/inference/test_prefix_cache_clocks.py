@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
+from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
@@ -30,7 +31,7 @@ def at(time_s: float | None, seed: int = 0) -> Observation:
 
 def second_of_two(policy: Policy, first: Observation, second: Observation) -> Mapping[str, str]:
     policy.infer(first)
-    return policy.infer(second)[1].cache
+    return cache_words(policy.infer(second)[1].cache)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_hit_brings_the_entry_onto_its_own_clock(
 ) -> None:
     policy = Policy.load(bundle, settings=PolicySettings(cache=BOUNDED))
     for time_s in times_s:
-        cache = policy.infer(at(time_s))[1].cache
+        cache = cache_words(policy.infer(at(time_s))[1].cache)
     for text in cache.values():
         assert 'hit' in text
         assert 'unknown' not in text

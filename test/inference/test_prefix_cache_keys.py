@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from tiny_policy import CAMERAS, JOINTS, observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.engines.protocol import count_rows
+from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import CachePolicy, PrefixCache, PrefixInputs
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
+from vla_runtime.types import CacheOutcome, CacheReport, Reuse
 
 EXACT = CachePolicy()
 BOTH = ['image 0', 'image 1']
@@ -91,8 +93,9 @@ def changed(**index: tuple) -> PrefixInputs:
     return replace(inputs, **{name: values})
 
 
-def encode(cache: PrefixCache, inputs: PrefixInputs) -> tuple[str, str]:
-    return cache.encode_images(inputs, EXACT), cache.encode_prefix(inputs, EXACT)
+def encode(cache: PrefixCache, inputs: PrefixInputs) -> CacheReport:
+    images = cache.encode_images(inputs, EXACT)
+    return CacheReport(images, (cache.encode_prefix(inputs, EXACT),))
 
 
 def swapped_rows() -> PrefixInputs:
@@ -149,9 +152,9 @@ def test_the_networks_run_for_what_has_changed_and_for_nothing_else(policy, inpu
     with watched(policy) as ran:
         told = encode(cache, inputs)
     shown = np.flatnonzero(inputs.image_mask)
-    hits = [f'{CAMERAS[camera]}: hit (0.000 s old)' for camera in shown]
+    hit = CacheOutcome(Reuse.HIT, age_s=0.0)
     assert ran == []
-    assert told == (', '.join(hits), 'hit (0.000 s old)')
+    assert told == CacheReport({CAMERAS[camera]: hit for camera in shown}, (hit,))
 
 
 @given(data=st.data())
@@ -203,14 +206,16 @@ def test_cameras_of_30_and_10_hz_hit_each_at_its_own_rate(policy):
             'top': observation(frame).images['top'],
             'wrist': observation(frame // 3).images['wrist'],
         }
-        told.append(policy.infer(observation(images=images))[1].cache['vision'])
+        told.append(cache_words(policy.infer(observation(images=images))[1].cache)['vision'])
     words = [dict(part.split(': ') for part in line.split(', ')) for line in told]
     assert [word['wrist'].split()[0] for word in words] == ['miss', 'hit', 'hit'] * 10
     assert {word['top'].split()[0] for word in words} == {'miss'}
 
 
 def test_an_inference_at_30_hz_of_a_10_hz_camera_alone_is_two_full_hits_in_three(policy):
-    told = [policy.infer(observation(frame // 3))[1].cache['prefix'] for frame in range(30)]
+    told = [
+        cache_words(policy.infer(observation(frame // 3))[1].cache)['prefix'] for frame in range(30)
+    ]
     assert [line.split()[0] for line in told] == ['miss', 'hit', 'hit'] * 10
 
 

@@ -11,6 +11,7 @@ from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.loading import load_engine
+from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.prefix_cache import CachePolicy
@@ -97,7 +98,7 @@ def test_an_observation_was_made_at_its_newest_stamp(
     policy.infer(observation(0, stamps_ns={'top': 10_000_000_000, 'state': 10_000_000_000}))
     stamps_ns = {'top': round(top_s * 1e9), 'state': round(state_s * 1e9)}
     report = policy.infer(observation(1, stamps_ns=stamps_ns))[1]
-    told = report.cache['vision'].split(', ')[0]
+    told = cache_words(report.cache)['vision'].split(', ')[0]
     if age_s > BOUNDED.max_age_s:
         assert told == f'top: miss ({age_s:.3f} s old; limit 1.000)'
     else:

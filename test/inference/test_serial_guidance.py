@@ -10,6 +10,7 @@ import pytest
 from guided_policies import NOISE, load_policy, without_ages, write_guided
 from tiny_policy import observation
 
+from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.guidance import resolve_cfg_mode
 from vla_runtime.types import CommittedPlan
 
@@ -128,7 +129,8 @@ def test_an_engine_of_one_row_warms_up_with_both_kinds_of_guidance(bundles):
     policy = guided(bundles['pi05'], 1)
     assert policy.warm_up() > 0
     _, report = policy.infer(observation())
-    assert report.cache['prefix'] == 'conditioned: miss (first), unconditioned: miss (first)'
+    prefix = cache_words(report.cache)['prefix']
+    assert prefix == 'conditioned: miss (first), unconditioned: miss (first)'
 
 
 # The cache under guidance, and what a toggle costs.
@@ -139,7 +141,9 @@ def test_serial_rows_are_cached_each_in_its_own_slot(bundles):
     first, report = policy.infer(observation(), noise=NOISE)
     assert report.runs == {'vision': 2, 'prefix': 2, 'expert': 6}
     again, report = policy.infer(observation(), noise=NOISE)
-    assert without_ages(report.cache)['prefix'] == 'conditioned: hit, unconditioned: hit'
+    assert (
+        without_ages(cache_words(report.cache))['prefix'] == 'conditioned: hit, unconditioned: hit'
+    )
     assert report.runs == {'vision': 0, 'prefix': 0, 'expert': 6}
     np.testing.assert_array_equal(again.actions, first.actions)
     other = observation(instruction='push the green block')

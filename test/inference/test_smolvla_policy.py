@@ -10,6 +10,7 @@ import pytest
 from guided_policies import NOISE, load_policy, without_ages, write_guided
 from tiny_policy import observation
 
+from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.types import CommittedPlan
 
@@ -36,8 +37,8 @@ def test_a_hit_changes_nothing_and_needs_an_equal_state(bundle):
     ):
         chunk, report = cached.infer(look, noise=NOISE)
         expected, without = fresh.infer(look, noise=NOISE)
-        assert without_ages(report.cache) == {'vision': vision, 'prefix': prefix}
-        assert without.cache['prefix'] == 'off'
+        assert without_ages(cache_words(report.cache)) == {'vision': vision, 'prefix': prefix}
+        assert cache_words(without.cache)['prefix'] == 'off'
         np.testing.assert_array_equal(chunk.normalised, expected.normalised)
 
 
@@ -49,7 +50,7 @@ def test_a_moved_state_is_never_within_bounds(bundle):
     policy, seen = load_policy(bundle, cache=bounds), observation()
     policy.infer(seen)
     _, report = policy.infer(replace(seen, state=seen.state + np.float32(1e-6)))
-    assert report.cache['prefix'] == 'miss (state)'
+    assert cache_words(report.cache)['prefix'] == 'miss (state)'
 
 
 @pytest.mark.parametrize('guided', [False, True])

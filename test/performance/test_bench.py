@@ -13,10 +13,11 @@ import torch
 from fake_cuda import FakeCuda
 from onnx_bundles import tiny_onnx_bundle
 from tensorrt_machine import Machine, linked_copy
-from tiny_policy import JOINTS, pose_spec, tiny_spec, write_tiny_policy
+from tiny_policy import CAMERAS, JOINTS, pose_spec, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import BundleError
 from vla_runtime.engines import cuda_runtime
+from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import PrefixCache
 from vla_runtime.performance import bench, device_rates
 from vla_runtime.performance.bench import (
@@ -28,6 +29,7 @@ from vla_runtime.performance.bench import (
     run_bench,
 )
 from vla_runtime.policy import Policy
+from vla_runtime.types import CacheOutcome, Reuse
 
 PHASES = {'tokens', 'images', 'vision', 'prefix', 'denoise', 'actions', 'total'}
 QUICK = BenchOptions(repeats=2)
@@ -69,7 +71,9 @@ def test_fewer_views_two_rows_and_other_steps_are_what_runs(bundle, monkeypatch)
     real = bench._check_kind
 
     def watching(kind, report):
-        seen.append((kind.name, report.guidance, report.denoise_steps, report.cache['vision']))
+        seen.append(
+            (kind.name, report.guidance, report.denoise_steps, cache_words(report.cache)['vision'])
+        )
         real(kind, report)
 
     monkeypatch.setattr(bench, '_check_kind', watching)
@@ -86,7 +90,7 @@ def test_an_inference_that_is_not_of_its_kind_is_not_measured(bundle, monkeypatc
 
 
 def _hit_whatever_came(self, inputs, policy):
-    return 'top: hit, wrist: hit'
+    return dict.fromkeys(CAMERAS, CacheOutcome(Reuse.HIT, age_s=0.0))
 
 
 def test_onnx_runtime_is_measured_the_same_way():

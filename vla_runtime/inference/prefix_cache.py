@@ -20,12 +20,13 @@ import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from vla_runtime.engines.protocol import PolicyEngine, count_rows
 from vla_runtime.inference.setting_checks import check_type, is_finite
+from vla_runtime.types import CacheOutcome, MissReason, Reuse
 
 CacheMode = Literal['exact', 'bounded', 'off']
 # What an observation's time was read from; times of two clocks have no difference.
@@ -111,7 +112,7 @@ class PrefixInputs:
 
 @dataclass(frozen=True)
 class _Image:
-    """Of which pixels a camera's image tokens are."""
+    """Pixels that a camera's image tokens were computed from."""
 
     pixels: np.ndarray
     version: int
@@ -122,7 +123,7 @@ class _Image:
 
 @dataclass(frozen=True)
 class _Prefix:
-    """Of what the keys and values of one number of rows are."""
+    """Inputs that a prefix was computed from."""
 
     images: tuple[int | None, ...]
     rows: Mapping[str, np.ndarray]
@@ -163,58 +164,39 @@ class PrefixCache:
         self._prefixes.clear()
         self._latest.clear()
 
-    def encode_images(self, inputs: PrefixInputs, policy: CachePolicy) -> str:
+    def encode_images(self, inputs: PrefixInputs, policy: CachePolicy) -> dict[str, CacheOutcome]:
         """Bring every visible camera's image tokens into the engine.
 
         Returns:
-            per camera what happened, for people: `top: hit (0.033 s old), wrist: miss (pixels)`;
-            an entry is as old as the last observation that it was made of or equal to, or `of
-            unknown age` where the clock has gone back since or is another one; what is in brackets
-            has no comma
+            visible camera to what happened; an entry is as old as the last observation that it was
+            made of or equal to
         """
         if policy.mode == 'off':
             self.clear()
-        told = []
-        for camera in np.flatnonzero(inputs.image_mask):
-            told.append(
-                f'{self._cameras[camera]}: {self._encode_image(int(camera), inputs, policy)}'
-            )
-        return ', '.join(told)
+        return {
+            self._cameras[camera]: self._encode_image(int(camera), inputs, policy)
+            for camera in np.flatnonzero(inputs.image_mask)
+        }
 
-    def _encode_image(self, camera: int, inputs: PrefixInputs, policy: CachePolicy) -> str:
+    def _encode_image(self, camera: int, inputs: PrefixInputs, policy: CachePolicy) -> CacheOutcome:
         pixels = inputs.pixels[camera]
         entry = self._images.get(camera)
-        reason = 'first'
-        if policy.mode != 'off' and entry is not None:
-            age_s = _age_s(entry, inputs)
-            if np.array_equal(entry.pixels, pixels):
-                self._images[camera] = replace(
-                    entry, time_s=inputs.time_s, clock=inputs.clock, reuses=0
-                )
-                return f'hit ({_old(age_s)})'
-            reason = 'pixels'
-            if policy.mode == 'bounded':
-                # Half of [-1, 1] is one unit of brightness.
-                change = float(np.abs(entry.pixels - pixels).mean()) * 127.5
-                reason = _beyond(age_s, entry.reuses, policy)
-                if not change <= policy.max_image_change:
-                    reason = f'changed by {change:.2f}; limit {policy.max_image_change:.2f}'
-                if not reason:
-                    self._images[camera] = replace(entry, reuses=entry.reuses + 1)
-                    return (
-                        f'reused ({entry.reuses + 1} in a row; {age_s:.3f} s old; changed by '
-                        f'{change:.2f})'
-                    )
+        outcome = _judge_image(entry, pixels, inputs, policy)
+        if outcome.found and entry is not None:
+            fresh = replace(entry, time_s=inputs.time_s, clock=inputs.clock, reuses=0)
+            older = replace(entry, reuses=outcome.reuses)
+            self._images[camera] = fresh if outcome.reuse is Reuse.HIT else older
+            return outcome
         self._images.pop(camera, None)
         self._engine.encode_image(camera, pixels)
         self.runs['vision'] += 1
         if policy.mode == 'off':
-            return 'off'
+            return outcome
         self._version += 1
         kept = entry.pixels if entry is not None else np.empty_like(pixels)
         np.copyto(kept, pixels)
         self._images[camera] = _Image(kept, self._version, inputs.time_s, inputs.clock)
-        return f'miss ({reason})'
+        return outcome
 
     def place(
         self, prefixes: Sequence[PrefixInputs], policy: CachePolicy, held: Collection[Place] = ()
@@ -234,7 +216,9 @@ class PrefixCache:
         # One after the other, a bounded reuse is of the latest entry; here too.
         standing = slots if policy.mode == 'exact' else slots[:1]
         free = (slot for slot in slots if (rows, slot) not in held)
-        first = next((s for s in standing if self._judge((rows, s), prefixes[0], policy)[0]), None)
+        first = next(
+            (s for s in standing if self._judge((rows, s), prefixes[0], policy).found), None
+        )
         if first is None:
             first = next(free)
         self._latest[rows] = first
@@ -244,28 +228,27 @@ class PrefixCache:
                 self._prefixes[rows, slot] = replace(entry, latest=False)
         return chosen
 
-    def encode_prefix(self, inputs: PrefixInputs, policy: CachePolicy, slot: int = 0) -> str:
-        """Bring the keys and values of these prompt rows into a slot of the engine.
+    def encode_prefix(
+        self, inputs: PrefixInputs, policy: CachePolicy, slot: int = 0
+    ) -> CacheOutcome:
+        """Bring the prefix of these prompt rows into a slot of the engine.
 
         Call after `encode_images`. What the engine denoises over is left alone.
-
-        Returns:
-            `hit (...)`, `reused (...)`, `off`, or `miss (...)`, with age or reason in brackets
         """
         place = inputs.count, slot
-        told, text = self._judge(place, inputs, policy)
+        outcome = self._judge(place, inputs, policy)
         entry = self._prefixes.get(place)
-        if told and entry is not None:
+        if outcome.found and entry is not None:
             fresh = replace(entry, time_s=inputs.time_s, clock=inputs.clock, reuses=0, latest=True)
-            older = replace(entry, reuses=entry.reuses + 1)
-            self._prefixes[place] = fresh if told == 'hit' else older
-            return f'{told} ({text})'
+            older = replace(entry, reuses=outcome.reuses)
+            self._prefixes[place] = fresh if outcome.reuse is Reuse.HIT else older
+            return outcome
         images = self._versions(inputs)
         self._prefixes.pop(place, None)
         self._engine.encode_prefix(inputs.image_mask, inputs.rows, slot)
         self.runs['prefix'] += 1
         if policy.mode == 'off':
-            return 'off'
+            return outcome
         self._prefixes[place] = _Prefix(
             images,
             {name: array.copy() for name, array in inputs.rows.items()},
@@ -274,7 +257,7 @@ class PrefixCache:
             inputs.time_s,
             inputs.clock,
         )
-        return f'miss ({text})'
+        return outcome
 
     def _versions(self, inputs: PrefixInputs) -> tuple[int | None, ...]:
         """Which image tokens lie in the engine, per camera; None for a hidden one."""
@@ -283,34 +266,36 @@ class PrefixCache:
             for camera, visible in enumerate(inputs.image_mask)
         )
 
-    def _judge(self, place: Place, inputs: PrefixInputs, policy: CachePolicy) -> tuple[str, str]:
-        """Whether a place holds what may be used for the inputs.
-
-        Returns:
-            `hit`, `reused` or '', and what the report says of it
-        """
+    def _judge(self, place: Place, inputs: PrefixInputs, policy: CachePolicy) -> CacheOutcome:
+        """Compare the inputs with what a place holds."""
         entry = self._prefixes.get(place)
-        if policy.mode == 'off' or entry is None:
-            return '', 'first'
+        if policy.mode == 'off':
+            return CacheOutcome(Reuse.OFF)
+        if entry is None:
+            return _miss(MissReason.FIRST)
         if policy.mode == 'bounded' and not entry.latest:
-            return '', 'not of the latest'
+            return _miss(MissReason.NOT_LATEST)
         images = self._versions(inputs)
         age_s = _age_s(entry, inputs)
         changed = _changed(entry, images, inputs)
         if not changed:
-            on = '; on reused images' if self._on_reused_images(inputs) else ''
-            return 'hit', f'{_old(age_s)}{on}'
+            reused_images = self._on_reused_images(inputs)
+            return CacheOutcome(Reuse.HIT, age_s=age_s, on_reused_images=reused_images)
+        missed = _miss(MissReason.INPUTS, age_s=age_s, changed=changed)
         if policy.mode != 'bounded' or images != entry.images or inputs.words != entry.words:
-            return '', changed
+            return missed
         if inputs.state_bins.shape != entry.state_bins.shape or not inputs.state_bins.size:
-            return '', changed
+            return missed
         # The state alone has moved.
         moved = int(np.abs(inputs.state_bins - entry.state_bins).max())
         if moved > policy.max_state_bins:
-            return '', f'moved by {moved} bins; limit {policy.max_state_bins}'
-        if reason := _beyond(age_s, entry.reuses, policy):
-            return '', reason
-        return 'reused', f'{entry.reuses + 1} in a row; {age_s:.3f} s old; moved by {moved} bins'
+            return _miss(
+                MissReason.STATE_CHANGE, age_s=age_s, bins=moved, limit=policy.max_state_bins
+            )
+        beyond = _beyond(age_s, entry.reuses, policy)
+        return beyond or CacheOutcome(
+            Reuse.REUSED, age_s=age_s, reuses=entry.reuses + 1, bins=moved
+        )
 
     def _on_reused_images(self, inputs: PrefixInputs) -> bool:
         visible = (self._images.get(int(camera)) for camera in np.flatnonzero(inputs.image_mask))
@@ -322,27 +307,55 @@ def _age_s(entry: _Image | _Prefix, inputs: PrefixInputs) -> float:
     return inputs.time_s - entry.time_s if inputs.clock == entry.clock else math.nan
 
 
-def _old(age_s: float) -> str:
-    """How old an entry is that is used because it is equal, whatever its age."""
-    return f'{age_s:.3f} s old' if age_s >= 0 else 'of unknown age'
+def _miss(reason: MissReason, **facts: Any) -> CacheOutcome:
+    return CacheOutcome(Reuse.MISS, reason, **facts)
 
 
-def _beyond(age_s: float, reuses: int, policy: CachePolicy) -> str:
-    """Which limit of time or number an entry is beyond, '' for none."""
+def _judge_image(
+    entry: _Image | None, pixels: np.ndarray, inputs: PrefixInputs, policy: CachePolicy
+) -> CacheOutcome:
+    """Compare a camera's pixels with those that its image tokens were computed from."""
+    if policy.mode == 'off':
+        return CacheOutcome(Reuse.OFF)
+    if entry is None:
+        return _miss(MissReason.FIRST)
+    age_s = _age_s(entry, inputs)
+    if np.array_equal(entry.pixels, pixels):
+        return CacheOutcome(Reuse.HIT, age_s=age_s)
+    if policy.mode != 'bounded':
+        return _miss(MissReason.PIXELS, age_s=age_s)
+    # Half of [-1, 1] is one unit of brightness.
+    change = float(np.abs(entry.pixels - pixels).mean()) * 127.5
+    if not change <= policy.max_image_change:
+        return _miss(
+            MissReason.IMAGE_CHANGE,
+            age_s=age_s,
+            grey_levels=change,
+            limit=policy.max_image_change,
+        )
+    return _beyond(age_s, entry.reuses, policy) or CacheOutcome(
+        Reuse.REUSED, age_s=age_s, reuses=entry.reuses + 1, grey_levels=change
+    )
+
+
+def _beyond(age_s: float, reuses: int, policy: CachePolicy) -> CacheOutcome | None:
+    """Miss of an entry beyond a limit of age or number; None within both."""
     if math.isnan(age_s):
-        return 'on another clock'
+        return _miss(MissReason.OTHER_CLOCK)
     if age_s < 0:
         # Nothing is known about such an entry.
-        return f'the clock went back by {-age_s:.3f} s'
+        return _miss(MissReason.CLOCK_BACK, age_s=age_s)
     if age_s > policy.max_age_s:
-        return f'{age_s:.3f} s old; limit {policy.max_age_s:.3f}'
+        return _miss(MissReason.AGE, age_s=age_s, limit=policy.max_age_s)
     if reuses >= policy.max_reuses:
-        return f'reused {reuses} of {policy.max_reuses}'
-    return ''
+        return _miss(MissReason.REUSES, age_s=age_s, reuses=reuses, limit=policy.max_reuses)
+    return None
 
 
-def _changed(entry: _Prefix, images: tuple[int | None, ...], inputs: PrefixInputs) -> str:
-    """What differs from the entry, '' when nothing does."""
+def _changed(
+    entry: _Prefix, images: tuple[int | None, ...], inputs: PrefixInputs
+) -> tuple[str, ...]:
+    """Name the inputs that differ from the entry."""
     parts: Mapping[str, bool] = {
         'images': images != entry.images,
         **{
@@ -350,4 +363,4 @@ def _changed(entry: _Prefix, images: tuple[int | None, ...], inputs: PrefixInput
             for name, array in inputs.rows.items()
         },
     }
-    return ', '.join(part for part, differs in parts.items() if differs)
+    return tuple(part for part, differs in parts.items() if differs)

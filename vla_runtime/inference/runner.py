@@ -19,8 +19,7 @@ from vla_runtime.inference.denoise import StepObserver, denoise, denoise_seriall
 from vla_runtime.inference.prefix_cache import Place, PrefixCache
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.sampling import plan_distances
-
-_ROW_NAMES = ('conditioned', 'unconditioned')
+from vla_runtime.types import CacheReport
 
 
 @dataclass(frozen=True)
@@ -30,13 +29,13 @@ class EncodedPrefix:
     Attributes:
         rows: prompt rows in a slot.
         slots: one, or one for each row of serial guidance.
-        cache: per level what happened, for the report.
+        cache: what was reused.
         runs: how often the `vision` and the `prefix` network ran.
     """
 
     rows: int
     slots: tuple[int, ...]
-    cache: Mapping[str, str]
+    cache: CacheReport
     runs: Mapping[str, int]
 
     @property
@@ -86,22 +85,20 @@ class ChunkRunner:
         """
         cache = self.cache
         before = dict(cache.runs)
-        vision = cache.encode_images(request.prefixes[0], request.cache)
+        images = cache.encode_images(request.prefixes[0], request.cache)
         self._engine.synchronize()
         clock.mark('vision')
         slots = cache.place(request.prefixes, request.cache, held)
-        told = [
+        prefixes = tuple(
             cache.encode_prefix(prefix, request.cache, slot)
             for slot, prefix in zip(slots, request.prefixes, strict=True)
-        ]
+        )
         self._engine.synchronize()
         clock.mark('prefix')
-        if len(told) > 1:
-            told = [f'{name}: {text}' for name, text in zip(_ROW_NAMES, told, strict=True)]
         return EncodedPrefix(
             rows=request.prefixes[0].count,
             slots=slots,
-            cache={'vision': vision, 'prefix': ', '.join(told)},
+            cache=CacheReport(images, prefixes),
             runs={network: count - before[network] for network, count in cache.runs.items()},
         )
 

@@ -20,6 +20,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.preflight import MOST_THREADS
+from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.performance.device_rates import rates_of
 from vla_runtime.performance.measurement import percentiles
@@ -277,7 +278,7 @@ def _check_kind(kind: Kind, report: InferenceReport) -> None:
     if ran != expected:
         raise RuntimeError(
             f'{kind.name}: vision and prefix ran {ran} times and should have {expected}: the '
-            f'cache says {dict(report.cache)}'
+            f'cache says {cache_words(report.cache)}'
         )
 
 

@@ -14,6 +14,7 @@ from vla_runtime.tabletop.study.episode import run_episode
 from vla_runtime.tabletop.study.page import study_page
 from vla_runtime.tabletop.study.results import Provenance, study_record, write_study
 from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
+from vla_runtime.types import CacheOutcome, CacheReport, Reuse
 
 # A chunk a step, a wrist image every third step.
 RATES = replace(BASE, wrist_every=3, replan_interval=1, denoise_steps=1)
@@ -52,27 +53,24 @@ def record(results):
     )
 
 
+MISS, HIT, OFF = (CacheOutcome(reuse) for reuse in (Reuse.MISS, Reuse.HIT, Reuse.OFF))
+REUSED = CacheOutcome(Reuse.REUSED, reuses=1)
+ON_REUSED = CacheOutcome(Reuse.HIT, on_reused_images=True)
+
+
 @pytest.mark.parametrize(
-    ('vision', 'prefix', 'expected'),
+    ('images', 'prefixes', 'expected'),
     [
-        ('front: miss (first), wrist: miss (pixels)', 'miss (first)', (0, 0, 2, 0, 0, 1)),
-        ('front: off, wrist: off', 'off', (0, 0, 2, 0, 0, 1)),
-        ('wrist: hit (0.033 s old)', 'miss (images, tokens, token mask)', (1, 0, 0, 0, 0, 1)),
-        (
-            'front: reused (1 in a row; 0.100 s old; changed by 0.51), wrist: miss (reused 2 of 2)',
-            'reused (1 in a row; 0.033 s old; moved by 2 bins)',
-            (0, 1, 1, 0, 1, 0),
-        ),
-        ('front: hit (0.1 s old)', 'hit (0.100 s old; on reused images)', (1, 0, 0, 0, 1, 0)),
-        (
-            'front: hit (0.1 s old)',
-            'conditioned: hit (0.100 s old), unconditioned: miss (images, tokens)',
-            (1, 0, 0, 1, 0, 1),
-        ),
+        ({'front': MISS, 'wrist': MISS}, (MISS,), (0, 0, 2, 0, 0, 1)),
+        ({'front': OFF, 'wrist': OFF}, (OFF,), (0, 0, 2, 0, 0, 1)),
+        ({'wrist': HIT}, (MISS,), (1, 0, 0, 0, 0, 1)),
+        ({'front': REUSED, 'wrist': MISS}, (REUSED,), (0, 1, 1, 0, 1, 0)),
+        ({'front': HIT}, (ON_REUSED,), (1, 0, 0, 0, 1, 0)),
+        ({'front': HIT}, (HIT, MISS), (1, 0, 0, 1, 0, 1)),
     ],
 )
-def test_a_report_is_counted_camera_by_camera_and_row_by_row(vision, prefix, expected):
-    assert cache_use_of({'vision': vision, 'prefix': prefix}) == CacheUse(*expected)
+def test_a_report_is_counted_camera_by_camera_and_row_by_row(images, prefixes, expected):
+    assert cache_use_of(CacheReport(images, prefixes)) == CacheUse(*expected)
 
 
 def test_shares_are_of_all_that_was_needed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.ros.messages.diagnostics import Level, StatusItem
 from vla_runtime.ros.policy.responder import Answer
 from vla_runtime.ros.policy.synchronizer import CameraStatus, MissingInput
@@ -47,7 +48,9 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
     values |= {f'ms.{phase}': float(value) for phase, value in inner.milliseconds.items()}
     values |= {f'age_ms.{source}': value for source, value in answer.ages_ms.items()}
     values |= {f'stamp_ns.{source}': stamp for source, stamp in inner.stamps_ns.items()}
-    values |= {f'cache.{level}': state for level, state in inner.cache.items()}
+    values |= {f'cache.{level}': words for level, words in cache_words(inner.cache).items()}
+    values |= {f'cache.camera.{name}': one.reuse.value for name, one in inner.cache.images.items()}
+    values['cache.rows'] = ' '.join(one.reuse.value for one in inner.cache.prefixes)
     values |= {f'runs.{network}': count for network, count in inner.runs.items()}
     values |= {f'cuda_graph.{network}': state for network, state in inner.cuda_graph.items()}
     values |= {f'parameter.{name}': value for name, value in parameters.items()}

@@ -8,7 +8,6 @@ Each topic is recorded with the QoS that its publisher offers, so that a replay 
 from __future__ import annotations
 
 import array
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -256,13 +255,11 @@ def _compress(message: Image) -> CompressedImage:
 
 def _cache(given: dict[str, str]) -> str:
     """Describe what was reused: `vision 1 of 2, prefix miss`."""
-    vision, prefix = given.get('cache.vision', 'off'), given.get('cache.prefix', 'off')
-    if vision == prefix == 'off':
+    cameras = [word for key, word in given.items() if key.startswith('cache.camera.')]
+    rows = given.get('cache.rows', 'off').split()
+    if set(cameras) | set(rows) <= {'off'}:
         return 'off'
-    cameras = vision.split(', ')
-    hits = sum(': hit' in camera for camera in cameras)
-    rows = ' and '.join(re.findall(r'\b(hit|reused|miss|off)\b(?= \(|,|$)', prefix))
-    return f'vision {hits} of {len(cameras)}, prefix {rows}'
+    return f'vision {cameras.count("hit")} of {len(cameras)}, prefix {" and ".join(rows)}'
 
 
 def _numbers(given: dict[str, str], prefix: str) -> dict[str, float]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 
-# One camera's or one prompt row's part of a report: what happened, in brackets why.
-_PART = re.compile(r'\b(hit|reused|miss|off)(?: \(([^)]*)\))?(?:, |$)')
+from vla_runtime.types import CacheOutcome, CacheReport, Reuse
 
 
 @dataclass(frozen=True)
@@ -38,27 +36,26 @@ class CacheUse:
     @property
     def images_saved(self) -> float:
         """Fraction of image tokens that needed no run, 0 to 1; NaN where none were needed."""
-        return _share(self.images_hit + self.images_reused, self.images_run)
+        return _fraction(self.images_hit + self.images_reused, self.images_run)
 
     @property
     def prefixes_saved(self) -> float:
         """Fraction of prefixes that needed no run, likewise."""
-        return _share(self.prefixes_hit + self.prefixes_reused, self.prefixes_run)
+        return _fraction(self.prefixes_hit + self.prefixes_reused, self.prefixes_run)
 
 
-def cache_use_of(cache: Mapping[str, str]) -> CacheUse:
-    """One inference's part, from `InferenceReport.cache`."""
-    return CacheUse(*_count(cache['vision']), *_count(cache['prefix']))
+def cache_use_of(report: CacheReport) -> CacheUse:
+    """Count one inference's part."""
+    return CacheUse(*_count(report.images.values()), *_count(report.prefixes))
 
 
-def _count(text: str) -> tuple[int, int, int]:
+def _count(outcomes: Collection[CacheOutcome]) -> tuple[int, int, int]:
     """Hit, reused, run."""
-    parts = _PART.findall(text)
-    # Nothing in such a prefix has changed since it was made, but its images have.
-    hits = sum(what == 'hit' and 'on reused images' not in why for what, why in parts)
-    runs = sum(what in ('miss', 'off') for what, _ in parts)
-    return hits, len(parts) - hits - runs, runs
+    # Nothing in a prefix on reused images has changed since it was made, but its images have.
+    hits = sum(one.reuse is Reuse.HIT and not one.on_reused_images for one in outcomes)
+    runs = sum(not one.found for one in outcomes)
+    return hits, len(outcomes) - hits - runs, runs
 
 
-def _share(saved: int, run: int) -> float:
+def _fraction(saved: int, run: int) -> float:
     return saved / (saved + run) if saved + run else float('nan')
