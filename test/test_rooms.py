@@ -19,7 +19,7 @@ EVERYONE = {'types', 'files', '__version__'}
 ROOMS: dict[str, set[str]] = {
     'types': set(),
     'files': set(),
-    # Checkpoint readers tell what a folder holds in the words of bundle and export.
+    # A family's checkpoint reader gives the exporter and the bundle what they write.
     'families': {'bundle', 'export'},
     'bundle': {'families', 'processing', 'export'},
     'processing': set(),
