@@ -20,11 +20,12 @@ import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
 from vla_runtime.engines.protocol import PolicyEngine, count_rows
+from vla_runtime.files.setting_fields import check_words, setting
 from vla_runtime.inference.setting_checks import check_type, is_finite
 from vla_runtime.types import CacheOutcome, MissReason, Reuse
 
@@ -38,29 +39,49 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class CachePolicy:
-    """What may be reused.
+    """Settings of the reuse; by default only what is equal is reused.
 
-    Attributes:
-        mode: `exact`, `bounded` or `off`.
-        max_age_s: `bounded`: oldest entry, seconds between the observations; above 0.
-        max_reuses: `bounded`: inferences in a row that may reuse an entry; at least 1.
-        max_image_change: `bounded`: mean absolute difference of a camera's pixels in grey levels
-            (0 to 255); 0 asks for equal pixels.
-        max_state_bins: `bounded`: largest change of a state's bin in the prompt; 0 asks for equal
-            bins.
+    The ranges of the fields are those that a person may set at the node.
     """
 
-    mode: CacheMode = 'exact'
-    max_age_s: float = 0.0
-    max_reuses: int = 0
-    max_image_change: float = 0.0
-    max_state_bins: int = 0
+    mode: CacheMode = setting(
+        'exact',
+        'reuse of image tokens and prefixes from before: exact only what is equal, bounded also '
+        'what has changed little, off none',
+        name='cache_mode',
+    )
+    max_age_s: float = setting(
+        0.0,
+        'cache_mode bounded: oldest entry reused, seconds; must be above 0 for it',
+        0.0,
+        10.0,
+        name='cache_max_age_s',
+    )
+    max_reuses: int = setting(
+        0,
+        'cache_mode bounded: reuses of an entry in a row; must be at least 1 for it',
+        0,
+        1000,
+        name='cache_max_reuses',
+    )
+    max_image_change: float = setting(
+        0.0,
+        "cache_mode bounded: largest mean change of all of a camera's pixels, grey levels; 0.0: "
+        'equal pixels',
+        0.0,
+        255.0,
+        name='cache_max_image_change',
+    )
+    max_state_bins: int = setting(
+        0,
+        "cache_mode bounded: largest change of any state's bin in the prompt; 0: equal bins",
+        0,
+        256,
+        name='cache_max_state_bins',
+    )
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(CacheMode):
-            raise ValueError(
-                f"cache_mode is '{self.mode}': it must be one of {', '.join(get_args(CacheMode))}"
-            )
+        check_words(self)
         kinds: dict[str, type] = {
             'max_age_s': Real,
             'max_reuses': Integral,

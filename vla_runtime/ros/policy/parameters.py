@@ -12,7 +12,6 @@ from typing import Any, get_args
 
 from vla_runtime.engines.preflight import BACKENDS, MOST_THREADS
 from vla_runtime.files.setting_fields import from_values
-from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.ros.autostart import AUTOSTART
@@ -27,7 +26,6 @@ INSTRUCTION = 'instruction'
 _LIVE = parameter_rows(PolicySettings)
 _RTC = [row.name for row in _LIVE].index('rtc_mode')
 _TIES = tuple(word for word in get_args(RtcMode) if word != 'off')
-_CACHE = CachePolicy()
 
 POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec('bundle', '', 'folder of the policy bundle', read_only=True),
@@ -85,42 +83,6 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ),
     replace(_LIVE[_RTC], default='guided', words=_TIES),
     *_LIVE[_RTC + 1 :],
-    ParameterSpec(
-        'cache_mode',
-        _CACHE.mode,
-        'reuse of image tokens and prefixes from before: exact only what is equal, bounded also '
-        'what has changed little, off none',
-        words=get_args(CacheMode),
-    ),
-    ParameterSpec(
-        'cache_max_age_s',
-        _CACHE.max_age_s,
-        'cache_mode bounded: oldest entry reused, seconds; must be above 0 for it',
-        minimum=0.0,
-        maximum=10.0,
-    ),
-    ParameterSpec(
-        'cache_max_reuses',
-        _CACHE.max_reuses,
-        'cache_mode bounded: reuses of an entry in a row; must be at least 1 for it',
-        minimum=0,
-        maximum=1000,
-    ),
-    ParameterSpec(
-        'cache_max_image_change',
-        _CACHE.max_image_change,
-        "cache_mode bounded: largest mean change of all of a camera's pixels, grey levels; 0.0: "
-        'equal pixels',
-        minimum=0.0,
-        maximum=255.0,
-    ),
-    ParameterSpec(
-        'cache_max_state_bins',
-        _CACHE.max_state_bins,
-        "cache_mode bounded: largest change of any state's bin in the prompt; 0: equal bins",
-        minimum=0,
-        maximum=256,
-    ),
 )
 
 
@@ -132,16 +94,7 @@ def settings_from(values: Mapping[str, Any]) -> PolicySettings:
     """
     rtc_mode = values['rtc_mode'] if values['real_time_chunking'] else 'off'
     settings: PolicySettings = from_values(PolicySettings, {**values, 'rtc_mode': rtc_mode})
-    return replace(
-        settings,
-        cache=CachePolicy(
-            mode=values['cache_mode'],
-            max_age_s=values['cache_max_age_s'],
-            max_reuses=values['cache_max_reuses'],
-            max_image_change=values['cache_max_image_change'],
-            max_state_bins=values['cache_max_state_bins'],
-        ),
-    )
+    return settings
 
 
 def limits_from(values: Mapping[str, Any]) -> SyncLimits:
