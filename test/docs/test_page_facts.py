@@ -17,7 +17,7 @@ from pages import PAGES, anchors, blocks, first_cells, prose, text_of
 from paths import ROOT
 
 from vla_runtime.cli import main as program
-from vla_runtime.execution.command import Reason, Refusal
+from vla_runtime.execution.command import ChunkRefusal, Reason
 from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.families import family_names, find_family
 from vla_runtime.files.typed_yaml import key_of
@@ -28,6 +28,7 @@ from vla_runtime.tabletop.study.catalogue import STUDIES
 MAKE = runpy.run_path(str(ROOT / 'docs' / 'make_parameters.py'))
 TABLES = MAKE['TABLES']
 PACKAGE = ROOT / 'vla_runtime'
+OF_A_FAMILY = {'dimensions.py', 'time_table.py', 'weight_shapes.py'}
 # Messages of NumPy and ROS 2, which are not in our code, and one that is an example of its form.
 FOREIGN = {
     'A module that was compiled using NumPy 1.x',
@@ -165,7 +166,7 @@ def test_every_reason_of_a_stop_is_explained() -> None:
 
 def test_every_refusal_of_a_chunk_is_explained() -> None:
     page = text_of('docs/executor.md').partition('## Chunks that are refused')[2]
-    assert {refusal.value for refusal in Refusal} <= set(quoted(page))
+    assert {refusal.value for refusal in ChunkRefusal} <= set(quoted(page))
 
 
 def test_every_hand_over_is_explained() -> None:
@@ -224,6 +225,20 @@ def test_arrows_of_the_house_are_imports() -> None:
 def test_every_room_has_its_section() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if (path / '__init__.py').is_file()}
     assert rooms <= anchors('docs/architecture.md')
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_python_files_that_a_page_names_exist(page: str) -> None:
+    named = {text for text in quoted(prose(page)) if re.fullmatch(r'[\w/]+\.py', text)}
+    # Of the family that the page adds, not of the package.
+    named -= OF_A_FAMILY if page == 'docs/adding_a_family.md' else set()
+    files = [f'/{path.relative_to(ROOT)}' for path in source_files()]
+    assert {name for name in named if not any(file.endswith(f'/{name}') for file in files)} == set()
+
+
+def source_files() -> list[Path]:
+    folders = ('vla_runtime', 'benchmark', 'docs', 'launch', 'test')
+    return [path for folder in folders for path in (ROOT / folder).rglob('*.py')]
 
 
 # --- families, messages, figures --------------------------------------------------------------
