@@ -77,7 +77,7 @@ class Graph:
         self.node = Node(name, context=self._context)
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self.node)
-        self._changed = threading.StatusItem()
+        self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._spin, daemon=True)
         self._thread.start()

@@ -19,7 +19,7 @@ class Bench:
         self.ready = True
         self.gate = threading.Event()
         self.gate.set()
-        self.changed = threading.StatusItem()
+        self.changed = threading.Condition()
         self.worker = LatestJobWorker(self.attempt, self.errors.append, poll_s=0.01, name='test')
 
     def attempt(self, job):

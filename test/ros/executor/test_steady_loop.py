@@ -15,7 +15,7 @@ class Ticks:
 
     def __init__(self):
         self.times_s = []
-        self.changed = threading.StatusItem()
+        self.changed = threading.Condition()
 
     def __call__(self, now_s):
         with self.changed:
