@@ -22,7 +22,8 @@ from vla_runtime.types import Family
 
 
 @lru_cache
-def _folder() -> Path:
+def scratch_folder() -> Path:
+    """Removed when the tests end."""
     folder = Path(tempfile.mkdtemp(prefix='vla_runtime_onnx_'))
     register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -35,7 +36,7 @@ def tiny_onnx_bundle(family: Family = 'pi05', precision: Precision = 'float32') 
 
 @lru_cache
 def _tiny_onnx_bundle(family: Family, precision: Precision) -> Path:
-    target = _folder() / f'{family}_{precision}'
+    target = scratch_folder() / f'{family}_{precision}'
     write_tiny_policy(target, tiny_spec(family, advantage='task_newline'))
     spec = read_bundle(target).spec
     write_onnx(target, spec, precision)
@@ -52,7 +53,7 @@ def onnx_of_case(path: Path) -> tuple[Path, BundleSpec]:
 def _onnx_of_case(stem: str) -> tuple[Path, BundleSpec]:
     (path,) = (path for path in network_case_paths() if path.stem == stem)
     case = load_network_case(path)
-    folder = _folder() / f'case_{stem}'
+    folder = scratch_folder() / f'case_{stem}'
     folder.mkdir()
     spec = replace(tiny_spec(case.kind), dims=case.network.dims, denoise_steps=case.steps)
     weights = {key: value.contiguous() for key, value in case.network.state_dict().items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from network_cases import network_case_paths, our_weights
 from safetensors.torch import load_file
+from tiny_policy import tiny_dims
 from torch import Tensor
 
 from vla_runtime.families import build_network
@@ -108,29 +109,11 @@ def smolvla_entries() -> Iterator[tuple[Path, int]]:
             yield path, b
 
 
-def tiny_smolvla_dims() -> SmolVlaDims:
-    """No two sizes alike, so that none can stand for another."""
-    language = DecoderDims(width=40, depth=3, mlp_dim=48, num_heads=6, num_kv_heads=2, head_dim=8)
-    return SmolVlaDims(
-        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=7, image_size=28),
-        pixel_shuffle=2,
-        language=language,
-        expert=replace(language, width=28, mlp_dim=36),
-        self_attention_every=2,
-        vocabulary=360,
-        cameras=2,
-        prompt_length=30,
-        horizon=8,
-        action_dim=6,
-        state_dim=5,
-    )
-
-
-def tiny_smolvla(dims: SmolVlaDims | None = None, seed: int = 0) -> SmolVla:
+def tiny_smolvla(dims: SmolVlaDims | None = None) -> SmolVla:
     """A network whose weights all matter."""
-    network = build_network('smolvla', dims or tiny_smolvla_dims())
+    network = build_network('smolvla', dims or tiny_dims('smolvla'))
     assert isinstance(network, SmolVla)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     weights = {
         name: torch.randn(value.shape, generator=generator) * 0.2
         for name, value in network.state_dict().items()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,14 +25,24 @@ from vla_runtime.bundle.schema import (
 from vla_runtime.families import build_network
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
-from vla_runtime.types import AdvantageTemplate, Family, Observation, RotationForm
+from vla_runtime.families.smolvla.dimensions import SmolVlaDims
+from vla_runtime.types import AdvantageTemplate, Observation, PromptTemplate, RotationForm
 
-TOKENIZER = Path(__file__).parent / 'cases' / 'lerobot_pi05_tiny' / 'tokenizer.json'
+_CASES = Path(__file__).parent / 'cases'
+TOKENIZER = _CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'
 JOINTS = ('shoulder', 'elbow', 'gripper')
 CAMERAS = ('top', 'wrist')
 
 
-def tiny_dims(family: Family, horizon: int = 8) -> PiDims:
+def tokenizer_of(family: str) -> Path:
+    """A vocabulary in the family's layout."""
+    return _CASES / 'smolvla_folder' / 'tokenizer.json' if family == 'smolvla' else TOKENIZER
+
+
+def tiny_dims(family: str, horizon: int = 8) -> Any:
+    """Sizes of a tiny policy, the same to whoever looks at observations and actions."""
+    if family == 'smolvla':
+        return _tiny_smolvla(horizon)
     language = DecoderDims(width=32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
     return PiDims(
         vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28),
@@ -45,8 +57,32 @@ def tiny_dims(family: Family, horizon: int = 8) -> PiDims:
     )
 
 
+def _tiny_smolvla(horizon: int) -> SmolVlaDims:
+    language = DecoderDims(width=40, depth=3, mlp_dim=48, num_heads=6, num_kv_heads=2, head_dim=8)
+    return SmolVlaDims(
+        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=7, image_size=28),
+        pixel_shuffle=2,
+        language=language,
+        expert=replace(language, width=28, mlp_dim=36),
+        self_attention_every=2,
+        vocabulary=360,
+        cameras=len(CAMERAS),
+        prompt_length=64,
+        horizon=horizon,
+        action_dim=6,
+        state_dim=5,
+    )
+
+
+_TEMPLATES: Mapping[str, PromptTemplate] = {
+    'pi05': 'pi05_state',
+    'pi0': 'pi0',
+    'smolvla': 'task_line',
+}
+
+
 def tiny_spec(
-    family: Family = 'pi05',
+    family: str = 'pi05',
     *,
     advantage: AdvantageTemplate | None = None,
     delta: bool = False,
@@ -67,7 +103,7 @@ def tiny_spec(
         step_time_s=0.05,
         denoise_steps=3,
         prompt=PromptSpec(
-            template='pi05_state' if family == 'pi05' else 'pi0',
+            template=_TEMPLATES[family],
             cleaning='lerobot',
             advantage=advantage,
         ),
@@ -123,7 +159,9 @@ def write_tiny_policy(target: Path, spec: BundleSpec, seed: int = 0) -> Path:
         'actions.mean': random.normal(size=count) * 0.1,
         'actions.std': random.uniform(0.2, 1.0, size=count),
     }
-    write_bundle(target, spec, weights=weights, statistics=statistics, tokenizer=TOKENIZER)
+    write_bundle(
+        target, spec, weights=weights, statistics=statistics, tokenizer=tokenizer_of(spec.family)
+    )
     return target
 
 

@@ -63,7 +63,7 @@ DEFECTS: dict[str, tuple[str, str, str]] = {
     'an image of gigabytes': (
         'image_size: 28',
         'image_size: 3976',
-        r'field dimensions: 2 cameras of 80656 tokens each .* at most 32768 are expected',
+        r'field dimensions: 2 cameras and a prompt of 64 are 161376 tokens; at most 32768',
     ),
     'negative size': (
         'horizon: 8',

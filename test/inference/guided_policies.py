@@ -18,7 +18,7 @@ NOISE = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
 
 
 def write_guided(folder: Path, family: str = 'pi05', **changes) -> Path:
-    """pi05 has its state in the prompt, pi0 as a token of its own; both have advantage tags."""
+    """pi05 has its state in the prompt, pi0 and smolvla as a token; all have advantage tags."""
     spec = tiny_spec(family, advantage='task_newline', **changes)
     return write_tiny_policy(folder / f'guided {family}', spec)
 

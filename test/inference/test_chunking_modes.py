@@ -22,15 +22,15 @@ from vla_runtime.types import CommittedPlan
 STEPS = 10
 ROWS = np.cumsum(np.full((6, 3), 0.1), axis=0)
 MODES = ('guided', 'jacobian', 'hard_prefix')
-families = pytest.mark.parametrize('family', ['pi05', 'pi0'])
+families = pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
 modes = pytest.mark.parametrize('mode', MODES)
 
 
 @pytest.fixture(scope='module')
 def bundles(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp('bundles')
-    made = {family: write_guided(folder, family) for family in ('pi05', 'pi0')}
-    for family in ('pi05', 'pi0'):
+    made = {family: write_guided(folder, family) for family in ('pi05', 'pi0', 'smolvla')}
+    for family in ('pi05', 'pi0', 'smolvla'):
         spec = replace(tiny_spec(family), trained_delay_steps=3)
         made[f'trained {family}'] = write_tiny_policy(folder / f'trained {family}', spec)
     return made

@@ -196,9 +196,10 @@ def test_what_stands_in_the_padding_changes_nothing(sound, monkeypatch):
     clean = sound.trace()
     real = sound.engine.encode_prefix
 
-    def fill_padding(image_mask, tokens, token_mask, *rest, **named):
-        junk = np.random.default_rng(0).integers(1, 400, tokens.shape)
-        real(image_mask, np.where(token_mask, tokens, junk), token_mask, *rest, **named)
+    def fill_padding(image_mask, rows, *rest, **named):
+        junk = np.random.default_rng(0).integers(1, 400, rows['tokens'].shape)
+        filled = np.where(rows['token_mask'], rows['tokens'], junk)
+        real(image_mask, {**rows, 'tokens': filled}, *rest, **named)
 
     monkeypatch.setattr(sound.engine, 'encode_prefix', fill_padding)
     sound.policy.reset()

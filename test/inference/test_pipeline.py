@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from tiny_policy import CAMERAS, observation
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.engines.protocol import count_rows
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
@@ -38,7 +39,7 @@ PLAN = CommittedPlan(np.full((6, 3), 0.3), delay_steps=2, execution_horizon=6)
 @pytest.fixture(scope='module')
 def bundles(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp('bundles')
-    return {family: write_guided(folder, family) for family in ('pi05', 'pi0')}
+    return {family: write_guided(folder, family) for family in ('pi05', 'pi0', 'smolvla')}
 
 
 @pytest.fixture
@@ -196,7 +197,7 @@ def pair(bundles: dict[str, Path], family: str) -> tuple[Policy, Policy]:
     return _PAIRS[family]
 
 
-@pytest.mark.parametrize('family', ['pi05', 'pi0'])
+@pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
 @given(data=st.data())
 def test_any_sequence_gives_the_chunks_of_one_after_the_other_in_their_order(bundles, family, data):
     overlapped, plain = pair(bundles, family)
@@ -429,9 +430,9 @@ def test_warming_up_runs_every_slot_that_will_be_used(bundles, monkeypatch, sett
     policy = load_policy(bundles['pi05'], **settings)
     real, seen = policy._engine.encode_prefix, []
 
-    def encode_prefix(image_mask, tokens, token_mask, slot=0):
-        seen.append((len(tokens), slot))
-        real(image_mask, tokens, token_mask, slot)
+    def encode_prefix(image_mask, rows, slot=0):
+        seen.append((count_rows(rows), slot))
+        real(image_mask, rows, slot)
 
     monkeypatch.setattr(policy._engine, 'encode_prefix', encode_prefix)
     policy.warm_up()

@@ -21,10 +21,10 @@ PLAN = CommittedPlan(np.full((6, 3), 0.3), delay_steps=2, execution_horizon=6)
 @pytest.fixture(scope='module')
 def bundles(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp('bundles')
-    return {family: write_guided(folder, family) for family in ('pi05', 'pi0')}
+    return {family: write_guided(folder, family) for family in ('pi05', 'pi0', 'smolvla')}
 
 
-families = pytest.mark.parametrize('family', ['pi05', 'pi0'])
+families = pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
 
 
 def guided(bundle: Path, max_rows: int = 2, **settings):

@@ -213,6 +213,6 @@ def test_threads_are_pytorchs(bundle):
 def test_the_peak_is_this_programs_and_not_its_parents():
     # More than the child will ever hold.
     held = np.ones(2**29, dtype=np.uint8)
-    code = 'from vla_runtime import bench; print(bench._peak_resident_bytes())'
+    code = 'from vla_runtime.performance import bench; print(bench._peak_resident_bytes())'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
     assert 2**20 < int(done.stdout) < held.nbytes

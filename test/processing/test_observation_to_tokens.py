@@ -17,7 +17,6 @@ from vla_runtime.processing.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.cases
 
-CASES = find('*.end_to_end.json')
 KINDS = {
     'QUANTILES': 'quantiles_lerobot',
     'MEAN_STD': 'mean_std_lerobot',
@@ -28,6 +27,14 @@ KINDS = {
 
 def _folder(case: Path) -> Path:
     return case.with_name(case.name.removesuffix('.end_to_end.json'))
+
+
+def _is_of_pi(case: Path) -> bool:
+    config = json.loads((_folder(case) / 'config.json').read_text())
+    return config['type'] in ('pi05', 'pi0')
+
+
+CASES = [case for case in find('*.end_to_end.json') if _is_of_pi(case)]
 
 
 def _normalizer(folder: Path, pipeline: str, step_name: str, feature: str) -> Normalizer:

@@ -120,9 +120,7 @@ def _with_dims(document: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or 'dimensions' not in document:
         return document  # What is wrong with these has no need of a family.
     if name not in family_names():
-        raise FieldError(
-            'family', f'{quoted(name)} where one of {", ".join(family_names())} is expected'
-        )
+        raise FieldError('family', f'{quoted(name)} is unknown{did_you_mean(name, family_names())}')
     dims = typed_yaml.parse(find_family(name).dims, document['dimensions'], 'dimensions')
     return {**document, 'dimensions': dims}
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from network_cases import relative_error
 from safetensors.torch import save_file
-from smolvla_cases import tiny_smolvla, tiny_smolvla_dims
+from smolvla_cases import tiny_smolvla
+from tiny_policy import tiny_dims
 
 from vla_runtime.families import find_family, preset, read_time_table
 from vla_runtime.families.blocks.layers import matrix_names
@@ -21,7 +23,7 @@ from vla_runtime.inference.denoise import flow_times
 
 @pytest.mark.parametrize('size', ['tiny', 'cross', 'own', 'full'])
 def test_weight_shapes_are_those_of_the_network_in_its_order(size):
-    tiny = tiny_smolvla_dims()
+    tiny = tiny_dims('smolvla')
     dims = {
         'tiny': tiny,
         'cross': replace(tiny, self_attention_every=0),
@@ -46,7 +48,7 @@ def test_the_published_policy_has_450_million_parameters():
     ('every', 'own', 'cross'), [(2, (0, 2), (1,)), (1, (0, 1, 2), ()), (0, (), (0, 1, 2))]
 )
 def test_the_prefix_hands_over_keys_and_values_of_the_layers_that_there_are(every, own, cross):
-    dims = replace(tiny_smolvla_dims(), self_attention_every=every)
+    dims = replace(tiny_dims('smolvla'), self_attention_every=every)
     assert (dims.self_layers, dims.cross_layers) == (own, cross)
     past = trace_shapes(empty_network('smolvla', dims)).past
     shape = (1, dims.language.num_kv_heads, dims.prefix_length, dims.language.head_dim)
@@ -56,6 +58,26 @@ def test_the_prefix_hands_over_keys_and_values_of_the_layers_that_there_are(ever
             expected |= {f'{kind}_{part}': (len(layers), *shape) for part in ('key', 'value')}
     assert {name: tensor.shape for name, tensor in past.items()} == expected
     assert {past[name].row_axis for name in past if name != 'prefix_mask'} == {1}
+
+
+@pytest.mark.parametrize('every', [0, 1, 2, 3])
+def test_the_split_equals_the_joint_forward_whichever_layers_attend_to_themselves(every):
+    dims = replace(tiny_dims('smolvla'), self_attention_every=every)
+    network = tiny_smolvla(dims)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(2, dims.image_tokens, dims.language.width, generator=generator)
+    image_mask = torch.tensor([True, False])
+    rows = {
+        'tokens': torch.randint(dims.vocabulary, (1, dims.prompt_length), generator=generator),
+        'token_mask': torch.arange(dims.prompt_length)[None] < 9,
+        'state': torch.randn(1, dims.state_dim, generator=generator),
+    }
+    x = torch.randn(1, dims.horizon, dims.action_dim, generator=generator)
+    conditioning = network.time_conditioning(torch.tensor([0.3]))
+    split = network.velocity(x, network.prefix(images, image_mask, **rows), conditioning)
+    prefix = network.embed_prefix(images[None], image_mask[None], **rows)
+    joint = network.joint_velocity(*prefix, x, conditioning)
+    assert relative_error(split, joint) <= 1e-5
 
 
 def test_keys_and_values_have_the_matrices_precision():
@@ -94,7 +116,7 @@ def test_patch_positions_are_those_that_policies_were_trained_with():
 
 
 def test_positions_that_are_taken_twice_reach_the_patches():
-    dims = replace(tiny_smolvla_dims(), pixel_shuffle=1)
+    dims = replace(tiny_dims('smolvla'), pixel_shuffle=1)
     dims = replace(dims, vision=replace(dims.vision, patch_size=2, image_size=50))
     vision = SmolVlmVision(dims)
     torch.nn.init.normal_(vision.position_embedding)
@@ -112,7 +134,7 @@ def test_positions_that_are_taken_twice_reach_the_patches():
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(change, pattern):
-    dims = tiny_smolvla_dims()
+    dims = tiny_dims('smolvla')
     if 'depth' in change:
         change = {'expert': replace(dims.expert, **change)}
     with pytest.raises(ValueError, match=pattern):

@@ -36,7 +36,7 @@ needs_osmesa = pytest.mark.skipif(
     ctypes.util.find_library('OSMesa') is None, reason='libosmesa6 is not installed'
 )
 RENDER = """
-from vla_runtime.sim.world import Tabletop
+from vla_runtime.tabletop.sim.world import Tabletop
 world = Tabletop()
 world.reset(0)
 assert world.render('front', 64, 48).std() > 1.0

@@ -16,7 +16,7 @@ from vla_runtime.tabletop.sim.workers import workers
 _PATIENCE_S = 120.0
 _BUSY = """
 import sys, time
-from vla_runtime.sim.workers import workers
+from vla_runtime.tabletop.sim.workers import workers
 
 if __name__ == '__main__':
     try:

@@ -61,13 +61,15 @@ def load_graphs(
 
     # The smallest first: what does not fit shows before the others are loaded.
     expert = {1: load('expert')}
+    own = {'x', *STEP_INPUTS, *family.head_inputs(dims)}
+    handed_over = {name: port for name, port in expert[1].inputs.items() if name not in own}
+    _check_precision(expert[1].path, tensors_of(handed_over), precision)
     vision = load('vision')
     prefix: dict[int, Session] = {}
     for count in rows:
         prefix[count] = load('prefix', count)
         expert.setdefault(count, load('expert', count) if count > 1 else expert[1])
         past = tensors_of(prefix[count].outputs)
-        _check_precision(prefix[count].path, past, precision)
         shapes = GraphShapes(
             family,
             dims,

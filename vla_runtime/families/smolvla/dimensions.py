@@ -34,18 +34,20 @@ class SmolVlaDims:
     pixel_shuffle: int
     language: DecoderDims
     expert: DecoderDims
-    self_attention_every: int
     vocabulary: int
     cameras: int
     prompt_length: int
     horizon: int
     action_dim: int
     state_dim: int
+    self_attention_every: int = 0
     rms_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
         check_vision(self.vision)
         check_stacks(self.language, self.expert)
+        if self.rms_epsilon <= 0:
+            raise ValueError(f'rms_epsilon {self.rms_epsilon} where a number above 0 is expected')
         side = self.vision.image_size // self.vision.patch_size
         if side % self.pixel_shuffle:
             raise ValueError(

@@ -157,7 +157,7 @@ def test_every_reference_chunk_equals_pytorch_decomposed_and_monolithic(path, b,
     assert np.abs(chunk - recorded).max() <= (2e-5 if kind == 'plain' else 5e-5)
 
 
-@pytest.mark.parametrize('family', ['pi05', 'pi0'])
+@pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
 @pytest.mark.parametrize('beta', [None, 2.0])
 def test_a_policy_gives_torchs_chunks_with_cache_guidance_and_plan(family, beta):
     bundle = tiny_onnx_bundle(family)

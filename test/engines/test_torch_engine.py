@@ -165,12 +165,12 @@ def test_buffers_stay_where_they_are_and_repeat_bit_for_bit(path: Path):
     def addresses() -> list[int]:
         own = [v for v in vars(engine).values() if isinstance(v, torch.Tensor)]
         rows = [
-            v
-            for buffers in engine._buffers.values()
-            for owner in (buffers, *buffers.slots)
-            for v in vars(owner).values()
-            if isinstance(v, torch.Tensor)
+            tensor
+            for held in engine._buffers.values()
+            for tensors in (held.prefix_inputs, held.head_inputs, *held.slots)
+            for tensor in tensors.values()
         ]
+        rows += [t for held in engine._buffers.values() for t in (held.row_weight, held.velocity)]
         return [tensor.data_ptr() for tensor in own + rows]
 
     before = addresses()

@@ -350,8 +350,8 @@ _LOAD = """
 import sys
 from pathlib import Path
 {prepare}
-from vla_runtime.dimensions import PI05
-from vla_runtime.engines.tensorrt_engine import TensorRTEngine
+from vla_runtime.families.pi.dimensions import PI05
+from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 try:
     TensorRTEngine.load(Path('no_bundle'), 'pi05', PI05, files=dict(), device='cuda',
                         precision='float16', max_rows=1, denoise_steps=10,

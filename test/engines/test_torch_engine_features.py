@@ -143,7 +143,9 @@ def test_chunks_denoised_together_are_those_denoised_alone(family, rows, count):
     noise = np.random.default_rng(9).normal(size=(count, dims.horizon, dims.action_dim))
     noise = noise.astype(np.float32)
     changes = (
-        {'state': np.array([[0.1] * 6, [0.7] * 6], np.float32)[:rows]} if family == 'pi0' else {}
+        {'rows': {'state': np.array([[0.1] * 6, [0.7] * 6], np.float32)[:rows]}}
+        if family == 'pi0'
+        else {}
     )
     together = denoise(engine, planned_rows(engine, rows, x=noise, **changes))
     assert together.shape == noise.shape

@@ -188,8 +188,8 @@ def test_a_bundle_gets_files_in_another_precision_and_keeps_its_receipt(tmp_path
 _WITHIN = """
 import sys
 from pathlib import Path
-from vla_runtime.bundle import read_bundle
-from vla_runtime.export.onnx_bundle import add_onnx
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.export.onnx.bundle import add_onnx
 import onnxruntime, torch, torch.export, vla_runtime.export.onnx.verification
 torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
 spec = read_bundle(sys.argv[1]).spec

@@ -1,0 +1,77 @@
+"""SmolVLA through `Policy`: the exact cache with its state token, samples, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from guided_policies import NOISE, load_policy, without_ages, write_guided
+from tiny_policy import observation
+
+from vla_runtime.inference.prefix_cache import CachePolicy
+from vla_runtime.types import CommittedPlan
+
+OFF = CachePolicy(mode='off')
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory) -> Path:
+    return write_guided(tmp_path_factory.mktemp('bundles'), 'smolvla')
+
+
+def test_a_hit_changes_nothing_and_needs_an_equal_state(bundle):
+    cached, fresh = load_policy(bundle), load_policy(bundle, cache=OFF)
+    seen = observation()
+    moved = replace(seen, state=seen.state + np.float32(1e-3))
+    image = {**seen.images, 'top': 255 - seen.images['top']}
+    hit = 'top: hit, wrist: hit'
+    for look, vision, prefix in (
+        (seen, 'top: miss (first), wrist: miss (first)', 'miss (first)'),
+        (seen, hit, 'hit'),
+        (moved, hit, 'miss (state)'),
+        (replace(moved, images=image), 'top: miss (pixels), wrist: hit', 'miss (images)'),
+        (replace(moved, images=image, instruction='stop'), hit, 'miss (tokens, token mask)'),
+    ):
+        chunk, report = cached.infer(look, noise=NOISE)
+        expected, without = fresh.infer(look, noise=NOISE)
+        assert without_ages(report.cache) == {'vision': vision, 'prefix': prefix}
+        assert without.cache['prefix'] == 'off'
+        np.testing.assert_array_equal(chunk.normalised, expected.normalised)
+
+
+def test_a_moved_state_is_never_within_bounds(bundle):
+    # Bounds are on bins of a state in the prompt; a state token has none.
+    bounds = CachePolicy(
+        mode='bounded', max_age_s=9.0, max_reuses=9, max_image_change=9.0, max_state_bins=9
+    )
+    policy, seen = load_policy(bundle, cache=bounds), observation()
+    policy.infer(seen)
+    _, report = policy.infer(replace(seen, state=seen.state + np.float32(1e-6)))
+    assert report.cache['prefix'] == 'miss (state)'
+
+
+@pytest.mark.parametrize('guided', [False, True])
+def test_samples_are_the_chunks_of_their_noises(bundle, guided):
+    noise = np.random.default_rng(1).normal(size=(3, *NOISE.shape)).astype(np.float32)
+    plan = CommittedPlan(np.full((6, 3), 0.3), delay_steps=2, execution_horizon=6)
+    settings = {'cfg_enabled': guided, 'cfg_beta': 2.0, 'rtc_mode': 'off'}
+    alone = load_policy(bundle, **settings)
+    chunks = [alone.infer(observation(), noise=one)[0].normalised for one in noise]
+    chosen, report = load_policy(bundle, samples=3, **settings).infer(
+        observation(), plan=plan, noise=noise
+    )
+    assert report.samples == 3 and len(set(report.sample_distances)) == 3
+    np.testing.assert_allclose(chosen.normalised, chunks[report.sample], rtol=0, atol=1e-5)
+
+
+def test_an_absent_camera_counts_for_nothing(bundle):
+    policy, seen = load_policy(bundle), observation()
+    both, _ = policy.infer(seen, noise=NOISE)
+    one, _ = policy.infer(replace(seen, images={**seen.images, 'wrist': None}), noise=NOISE)
+    assert np.abs(one.normalised - both.normalised).max() > 1e-3
+    fresh, _ = load_policy(bundle).infer(
+        replace(seen, images={**seen.images, 'wrist': None}), noise=NOISE
+    )
+    np.testing.assert_array_equal(one.normalised, fresh.normalised)
