@@ -1,4 +1,4 @@
-"""The flow time mixed into the noisy actions by a small MLP: pi0 and those that follow it.
+"""The flow time mixed into the noisy actions by a small MLP (arXiv 2410.24164).
 
 The MLP's first layer sees [action, time] side by side, so its time half is a constant of the step.
 """
