@@ -30,6 +30,7 @@ class SmolVla(FlowNetwork):
     """
 
     dims: SmolVlaDims
+    vision: SmolVlmVision
 
     def __init__(self, dims: SmolVlaDims) -> None:
         super().__init__()
