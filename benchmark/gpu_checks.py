@@ -227,7 +227,10 @@ def serial_chunk(engine: PolicyEngine, pair: ChunkInputs, alone: ChunkInputs) ->
     """The guided chunk from two single-row passes a step, combined and moved in float64."""
     for row in (0, 1):
         one = replace(
-            pair, tokens=pair.tokens[row : row + 1], token_mask=pair.token_mask[row : row + 1]
+            pair,
+            prefix_inputs={
+                name: array[row : row + 1] for name, array in pair.prefix_inputs.items()
+            },
         )
         encode(engine, one, slot=row)
     steps = len(pair.step_inputs.plan_weight)

@@ -230,8 +230,7 @@ def _inputs(inputs: Any, rows: int) -> dict[str, np.ndarray]:
     return {
         'pixels': inputs.pixels,
         'image_mask': inputs.image_mask,
-        f'tokens_r{rows}': inputs.tokens,
-        f'token_mask_r{rows}': inputs.token_mask,
+        **{f'{name}_r{rows}': array for name, array in inputs.prefix_inputs.items()},
         f'x_r{rows}': step.x,
         f'row_weight_r{rows}': step.row_weight,
         f'plan_r{rows}': step.plan,

@@ -319,12 +319,6 @@ def past_read_the_wrong_way_round(model: onnx.ModelProto) -> None:
         _rename(node.input, {'past_key': 'past_value', 'past_value': 'past_key'})
 
 
-def product_given_out(model: onnx.ModelProto) -> None:
-    """A product leaves the graph before it is widened."""
-    name = nodes_of(model, 'MatMul')[-1].output[0]
-    model.graph.output.append(_value_of(model, name))
-
-
 def time_comes_in_half(model: onnx.ModelProto) -> None:
     (port,) = (port for port in model.graph.input if port.name == 't')
     port.type.tensor_type.elem_type = half_of(model)

@@ -19,7 +19,8 @@ EVERYONE = {'types', 'files', '__version__'}
 ROOMS: dict[str, set[str]] = {
     'types': set(),
     'files': set(),
-    'families': set(),
+    # A family's checkpoint reader gives the exporter and the bundle what they write.
+    'families': {'bundle', 'export'},
     'bundle': {'families', 'processing', 'export'},
     'processing': set(),
     'inference': {'engines', 'bundle', 'processing', 'families'},

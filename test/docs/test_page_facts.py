@@ -17,7 +17,7 @@ from pages import PAGES, anchors, blocks, first_cells, prose, text_of
 from paths import ROOT
 
 from vla_runtime.cli import main as program
-from vla_runtime.execution.command import Reason, Refusal
+from vla_runtime.execution.command import ChunkRefusal, Reason
 from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.families import family_names, find_family
 from vla_runtime.files.typed_yaml import key_of
@@ -165,7 +165,7 @@ def test_every_reason_of_a_stop_is_explained() -> None:
 
 def test_every_refusal_of_a_chunk_is_explained() -> None:
     page = text_of('docs/executor.md').partition('## Chunks that are refused')[2]
-    assert {refusal.value for refusal in Refusal} <= set(quoted(page))
+    assert {refusal.value for refusal in ChunkRefusal} <= set(quoted(page))
 
 
 def test_every_hand_over_is_explained() -> None:

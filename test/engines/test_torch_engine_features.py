@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -147,9 +148,9 @@ def test_chunks_denoised_together_are_those_denoised_alone(family, rows, count):
         if family == 'pi0'
         else {}
     )
-    together = denoise(engine, planned_rows(engine, rows, x=noise, **changes))
+    together = denoise(engine, replace(planned_rows(engine, rows, x=noise), **changes))
     assert together.shape == noise.shape
-    alone = [denoise(engine, planned_rows(engine, rows, x=x, **changes)) for x in noise]
+    alone = [denoise(engine, replace(planned_rows(engine, rows, x=x), **changes)) for x in noise]
     np.testing.assert_allclose(together, alone, atol=2e-5)
     assert np.ptp(together, axis=0).max() > 0.1, 'each noise gives its own chunk'
 

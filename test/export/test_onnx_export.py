@@ -18,11 +18,10 @@ from torch.nn import functional as F
 
 from vla_runtime.bundle.folder import BundleError, read_bundle, seal
 from vla_runtime.engines.onnx.files import (
-    EXPERT_INPUTS,
-    EXPERT_OUTPUTS,
+    IMAGE_INPUTS,
     ONNX_FOLDER,
-    PREFIX_INPUTS,
-    PREFIX_OUTPUTS,
+    STEP_INPUTS,
+    STEP_OUTPUTS,
     WEIGHTS_DATA,
     graph_names,
 )
@@ -61,7 +60,7 @@ def test_every_file_is_valid_and_has_the_designs_names_in_static_shapes(family):
     assert vision_in == {'pixels': ('FLOAT', [1, 3, 28, 28])}
     assert vision_out == {'image_tokens': ('FLOAT', [1, 4, 32])}
     prefix_in, prefix_out = found['prefix_r2.onnx']
-    assert list(prefix_in) == list(PREFIX_INPUTS)
+    assert list(prefix_in) == [*IMAGE_INPUTS, 'tokens', 'token_mask']
     assert prefix_in['tokens'] == ('INT64', [2, 64])
     assert prefix_in['image_mask'] == ('BOOL', [2])
     assert prefix_out == {
@@ -70,12 +69,11 @@ def test_every_file_is_valid_and_has_the_designs_names_in_static_shapes(family):
         'prefix_mask': ('BOOL', [2, dims.prefix_length]),
     }
     expert_in, expert_out = found['expert_r2.onnx']
-    assert list(expert_in) == [name for name in EXPERT_INPUTS if name != 'state' or state]
-    assert list(expert_out) == list(EXPERT_OUTPUTS)
+    head = ['state'] if state else []
+    assert list(expert_in) == ['x', *prefix_out, *STEP_INPUTS, *head]
+    assert list(expert_out) == list(STEP_OUTPUTS)
     assert expert_out['velocity'] == ('FLOAT', [2, 8, 6])
-    assert {name: prefix_out[name] for name in PREFIX_OUTPUTS} == {
-        name: expert_in[name] for name in PREFIX_OUTPUTS
-    }
+    assert {name: expert_in[name] for name in prefix_out} == prefix_out
     assert found['expert.onnx'][0]['past_key'] == ('FLOAT', [2, 1, *past[2:]])
     monolithic_in, monolithic_out = found['monolithic.onnx']
     assert monolithic_in['plan_weight'] == ('FLOAT', [3, 1, 8, 1])
