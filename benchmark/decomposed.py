@@ -33,8 +33,8 @@ from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.families import read_time_table
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.performance import operation_counts
 from vla_runtime.performance.device_rates import numpy_rates
+from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.performance.roofline import Rates
 
 PACKAGES = ('onnxruntime', 'onnx', 'numpy', 'torch')
@@ -139,10 +139,10 @@ def measure(subject: Subject, rounds: int) -> dict[str, dict[str, list[float]]]:
 
 def counted(rates: Rates) -> dict[str, dict[str, float]]:
     """Of every piece its operations (10^9) and its least time at these rates (ms)."""
-    miss = operation_counts.inference(DIMS, steps=STEPS)
-    one = operation_counts.inference(DIMS, steps=STEPS, images=1)
-    hit = operation_counts.inference(DIMS, steps=STEPS, images=0, prefix_runs=0)
-    again = operation_counts.inference(DIMS, steps=STEPS, prefix_runs=STEPS)
+    miss = count_operations('pi05', DIMS).inference(steps=STEPS)
+    one = count_operations('pi05', DIMS).inference(steps=STEPS, images=1)
+    hit = count_operations('pi05', DIMS).inference(steps=STEPS, images=0, prefix_runs=0)
+    again = count_operations('pi05', DIMS).inference(steps=STEPS, prefix_runs=STEPS)
     # The graph runs the vision network once over all images: the same operations.
     pieces = {'monolithic': miss, 'miss': miss, 'one_new': one, 'hit': hit, 'no_cache': again}
     return {
@@ -161,7 +161,7 @@ def summary(found: Mapping[str, Mapping[str, list[float]]], rates: Rates) -> dic
     """Ratios within a round beside the counted ones, times, and the rate of every phase."""
     whole = {name: np.array(values) for name, values in found['whole'].items()}
     count = counted(rates)
-    work = operation_counts.inference(DIMS, steps=STEPS)
+    work = count_operations('pi05', DIMS).inference(steps=STEPS)
     fastest = {phase: min(values) for phase, values in found['phases'].items()}
     return {
         'ratios': {

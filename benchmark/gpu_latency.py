@@ -26,9 +26,10 @@ from random_policy import (
 )
 
 from vla_runtime.engines.protocol import PolicyEngine
-from vla_runtime.families.pi.dimensions import PiDims
+from vla_runtime.families.family import PolicyDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.performance.devices import device_of_cuda
+from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.performance.roofline import phase_floors, published_rates
 
 WARM_UP = 3
@@ -149,20 +150,22 @@ def measure(
         'first_run_s': first_s,
         'cuda_graph': status,
         'error_against_eager': relative_error(chunk, expected),
-        'least_ms': _least_ms(network.dims, rows, device),
+        'least_ms': _least_ms(network, rows, device),
         'peak_memory_gib': torch.cuda.max_memory_allocated(device) / 2**30
         if device.type == 'cuda'
         else None,
     }
 
 
-def least_ms(dims: PiDims, rows: int, name: str, total_bytes: int) -> dict[str, float] | None:
+def least_ms(
+    family: str, dims: PolicyDims, rows: int, name: str, total_bytes: int
+) -> dict[str, float] | None:
     """The roofline of a miss and a hit, or None for a GPU whose rates are in no table."""
     found = device_of_cuda(name, total_bytes)
     if found is None:
         return None
     floors = phase_floors(
-        dims,
+        count_operations(family, dims),
         published_rates(found, 'bfloat16'),
         precision='bfloat16',
         rows=rows,
@@ -172,11 +175,12 @@ def least_ms(dims: PiDims, rows: int, name: str, total_bytes: int) -> dict[str, 
     return {phase: floors[phase].milliseconds for phase in ('miss', 'hit')}
 
 
-def _least_ms(dims: PiDims, rows: int, device: torch.device) -> dict[str, float] | None:
+def _least_ms(network: PiNetwork, rows: int, device: torch.device) -> dict[str, float] | None:
     if device.type != 'cuda':
         return None
     properties = torch.cuda.get_device_properties(device)
-    return least_ms(dims, rows, properties.name, properties.total_memory)
+    name, total_bytes = properties.name, properties.total_memory
+    return least_ms(network.family.name, network.dims, rows, name, total_bytes)
 
 
 def configurations(quick: bool, compiled: bool) -> list[tuple[int, int, Mode]]:

@@ -19,7 +19,7 @@ from measurement import percentiles, write_result
 from mid_size import DIMS, PACKAGES, STEPS, look, mid_size_policy, parse_arguments
 
 from vla_runtime.inference.settings import PolicySettings
-from vla_runtime.performance import operation_counts
+from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.policy import Policy
 from vla_runtime.types import InferenceReport
 
@@ -63,7 +63,7 @@ def _add(
 
 def counted(unguided: Mapping[str, np.ndarray]) -> np.ndarray:
     """Milliseconds that the counted operations of two rows take at the unguided one's speed."""
-    one, two = (operation_counts.inference(DIMS, steps=STEPS, rows=rows) for rows in (1, 2))
+    one, two = (count_operations('pi05', DIMS).inference(steps=STEPS, rows=rows) for rows in (1, 2))
     expected = unguided['total'].copy()
     for phase in ('prefix', 'denoise'):
         expected += unguided[phase] * (two[phase].flops / one[phase].flops - 1)

@@ -13,7 +13,7 @@ from torch import nn
 
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.engines.torch.engine import PRECISIONS, TorchEngine
-from vla_runtime.families import build_network, preset
+from vla_runtime.families import build_network, find_family
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.pi.dimensions import PiDims
@@ -39,7 +39,7 @@ class ChunkInputs:
 
 def sized_dims(family: str, size: str, cameras: int) -> PiDims:
     """The family's dimensions: full, reduced (about 80 M parameters) or tiny (for tests)."""
-    full = replace(preset(family), cameras=cameras)
+    full = replace(find_family(family).presets[family], cameras=cameras)
     if size == 'full':
         return full
     if size == 'reduced':

@@ -25,7 +25,7 @@ from mid_size import DIMS, PACKAGES, STEPS, look, mid_size_policy, parse_argumen
 
 from vla_runtime.inference.pipeline import PipelineMode
 from vla_runtime.inference.settings import PolicySettings
-from vla_runtime.performance import operation_counts
+from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.policy import Policy
 from vla_runtime.types import InferenceReport, Observation
 
@@ -70,7 +70,7 @@ def allowed(encoding: float, denoising: float) -> float:
 
 def counted() -> float:
     """What the counted operations allow."""
-    work = operation_counts.inference(DIMS, steps=STEPS)
+    work = count_operations('pi05', DIMS).inference(steps=STEPS)
     return allowed(work['vision'].flops + work['prefix'].flops, work['denoise'].flops)
 
 

@@ -17,6 +17,7 @@ from paths import ROOT
 
 from vla_runtime.engines import preflight
 from vla_runtime.performance.devices import DEVICES
+from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.performance.roofline import phase_floors, published_rates
 
 sys.path.insert(0, str(ROOT / 'benchmark'))
@@ -238,9 +239,9 @@ def test_the_table_has_the_least_times_of_a_gpu_whose_rates_are_published():
     result = gpu_latency.measure(network, 'pi05', 1, 1, gpu_latency.EAGER, repeats=2)
     assert result['least_ms'] is None
     dims = random_policy.sized_dims('pi05', 'full', 3)
-    least = gpu_latency.least_ms(dims, 2, 'NVIDIA H200', 139 * 2**30)
+    least = gpu_latency.least_ms('pi05', dims, 2, 'NVIDIA H200', 139 * 2**30)
     floors = phase_floors(
-        dims,
+        count_operations('pi05', dims),
         published_rates(DEVICES['h200'], 'bfloat16'),
         precision='bfloat16',
         rows=2,
@@ -251,7 +252,7 @@ def test_the_table_has_the_least_times_of_a_gpu_whose_rates_are_published():
     lines = gpu_latency.table([{**result, 'least_ms': least}])
     assert lines[0].split()[-3:] == ['least', 'miss/hit', 'memory']
     assert f'{least["miss"]:.2f}' in lines[1]
-    assert gpu_latency.least_ms(dims, 2, 'NVIDIA Unheard Of', 139 * 2**30) is None
+    assert gpu_latency.least_ms('pi05', dims, 2, 'NVIDIA Unheard Of', 139 * 2**30) is None
 
 
 def test_compiled_networks_are_what_runs():

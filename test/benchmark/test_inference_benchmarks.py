@@ -14,7 +14,7 @@ import guidance
 import mid_size
 import prefix_cache
 
-from vla_runtime.performance import operation_counts
+from vla_runtime.performance.operation_counts import count_operations
 
 
 def test_what_is_saved_is_counted_in_vision_times_of_the_other_two():
@@ -71,7 +71,7 @@ def test_guidance_figures_are_of_misses_and_hits_apart():
 
 def test_the_mid_size_policy_has_about_a_hundred_million_parameters():
     dims = mid_size.DIMS
-    read = operation_counts.inference(dims, steps=1, images=1)
+    read = count_operations('pi05', dims).inference(steps=1, images=1)
     # Every weight once, but for the rows of the text table that are not looked up, the last prefix
     # layer's unused half and the time network.
     weights = sum(work.weight_bytes for work in read.values()) / 4

@@ -44,7 +44,7 @@ from vla_runtime.bundle.schema import ActionSpec, CameraSpec
 from vla_runtime.cli.main import main
 from vla_runtime.export.block_sizes import HeadCounts
 from vla_runtime.export.checkpoint import read_tensors
-from vla_runtime.families import preset
+from vla_runtime.families import find_family
 from vla_runtime.families.pi.tensor_dims import dims_of
 from vla_runtime.families.pi.tensor_names import NAMES
 from vla_runtime.policy import Policy
@@ -291,7 +291,10 @@ def test_a_full_size_policy_is_planned_without_reading_its_weights(family, tmp_p
     assert 'vision 27x1152, language 18x2048, expert 18x1024' in capsys.readouterr().out
     tensors = read_tensors(folder, NAMES)
     dims = dims_of(tensors, HeadCounts(16, 1), cameras=3, prompt_length=200, horizon=50)
-    assert replace(dims, prompt_length=preset(family).prompt_length) == preset(family)
+    assert (
+        replace(dims, prompt_length=find_family(family).presets[family].prompt_length)
+        == find_family(family).presets[family]
+    )
 
 
 class TestMissing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 from commands import run_command
@@ -12,6 +13,7 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from vla_runtime.cli.main import main
 from vla_runtime.families.pi.dimensions import PI05
 from vla_runtime.performance.devices import DEVICES
+from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.performance.roofline import largest_engine_bytes
 
 
@@ -79,7 +81,10 @@ def test_a_bundle_brings_its_own_sizes_and_steps(bundle, tmp_path, capsys):
 @pytest.mark.parametrize(
     ('arguments', 'text'),
     [
-        (['pi06', '--device', 'thor'], "MODEL 'pi06' is neither a known family (pi05, pi0) nor"),
+        (
+            ['pi06', '--device', 'thor'],
+            "MODEL 'pi06' is neither a published size (pi05, pi0, smolvla) nor",
+        ),
         (['pi05'], '--device is missing, such as in: vla_runtime roofline pi05'),
         ([], 'MODEL is missing'),
         (['pi05', '--device', 'thor', '--views', '0'], "--views: '0' is not a whole number from"),
@@ -133,7 +138,7 @@ def test_building_is_told_apart_from_running(tmp_path, capsys):
     chosen = ('--device', 'orin-nano', 'orin-nx', 'agx-orin', 'rtx-4090', '--precision', 'float16')
     devices = figures(tmp_path, 'pi05', *chosen)['devices']
     # By hand: the largest file thrice (parsed, on the GPU, built), scratch, and CUDA's own twice.
-    largest = largest_engine_bytes(PI05, 2)
+    largest = largest_engine_bytes(count_operations('pi05', PI05), 2)
     shared, card = 3 * largest + (3 << 30), largest + (2 << 30)
     builds = {key: device['build'] for key, device in devices.items()}
     assert builds['orin-nx'] == {
@@ -187,7 +192,7 @@ def test_a_policy_without_a_tag_has_one_row_alone(tmp_path, capsys):
 @pytest.mark.parametrize(
     ('arguments', 'text'),
     [
-        (['nowhere', '--device', 'thor'], "MODEL 'nowhere' is neither a known family"),
+        (['nowhere', '--device', 'thor'], "MODEL 'nowhere' is neither a published size"),
         (['test', '--device', 'thor'], 'policy.yaml: is missing; is this folder a policy bundle?'),
         (['pi05', '--device', 'thor', '--json', 'no/o.json'], "there is no folder 'no'"),
         (['pi05', '--device', 'thor', '--views', '0'], 'not a whole number from 1 to 16'),
@@ -204,9 +209,9 @@ def test_errors_come_before_anything_slow_is_imported(arguments, text):
     assert 'torch' not in done.imported
 
 
-def test_it_needs_no_torch(bundle):
-    for model in ('pi05', str(bundle)):
-        done = run_command('roofline', model, '--device', 'thor')
-        assert done.returncode == 0, done.stderr
-        assert 'AGX Thor (T5000): fits' in done.stdout
-        assert 'torch' not in done.imported
+def test_without_pytorch_it_says_what_counts_the_operations(monkeypatch, capsys):
+    count_operations.cache_clear()
+    monkeypatch.setitem(sys.modules, 'torch', None)
+    monkeypatch.delitem(sys.modules, 'vla_runtime.performance.meta_runs', raising=False)
+    assert main(['roofline', 'pi05', '--device', 'thor']) == 2
+    assert 'operations are counted by PyTorch' in capsys.readouterr().err

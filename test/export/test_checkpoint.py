@@ -27,7 +27,7 @@ from vla_runtime.export.checkpoint import (
     copy_tensors,
     read_tensors,
 )
-from vla_runtime.families import find_family, preset
+from vla_runtime.families import find_family
 from vla_runtime.families.pi.tensor_dims import dims_of, family_of, pi_shapes
 from vla_runtime.families.pi.tensor_names import NAMES
 
@@ -158,7 +158,7 @@ class TestFit:
 
     def test_full_size_networks_are_compared_without_making_them(self):
         for family in ('pi05', 'pi0'):
-            dims = preset(family)
+            dims = find_family(family).presets[family]
             shapes = find_family(family).weight_shapes(dims)
             assert shapes['language.embedding.weight'] == (257152, 2048)
 

@@ -27,7 +27,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
@@ -40,6 +40,7 @@ from vla_runtime.performance.devices import DEVICES, GIB, MATRIX_BYTES
 if TYPE_CHECKING:
     from vla_runtime.families.family import PolicyDims
     from vla_runtime.performance.devices import Device
+    from vla_runtime.performance.operation_counts import PolicyCounts
 
 _STEPS = 10
 
@@ -113,6 +114,7 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         ValueError: no model or device, an unknown family, more views than the bundle has.
         BundleError: the folder is no bundle.
     """
+    from vla_runtime.performance.operation_counts import count_operations
     from vla_runtime.performance.roofline import fits, memory_need, phase_floors, published_rates
 
     if not arguments.model or not arguments.device:
@@ -121,11 +123,12 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
             f'{missing} is missing, such as in: vla_runtime roofline pi05 --device agx-orin '
             '(--list shows the devices)'
         )
-    dims, views, steps, all_rows = _model(arguments)
+    family, dims, views, steps, all_rows = _model(arguments)
+    counts = count_operations(family, dims)
     precision = arguments.precision
     needs = {
         backend: {
-            rows: memory_need(dims, backend, precision=precision, rows=rows) for rows in all_rows
+            rows: memory_need(counts, backend, precision=precision, rows=rows) for rows in all_rows
         }
         for backend in BACKENDS
     }
@@ -136,13 +139,13 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         floors = {}
         for rows in all_rows:
             found = phase_floors(
-                dims, rates, precision=precision, rows=rows, steps=steps, views=views
+                counts, rates, precision=precision, rows=rows, steps=steps, views=views
             )
             floors[f'{rows}_rows'] = {phase: asdict(one) for phase, one in found.items()}
         devices[key] = {
             **asdict(device),
             'note': device.note(precision),
-            'build': _build_on(device, dims, precision),
+            'build': _build_on(device, counts, precision),
             'fits': {
                 backend: {_up_to(rows): fits(need, device) for rows, need in of_backend.items()}
                 for backend, of_backend in needs.items()
@@ -166,14 +169,14 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _build_on(device: Device, dims: PolicyDims, precision: str) -> dict[str, Any]:
+def _build_on(device: Device, counts: PolicyCounts, precision: str) -> dict[str, Any]:
     """Bytes that building engines takes: of the device, of the host beside it (in no table here),
     and of swap, None where none helps.
     """
     from vla_runtime.export.tensorrt.build import DEFAULT_WORKSPACE, MemoryEstimate
     from vla_runtime.performance.roofline import largest_engine_bytes
 
-    largest = largest_engine_bytes(dims, MATRIX_BYTES[precision])
+    largest = largest_engine_bytes(counts, MATRIX_BYTES[precision])
     build = MemoryEstimate.of(largest, DEFAULT_WORKSPACE)
     free = int((device.memory_gib - device.reserved_gib) * GIB)
     if device.shares_memory:
@@ -183,17 +186,20 @@ def _build_on(device: Device, dims: PolicyDims, precision: str) -> dict[str, Any
     return {'memory_bytes': need, 'host_bytes': host, 'swap_bytes': swap, 'fits': swap == 0}
 
 
-def _model(arguments: argparse.Namespace) -> tuple[PolicyDims, int, int, tuple[int, ...]]:
-    """Dimensions, views and steps that are meant, and the numbers of prompt rows."""
+def _model(
+    arguments: argparse.Namespace,
+) -> tuple[str, PolicyDims, int, int, tuple[int, ...]]:
+    """Family, dimensions, views and steps that are meant, and the numbers of prompt rows."""
     from vla_runtime.bundle.folder import read_bundle
 
-    dims, steps, views = preset(arguments.model), _STEPS, arguments.views
+    published, steps, views = preset(arguments.model), _STEPS, arguments.views
     rows: tuple[int, ...] = (1, 2)
-    if dims is not None:
-        dims = replace(dims, cameras=views or dims.cameras)
+    if published is not None:
+        family, dims = published
+        dims = replace(cast(Any, dims), cameras=views or dims.cameras)
     elif Path(arguments.model).exists():
         spec = read_bundle(arguments.model, verify=False).spec
-        dims, steps = spec.dims, spec.denoise_steps
+        family, dims, steps = spec.family, spec.dims, spec.denoise_steps
         if spec.prompt.advantage is None:
             # It cannot be guided, and nothing builds or loads a second row for it.
             rows = (1,)
@@ -204,7 +210,7 @@ def _model(arguments: argparse.Namespace) -> tuple[PolicyDims, int, int, tuple[i
             f"MODEL '{arguments.model}' is neither a published size ({', '.join(preset_names())}) "
             'nor the folder of a bundle'
         )
-    return dims, views or dims.cameras, arguments.steps or steps, rows
+    return family, dims, views or dims.cameras, arguments.steps or steps, rows
 
 
 def _up_to(rows: int) -> str:

@@ -56,10 +56,12 @@ def preset_names() -> list[str]:
     return [name for _, family in _in_folders().values() for name in family.presets]
 
 
-def preset(name: str) -> PolicyDims | None:
-    """Dimensions of a published size; None where there is none of this name."""
+def preset(name: str) -> tuple[str, PolicyDims] | None:
+    """Family and dimensions of a published size; None where there is none of this name."""
     families = (family for _, family in _in_folders().values())
-    return next((family.presets[name] for family in families if name in family.presets), None)
+    return next(
+        ((family.name, family.presets[name]) for family in families if name in family.presets), None
+    )
 
 
 def build_network(name: str, dims: PolicyDims) -> FlowNetwork:

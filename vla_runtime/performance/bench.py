@@ -24,6 +24,7 @@ from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.performance.device_rates import rates_of
 from vla_runtime.performance.measurement import percentiles
+from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.performance.roofline import Floor, Rates, phase_floors
 from vla_runtime.policy import Policy
 from vla_runtime.processing.poses import from_matrix
@@ -289,7 +290,7 @@ def _floors(
     if rates is None:
         return {}
     floors = phase_floors(
-        spec.dims,
+        count_operations(spec.family, spec.dims),
         rates,
         precision=options.precision,
         rows=options.rows,

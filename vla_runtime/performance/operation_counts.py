@@ -1,20 +1,24 @@
-"""What a policy's networks compute and move, counted from their dimensions alone.
+"""What a policy's networks compute and move, counted by running them without numbers.
 
-Pure numbers, no network: what `roofline` compares a measured time with. Counted are the operations
-of matrix products and attention (a multiply-add is two; padding is computed like everything else,
-because shapes are static), and the bytes that must cross the memory bus whatever the caches do:
-each weight once a run, keys and values, inputs and outputs. Not counted are elementwise operations,
-norms and softmax (below one percent), and activations between layers.
+The networks run on PyTorch's `meta` device, so what is counted is what runs, whatever the family.
+Counted are the operations of matrix products and attention (a multiply-add is two; padding is
+computed like everything else, because shapes are static), and the bytes that must cross the memory
+bus whatever the caches do: each weight once a run (whole, where only a part is read), what the
+prefix hands to the head, inputs and outputs. Not counted are elementwise operations, norms and
+softmax (below one percent), and activations between layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.pi.dimensions import PiDims
+from vla_runtime.families.family import PolicyDims
 
 _FLOAT32 = 4
+# Numbers of prompt rows that are counted: without and with guidance.
+_ROWS = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -54,120 +58,111 @@ class Work:
 NOTHING = Work(0, 0, 0)
 
 
-def vision(dims: PiDims, images: int = 1, matrix_bytes: int = _FLOAT32) -> Work:
-    """One run of the vision network over `images` images.
+@dataclass(frozen=True)
+class NetworkCounts:
+    """One run of one network.
+
+    Attributes:
+        flops: floating point operations.
+        matrices: numbers of weights that may be in reduced precision, all of them held.
+        looked_up: of those, numbers in text tables that a run does not read.
+        others: numbers of weights that stay float32.
+        past: numbers handed from prefix to head in the matrices' precision.
+        data_bytes: further inputs and outputs.
+    """
+
+    flops: int
+    matrices: int
+    looked_up: int
+    others: int
+    past: int
+    data_bytes: int
+
+    def held_bytes(self, matrix_bytes: int) -> int:
+        """Weights of an engine of this network, whole text tables included."""
+        return self.matrices * matrix_bytes + self.others * _FLOAT32
+
+    def work(self, matrix_bytes: int) -> Work:
+        """One run, the matrices' numbers being so large."""
+        return Work(
+            self.flops,
+            self.held_bytes(matrix_bytes) - self.looked_up * matrix_bytes,
+            self.past * matrix_bytes + self.data_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class PolicyCounts:
+    """The networks of one policy.
+
+    Attributes:
+        cameras: of the policy.
+        vision: of one image.
+        prefix, step: by number of prompt rows.
+        matrices, others: all weights, as in `NetworkCounts`.
+        widest: numbers that the widest operation of a prefix of one row reads and writes.
+    """
+
+    cameras: int
+    vision: NetworkCounts
+    prefix: Mapping[int, NetworkCounts]
+    step: Mapping[int, NetworkCounts]
+    matrices: int
+    others: int
+    widest: int
+
+    def inference(
+        self,
+        *,
+        steps: int,
+        rows: int = 1,
+        images: int | None = None,
+        prefix_runs: int = 1,
+        matrix_bytes: int = _FLOAT32,
+    ) -> dict[str, Work]:
+        """One chunk, phase by phase: `vision`, `prefix` and `denoise`.
+
+        Args:
+            steps: denoise steps.
+            rows: R, prompt rows.
+            images: that have changed, each a run of its own; None is all cameras.
+            prefix_runs: 0 when the prefix was found in the cache.
+            matrix_bytes: size of a number of the large matrices (2 in half precision).
+        """
+        changed = self.cameras if images is None else images
+        return {
+            'vision': self.vision.work(matrix_bytes) * changed,
+            'prefix': self.prefix[rows].work(matrix_bytes) * prefix_runs,
+            'denoise': self.step[rows].work(matrix_bytes) * steps,
+        }
+
+
+@lru_cache(maxsize=32)
+def count_operations(family: str, dims: PolicyDims) -> PolicyCounts:
+    """Count a policy's networks.
 
     Args:
-        dims: of the policy.
-        images: in one run; 0 is no run.
-        matrix_bytes: size of a number of the large matrices (2 in half precision).
+        family: name of the family.
+        dims: its dimensions.
+
+    Raises:
+        ValueError: PyTorch is not installed.
     """
-    if not images:
-        return NOTHING
-    d, out = dims.vision, dims.language.width
-    patch = 3 * d.patch_size**2
-    matrices = d.depth * (4 * d.width**2 + 2 * d.width * d.mlp_dim) + d.width * out
-    biases = d.depth * (5 * d.width + d.mlp_dim) + out
-    others = patch * d.width + d.width + d.tokens * d.width + (2 * d.depth + 1) * 2 * d.width
-    products = d.tokens * (matrices + patch * d.width)
-    attention = 2 * d.depth * d.tokens**2 * d.width
-    data = 3 * d.image_size**2 + d.tokens * out
-    return Work(
-        flops=2 * images * (products + attention),
-        weight_bytes=(matrices + biases) * matrix_bytes + others * _FLOAT32,
-        data_bytes=images * data * _FLOAT32,
+    try:
+        from vla_runtime.performance.meta_runs import MetaRuns
+    except ImportError as error:
+        raise ValueError(
+            f'operations are counted by PyTorch, which cannot be imported here ({error}); run this '
+            'where PyTorch is installed'
+        ) from None
+    runs = MetaRuns(family, dims)
+    matrices, others = runs.weights()
+    return PolicyCounts(
+        cameras=dims.cameras,
+        vision=runs.vision(),
+        prefix={rows: runs.prefix(rows) for rows in _ROWS},
+        step={rows: runs.step(rows) for rows in _ROWS},
+        matrices=matrices,
+        others=others,
+        widest=runs.widest(),
     )
-
-
-def prefix(dims: PiDims, rows: int = 1, matrix_bytes: int = _FLOAT32) -> Work:
-    """One run of the language prefill over R prompt rows; its last layer makes keys and values.
-
-    Args:
-        dims, matrix_bytes: as for `vision`.
-        rows: R.
-    """
-    d, tokens = dims.language, dims.prefix_length
-    layer, keys_values = _block(d), 2 * d.width * d.num_kv_heads * d.head_dim
-    matrices = (d.depth - 1) * layer + keys_values
-    attention = (d.depth - 1) * _attention(d, tokens, tokens)
-    text = rows * dims.prompt_length * d.width
-    norms = (2 * d.depth - 1) * d.width
-    images = dims.cameras * dims.vision.tokens * d.width
-    return Work(
-        flops=2 * rows * (tokens * matrices + attention),
-        weight_bytes=(matrices + text) * matrix_bytes + norms * _FLOAT32,
-        data_bytes=images * _FLOAT32 + _past_bytes(dims, rows, matrix_bytes),
-    )
-
-
-def denoise_step(dims: PiDims, rows: int = 1, matrix_bytes: int = _FLOAT32) -> Work:
-    """One run of the action expert over R prompt rows and the x that they share.
-
-    Args:
-        dims, rows, matrix_bytes: as for `prefix`.
-    """
-    d, actions = dims.expert, dims.horizon * dims.action_dim
-    stateful = dims.state_dim > 0
-    suffix = dims.horizon + stateful
-    matrices = d.depth * _block(d)
-    # x is one for all rows, and so is its embedding.
-    embedding = dims.action_dim * d.width + (2 * d.width**2 if stateful else 0)
-    state = dims.state_dim * d.width
-    out = d.width * dims.action_dim
-    products = rows * (suffix * matrices + state + dims.horizon * out) + dims.horizon * embedding
-    attention = rows * d.depth * _attention(d, suffix, dims.prefix_length + suffix)
-    biases = d.width + dims.action_dim + (2 * d.width if stateful else 0)
-    # Norms: pi0's own weights; of pi0.5 a row of the time table.
-    norms = (2 * d.depth + 1) * d.width * (1 if stateful else 3)
-    conditioning = d.width if stateful else 0
-    outputs = actions + rows * (actions + dims.state_dim)
-    return Work(
-        flops=2 * (products + attention),
-        weight_bytes=matrices * matrix_bytes
-        + (embedding + state + out + biases + (norms if stateful else 0)) * _FLOAT32,
-        data_bytes=(actions + outputs + conditioning + (0 if stateful else norms)) * _FLOAT32
-        + _past_bytes(dims, rows, matrix_bytes),
-    )
-
-
-def inference(
-    dims: PiDims,
-    *,
-    steps: int,
-    rows: int = 1,
-    images: int | None = None,
-    prefix_runs: int = 1,
-    matrix_bytes: int = _FLOAT32,
-) -> dict[str, Work]:
-    """One chunk, phase by phase: `vision`, `prefix` and `denoise`.
-
-    Args:
-        dims, rows, matrix_bytes: as for `prefix`.
-        steps: denoise steps.
-        images: that have changed, each a run of its own; None is all cameras.
-        prefix_runs: 0 when the prefix was found in the cache.
-    """
-    changed = dims.cameras if images is None else images
-    return {
-        'vision': vision(dims, 1, matrix_bytes) * changed,
-        'prefix': prefix(dims, rows, matrix_bytes) * prefix_runs,
-        'denoise': denoise_step(dims, rows, matrix_bytes) * steps,
-    }
-
-
-def _block(d: DecoderDims) -> int:
-    """Matrix elements of a decoder block; as many multiply-adds a token."""
-    queries, keys = d.num_heads * d.head_dim, d.num_kv_heads * d.head_dim
-    return d.width * (2 * queries + 2 * keys + 3 * d.mlp_dim)
-
-
-def _attention(d: DecoderDims, queries: int, keys: int) -> int:
-    """Multiply-adds of scores and weighted values of one layer."""
-    return 2 * d.num_heads * d.head_dim * queries * keys
-
-
-def _past_bytes(dims: PiDims, rows: int, matrix_bytes: int) -> int:
-    """Keys and values of R prefixes, with their mask."""
-    d = dims.language
-    numbers = 2 * d.depth * d.num_kv_heads * dims.prefix_length * d.head_dim
-    return rows * (numbers * matrix_bytes + dims.prefix_length)

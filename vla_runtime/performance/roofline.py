@@ -10,11 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vla_runtime.engines.protocol import SLOTS
-from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.pi.dimensions import PiDims
-from vla_runtime.performance import operation_counts
 from vla_runtime.performance.devices import GIB, MATRIX_BYTES, Device
-from vla_runtime.performance.operation_counts import Work
+from vla_runtime.performance.operation_counts import PolicyCounts, Work
 
 _FLOAT32 = 4
 
@@ -54,7 +51,7 @@ class MemoryNeed:
     Attributes:
         weights: of everything that is loaded, the whole text table included.
         past: keys and values, all prefix slots of every number of rows that is built.
-        activations: of the widest moment of the prefill, an estimate.
+        activations: of the widest operation of the prefix, an estimate.
     """
 
     weights: int
@@ -80,12 +77,12 @@ def floor(work: Work, rates: Rates) -> Floor:
 
 
 def phase_floors(
-    dims: PiDims, rates: Rates, *, precision: str, rows: int, steps: int, views: int
+    counts: PolicyCounts, rates: Rates, *, precision: str, rows: int, steps: int, views: int
 ) -> dict[str, Floor]:
     """Least times of one inference, phase by phase.
 
     Args:
-        dims: of the policy; `cameras` fixes the length of the prefix.
+        counts: of the policy.
         rates: of the device.
         precision: of the large matrices, a key of `MATRIX_BYTES`.
         rows: prompt rows, 2 under guidance.
@@ -97,10 +94,10 @@ def phase_floors(
         phase) and `hit` (denoise alone)
     """
     size = MATRIX_BYTES[precision]
-    step = operation_counts.denoise_step(dims, rows, size)
+    step = counts.step[rows].work(size)
     floors = {
-        'vision': floor(operation_counts.vision(dims, 1, size), rates),
-        'prefix': floor(operation_counts.prefix(dims, rows, size), rates),
+        'vision': floor(counts.vision.work(size), rates),
+        'prefix': floor(counts.prefix[rows].work(size), rates),
         'step': floor(step, rates),
         'denoise': floor(step * steps, rates),
     }
@@ -115,7 +112,7 @@ def phase_floors(
     return floors
 
 
-def memory_need(dims: PiDims, backend: str, *, precision: str, rows: int) -> MemoryNeed:
+def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int) -> MemoryNeed:
     """What serving takes in device memory.
 
     PyTorch holds one network and computes any number of rows with it. ONNX Runtime and TensorRT
@@ -124,79 +121,55 @@ def memory_need(dims: PiDims, backend: str, *, precision: str, rows: int) -> Mem
     session keeps its own.
 
     Args:
-        dims: of the policy.
+        counts: of the policy.
         backend: `torch`, `onnxruntime` or `tensorrt`.
         precision: of the large matrices, a key of `MATRIX_BYTES`.
         rows: most prompt rows; every number from 1 to this is built.
     """
     size, built = MATRIX_BYTES[precision], range(1, rows + 1)
-    d, language = dims, dims.language
-    a_prefix = 2 * language.depth * language.num_kv_heads * d.prefix_length * language.head_dim
-    held = SLOTS * sum(built)
-    # Gate, up and their product, beside the residual stream, its norm and one sum in float32.
-    widest = 3 * language.mlp_dim * size + 3 * language.width * _FLOAT32
     at_once = sum(built) if backend == 'onnxruntime' else rows
     return MemoryNeed(
-        weights=weight_bytes(dims, size)
+        weights=weight_bytes(counts, size)
         if backend == 'torch'
-        else engine_weight_bytes(dims, size, len(built)),
-        past=held * a_prefix * size,
-        activations=at_once * d.prefix_length * widest,
+        else engine_weight_bytes(counts, size, len(built)),
+        past=SLOTS * sum(counts.prefix[count].past for count in built) * size,
+        activations=at_once * counts.widest * size,
     )
 
 
-def engine_weight_bytes(dims: PiDims, matrix_bytes: int, pairs: int) -> int:
+def engine_weight_bytes(counts: PolicyCounts, matrix_bytes: int, pairs: int) -> int:
     """Bytes of the weights in the vision engine and in `pairs` prefix and expert engines.
 
-    They lack what the networks have and no engine reads: most of the last prefix layer, and what
-    makes pi0.5's modulation of the time.
+    They lack what the networks have and no engine reads, such as what makes the time table.
     """
-    vision, prefix, expert = _engine_weights(dims, matrix_bytes)
+    vision, prefix, expert = _engine_weights(counts, matrix_bytes)
     return vision + pairs * (prefix + expert)
 
 
-def largest_engine_bytes(dims: PiDims, matrix_bytes: int) -> int:
+def largest_engine_bytes(counts: PolicyCounts, matrix_bytes: int) -> int:
     """Bytes of the weights in the largest engine; every number of rows has the same."""
-    return max(_engine_weights(dims, matrix_bytes))
+    return max(_engine_weights(counts, matrix_bytes))
 
 
-def _engine_weights(dims: PiDims, matrix_bytes: int) -> tuple[int, int, int]:
+def _engine_weights(counts: PolicyCounts, matrix_bytes: int) -> tuple[int, int, int]:
     """Of vision, prefix and expert."""
-    looked_up = dims.prompt_length * dims.language.width
-    text = (dims.vocabulary * dims.language.width - looked_up) * matrix_bytes
-    prefix = operation_counts.prefix(dims, 1, matrix_bytes).weight_bytes + text
-    expert = operation_counts.denoise_step(dims, 1, matrix_bytes).weight_bytes
-    vision = operation_counts.vision(dims, 1, matrix_bytes).weight_bytes
+    vision, prefix, expert = (
+        network.held_bytes(matrix_bytes)
+        for network in (counts.vision, counts.prefix[1], counts.step[1])
+    )
     return vision, prefix, expert
 
 
-def weight_bytes(dims: PiDims, matrix_bytes: int = _FLOAT32) -> int:
+def weight_bytes(counts: PolicyCounts, matrix_bytes: int = _FLOAT32) -> int:
     """Bytes of all parameters of the networks.
 
     Args:
-        dims: of the policy.
+        counts: of the policy.
         matrix_bytes: size of a number of the large matrices; all else is float32.
     """
-    language, expert, width = dims.language, dims.expert, dims.expert.width
-    matrices = _blocks(language) + _blocks(expert) + dims.vocabulary * language.width
-    norms = (2 * expert.depth + 1) * width
-    others = (2 * language.depth + 1) * language.width
-    others += 2 * dims.action_dim * width + width + dims.action_dim
-    if dims.state_dim:
-        # pi0: plain norms, state projection, and the two layers that mix action and time.
-        others += norms + (dims.state_dim + 1) * width + (3 * width + 2) * width
-    else:
-        # pi0.5: each norm's modulation from the time, and the two layers before them.
-        others += norms * 3 * (width + 1) + 2 * (width + 1) * width
-    vision = operation_counts.vision(dims, 1, matrix_bytes).weight_bytes
-    return vision + matrices * matrix_bytes + others * _FLOAT32
+    return counts.matrices * matrix_bytes + counts.others * _FLOAT32
 
 
 def fits(need: MemoryNeed, device: Device) -> bool:
     """Whether that is to be had on the device, with what the table reserves left out."""
     return need.total <= (device.memory_gib - device.reserved_gib) * GIB
-
-
-def _blocks(d: DecoderDims) -> int:
-    attention = 2 * (d.num_heads + d.num_kv_heads) * d.head_dim
-    return d.depth * d.width * (attention + 3 * d.mlp_dim)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tiny_policy import tiny_dims
 
-from vla_runtime.families import find_family, preset
+from vla_runtime.families import find_family
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.pi.dimensions import PiDims
 
@@ -33,7 +33,7 @@ def test_they_are_those_of_the_network_in_its_order(family, size) -> None:
     dims = {
         'tiny': tiny_dims(family),
         'uneven': uneven(tiny_dims(family)),
-        'full': preset(family),
+        'full': find_family(family).presets[family],
     }[size]
     state = empty_network(family, dims).state_dict()
     in_torch = [(name, tuple(tensor.shape)) for name, tensor in state.items()]

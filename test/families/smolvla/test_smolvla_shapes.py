@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from smolvla_cases import tiny_smolvla
 from tiny_policy import tiny_dims
 
-from vla_runtime.families import find_family, preset, read_time_table
+from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.smolvla.dimensions import SMOLVLA
@@ -28,7 +28,7 @@ def test_weight_shapes_are_those_of_the_network_in_its_order(size):
         'tiny': tiny,
         'cross': replace(tiny, self_attention_every=0),
         'own': replace(tiny, self_attention_every=1),
-        'full': preset('smolvla'),
+        'full': find_family('smolvla').presets['smolvla'],
     }[size]
     state = empty_network('smolvla', dims).state_dict()
     in_torch = [(name, tuple(tensor.shape)) for name, tensor in state.items()]

@@ -1,0 +1,164 @@
+"""Runs of a policy's networks on PyTorch's `meta` device, and what is counted while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from vla_runtime.families.blocks.layers import matrix_names
+from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.flow_network import empty_network
+from vla_runtime.families.traced_shapes import row_tensors, trace_shapes
+from vla_runtime.performance.operation_counts import NetworkCounts
+
+_FLOAT32 = 4
+
+
+class MetaRuns:
+    """Runs each network of a policy once.
+
+    Args:
+        family: name of the family.
+        dims: its dimensions.
+    """
+
+    def __init__(self, family: str, dims: PolicyDims) -> None:
+        self._dims = dims
+        self._network = network = empty_network(family, dims)
+        self._matrices = matrix_names(network)
+        self._shapes = trace_shapes(network)
+
+    def weights(self) -> tuple[int, int]:
+        """Numbers in matrices, and in all other parameters."""
+        return self._split(name for name, _ in self._network.named_parameters())
+
+    def vision(self) -> NetworkCounts:
+        """One image."""
+        size = self._dims.image_size
+        pixels = _zeros(1, 3, size, size)
+        return self._count(lambda: self._network.vision(pixels), [pixels], past=0)
+
+    def prefix(self, rows: int) -> NetworkCounts:
+        """All images and so many prompt rows."""
+        images, run = self._prefix(rows)
+        return self._count(run, [images], past=self._past(rows), outputs=False)
+
+    def step(self, rows: int) -> NetworkCounts:
+        """The head over so many prompt rows and one chunk."""
+        dims, network = self._dims, self._network
+        chunk = (dims.horizon, dims.action_dim)
+        x, conditioning = _zeros(1, *chunk), _zeros(1, self._shapes.conditioning)
+        past = {
+            name: torch.zeros(tensor.for_rows(rows), dtype=tensor.dtype, device='meta')
+            for name, tensor in self._shapes.past.items()
+        }
+        head = row_tensors(network.family.head_inputs(dims), rows)
+        return self._count(
+            lambda: network.velocity(x, past, conditioning, **head),
+            # x goes in and comes out.
+            [x, x, conditioning, *head.values()],
+            past=self._past(rows),
+        )
+
+    def widest(self) -> int:
+        """Numbers that the widest operation of a prefix of one row reads and writes."""
+        _, run = self._prefix(1)
+        with _Widest() as widest, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            run()
+        return widest.numbers
+
+    def _prefix(self, rows: int) -> tuple[Tensor, Callable[[], Mapping[str, Tensor]]]:
+        dims, network = self._dims, self._network
+        images = _zeros(dims.cameras, *self._shapes.image_tokens)
+        mask = torch.ones(dims.cameras, dtype=torch.bool, device='meta')
+        inputs = row_tensors(network.family.prefix_inputs(dims), rows)
+        return images, lambda: network.prefix(images, mask, **inputs)
+
+    def _past(self, rows: int) -> int:
+        """Numbers handed over; a mask is none of them, and is not worth counting."""
+        return sum(
+            torch.Size(tensor.for_rows(rows)).numel()
+            for tensor in self._shapes.past.values()
+            if tensor.dtype.is_floating_point
+        )
+
+    def _count(
+        self, run: Callable[[], Any], inputs: list[Tensor], *, past: int, outputs: bool = True
+    ) -> NetworkCounts:
+        network = self._network
+        network.zero_grad()
+        tables = _LookedUp(network)
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), tables:
+            found = [tensor for tensor in tree_leaves(run()) if tensor.is_floating_point()]
+        torch.stack([tensor.sum() for tensor in found]).sum().backward()
+        read = [name for name, tensor in network.named_parameters() if tensor.grad is not None]
+        matrices, others = self._split(read)
+        moved = [*inputs, *(found if outputs else [])]
+        return NetworkCounts(
+            flops=counter.get_total_flops(),
+            matrices=matrices,
+            looked_up=tables.unread,
+            others=others,
+            past=past,
+            data_bytes=sum(tensor.numel() for tensor in moved) * _FLOAT32,
+        )
+
+    def _split(self, names: Iterable[str]) -> tuple[int, int]:
+        parameters = dict(self._network.named_parameters())
+        numbers = [(name in self._matrices, parameters[name].numel()) for name in names]
+        return (
+            sum(count for matrix, count in numbers if matrix),
+            sum(count for matrix, count in numbers if not matrix),
+        )
+
+
+class _LookedUp:
+    """Numbers of text tables that a run leaves alone, while it is entered."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._tables = [module for module in network.modules() if isinstance(module, nn.Embedding)]
+        self._hooks: list[Any] = []
+        self.unread = 0
+
+    def __enter__(self) -> None:
+        def look_up(table: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+            assert isinstance(table, nn.Embedding)
+            read = min(inputs[0].numel(), table.num_embeddings) * table.embedding_dim
+            self.unread += table.weight.numel() - read
+
+        self._hooks = [table.register_forward_hook(look_up) for table in self._tables]
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+class _Widest(TorchDispatchMode):
+    """The most numbers that one operation reads and writes, weights left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        moved = [
+            leaf.numel()
+            for leaf in tree_leaves((args, result))
+            if isinstance(leaf, Tensor)
+            and leaf.is_floating_point()
+            and not isinstance(leaf, nn.Parameter)
+        ]
+        self.numbers = max(self.numbers, sum(moved))
+        return result
+
+
+def _zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, device='meta')
