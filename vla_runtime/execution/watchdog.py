@@ -104,7 +104,7 @@ class ClockWatch:
     Attributes:
         dt_ns: plan time since the last tick; 0 after a fault.
         elapsed_ns: the same where a fault says that ticks are late or the other clock jumped, so
-            that a robot in motion can brake; 0 where nobody knows.
+            that a robot in motion can brake; 0 where that is unknown.
     """
 
     def __init__(self, parameters: WatchdogParameters) -> None:
