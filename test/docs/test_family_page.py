@@ -1,53 +1,26 @@
-"""The family of docs/adding_a_family.md, put into a folder as it says, keeps the contract."""
+"""The family of docs/adding_a_family.md keeps the contract of a family."""
 
 from __future__ import annotations
 
-import importlib
-import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pages import blocks
+from safetensors.torch import save_file
 
-from vla_runtime import families
-from vla_runtime.families import build_network, find_family
+from vla_runtime.export.checkpoint import check_tensors, read_tensors
+from vla_runtime.export.checkpoint_reader import _readers as checkpoint_readers
 from vla_runtime.families.family import Family
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep
+from vla_runtime.families.traced_shapes import trace_shapes
 
 PAGE = 'docs/adding_a_family.md'
 FOLDER = 'vla_runtime/families/'
-
-
-@pytest.fixture(scope='module')
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
-    """The page's family, found by listing a folder beside the package's own."""
-    folder = tmp_path_factory.mktemp('families')
-    for block in blocks(PAGE, 'python'):
-        (path,) = re.findall(rf'^# {FOLDER}(\S+)\n', block)
-        file = folder / path
-        file.parent.mkdir(exist_ok=True)
-        (file.parent / '__init__.py').touch()
-        file.write_text(block, encoding='utf-8')
-    families.__path__.append(str(folder))
-    importlib.invalidate_caches()
-    try:
-        yield find_family('toy')
-    finally:
-        families.__path__.remove(str(folder))
-        for name in [name for name in sys.modules if name.startswith('vla_runtime.families.toy')]:
-            del sys.modules[name]
-
-
-@pytest.fixture
-def network(toy: Family) -> FlowNetwork:
-    torch.manual_seed(0)
-    return build_network('toy', toy.presets['toy']).eval()
 
 
 def row_inputs(toy: Family, rows: int) -> dict[str, torch.Tensor]:
@@ -88,11 +61,37 @@ def test_the_time_table_is_that_of_the_network(toy: Family, network: FlowNetwork
     np.testing.assert_allclose(table(times), rows, atol=1e-6)
 
 
-def test_one_axis_of_a_prefix_output_is_as_long_as_there_are_rows(
-    toy: Family, network: FlowNetwork
+def test_shapes_are_read_off_the_network(network: FlowNetwork) -> None:
+    shapes = trace_shapes(network)
+    assert shapes.image_tokens == (16, 32)
+    assert shapes.conditioning == 2
+    assert {name: tensor.for_rows(2) for name, tensor in shapes.past.items()} == {
+        'context': (2, 32)
+    }
+
+
+def test_the_reader_finds_names_and_sizes_of_a_checkpoint(
+    toy: Family, network: FlowNetwork, tmp_path: Path
 ) -> None:
-    one, two = (prefix_of(network, toy, rows)['context'] for rows in (1, 2))
-    assert (one.shape, two.shape) == ((1, 32), (2, 32))
+    (reader,) = (reader for reader in checkpoint_readers() if type(reader).__name__ == 'ToyReader')
+    theirs = {
+        'vision.patches': 'vision_tower.patches',
+        'words': 'embed_tokens',
+        'hidden': 'mlp.hidden',
+        'out': 'mlp.out',
+    }
+    tensors = {}
+    for name, tensor in network.state_dict().items():
+        module, _, leaf = name.rpartition('.')
+        tensors[f'model.{theirs[module]}.{leaf}'] = tensor
+    save_file(tensors, tmp_path / 'model.safetensors')
+    stored = read_tensors(tmp_path, reader.names)
+    check_tensors(stored, toy.weight_shapes(network.dims))
+    facts = SimpleNamespace(image_size=32)
+    nothing: Any = None
+    make = reader.sizes(tmp_path, stored, facts, nothing, nothing)  # type: ignore[arg-type]
+    assert make is not None
+    assert make(2, 32, 8) == toy.presets['toy']
 
 
 def test_a_hidden_camera_does_not_matter(toy: Family, network: FlowNetwork) -> None:

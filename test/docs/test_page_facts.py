@@ -28,6 +28,7 @@ from vla_runtime.tabletop.study.catalogue import STUDIES
 MAKE = runpy.run_path(str(ROOT / 'docs' / 'make_parameters.py'))
 TABLES = MAKE['TABLES']
 PACKAGE = ROOT / 'vla_runtime'
+OF_A_FAMILY = {'dimensions.py', 'time_table.py', 'weight_shapes.py'}
 # Messages of NumPy and ROS 2, which are not in our code, and one that is an example of its form.
 FOREIGN = {
     'A module that was compiled using NumPy 1.x',
@@ -224,6 +225,20 @@ def test_arrows_of_the_house_are_imports() -> None:
 def test_every_room_has_its_section() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if (path / '__init__.py').is_file()}
     assert rooms <= anchors('docs/architecture.md')
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_python_files_that_a_page_names_exist(page: str) -> None:
+    named = {text for text in quoted(prose(page)) if re.fullmatch(r'[\w/]+\.py', text)}
+    # Of the family that the page adds, not of the package.
+    named -= OF_A_FAMILY if page == 'docs/adding_a_family.md' else set()
+    files = [f'/{path.relative_to(ROOT)}' for path in source_files()]
+    assert {name for name in named if not any(file.endswith(f'/{name}') for file in files)} == set()
+
+
+def source_files() -> list[Path]:
+    folders = ('vla_runtime', 'benchmark', 'docs', 'launch', 'test')
+    return [path for folder in folders for path in (ROOT / folder).rglob('*.py')]
 
 
 # --- families, messages, figures --------------------------------------------------------------

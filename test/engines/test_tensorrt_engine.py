@@ -20,14 +20,15 @@ from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt import loading as tensorrt_loading
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.torch.engine import TorchEngine
+from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.types import Family
 
 
 @pytest.fixture(scope='module')
 def bundles(tmp_path_factory) -> dict[Family, Path]:
-    """Tiny bundles of both families with their ONNX files."""
-    families: tuple[Family, ...] = ('pi05', 'pi0')
+    """Tiny bundles of every kind of prefix and head with their ONNX files."""
+    families = ('pi05', 'pi0', 'smolvla')
     return {
         family: write_exported_policy(tmp_path_factory.mktemp(family) / 'policy', family)
         for family in families
@@ -67,6 +68,8 @@ def encode(engine, rows: int, seed: int, slot: int = 0) -> None:
     mask[:, 20:] = False
     tokens = random.integers(0, dims.vocabulary, mask.shape)
     prompt = {'tokens': tokens, 'token_mask': mask}
+    if isinstance(dims, SmolVlaDims):
+        prompt['state'] = random.standard_normal((rows, dims.state_dim), np.float32)
     engine.encode_prefix(np.array([True, seed % 2 == 0]), prompt, slot)
 
 
@@ -80,7 +83,7 @@ def step_inputs(engine, rows: int, seed: int, steps: int = STEPS) -> StepInputs:
         plan=random.standard_normal(shape, np.float32),
         plan_weight=random.uniform(0, 1, (steps, dims.horizon)).astype(np.float32),
         rows={'state': random.standard_normal((rows, dims.state_dim), np.float32)}
-        if dims.state_dim
+        if dims.state_dim and not isinstance(dims, SmolVlaDims)
         else {},
     )
 
@@ -93,7 +96,7 @@ def chunk(engine, rows: int, seed: int, steps: int = STEPS) -> np.ndarray:
 
 
 @pytest.mark.parametrize('release', RELEASES)
-@pytest.mark.parametrize('family', ['pi05', 'pi0'])
+@pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
 def test_the_built_engines_give_the_chunk_of_torch(machine, family, release):
     here = machine(family, release=release)
     here.build()

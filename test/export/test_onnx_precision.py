@@ -23,7 +23,7 @@ from vla_runtime.export.onnx.verification import VerificationError, check_graphs
 from vla_runtime.families.blocks.layers import matrix_names
 
 HALF = TensorProto.FLOAT16
-FAMILIES = ['pi05', 'pi0']
+FAMILIES = ['pi05', 'pi0', 'smolvla']
 PRECISIONS = ['float32', 'float16', 'bfloat16']
 
 

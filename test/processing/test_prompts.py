@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_cases import find
 
-from vla_runtime.processing.prompts import PromptFormat, build_prompt, discretise_state
+from vla_runtime.processing.prompts import (
+    PromptFormat,
+    build_prompt,
+    discretise_state,
+    starts_with_bos,
+)
 
-TEMPLATES = ('pi05_state', 'pi05', 'pi0')
+TEMPLATES = ('pi05_state', 'pi05', 'pi0', 'task_line')
+LINES = ('pi0', 'task_line')
 PLACES = ('task_newline', 'in_task_space', 'before_action')
 STATE = np.array([-1.0, 0.0, 0.9999, -1.5], dtype=np.float32)
 
@@ -63,6 +69,9 @@ def test_reference_prompts_are_reproduced(case):
         ('pi0', 'lerobot', 'task_newline', ' a_b\nc \nAdvantage: positive\n'),
         ('pi0', 'lerobot', 'in_task_space', ' a_b\nc  Advantage: positive\n'),
         ('pi0', 'lerobot', 'before_action', ' a_b\nc \nAdvantage: positive\n'),
+        ('task_line', 'openpi', None, 'a b c\n'),
+        ('task_line', 'lerobot', None, ' a_b\nc \n'),
+        ('task_line', 'lerobot', 'task_newline', ' a_b\nc \nAdvantage: positive\n'),
     ],
 )
 def test_prompt_is_written_as_in_training(template, cleaning, place, expected):
@@ -71,10 +80,20 @@ def test_prompt_is_written_as_in_training(template, cleaning, place, expected):
     assert build_prompt(fmt, ' a_b\nc ', STATE, advantage) == expected
 
 
-def test_newline_that_is_there_already_is_not_doubled():
-    fmt = PromptFormat('pi0', 'lerobot', 'task_newline')
+@pytest.mark.parametrize('template', LINES)
+def test_newline_that_is_there_already_is_not_doubled(template):
+    fmt = PromptFormat(template, 'lerobot', 'task_newline')
     assert build_prompt(fmt, 'stack\n', None) == 'stack\n'
     assert build_prompt(fmt, 'stack\n', None, 'positive') == 'stack\nAdvantage: positive\n'
+
+
+def test_only_a_bare_line_goes_without_the_vocabularys_bos():
+    assert {name: starts_with_bos(name) for name in TEMPLATES} == {
+        'pi05_state': True,
+        'pi05': True,
+        'pi0': True,
+        'task_line': False,
+    }
 
 
 def test_case_is_kept():
@@ -102,7 +121,7 @@ def test_tag_is_the_only_difference_of_a_tagged_row(task, place, template, clean
     assert tagged.count(tag) == plain.count(tag) + 1
     # At the end of a line or before the state, never glued to a word.
     separators = {'task_newline': ('\n', ''), 'in_task_space': (' ', '')}
-    before, after = separators.get(place, ('\n', '') if template == 'pi0' else ('', ';\n'))
+    before, after = separators.get(place, ('\n', '') if template in LINES else ('', ';\n'))
     assert f'{before}{tag}{after}' in tagged
     assert tagged.replace(f'{before}{tag}{after}', '', 1).rstrip('\n') == plain.rstrip('\n')
 
@@ -115,7 +134,7 @@ def test_cleaned_prompts_have_no_empty_line_and_no_underscore(task, place, templ
     assert '_' not in prompt
     lines = 1 + (place in ('task_newline', 'before_action'))
     assert prompt.count('\n') == lines
-    assert prompt.endswith('\n' if template == 'pi0' else ';\nAction: ')
+    assert prompt.endswith('\n' if template in LINES else ';\nAction: ')
 
 
 @pytest.mark.parametrize('dtype', [np.float32, np.float64])
@@ -165,7 +184,7 @@ def test_unknown_advantage_is_an_error():
 def test_missing_state_is_an_error_only_where_the_prompt_holds_it():
     with pytest.raises(ValueError, match=r'pi05_state.*no state was given'):
         build_prompt(PromptFormat('pi05_state', 'openpi', None), 'stack', None)
-    for template in ('pi05', 'pi0'):
+    for template in ('pi05', *LINES):
         assert 'stack' in build_prompt(PromptFormat(template, 'openpi', None), 'stack', None)
 
 

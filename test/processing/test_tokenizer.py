@@ -216,6 +216,24 @@ def test_special_token_spelled_in_an_instruction_is_plain_text(tokenizer, specia
     assert not np.isin(tokens[mask][1:], [PAD, EOS, BOS, UNK]).any()
 
 
+@pytest.mark.parametrize('name', ['tokenizer.json', 'tokenizer.model'])
+def test_without_bos_the_text_stands_alone(files, name):
+    path = files / name
+    tokens, mask = Tokenizer.load(path, bos=False).encode(CORPUS[1], 80)
+    with_bos, longer = Tokenizer.load(path).encode(CORPUS[1], 80)
+    assert BOS not in tokens[mask]
+    np.testing.assert_array_equal(tokens[mask], with_bos[longer][1:])
+
+
+def test_a_vocabulary_without_bos_serves_where_none_is_wanted(tmp_path):
+    path = tmp_path / 'tokenizer.model'
+    path.write_bytes(_train_sentencepiece(pad_id=-1, eos_id=0, bos_id=-1, unk_id=2))
+    with pytest.raises(ValueError, match="no '<bos>' token"):
+        Tokenizer.load(path)
+    tokens, mask = Tokenizer.load(path, bos=False).encode('cup', 20)
+    assert mask.any() and not tokens[~mask].any()
+
+
 def test_padding_is_zero_where_the_vocabulary_has_no_padding_token(tmp_path):
     path = tmp_path / 'tokenizer.model'
     path.write_bytes(_train_sentencepiece(pad_id=-1, eos_id=0, bos_id=1, unk_id=2))

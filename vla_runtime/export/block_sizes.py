@@ -34,7 +34,7 @@ class Shapes:
 
     Args:
         tensors: of the checkpoint.
-        policies: that the network is of, for the error: 'pi0 or pi0.5'.
+        policies: what such a network belongs to, for the error.
     """
 
     def __init__(self, tensors: Mapping[str, StoredTensor], policies: str) -> None:

@@ -201,9 +201,6 @@ def _settle(
         facts.template,
         reader.wanted.get('--prompt-template', 'layout of the prompt in training'),
     )
-    horizon = gaps.pick(
-        '--horizon', options.horizon, facts.horizon, 'actions of a chunk (openpi: action_horizon)'
-    )
     cameras = gaps.pick(
         '--cameras',
         options.cameras,
@@ -211,20 +208,7 @@ def _settle(
         'camera names in the order the network sees them',
         default=facts.cameras,
     )
-    prompt_length = gaps.pick(
-        '--prompt-length',
-        options.prompt_length,
-        facts.prompt_length,
-        'tokens of the padded prompt',
-        default=facts.usual_prompt_length,
-    )
-    denoise_steps = gaps.pick(
-        '--denoise-steps',
-        options.denoise_steps,
-        facts.denoise_steps,
-        'Euler steps',
-        default=_DENOISE_STEPS,
-    )
+    horizon, prompt_length, denoise_steps = _numbers(reader, facts, options, gaps)
     gaps.raise_if_any()
     # None goes together with a noted gap, so nothing is None any more.
     assert columns and cameras and make_dims and tokenizer and template
@@ -239,6 +223,34 @@ def _settle(
         horizon,
         prompt_length,
         denoise_steps,
+    )
+
+
+def _numbers(
+    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: Gaps
+) -> tuple[int | None, int | None, int | None]:
+    """Actions of a chunk, tokens of a prompt, denoise steps."""
+    return (
+        gaps.pick(
+            '--horizon',
+            options.horizon,
+            facts.horizon,
+            reader.wanted.get('--horizon', 'actions of a chunk'),
+        ),
+        gaps.pick(
+            '--prompt-length',
+            options.prompt_length,
+            facts.prompt_length,
+            'tokens of the padded prompt',
+            default=facts.usual_prompt_length,
+        ),
+        gaps.pick(
+            '--denoise-steps',
+            options.denoise_steps,
+            facts.denoise_steps,
+            'Euler steps',
+            default=_DENOISE_STEPS,
+        ),
     )
 
 

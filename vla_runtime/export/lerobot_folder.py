@@ -53,10 +53,7 @@ _PREPROCESSORS = (
 )
 _POSTPROCESSORS = ('unnormalizer_processor', 'absolute_actions_processor', 'device_processor')
 # Values that every family is written for: a folder that says otherwise is refused.
-_FIXED: Mapping[str, object] = {
-    'n_obs_steps': 1,
-    'use_peft': False,
-}
+_FIXED: Mapping[str, object] = {'n_obs_steps': 1, 'use_peft': False}
 _EPSILON = 1e-8
 
 

@@ -8,7 +8,7 @@ come from an observation.
 A family lives in a folder of `vla_runtime/families/`:
 - `declaration.py`: `FAMILIES`, a tuple of `Family`; imports neither PyTorch nor ROS 2;
 - `networks.py`: `NETWORKS`, family name to a function that builds its `FlowNetwork`;
-- `checkpoint.py`: how a training project's folder is read.
+- `checkpoint.py`: `READER`, an `export.checkpoint_reader.CheckpointReader`.
 """
 
 from __future__ import annotations

@@ -115,6 +115,14 @@ def test_patch_positions_are_those_that_policies_were_trained_with():
     assert position_rows(32) == list(range(32)), 'the published model is not among them'
 
 
+@pytest.mark.parametrize('side', range(1, 100))
+def test_patch_positions_are_found_as_transformers_finds_them(side):
+    bounds = torch.arange(1 / side, 1.0, 1 / side)
+    places = torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))
+    rows = torch.bucketize(places.clamp(max=1.0 - 1e-6), bounds, right=True)
+    assert position_rows(side) == rows.tolist()
+
+
 def test_positions_that_are_taken_twice_reach_the_patches():
     dims = replace(tiny_dims('smolvla'), pixel_shuffle=1)
     dims = replace(dims, vision=replace(dims.vision, patch_size=2, image_size=50))

@@ -94,7 +94,8 @@ _COMPUTED, _SOFTMAX = 'float32 results', 'attention weights'
 _CONSTANT = 'a constant that is no matrix of attention, MLP or projector'
 _MATRIX, _TABLE, _PRODUCT = 'a matrix', 'text embeddings', 'a product'
 _QUERIES, _KEYS, _VALUES = 'queries', 'keys', 'values'
-_PAST = {'past_key': 'past keys', 'past_value': 'past values'}
+# What a prefix hands over in half, by the end of its name.
+_PAST = {'_key': 'past keys', '_value': 'past values'}
 _PAST_KEYS, _PAST_VALUES = _PAST.values()
 _PROJECTED = {'q': _QUERIES, 'k': _KEYS, 'v': _VALUES}
 _PRODUCTS = (_PRODUCT, _QUERIES, _KEYS, _VALUES)
@@ -177,7 +178,8 @@ class _Walk:
     def _of_input(self, name: str) -> Origin | None:
         if self._is_half(name):
             # Another one is the ports' own fault.
-            return _of(_PAST[name]) if name in _PAST else None
+            past = _past_role(name)
+            return _of(past) if past else None
         return _of(_INPUT) if self._kind(name) == TensorProto.FLOAT else Origin()
 
     # --- where they go ------------------------------------------------------------------------
@@ -268,7 +270,7 @@ class _Walk:
             return None
         if right.roles == {_MATRIX} and right.matrices and _MATRIX not in left.roles:
             return _product(right.matrices)
-        if left.roles == {_QUERIES, _ANGLES} and _are_keys(right):
+        if _are_rotated_queries(left) and _are_keys(right):
             return _of(_PRODUCT)
         if left.roles == {_SOFTMAX} and _are_values(right):
             return _of(_PRODUCT)
@@ -309,9 +311,10 @@ class _Walk:
 
     def _check_output(self, name: str) -> None:
         origin = self._origins.get(name, Origin())
-        if origin is None or name not in _PAST or not self._is_half(name):
+        past = _past_role(name)
+        if origin is None or past is None or not self._is_half(name):
             return
-        if not (_are_keys(origin) if name == 'past_key' else _are_values(origin)):
+        if not (_are_keys(origin) if past == _PAST_KEYS else _are_values(origin)):
             self.faults.append(f"the output '{name}' is {origin}, in {type_name(self._kind(name))}")
 
 
@@ -320,6 +323,18 @@ def _product(matrices: tuple[str, ...]) -> Origin:
     found = [_PROJECTION.search(name) for name in matrices]
     roles = {_PROJECTED[match[1]] if match else _PRODUCT for match in found}
     return Origin(frozenset(roles), matrices)
+
+
+def _past_role(name: str) -> str | None:
+    return next((role for end, role in _PAST.items() if name.endswith(end)), None)
+
+
+def _are_rotated_queries(origin: Origin) -> bool:
+    """Queries that were float32 in between, for their rotation.
+
+    Its angles are no role of theirs where they are constants: positions that no prompt changes.
+    """
+    return origin.rounded and _QUERIES in origin.roles and origin.within(_QUERIES, _ANGLES)
 
 
 def _are_keys(origin: Origin) -> bool:

@@ -1,4 +1,4 @@
-"""The flow time mixed into the noisy actions by a small MLP: pi0 and those that follow it.
+"""The flow time mixed into the noisy actions by a small MLP (arXiv 2410.24164).
 
 The MLP's first layer sees [action, time] side by side, so its time half is a constant of the step.
 """
@@ -34,10 +34,19 @@ def time_share(layer: nn.Linear, times: Tensor) -> Tensor:
     return F.linear(time_embedding(times, width), layer.weight[:, width:], layer.bias)
 
 
-def mix_time(layer: nn.Linear, out: nn.Linear, actions: Tensor, conditioning: Tensor) -> Tensor:
-    """Embedded actions (B, H, W) and rows of `time_share` to action tokens (B, H, W).
+def mix_time(
+    embed: nn.Linear, layer: nn.Linear, out: nn.Linear, x: Tensor, conditioning: Tensor
+) -> Tensor:
+    """Noisy actions and their flow time to action tokens.
 
-    The conditioning is (B or 1, W), or (B or 1, H, W) with one row for each action.
+    Args:
+        embed: of the actions; layer, out: of the MLP.
+        x: (B, H, A).
+        conditioning: rows of `time_share`, (B or 1, W); (B or 1, H, W) with one for each action.
+
+    Returns:
+        (B, H, W)
     """
+    weight = layer.weight[:, : layer.out_features]
     time = conditioning if conditioning.dim() == 3 else conditioning[:, None]
-    return out(F.silu(F.linear(actions, layer.weight[:, : layer.out_features]) + time))
+    return out(F.silu(F.linear(embed(x), weight) + time))

@@ -47,6 +47,7 @@ class PiReader(CheckpointReader):
     )
     projects = ("openpi's pi0 and pi0.5",)
     wanted: ClassVar[Mapping[str, str]] = {
+        '--horizon': 'actions of a chunk (openpi: action_horizon)',
         '--prompt-template': (
             'pi05_state, or pi0 for a policy trained without state in the prompt '
             '(openpi: discrete_state_input=False, e.g. pi05_libero)'

@@ -27,6 +27,7 @@ class PiNetwork(FlowNetwork):
     """
 
     dims: PiDims
+    vision: VisionEncoder
 
     def __init__(self, dims: PiDims, adaptive: bool) -> None:
         super().__init__()

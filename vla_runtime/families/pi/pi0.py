@@ -31,7 +31,7 @@ class Pi0(PiNetwork):
         if state is None:
             raise ValueError('pi0 needs the state (B, S) of its state token')
         actions = mix_time(
-            self.action_time_in, self.action_time_out, self.action_in(x), conditioning
+            self.action_in, self.action_time_in, self.action_time_out, x, conditioning
         ).expand(state.shape[0], -1, -1)
         return torch.cat([self.state_projection(state)[:, None], actions], dim=1)
 

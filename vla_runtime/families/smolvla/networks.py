@@ -30,6 +30,7 @@ class SmolVla(FlowNetwork):
     """
 
     dims: SmolVlaDims
+    vision: SmolVlmVision
 
     def __init__(self, dims: SmolVlaDims) -> None:
         super().__init__()
@@ -154,7 +155,7 @@ class SmolVla(FlowNetwork):
 
     def embed_actions(self, x: Tensor, conditioning: Tensor) -> Tensor:
         """Noisy actions (B, H, A) to action tokens (B, H, expert width)."""
-        return mix_time(self.action_time_in, self.action_time_out, self.action_in(x), conditioning)
+        return mix_time(self.action_in, self.action_time_in, self.action_time_out, x, conditioning)
 
     def rotations(self, mask: Tensor) -> tuple[Rotary, Rotary]:
         """Of action tokens: on from the valid prefix where they see themselves, else from 0."""

@@ -13,8 +13,9 @@ from vla_runtime.families.blocks.layers import Linear
 from vla_runtime.families.blocks.siglip import Siglip
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 
-# torch.arange computes as many float32 numbers at once with AVX2.
-_LANES = 8
+# torch.arange computes float32 numbers in pairs of vectors, whatever the processor has.
+_VECTOR = 8
+_PAIR = 2 * _VECTOR
 
 
 def position_rows(side: int) -> list[int]:
@@ -30,17 +31,17 @@ def position_rows(side: int) -> list[int]:
 
 
 def _bounds(side: int) -> np.ndarray:
-    """torch.arange(1 / side, 1, 1 / side) in float32, to the bit, on any machine.
+    """torch.arange(1 / side, 1, 1 / side) in float32, to the bit.
 
-    It rounds the first number of each eight, adds the others' distance, and rounds again; what is
-    left over is rounded once.
+    It rounds the first number of each vector, adds the others' distance, and rounds again; what
+    does not fill a pair of vectors is rounded once.
     """
     step = 1.0 / side
     count = math.ceil((1.0 - step) / step)
     exact = step + np.arange(count) * step
-    whole = count - count % _LANES
-    first = exact[:whole:_LANES].astype(np.float32).astype(np.float64)
-    exact[:whole] = (first[:, None] + np.arange(_LANES) * step).ravel()
+    whole = count - count % _PAIR
+    first = exact[:whole:_VECTOR].astype(np.float32).astype(np.float64)
+    exact[:whole] = (first[:, None] + np.arange(_VECTOR) * step).ravel()
     return exact.astype(np.float32)
 
 
