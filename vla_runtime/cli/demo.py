@@ -128,7 +128,7 @@ def _options(arguments: argparse.Namespace) -> DemoOptions:
 
 
 def _with_networks(options: DemoOptions) -> DemoOptions:
-    """With a bundle that has the files of its backend, which may have to be made first."""
+    """Return the options with a bundle that has the files of its backend; make them if need be."""
     if options.backend != 'onnxruntime':
         return options
     from vla_runtime.export.onnx.bundle import bundle_with_onnx

@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_runtime.execution.columns import CommandColumns
 
-# Share of the start's tolerance that nobody sees.
+# Fraction of the start's tolerance that is too small to see.
 NEGLIGIBLE = 0.01
 
 OnStartTooFar = Literal['refuse', 'approach']

@@ -25,7 +25,7 @@ class Column:
         name: joint name, or a Cartesian coordinate's.
         kind: `position` holds at its last value, `velocity` holds at zero.
         feedback: a measured position arrives under this name. Without it nothing guards the
-            distance between command and robot: only for coordinates that nobody measures.
+            distance between command and robot: only for coordinates without a measurement.
         continuous: an angle without end stops: values that differ by whole turns are the same.
         scale: tolerances and the approach speed are given in radians; in this column they are
             multiplied by this (a gripper that goes from 0 to 100: 30 or so).

@@ -72,7 +72,7 @@ class Commander:
 
     @property
     def unknown(self) -> np.ndarray:
-        """(columns,) bool: positions that nobody measures and that were never commanded."""
+        """(columns,) bool: positions without a measurement that were never commanded."""
         return self._unguarded & (not self.has_commanded)
 
     @property
@@ -147,7 +147,7 @@ class Commander:
         Args:
             reason: why the robot holds.
             positions: (columns,) measured; None where they are not to be trusted.
-            dt_s: seconds since the last command; 0.0 where nobody knows.
+            dt_s: seconds since the last command; 0.0 where that is unknown.
             now_s: steady clock.
         """
         command = self.command
@@ -228,7 +228,7 @@ class Commander:
     def rest(
         self, reason: Reason, positions: np.ndarray | None, dt_s: float, now_s: float
     ) -> Command:
-        """Nothing is left to go on with: brake within the limits for one tick, or hold.
+        """Brake within the limits for one tick, or hold: nothing is left to execute.
 
         In motion the command stays what it is, but for its reason, until it stands still.
         """
@@ -305,7 +305,7 @@ class Commander:
         return command
 
     def set_out_for(self, row: np.ndarray) -> None:
-        """Begin the approach to a row; columns that nobody knows are taken to be there already."""
+        """Begin the approach to a row; unknown columns are taken to be there already."""
         np.copyto(self.command.setpoints, row, where=self.unknown)
         self.approach.begin(self.command.setpoints, row)
 

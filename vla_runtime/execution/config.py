@@ -48,7 +48,7 @@ class ExecutorConfig:
     on_stop: StopActions = field(default_factory=StopActions)
     clamp_latch: int = setting(
         20,
-        'so many chunks outside the limits in a row stop the robot until ~/reset; 0: never',
+        'number of chunks in a row outside the limits that stops the robot until ~/reset; 0: never',
         0,
         10_000,
     )

@@ -174,14 +174,14 @@ class ChunkExecutor:
         return not self._commander.moving and not self._motion.braking
 
     def reset(self, episode: int) -> None:
-        """Begin an episode and open the latch: the operator's word, and nobody else's."""
+        """Begin an episode and open the latch; only the operator may ask for it."""
         self.latch.open()
         if self._guard.fault is Reason.CLAMP_LATCH:
             self._guard.fault = None
         self.begin_episode(episode)
 
     def begin_episode(self, episode: int) -> None:
-        """No plan, no chunk and no delay of the last episode survives; the latch does.
+        """Forget plan, chunks and delays of the last episode; the latch stays.
 
         A started executor stays started, comes to rest within its limits and holds until a chunk
         of the new episode comes.
@@ -258,7 +258,7 @@ class ChunkExecutor:
             now_s: steady clock.
             now_ros_ns: ROS clock.
             tied: it was made to continue the plan that the request carried.
-            request: number of the request that it answers; None where nobody says. A refused
+            request: number of the request that it answers; None where it is not given. A refused
                 answer closes its request, so that another one is asked for at once.
         """
         self.counters.received += 1
@@ -363,7 +363,7 @@ class ChunkExecutor:
 
     @property
     def parameters(self) -> ExecutorParameters:
-        """Those in force: what was set meanwhile waits for the next boundary."""
+        """Parameters in force; what was set meanwhile waits for the next boundary."""
         return self._replanner.parameters
 
     @property
@@ -443,7 +443,7 @@ class ChunkExecutor:
         return command
 
     def _elapsed_s(self, now_s: float) -> float:
-        """Seconds since the last command, a tick's or the dead-man's; 0.0 where nobody knows."""
+        """Seconds since the last command, a tick's or the dead-man's; 0.0 where that is unknown."""
         if self.config.watchdog.motion_clock == 'ros':
             return self._guard.elapsed_s
         elapsed_s = 0.0 if self._commanded_s is None else now_s - self._commanded_s

@@ -102,7 +102,7 @@ class Guard:
         return fault
 
     def check(self, clock_fault: Reason | None, now_ros_ns: int, command: Command) -> Reason | None:
-        """Everything there is; sets `fault`, and `detail` when one begins."""
+        """Check clocks and measured state; sets `fault`, and `detail` when one begins."""
         if clock_fault is not None:
             self.detail = self._clock.detail
             self.fault = clock_fault

@@ -37,7 +37,7 @@ class HandoverParameters:
     mode: HandoverMode = setting('blend', 'how one chunk follows another', name='handover_mode')
     blend_steps: int = setting(4, 'length of a blend, steps', 1, MOST_STEPS)
     ensemble_decay: float = setting(0.01, 'm of the weights exp(-m*i) of an ensemble', 0.0, 100.0)
-    ensemble_order: EnsembleOrder = setting('oldest_first', 'which chunk is i = 0')
+    ensemble_order: EnsembleOrder = setting('oldest_first', 'chunk with i = 0, which weighs most')
 
     def __post_init__(self) -> None:
         check_words(self)

@@ -83,7 +83,7 @@ class ChunkOrder:
         self._last: Stamped | None = None
 
     def clear(self) -> None:
-        """Nothing was taken yet, or stamps of the past say nothing any more."""
+        """Forget the chunks taken so far: their stamps say nothing about the next."""
         self._last = None
 
     def require_newer(self, stamped: Stamped) -> None:

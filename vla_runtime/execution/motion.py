@@ -70,7 +70,7 @@ class Motion:
 
         Args:
             clock_fault: what is wrong with the clocks, if anything.
-            elapsed_s: seconds since the last command; 0.0 where nobody knows.
+            elapsed_s: seconds since the last command; 0.0 where that is unknown.
             now_s: steady clock.
             now_ros_ns: ROS clock.
 
@@ -121,7 +121,7 @@ class Motion:
 
         Args:
             reason: why.
-            dt_s: seconds since the last command; 0.0 where nobody knows.
+            dt_s: seconds since the last command; 0.0 where that is unknown.
             now_s: steady clock.
             now_ros_ns: ROS clock; None where no measured position is to be looked at.
         """
@@ -146,7 +146,7 @@ class Motion:
         return self._guard.trusted_positions(now_ros_ns, self._commander.command)
 
     def drop_plan(self) -> None:
-        """Nothing of the past is executed any more; the next chunk makes a new start."""
+        """Drop the plan; the next chunk makes a new start."""
         self._commander.approach.stop()
         self._cold = True
         self._pace = None
@@ -180,7 +180,7 @@ class Motion:
         return True
 
     def _rest(self, dt_s: float, now_s: float) -> Command:
-        """Nothing is left to execute: brake, and hold."""
+        """Brake and hold: nothing is left to execute."""
         replanner, commander = self._replanner, self._commander
         reason = Reason.STARVED
         if self._cold:

@@ -23,7 +23,8 @@ class MotionLimiter:
     Invariants, in this order of importance:
     1. A position never leaves its limits (one that is found outside only moves back inside), and
        never moves further away from the measured one than allowed.
-    2. Speed never exceeds its limit, neither from tick to tick nor as told beside a position.
+    2. Speed never exceeds its limit, neither from tick to tick nor in the velocity sent beside a
+       position.
     3. Acceleration never exceeds its limit, and the approach to a position limit is slowed down
        in time for this to stay so. Two things are exempt: a hold, which stops at once, and the
        distance from the measured position, where the robot is pushed away from the command.
@@ -89,7 +90,7 @@ class MotionLimiter:
         """Forget the velocity: the next tick starts from standstill.
 
         Args:
-            dt_s: seconds since the last command, 0 where nobody knows.
+            dt_s: seconds since the last command, 0 where that is unknown.
         """
         self.velocities[:] = 0.0
         self._last_dt_s = dt_s

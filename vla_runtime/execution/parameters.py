@@ -19,7 +19,7 @@ class DelayParameters:
 
     quantile: float = setting(
         0.9,
-        'share of the observed delays that the estimate covers',
+        'quantile of the observed delays that the estimate covers',
         0.01,
         1.0,
         name='delay_quantile',
@@ -59,16 +59,21 @@ class ExecutorParameters:
         MOST_STEPS,
     )
     replan_mode: ReplanMode = setting(
-        'asynchronous', 'ask while moving, or execute, hold, ask, and go on'
+        'asynchronous',
+        'asynchronous: ask for the next chunk while moving; synchronous: execute, hold, ask, go on',
     )
-    overrun: Overrun = setting('continue', 'when the next chunk is late: hold, or go on')
-    max_overrun_steps: int = setting(4, 'steps to go on for, with overrun: continue', 0, MOST_STEPS)
-    interpolation: Interpolation = setting('cubic', 'between two steps of the plan')
+    overrun: Overrun = setting(
+        'continue', 'when the next chunk is late: hold, or continue along the old one'
+    )
+    max_overrun_steps: int = setting(
+        4, 'steps of the old chunk past replan_interval, with overrun: continue', 0, MOST_STEPS
+    )
+    interpolation: Interpolation = setting('cubic', 'curve between two steps of the plan')
     handover: HandoverParameters = field(default_factory=HandoverParameters)
     delay: DelayParameters = field(default_factory=DelayParameters)
     request_timeout_s: float = setting(
         2.0,
-        'give the request up when no chunk came for so long, and make a new one',
+        'time without a chunk after which the request is given up and a new one made',
         0.05,
         60.0,
     )

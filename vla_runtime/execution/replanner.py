@@ -248,7 +248,7 @@ class Replanner:
         counters.accepted += 1
         if timeline.in_force is None:
             self.parameters = self.staged
-        # Whoever asked is answered, and nobody need ask whose time to ask had come.
+        # The open request is answered; one that is due need not be sent.
         if self.requests.open or self.due:
             self.requests.answer()
         self._pending_delay, self._pending_starved = delay, starved

@@ -100,7 +100,7 @@ class MeasuredState:
         """Take one message. Names that are not commanded are ignored; bad messages are counted.
 
         A message older than the last one is dropped, unless the last one is distrusted. One that
-        names a commanded joint twice is refused whole: nobody knows which of the numbers is right.
+        names a commanded joint twice is refused whole: which of the numbers is right is unknown.
 
         Args:
             names: joint names, in the message's order.

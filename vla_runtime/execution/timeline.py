@@ -109,7 +109,7 @@ class Timeline:
         self._plan = self._before_pending
 
     def set_out_from(self, setpoints: np.ndarray) -> None:
-        """While holding: the next chunk to be spliced sets out from these setpoints."""
+        """Let the next chunk set out from these setpoints; called while holding."""
         self._before_pending = make_plan(
             np.array(setpoints, dtype=np.float64)[None, :], self.next_step
         )

@@ -55,8 +55,9 @@ class WatchdogParameters:
     future_tolerance_s: float = 0.05
     max_tracking_error: float = setting(
         0.5,
-        'distance of measured and commanded position, rad or m, that stops it until ~/start, of '
-        'joints for which the robot file gives none; at most three quarters of their range',
+        'largest distance between measured and commanded position, rad or m; beyond it the robot '
+        'stops until ~/start; for joints without one in the robot file; at most three quarters of '
+        'their range',
         0.001,
         100.0,
     )
@@ -103,7 +104,7 @@ class ClockWatch:
     Attributes:
         dt_ns: plan time since the last tick; 0 after a fault.
         elapsed_ns: the same where a fault says that ticks are late or the other clock jumped, so
-            that a robot in motion can brake; 0 where nobody knows.
+            that a robot in motion can brake; 0 where that is unknown.
     """
 
     def __init__(self, parameters: WatchdogParameters) -> None:

@@ -51,7 +51,7 @@ class PromptFormat:
 
 
 def starts_with_bos(template: PromptTemplate) -> bool:
-    """Whether the vocabulary's BOS stands in front of the prompt."""
+    """True when the vocabulary's BOS stands in front of the prompt."""
     return template != 'task_line'
 
 

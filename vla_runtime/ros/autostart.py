@@ -33,7 +33,7 @@ def bring_up(node: Node, unwanted: Callable[[], bool]) -> bool:
         unwanted: whether the node is to end meanwhile.
 
     Returns:
-        whether nothing failed
+        True when nothing failed
     """
     if not (node.has_parameter(AUTOSTART.name) and node.get_parameter(AUTOSTART.name).value):
         return True

@@ -130,7 +130,7 @@ def _take_down(node: Node) -> bool:
     """Run the transitions that lead from where a lifecycle node is to finalized.
 
     Returns:
-        whether all of them succeeded
+        True when all of them succeeded
     """
     done = True
     if isinstance(node, LifecycleNode):

@@ -41,6 +41,10 @@ def test_only_what_shapes_the_structure_is_read_only():
     assert not live & {'bundle', 'robot', 'control_rate_hz', 'clamp_latch'}
 
 
+def test_the_nodes_defaults_are_the_cores_own():
+    assert executor_parameters(DEFAULTS) == ExecutorParameters()
+
+
 def test_values_reach_the_core():
     given = {**DEFAULTS, 'replan_interval': 3, 'handover_mode': 'ensemble', 'delay_window': 7}
     parameters = executor_parameters(given)

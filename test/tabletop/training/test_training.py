@@ -72,10 +72,10 @@ def test_the_training_prefix_is_the_served_prefix(finished: Training, samples: S
         everyone = torch.ones(4, 2, dtype=torch.bool)
         embedded, served_mask = network.embed_prefix(image_tokens, everyone, tokens, token_mask)
         served_key, served_value = network.encode_prefix(embedded, served_mask)
-    assert torch.equal(ours.mask, served_mask)
-    valid = ours.mask[None, :, None, :, None]
-    torch.testing.assert_close(ours.key * valid, served_key * valid, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(ours.value * valid, served_value * valid, atol=1e-5, rtol=1e-5)
+    assert torch.equal(ours.past['prefix_mask'], served_mask)
+    valid = served_mask[None, :, None, :, None]
+    for name, served in (('past_key', served_key), ('past_value', served_value)):
+        torch.testing.assert_close(ours.past[name] * valid, served * valid, atol=1e-5, rtol=1e-5)
     assert ours.last.shape == (4, network.dims.language.width)
     assert ours.images.shape == (4, 2, 16, network.dims.language.width)
 

@@ -274,7 +274,7 @@ class ExecutorNode(LifecycleNode):
         return response
 
     def _forget_answers(self) -> None:
-        """An episode begins: nobody has been asked in it, or has answered."""
+        """Begin an episode: no request in it, and no answer."""
         self._episode += 1
         self._asked_s = None
         self._last_refusal = ''
@@ -366,7 +366,7 @@ class ExecutorNode(LifecycleNode):
 
     @property
     def _loop(self) -> ControlLoop | None:
-        """While the node is active."""
+        """The control loop while the node is active, else None."""
         return self._session.loop if self._session is not None else None
 
     def _prefer_this_thread(self) -> None:

@@ -2,7 +2,7 @@
 
 Invariants:
 - the message is made once; a tick only overwrites its numbers and sends it;
-- `IDLE` and dry-run commands are nobody's business here: whoever calls has left them out;
+- `IDLE` and dry-run commands never come here: the caller leaves them out;
 - a trajectory has one point, due one control period from now, and a zero stamp, which tells
   `joint_trajectory_controller` to begin on arrival: clocks of two computers do not matter then.
   It holds positions only: a last point with a velocity is refused by that controller.

@@ -48,8 +48,8 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'tick_timeout_s',
         0.0,
-        'a pause of the control loop that holds the robot and drops the plan, seen one control '
-        'period later at most; 0: three control periods, at least 0.02 s',
+        'watchdog: hold the robot and drop the plan when no control tick came for this long; acts '
+        'one control period later at most; 0: three control periods, at least 0.02 s',
         minimum=0.0,
         maximum=1.0,
         read_only=True,

@@ -47,7 +47,7 @@ class SessionHooks:
         on_chunk: with every message on the chunk topic, in rclpy's thread.
         publish_plan: with every request, in a thread of its own; returns whether it is done.
         prefer_thread: at the start of each thread that the robot waits for, in that thread.
-        on_error: told of an exception anywhere: where, and which.
+        on_error: called with where an exception was raised, and the exception.
     """
 
     now_ns: Callable[[], int]

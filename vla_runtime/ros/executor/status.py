@@ -57,7 +57,7 @@ class Answers:
 
 
 def inactive() -> StatusItem:
-    """Before activation and after deactivation."""
+    """Return the status before activation and after deactivation."""
     return StatusItem('control', Level.OK, 'inactive: nothing is commanded', {'mode': 'inactive'})
 
 
@@ -67,7 +67,7 @@ def control(status: LoopStatus, answers: Answers, conflict: str) -> StatusItem:
     Args:
         status: of the loop.
         answers: what came.
-        conflict: who else commands this robot; empty for nobody.
+        conflict: other node that commands this robot; empty without one.
     """
     executor, counters = status.executor, status.counters
     reason = executor.reason

@@ -82,7 +82,7 @@ class CameraBuffer:
         """Keep a frame, unless its stamp forbids it.
 
         Returns:
-            whether it was kept
+            True when it was kept
         """
         self.counters.received += 1
         if frame.stamp_ns == 0:

@@ -70,7 +70,7 @@ class IncomingRequests:
         return request
 
     def begin(self, request: Request) -> None:
-        """Its inference is tried."""
+        """Note that a request's inference begins."""
         self._note(request, begun=True)
 
     def wait(self, request: Request) -> None:
@@ -78,7 +78,7 @@ class IncomingRequests:
         self._note(request, begun=False)
 
     def answer(self, request: Request, now_ns: int) -> None:
-        """Its chunk was published; a repeat that comes much later says that it was lost."""
+        """Note that a request's chunk was published; a much later repeat means that it was lost."""
         self._note(request, begun=True, answered_ns=now_ns)
 
     def _note(self, request: Request, *, begun: bool, answered_ns: int | None = None) -> None:

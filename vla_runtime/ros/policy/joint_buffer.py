@@ -138,7 +138,7 @@ class JointTopic:
         """Take one message.
 
         Returns:
-            whether its header and shape were right
+            True when its header and shape were right
         """
         self.received += 1
         age_ns = now_ns - stamp_ns

@@ -178,7 +178,7 @@ class PolicyNode(LifecycleNode):
         settings = settings_from(given)
         robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
         bundle = Path(given['bundle']).expanduser()
-        # What does not fit is told before gigabytes of weights are hashed and loaded.
+        # Files that do not fit are refused before gigabytes of weights are hashed and loaded.
         self._match = match_robot(robot, read_bundle(bundle, verify=False).spec, bundle)
         check_backend(given['backend'], given['device'])
         limit_threads(given['backend'], given['torch_threads'], settings.networks_at_once)

@@ -58,8 +58,8 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         INSTRUCTION,
         '',
-        'what the robot is to do, in plain words; a message on ~/instruction sets it too, and the '
-        'newest of both counts; empty: nothing, no inference',
+        'task of the robot in plain words; a message on ~/instruction sets it too, and the newest '
+        'counts; empty: no inference',
     ),
     ParameterSpec(
         'max_observation_age_s',

@@ -15,7 +15,7 @@ _AWAITED = ('instruction', 'clock')
 
 
 def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) -> StatusItem:
-    """Everything about one chunk.
+    """Return the report of one chunk.
 
     Args:
         answer: it.

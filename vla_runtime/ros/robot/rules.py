@@ -105,7 +105,7 @@ def _check_output(where: str, output: RobotOutput) -> None:
 
 
 def _check_joint_states(robot: RobotSpec) -> None:
-    """Every joint is measured on exactly one topic, under a name that is unique there."""
+    """Check that every joint is measured on exactly one topic, under a name unique there."""
     names = [joint.name for joint in robot.joints]
     in_messages = {joint.name: joint.in_messages for joint in robot.joints}
     source_of: dict[str, int] = {}

@@ -155,7 +155,7 @@ class RobotOutput:
 
 @dataclass(frozen=True)
 class RobotSpec:
-    """All that a robot file says.
+    """Contents of a robot file.
 
     Attributes:
         format: 1.

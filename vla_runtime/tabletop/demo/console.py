@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
-    """Print at once; when nobody can read it any more, go on without words.
+    """Print at once; when the terminal is gone, go on without output.
 
     Args:
         text: to print.

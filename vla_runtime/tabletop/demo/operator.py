@@ -45,7 +45,7 @@ class Operator:
     """Calls services of the session's nodes and waits for the answers.
 
     Args:
-        node: spun by somebody else.
+        node: spun by the caller.
         check: called while waiting; raises what should end the waiting (a dead child, Ctrl-C).
     """
 

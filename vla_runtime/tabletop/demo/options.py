@@ -1,7 +1,7 @@
 """Options of `vla_runtime demo`, checked before anything slow is imported or started.
 
 The nodes check the same and more when they are configured, but only after several seconds; what can
-be told without ROS, PyTorch and MuJoCo is told here.
+be checked without ROS, PyTorch and MuJoCo is checked here.
 """
 
 from __future__ import annotations

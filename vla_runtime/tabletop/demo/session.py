@@ -306,7 +306,7 @@ class _Session:
             self._note_unwritten(str(error))
 
     def _note_unwritten(self, text: str) -> None:
-        """Any thread."""
+        """Note a log that cannot be written; any thread may call."""
         self._result.unwritten.append(text)
         self._result.telemetry.problems.append(text)
         self._say(f'error: {text}')

@@ -18,9 +18,9 @@ TABLETOP_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'instruction_topic',
         'vla_policy/current_instruction',
-        'what it judges by',
+        'topic of the instruction that success is judged by',
         read_only=True,
     ),
-    ParameterSpec('seed', 0, 'of the scene that ~/reset begins', minimum=0, maximum=2**63 - 1),
-    ParameterSpec('variant', 'still', 'of that scene', words=VARIANTS),
+    ParameterSpec('seed', 0, 'seed of the scene that ~/reset begins', minimum=0, maximum=2**63 - 1),
+    ParameterSpec('variant', 'still', 'variant of the scene that ~/reset begins', words=VARIANTS),
 )

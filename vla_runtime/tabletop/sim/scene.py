@@ -35,7 +35,7 @@ START_SPREAD_RAD = np.array([0.25, 0.12, 0.12, 0.12, 0.12, 0.0])
 
 @dataclass(frozen=True)
 class Shove:
-    """Every block is pushed aside at once, as by a hand.
+    """A push that moves every block aside at once, as a hand would.
 
     Attributes:
         start_s: simulated time at which it begins.

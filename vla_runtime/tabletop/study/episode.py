@@ -248,7 +248,7 @@ class _Loop:
                 self._delays.append(result.delay_steps)
 
     def result(self, seed: int, family: str, outcome: Outcome, meant: int) -> EpisodeResult:
-        """Everything that is worth keeping."""
+        """Make the result of the episode."""
         executor, counters = self._executor, self._executor.counters
         # The first is where the robot sets out.
         seams = list(executor.seams)[1:]

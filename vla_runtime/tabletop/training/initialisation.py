@@ -8,13 +8,11 @@ neighbouring numbers alike, and open residual gates.
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import numpy as np
 import torch
 
 from vla_runtime.families.blocks.gemma import AdaptiveRMSNorm
-from vla_runtime.families.blocks.siglip import VisionEncoder
 from vla_runtime.families.pi.pi05 import Pi05
 
 
@@ -41,8 +39,7 @@ def initialise(network: Pi05, number_tokens: np.ndarray, generator: torch.Genera
     half = _waves(position, dims.vision.width // 2)
     rows = half[:, None].expand(-1, side, -1)
     columns = half[None].expand(side, -1, -1)
-    encoder = cast(VisionEncoder, network.vision)
-    encoder.position_embedding.copy_(torch.cat([rows, columns], dim=-1).flatten(0, 1))
+    network.vision.position_embedding.copy_(torch.cat([rows, columns], dim=-1).flatten(0, 1))
 
     for module in network.modules():
         if isinstance(module, AdaptiveRMSNorm):
