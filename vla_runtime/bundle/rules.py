@@ -121,7 +121,7 @@ def _with_dims(document: dict[str, Any]) -> dict[str, Any]:
         return document  # What is wrong with these has no need of a family.
     if name not in family_names():
         raise FieldError('family', f'{quoted(name)} is unknown{did_you_mean(name, family_names())}')
-    dims = typed_yaml.parse(find_family(name).dims, document['dimensions'], 'dimensions')
+    dims: Any = typed_yaml.parse(find_family(name).dims, document['dimensions'], 'dimensions')
     return {**document, 'dimensions': dims}
 
 

@@ -30,6 +30,9 @@ Shape = tuple[int, ...]
 class PolicyDims(Protocol):
     """Dimensions that every family has; a family's own dataclass adds those of its networks."""
 
+    def __hash__(self) -> int:
+        """Frozen, so that it can be a key."""
+
     @property
     def cameras(self) -> int:
         """V, camera inputs of the network."""

@@ -146,7 +146,7 @@ def _draw(
     random: np.random.Generator,
 ) -> dict[str, np.ndarray]:
     """A family's inputs for as many rows as there are lengths of prompts."""
-    drawn = {}
+    drawn: dict[str, np.ndarray] = {}
     for name, given in inputs.items():
         shape = (len(lengths), *given.shape)
         if given.kind == 'int64':
