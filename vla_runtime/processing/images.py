@@ -51,8 +51,8 @@ def to_pixels(
     Args:
         image: (h, w, 3) uint8, RGB, any strides; never written to.
         size: S, side of the square in pixels.
-        padding: `centre` halves the padding and puts an odd pixel right or at the bottom (pi0,
-            pi0.5); `left_top` pads on the left and at the top only (SmolVLA, xVLA).
+        padding: `centre` halves the padding and puts an odd pixel right or at the
+            bottom; `left_top` pads on the left and at the top only.
         resample: `bilinear` interpolates x/255 in float32 without antialiasing, as LeRobot does
             with `torch.nn.functional.interpolate(align_corners=False)`; `antialias` resizes the
             uint8 image with Pillow's BILINEAR, as openpi's client does.

@@ -1,7 +1,7 @@
-"""Gemma decoder blocks (arXiv 2403.08295), plain and with pi0.5's adaptive norm.
+"""Gemma decoder blocks (arXiv 2403.08295), plain and with an adaptive norm.
 
 The blocks come in two halves, `project` (norm, queries, keys, values) and `combine` (output
-projection, MLP), because pi0 and pi0.5 run one attention over the keys of two stacks.
+projection, MLP), because a policy may run one attention over the keys of two stacks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RMSNorm(nn.Module):
 
 
 class AdaptiveRMSNorm(nn.Module):
-    """RMSNorm whose scale, shift and residual gate come from the flow time (pi0.5).
+    """RMSNorm whose scale, shift and residual gate come from the flow time.
 
     `modulation` depends on the time alone, so it is computed once per schedule and handed in.
     """
@@ -115,7 +115,7 @@ class Gemma(nn.Module):
     Args:
         dims: sizes of the stack.
         vocabulary: rows of the text table, 0 for none.
-        adaptive: take the norms' modulation from the flow time (pi0.5's expert).
+        adaptive: take the norms' modulation from the flow time.
     """
 
     def __init__(self, dims: DecoderDims, vocabulary: int = 0, adaptive: bool = False) -> None:
