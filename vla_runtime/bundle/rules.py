@@ -25,7 +25,7 @@ from vla_runtime.bundle.schema import (
     PoseSpec,
 )
 from vla_runtime.families import family_names, find_family
-from vla_runtime.families.family import Family
+from vla_runtime.families.family import Family, PolicyDims
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
@@ -121,7 +121,9 @@ def _with_dims(document: dict[str, Any]) -> dict[str, Any]:
         return document  # What is wrong with these has no need of a family.
     if name not in family_names():
         raise FieldError('family', f'{quoted(name)} is unknown{did_you_mean(name, family_names())}')
-    dims = typed_yaml.parse(find_family(name).dims, document['dimensions'], 'dimensions')
+    dims: PolicyDims = typed_yaml.parse(
+        find_family(name).dims, document['dimensions'], 'dimensions'
+    )
     return {**document, 'dimensions': dims}
 
 
