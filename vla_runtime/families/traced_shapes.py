@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -86,30 +87,49 @@ def row_tensors(
     }
 
 
-def served_parameters(network: FlowNetwork) -> set[str]:
-    """Names of the parameters that vision, prefix and a denoise step compute with.
+Part = Literal['vision', 'prefix', 'head', 'time']
 
-    The rest makes the time table, or is for training alone.
+
+def parameters_of(network: FlowNetwork) -> dict[Part, set[str]]:
+    """Names of the parameters that each part of a network computes with.
+
+    A parameter of none is for training alone. One may be of several.
 
     Args:
         network: on the `meta` device, its parameters with gradients.
+
+    Returns:
+        `vision`, `prefix`, `head` (a denoise step) and `time` (the time table)
     """
     shapes, dims, family = trace_shapes(network), network.dims, network.family
     meta = torch.device('meta')
-    tokens = network.vision(torch.zeros(1, 3, dims.image_size, dims.image_size, device=meta))
     past = network.prefix(
-        tokens.expand(dims.cameras, -1, -1),
+        torch.zeros(dims.cameras, *shapes.image_tokens, device=meta),
         torch.ones(dims.cameras, dtype=torch.bool, device=meta),
         **row_tensors(family.prefix_inputs(dims), 1),
     )
     velocity = network.velocity(
         torch.zeros(1, dims.horizon, dims.action_dim, device=meta),
-        past,
+        {name: value.detach() for name, value in past.items()},
         torch.zeros(1, shapes.conditioning, device=meta),
         **row_tensors(family.head_inputs(dims), 1),
     )
-    velocity.sum().backward()
-    return {name for name, tensor in network.named_parameters() if tensor.grad is not None}
+    made: dict[Part, list[Tensor]] = {
+        'vision': [
+            network.vision(torch.zeros(1, 3, dims.image_size, dims.image_size, device=meta))
+        ],
+        'prefix': [value for value in past.values() if value.is_floating_point()],
+        'head': [velocity],
+        'time': [network.time_conditioning(torch.zeros(1, device=meta))],
+    }
+    parameters = dict(network.named_parameters())
+    used: dict[Part, set[str]] = {}
+    for part, tensors in made.items():
+        total = torch.stack([tensor.float().sum() for tensor in tensors]).sum()
+        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        pairs = zip(parameters, gradients, strict=True)
+        used[part] = {name for name, gradient in pairs if gradient is not None}
+    return used
 
 
 class _TimeConditioning(nn.Module):

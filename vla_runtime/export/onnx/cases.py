@@ -1,8 +1,8 @@
 """The seeded inputs that exported networks are compared on, and what PyTorch makes of them.
 
 Prompts of several lengths (each row its own), hidden cameras, guidance scales and committed plans.
-PyTorch computes in float32 whatever the files' precision. The weights of the vision network and
-those of prefix and expert are never in memory together.
+PyTorch computes in float32 whatever the files' precision, one network at a time: the weights of
+vision, prefix and head are never in memory together.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import SEED
 from vla_runtime.families import find_family
 from vla_runtime.families.family import PolicyDims, RowInput
+from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.flow_step import DenoiseStep
-from vla_runtime.families.traced_shapes import trace_shapes
+from vla_runtime.families.traced_shapes import Part, parameters_of, trace_shapes
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.noise import chunk_noise
@@ -171,18 +172,19 @@ class Reference:
         self._weights = weights
         self._network = meta_network(spec, torch.float32)
         shapes = trace_shapes(self._network)
+        self._parts = parameters_of(empty_network(spec.family, spec.dims))
         self._row_axes = {name: tensor.row_axis for name, tensor in shapes.past.items()}
 
     def image_tokens(self, cases: list[Case]) -> None:
         """Add `image_tokens` to every case."""
-        with self._loaded(vision=True):
+        with self._loaded('vision'):
             for case in cases:
                 tokens = [self._network.vision(torch.from_numpy(p)[None]) for p in case.pixels]
                 case.reference['image_tokens'] = torch.cat(tokens).numpy()
 
     def prefixes(self, cases: list[Case]) -> None:
         """Add `past`."""
-        with self._loaded(vision=False):
+        with self._loaded('prefix'):
             for case in cases:
                 past = self._network.prefix(
                     torch.from_numpy(case.reference['image_tokens']),
@@ -195,7 +197,7 @@ class Reference:
     def chunks(self, cases: list[Case]) -> np.ndarray:
         """Add `trace`, `velocity` and `gain`; returns the time table (N, C)."""
         times = torch.tensor(flow_times(self._spec.denoise_steps), dtype=torch.float32)
-        with self._loaded(vision=False):
+        with self._loaded('head', 'time'):
             table = torch.cat([self._network.time_conditioning(t[None]) for t in times])
             for case in cases:
                 trace, velocity = self._denoise(case, times, table, torch.from_numpy(case.x))
@@ -226,9 +228,9 @@ class Reference:
         return torch.stack(trace), torch.stack(velocities)
 
     @contextmanager
-    def _loaded(self, vision: bool) -> Iterator[None]:
-        """The numbers of the vision network or of all else, for as long as they are needed."""
-        names = [name for name in self._weights.names if name.startswith('vision.') is vision]
+    def _loaded(self, *parts: Part) -> Iterator[None]:
+        """The numbers of parts of the network, for as long as they are needed."""
+        names = set().union(*(self._parts[part] for part in parts))
         self._assign({name: self._weights.read(name) for name in names})
         try:
             with torch.inference_mode():

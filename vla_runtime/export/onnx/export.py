@@ -35,7 +35,7 @@ from vla_runtime.export.onnx.weights import BundleWeights, WeightFile
 from vla_runtime.families.blocks.layers import matrix_names, query_scales
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.families.flow_step import DenoiseStep, Prefix
-from vla_runtime.families.traced_shapes import served_parameters, trace_shapes
+from vla_runtime.families.traced_shapes import parameters_of, trace_shapes
 
 _DTYPES = {
     'float32': torch.float32,
@@ -79,7 +79,9 @@ def write_onnx(
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
     """About how large weights.data will be: every parameter that a graph uses."""
-    used = served_parameters(empty_network(spec.family, spec.dims))
+    parts = parameters_of(empty_network(spec.family, spec.dims))
+    # The time table is an input of the graphs.
+    used = parts['vision'] | parts['prefix'] | parts['head']
     network = meta_network(spec, _DTYPES[precision])
     return sum(
         tensor.numel() * tensor.element_size()
