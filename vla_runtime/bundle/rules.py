@@ -25,7 +25,7 @@ from vla_runtime.bundle.schema import (
     PoseSpec,
 )
 from vla_runtime.families import family_names, find_family
-from vla_runtime.families.family import Family, PolicyDims
+from vla_runtime.families.family import Family
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
