@@ -18,7 +18,6 @@ from vla_runtime.bundle.folder import read_bundle, seal
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision
 from vla_runtime.export.onnx.export import write_onnx
-from vla_runtime.types import Family
 
 
 @lru_cache
@@ -29,13 +28,13 @@ def scratch_folder() -> Path:
     return folder
 
 
-def tiny_onnx_bundle(family: Family = 'pi05', precision: Precision = 'float32') -> Path:
+def tiny_onnx_bundle(family: str = 'pi05', precision: Precision = 'float32') -> Path:
     """A tiny policy with guidance and its ONNX files; not to be changed (`copy_bundle`)."""
     return _tiny_onnx_bundle(family, precision)
 
 
 @lru_cache
-def _tiny_onnx_bundle(family: Family, precision: Precision) -> Path:
+def _tiny_onnx_bundle(family: str, precision: Precision) -> Path:
     target = scratch_folder() / f'{family}_{precision}'
     write_tiny_policy(target, tiny_spec(family, advantage='task_newline'))
     spec = read_bundle(target).spec

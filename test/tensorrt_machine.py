@@ -17,12 +17,11 @@ from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.store import Metadata
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.tensorrt.build import build_engines, plan_build
-from vla_runtime.types import Family
 
 STEPS = tiny_spec().denoise_steps
 
 
-def write_exported_policy(target: Path, family: Family = 'pi05', precision='float32') -> Path:
+def write_exported_policy(target: Path, family: str = 'pi05', precision='float32') -> Path:
     """A tiny bundle of random weights with its ONNX files, guidance included."""
     write_tiny_policy(target, tiny_spec(family, advantage='task_newline'))
     spec = read_bundle(target).spec
@@ -61,7 +60,7 @@ class Machine:
         runtime.close()
         return metadata
 
-    def load(self, family: Family = 'pi05', **options) -> TensorRTEngine:
+    def load(self, family: str = 'pi05', **options) -> TensorRTEngine:
         values = {
             'files': read_bundle(self.bundle, verify=False).spec.files,
             'device': 'cuda',

@@ -13,7 +13,6 @@ from typing import Literal
 import numpy as np
 
 # The closed vocabularies of a bundle's policy.yaml; `typing.get_args` gives the allowed words.
-Family = Literal['pi05', 'pi0']
 ImagePadding = Literal['centre', 'left_top']
 ImageResample = Literal['bilinear', 'antialias']
 PromptTemplate = Literal['pi05_state', 'pi05', 'pi0', 'task_line']
