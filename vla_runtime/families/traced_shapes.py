@@ -126,6 +126,9 @@ def parameters_of(network: FlowNetwork) -> dict[Part, set[str]]:
     used: dict[Part, set[str]] = {}
     for part, tensors in made.items():
         total = torch.stack([tensor.float().sum() for tensor in tensors]).sum()
+        if not total.requires_grad:
+            used[part] = set()  # A part without parameters, such as a fixed time table.
+            continue
         gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
         pairs = zip(parameters, gradients, strict=True)
         used[part] = {name for name, gradient in pairs if gradient is not None}
