@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -444,5 +444,5 @@ def _cached_policy(path: Path) -> Policy:
 
 def test_the_report_can_be_written_as_json(policy):
     _, report = policy.infer(observation())
-    plain = {**vars(report), 'noise': report.noise.tolist()}
+    plain = {**asdict(report), 'noise': report.noise.tolist()}
     assert json.loads(json.dumps(plain))['number'] == 0
