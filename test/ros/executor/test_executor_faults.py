@@ -212,10 +212,15 @@ def test_a_clock_that_jumps_either_way_drops_the_plan_and_motion_goes_on_after_i
             bench.begin()
             sim.wait_for(lambda: bench.call('start').success, 'a start')
             sim.move(0)
-            for jumps, by_s in enumerate((60, -120), start=1):
+            held, counted = 0, 0
+            for number, by_s in enumerate((60, -120), start=1):
                 before_ns = sim.now
                 sim.now += by_s * 1_000_000_000
-                status = sim.see('the jump', lambda s: s.get('holds.clock_jump') == str(jumps))  # noqa: B023
+                status = sim.see(
+                    'the jump',
+                    lambda s: int(s.get('holds.clock_jump', 0)) > held,  # noqa: B023
+                )
+                held = int(status['holds.clock_jump'])
                 assert status['chunk'] == '-1'
                 # A message of before the jump that comes late must not outlast it.
                 late = JointState(name=bench.arm.names, position=bench.arm.positions.tolist())
@@ -223,8 +228,14 @@ def test_a_clock_that_jumps_either_way_drops_the_plan_and_motion_goes_on_after_i
                 states.publish(late)
                 if by_s < 0:
                     sim.see('it', lambda s: 'holds.state_from_future' in s)
-                sim.move(jumps)
-                sim.see('the count', lambda s: s['clock_jumps'] == str(jumps), 'tick')  # noqa: B023
+                sim.move(number)
+                # Clock messages of before and after it may be seen in turns: several jumps.
+                tick = sim.see(
+                    'the count',
+                    lambda s: int(s['clock_jumps']) > counted,  # noqa: B023
+                    'tick',
+                )
+                counted = int(tick['clock_jumps'])
             assert np.abs(np.diff(bench.arm.commanded(), axis=0)).max() < LARGEST_STEP_RAD
 
 

@@ -23,10 +23,11 @@ NODE = '/vla_policy'
 TASK = 'pick up the red cup'
 
 
-@pytest.fixture(scope='module')
-def bundle(tmp_path_factory):
+@pytest.fixture(scope='module', params=['pi05', 'smolvla'])
+def bundle(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp('onnx')
-    source = write_tiny_policy(folder / 'source', tiny_spec(advantage='task_newline'))
+    spec = tiny_spec(request.param, advantage='task_newline')
+    source = write_tiny_policy(folder / 'source', spec)
     target = folder / 'exported'
     assert main(['export', str(source), '--out', str(target)]) == 0
     assert main(['verify', str(target)]) == 0
