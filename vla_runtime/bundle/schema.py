@@ -86,7 +86,7 @@ class ActionSpec:
 
     Attributes:
         name: unique among the actions.
-        unit: of the decoded action; a rate for `velocity`.
+        unit: unit of the decoded action; a rate for `velocity`.
         kind: `delta` is relative to the measured state at the start of the chunk.
         relative_to: the state's name, for `delta` only.
     """
@@ -102,12 +102,12 @@ class PoseSpec:
     """Actions that form an end-effector pose; deltas of a pose compose instead of adding.
 
     Attributes:
-        name: of the end effector.
+        name: name of the end effector.
         position: names of the x, y and z actions.
         rotation: names of the rotation's actions, as many as `form` has numbers.
         form: representation of the rotation.
         kind: `delta` is composed with the pose measured at the start of the chunk.
-        frame: of a delta: `base` (dR * R0) or `tool` (R0 * dR).
+        frame: frame of a delta: `base` (dR * R0) or `tool` (R0 * dR).
         euler_axes: transforms3d's order, e.g. `sxyz`; for the form `euler` only.
         state_position: names of the state's x, y and z; needed for `delta`.
         state_rotation: names of the state's rotation, same form; needed for `delta`.
@@ -146,7 +146,7 @@ class BundleSpec:
     """All of policy.yaml.
 
     Attributes:
-        name: of the policy, for people.
+        name: name of the policy, for people.
         family: name of the family that the weights belong to.
         dims: sizes of the networks, the family's own dataclass (key `dimensions`).
         cameras: in the order the network sees them; as many as `dims.cameras`.

@@ -21,7 +21,7 @@ class FlowNetwork(nn.Module):
 
     Attributes:
         family: set by `build_network`.
-        dims: of the policy.
+        dims: dimensions of the policy.
         vision: module, pixels (n, 3, S, S) float32 in [-1, 1] to image tokens (n, N, W) float32.
     """
 
@@ -56,7 +56,7 @@ class FlowNetwork(nn.Module):
 
         Args:
             x: (B or 1, H, A) float32; one x serves all rows of the prefix.
-            past: what `prefix` returned for R rows. R is B, or a divisor of it: then B / R
+            past: outputs of `prefix` for R rows. R is B, or a divisor of it: then B / R
                 successive x share each row.
             conditioning: (B or 1, C) rows of `time_conditioning`; (B or 1, H, C) with one row for
                 each action.

@@ -23,7 +23,7 @@ class PrefixTensor:
     Attributes:
         shape: for one prompt row.
         row_axis: axis whose length is the number of prompt rows.
-        dtype: of its numbers.
+        dtype: dtype of its numbers.
     """
 
     shape: tuple[int, ...]

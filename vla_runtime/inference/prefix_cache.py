@@ -3,8 +3,8 @@
 Two levels, both in the engine's own buffers, so a hit costs a comparison and no copy: the image
 tokens of each camera, and the keys and values of each slot of each number of prompt rows. A hit
 needs the same pixels, masks and tokens. Attention within the prefix is bidirectional, so any change
-of an image or a token makes all keys and values stale; only the image tokens of the other cameras
-stay valid.
+of an image or a token makes all keys and values stale; only the image tokens of unchanged
+cameras stay valid.
 
 Invariants:
 - `exact` (the default) reuses only what is equal bit for bit: a hit changes nothing;
@@ -228,7 +228,7 @@ class PrefixCache:
 
         Args:
             prefixes: one, or one per row of serial guidance; each needs a slot.
-            policy: what may be reused.
+            policy: cache settings.
             held: places being read: their prefixes may be reused, nothing is written there.
         """
         rows = prefixes[0].count

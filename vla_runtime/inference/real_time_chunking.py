@@ -1,12 +1,12 @@
 """Real-time chunking (arXiv 2506.07339): tie a new chunk to the plan that is being executed.
 
 Three modes, all through the plan term of the expert step, `v' = v - w * (plan - (x - t v))`:
-- `guided`: w falls off over the overlap and is bounded; the correction is elementwise: the
+- `guided`: w falls off over the overlap and is bounded. The correction is elementwise: the
   paper's with an identity Jacobian, as in LeRobot;
 - `jacobian`: the same w, and the engine multiplies the correction by the Jacobian of the denoised
   chunk, as in the paper;
-- `hard_prefix`: the first actions follow the plan at every step and equal it in the end; see
-  `clamp_weights`. This module computes w per denoise step and action.
+- `hard_prefix`: the first actions follow the plan at every step and equal it in the end.
+This module computes w per denoise step and action; `clamp_weights` does so for `hard_prefix`.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class DeviceFacts:
     """Name and memory of the measured device.
 
     Attributes:
-        name: of the GPU, as its driver gives it; None for a CPU.
+        name: the driver's name of the GPU; None for a CPU.
         total_bytes: the GPU's memory; 0 for a CPU, or where it is unknown.
         used_bytes: device memory in use; None where it is unknown.
         used: what `used_bytes` counts, or why it is unknown.

@@ -31,10 +31,10 @@ def rates_of(name: str | None, total_bytes: int, device: str, precision: str) ->
     of one library does not bound a run of another.
 
     Args:
-        name: of the GPU, as its driver gives it; None for a CPU.
+        name: the driver's name of the GPU; None for a CPU.
         total_bytes: the GPU's memory.
         device: `cpu`, `cuda` or `cuda:N`, for measuring.
-        precision: of the large matrices.
+        precision: precision of the large matrices.
     """
     if name is not None:
         known = device_of_cuda(name, total_bytes)

@@ -97,8 +97,8 @@ class PolicyCounts:
 
     Attributes:
         cameras: number of cameras.
-        vision: of one image.
-        prefix, step: by number of prompt rows.
+        vision: counts of one image.
+        prefix, step: counts by number of prompt rows.
         matrices, others: all weights, as in `NetworkCounts`.
         widest: numbers that the widest operation of a prefix of one row reads and writes.
     """

@@ -51,7 +51,7 @@ class MemoryNeed:
     Attributes:
         weights: all weights that are loaded, the whole text table included.
         past: keys and values, all prefix slots of every number of rows that is built.
-        activations: of the widest operation of the prefix, an estimate.
+        activations: activations of the widest operation of the prefix, an estimate.
     """
 
     weights: int
@@ -82,9 +82,9 @@ def phase_floors(
     """Least times of one inference, phase by phase.
 
     Args:
-        counts: of the policy.
-        rates: of the device.
-        precision: of the large matrices, a key of `MATRIX_BYTES`.
+        counts: counts of the policy.
+        rates: rates of the device.
+        precision: precision of the large matrices, a key of `MATRIX_BYTES`.
         rows: prompt rows, 2 under guidance.
         steps: denoise steps.
         views: cameras whose image has changed at a miss.
@@ -121,9 +121,9 @@ def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int
     own.
 
     Args:
-        counts: of the policy.
+        counts: counts of the policy.
         backend: `torch`, `onnxruntime` or `tensorrt`.
-        precision: of the large matrices, a key of `MATRIX_BYTES`.
+        precision: precision of the large matrices, a key of `MATRIX_BYTES`.
         rows: most prompt rows; every number from 1 to this is built.
     """
     size, built = MATRIX_BYTES[precision], range(1, rows + 1)
@@ -164,7 +164,7 @@ def weight_bytes(counts: PolicyCounts, matrix_bytes: int = _FLOAT32) -> int:
     """Bytes of all parameters of the networks.
 
     Args:
-        counts: of the policy.
+        counts: counts of the policy.
         matrix_bytes: size of a number of the large matrices; all else is float32.
     """
     return counts.matrices * matrix_bytes + counts.others * _FLOAT32

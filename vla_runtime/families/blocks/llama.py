@@ -46,7 +46,7 @@ class LlamaBlock(nn.Module):
 
     Args:
         dims: sizes of the stack.
-        epsilon: of the norms.
+        epsilon: epsilon of the norms.
         memory_width: input width of a cross-attending block's key and value projections.
     """
 
@@ -87,7 +87,7 @@ class Llama(nn.Module):
 
     Args:
         dims: sizes of the stack.
-        epsilon: of the norms.
+        epsilon: epsilon of the norms.
         vocabulary: rows of the text table, 0 for none.
         cross: layers whose keys and values are computed from another stack's.
         memory_width: input width of their key and value projections.

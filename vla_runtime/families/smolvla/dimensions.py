@@ -27,7 +27,7 @@ class SmolVlaDims:
         self_attention_every: expert layers 0, n, 2n, … attend to the prefix and themselves, the
             others to the prefix alone; 0: all to the prefix alone.
         state_dim: padded state of the state token.
-        rms_epsilon: of the norms of language model and expert.
+        rms_epsilon: epsilon of the norms of language model and expert.
     """
 
     vision: VisionDims
