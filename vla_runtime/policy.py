@@ -2,8 +2,8 @@
 
 Invariants:
 - Same observation, settings, inference number and plan: same chunk, bit for bit.
-- An observation that is refused changes nothing: the next good one gives the chunk that it would
-  have given anyway.
+- An observation that is refused changes nothing: the next good one gives the same chunk as
+  without it.
 - Settings take effect at the next inference, never within one.
 - One thread at a time calls `infer`, `submit` and `reset`; any thread may read or replace
   `settings`.
@@ -85,11 +85,11 @@ class Policy:
             verify: compare every file of the bundle with its SHA-256 first.
 
         Raises:
-            BundleError: the bundle is not what it says.
-            ValueError: backend, device or precision that is not to be had here, or settings that
+            BundleError: the bundle is damaged or inconsistent.
+            ValueError: backend, device or precision that is not available here, or settings that
                 this policy cannot run with; nothing stays loaded then.
         """
-        # All that can be told at once comes before gigabytes are hashed.
+        # Quick checks come before gigabytes are hashed.
         check_backend(backend, device)
         checked = read_bundle(bundle, verify=False)
         # Guidance needs a second prompt row, and only policies with a tag can be guided.
@@ -127,7 +127,7 @@ class Policy:
         self._settings = settings
 
     def check(self, settings: PolicySettings) -> None:
-        """Whether this policy can run with these settings; changes nothing.
+        """Refuse settings that this policy cannot run with; changes nothing.
 
         Raises:
             ValueError: guidance for a policy without advantage tags, or something that its engine
@@ -147,10 +147,10 @@ class Policy:
 
         Args:
             observation: one look at the robot.
-            plan: what the executor will still execute; the chunk is tied to it.
-            noise: (H, A) float32 to denoise from, (N, H, A) with N samples; otherwise made from
+            plan: actions that the executor will still execute; the chunk is tied to them.
+            noise: (H, A) float32 to denoise from, (N, H, A) with N samples; None: made from
                 seed and inference number.
-            on_step: records every denoise step; runs them one by one.
+            on_step: called after every denoise step; the steps then run one by one.
 
         Raises:
             ValueError: anything that does not fit the bundle; nothing has changed then.
@@ -167,14 +167,13 @@ class Policy:
     ) -> Future[Inference]:
         """Begin an inference.
 
-        With `pipeline` `latency` it is over on return. With `throughput` it is encoded, and
-        denoised while the next one is encoded: same chunks, in the same order, but a chunk that
-        turns out not to be finite has used up its inference number. Waits while `has_room` is
-        False.
+        With `pipeline` `latency` it is done on return. With `throughput` it is encoded on return
+        and denoised while the next one is encoded: same chunks, in the same order, but a chunk that
+        turns out not finite has used up its inference number. Waits while `has_room` is False.
 
-        Args, raises: as for `infer`. What goes wrong in the networks or afterwards is raised here
-        with `latency`; with `throughput` only what goes wrong while encoding is, the rest by the
-        future, which cannot be cancelled.
+        Args and raises are those of `infer`. With `latency` every error is raised here. With
+        `throughput` errors up to the end of encoding are raised here, later ones by the future,
+        which cannot be cancelled.
         """
         self._require_open()
         clock, settings, number = PhaseClock(), self._settings, self._number
@@ -220,11 +219,11 @@ class Policy:
 
     @property
     def has_room(self) -> bool:
-        """Whether `submit` would begin at once."""
+        """True when `submit` would begin at once."""
         return self._pipeline.has_room
 
     def drain(self) -> None:
-        """Wait until every inference that was submitted is over."""
+        """Wait until every submitted inference is done."""
         self._pipeline.drain()
 
     def _run(
@@ -234,7 +233,7 @@ class Policy:
         on_step: StepObserver | None = None,
         held: tuple[Place, ...] = (),
     ) -> tuple[EncodedPrefix, DenoisedChunk]:
-        """Both halves of an inference, one after the other, in no slot that is held."""
+        """Encode and denoise one after the other; held slots are not written."""
         self._pipeline.drain()
         encoded = self._runner.encode(request, clock, held)
         return encoded, self._runner.denoise(request, encoded, clock, on_step)
@@ -246,10 +245,10 @@ class Policy:
         self._runner.cache.clear()
 
     def warm_up(self) -> float:
-        """Infer once on a black image, so that the first real inference is not the slow one.
+        """Infer once on a black image, so that the first real inference is not slow.
 
         Captures the CUDA graphs that the settings need, with and without guidance and plan; others
-        are captured at the first inference that needs them. Counts as no inference.
+        are captured at the first inference that needs them. Does not count as an inference.
 
         Returns:
             milliseconds that it took
@@ -277,7 +276,7 @@ class Policy:
             held: tuple[Place, ...] = ()
             tied = _as_if_tied(request, settings, self.spec.trained_delay_steps)
             for _ in range(2 if both else 1):
-                # Not decoded: a state of zeros is no pose that actions could be relative to.
+                # Not decoded: a state of zeros is not a valid pose for relative actions.
                 encoded, _ = self._run(request, clock, held=held)
                 if tied is not request:
                     self._runner.denoise(tied, encoded, clock)
@@ -299,7 +298,7 @@ class Policy:
 def _as_if_tied(
     request: ChunkRequest, settings: PolicySettings, trained_delay_steps: int
 ) -> ChunkRequest:
-    """The request with the expert that a plan will call for; itself where that is the same."""
+    """Return the request with the expert inputs of a plan; itself where they are the same."""
     jacobian = settings.rtc_mode == 'jacobian' and request.guidance != 'serial'
     clean = trained_delay_steps if settings.rtc_mode == 'hard_prefix' else 0
     if not (jacobian or clean):

@@ -1,6 +1,6 @@
-"""What crosses a room's wall: observation in, action chunk and report out.
+"""Data classes that all packages share: observation in, action chunk and report out.
 
-Arrays inside, names outside. Nothing here imports torch or rclpy, so every room can use it.
+Imports neither torch nor rclpy, so every package can use it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Observation:
     """One consistent look at the robot and its surroundings.
 
     Attributes:
-        images: camera name to uint8 array (height, width, 3), RGB, any size. `None` says that this
-            camera is known to be absent: the policy then sees a masked black image. A name left
-            out is an error, never a silent mask.
+        images: camera name to uint8 array (height, width, 3), RGB, any size. `None` means that
+            this camera is absent: the policy then sees a masked black image. A name left out is an
+            error, never a silent mask.
         state: (state_dim,) measured state in robot units, in the order of the bundle's
             `state` names.
         instruction: the task in plain words; must not be empty.
         stamps_ns: source name (camera, or `state`) to message stamp in nanoseconds on the ROS
-            clock; only reported, never used in the computation.
+            clock; for the report and the age of cache entries, never a network input.
     """
 
     images: Mapping[str, np.ndarray | None]
@@ -62,7 +62,7 @@ class ActionChunk:
             targets here (deltas are already anchored to the observed state); velocity dimensions
             stay velocities.
         names: action names, in column order.
-        kinds: per column what the robot is commanded: `position` or `velocity`.
+        kinds: command kind per column: `position` or `velocity`.
         step_time_s: seconds between two rows; row i is meant for `observation time + i * step`.
         normalised: (horizon, model action dim) float32, as the network returned it.
     """
@@ -94,7 +94,7 @@ class CommittedPlan:
 
 
 class Reuse(str, Enum):
-    """What the cache had for an input: equal, nearly equal (`bounded`), or nothing to use."""
+    """Result of a cache look-up: equal entry, nearly equal (`bounded`), none, or cache off."""
 
     HIT = 'hit'
     REUSED = 'reused'
@@ -103,7 +103,7 @@ class Reuse(str, Enum):
 
 
 class MissReason(str, Enum):
-    """Why the cache had nothing to use."""
+    """Reason of a cache miss."""
 
     FIRST = 'first'
     PIXELS = 'pixels'
@@ -119,18 +119,18 @@ class MissReason(str, Enum):
 
 @dataclass(frozen=True)
 class CacheOutcome:
-    """What the cache did for one camera's image tokens or for one prefix.
+    """Cache outcome for one camera's image tokens or for one prefix.
 
     Attributes:
-        reuse: what was found.
-        reason: of a miss.
-        age_s: of the entry, seconds; negative after the clock went back, NaN on another clock.
-        reuses: in a row, this one included.
+        reuse: result of the look-up.
+        reason: reason of a miss.
+        age_s: age of the entry, seconds; negative after the clock went back, NaN on another clock.
+        reuses: reuses in a row, this one included.
         grey_levels: mean change of an image's pixels, where it was measured.
         bins: largest change of the state's bins in the prompt, where it was measured.
         limit: the limit that a miss exceeded.
         changed: inputs of a prefix that differ from the entry.
-        on_reused_images: equal to the entry, which was made of image tokens that were reused.
+        on_reused_images: True for a hit on a prefix computed from reused image tokens.
     """
 
     reuse: Reuse
@@ -151,10 +151,10 @@ class CacheOutcome:
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What the prefix cache did for one inference; `inference.cache_words` says it in words.
+    """Prefix cache outcomes of one inference; `inference.cache_words` puts them in words.
 
     Attributes:
-        images: visible camera to what happened to its image tokens.
+        images: visible camera to the outcome of its image tokens.
         prefixes: one, or under serial guidance the conditioned and the unconditioned row's.
     """
 
@@ -164,7 +164,7 @@ class CacheReport:
 
 @dataclass(frozen=True)
 class InferenceReport:
-    """Why a chunk is what it is, and what it cost.
+    """Settings, inputs and cost of the inference that returned a chunk.
 
     Attributes:
         number: inference number since `reset`; with `seed` it names the noise.
@@ -172,22 +172,22 @@ class InferenceReport:
         milliseconds: wall time per phase (`images`, `tokens`, `vision`, `prefix`, `denoise`,
             `actions`, `total`; in the throughput pipeline also `wait`, for the one before it).
         pipeline: `latency` (one inference after the other) or `throughput` (two at a time).
-        overlap_ms: time in which this inference was encoded while the one before was denoised.
-        cache: what was reused.
-        runs: how often each network ran: `vision`, `prefix`, `expert`.
+        overlap_ms: time for which this encoding overlapped the denoising of the one before.
+        cache: outcomes of the prefix cache.
+        runs: number of runs of each network: `vision`, `prefix`, `expert`.
         beta: guidance scale in force; 1.0 without guidance.
-        guidance: how the prompt rows were run: `none` (one row), `fused` or `serial`.
-        rtc_mode: how the chunk was tied to the committed plan; `off` where it was not.
-        clean_steps: first actions that the network was given as known, at a flow time of their own.
+        guidance: mode in which the prompt rows ran: `none` (one row), `fused` or `serial`.
+        rtc_mode: mode that tied the chunk to the committed plan; `off` where none did.
+        clean_steps: number of first actions given to the network as known, at flow time 0.
         denoise_steps: number of Euler steps.
         tokens: valid tokens per prompt row.
         samples: chunks that were denoised together.
-        sample: index of the one that was chosen.
-        sample_distances: of every sample from the committed plan, in normalised units (see
-            `inference.sampling`); empty where there was nothing to choose by.
+        sample: index of the chosen one.
+        sample_distances: distance of every sample from the committed plan, in normalised units
+            (see `inference.sampling`); empty without a choice.
         cuda_graph: per network (`vision`, `prefix`, `denoise`) `captured`, `eager`, or why a
             capture was given up.
-        noise: (horizon, model action dim) float32, what the chunk was denoised from; with several
+        noise: (horizon, model action dim) float32, noise of the chunk; with several
             samples (samples, horizon, model action dim).
         stamps_ns: stamps of the frames and the state that went in.
     """

@@ -1,7 +1,7 @@
-"""Whether a bundle's files fit its policy.yaml: weights to networks, tokenizer to text table.
+"""Checks of a bundle's weights and tokenizer against its policy.yaml.
 
-`read_bundle` reads only what every part of the program needs. What is here costs more, and is for
-whoever wants to know before a policy is loaded. None of it needs PyTorch.
+`read_bundle` reads only what every part of the program needs. These checks cost more and are for
+callers that want them before a policy is loaded. They need no PyTorch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vla_runtime.processing.tokenizer import Tokenizer
 
 _BLOCK_BYTES = 1 << 22
 _LISTED = 10
-# How a precision is read, and the bits that are all set in an infinity or a NaN and in no number.
+# By dtype: how it is read, and its exponent bits, all set in an infinity or NaN only.
 _EXPONENT: Mapping[str, tuple[np.dtype[Any], int]] = {
     'F32': (np.dtype('<u4'), 0x7F800000),
     'F16': (np.dtype('<u2'), 0x7C00),
@@ -31,8 +31,8 @@ def check_contents(bundle: Bundle) -> None:
     """Compare weights and tokenizer with the dimensions in policy.yaml; reads no weights.
 
     Raises:
-        BundleError: tensors missing, unexpected, or of another shape or kind; a tokenizer that
-            cannot be read, or whose tokens the text table does not have.
+        BundleError: tensors missing, unexpected, or of another shape or dtype; a tokenizer that
+            cannot be read, or that has more tokens than the text table.
     """
     _check_tokenizer(bundle)
     tensors = _header(bundle)
@@ -46,14 +46,14 @@ def check_contents(bundle: Bundle) -> None:
 
 
 def check_finite(bundle: Bundle, advance: Callable[[int], object] = lambda count: None) -> None:
-    """Look for weights that are not numbers; reads the whole file, a block at a time.
+    """Look for weights that are NaN or infinite; reads the whole file, block by block.
 
     Args:
         bundle: a checked bundle.
-        advance: told the bytes read, as they are.
+        advance: called after every block with the number of bytes read.
 
     Raises:
-        BundleError: NaN or infinity somewhere; names at most 10 tensors, then a count.
+        BundleError: weights are NaN or infinite; names at most 10 tensors, then a count.
     """
     found = []
     path = bundle.weights_path
@@ -74,12 +74,12 @@ def check_finite(bundle: Bundle, advance: Callable[[int], object] = lambda count
 
 
 def weight_bytes(bundle: Bundle) -> int:
-    """Bytes of all tensors, the sum of what `check_finite` tells its `advance`."""
+    """Bytes of all tensors: the sum of what `check_finite` passes to `advance`."""
     return sum(tensor.size for tensor in _header(bundle).values())
 
 
 def _count_bad(file: BinaryIO, tensor: StoredTensor, advance: Callable[[int], object]) -> int:
-    """Numbers that are NaN or infinite; `file` stands at the tensor's first byte."""
+    """Count the numbers that are NaN or infinite; `file` stands at the tensor's first byte."""
     kind, exponent = _EXPONENT[tensor.dtype]
     left, bad = tensor.size, 0
     while left:

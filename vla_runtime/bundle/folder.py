@@ -5,7 +5,7 @@ and further files (`onnx/`, `verification.json`) as they are made. Invariants:
 - every file but policy.yaml and `engines/` is listed in policy.yaml with its SHA-256; any other
   file, dotfiles included, is an error;
 - the folder and each of its files may be a link, as in a Hugging Face cache; links are followed
-  when a file is opened, wherever they lead, because SHA-256 vouches for what is in it;
+  when a file is opened, wherever they lead, because the SHA-256 vouches for the content;
 - policy.yaml is written last, and a bundle appears under its name complete or not at all;
 - nothing in a bundle is ever unpickled or executed.
 """
@@ -86,8 +86,8 @@ class Bundle:
     """A checked bundle.
 
     Attributes:
-        folder: where it lies.
-        spec: what policy.yaml says.
+        folder: path of the bundle.
+        spec: contents of policy.yaml.
         statistics: `state.mean`, `actions.q01` and so on to float arrays, one number a dimension.
     """
 
@@ -138,7 +138,7 @@ def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
                 f'{folder / name}: is not listed in {SPEC_FILE} under files; remove it, or export '
                 f'the bundle again{_why_unlisted(folder / name)}'
             )
-    # Headers first: a file cut short is told before gigabytes are hashed.
+    # Headers first: a truncated file is reported before gigabytes are hashed.
     _check_weights(folder / WEIGHTS_FILE)
     bundle = Bundle(folder, spec, _read_statistics(folder, spec))
     if verify:
@@ -157,14 +157,14 @@ def verify_files(bundle: Bundle) -> None:
 
 
 def check_target(target: str | Path, force: bool) -> None:
-    """Check that a bundle can be made under a name, without making anything.
+    """Check that a bundle can be made at a path, without making anything.
 
     Args:
-        target: where the bundle shall lie.
-        force: a bundle that lies there may be replaced.
+        target: path of the new bundle.
+        force: an existing bundle may be replaced.
 
     Raises:
-        BundleError: something lies there, or there can be no folder there.
+        BundleError: the target exists, or no folder can be made there.
     """
     target = Path(target)
     if target.name in ('', '..'):
@@ -189,13 +189,13 @@ def check_target(target: str | Path, force: bool) -> None:
 
 @contextmanager
 def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
-    """A folder to fill with a new bundle; it takes the target's name when the block ends well.
+    """Yield a folder to fill with a new bundle; it is renamed to the target if the block succeeds.
 
     An exception inside the block removes what was written and leaves the target as it was.
 
     Args:
-        target: where the bundle shall lie.
-        force: replace a bundle that lies there. Any other folder is never replaced.
+        target: path of the new bundle.
+        force: replace an existing bundle. Any other folder is never replaced.
 
     Raises:
         BundleError: the target exists, or the filled folder is not a sealed bundle.
@@ -224,7 +224,7 @@ def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
                 (work / 'replaced').rename(target)
             raise
     except BundleError as error:
-        # Where the files were for a moment says nothing to anybody.
+        # Name the target, not the temporary folder.
         raise BundleError(str(error).replace(str(folder), str(target))) from None
     except OSError as error:
         if error.errno not in NO_ROOM:
@@ -239,7 +239,7 @@ def seal(folder: str | Path, spec: BundleSpec) -> BundleSpec:
     """Hash the folder's files and write policy.yaml, which makes the folder a bundle.
 
     Files that `spec.files` already lists must still have their SHA-256: sealing adds files, such
-    as `verification.json`, but never blesses a changed one. Drop an entry from `spec.files` to
+    as `verification.json`, but never accepts a changed one. Drop an entry from `spec.files` to
     replace its file knowingly.
 
     Returns:
@@ -296,15 +296,15 @@ def write_bundle(
     `new_bundle` block, as the export does.
 
     Args:
-        target: where the bundle shall lie.
-        spec: its `files` are made here; its `tokenizer` names the copied file.
+        target: path of the new bundle.
+        spec: its `files` are filled in here; its `tokenizer` names the copied file.
         weights: our tensor names to arrays.
         statistics: as in `Bundle`.
         tokenizer: the file to copy.
-        force: replace a bundle that lies there.
+        force: replace an existing bundle.
 
     Raises:
-        BundleError: the target exists, or what was given does not make a valid bundle.
+        BundleError: the target exists, or the arguments do not make a valid bundle.
     """
     with new_bundle(target, force=force) as folder:
         _write_arrays(folder / WEIGHTS_FILE, weights)
@@ -351,15 +351,15 @@ def _files_in(folder: Path) -> list[str]:
         name = path.relative_to(folder).as_posix()
         if name == SPEC_FILE or name.split('/')[0] == ENGINES_FOLDER:
             continue
-        # A linked folder is not walked into (it may lead round in a circle): it counts as one file
-        # that nobody listed.
+        # A linked folder is not walked into (it may form a loop): it counts as one unlisted
+        # file.
         if path.is_symlink() or not path.is_dir():
             names.append(name)
     return names
 
 
 def _said(error: Exception) -> str:
-    """A library's words, which may quote any part of the file."""
+    """A library's error message on one line; it may quote any part of the file."""
     return one_line(str(error), 300)
 
 
@@ -398,9 +398,9 @@ def _verify_file(path: Path, expected: str) -> None:
 
 
 def _check_weights(path: Path) -> None:
-    """Read the header only: a truncated file fails here even when nothing is hashed.
+    """Check the header only: a truncated file fails here even when nothing is hashed.
 
-    A tensor of another kind would be converted, and the policy would act otherwise than trained.
+    A tensor of another dtype would be converted, and the policy would not act as trained.
     """
     try:
         with safe_open(str(path), framework='np') as file:

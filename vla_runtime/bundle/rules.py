@@ -1,7 +1,7 @@
-"""The rules of policy.yaml: lengths, names, and what belongs together.
+"""The rules of policy.yaml: lengths, names, and fields that must agree.
 
 `parse_spec` and `check_spec` are the only gate: a spec that passes is complete and consistent, so
-no other room checks names, lengths or vocabularies again.
+no other package checks names, lengths or vocabularies again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from vla_runtime.files import typed_yaml
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
 
-# The greatest values that are still believed, many times those of any published policy. Beyond
-# them a slip of the hand asks for terabytes of buffers before anything else could notice it. Those
-# of a family's own dimensions are in its declaration.
+# Largest accepted values, many times those of any published policy. Beyond them a typo asks for
+# terabytes of buffers before anything else could notice it. Limits of a family's own dimensions
+# are in its declaration.
 LIMITS: Mapping[str, int] = {
     'dimensions.vocabulary': 4_194_304,
     'dimensions.cameras': 16,
@@ -42,7 +42,7 @@ LIMITS: Mapping[str, int] = {
     'dimensions.state_dim': 1024,
     'denoise_steps': 100,
 }
-# Image tokens of all cameras and prompt tokens: attention masks grow with its square.
+# Image tokens of all cameras and prompt tokens: attention masks grow with their square.
 PREFIX_LIMIT = 32768
 
 
@@ -66,7 +66,7 @@ def parse_spec(text: str) -> BundleSpec:
 
 
 def dump_spec(spec: BundleSpec) -> str:
-    """The text of policy.yaml; `parse_spec` gives an equal spec back."""
+    """Return the text of policy.yaml; `parse_spec` reads it back as an equal spec."""
     # A line for each file, so that a changed hash is a changed line.
     files = yaml.safe_dump({'files': dict(spec.files)}, default_flow_style=False, width=1000)
     rest = typed_yaml.to_plain(spec)
@@ -75,7 +75,7 @@ def dump_spec(spec: BundleSpec) -> str:
 
 
 def check_spec(spec: BundleSpec) -> None:
-    """Check what type hints cannot say: lengths, names, and what belongs together.
+    """Check what type hints cannot express: lengths, names, and fields that must agree.
 
     Raises:
         FieldError: the first thing that is wrong, with its field.
@@ -115,10 +115,10 @@ def check_spec(spec: BundleSpec) -> None:
 
 
 def _with_dims(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with `dimensions` as the dataclass of its family."""
+    """Return the document with `dimensions` as the dataclass of its family."""
     name = document.get('family')
     if not isinstance(name, str) or 'dimensions' not in document:
-        return document  # What is wrong with these has no need of a family.
+        return document  # `typed_yaml.parse` reports these errors.
     if name not in family_names():
         raise FieldError('family', f'{quoted(name)} is unknown{did_you_mean(name, family_names())}')
     dims: Any = typed_yaml.parse(find_family(name).dims, document['dimensions'], 'dimensions')
@@ -129,11 +129,11 @@ def check_guidable(spec: BundleSpec, asked: str) -> None:
     """Refuse guidance for a policy that cannot be guided.
 
     Args:
-        spec: of the policy.
+        spec: spec of the policy.
         asked: the setting or option that asks for guidance.
 
     Raises:
-        ValueError: it was trained without advantage tags.
+        ValueError: the policy was trained without advantage tags.
     """
     if spec.prompt.advantage is None:
         raise ValueError(

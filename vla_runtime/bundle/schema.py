@@ -1,6 +1,6 @@
-"""What a policy bundle says about itself: the dataclasses that policy.yaml mirrors.
+"""Contents of policy.yaml: the dataclasses that it mirrors.
 
-Only words and shapes are here; what belongs together is checked in `bundle_rules`.
+Only types and allowed words are here; `bundle.rules` checks which fields must agree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPEC_FILE = 'policy.yaml'
 WEIGHTS_FILE = 'weights.safetensors'
 STATISTICS_FILE = 'statistics.safetensors'
 VERIFICATION_FILE = 'verification.json'
-# safetensors' names of the kinds of tensors that networks load, and the bytes of one number.
+# safetensors' names of the dtypes that networks load, and the bytes of one number.
 WEIGHT_BYTES: Mapping[str, int] = {'F32': 4, 'BF16': 2, 'F16': 2}
 TOKENIZER_SUFFIXES = ('.json', '.model')
 # Made on the machine that runs them, tied to its GPU and TensorRT: never listed, never hashed.
@@ -44,7 +44,7 @@ ROTATION_LENGTH: Mapping[RotationForm, int] = {
     'axis_angle': 3,
     'rotation_6d': 6,
 }
-# Which statistics a normaliser reads.
+# Statistics that a normaliser reads.
 STATISTICS_OF: Mapping[NormaliserKind, tuple[str, ...]] = {
     'identity': (),
     'quantiles_openpi': ('q01', 'q99'),
@@ -66,7 +66,7 @@ class CameraSpec:
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """How a camera's image becomes the network's pixels."""
+    """Padding and resampling of a camera's image to the network's pixels."""
 
     padding: ImagePadding
     resample: ImageResample
@@ -86,7 +86,7 @@ class ActionSpec:
 
     Attributes:
         name: unique among the actions.
-        unit: of the decoded action; a rate for `velocity`.
+        unit: unit of the decoded action; a rate for `velocity`.
         kind: `delta` is relative to the measured state at the start of the chunk.
         relative_to: the state's name, for `delta` only.
     """
@@ -99,15 +99,15 @@ class ActionSpec:
 
 @dataclass(frozen=True)
 class PoseSpec:
-    """Actions that together are an end-effector pose, where deltas compose and do not add.
+    """Actions that form an end-effector pose; deltas of a pose compose instead of adding.
 
     Attributes:
-        name: of the end effector.
+        name: name of the end effector.
         position: names of the x, y and z actions.
         rotation: names of the rotation's actions, as many as `form` has numbers.
-        form: how the rotation is written.
+        form: representation of the rotation.
         kind: `delta` is composed with the pose measured at the start of the chunk.
-        frame: of a delta: `base` (dR * R0) or `tool` (R0 * dR).
+        frame: frame of a delta: `base` (dR * R0) or `tool` (R0 * dR).
         euler_axes: transforms3d's order, e.g. `sxyz`; for the form `euler` only.
         state_position: names of the state's x, y and z; needed for `delta`.
         state_rotation: names of the state's rotation, same form; needed for `delta`.
@@ -126,7 +126,7 @@ class PoseSpec:
 
 @dataclass(frozen=True)
 class PromptSpec:
-    """How task, state and advantage become the prompt; `advantage` None: trained without a tag."""
+    """Prompt layout of task, state and advantage; `advantage` None: trained without tags."""
 
     template: PromptTemplate
     cleaning: PromptCleaning
@@ -135,7 +135,7 @@ class PromptSpec:
 
 @dataclass(frozen=True)
 class NormalisationSpec:
-    """Which normaliser state and actions were trained with."""
+    """Normalisers that state and actions were trained with."""
 
     state: NormaliserKind
     actions: NormaliserKind
@@ -146,17 +146,17 @@ class BundleSpec:
     """All of policy.yaml.
 
     Attributes:
-        name: of the policy, for people.
-        family: which network the weights belong to.
+        name: name of the policy, for people.
+        family: name of the family that the weights belong to.
         dims: sizes of the networks, the family's own dataclass (key `dimensions`).
         cameras: in the order the network sees them; as many as `dims.cameras`.
         images: resize and padding.
         state: measured dimensions in order.
         actions: dimensions in order; the network's further ones are padding.
         step_time_s: seconds between two actions of a chunk.
-        denoise_steps: Euler steps that the policy is meant to run with.
+        denoise_steps: recommended number of Euler steps.
         prompt: template and cleaning.
-        normalisation: kinds; their numbers are in statistics.safetensors.
+        normalisation: normalisers; their numbers are in statistics.safetensors.
         tokenizer: file name, `*.json` (tokenizers) or `*.model` (sentencepiece).
         poses: groups of actions that are end-effector poses.
         trained_delay_steps: longest prefix of known actions, each at flow time 0, that the policy

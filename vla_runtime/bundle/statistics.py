@@ -1,4 +1,4 @@
-"""The rules of statistics.safetensors, and what is odd about numbers that keep to them."""
+"""The rules of statistics.safetensors, and notes on valid but unusual numbers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
 from vla_runtime.types import NormaliserKind
 
-# Beyond it the normalisers' float32 overflows.
+# Beyond this the normalisers' float32 overflows.
 _LARGEST = 1e30
-# A dimension that spreads less, in any unit, was constant in training but for rounding.
+# A dimension with a smaller range, in any unit, was constant in training but for rounding.
 _CONSTANT = 1e-6
-# The furthest that a robot goes. An action of +1 or -1 on the network's scale that lies beyond
-# cannot have been recorded on any.
+# Largest value that a robot reaches. An action of +1 or -1 on the network's scale that lies beyond
+# it cannot have been recorded on a robot.
 _FURTHEST: Mapping[Unit, float] = {
     # Most joints stay within one turn; a continuous one that is never unwound may have 16.
     'rad': 100.0,
@@ -33,7 +33,7 @@ _FURTHEST: Mapping[Unit, float] = {
     '1': 1e6,
     'percent': 1000.0,
 }
-# Part of it beyond which a person is told.
+# Fraction of `_FURTHEST` beyond which a note is given.
 _FAR = 0.5
 
 
@@ -46,7 +46,7 @@ def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
 
     Raises:
         FieldError: unknown, missing, wrongly shaped, non-finite or contradictory statistics, or
-            actions that would be further away than any robot reaches.
+            actions beyond any robot's reach.
     """
     lengths = {'state': len(spec.state), 'actions': len(spec.actions)}
     known = [f'{group}.{name}' for group in lengths for name in STATISTICS]
@@ -75,11 +75,11 @@ def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
 
 
 def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> list[str]:
-    """What a person should know of statistics that `check_statistics` accepts.
+    """Notes for a person on statistics that `check_statistics` accepts.
 
     Returns:
-        A line for all actions, and one for all states, that were constant in training; likewise
-        for those that reach far for any robot, and for states that reach further.
+        At most one line for each: constant actions, constant states, actions and states beyond
+        half of `_FURTHEST`, and states beyond all of it.
     """
     notes = []
     actions = _range(spec, 'actions', statistics)
@@ -110,7 +110,7 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
 
 
 def _check_reach(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
-    """Actions of -1 and +1 on the network's scale are where a robot can be."""
+    """Check that actions of -1 and +1 on the network's scale are within a robot's reach."""
     found = _range(spec, 'actions', statistics)
     if found is None:
         return
@@ -130,7 +130,7 @@ def _check_reach(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None
 def _range(
     spec: BundleSpec, group: str, statistics: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """What -1 and +1 on the network's scale are in the robot's units; None for `identity`."""
+    """Return -1 and +1 of the network's scale in robot units; None for `identity`."""
     kind: NormaliserKind = getattr(spec.normalisation, group)
     if not STATISTICS_OF[kind]:
         return None
@@ -141,7 +141,7 @@ def _range(
 
 
 def _reach(found: tuple[np.ndarray, np.ndarray], units: Sequence[Unit]) -> np.ndarray:
-    """The furthest of each, as a part of what any robot reaches."""
+    """Largest magnitude of each dimension, as a fraction of `_FURTHEST`."""
     furthest: np.ndarray = np.maximum(np.abs(found[0]), np.abs(found[1])) / _limits(units)
     return furthest
 

@@ -17,7 +17,7 @@ def line(key: str, text: object) -> str:
 
 
 def describe(spec: BundleSpec) -> str:
-    """Everything that matters to someone about to run the policy.
+    """Summarise a spec for someone about to run the policy.
 
     Returns:
         Lines without a newline at the end.

@@ -1,7 +1,7 @@
-"""Families of policies, found by listing this folder: each is one folder and nothing else.
+"""Policy families, found by listing this folder: each subfolder but `blocks` is one.
 
-What a family must bring is in `family.py` and `flow_network.py`. Nothing here imports PyTorch
-before a network is asked for.
+`family.py` and `flow_network.py` define what a family must provide. PyTorch is imported only when a
+network is built.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vla_runtime.files.safetensors_reader import SafetensorsReader
 if TYPE_CHECKING:
     from vla_runtime.families.flow_network import FlowNetwork
 
-# Shared parts of networks, and no family.
+# Shared parts of networks, not a family.
 _SHARED = 'blocks'
 
 
@@ -43,10 +43,10 @@ def family_names() -> list[str]:
 
 
 def find_family(name: str) -> Family:
-    """A family's declaration.
+    """Return a family's declaration.
 
     Raises:
-        ValueError: there is none of this name; the message lists those that there are.
+        ValueError: unknown family; the message lists the known ones.
     """
     return _find(name)[1]
 
@@ -57,7 +57,7 @@ def preset_names() -> list[str]:
 
 
 def preset(name: str) -> tuple[str, PolicyDims] | None:
-    """Family and dimensions of a published size; None where there is none of this name."""
+    """Return family and dimensions of a published size; None for an unknown name."""
     families = (family for _, family in _in_folders().values())
     return next(
         ((family.name, family.presets[name]) for family in families if name in family.presets), None
@@ -65,7 +65,7 @@ def preset(name: str) -> tuple[str, PolicyDims] | None:
 
 
 def build_network(name: str, dims: PolicyDims) -> FlowNetwork:
-    """An untrained network of a family; imports PyTorch.
+    """Build an untrained network of a family; imports PyTorch.
 
     Raises:
         ValueError: unknown family.
@@ -79,7 +79,7 @@ def build_network(name: str, dims: PolicyDims) -> FlowNetwork:
 
 
 def read_time_table(name: str, dims: PolicyDims, weights: Path) -> TimeTable:
-    """A family's time table over a bundle's weights.safetensors.
+    """Return a family's time table over a bundle's weights.safetensors.
 
     Raises:
         ValueError: unknown family, or no safetensors file.

@@ -1,8 +1,8 @@
-"""What a family of policies declares: all of it that needs neither a network nor its weights.
+"""Declaration of a policy family: all that needs neither a network nor its weights.
 
-A policy is a vision network, a prefix network and a head. What the prefix hands to the head is an
-opaque set of named tensors: a prefix output feeds the head input of the same name, and its shape is
-read off the traced network, the ONNX file or the engine. A family declares only the inputs that
+A policy is a vision network, a prefix network and a head. The prefix hands the head an opaque
+set of named tensors: a prefix output feeds the head input of the same name, and its shape is read
+from the traced network, the ONNX file or the engine. A family declares only the inputs that
 come from an observation.
 
 A family lives in a folder of `vla_runtime/families/`:
@@ -31,7 +31,7 @@ class PolicyDims(Protocol):
     """Dimensions that every family has; a family's own dataclass adds those of its networks."""
 
     def __hash__(self) -> int:
-        """Frozen, so that it can be a key."""
+        """Frozen, so that it can be a dictionary key."""
 
     @property
     def cameras(self) -> int:
@@ -67,14 +67,14 @@ class PolicyDims(Protocol):
 
 
 class TimeTable(Protocol):
-    """What the head is told of the flow times, one row a time; an input of the head."""
+    """Conditioning of the head on flow times, one row per time; an input of the head."""
 
     @property
     def width(self) -> int:
-        """C, numbers of a row."""
+        """C, numbers per row."""
 
     def __call__(self, times: np.ndarray) -> np.ndarray:
-        """Rows (N, C) float32 of the flow times (N,) in [0, 1]."""
+        """Return the rows (N, C) float32 of flow times (N,) in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,14 @@ class Family:
     Attributes:
         name: in policy.yaml.
         title: for people, with its source.
-        head: how actions come out.
+        head: kind of the head that outputs actions.
         dims: dataclass of `dimensions` in policy.yaml; a `PolicyDims`.
         presets: published sizes by name.
-        limits: greatest values that are still believed, by the fields of `dims` (`vision.width`).
+        limits: largest accepted values, by the fields of `dims` (`vision.width`).
         templates: prompts that its policies were trained with.
         prefix_inputs: inputs of the prefix besides images: `tokens`, `token_mask`, `state`.
         head_inputs: inputs of the head besides the prefix's outputs: `state`.
-        time_table: from dimensions and weights.
+        time_table: makes the time table from dimensions and weights.
         weight_shapes: tensor names to shapes, in the order of the network's state dict.
     """
 
@@ -122,7 +122,7 @@ class Family:
 
 
 def prompt_inputs(dims: PolicyDims) -> dict[str, RowInput]:
-    """Tokens and their mask, which every prompt has."""
+    """Inputs of every prompt: tokens and their mask."""
     return {
         'tokens': RowInput('int64', (dims.prompt_length,)),
         'token_mask': RowInput('bool', (dims.prompt_length,)),
@@ -130,5 +130,5 @@ def prompt_inputs(dims: PolicyDims) -> dict[str, RowInput]:
 
 
 def state_input(dims: PolicyDims) -> dict[str, RowInput]:
-    """The state, normalised and padded."""
+    """Input of a state token: the state, normalised and padded."""
     return {'state': RowInput('float32', (dims.state_dim,))}

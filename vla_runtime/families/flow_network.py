@@ -1,4 +1,4 @@
-"""What the network of a family with a `flow` head is, and its tensors without their numbers."""
+"""Interface of the network of a family with a `flow` head; networks without numbers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class FlowNetwork(nn.Module):
     """Vision encoder, prefix and action expert of one policy.
 
     Shapes: V cameras, N tokens an image, W width of the language model, R prompt rows, H horizon,
-    A padded action dimension, C numbers of a row of the time table.
+    A padded action dimension, C numbers per row of the time table.
 
     Attributes:
         family: set by `build_network`.
-        dims: of the policy.
+        dims: dimensions of the policy.
         vision: module, pixels (n, 3, S, S) float32 in [-1, 1] to image tokens (n, N, W) float32.
     """
 
@@ -32,31 +32,31 @@ class FlowNetwork(nn.Module):
     def prefix(
         self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
     ) -> Mapping[str, Tensor]:
-        """What the head attends to, computed once an observation.
+        """Compute what the head attends to, once per observation.
 
         Args:
-            image_tokens: (V, N, W) float32, shared by all rows; image_mask: (V,) bool. What a
-                hidden camera's tokens hold must not matter, NaN included.
+            image_tokens: (V, N, W) float32, shared by all rows; image_mask: (V,) bool. A
+                hidden camera's tokens must not matter, not even NaN.
             **rows: the family's `prefix_inputs`, (R, …) each.
 
         Returns:
-            tensors by the names under which `velocity` takes them, each with a row axis that is as
-            long as R and the only axis that depends on it
+            tensors by the names under which `velocity` takes them; exactly one axis of each
+            depends on R, and its length is R
         """
         raise NotImplementedError
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """All that the head needs to know of the flow times (N,): one row (C,) a time."""
+        """Return the head's conditioning on flow times (N,): one row (C,) per time."""
         raise NotImplementedError
 
     def velocity(
         self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
     ) -> Tensor:
-        """The flow's velocity at noisy actions x, where t runs from 1 (noise) to 0 (actions).
+        """Return the flow's velocity at noisy actions x; t runs from 1 (noise) to 0 (actions).
 
         Args:
             x: (B or 1, H, A) float32; one x serves all rows of the prefix.
-            past: what `prefix` returned for R rows. R is B, or a divisor of it: then B / R
+            past: outputs of `prefix` for R rows. R is B, or a divisor of it: then B / R
                 successive x share each row.
             conditioning: (B or 1, C) rows of `time_conditioning`; (B or 1, H, C) with one row for
                 each action.
@@ -69,7 +69,7 @@ class FlowNetwork(nn.Module):
 
 
 def empty_network(name: str, dims: PolicyDims) -> FlowNetwork:
-    """A network's shapes without its numbers, on the `meta` device.
+    """Build a network with shapes but no numbers, on the `meta` device.
 
     Raises:
         ValueError: unknown family.
@@ -79,7 +79,7 @@ def empty_network(name: str, dims: PolicyDims) -> FlowNetwork:
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Leaves out drawing normal numbers, for which PyTorch imports its compiler on `meta`: 3 s."""
+    """Skip `nn.init.normal_`, for which PyTorch imports its compiler on `meta`: 3 s."""
 
     def __torch_function__(
         self,

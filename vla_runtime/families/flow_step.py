@@ -15,7 +15,7 @@ from vla_runtime.families.flow_network import FlowNetwork
 
 
 class Prefix(nn.Module):
-    """Image tokens and R prompt rows to what the head attends to."""
+    """Turn image tokens and R prompt rows into what the head attends to."""
 
     def __init__(self, network: FlowNetwork) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class DenoiseStep(nn.Module):
 
         Args:
             x: (1, H, A) float32, shared by all rows; (N, H, A) for N chunks over one prefix.
-            past: what the prefix handed over, R rows.
+            past: outputs of the prefix, R rows.
             time_conditioning: (1, C) row of the schedule's table, or (1, H, C) where every action
                 has its own flow time.
             t, dt: () float32, flow time and step (negative).
@@ -75,7 +75,7 @@ class DenoiseStep(nn.Module):
         row_weight: Tensor,
         rows: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Every row's velocity (R * N, H, A), and their sum by weight (N, H, A)."""
+        """Return every row's velocity (R * N, H, A), and their weighted sum (N, H, A)."""
         samples, count = x.shape[0], row_weight.shape[0]
         if samples == 1:
             velocity = self.network.velocity(x, past, time_conditioning, **rows)
@@ -90,7 +90,7 @@ class JacobianDenoiseStep(DenoiseStep):
 
     Where `DenoiseStep` adds `w * (plan - x_0)` with `x_0 = x - t * v(x)`, this adds the product of
     that vector with the Jacobian of x_0 with respect to x (arXiv 2506.07339, equation 2; its tau is
-    1 - t). One backward pass a step; needs autograd, so it is PyTorch's alone.
+    1 - t). One backward pass a step; needs autograd, so only PyTorch can run it.
     """
 
     @torch.inference_mode(False)

@@ -1,4 +1,4 @@
-"""Shapes that a network's own code gives, found on PyTorch's `meta` device without computing."""
+"""Shapes of a network's tensors, traced on PyTorch's `meta` device without computing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class PrefixTensor:
 
     Attributes:
         shape: for one prompt row.
-        row_axis: the axis that is as long as there are rows.
-        dtype: of its numbers.
+        row_axis: axis whose length is the number of prompt rows.
+        dtype: dtype of its numbers.
     """
 
     shape: tuple[int, ...]
@@ -31,18 +31,18 @@ class PrefixTensor:
     dtype: torch.dtype
 
     def for_rows(self, rows: int) -> tuple[int, ...]:
-        """Its shape for so many prompt rows."""
+        """Return the shape for `rows` prompt rows."""
         return (*self.shape[: self.row_axis], rows, *self.shape[self.row_axis + 1 :])
 
 
 @dataclass(frozen=True)
 class TracedShapes:
-    """What a network's inputs and outputs are.
+    """Shapes of a network's inputs and outputs.
 
     Attributes:
         image_tokens: (N, W) of one image.
-        past: what the prefix hands to the head, by name, in the network's order.
-        conditioning: C, numbers of a row of the time table.
+        past: tensors that the prefix hands to the head, by name, in the network's order.
+        conditioning: C, numbers per row of the time table.
     """
 
     image_tokens: tuple[int, int]
@@ -57,7 +57,7 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
         network: on any device.
 
     Raises:
-        ValueError: a tensor of the prefix in which not exactly one axis depends on the rows.
+        ValueError: a prefix tensor has no axis, or several, that depend on the rows.
     """
     dims = network.dims
     pixels = torch.empty(1, 3, dims.image_size, dims.image_size, device='meta')
@@ -80,7 +80,7 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
 def row_tensors(
     inputs: Mapping[str, RowInput], rows: int, device: torch.device | str = 'meta'
 ) -> dict[str, Tensor]:
-    """Buffers for a family's inputs, zeros."""
+    """Make zero buffers for a family's inputs."""
     return {
         name: torch.zeros(rows, *given.shape, dtype=KINDS[given.kind], device=device)
         for name, given in inputs.items()
@@ -93,7 +93,7 @@ Part = Literal['vision', 'prefix', 'head', 'time']
 def parameters_of(network: FlowNetwork) -> dict[Part, set[str]]:
     """Names of the parameters that each part of a network computes with.
 
-    A parameter of none is for training alone. One may be of several.
+    A parameter in no set is for training alone. One may be in several sets.
 
     Args:
         network: on the `meta` device, its parameters with gradients.
@@ -146,7 +146,7 @@ class _TimeConditioning(nn.Module):
 
 @torch.no_grad()
 def _on_meta(module: nn.Module, *inputs: object):  # type: ignore[no-untyped-def]
-    """What a module returns, its parameters and buffers replaced by those of no device."""
+    """Run a module with its parameters and buffers replaced by empty ones on `meta`."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     without_numbers = {name: torch.empty_like(tensor, device='meta') for name, tensor in tensors}
     return torch.func.functional_call(module, without_numbers, inputs)

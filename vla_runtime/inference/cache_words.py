@@ -1,4 +1,4 @@
-"""What the prefix cache did, in words for the person who reads a report."""
+"""Prefix cache outcomes in words, for the person who reads a report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _ROW_NAMES = ('conditioned', 'unconditioned')
 def cache_words(report: CacheReport) -> dict[str, str]:
     """Describe `vision`, camera by camera, and `prefix`, prompt row by prompt row.
 
-    `top: hit (0.033 s old), wrist: miss (pixels)`: in brackets stands the age or the reason. An
-    entry is as old as the last observation that it was made of or equal to.
+    `top: hit (0.033 s old), wrist: miss (pixels)`: the brackets hold the age or the reason. The
+    age counts from the last observation that the entry was computed from or equal to.
     """
     images = (f'{camera}: {outcome_words(one)}' for camera, one in report.images.items())
     prefixes = [outcome_words(one) for one in report.prefixes]

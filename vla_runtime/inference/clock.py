@@ -13,11 +13,11 @@ class PhaseClock:
         self._phases: dict[str, float] = {}
 
     def mark(self, phase: str) -> None:
-        """The time since the last mark belongs to `phase`."""
+        """Add the time since the last mark to `phase`."""
         now = perf_counter()
         self._phases[phase] = self._phases.get(phase, 0.0) + (now - self._last) * 1e3
         self._last = now
 
     def milliseconds(self) -> dict[str, float]:
-        """Per phase, and their sum as `total`."""
+        """Return milliseconds per phase, and their sum as `total`."""
         return {**self._phases, 'total': (self._last - self._start) * 1e3}

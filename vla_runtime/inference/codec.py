@@ -1,7 +1,7 @@
-"""Observation to network inputs and network output to actions, as one bundle says.
+"""Convert observations to network inputs and network output to actions, as policy.yaml says.
 
-Everything here is checked before anything is computed on a device: a bad observation is an error
-that names what was expected and what came, and it leaves no trace.
+An observation is checked before anything runs on a device. A bad one raises an error that names
+what was expected and what came, and it changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vla_runtime.types import ActionChunk, Advantage, CommittedPlan, Observation
 
 @dataclass(frozen=True)
 class EncodedImages:
-    """Pixels of every camera and which of them are real.
+    """Pixels of every camera, and the mask of the cameras that are present.
 
     Attributes:
         pixels: (V, 3, S, S) float32 in [-1, 1], a buffer that the next call overwrites.
@@ -39,7 +39,7 @@ class EncodedImages:
 
 
 class PolicyCodec:
-    """The processing of one bundle, with its statistics and tokenizer loaded.
+    """Pre- and post-processing of one bundle, with its statistics and tokenizer loaded.
 
     Raises:
         ValueError: statistics or tokenizer that do not fit the bundle.
@@ -75,7 +75,7 @@ class PolicyCodec:
         return Normalizer(getattr(self.spec.normalisation, group), statistics, names)
 
     def check(self, observation: Observation) -> None:
-        """Refuse what does not fit the bundle.
+        """Refuse an observation that does not fit the bundle.
 
         Raises:
             ValueError: wrong cameras, image type or shape, state length or values, instruction.
@@ -114,7 +114,7 @@ class PolicyCodec:
                 f'{state.shape} of {state.dtype}'
             )
         with np.errstate(over='ignore', invalid='ignore'):
-            # After normalising, because that is where a number too large for float32 shows.
+            # Checked after normalising, where a number too large for float32 shows.
             normalised = self._state_normalizer.normalise(state.astype(np.float32))
         bad = [f'{names[i]} = {state[i]}' for i in np.flatnonzero(~np.isfinite(normalised))]
         if bad:
@@ -143,11 +143,11 @@ class PolicyCodec:
         return EncodedImages(self._pixels, mask)
 
     def normalised_state(self, observation: Observation) -> np.ndarray:
-        """(S,) float32 state in network scale."""
+        """Return the normalised state, (S,) float32."""
         return self._state_normalizer.normalise(np.asarray(observation.state, dtype=np.float32))
 
     def state_bins(self, observation: Observation) -> np.ndarray:
-        """(S,) int64 bins of the state in the prompt; empty where the prompt has no state."""
+        """Return the state's bins in the prompt, (S,) int64; empty without state in the prompt."""
         if self.spec.prompt.template != 'pi05_state':
             return np.zeros(0, dtype=np.int64)
         return discretise_state(self.normalised_state(observation))
@@ -155,18 +155,18 @@ class PolicyCodec:
     def rows(
         self, observation: Observation, advantages: tuple[Advantage | None, ...]
     ) -> dict[str, np.ndarray]:
-        """Inputs that the network takes a row of for each prompt.
+        """Return the network inputs that have one row per prompt.
 
         Args:
             observation: one look at the robot.
-            advantages: one prompt row each; None for a row without a tag.
+            advantages: advantage tag of each prompt row; None for a row without one.
 
         Returns:
             `tokens` (R, L) int64 and `token_mask` (R, L) bool; `state` (R, dims.state_dim) float32,
             normalised and padded, for a network with a state token
 
         Raises:
-            ValueError: a prompt that does not fit, with the number of tokens too many.
+            ValueError: a prompt is too long; names the number of tokens too many.
         """
         state = self.normalised_state(observation)
         encoded = [
@@ -186,10 +186,10 @@ class PolicyCodec:
         }
 
     def plan(self, plan: CommittedPlan, observation: Observation) -> np.ndarray:
-        """The committed plan as the network would have written it.
+        """Normalise the committed plan, as the network would have output it.
 
         Deltas are re-anchored to the state of this observation. A plan shorter than the horizon
-        is continued by holding its last action (its weight there is zero).
+        is padded with its last action (the weight there is zero).
 
         Returns:
             (H, A) float32 in normalised action space
@@ -227,7 +227,7 @@ class PolicyCodec:
         return padded
 
     def actions(self, normalised: np.ndarray, observation: Observation) -> ActionChunk:
-        """Network output (H, A) to actions in robot units.
+        """Convert network output (H, A) to actions in robot units.
 
         Raises:
             ValueError: the network returned a number that is not finite.

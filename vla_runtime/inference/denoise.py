@@ -26,8 +26,8 @@ def denoise(
         engine: with its schedule set and its prefix encoded.
         inputs: noise, row weights, plan and state.
         on_step: called after each step with (index, x (H, A), velocity (R, H, A)), or x (N, H, A)
-            and velocity (R, N, H, A) for N noises; recording runs step by step, otherwise all
-            steps are one call (one graph launch on CUDA).
+            and velocity (R, N, H, A) for N noises. With it the engine runs step by step,
+            without it all steps in one call (one graph launch on CUDA).
 
     Returns:
         (H, A) float32 chunk in normalised action space, or (N, H, A) for N noises
@@ -51,8 +51,8 @@ def denoise_serially(
 ) -> np.ndarray:
     """Denoise one guided chunk on an engine with one prompt row: the rows one after the other.
 
-    Every step runs the expert once for each slot, from the same x. Mix, plan term and Euler update
-    are those of the expert step, in float32, here.
+    Every step runs the expert once per slot, from the same x. Guidance mix, plan term and Euler
+    update are computed here, in float32, as the expert step does.
 
     Args:
         engine: with the schedule of `times` set and one row encoded in each slot.

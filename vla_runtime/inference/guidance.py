@@ -3,9 +3,9 @@
 `v = v_uncond + beta * (v_cond - v_uncond)` at every denoise step, both rows from the same x. Inside
 the expert step that is a weighted sum over rows, with the weights of `row_weights`.
 
-Fused, the two rows are one prefix and one expert step. Serial, for engines built with one row, each
-is a prefix of its own and an expert step of its own, and the sum is made outside the engine: the
-same numbers within rounding, at twice the expert's cost.
+Fused: both rows in one prefix run and one expert step. Serial, for engines built with one row: each
+row has its own prefix run and expert step, and the sum is computed outside the engine. Serial gives
+the same numbers within rounding, at twice the expert's cost.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 
 from vla_runtime.inference.setting_checks import is_finite
 
-# Most that a person may ask for; the field's values lie between 1.5 and 2.5.
+# Largest scale that a person may set; usual values lie between 1.5 and 2.5.
 MOST_BETA = 5.0
 CfgMode = Literal['auto', 'fused', 'serial']
 
 
 def check_beta(beta: float) -> float:
-    """A usable guidance scale.
+    """Return a guidance scale after checking it.
 
     Raises:
-        ValueError: NaN, infinite (in float32, too), or below 1, where guidance would turn around.
+        ValueError: NaN, infinite in float32, or below 1, where guidance would be inverted.
     """
     if not is_finite(beta) or beta < 1.0:
         raise ValueError(
@@ -51,11 +51,11 @@ def row_weights(beta: float | None) -> np.ndarray:
 
 
 def resolve_cfg_mode(wanted: CfgMode, max_rows: int) -> Literal['fused', 'serial']:
-    """How guidance is run on an engine that was built for so many prompt rows.
+    """Choose fused or serial guidance for an engine.
 
     Args:
         wanted: `auto` is fused where the engine has two rows and serial where it has one.
-        max_rows: of the engine.
+        max_rows: prompt rows that the engine was built for.
 
     Raises:
         ValueError: fused on an engine with one row.

@@ -1,4 +1,4 @@
-"""Noise that can be fixed, recorded and repeated: counter-based, keyed by (seed, number)."""
+"""Repeatable noise: counter-based, keyed by (seed, inference number)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ def chunk_noise(seed: int, number: int, shape: tuple[int, int], sample: int = 0)
     """Standard normal noise of one sample of one inference.
 
     A Philox generator (Salmon et al., SC 2011) keyed by the seed and the inference number, so the
-    noise of inference n needs nothing of the n - 1 before it.
+    noise of inference n does not depend on the inferences before it.
 
     Args:
         seed: 0 to 2**64 - 1.
         number: inference number, from 0.
         shape: (H, A).
-        sample: of the inference, from 0; each has a stretch of the counter of its own.
+        sample: index within the inference, from 0; each has its own range of the counter.
 
     Returns:
         float32 array of that shape
     """
-    # The counter has 256 bits, lowest word first: no sample ever reaches the next one's.
+    # The counter has 256 bits, lowest word first: no sample reaches the next one's range.
     bits = np.random.Philox(key=[seed, number], counter=[0, 0, 0, sample])
     generator = np.random.Generator(bits)
     return generator.standard_normal(shape, dtype=np.float32)

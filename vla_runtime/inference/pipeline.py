@@ -1,11 +1,11 @@
 """Two inferences at a time: the next request is encoded while the last one is denoised.
 
-The encoding runs in the thread that submits, the denoising in one of the pipeline's own; on a GPU
-the engine puts them on a stream each. A chunk is the one that it would have been one after the
-other, because the stages share nothing but slots (`inference.runner`). Invariants:
+The encoding runs in the thread that submits, the denoising in the pipeline's own thread; on a GPU
+each has its own stream. The chunks equal those of two inferences one after the other, because the
+stages share nothing but slots (`inference.runner`). Invariants:
 - chunks come out in the order in which requests went in;
-- while a request is encoded at most one other is unfinished, and none of the slots that it reads
-  is written;
+- while a request is encoded, at most one other is unfinished, and the slots that the other reads
+  are not written;
 - an exception goes to the future of its own request and to no other;
 - after `drain` nothing runs; after `close` nothing runs ever again.
 One thread submits and drains, and it is never the pipeline's.
@@ -30,7 +30,7 @@ from vla_runtime.inference.runner import ChunkRunner, DenoisedChunk, EncodedPref
 PipelineMode = Literal['latency', 'throughput']
 
 Result = TypeVar('Result')
-# Makes of what the networks gave what the future gives: runs in the pipeline's thread.
+# Turns the networks' results and the overlap (ms) into the future's; runs in the pipeline's thread.
 Finish = Callable[[EncodedPrefix, DenoisedChunk, float], Result]
 
 # (start, end) on the clock of `perf_counter`, seconds.
@@ -49,27 +49,27 @@ class _Job(Generic[Result]):
 
 
 class ChunkPipeline(Generic[Result]):
-    """Runs requests through a runner, the two halves of an inference beside each other.
+    """Run requests through a runner: one is encoded while the one before is denoised.
 
     Args:
-        runner: whose engine has the feature `overlap`.
+        runner: its engine must have the feature `overlap`.
     """
 
     def __init__(self, runner: ChunkRunner) -> None:
         self._runner = runner
         self._jobs: SimpleQueue[_Job[Result] | None] = SimpleQueue()
         self._changed = Condition()
-        # Not denoised yet.
+        # Encoded, not denoised yet.
         self._unfinished: list[EncodedPrefix] = []
-        # Of which nobody has been told yet.
+        # Number of futures not yet resolved.
         self._untold = 0
-        # Of the chunk denoised last: what the next one's encoding overlapped with.
+        # Denoising span of the last chunk, to compare with the next one's encoding.
         self._denoising: _Span = (0.0, 0.0)
         self._thread: Thread | None = None
 
     @property
     def has_room(self) -> bool:
-        """Whether a request would be encoded at once."""
+        """True when a request would be encoded at once."""
         return len(self._unfinished) <= 1
 
     def submit(
@@ -79,22 +79,22 @@ class ChunkPipeline(Generic[Result]):
         finish: Finish[Result],
         on_step: StepObserver | None = None,
     ) -> Future[Result]:
-        """Encode a request, and leave it to be denoised.
+        """Encode a request and queue it for denoising.
 
-        Waits while two are unfinished. Serial guidance uses the slots of both: such a request
-        overlaps with none.
+        Waits while two requests are unfinished. Serial guidance uses the slots of both, so such a
+        request overlaps with no other.
 
         Args:
-            request: it.
-            clock: of the request; besides the runner's phases `wait` is marked, for room before the
-                encoding and for the chunk before it after.
-            finish: called with what the halves gave and the milliseconds in which this encoding
-                and the denoising of the request before ran at the same time.
+            request: the inference to run.
+            clock: the request's; marks the runner's phases and `wait`: for room before encoding,
+                and for the chunk before it after encoding.
+            finish: called with the encoded prefix, the denoised chunk, and the milliseconds for
+                which this encoding overlapped the denoising of the request before.
             on_step: see `inference.denoise.denoise`; called in the pipeline's thread.
 
         Returns:
-            what `finish` returns, or what it or the denoising raised; running already, so that
-            `cancel` returns False
+            future of what `finish` returns or raises, or of what the denoising raises; it is
+            already running, so `cancel` returns False
         """
         self._wait_for(0 if request.guidance == 'serial' else 1)
         with self._changed:
@@ -107,7 +107,7 @@ class ChunkPipeline(Generic[Result]):
         encoded = self._runner.encode(request, clock, held)
         span = start, perf_counter()
         future: Future[Result] = Future()
-        # It runs from here on: a chunk that is encoded cannot be cancelled any more.
+        # Running from here on: an encoded request cannot be cancelled.
         future.set_running_or_notify_cancel()
         with self._changed:
             self._unfinished.append(encoded)
@@ -119,7 +119,7 @@ class ChunkPipeline(Generic[Result]):
         return future
 
     def drain(self) -> None:
-        """Wait until every future is done, and what was to be called then has been called."""
+        """Wait until every future is resolved and its callbacks have returned."""
         with self._changed:
             self._changed.wait_for(lambda: not self._untold)
 
@@ -142,7 +142,7 @@ class ChunkPipeline(Generic[Result]):
                 result = self._denoise(job)
             except BaseException as error:
                 failure = error
-            # Room first: whoever is told of the chunk may submit the next.
+            # Make room first: whoever waits for the chunk may submit the next request at once.
             with self._changed:
                 self._unfinished.pop(0)
                 self._changed.notify_all()

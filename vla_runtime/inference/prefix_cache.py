@@ -1,10 +1,10 @@
-"""The prefix cache: what of the last inference may stand, level by level.
+"""The prefix cache: reuse of image tokens and prefixes of earlier inferences.
 
 Two levels, both in the engine's own buffers, so a hit costs a comparison and no copy: the image
 tokens of each camera, and the keys and values of each slot of each number of prompt rows. A hit
-needs the same pixels, masks and tokens. Because the prefix sees itself in both directions, any
-change of an image or a token makes all keys and values stale; only image tokens survive on their
-own.
+needs the same pixels, masks and tokens. Attention within the prefix is bidirectional, so any change
+of an image or a token makes all keys and values stale; only the image tokens of unchanged
+cameras stay valid.
 
 Invariants:
 - `exact` (the default) reuses only what is equal bit for bit: a hit changes nothing;
@@ -30,7 +30,7 @@ from vla_runtime.inference.setting_checks import check_type, is_finite
 from vla_runtime.types import CacheOutcome, MissReason, Reuse
 
 CacheMode = Literal['exact', 'bounded', 'off']
-# What an observation's time was read from; times of two clocks have no difference.
+# Clock of an observation's time; times of different clocks cannot be compared.
 Clock = Literal['stamps', 'steady']
 
 # Number of prompt rows, and slot.
@@ -39,7 +39,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class CachePolicy:
-    """Settings of the reuse; by default only what is equal is reused.
+    """Cache settings; by default only equal inputs are reused.
 
     The ranges of the fields are those that a person may set at the node.
     """
@@ -105,16 +105,16 @@ class CachePolicy:
 
 @dataclass(frozen=True)
 class PrefixInputs:
-    """Everything that a prefix is made of.
+    """Everything that a prefix is computed from.
 
     Attributes:
-        pixels: (V, 3, S, S) float32 in [-1, 1]; those of hidden cameras are not looked at.
+        pixels: (V, 3, S, S) float32 in [-1, 1]; hidden cameras' pixels are ignored.
         image_mask: (V,) bool.
         rows: the family's prefix inputs by name, (R, …) each.
-        words: what the prompt rows say apart from the state.
+        words: instruction and advantage tags of the prompt rows.
         state_bins: (S,) int64 bins of the state in the prompt, empty where it is not in it.
         time_s: time of the observation.
-        clock: that it is on: its stamps', or the steady one where it has no stamps.
+        clock: clock of `time_s`: the stamps', or the steady clock without stamps.
     """
 
     pixels: np.ndarray
@@ -153,19 +153,19 @@ class _Prefix:
     time_s: float
     clock: Clock
     reuses: int = 0
-    # Of the latest request with so many rows: what one inference after the other would still have.
+    # Of the latest request with this row count; in `latency` mode no other entry would exist.
     latest: bool = True
 
 
 class PrefixCache:
-    """Runs the vision and prefix networks as far as the engine's buffers do not hold the result.
+    """Run the vision and prefix networks where the engine's buffers lack the result.
 
     Args:
-        engine: whose buffers are the cache.
+        engine: its buffers are the cache.
         cameras: names, in the engine's order, for the report.
 
     Attributes:
-        runs: how often the networks `vision` and `prefix` have run.
+        runs: number of runs of the networks `vision` and `prefix`.
     """
 
     def __init__(self, engine: PolicyEngine, cameras: tuple[str, ...]) -> None:
@@ -175,7 +175,7 @@ class PrefixCache:
         self._images: dict[int, _Image] = {}
         # By number of rows and slot.
         self._prefixes: dict[Place, _Prefix] = {}
-        # The slot of each number of rows that was used last.
+        # Slot used last, by number of rows.
         self._latest: dict[int, int] = {}
         self.runs = {'vision': 0, 'prefix': 0}
 
@@ -189,8 +189,8 @@ class PrefixCache:
         """Bring every visible camera's image tokens into the engine.
 
         Returns:
-            visible camera to what happened; an entry is as old as the last observation that it was
-            made of or equal to
+            visible camera to outcome; ages count from the last observation that the entry was
+            computed from or equal to
         """
         if policy.mode == 'off':
             self.clear()
@@ -222,19 +222,19 @@ class PrefixCache:
     def place(
         self, prefixes: Sequence[PrefixInputs], policy: CachePolicy, held: Collection[Place] = ()
     ) -> tuple[int, ...]:
-        """The slots for the prefixes of one request: where they lie, or else where to put them.
+        """Choose the slots for one request's prefixes: those that hold them, or else free ones.
 
         Call after `encode_images`.
 
         Args:
-            prefixes: one, or the rows of serial guidance, which need as many slots.
-            policy: what may be reused.
-            held: places that are being read; what lies there is found, and nothing is put there.
+            prefixes: one, or one per row of serial guidance; each needs a slot.
+            policy: cache settings.
+            held: places being read: their prefixes may be reused, nothing is written there.
         """
         rows = prefixes[0].count
         latest = self._latest.get(rows, 0)
         slots = [latest, *(slot for slot in range(self._engine.slots) if slot != latest)]
-        # One after the other, a bounded reuse is of the latest entry; here too.
+        # Bounded mode reuses only the latest entry, as it would in `latency` mode.
         standing = slots if policy.mode == 'exact' else slots[:1]
         free = (slot for slot in slots if (rows, slot) not in held)
         first = next(
@@ -254,7 +254,7 @@ class PrefixCache:
     ) -> CacheOutcome:
         """Bring the prefix of these prompt rows into a slot of the engine.
 
-        Call after `encode_images`. What the engine denoises over is left alone.
+        Call after `encode_images`. Does not change the prefix that the engine denoises over.
         """
         place = inputs.count, slot
         outcome = self._judge(place, inputs, policy)
@@ -281,14 +281,14 @@ class PrefixCache:
         return outcome
 
     def _versions(self, inputs: PrefixInputs) -> tuple[int | None, ...]:
-        """Which image tokens lie in the engine, per camera; None for a hidden one."""
+        """Versions of the image tokens in the engine, per camera; None for a hidden one."""
         return tuple(
             self._images[camera].version if visible and camera in self._images else None
             for camera, visible in enumerate(inputs.image_mask)
         )
 
     def _judge(self, place: Place, inputs: PrefixInputs, policy: CachePolicy) -> CacheOutcome:
-        """Compare the inputs with what a place holds."""
+        """Compare the inputs with the entry at a place."""
         entry = self._prefixes.get(place)
         if policy.mode == 'off':
             return CacheOutcome(Reuse.OFF)
@@ -307,7 +307,7 @@ class PrefixCache:
             return missed
         if inputs.state_bins.shape != entry.state_bins.shape or not inputs.state_bins.size:
             return missed
-        # The state alone has moved.
+        # Only the state has changed.
         moved = int(np.abs(inputs.state_bins - entry.state_bins).max())
         if moved > policy.max_state_bins:
             return _miss(
@@ -324,7 +324,7 @@ class PrefixCache:
 
 
 def _age_s(entry: _Image | _Prefix, inputs: PrefixInputs) -> float:
-    """Of an entry at the time of the inputs; NaN where that is on another clock."""
+    """Age of an entry at the time of the inputs, seconds; NaN on another clock."""
     return inputs.time_s - entry.time_s if inputs.clock == entry.clock else math.nan
 
 
@@ -345,7 +345,7 @@ def _judge_image(
         return CacheOutcome(Reuse.HIT, age_s=age_s)
     if policy.mode != 'bounded':
         return _miss(MissReason.PIXELS, age_s=age_s)
-    # Half of [-1, 1] is one unit of brightness.
+    # [-1, 1] spans 255 grey levels.
     change = float(np.abs(entry.pixels - pixels).mean()) * 127.5
     if not change <= policy.max_image_change:
         return _miss(
@@ -360,11 +360,11 @@ def _judge_image(
 
 
 def _beyond(age_s: float, reuses: int, policy: CachePolicy) -> CacheOutcome | None:
-    """Miss of an entry beyond a limit of age or number; None within both."""
+    """Return a miss for an entry over the limit of age or reuses; None within both."""
     if math.isnan(age_s):
         return _miss(MissReason.OTHER_CLOCK)
     if age_s < 0:
-        # Nothing is known about such an entry.
+        # The entry's real age is unknown.
         return _miss(MissReason.CLOCK_BACK, age_s=age_s)
     if age_s > policy.max_age_s:
         return _miss(MissReason.AGE, age_s=age_s, limit=policy.max_age_s)

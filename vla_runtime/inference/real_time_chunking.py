@@ -1,12 +1,12 @@
 """Real-time chunking (arXiv 2506.07339): tie a new chunk to the plan that is being executed.
 
 Three modes, all through the plan term of the expert step, `v' = v - w * (plan - (x - t v))`:
-- `guided`: w falls off over the overlap and is bounded; the correction is elementwise, which is the
-  paper's with an identity Jacobian, as LeRobot computes it;
-- `jacobian`: the same w, and the correction is multiplied by the Jacobian of the denoised chunk, as
-  the paper has it (the engine does that);
-- `hard_prefix`: the first actions are the plan's at every step and in the end; see `clamp_weights`.
-This file gives w per denoise step and action.
+- `guided`: w falls off over the overlap and is bounded. The correction is elementwise: the
+  paper's with an identity Jacobian, as in LeRobot;
+- `jacobian`: the same w, and the engine multiplies the correction by the Jacobian of the denoised
+  chunk, as in the paper;
+- `hard_prefix`: the first actions follow the plan at every step and equal it in the end.
+This module computes w per denoise step and action; `clamp_weights` does so for `hard_prefix`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RtcMode = Literal['off', 'guided', 'jacobian', 'hard_prefix']
 def prefix_weights(
     schedule: PlanSchedule, delay: int, execution_horizon: int, horizon: int
 ) -> np.ndarray:
-    """How firmly each action is tied to the plan (paper, equation 5).
+    """Weight with which each action is tied to the plan (paper, equation 5).
 
     Args:
         schedule: decay after the delay; `exp` is the paper's, `linear` LeRobot's default.
@@ -85,9 +85,9 @@ def plan_weights(
 def clamp_weights(times: np.ndarray, steps: int, horizon: int) -> np.ndarray:
     """Plan weights that hold the first actions on the straight path from their noise to the plan.
 
-    With w = 1/t the plan term is `v' = (x - plan) / t`: whatever the network says, an action that
-    is at `t * noise + (1 - t) * plan` stays there (the inpainting of RePaint, arXiv 2201.09865, for
-    a flow), and one that is at the plan stays at the plan.
+    With w = 1/t the plan term is `v' = (x - plan) / t`, whatever the network returns. An action at
+    `t * noise + (1 - t) * plan` stays on that path (the inpainting of RePaint, arXiv 2201.09865,
+    for a flow). An action at the plan stays at the plan.
 
     Args:
         times: (N,) flow times from 1 towards 0, all above 0.

@@ -1,4 +1,4 @@
-"""One inference as arrays: what the networks are to run on, decided before any of them runs."""
+"""One inference as arrays: all network inputs, fixed before any network runs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from vla_runtime.inference.sampling import Overlap
 
 @dataclass(frozen=True)
 class ChunkRequest:
-    """What one chunk is encoded and denoised from.
+    """Inputs that one chunk is encoded and denoised from.
 
     Attributes:
         prefixes: one of R rows; with serial guidance two of one row, conditioned first.
-        cache: what of them may be reused.
+        cache: settings of the prefix cache.
         times: (N,) flow times of the denoise steps.
-        inputs: of the expert, for all rows of guidance.
-        guidance: how the rows are run; `none` for one row.
-        rtc_mode: how the chunk is tied to the plan; `off` without a plan.
-        clamped: first actions that are the plan's, exactly, in the end (`hard_prefix`).
-        noise: what the report records; unlike `inputs.x` untouched by the plan.
-        overlap: what samples are compared with; None without a plan or with one sample.
+        inputs: the expert's inputs, for all prompt rows.
+        guidance: mode in which the rows run; `none` for one row.
+        rtc_mode: mode that ties the chunk to the plan; `off` without a plan.
+        clamped: number of first actions set exactly to the plan's in the end (`hard_prefix`).
+        noise: noise for the report; unlike `inputs.x` it never holds actions of the plan.
+        overlap: plan that samples are compared with; None without a plan or with one sample.
     """
 
     prefixes: tuple[PrefixInputs, ...]

@@ -1,6 +1,6 @@
-"""From an observation and the settings to a `ChunkRequest`: everything that needs no network.
+"""Build a `ChunkRequest` from an observation and the settings; runs no network.
 
-Whatever can be refused is refused here, so that a request that is made can be run.
+All input checks are made here, so a request that was built can be run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vla_runtime.inference.sampling import Overlap, sample_noise
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import Advantage, CommittedPlan, Observation
 
-# What a setting needs of the engine, and the sentence that says so.
+# Engine feature to the words of the refusal: the setting and what it needs.
 _NEEDS: Mapping[Feature, str] = {
     'jacobian': "rtc_mode 'jacobian' needs a backward pass through the network",
     'action_time': (
@@ -44,7 +44,7 @@ _NEEDS: Mapping[Feature, str] = {
 
 @dataclass(frozen=True)
 class _Tie:
-    """How the chunk is tied to the plan; the neutral one without."""
+    """Plan, weights and mode that tie a chunk to the plan; zeros and `off` without a plan."""
 
     plan: np.ndarray
     weight: np.ndarray
@@ -55,11 +55,11 @@ class _Tie:
 
 
 class RequestBuilder:
-    """Makes requests for one policy on one engine.
+    """Build requests for one policy on one engine.
 
     Args:
         codec: the processing of the bundle.
-        engine: that will run them; only what it can do is looked at.
+        engine: the engine that will run them; only its row count and features are read.
     """
 
     def __init__(self, codec: PolicyCodec, engine: PolicyEngine) -> None:
@@ -70,7 +70,7 @@ class RequestBuilder:
         self._features = engine.features
 
     def check(self, settings: PolicySettings) -> None:
-        """Refuse settings that this policy or its engine cannot do.
+        """Refuse settings that this policy or its engine cannot run.
 
         Raises:
             ValueError: names the setting and what is missing.
@@ -113,11 +113,11 @@ class RequestBuilder:
 
         Args:
             observation: one look at the robot.
-            settings: that `check` has passed.
-            number: of the inference, for its noise.
-            plan: what the executor will still execute.
-            noise: to denoise from instead of the seed's.
-            clock: of the request; `tokens` and `images` are marked.
+            settings: already accepted by `check`.
+            number: inference number, for the noise.
+            plan: actions that the executor will still execute.
+            noise: noise to denoise from, instead of the seed's.
+            clock: the request's; marks `tokens` and `images`.
 
         Raises:
             ValueError: anything that does not fit the bundle.
@@ -175,8 +175,8 @@ class RequestBuilder:
     def _advantages(self, settings: PolicySettings) -> tuple[Advantage | None, ...]:
         if self._spec.prompt.advantage is None:
             return (None,)
-        # At beta = 1 the unconditioned row has weight zero: running the conditioned one alone is
-        # the same chunk, exactly, at half the cost.
+        # At beta = 1 the unconditioned row has weight zero: the conditioned row alone
+        # gives exactly the same chunk at half the cost.
         guided = settings.cfg_enabled and settings.cfg_beta != 1.0
         return (settings.advantage, None) if guided else (settings.advantage,)
 
@@ -192,7 +192,7 @@ class RequestBuilder:
                 f'noise: expected finite real numbers of shape {shape} ({samples}horizon, padded '
                 f'action dimension), got {given.dtype} of shape {given.shape}'
             )
-        # A copy: the report keeps it, and the caller may go on with the array.
+        # A copy, because the report keeps it and the caller may reuse the array.
         return np.array(given, dtype=np.float32, order='C')
 
     def _tie(
@@ -221,8 +221,8 @@ class RequestBuilder:
         clamped = clean = 0
         if settings.rtc_mode == 'hard_prefix':
             clamped = min(plan.delay_steps, end)
-            # A policy has seen known actions at flow time 0 only as many as it was trained with;
-            # any further ones are clamped the other way.
+            # A policy accepts at most as many actions at flow time 0 as it was trained with; any
+            # further ones are held by their weight alone.
             clean = min(clamped, self._spec.trained_delay_steps)
             weight = clamp_weights(times, clamped, dims.horizon)
         elif settings.rtc_mode == 'off':
@@ -237,7 +237,7 @@ class RequestBuilder:
                 maximum=settings.max_guidance_weight,
             )
         if not weight.any():
-            # Such a chunk does not continue the plan, and nobody may take it for one that does.
+            # Such a chunk is not tied to the plan, so its report must say `off`.
             return replace(free, overlap=overlap)
         return _Tie(normalised, weight, settings.rtc_mode, clamped, clean, overlap)
 
@@ -257,6 +257,6 @@ def _rows_alone(
 
 
 def _time(observation: Observation) -> tuple[float, Clock]:
-    """When the observation was made: its newest stamp, or now where it has none."""
+    """Return the observation's time (s) and its clock: its newest stamp, or now without one."""
     stamps = observation.stamps_ns.values()
     return (max(stamps) * 1e-9, 'stamps') if stamps else (monotonic(), 'steady')

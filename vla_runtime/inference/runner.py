@@ -1,9 +1,9 @@
 """The two halves of an inference: encode into a slot, denoise from it.
 
 Invariants:
-- `encode` writes image tokens and one slot (two with serial guidance) and selects nothing;
+- `encode` writes image tokens and one slot (two with serial guidance) and selects no prefix;
 - `denoise` reads the slots that `encode` names and writes no prefix;
-- between them nothing is shared but the slot and what `encode` returns.
+- they share only the slot and what `encode` returns.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from vla_runtime.types import CacheReport
 
 @dataclass(frozen=True)
 class EncodedPrefix:
-    """Where a request's prefix lies.
+    """Slots that hold a request's prefix, and the work of filling them.
 
     Attributes:
         rows: prompt rows in a slot.
         slots: one, or one for each row of serial guidance.
-        cache: what was reused.
-        runs: how often the `vision` and the `prefix` network ran.
+        cache: outcomes of the prefix cache.
+        runs: number of runs of the networks `vision` and `prefix`.
     """
 
     rows: int
@@ -40,19 +40,19 @@ class EncodedPrefix:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """What the denoise loop reads."""
+        """Places that the denoise loop reads."""
         return tuple((self.rows, slot) for slot in self.slots)
 
 
 @dataclass(frozen=True)
 class DenoisedChunk:
-    """What came out of the denoise loop.
+    """Result of the denoise loop.
 
     Attributes:
         chunk: (H, A) float32 in normalised action space, of the chosen sample.
         sample: index of that sample.
-        distances: of every sample from the committed plan; empty without a choice.
-        runs: how often the `expert` network ran.
+        distances: distance of every sample from the committed plan; empty without a choice.
+        runs: number of runs of the network `expert`.
     """
 
     chunk: np.ndarray
@@ -62,7 +62,7 @@ class DenoisedChunk:
 
 
 class ChunkRunner:
-    """Runs requests on one engine through one prefix cache.
+    """Run requests on one engine through one prefix cache.
 
     Args:
         engine: loaded.
@@ -76,12 +76,12 @@ class ChunkRunner:
     def encode(
         self, request: ChunkRequest, clock: PhaseClock, held: Collection[Place] = ()
     ) -> EncodedPrefix:
-        """Run vision and prefix as far as the cache does not hold them.
+        """Run the vision and prefix networks for what the cache does not hold.
 
         Args:
-            request: it.
-            clock: of the request; `vision` and `prefix` are marked.
-            held: what is being denoised over meanwhile; it is not written.
+            request: the inference to run.
+            clock: the request's; marks `vision` and `prefix`.
+            held: places that another inference is denoising over; they are not written.
         """
         cache = self.cache
         before = dict(cache.runs)
@@ -112,9 +112,9 @@ class ChunkRunner:
         """Run the expert and choose among the samples.
 
         Args:
-            request: it.
+            request: the inference to run.
             encoded: what `encode` returned for it.
-            clock: of the request; `denoise` is marked.
+            clock: the request's; marks `denoise`.
             on_step: see `inference.denoise.denoise`.
         """
         engine, steps = self._engine, len(request.times)
@@ -130,7 +130,7 @@ class ChunkRunner:
         sample, distances = 0, np.zeros(0)
         if request.overlap is not None:
             distances = plan_distances(chunks, request.overlap)
-            # A distance that is no number never wins; if all are, the chunk is refused anyway.
+            # A NaN or infinite distance never wins; if all are, the chunk is refused later.
             sample = int(np.where(np.isfinite(distances), distances, np.inf).argmin())
         clock.mark('denoise')
         return DenoisedChunk(

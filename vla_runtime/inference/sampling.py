@@ -1,4 +1,4 @@
-"""Several chunks over one prefix, and which of them to execute.
+"""Several chunks over one prefix, and the choice of the one to execute.
 
 The chunk that continues the committed plan best is chosen: backward coherence, as in bidirectional
 decoding (arXiv 2408.17355), over the overlap of chunk and plan.
@@ -15,12 +15,12 @@ from vla_runtime.inference.noise import chunk_noise
 
 @dataclass(frozen=True)
 class Overlap:
-    """What samples are compared with.
+    """Committed plan that samples are compared with.
 
     Attributes:
         plan: (H, A) float32 committed plan in normalised action space.
-        weight: (H,) at least 0, how much each action counts: 1 for those that are executed for
-            certain, falling off after them, 0 beyond the plan; not all of them 0.
+        weight: (H,) at least 0, weight of each action: 1 for those executed for certain, falling
+            off after them, 0 beyond the plan; not all 0.
         width: real action dimensions; the further ones are padding and do not count.
     """
 
@@ -30,9 +30,9 @@ class Overlap:
 
 
 def sample_noise(seed: int, number: int, samples: int, shape: tuple[int, int]) -> np.ndarray:
-    """The noises of one inference: (H, A) for one sample, (N, H, A) for more; float32.
+    """Return the noise of one inference: (H, A) for one sample, (N, H, A) for more; float32.
 
-    Sample 0 is the noise that the inference has with one sample.
+    Sample 0 has the noise of an inference with one sample.
     """
     if samples == 1:
         return chunk_noise(seed, number, shape)
@@ -40,7 +40,7 @@ def sample_noise(seed: int, number: int, samples: int, shape: tuple[int, int]) -
 
 
 def plan_distances(chunks: np.ndarray, overlap: Overlap) -> np.ndarray:
-    """How far each chunk is from the plan where both speak.
+    """Distance of each chunk from the plan over their overlap.
 
     Args:
         chunks: (N, H, A) in normalised action space.

@@ -1,4 +1,4 @@
-"""What settings have in common: refusals that name the setting, before anything is computed."""
+"""Checks that settings share; a refusal names the setting."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _WORDS: dict[type, str] = {
 
 
 def check_type(name: str, value: object, kind: type) -> None:
-    """Refuse a value of another kind: a truth value is no number here, and 2.5 is no count.
+    """Refuse a value of another kind: True is not a number here, and 2.5 is not a count.
 
     Args:
-        name: of the setting.
-        value: of it.
+        name: name of the setting.
+        value: value of the setting.
         kind: `bool`, `numbers.Integral` or `numbers.Real`, or a class of settings.
 
     Raises:
@@ -31,7 +31,7 @@ def check_type(name: str, value: object, kind: type) -> None:
 
 
 def is_finite(value: SupportsFloat) -> bool:
-    """Whether a number is one in float32 too, in which the networks get it."""
+    """Return whether a number is finite in float32, the type that the networks get."""
     try:
         with np.errstate(over='ignore'):
             return bool(np.isfinite(np.float32(float(value))))

@@ -20,17 +20,17 @@ class PolicySettings:
     """Live settings of a policy; each inference uses one snapshot of them.
 
     The ranges of the fields are those that a person may set at the node. `Policy` itself takes any
-    guidance scale and weight that float32 has.
+    guidance scale from 1 and any weight from 0 that are finite in float32.
 
     Attributes:
-        denoise_steps: None is what the bundle recommends.
+        denoise_steps: None: as many as the bundle recommends.
         cfg_mode: both modes give the same numbers within rounding.
         rtc_mode: `off` ties no chunk, with or without a plan (see `inference.real_time_chunking`).
-        max_guidance_weight: LeRobot's default is 10, with 10 denoise steps, and the paper's 5,
-            with 5.
-        rtc_horizon: actions that are executed for certain are tied however small it is.
+        max_guidance_weight: LeRobot's default is 10 (with 10 denoise steps), the paper's is 5
+            (with 5).
+        rtc_horizon: the actions of the delay are tied even if it is smaller.
         samples: without a plan the first one is used.
-        cache: what of the last inference may be reused; by default only what is equal.
+        cache: settings of the prefix cache; by default only equal inputs are reused.
     """
 
     seed: int = setting(0, 'seed of the noise that chunks are denoised from', 0, 2**63 - 1)

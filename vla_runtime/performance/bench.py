@@ -1,8 +1,8 @@
-"""How long a policy takes on the device at hand, phase by phase, next to its roofline.
+"""Latency of a policy on this device, phase by phase, next to its roofline.
 
-Every round runs each kind of inference once, so that what slows the machine slows all of them
-alike; and of each inference the policy's own report must say that it was of that kind. What is
-asked after the measurement (the device's memory and rates) can fail and loses nothing of it.
+Every round runs each kind of inference once, so that a slow machine slows all kinds alike. The
+policy's report must confirm the kind of each inference. Queries after the measurement (the device's
+memory and rates) can fail without losing it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vla_runtime.types import InferenceReport, Observation
 
 WARM_UP = 2
 _IMAGE_SHAPE = (480, 640, 3)
-# Any scale would do; this one is moderate.
+# Any guidance scale would do; this one is moderate.
 _BETA = 2.0
 
 Found = TypeVar('Found')
@@ -40,15 +40,15 @@ Found = TypeVar('Found')
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is measured, and on what.
+    """Options of a benchmark.
 
     Attributes:
         backend, device, precision: as for `Policy.load`.
-        views: cameras that see something; None is all that the bundle has.
-        rows: prompt rows: 2 is fused guidance.
-        steps: denoise steps; None is the bundle's own.
+        views: cameras with an image; None: all that the bundle has.
+        rows: prompt rows; 2 is fused guidance.
+        steps: denoise steps; None: as many as the bundle recommends.
         repeats: inferences of each kind.
-        threads: PyTorch's CPU threads, for the whole process; None is its own choice.
+        threads: PyTorch's CPU threads, for the whole process; None: PyTorch's choice.
     """
 
     backend: str = 'torch'
@@ -63,13 +63,13 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What the figures are of.
+    """Name and memory of the measured device.
 
     Attributes:
-        name: of the GPU, as its driver gives it; None for a CPU.
-        total_bytes: the GPU's memory; 0 for a CPU, and where no library here can tell.
-        used_bytes: device memory; None where it cannot be told.
-        used: what `used_bytes` is of.
+        name: the driver's name of the GPU; None for a CPU.
+        total_bytes: the GPU's memory; 0 for a CPU, or where it is unknown.
+        used_bytes: device memory in use; None where it is unknown.
+        used: what `used_bytes` counts, or why it is unknown.
     """
 
     name: str | None = None
@@ -80,7 +80,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of inference: how many of the views have a new image."""
+    """One kind of inference, by the number of views with a new image."""
 
     name: str
     new_views: int
@@ -96,14 +96,14 @@ def run_bench(
     Args:
         bundle: folder.
         options: what to measure.
-        progress: wrapped around the rounds, such as a progress bar.
+        progress: wraps the rounds, e.g. in a progress bar.
 
     Returns:
         `milliseconds` (kind, phase, percentiles), `floors_ms`, `rates`, `memory`, `device_name`,
         the options, and `notes`: what could not be found out
 
     Raises:
-        BundleError: the bundle is not what it says.
+        BundleError: the bundle is damaged or inconsistent.
         ValueError: options that this bundle or this machine cannot serve.
         RuntimeError: an inference was not of its kind, or failed on the device.
     """
@@ -141,13 +141,13 @@ def run_bench(
 
 
 def kinds_of(views: int) -> list[Kind]:
-    """A miss, one new view of several, and a hit."""
+    """Return the kinds to measure: a miss, one new view of several, and a hit."""
     one = [Kind('one new view', 1)] if views > 1 else []
     return [Kind('miss', views), *one, Kind('hit', 0)]
 
 
 def look(spec: BundleSpec, images: dict[str, np.ndarray | None]) -> Observation:
-    """An observation of these images whose state is zero, poses unturned."""
+    """Return an observation of these images; the state is zero, rotations are the identity."""
     state = np.zeros(len(spec.state), dtype=np.float32)
     for pose in spec.poses:
         unturned = from_matrix(np.eye(3), pose.form, pose.euler_axes or 'sxyz')
@@ -157,7 +157,7 @@ def look(spec: BundleSpec, images: dict[str, np.ndarray | None]) -> Observation:
 
 
 def device_facts(options: BenchOptions) -> DeviceFacts:
-    """Name and memory of the GPU, from whichever library is here; while a policy is loaded."""
+    """Return name and memory of the GPU, from the library at hand, while a policy is loaded."""
     kind, index = parse_device(options.device, options.backend)
     if kind == 'cpu':
         return DeviceFacts()
@@ -174,7 +174,7 @@ def device_facts(options: BenchOptions) -> DeviceFacts:
         with closing(CudaRuntime(index)) as runtime:
             info, free = runtime.info, runtime.free_bytes()
     except ValueError as error:
-        # ONNX Runtime needs no cuda-python to run, only we do to look.
+        # ONNX Runtime runs without cuda-python; only this query needs it.
         return DeviceFacts(options.device, used=f'not known: {error}')
     used = info.total_bytes - free
     return DeviceFacts(info.name, info.total_bytes, used, 'in use on the device, by all processes')
@@ -196,7 +196,7 @@ def _load(bundle: Path, options: BenchOptions) -> Policy:
         verify=False,
     )
     if options.threads is not None:
-        # After everything that can be refused without PyTorch, which takes seconds to import.
+        # After all checks that need no PyTorch, which takes seconds to import.
         import torch
 
         torch.set_num_threads(options.threads)
@@ -204,7 +204,7 @@ def _load(bundle: Path, options: BenchOptions) -> Policy:
 
 
 def _late(what: str, ask: Callable[[], Found], notes: list[str]) -> Found | None:
-    """Ask for something after the measurement; a failure is noted, and loses nothing measured."""
+    """Call `ask` after the measurement; a failure becomes a note and loses no measurement."""
     try:
         return ask()
     except Exception as error:
@@ -216,13 +216,13 @@ def _rates(options: BenchOptions, facts: DeviceFacts) -> Rates | None:
     kind, index = parse_device(options.device, options.backend)
     if kind == 'cpu':
         return rates_of(None, 0, 'cpu', options.precision)
-    # A GPU whose name could not be found out is a GPU all the same.
+    # A GPU of unknown name is still a GPU.
     name = facts.name or options.device
     return rates_of(name, facts.total_bytes, f'cuda:{index}', options.precision)
 
 
 def _check(spec: BundleSpec, options: BenchOptions) -> int:
-    """The number of views that is meant.
+    """Check the options and return the number of views.
 
     Raises:
         ValueError: options that this bundle or this machine cannot serve.
@@ -256,7 +256,7 @@ def _measure(
     kinds: list[Kind],
     rounds: Iterable[int],
 ) -> tuple[dict[str, dict[str, list[float]]], InferenceReport]:
-    """Milliseconds by kind and phase, and the last report."""
+    """Return milliseconds by kind and phase, and the last report."""
     random = np.random.default_rng(0)
     names = [camera.name for camera in spec.cameras if camera.present]
     images: dict[str, np.ndarray | None] = dict.fromkeys(names)
@@ -286,7 +286,7 @@ def _check_kind(kind: Kind, report: InferenceReport) -> None:
 def _floors(
     spec: BundleSpec, rates: Rates | None, options: BenchOptions, kinds: list[Kind], steps: int
 ) -> dict[str, dict[str, Any]]:
-    """By kind and phase, where there are rates to compare with."""
+    """Return floors by kind and phase; empty without rates."""
     if rates is None:
         return {}
     floors = phase_floors(
@@ -309,14 +309,14 @@ def _floors(
 
 
 def _resident_bytes() -> int:
-    """What the process holds now."""
+    """Resident memory of the process now, bytes."""
     return int(Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
 
 
 def _peak_resident_bytes() -> int | None:
-    """The most that the process has held since its program began; None where nobody counts.
+    """Peak resident memory since the program began, bytes; None where it is not counted.
 
-    Not `getrusage`'s: that begins with what the parent held when it started this process.
+    Not from `getrusage`, which starts at what the parent held when it started this process.
     """
     lines = Path('/proc/self/status').read_text().splitlines()
     found = (int(line.split()[1]) * 1024 for line in lines if line.startswith('VmHWM:'))

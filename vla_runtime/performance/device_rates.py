@@ -1,7 +1,7 @@
-"""What a device does at most: published where its name is in the table, measured here otherwise.
+"""Peak rates of a device: published where its name is in the table, measured here otherwise.
 
-A measured rate is the best of a few runs of what a runtime does best: one large matrix product, and
-reading or copying an array that no cache holds.
+A measured rate is the best of a few runs: one large matrix product, and reading or copying an array
+that no cache holds.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy as np
 from vla_runtime.performance.devices import device_of_cuda
 from vla_runtime.performance.roofline import Rates, published_rates
 
-# On a CPU short enough to find a moment between what else runs.
+# On a CPU short enough that some run is not interrupted by other processes.
 _SIDE, _REPEATS = 512, 20
 _CUDA_SIDE = 8192
-# More than any processor's last cache.
+# Larger than any processor's last-level cache.
 _ARRAY_BYTES = 2**28
 _READS = 5
 
 
 def rates_of(name: str | None, total_bytes: int, device: str, precision: str) -> Rates | None:
-    """The rates to compare a measurement with, or None where there are none.
+    """Return the rates to compare a measurement with, or None where there are none.
 
-    None is for a GPU in no table where no PyTorch here reaches a GPU, and for a CPU in half
-    precision: a product in it is emulated there, by each library in its own way and many times
-    slower than in float32, so that one's rate is no bound of another's run.
+    There are none for a GPU outside the table if PyTorch reaches no GPU here, and for a CPU in half
+    precision: each library emulates it in its own way, many times slower than float32, so the rate
+    of one library does not bound a run of another.
 
     Args:
-        name: of the GPU, as its driver gives it; None for a CPU.
+        name: the driver's name of the GPU; None for a CPU.
         total_bytes: the GPU's memory.
         device: `cpu`, `cuda` or `cuda:N`, for measuring.
-        precision: of the large matrices.
+        precision: precision of the large matrices.
     """
     if name is not None:
         known = device_of_cuda(name, total_bytes)
@@ -51,7 +51,7 @@ def rates_of(name: str | None, total_bytes: int, device: str, precision: str) ->
 
 
 def torch_rates(device: str, precision: str) -> Rates:
-    """Measured with PyTorch, on as many threads as it uses."""
+    """Measure rates with PyTorch, on as many threads as it uses."""
     import torch
 
     dtype = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
@@ -81,7 +81,7 @@ def torch_rates(device: str, precision: str) -> Rates:
 
 
 def numpy_rates() -> Rates:
-    """Measured with NumPy in float32, on as many threads as its BLAS uses."""
+    """Measure rates with NumPy in float32, on as many threads as its BLAS uses."""
     random = np.random.default_rng(0)
     left, right = (random.standard_normal((_SIDE, _SIDE), dtype=np.float32) for _ in range(2))
     array = np.ones(_ARRAY_BYTES // 4, dtype=np.float32)

@@ -1,11 +1,11 @@
 """Published memory, bandwidth and arithmetic rates of the devices that policies are served on.
 
-Rates are dense: where a document gives the rate with structured sparsity, half of it stands here,
-and a quarter of a sparse INT8 rate (an eighth of a sparse FP4 rate) for half precision, which is
-how tensor cores scale. float32 is that of the plain cores, because no network here uses TF32.
-Nothing in this table was measured. Variants of a card share half of its name and not its rates (an
-H100 PCIe has 756 of an H100 SXM's 989 TFLOPS and 2.0 of its 3.35 TB/s), so a driver's name is
-looked up whole, as nvidia-smi and CUDA's deviceQuery print it.
+Rates are dense: half of a rate that is published with structured sparsity. A half-precision rate is
+a quarter of a sparse INT8 rate or an eighth of a sparse FP4 rate, as tensor cores scale. float32
+rates are of the plain cores, because no network here uses TF32. Nothing in this table was measured.
+Variants of a card share part of its name but not its rates (an H100 PCIe has 756 of an H100 SXM's
+989 TFLOPS and 2.0 of its 3.35 TB/s), so the driver's whole name is looked up, as nvidia-smi and
+CUDA's deviceQuery print it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 GIB = 2**30
-# Bytes of a number of the large matrices.
+# Bytes per number of the large matrices, by precision.
 MATRIX_BYTES: Mapping[str, int] = {'float32': 4, 'float16': 2, 'bfloat16': 2}
 
-# What is not there for a policy: CUDA's context and libraries; on a Jetson, whose memory is the
-# system's too, also Linux, ROS 2, the camera drivers and the other nodes.
+# Memory that a policy cannot use: CUDA's context and libraries; on a Jetson, which shares memory
+# with the system, also Linux, ROS 2, the camera drivers and the other nodes.
 _CONTEXT_GIB = 1.0
 _JETSON_GIB = 3.0
 
@@ -30,13 +30,13 @@ class Device:
     Attributes:
         name: for people.
         memory_gib: all of it; on a Jetson shared with the system.
-        reserved_gib: of that, not to be had for a policy (an estimate).
-        bandwidth_gb_s: of its memory, 10^9 bytes a second.
+        reserved_gib: part of it that a policy cannot use (an estimate).
+        bandwidth_gb_s: memory bandwidth, 10^9 bytes a second.
         float32_tflops: plain cores, 10^12 operations a second.
         half_tflops: dense tensor cores, float16 and bfloat16, accumulated in float32. A GeForce
             does twice that where float16 is accumulated in float16, as TensorRT may choose to.
         source: where the figures are published.
-        cuda_name: as the driver names it, the whole name.
+        cuda_name: the driver's name for it, in full.
     """
 
     name: str
@@ -58,11 +58,11 @@ class Device:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether its memory is the system's too."""
+        """True when the system uses the same memory."""
         return 'Jetson' in self.name
 
     def note(self, precision: str) -> str:
-        """Why a run in this precision may be faster than these rates allow; empty if none can."""
+        """Return why a run in this precision may beat these rates; empty if none can."""
         if precision != 'float16' or 'GeForce' not in self.name:
             return ''
         return (
@@ -204,7 +204,7 @@ DEVICES: Mapping[str, Device] = {
         67.0,
         989.5,
         'NVIDIA, H100 Tensor Core GPU datasheet: 1979 sparse BF16 TFLOPS',
-        # `NVIDIA H100 PCIe` and `NVIDIA H100 NVL` are others.
+        # `NVIDIA H100 PCIe` and `NVIDIA H100 NVL` are other cards.
         'NVIDIA H100 80GB HBM3',
     ),
     'h200': _card(
@@ -214,18 +214,18 @@ DEVICES: Mapping[str, Device] = {
         67.0,
         989.5,
         'NVIDIA, H200 Tensor Core GPU datasheet: 1979 sparse BF16 TFLOPS',
-        # `NVIDIA H200 NVL` is another.
+        # `NVIDIA H200 NVL` is another card.
         'NVIDIA H200',
     ),
 }
 
 
 def device_of_cuda(name: str, total_bytes: int) -> Device | None:
-    """The table's device that a driver names so, or None.
+    """Return the table's device of this driver name, or None.
 
     Jetsons of one generation share a name, so the nearest memory decides; the driver always reports
-    a little less than is fitted. What shares both is taken for the one in the table: an Orin NX 8GB
-    for an Orin Nano 8GB, and a lower power mode for the highest.
+    a little less than is fitted. A device that shares both is taken for the one in the table: an
+    Orin NX 8GB for an Orin Nano 8GB, and a lower power mode for the highest.
 
     Args:
         name: as the driver gives it, e.g. `Orin` or `NVIDIA H200`; the whole of it must match.
@@ -234,5 +234,5 @@ def device_of_cuda(name: str, total_bytes: int) -> Device | None:
     found = total_bytes / GIB
     same = [device for device in DEVICES.values() if device.cuda_name == name]
     near = [device for device in same if abs(device.memory_gib - found) < 0.25 * device.memory_gib]
-    # The first of equals is the one with today's clocks.
+    # Of equals the first wins: it has today's clocks.
     return min(near, key=lambda device: abs(device.memory_gib - found), default=None)

@@ -1,4 +1,4 @@
-"""What every measurement says beside its figures: percentiles, versions, and the machine."""
+"""Common parts of every measurement: percentiles, package versions, and the machine."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def machine() -> dict[str, Any]:
 def versions(packages: Sequence[str]) -> dict[str, str]:
     """Installed versions; a package that is not installed is left out.
 
-    A module that is imported knows more than its package: PyTorch's names its build (`2.13.0+cpu`),
-    which the package index cuts off.
+    An imported module is asked first: PyTorch's version names its build (`2.13.0+cpu`), which the
+    package's may lack.
     """
     found = {'python': platform.python_version()}
     for package in packages:
@@ -47,7 +47,7 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def percentiles(samples: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """Median, p95, p99, maximum, and how many there were."""
+    """Return median, p95, p99, maximum and count."""
     values = np.asarray(samples, dtype=float)
     return {
         'median': float(np.median(values)),

@@ -1,4 +1,4 @@
-"""Runs of a policy's networks on PyTorch's `meta` device, and what is counted while they run."""
+"""Counts of a policy's networks, taken while they run on PyTorch's `meta` device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLOAT32 = 4
 
 
 class MetaRuns:
-    """Runs each network of a policy once.
+    """Run each network of a policy once and count its work.
 
     Args:
         family: name of the family.
@@ -36,22 +36,22 @@ class MetaRuns:
         self._shapes = trace_shapes(network)
 
     def weights(self) -> tuple[int, int]:
-        """Numbers in matrices, and in all other parameters."""
+        """Count the numbers in matrices, and in all other parameters."""
         return self._split(name for name, _ in self._network.named_parameters())
 
     def vision(self) -> NetworkCounts:
-        """One image."""
+        """Count a run of one image."""
         size = self._dims.image_size
         pixels = _zeros(1, 3, size, size)
         return self._count(lambda: self._network.vision(pixels), [pixels], past=0)
 
     def prefix(self, rows: int) -> NetworkCounts:
-        """All images and so many prompt rows."""
+        """Count a run of all images and `rows` prompt rows."""
         images, run = self._prefix(rows)
         return self._count(run, [images], past=self._past(rows), outputs=False)
 
     def step(self, rows: int) -> NetworkCounts:
-        """The head over so many prompt rows and one chunk."""
+        """Count a run of the head over `rows` prompt rows and one chunk."""
         dims, network = self._dims, self._network
         chunk = (dims.horizon, dims.action_dim)
         x, conditioning = _zeros(1, *chunk), _zeros(1, self._shapes.conditioning)
@@ -82,7 +82,7 @@ class MetaRuns:
         return images, lambda: network.prefix(images, mask, **inputs)
 
     def _past(self, rows: int) -> int:
-        """Numbers handed over; a mask is none of them, and is not worth counting."""
+        """Count the numbers handed to the head; masks are too small to count."""
         return sum(
             torch.Size(tensor.for_rows(rows)).numel()
             for tensor in self._shapes.past.values()
@@ -120,7 +120,7 @@ class MetaRuns:
 
 
 class _LookedUp:
-    """Numbers of text tables that a run leaves alone, while it is entered."""
+    """Context that counts the numbers of text tables which a run does not read."""
 
     def __init__(self, network: nn.Module) -> None:
         self._tables = [module for module in network.modules() if isinstance(module, nn.Embedding)]

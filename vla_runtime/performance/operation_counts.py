@@ -1,6 +1,6 @@
-"""What a policy's networks compute and move, counted by running them without numbers.
+"""Operations and bytes of a policy's networks, counted by running them without numbers.
 
-The networks run on PyTorch's `meta` device, so what is counted is what runs, whatever the family.
+The networks run on PyTorch's `meta` device, so the counts are of the code that runs, in any family.
 Counted are the operations of matrix products and attention (a multiply-add is two; padding is
 computed like everything else, because shapes are static), and the bytes that must cross the memory
 bus whatever the caches do: each weight once a run (whole, where only a part is read), what the
@@ -17,13 +17,13 @@ from functools import lru_cache
 from vla_runtime.families.family import PolicyDims
 
 _FLOAT32 = 4
-# Numbers of prompt rows that are counted: without and with guidance.
+# Prompt rows to count: without and with guidance.
 _ROWS = (1, 2)
 
 
 @dataclass(frozen=True)
 class Work:
-    """An amount of work: of one run of a network, or of several.
+    """Work of one run of a network, or of several.
 
     Attributes:
         flops: floating point operations.
@@ -41,7 +41,7 @@ class Work:
         return self.weight_bytes + self.data_bytes
 
     def least_time_s(self, flops_per_s: float, bytes_per_s: float) -> float:
-        """The roofline (Williams et al., CACM 2009): no machine of these rates is faster."""
+        """Roofline (Williams et al., CACM 2009), seconds: no machine of these rates is faster."""
         return max(self.flops / flops_per_s, self.bytes / bytes_per_s)
 
     def __add__(self, other: Work) -> Work:
@@ -60,15 +60,15 @@ NOTHING = Work(0, 0, 0)
 
 @dataclass(frozen=True)
 class NetworkCounts:
-    """One run of one network.
+    """Counts of one run of one network.
 
     Attributes:
         flops: floating point operations.
-        matrices: numbers of weights that may be in reduced precision, all of them held.
-        looked_up: of those, numbers in text tables that a run does not read.
-        others: numbers of weights that stay float32.
-        past: numbers handed from prefix to head in the matrices' precision.
-        data_bytes: further inputs and outputs.
+        matrices: count of weights that may be in reduced precision, read or not.
+        looked_up: of those, count in text tables that a run does not read.
+        others: count of weights that stay float32.
+        past: count of numbers handed from prefix to head in the matrices' precision.
+        data_bytes: bytes of other inputs and outputs.
     """
 
     flops: int
@@ -83,7 +83,7 @@ class NetworkCounts:
         return self.matrices * matrix_bytes + self.others * _FLOAT32
 
     def work(self, matrix_bytes: int) -> Work:
-        """One run, the matrices' numbers being so large."""
+        """Return the work of one run, with `matrix_bytes` per number of a matrix."""
         return Work(
             self.flops,
             self.held_bytes(matrix_bytes) - self.looked_up * matrix_bytes,
@@ -93,12 +93,12 @@ class NetworkCounts:
 
 @dataclass(frozen=True)
 class PolicyCounts:
-    """The networks of one policy.
+    """Counts of one policy's networks.
 
     Attributes:
-        cameras: of the policy.
-        vision: of one image.
-        prefix, step: by number of prompt rows.
+        cameras: number of cameras.
+        vision: counts of one image.
+        prefix, step: counts by number of prompt rows.
         matrices, others: all weights, as in `NetworkCounts`.
         widest: numbers that the widest operation of a prefix of one row reads and writes.
     """
@@ -120,12 +120,12 @@ class PolicyCounts:
         prefix_runs: int = 1,
         matrix_bytes: int = _FLOAT32,
     ) -> dict[str, Work]:
-        """One chunk, phase by phase: `vision`, `prefix` and `denoise`.
+        """Return the work of one chunk by phase: `vision`, `prefix` and `denoise`.
 
         Args:
             steps: denoise steps.
             rows: R, prompt rows.
-            images: that have changed, each a run of its own; None is all cameras.
+            images: number of changed images, one run each; None: all cameras.
             prefix_runs: 0 when the prefix was found in the cache.
             matrix_bytes: size of a number of the large matrices (2 in half precision).
         """

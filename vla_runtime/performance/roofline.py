@@ -1,8 +1,8 @@
-"""What a policy needs of a device on paper: memory, and the least time of every phase.
+"""Memory that a policy needs on a device, and the least time of every phase, on paper.
 
 The roofline model (Williams et al., CACM 2009): a phase takes at least as long as its counted
-operations at the device's rate, and as its counted bytes at the device's bandwidth. A floor is no
-estimate: no real run reaches it.
+operations at the device's rate, and as its counted bytes at the device's bandwidth. A floor is
+not an estimate: no real run reaches it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device can do at most, published or measured.
+    """Peak rates of a device, published or measured.
 
     Attributes:
         flops_per_s: matrix products in the precision at hand.
-        bytes_per_s: of its memory.
+        bytes_per_s: memory bandwidth.
         source: where the two come from.
     """
 
@@ -37,7 +37,7 @@ class Floor:
 
     Attributes:
         milliseconds: at least.
-        bound: which of the two it is: `compute` or `memory`.
+        bound: `compute` or `memory`; for a sum `mostly` and its longest phase.
     """
 
     milliseconds: float
@@ -49,9 +49,9 @@ class MemoryNeed:
     """Bytes that serving a policy takes.
 
     Attributes:
-        weights: of everything that is loaded, the whole text table included.
+        weights: all weights that are loaded, the whole text table included.
         past: keys and values, all prefix slots of every number of rows that is built.
-        activations: of the widest operation of the prefix, an estimate.
+        activations: activations of the widest operation of the prefix, an estimate.
     """
 
     weights: int
@@ -64,13 +64,13 @@ class MemoryNeed:
 
 
 def published_rates(device: Device, precision: str) -> Rates:
-    """The table's rates of a device."""
+    """Return a device's rates from the table."""
     source = '; '.join(filter(None, (device.source, device.note(precision))))
     return Rates(device.flops_per_s(precision), device.bytes_per_s, source)
 
 
 def floor(work: Work, rates: Rates) -> Floor:
-    """The least time that this work takes at these rates."""
+    """Return the least time of this work at these rates."""
     seconds = work.least_time_s(rates.flops_per_s, rates.bytes_per_s)
     computes = work.flops / rates.flops_per_s >= work.bytes / rates.bytes_per_s
     return Floor(seconds * 1e3, 'compute' if computes else 'memory')
@@ -82,9 +82,9 @@ def phase_floors(
     """Least times of one inference, phase by phase.
 
     Args:
-        counts: of the policy.
-        rates: of the device.
-        precision: of the large matrices, a key of `MATRIX_BYTES`.
+        counts: counts of the policy.
+        rates: rates of the device.
+        precision: precision of the large matrices, a key of `MATRIX_BYTES`.
         rows: prompt rows, 2 under guidance.
         steps: denoise steps.
         views: cameras whose image has changed at a miss.
@@ -113,17 +113,17 @@ def phase_floors(
 
 
 def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int) -> MemoryNeed:
-    """What serving takes in device memory.
+    """Return the device memory that serving a policy takes.
 
     PyTorch holds one network and computes any number of rows with it. ONNX Runtime and TensorRT
     have a prefix and an expert of static shape for each number of rows, each with its own copy of
-    the weights. Scratch memory is shared where all runs take it from one place; an ONNX Runtime
-    session keeps its own.
+    the weights. All runs share scratch memory, except that each ONNX Runtime session keeps its
+    own.
 
     Args:
-        counts: of the policy.
+        counts: counts of the policy.
         backend: `torch`, `onnxruntime` or `tensorrt`.
-        precision: of the large matrices, a key of `MATRIX_BYTES`.
+        precision: precision of the large matrices, a key of `MATRIX_BYTES`.
         rows: most prompt rows; every number from 1 to this is built.
     """
     size, built = MATRIX_BYTES[precision], range(1, rows + 1)
@@ -140,19 +140,19 @@ def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int
 def engine_weight_bytes(counts: PolicyCounts, matrix_bytes: int, pairs: int) -> int:
     """Bytes of the weights in the vision engine and in `pairs` prefix and expert engines.
 
-    They lack what the networks have and no engine reads, such as what makes the time table.
+    Parameters that no engine reads are left out, such as those of the time table.
     """
     vision, prefix, expert = _engine_weights(counts, matrix_bytes)
     return vision + pairs * (prefix + expert)
 
 
 def largest_engine_bytes(counts: PolicyCounts, matrix_bytes: int) -> int:
-    """Bytes of the weights in the largest engine; every number of rows has the same."""
+    """Bytes of the weights in the largest engine; it is the same for every number of rows."""
     return max(_engine_weights(counts, matrix_bytes))
 
 
 def _engine_weights(counts: PolicyCounts, matrix_bytes: int) -> tuple[int, int, int]:
-    """Of vision, prefix and expert."""
+    """Weight bytes of the vision, prefix and expert engines."""
     vision, prefix, expert = (
         network.held_bytes(matrix_bytes)
         for network in (counts.vision, counts.prefix[1], counts.step[1])
@@ -164,12 +164,12 @@ def weight_bytes(counts: PolicyCounts, matrix_bytes: int = _FLOAT32) -> int:
     """Bytes of all parameters of the networks.
 
     Args:
-        counts: of the policy.
+        counts: counts of the policy.
         matrix_bytes: size of a number of the large matrices; all else is float32.
     """
     return counts.matrices * matrix_bytes + counts.others * _FLOAT32
 
 
 def fits(need: MemoryNeed, device: Device) -> bool:
-    """Whether that is to be had on the device, with what the table reserves left out."""
+    """Return whether this fits the device's memory, less what the table reserves."""
     return need.total <= (device.memory_gib - device.reserved_gib) * GIB

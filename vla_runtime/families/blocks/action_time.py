@@ -29,7 +29,7 @@ def time_embedding(times: Tensor, width: int) -> Tensor:
 
 
 def time_share(layer: nn.Linear, times: Tensor) -> Tensor:
-    """The time's share of the MLP's first layer, bias included; (N,) flow times to (N, W)."""
+    """Return the time's share of the MLP's first layer, with bias; (N,) flow times to (N, W)."""
     width = layer.out_features
     return F.linear(time_embedding(times, width), layer.weight[:, width:], layer.bias)
 
@@ -37,10 +37,10 @@ def time_share(layer: nn.Linear, times: Tensor) -> Tensor:
 def mix_time(
     embed: nn.Linear, layer: nn.Linear, out: nn.Linear, x: Tensor, conditioning: Tensor
 ) -> Tensor:
-    """Noisy actions and their flow time to action tokens.
+    """Mix noisy actions and their flow time into action tokens.
 
     Args:
-        embed: of the actions; layer, out: of the MLP.
+        embed: projection of the actions; layer, out: the MLP's layers.
         x: (B, H, A).
         conditioning: rows of `time_share`, (B or 1, W); (B or 1, H, W) with one for each action.
 

@@ -1,4 +1,4 @@
-"""Rotary positions and grouped-query attention, as every decoder stack here has them."""
+"""Rotary positions and grouped-query attention, shared by all decoder stacks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Attention(nn.Module):
 
     Args:
         dims: sizes of the stack.
-        memory_width: of the tokens that keys and values are made of, where they are not its own.
+        memory_width: input width of the key and value projections; None: the stack's width.
     """
 
     def __init__(self, dims: DecoderDims, memory_width: int | None = None) -> None:

@@ -35,10 +35,7 @@ class DecoderDims:
 
 
 def check_vision(dims: VisionDims) -> None:
-    """
-    Raises:
-        ValueError: the image does not divide into patches, or the width into heads.
-    """
+    """Raise ValueError if the image does not divide into patches, or the width into heads."""
     if dims.image_size % dims.patch_size:
         raise ValueError(
             f'vision: image_size {dims.image_size} is not a multiple of patch_size '
@@ -51,10 +48,7 @@ def check_vision(dims: VisionDims) -> None:
 
 
 def check_stacks(language: DecoderDims, expert: DecoderDims) -> None:
-    """
-    Raises:
-        ValueError: two stacks that do not fit one attention, or heads that do not divide.
-    """
+    """Raise ValueError if the stacks do not fit one attention, or heads do not divide."""
     for name in ('depth', 'num_heads', 'num_kv_heads', 'head_dim'):
         ours, others = getattr(language, name), getattr(expert, name)
         if ours != others:
@@ -86,7 +80,7 @@ _STACK_LIMITS = {
     'num_kv_heads': 1024,
     'head_dim': 1024,
 }
-# Greatest values that are still believed, of a vision tower, a language model and an expert.
+# Largest accepted sizes of a vision tower, a language model and an expert.
 LIMITS = {
     'vision.width': 16384,
     'vision.depth': 512,

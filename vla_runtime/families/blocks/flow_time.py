@@ -1,4 +1,4 @@
-"""The flow time as a network sees it, in numpy, for backends that run without PyTorch."""
+"""Flow time embedding and its layers in numpy, for backends that run without PyTorch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def time_embedding(times: np.ndarray, width: int) -> np.ndarray:
     """Sine-cosine embedding of flow times, computed in float64; (N,) to (N, width) float32."""
     fraction = np.linspace(0.0, 1.0, width // 2)
     period = _SHORTEST * (_LONGEST / _SHORTEST) ** fraction
-    # The times as the networks see them.
+    # Rounded to float32, as the networks get them.
     seen = np.asarray(times, np.float32).astype(np.float64)
     angle = seen[:, None] * (2.0 * math.pi / period)
     return np.concatenate([np.sin(angle), np.cos(angle)], axis=1).astype(np.float32)
 
 
 def linear_rows(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """A linear layer on each row of (N, in); (N, out)."""
-    # One by one, so that a row does not depend on how many were asked for.
+    """Apply a linear layer to each row: (N, in) to (N, out)."""
+    # Row by row, so that a row's numbers do not depend on N.
     return np.stack([weight @ row + bias for row in x])
 
 
@@ -37,8 +37,8 @@ class ActionTimeTable:
     """The time's share of `action_time_in`, bias included: rows of `action_time.time_share`.
 
     Args:
-        width: of the expert, W; a row is as wide.
-        weights: of the bundle.
+        width: width W of the expert and of a row.
+        weights: the bundle's weights.
     """
 
     def __init__(self, width: int, weights: SafetensorsReader) -> None:

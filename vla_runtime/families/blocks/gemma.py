@@ -25,7 +25,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor, modulation: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(B, T, W) to the normed (B, T, W) float32, and no gate."""
+        """Norm (B, T, W) to (B, T, W) float32; there is no gate."""
         return normalise_rms(x) * (1.0 + self.weight.float()), None
 
 
@@ -43,7 +43,7 @@ class AdaptiveRMSNorm(nn.Module):
         nn.init.zeros_(self.modulation.bias)
 
     def forward(self, x: Tensor, modulation: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(B, T, W) to normed (B, T, W) and gate (B or 1, 1 or T, W).
+        """Norm (B, T, W) to (B, T, W), and return the residual gate (B or 1, 1 or T, W).
 
         The modulation is (B or 1, 3 W), or (B or 1, T, 3 W) where each token has its own flow time.
         """
@@ -70,7 +70,7 @@ class GatedMlp(nn.Module):
 
 
 class GemmaBlock(nn.Module):
-    """One decoder block; `adaptive` takes its norms' modulation from outside.
+    """One decoder block; with `adaptive` the caller passes the modulation of its norms.
 
     All tensors of the residual stream are (B, T, W) float32.
     """
@@ -127,7 +127,7 @@ class Gemma(nn.Module):
 
     @property
     def layers(self) -> list[GemmaBlock]:
-        """The blocks in order (a module list forgets what it holds)."""
+        """The blocks in order (`nn.ModuleList` loses their type)."""
         return [cast(GemmaBlock, block) for block in self.blocks]
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Layers that all transformers share, and how a network is put into reduced precision."""
+"""Layers that all transformers share, and the parameters that may run in reduced precision."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class QueryLinear(Linear):
 
 
 def query_scales(network: nn.Module) -> dict[str, float]:
-    """Factor of the parameters of every query projection, by their names."""
+    """Scale of every query projection, by parameter name."""
     return {
         f'{prefix}.{name}': module.scale
         for prefix, module in network.named_modules()

@@ -46,8 +46,8 @@ class LlamaBlock(nn.Module):
 
     Args:
         dims: sizes of the stack.
-        epsilon: of the norms.
-        memory_width: of what a cross-attending block's keys and values are made of.
+        epsilon: epsilon of the norms.
+        memory_width: input width of a cross-attending block's key and value projections.
     """
 
     def __init__(self, dims: DecoderDims, epsilon: float, memory_width: int | None = None) -> None:
@@ -73,7 +73,7 @@ class LlamaBlock(nn.Module):
         return k, attention.heads(attention.v(h))
 
     def project_queries(self, x: Tensor, rotary: Rotary) -> Tensor:
-        """Queries only: all that a cross-attending block makes of its own tokens."""
+        """Queries only: all that a cross-attending block computes from its own tokens."""
         return rotate(self.attention.heads(self.attention.q(self.input_norm(x))), rotary)
 
     def combine(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -87,10 +87,10 @@ class Llama(nn.Module):
 
     Args:
         dims: sizes of the stack.
-        epsilon: of the norms.
+        epsilon: epsilon of the norms.
         vocabulary: rows of the text table, 0 for none.
-        cross: layers whose keys and values are made of another stack's.
-        memory_width: of those.
+        cross: layers whose keys and values are computed from another stack's.
+        memory_width: input width of their key and value projections.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Llama(nn.Module):
 
     @property
     def layers(self) -> list[LlamaBlock]:
-        """The blocks in order (a module list forgets what it holds)."""
+        """The blocks in order (`nn.ModuleList` loses their type)."""
         return [cast(LlamaBlock, block) for block in self.blocks]
 
     def embed(self, tokens: Tensor) -> Tensor:

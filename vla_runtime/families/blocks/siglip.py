@@ -1,4 +1,4 @@
-"""SigLIP vision transformer (arXiv 2303.15343), and with PaliGemma's projection behind it."""
+"""SigLIP vision transformer (arXiv 2303.15343), alone and with PaliGemma's projection."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, dims: VisionDims) -> None:
         super().__init__()
         self.patch_size = dims.patch_size
-        # Shaped and initialised as the convolution's, which is what checkpoints hold.
+        # Shape and initialisation of the convolution, which is what checkpoints hold.
         convolution = nn.Conv2d(3, dims.width, kernel_size=dims.patch_size)
         self.weight, self.bias = convolution.weight, convolution.bias
 
@@ -80,7 +80,7 @@ class PatchEmbedding(nn.Module):
 
 
 class Siglip(nn.Module):
-    """Pixels to one vector a patch."""
+    """Vision transformer: pixels to one vector per patch."""
 
     def __init__(self, dims: VisionDims) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Siglip(nn.Module):
         self.norm = nn.LayerNorm(dims.width, eps=1e-6)
 
     def positions(self) -> Tensor:
-        """(N, width) what is added to the patches, row by row."""
+        """Return the position embeddings, (N, width), patches row by row."""
         return self.position_embedding
 
     def patches(self, pixels: Tensor) -> Tensor:

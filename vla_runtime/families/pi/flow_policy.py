@@ -1,8 +1,8 @@
-"""What pi0 and pi0.5 share: a vision-language prefix, an action expert, one attention over both.
+"""Network of pi0 and pi0.5: a vision-language prefix and an action expert in one attention.
 
 The prefix never sees the suffix, so its keys and values are computed once per observation and the
 expert runs once per denoise step on top of them (arXiv 2410.24164, 2504.16054). `joint_velocity`
-runs all tokens together instead: it validates the split, nothing at run time calls it.
+runs all tokens together to validate the split; it is not called at run time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vla_runtime.families.pi.dimensions import PiDims
 
 
 class PiNetwork(FlowNetwork):
-    """Vision encoder, language model and action expert; the families add how time and state enter.
+    """Vision encoder, language model and action expert; each family adds its time and state inputs.
 
     Shapes: B batch, V cameras, N tokens an image, L prompt tokens, P = V*N + L, T suffix tokens,
     H horizon, A padded action dimension, W language width.
@@ -38,33 +38,33 @@ class PiNetwork(FlowNetwork):
         self.action_in = nn.Linear(dims.action_dim, dims.expert.width)
         self.action_out = nn.Linear(dims.expert.width, dims.action_dim)
 
-    # What a family defines.
+    # Defined by each family.
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """All that the expert needs to know of the flow times (N,): one row (C,) a time."""
+        """Return the expert's conditioning on flow times (N,): one row (C,) per time."""
         raise NotImplementedError
 
     def modulations(self, conditioning: Tensor) -> list[Tensor | None]:
-        """Split conditioning (..., C) into one modulation a norm (two a block, one final)."""
+        """Split conditioning (..., C) into one modulation per norm (two per block, one final)."""
         raise NotImplementedError
 
     def embed_suffix(self, x: Tensor, conditioning: Tensor, state: Tensor | None) -> Tensor:
-        """Noisy actions (B, H, A) and pi0's state (B, S) to suffix tokens (B, T, expert width).
+        """Return suffix tokens (B, T, expert width) of actions (B, H, A) and pi0's state (B, S).
 
         The conditioning is (B or 1, C), or (B or 1, H, C) with one row for each action.
         """
         raise NotImplementedError
 
     def suffix_mask(self, device: torch.device) -> Tensor:
-        """(T, T) bool: which suffix token sees which."""
+        """Return the attention mask among suffix tokens, (T, T) bool."""
         raise NotImplementedError
 
-    # What they share.
+    # Shared by both families.
 
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Images, then text.
+        """Concatenate image tokens and embedded text, images first.
 
         Args:
             image_tokens: (B, V, N, W); image_mask: (B, V) bool.
@@ -81,7 +81,7 @@ class PiNetwork(FlowNetwork):
     def encode_prefix(self, embeddings: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Keys (already rotated) and values of every layer, (layers, B, kv_heads, P, D) each.
 
-        Valid tokens see all valid tokens; nobody sees padding. Entries at padded places are
+        Valid tokens see all valid tokens; none sees padding. Entries at padded positions are
         meaningless and must stay masked.
         """
         rotation = rotary(mask.long().cumsum(dim=1) - 1, self.dims.language.head_dim)
@@ -105,8 +105,8 @@ class PiNetwork(FlowNetwork):
         """
         tokens, token_mask = rows['tokens'], rows['token_mask']
         count = tokens.shape[0]
-        # A hidden camera's tokens have weight zero, but zero times NaN is NaN: one overflow in an
-        # image must not outlive the camera.
+        # A hidden camera's tokens have weight zero, but zero times NaN is NaN: a NaN in
+        # its old tokens would reach every action.
         image_tokens = torch.where(image_mask[:, None, None], image_tokens, 0.0)
         embeddings, mask = self.embed_prefix(
             image_tokens[None].expand(count, -1, -1, -1),
@@ -160,7 +160,7 @@ class PiNetwork(FlowNetwork):
         conditioning: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
-        """The velocity from one forward over prefix and suffix together, without any cache.
+        """Return the velocity from one forward over prefix and suffix together, without any cache.
 
         Args:
             embeddings, mask: as `embed_prefix` returns them, (B, P, W) and (B, P).
@@ -194,5 +194,5 @@ class PiNetwork(FlowNetwork):
 
 
 def _shared(past: Tensor, count: int) -> Tensor:
-    """Each row of (R, kv_heads, P, D) `count` times."""
+    """Repeat each row of (R, kv_heads, P, D) `count` times."""
     return past if count == 1 else past.repeat_interleave(count, dim=0)

@@ -1,7 +1,7 @@
 """An openpi PyTorch folder: converted from JAX (`config.json`) or trained (`model.safetensors`).
 
 openpi keeps most of a policy in its Python training configurations, so the folder states little:
-sizes, and the statistics under `assets/`. The rest is openpi's usual way, or asked for.
+sizes, and the statistics under `assets/`. The rest is openpi's default, or asked for with options.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def read_openpi_folder(
     asset_id: str | None = None,
     statistics_file: Path | None = None,
 ) -> FolderFacts:
-    """Read all that an openpi folder says.
+    """Read all facts in an openpi folder.
 
     Args:
         folder: with or without config.json.
-        family: told by the tensors; the folder does not say it.
-        asset_id: which of the folder's statistics, where there are several.
+        family: found from the tensors; the folder does not state it.
+        asset_id: id of the statistics to use, where the folder has several.
         statistics_file: a norm_stats.json to use where the folder has none.
 
     Raises:

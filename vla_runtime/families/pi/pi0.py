@@ -11,7 +11,7 @@ from vla_runtime.families.pi.flow_policy import PiNetwork
 
 
 class Pi0(PiNetwork):
-    """The suffix is a state token that does not see the actions, then the actions."""
+    """Suffix: a state token, which does not see the actions, then the actions."""
 
     def __init__(self, dims: PiDims) -> None:
         super().__init__(dims, adaptive=False)
@@ -21,7 +21,7 @@ class Pi0(PiNetwork):
         self.action_time_out = nn.Linear(width, width)
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """(N,) to (N, W): the time's share of `action_time_in`, bias included."""
+        """Return the time's share of `action_time_in`, bias included; (N,) to (N, W)."""
         return time_share(self.action_time_in, times)
 
     def modulations(self, conditioning: Tensor) -> list[Tensor | None]:

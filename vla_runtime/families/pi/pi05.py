@@ -24,7 +24,7 @@ class Pi05(PiNetwork):
         self.time_out = nn.Linear(width, width)
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """(N,) to (N, (2 depth + 1) * 3 W): every norm's modulation, in the order they run."""
+        """Return every norm's modulation in running order; (N,) to (N, (2 depth + 1) * 3 W)."""
         embedded = time_embedding(times, self.dims.expert.width)
         condition = F.silu(self.time_out(F.silu(self.time_in(embedded))))
         norms = [

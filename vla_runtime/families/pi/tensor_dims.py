@@ -15,7 +15,7 @@ from vla_runtime.export.block_sizes import (
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
 from vla_runtime.families.pi.dimensions import PiDims
 
-# The one published vision tower (SigLIP So400m); other widths do not tell their heads.
+# The one published vision tower (SigLIP So400m); other widths do not determine the heads.
 _VISION_HEADS = {1152: 16}
 # Gemma's published key/value heads, by the variant names that both projects write in config.json.
 _KV_HEADS = {'gemma_2b': 1, 'gemma_300m': 1}
@@ -28,7 +28,7 @@ def pi_shapes(tensors: Mapping[str, StoredTensor]) -> Shapes:
 
 
 def family_of(tensors: Mapping[str, StoredTensor]) -> str:
-    """The family, told by how the flow time enters the expert.
+    """Return the family, found from the layers that take the flow time.
 
     Raises:
         CheckpointError: neither family's tensors are there, or both are.
@@ -43,7 +43,7 @@ def family_of(tensors: Mapping[str, StoredTensor]) -> str:
 
 
 def known_heads(shape: Shapes, variant: str | None) -> KnownHeads:
-    """Heads of the published tower, and of the stated variant or of Gemma 2B by its width."""
+    """Return the head counts of the published tower and of Gemma, by variant or by width."""
     if variant is None:
         width = shape('language.embedding.weight', 2)[1]
         variant = 'gemma_2b' if width == _GEMMA_2B_WIDTH else ''
@@ -63,11 +63,11 @@ def dims_of(
     prompt_length: int,
     horizon: int,
 ) -> PiDims:
-    """All sizes of a policy.
+    """Return all sizes of a policy.
 
     Args:
         tensors: by our names.
-        heads: what the tensors do not tell.
+        heads: head counts, which the tensors do not show.
         cameras: number of camera inputs, masked ones included.
         prompt_length: tokens of the padded prompt.
         horizon: actions of a chunk.

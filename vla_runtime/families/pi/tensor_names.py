@@ -48,7 +48,7 @@ NAMES = TensorNames(
         *rows_under(_EXPERT, 'expert.', (*DECODER, *_MODULATIONS)),
         *rows_under('', '', _TOP),
     ),
-    # The expert never emits text; both projects carry its vocabulary head along for nothing.
+    # The expert never emits text; both projects store its unused vocabulary head.
     unused=(re.compile(r'paligemma_with_expert\.gemma_expert\.lm_head\.weight'),),
     tied={_TEXT_HEAD: _TEXT_TABLE},
 )

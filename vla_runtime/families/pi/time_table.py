@@ -1,8 +1,8 @@
 """The expert's time conditioning in numpy, for backends that run without PyTorch.
 
-One row a flow time, as `FlowNetwork.time_conditioning` gives it, from the few matrices of
-`weights.safetensors` that the flow time passes through. The rows depend on the time alone: made
-once a schedule, they are an input of the expert engine.
+One row per flow time, equal to `FlowNetwork.time_conditioning`, computed from the few matrices of
+`weights.safetensors` that the flow time passes through. The rows depend on the time alone, so they
+are computed once per schedule and are an input of the expert engine.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 
 def pi0_time_table(dims: PiDims, weights: SafetensorsReader) -> ActionTimeTable:
-    """The time's share of the action MLP."""
+    """Return pi0's time table: the time's share of the action MLP."""
     return ActionTimeTable(dims.expert.width, weights)
 
 
 class Pi05TimeTable:
-    """Every norm's modulation, in the order in which they run."""
+    """pi0.5's time table: every norm's modulation, in the order in which they run."""
 
     def __init__(self, dims: PiDims, weights: SafetensorsReader) -> None:
         self._width, self._weights = dims.expert.width, weights

@@ -1,7 +1,7 @@
 """Names and shapes of a network's tensors, counted from its dimensions without PyTorch.
 
-A bundle's weights are compared with them, on a machine that only serves engines too. Tests hold
-them to the state dicts of the networks, order included.
+A bundle's weights are checked against them, also on a machine without PyTorch. Tests compare them
+with the state dicts of the networks, order included.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checkpoints of SmolVLA: LeRobot's folders.
 
-The folder names the vision-language model that its policy was cut from and leaves that model's
-heads and the tokenizer to it: heads of the published models are known by their widths.
+The folder names the vision-language model that its policy was cut from, but lacks that model's head
+counts and tokenizer. Head counts of the published models are looked up by width.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class SmolVlaReader(CheckpointReader):
             kv_example='SmolVLM2 500M has 5',
         )
         heads = settle_heads(shape, known, options, gaps)
-        # LeRobot takes zero and less for 'no layer attends to itself'.
+        # In LeRobot zero and less mean that no layer attends to itself.
         every = max(0, read_json(folder / CONFIG_FILE).get('self_attn_every_n_layers', int))
         if heads is None:
             return None
@@ -133,10 +133,10 @@ class SmolVlaReader(CheckpointReader):
 
 
 def _pixel_shuffle(shape: Shapes) -> int:
-    """Edge of the square of patches that the projector takes at once.
+    """Return the edge of the square of patches that the projector takes at once.
 
     Raises:
-        CheckpointError: it takes no square of them.
+        CheckpointError: the projector's input is not a square of patches.
     """
     width = shape('vision.patch_embedding.weight', 4)[0]
     _, wide = shape('vision.projector.weight', 2)

@@ -1,10 +1,10 @@
 """SmolVLA (arXiv 2506.01844): a SmolVLM2 prefix and an expert that reads its keys and values.
 
-Every layer of the language model attends to itself. An expert layer attends either to the prefix's
-keys and values and its own, or to keys and values that it makes of the prefix's: those are constant
-over the denoise steps, so `prefix` makes them. The prefix never sees the actions, so the split is
-exact; `joint_velocity` runs all tokens together instead: it validates the split, nothing at run
-time calls it.
+Every layer of the language model attends to itself. A self layer of the expert attends to the
+prefix's keys and values and its own. A cross layer attends to keys and values that it computes from
+the prefix's: they are constant over the denoise steps, so `prefix` computes them. The prefix never
+sees the actions, so the split is exact. `joint_velocity` runs all tokens together to validate the
+split; it is not called at run time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SmolVla(FlowNetwork):
         self.action_time_out = nn.Linear(width, width)
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """(N,) to (N, expert width): the time's share of `action_time_in`, bias included."""
+        """Return the time's share of `action_time_in`, bias included; (N,) to (N, expert width)."""
         return time_share(self.action_time_in, times)
 
     def embed_prefix(
@@ -62,7 +62,7 @@ class SmolVla(FlowNetwork):
         token_mask: Tensor,
         state: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Images and text times sqrt(W), then the state token, which is not scaled.
+        """Concatenate images and text, both times sqrt(W), and the state token, not scaled.
 
         Args:
             image_tokens: (B, V, N, W); image_mask: (B, V) bool.
@@ -85,8 +85,8 @@ class SmolVla(FlowNetwork):
     def encode_prefix(self, embeddings: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys (already rotated) and values of every layer, (B, kv_heads, P, D) each.
 
-        Images and text see all that is valid among them, the state token sees itself too. Entries
-        at padded places are meaningless and must stay masked.
+        Image and text tokens see all valid ones among them; the state token sees itself too.
+        Entries at padded positions are meaningless and must stay masked.
         """
         rotation = rotary(mask.long().cumsum(dim=1) - 1, self.dims.language.head_dim)
         seen = _prefix_sight(mask)
@@ -101,17 +101,17 @@ class SmolVla(FlowNetwork):
     def prefix(
         self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
     ) -> Mapping[str, Tensor]:
-        """What the expert's layers read, and `prefix_mask` (R, P) bool.
+        """Return what the expert's layers read, and `prefix_mask` (R, P) bool.
 
-        `self_key` and `self_value` are the language model's, one for each expert layer that also
-        attends to its own tokens; `cross_key` and `cross_value` those that the other layers make of
-        the language model's. All are (layers, R, kv_heads, P, D); a kind without layers is left
-        out. `rows` are `tokens` (R, L) int64, `token_mask` (R, L) bool and `state` (R, S).
+        `self_key` and `self_value` are the language model's, one for each self layer. `cross_key`
+        and `cross_value` are those that the cross layers compute from the language model's. All
+        are (layers, R, kv_heads, P, D); a kind without layers is left out. `rows` are `tokens`
+        (R, L) int64, `token_mask` (R, L) bool and `state` (R, S).
         """
         tokens, token_mask, state = (rows[name] for name in ('tokens', 'token_mask', 'state'))
         count = tokens.shape[0]
-        # A hidden camera's tokens have weight zero, but zero times NaN is NaN: one overflow in an
-        # image must not outlive the camera.
+        # A hidden camera's tokens have weight zero, but zero times NaN is NaN: a NaN in
+        # its old tokens would reach every action.
         image_tokens = torch.where(image_mask[:, None, None], image_tokens, 0.0)
         embeddings, mask = self.embed_prefix(
             image_tokens[None].expand(count, -1, -1, -1),
@@ -129,7 +129,7 @@ class SmolVla(FlowNetwork):
     def velocity(
         self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
     ) -> Tensor:
-        """As `FlowNetwork.velocity`; there are no further rows."""
+        """As `FlowNetwork.velocity`; it takes no `rows`."""
         mask = past['prefix_mask']
         shared = max(1, x.shape[0] // mask.shape[0])
         mask = _repeated(mask, shared)
@@ -154,11 +154,11 @@ class SmolVla(FlowNetwork):
         return self.action_out(self.expert.norm(h))
 
     def embed_actions(self, x: Tensor, conditioning: Tensor) -> Tensor:
-        """Noisy actions (B, H, A) to action tokens (B, H, expert width)."""
+        """Embed noisy actions (B, H, A) as action tokens (B, H, expert width)."""
         return mix_time(self.action_in, self.action_time_in, self.action_time_out, x, conditioning)
 
     def rotations(self, mask: Tensor) -> tuple[Rotary, Rotary]:
-        """Of action tokens: on from the valid prefix where they see themselves, else from 0."""
+        """Rotary of action tokens: from the prefix on for self layers, from 0 for cross layers."""
         steps = torch.arange(self.dims.horizon, device=mask.device)
         start = mask.long().sum(dim=1, keepdim=True)
         head_dim = self.dims.expert.head_dim
@@ -167,7 +167,7 @@ class SmolVla(FlowNetwork):
     def joint_velocity(
         self, embeddings: Tensor, mask: Tensor, x: Tensor, conditioning: Tensor
     ) -> Tensor:
-        """The velocity from one forward over prefix and actions together, without any cache.
+        """Return the velocity from one forward over prefix and actions together, without any cache.
 
         Args:
             embeddings, mask: as `embed_prefix` returns them, (B, P, W) and (B, P).
@@ -198,7 +198,7 @@ class SmolVla(FlowNetwork):
 
 
 def _prefix_sight(mask: Tensor) -> Tensor:
-    """(B, P, P) bool: which prefix token sees which; the state token is the last."""
+    """Return the prefix's attention mask, (B, P, P) bool; the state token is the last."""
     rows, length = mask.shape
     hidden = torch.zeros(rows, 1, dtype=torch.bool, device=mask.device)
     observed = torch.cat([mask[:, :-1], hidden], dim=1)
@@ -206,7 +206,7 @@ def _prefix_sight(mask: Tensor) -> Tensor:
 
 
 def _action_sight(mask: Tensor, steps: int) -> Tensor:
-    """(B, H, P + H) bool: the valid prefix, and the actions up to one's own."""
+    """Return the actions' mask, (B, H, P + H) bool: valid prefix, and actions causally."""
     causal = torch.ones(steps, steps, dtype=torch.bool, device=mask.device).tril()
     rows = mask.shape[0]
     return torch.cat(
@@ -215,7 +215,7 @@ def _action_sight(mask: Tensor, steps: int) -> Tensor:
 
 
 def _memory(block: LlamaBlock, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """A cross-attending block's keys and values of a language layer's (B, kv_heads, P, D)."""
+    """Compute a cross layer's keys and values from a language layer's (B, kv_heads, P, D)."""
     attention = block.attention
     key, value = (part.transpose(1, 2).flatten(2) for part in (key, value))
     return attention.heads(attention.k(key)), attention.heads(attention.v(value))
@@ -229,7 +229,7 @@ def _stacked(kind: str, layers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Te
 
 
 def _repeated(past: Tensor, count: int) -> Tensor:
-    """Each row of (R, …) `count` times."""
+    """Repeat each row of (R, …) `count` times."""
     return past if count == 1 else past.repeat_interleave(count, dim=0)
 
 

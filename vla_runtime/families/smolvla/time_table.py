@@ -8,5 +8,5 @@ from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 
 def time_table(dims: SmolVlaDims, weights: SafetensorsReader) -> ActionTimeTable:
-    """The time's share of the action MLP."""
+    """Return SmolVLA's time table: the time's share of the action MLP."""
     return ActionTimeTable(dims.expert.width, weights)

@@ -19,10 +19,10 @@ _PAIR = 2 * _VECTOR
 
 
 def position_rows(side: int) -> list[int]:
-    """Row of the position table that each row of patches takes; columns alike.
+    """Return the row of the position table for each row of patches; columns use the same.
 
     Transformers sorts i / side into buckets of 1 / side in float32. For most sides row i takes row
-    i; for some (19, 25, 29, 31, 38, 40, …) a bound is off by one rounding, and a row is taken
+    i; for some (19, 25, 29, 31, 38, 40, …) a bound is off by one rounding, and a row is used
     twice. Policies were trained with those positions.
     """
     step = np.float32(1.0) / np.float32(side)
@@ -31,10 +31,10 @@ def position_rows(side: int) -> list[int]:
 
 
 def _bounds(side: int) -> np.ndarray:
-    """torch.arange(1 / side, 1, 1 / side) in float32, to the bit.
+    """Return torch.arange(1 / side, 1, 1 / side) in float32, to the bit.
 
-    It rounds the first number of each vector, adds the others' distance, and rounds again; what
-    does not fill a pair of vectors is rounded once.
+    PyTorch rounds the first number of each vector, adds the offsets of the others, and rounds
+    again. Numbers after the last full pair of vectors are rounded once.
     """
     step = 1.0 / side
     count = math.ceil((1.0 - step) / step)
@@ -46,7 +46,7 @@ def _bounds(side: int) -> np.ndarray:
 
 
 class SmolVlmVision(Siglip):
-    """Pixels to image tokens of language width: the vision engine."""
+    """SmolVLA's vision engine: pixels to image tokens of language width."""
 
     def __init__(self, dims: SmolVlaDims) -> None:
         super().__init__(dims.vision)
