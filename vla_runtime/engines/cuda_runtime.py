@@ -1,15 +1,15 @@
 """One CUDA device through cuda-python: memory, one stream, copies, captured graphs, timing.
 
 Invariants:
-- Nothing here is asked of TensorRT before a device has answered: on a machine without a driver
+- No call into TensorRT comes before `CudaRuntime` has found a device: on a machine without a driver
   TensorRT hands out objects whose first use ends the process.
 - All work of one `CudaRuntime` is ordered on its one stream; only `synchronize`, `download` and
   `milliseconds` wait for it.
 - CUDA's current device belongs to the thread, and an engine may be loaded on one thread and used
   on another, so every call that reaches the device chooses it first.
-- What is uploaded goes through pinned memory of the runtime's own, a piece of which is used again
-  only after the stream has passed it: CUDA promises of no asynchronous copy that it is done with
-  the caller's (pageable) memory when the call returns.
+- Uploads go through the runtime's own pinned memory. A piece of it is reused only after the stream
+  has passed it: an asynchronous copy may still read its source after the call returns, so it must
+  not read the caller's (pageable) memory.
 - `close` frees whatever is left, graphs first: they replay on the addresses of the memory.
 """
 
@@ -48,14 +48,14 @@ class CudaError(RuntimeError):
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What tells one GPU from another for an engine that was tuned on it.
+    """Identity of a GPU, as an engine tuned on it needs it.
 
     Attributes:
         name: as the driver gives it, e.g. `Orin` or `NVIDIA H200`.
         capability: `major.minor`.
         processors: streaming multiprocessors.
         total_bytes: memory of the device.
-        integrated: it shares its memory with the CPU, as on a Jetson.
+        integrated: the GPU shares its memory with the CPU, as on a Jetson.
     """
 
     name: str
@@ -91,7 +91,7 @@ class CudaRuntime:
         self._stream = self._call('cudaStreamCreateWithFlags', _NON_BLOCKING)
         self._allocated: dict[int, int] = {}
         self._graphs: list[Graph] = []
-        # Where the pinned memory begins, and how much of it copies on the stream may still read.
+        # Start of the pinned memory, and the bytes of it that copies on the stream may still read.
         self._staging: int | None = None
         self._staged = 0
 
@@ -102,11 +102,11 @@ class CudaRuntime:
 
     @property
     def allocated_bytes(self) -> int:
-        """What `allocate` holds."""
+        """Bytes of device memory held through `allocate`."""
         return sum(self._allocated.values())
 
     def free_bytes(self) -> int:
-        """Device memory that nobody uses."""
+        """Return the bytes of unused device memory."""
         self.activate()
         return int(self._call('cudaMemGetInfo')[0])
 
@@ -115,7 +115,7 @@ class CudaRuntime:
         self._call('cudaSetDevice', self.index)
 
     def allocate(self, size: int) -> int:
-        """Zeroed device memory; its address (a multiple of 256).
+        """Allocate zeroed device memory and return its address (a multiple of 256).
 
         Raises:
             CudaError: not enough memory.
@@ -135,7 +135,7 @@ class CudaRuntime:
     def upload(self, address: int, array: np.ndarray) -> None:
         """Copy an array to the device; it may be changed or freed as soon as this returns.
 
-        Waits for the stream where more was uploaded since the last wait than is pinned (4 MiB).
+        Waits for the stream once the uploads since the last wait exceed the pinned memory (4 MiB).
         """
         array = np.ascontiguousarray(array)
         for offset in range(0, array.nbytes, _STAGING_BYTES):
@@ -165,7 +165,7 @@ class CudaRuntime:
         self._staged = 0
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Record what `work` puts on the stream; it is not run.
+        """Record the calls that `work` queues on the stream, without running them.
 
         Raises:
             CudaError: something in the work cannot be captured, or memory is short.
@@ -228,7 +228,7 @@ class CudaRuntime:
         self._stream = None
 
     def _stage(self, size: int) -> int:
-        """The address of pinned memory that no copy on the stream reads any more."""
+        """Return the address of `size` pinned bytes that no copy on the stream still reads."""
         if self._staging is None:
             self.activate()
             self._staging = int(self._call('cudaMallocHost', _STAGING_BYTES))
@@ -244,7 +244,7 @@ class CudaRuntime:
         self._call('cudaMemcpyAsync', target, source, size, getattr(kinds, kind), self._stream)
 
     def _abandon_capture(self) -> None:
-        # Ends the capture whatever state it is in; its result, often an error, says nothing new.
+        # Ends the capture in any state. Its own error is ignored: the one that broke it is raised.
         error, *graph = self._cuda.cudaStreamEndCapture(self._stream)
         if int(error) == 0 and graph:
             self._cuda.cudaGraphDestroy(graph[0])
@@ -274,7 +274,7 @@ class CudaRuntime:
         )
 
     def _call(self, name: str, *arguments: object) -> Any:
-        """Call CUDA; its one result, a tuple of several, or None."""
+        """Call a CUDA function; return its one result, a tuple of several, or None."""
         error, *results = getattr(self._cuda, name)(*arguments)
         if int(error) != 0:
             text = self._cuda.cudaGetErrorString(error)[1]
@@ -285,10 +285,10 @@ class CudaRuntime:
 
 
 def import_cuda() -> ModuleType:
-    """cuda-python's runtime module, under the name that this release has.
+    """Import cuda-python's runtime module, under the name that this release has.
 
     Raises:
-        ValueError: it is not installed, or something that it needs is not.
+        ValueError: cuda-python, or something that it needs, is not installed.
     """
     reasons: dict[str, None] = {}
     for name in _MODULES:
@@ -304,7 +304,7 @@ def import_cuda() -> ModuleType:
 
 
 def device_index(device: str) -> int:
-    """`cuda` or `cuda:N` to N.
+    """Return N of `cuda:N`, and 0 for `cuda`.
 
     Raises:
         ValueError: any other text.

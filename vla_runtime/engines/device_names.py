@@ -1,4 +1,4 @@
-"""What the text of a device means, for every backend alike."""
+"""Device names (`cpu`, `cuda:1`, `tensorrt`) and the backends that accept them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEVICE = re.compile(r'cpu|(cuda|tensorrt)(:([0-9]{1,3}))?')
 
 
 def default_device(backend: str) -> str:
-    """Where a backend runs unless told: TensorRT has no choice, the others leave the GPU alone."""
+    """Default device of a backend: `cuda` for TensorRT, which has no other, `cpu` for the rest."""
     return 'cuda' if backend == 'tensorrt' else 'cpu'
 
 
@@ -28,10 +28,10 @@ def parse_device(device: str, backend: str) -> tuple[str, int]:
     Args:
         device: `cpu`, `cuda` or `cuda:N`; `tensorrt` or `tensorrt:N` for ONNX Runtime's own
             TensorRT provider.
-        backend: what shall run there.
+        backend: that will run there.
 
     Raises:
-        ValueError: no device's name, or one that this backend does not know.
+        ValueError: not a device name, or one that this backend does not support.
     """
     found = _DEVICE.fullmatch(device)
     kind = found[1] or 'cpu' if found else ''

@@ -1,8 +1,8 @@
-"""How much memory new work may take, on the host and on a device.
+"""Memory that new work may take, on the host and on a device.
 
-On a GPU with memory of its own CUDA knows. On one that shares the host's memory, as a Jetson's,
-CUDA counts only pages that nobody uses, while the kernel would give up its file cache as well: and
-a bundle that was just hashed fills that cache.
+On a GPU with its own memory CUDA's number is right. On a GPU that shares the host's memory, as on a
+Jetson, CUDA counts only unused pages. The kernel would also give up its file cache, which is full
+after a bundle was hashed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SWAPS = Path('/proc/swaps')
 
 
 def available_host_bytes() -> int | None:
-    """Memory that new work may take without swapping; None where the system does not say."""
+    """Return the bytes new work may take without swapping; None where the system does not say."""
     try:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:
@@ -27,10 +27,10 @@ def available_host_bytes() -> int | None:
 
 
 def free_swap_bytes() -> int:
-    """Swap that nobody uses; 0 where the system does not say.
+    """Return the bytes of unused swap, without zram; 0 where the system does not say.
 
-    Without zram, which a Jetson has by default: it is itself in the memory that is short, and
-    weights hardly compress.
+    Zram, which a Jetson has by default, lies in the very memory that is short, and weights hardly
+    compress.
     """
     try:
         areas = [line.split() for line in _SWAPS.read_text().splitlines()[1:]]
@@ -41,11 +41,11 @@ def free_swap_bytes() -> int:
 
 
 def free_device_bytes(runtime: CudaRuntime) -> int:
-    """Device memory that new work may take, in bytes.
+    """Return the bytes of device memory that new work may take.
 
     Args:
-        runtime: of the device. Where it shares the host's memory, the larger of what CUDA and the
-            kernel say counts.
+        runtime: of the device. Where it shares the host's memory, the larger of CUDA's and the
+            kernel's number counts.
 
     Raises:
         CudaError: the device does not answer.

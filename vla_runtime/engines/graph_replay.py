@@ -1,13 +1,13 @@
-"""Replay of captured CUDA graphs without PyTorch: capture, keep the fastest, check, or say why not.
+"""CUDA graphs without PyTorch: capture several, keep the fastest, check it, or report why not.
 
 Addresses are frozen at capture, so the work must read and write only buffers that live as long as
 the graph. Invariants:
 - work is run plainly before it is captured, because lazy initialisation must not be recorded;
-- a graph is used only after it was seen to follow its inputs: two different inputs gave two
-  different outputs, and both as the plain runs do;
-- a network whose capture fails runs plainly from then on, for good, with one log line, and the
-  report says so;
-- a graph that is not kept is destroyed, however the trial of it ended.
+- a graph is used only after a check that it follows its inputs: on two different inputs its outputs
+  differ from each other and equal those of plain runs;
+- after a failed capture a network runs plainly for good; that is logged once and stands in the
+  report;
+- a graph that is not kept is destroyed, however its trial ended.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from vla_runtime.engines.tensorrt.adapter import TensorRTError
 logger = logging.getLogger(__name__)
 
 Work = Callable[[], None]
-# Replays whose fastest is a graph's time.
+# A graph's time is the fastest of this many replays.
 _TIMED_REPLAYS = 3
-# Largest difference of replay and plain run, as a share of what the two inputs' outputs differ by.
+# Largest difference of replay and plain run, as a share of the two inputs' difference in output.
 _TOLERANCE = 1e-3
 
 
 class Probe(Protocol):
-    """How a piece of work is tried on two inputs."""
+    """Fills the inputs of a piece of work and reads its outputs, for a trial on two inputs."""
 
     def vary(self, seed: int) -> None:
         """Fill the work's input buffers with numbers drawn from this seed."""
 
     def outputs(self) -> np.ndarray:
-        """Wait, and give all that the work writes, flat float32."""
+        """Wait, and return everything the work wrote as one flat float32 array."""
 
 
 class GraphCapturer:
@@ -60,7 +60,7 @@ class GraphCapturer:
         return self._captures > 0
 
     def capture(self, work: Work) -> Graph | None:
-        """The fastest of several captured graphs, or None where the work has to run plainly."""
+        """Return the fastest of several captured graphs; None where the work has to run plainly."""
         if not self.active:
             return None
         best: Graph | None = None
@@ -82,7 +82,7 @@ class GraphCapturer:
                     self.runtime.destroy(slower)
         except (CudaError, TensorRTError) as error:
             if best is not None:
-                # Another graph beside it did not fit: the one that does is good.
+                # A later capture failed, as a rule for lack of memory; the earlier graph is good.
                 return best
             short = isinstance(error, CudaError) and error.out_of_memory
             self.give_up('out of memory while capturing' if short else 'failed while capturing')
@@ -108,7 +108,7 @@ class GraphCapturer:
 
 
 class GraphedWork:
-    """Work that is replayed from a graph where one could be captured and follows its inputs.
+    """Work that is replayed from a graph where one was captured and follows its inputs.
 
     Args:
         work: reads and writes static buffers only; run as it is where there is no graph.
@@ -127,10 +127,10 @@ class GraphedWork:
         return 'captured' if self._graph is not None else self._capturer.status
 
     def prepare(self, probe: Probe) -> None:
-        """Capture, and compare replays with plain runs on two inputs; changes the inputs.
+        """Capture a graph and compare it with plain runs on two inputs; overwrites the inputs.
 
         Raises:
-            ValueError: the plain runs give the same numbers for both inputs, or ones that are not
+            ValueError: plain runs give the same numbers for both inputs, or numbers that are not
                 finite: the engine is broken, with or without a graph.
         """
         plain = _runs(self._work, probe)
@@ -148,11 +148,11 @@ class GraphedWork:
         graph = self._capturer.capture(self._work)
         if graph is not None and self._follows(graph, plain, spread, probe):
             self._graph = graph
-        # Last: work whose trial was broken off is tried again before it is run.
+        # Last, so that work whose trial was interrupted is tried again before it runs.
         self.prepared = True
 
     def _follows(self, graph: Graph, plain: list[np.ndarray], spread: float, probe: Probe) -> bool:
-        """Whether replays give what plain runs gave; a graph that does not is destroyed."""
+        """Return whether replays give what plain runs gave; destroy the graph where not."""
         runtime, follows = self._capturer.runtime, False
         try:
             replays = _runs(lambda: runtime.launch(graph), probe)

@@ -1,4 +1,4 @@
-"""Loads a bundle's networks on a backend; imports a runtime only when it is asked for."""
+"""Loads a bundle's networks on a backend; imports that backend's runtime and no other."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def load_engine(
     max_rows: int,
     use_cuda_graphs: bool,
 ) -> PolicyEngine:
-    """Load a bundle's networks on the backend that was asked for, and on no other.
+    """Load a bundle's networks on the requested backend, and on no other.
 
     Raises:
-        ValueError: unknown backend, or one whose runtime or device is not here; nothing falls
-            back silently.
+        ValueError: unknown backend, or its runtime or device is missing; nothing falls back
+            silently.
     """
     check_backend(backend, device)
     if backend == 'torch':
@@ -64,13 +64,13 @@ def load_engine(
 
 
 def limit_threads(backend: str, threads: int, networks: int) -> None:
-    """Set how many CPU threads each network of this process may use; before they are loaded.
+    """Set the CPU threads of each network of this process; call before networks are loaded.
 
     Args:
-        backend: what will run them.
+        backend: that will run the networks.
         threads: 0 for all cores but one: networks on all of them starve a node's callbacks.
-        networks: that run at once (two in the pipeline `throughput`) and share those cores; each
-            has one at least.
+        networks: number that run at once (two in the pipeline `throughput`) and share those cores;
+            each has at least one.
     """
     threads = threads or max(1, (len(os.sched_getaffinity(0)) - 1) // networks)
     if backend == 'torch':

@@ -1,8 +1,8 @@
-"""Whether a backend can run here at all, asked before anything slow is imported or read.
+"""Checks that a backend can run here, made before anything slow is imported or read.
 
-PyTorch alone takes seconds to import, and a large bundle seconds to hash. So whoever is about to do
-either asks here first: names, packages, providers, files and the NVIDIA driver are looked up in
-milliseconds. Passing is no promise: the engine itself checks what only its runtime can tell.
+PyTorch alone takes seconds to import, and a large bundle takes seconds to hash. These checks take
+milliseconds: they look up names, packages, providers, files and the NVIDIA driver. Passing them is
+no promise: the engine itself checks what only its runtime knows.
 Nothing here imports PyTorch, onnx or TensorRT; ONNX Runtime only where its provider is asked for.
 """
 
@@ -18,9 +18,9 @@ from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.onnx.files import ONNX_FOLDER
 
 BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
-# CPU threads of one network. Where thousands cannot be started PyTorch is a segmentation fault.
+# Most CPU threads of one network. With thousands that cannot be started PyTorch segfaults.
 MOST_THREADS = 256
-# What comparing ONNX files or engines with PyTorch takes.
+# Packages that comparing ONNX files or engines with PyTorch needs.
 COMPARISON_PACKAGES = ('torch', 'onnx', 'onnxruntime')
 _DRIVER = 'libcuda.so.1'
 _INSTALL = {
@@ -31,16 +31,16 @@ _INSTALL = {
 
 
 def check_backend(backend: str, device: str) -> None:
-    """Refuse a backend or device that is not to be had on this machine.
+    """Refuse a backend or device that is not available on this machine.
 
     Args:
-        backend: what runs the networks, one of `BACKENDS`.
+        backend: that runs the networks, one of `BACKENDS`.
         device: as for `Policy.load`: `cpu`, `cuda`, `cuda:N`; with ONNX Runtime also `tensorrt`,
             `tensorrt:N`.
 
     Raises:
         ValueError: unknown backend or device, its package is not installed, ONNX Runtime has no
-            such provider, or no such CUDA device answers; with what mends it.
+            such provider, or no such CUDA device answers; the message says what to do.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend '{backend}' is unknown; known are: {', '.join(BACKENDS)}")
@@ -49,7 +49,7 @@ def check_backend(backend: str, device: str) -> None:
         from vla_runtime.engines.cuda_runtime import import_cuda
         from vla_runtime.engines.tensorrt.adapter import import_tensorrt
 
-        # Each says itself how to get it; a TensorRT that is there is big, and waits for a GPU.
+        # These raise with install advice. An installed TensorRT is slow to import, so it is not.
         if missing_package('tensorrt'):
             import_tensorrt()
         import_cuda()
@@ -68,14 +68,14 @@ def check_backend(backend: str, device: str) -> None:
 
 
 def check_cuda_device(device: str, index: int = 0) -> None:
-    """Ask the NVIDIA driver, and no CUDA library, for a device. PyTorch for ROCm has none.
+    """Refuse a device that the NVIDIA driver does not show (on ROCm it shows none).
 
     Args:
-        device: as it was asked for, for the message.
+        device: the requested name, for the message.
         index: of the device.
 
     Raises:
-        ValueError: no driver, or fewer devices than that.
+        ValueError: no driver, or no device of this index.
     """
     count, reason = _cuda_devices()
     if count == 0:
@@ -94,10 +94,10 @@ def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
 
     Args:
         bundle: its folder.
-        names: of the files, see `onnx_files.graph_names` and `engine_graphs`.
+        names: of the files, see `onnx.files.graph_names` and `engine_graphs`.
 
     Raises:
-        ValueError: the first one that is missing, with the command that makes it.
+        ValueError: a file is missing; the message has the command that makes it.
     """
     for name in names:
         path = bundle / ONNX_FOLDER / name
@@ -109,12 +109,12 @@ def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
 
 
 def missing_package(*names: str) -> str | None:
-    """The first of these Python packages that is not installed; imports none of them."""
+    """Return the first of these Python packages that is not installed; import none of them."""
     for name in names:
         try:
             found = find_spec(name) is not None
         except ValueError:
-            # It was imported without a spec.
+            # An imported module that has no spec.
             found = sys.modules.get(name) is not None
         if not found:
             return name
@@ -122,17 +122,17 @@ def missing_package(*names: str) -> str | None:
 
 
 def require_packages(*names: str) -> None:
-    """Refuse to begin without these Python packages; imports none of them.
+    """Raise where one of these Python packages is not installed; import none of them.
 
     Raises:
-        ModuleNotFoundError: the first one that is not installed, as its import would say.
+        ModuleNotFoundError: for the first one that is not installed, as its import would.
     """
     if missing := missing_package(*names):
         raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
 
 
 def _cuda_devices() -> tuple[int, str]:
-    """How many devices the driver shows, and why there are none."""
+    """Return the number of devices that the driver shows, and the reason where it is 0."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:

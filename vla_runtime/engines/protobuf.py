@@ -1,4 +1,4 @@
-"""Protocol buffers without their library: fields of a message, and a message with some changed."""
+"""Protocol buffers without their library: read a message's fields, and replace some of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """Field numbers and values of a message: a number, or the bytes of what it holds.
+    """Yield a message's field numbers and values; a value is a number or the field's bytes.
 
     Raises:
         ValueError, IndexError: the bytes are no whole message.
@@ -19,7 +19,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
 
 
 def changed(data: memoryview, changes: Mapping[int, Callable[[memoryview], bytes]]) -> bytes:
-    """A message in which the bytes of some fields are replaced, and all else is kept.
+    """Return a message with the bytes of some fields replaced and all else kept.
 
     Args:
         data: the message.
@@ -39,7 +39,7 @@ def changed(data: memoryview, changes: Mapping[int, Callable[[memoryview], bytes
 
 
 def varints(data: memoryview) -> Iterator[int]:
-    """Packed numbers."""
+    """Yield the numbers of a packed field."""
     place = 0
     while place < len(data):
         value, place = _varint(data, place)
@@ -47,7 +47,7 @@ def varints(data: memoryview) -> Iterator[int]:
 
 
 def _spans(data: memoryview) -> Iterator[tuple[int, Any, memoryview]]:
-    """Field numbers, values, and all bytes of the field with its tag."""
+    """Yield each field's number, value, and all its bytes with the tag."""
     place = 0
     while place < len(data):
         begin = place

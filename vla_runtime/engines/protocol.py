@@ -1,15 +1,14 @@
-"""The one protocol that every backend fulfils: three networks over buffers it owns.
+"""Protocol of every backend: three networks over buffers that the engine owns.
 
 Invariants:
-- Every buffer lives from load to `close`, those of a schedule from the first `set_schedule`; what
-  runs every chunk overwrites buffers and never allocates new ones (a backend whose runtime cannot
-  avoid scratch memory says so in its own docstring).
-- The prefix engine's output buffers are the expert's input buffers: `encode_prefix` is all that
-  stands between a new observation and `run_steps`.
-- `encode_image` writes one camera's image tokens into that camera's place and leaves the others
-  alone; `encode_prefix` writes the keys and values of one slot of one number of rows and leaves all
-  others alone, and what is denoised over as well (`use_prefix` says that). So what was encoded
-  stays until it is encoded anew (the prefix cache rests on it).
+- Every buffer lives from load to `close`, those of a schedule from its first `set_schedule`.
+  Inference overwrites buffers and allocates none (a backend whose runtime cannot avoid scratch
+  memory says so in its own docstring).
+- The prefix engine's output buffers are the expert's input buffers: nothing is copied between
+  `encode_prefix` and `run_steps`.
+- `encode_image` writes the image tokens of one camera only. `encode_prefix` writes the keys and
+  values of one slot of one number of rows only, and does not select them for denoising
+  (`use_prefix` does). So an encoding stays until it is overwritten; the prefix cache relies on it.
 - One engine belongs to one thread at a time; with the feature `overlap` one thread may encode into
   one slot while another denoises over the other.
 """
@@ -26,11 +25,11 @@ from vla_runtime.families.family import PolicyDims
 
 # Prefix slots of each number of prompt rows.
 SLOTS = 2
-# Most noises that are denoised in one call, where an engine can do that at all.
+# Most noises that are denoised in one call, with the feature `samples`.
 MAX_SAMPLES = 16
 
-# What only some backends can do. An engine that lacks a feature is never asked for it: the policy
-# refuses the setting instead.
+# Features that only some backends have. The policy refuses a setting that needs a feature which its
+# engine lacks.
 #   jacobian     the tie to the plan goes through the network's Jacobian (StepInputs.jacobian)
 #   action_time  every action has its own flow time (StepInputs.clean_actions)
 #   samples      several noises over one prefix in one call (StepInputs.x of three dimensions)
@@ -40,7 +39,7 @@ Feature = Literal['jacobian', 'action_time', 'samples', 'overlap']
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a chunk is denoised from and towards; all of it is copied into device buffers.
+    """Inputs of a chunk's denoise steps; all are copied into device buffers.
 
     Attributes:
         x: (H, A) float32, the noise; (N, H, A) for N chunks at once, 1 <= N <= MAX_SAMPLES
@@ -51,7 +50,7 @@ class StepInputs:
         rows: the family's head inputs by name, (R, …) each; `state` is normalised and padded.
         jacobian: multiply the tie to the plan by the Jacobian of the denoised chunk with respect to
             x (arXiv 2506.07339, equation 2) instead of by the identity (feature `jacobian`).
-        clean_actions: that many first actions are known: their own flow time is 0 at every step,
+        clean_actions: number of first actions that are known; their flow time is 0 at every step,
             for networks trained so (feature `action_time`).
     """
 
@@ -65,12 +64,12 @@ class StepInputs:
 
 
 def count_rows(rows: Mapping[str, np.ndarray]) -> int:
-    """R of a family's inputs; there is at least one, and all have the same."""
+    """Return R, the number of prompt rows, which all of a family's inputs share."""
     return int(next(iter(rows.values())).shape[0])
 
 
 def input_named(name: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
-    """An input that a network needs.
+    """Return an input that a network needs.
 
     Raises:
         ValueError: it was not given.
@@ -90,7 +89,7 @@ class PolicyEngine(Protocol):
 
     @property
     def cuda_graph(self) -> Mapping[str, str]:
-        """Per network (`vision`, `prefix`, `denoise`): `captured`, `eager`, or why not."""
+        """Graph per network (`vision`, `prefix`, `denoise`): `captured`, `eager`, or why not."""
 
     def set_schedule(self, times: np.ndarray, dt: float) -> None:
         """Prepare the denoise steps at these flow times.
@@ -116,7 +115,7 @@ class PolicyEngine(Protocol):
         """
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
-        """Denoise from now on over what this slot of this number of rows holds (at first: 1, 0).
+        """Select the slot and number of rows that later steps denoise over (first: 1, 0).
 
         Between two `step` calls of one chunk the slot may change and the number of rows may not.
         """
@@ -131,16 +130,16 @@ class PolicyEngine(Protocol):
         """Run all denoise steps of the schedule; one graph launch where captured."""
 
     def read_x(self) -> np.ndarray:
-        """A copy of the `x` buffer, float32 of the shape that was loaded."""
+        """Return a copy of the `x` buffer, float32 of the shape that was loaded."""
 
     def write_x(self, x: np.ndarray) -> None:
         """Overwrite the `x` buffer that the next `step` starts from, of the shape loaded."""
 
     def read_velocity(self) -> np.ndarray:
-        """A copy of the last step's velocities, (R, H, A) or (R, N, H, A) float32."""
+        """Return a copy of the last step's velocities, (R, H, A) or (R, N, H, A) float32."""
 
     def synchronize(self) -> None:
-        """Wait until all work so far is done, so that a clock read afterwards is honest."""
+        """Wait until all queued work is done, as before reading a clock."""
 
     def close(self) -> None:
         """Free every buffer; the engine must not be used afterwards."""

@@ -23,18 +23,18 @@ T = TypeVar('T')
 
 @dataclass(frozen=True)
 class HeadCounts:
-    """What no tensor tells: the vision tower's heads, the language model's key/value heads."""
+    """Counts that no shape shows: the vision tower's and the language model's key/value heads."""
 
     vision: int
     kv: int
 
 
 class Shapes:
-    """Shapes by our names; a missing one is an error for a person.
+    """Tensor shapes by this package's names; a missing tensor is an error.
 
     Args:
         tensors: of the checkpoint.
-        policies: what such a network belongs to, for the error.
+        policies: kind of policy, for the error.
     """
 
     def __init__(self, tensors: Mapping[str, StoredTensor], policies: str) -> None:
@@ -130,7 +130,7 @@ def decoder_dims(shape: Shapes, stack: str, kv_heads: int) -> DecoderDims:
 
 
 def checked_dims(make: Callable[[], T]) -> T:
-    """Dimensions, their contradictions told as the checkpoint's.
+    """Return `make()`; raise its ValueError as the checkpoint's.
 
     Raises:
         CheckpointError: what `make` refuses.
@@ -144,7 +144,7 @@ def checked_dims(make: Callable[[], T]) -> T:
 
 
 def check_shown(shape: Shapes, facts: FolderFacts, gaps: Gaps) -> None:
-    """Note where config.json says another image, action or state than the tensors show."""
+    """Note sizes of image, action or state that differ between config.json and the tensors."""
     action_dim = shape('action_in.weight', 2)[1] if 'action_in.weight' in shape else None
     projection = 'state_projection.weight'
     state_dim = shape(projection, 2)[1] if projection in shape else 0
@@ -176,7 +176,7 @@ class KnownHeads:
 def settle_heads(
     shape: Shapes, known: KnownHeads, options: ExportOptions, gaps: Gaps
 ) -> HeadCounts | None:
-    """Head counts by the published networks, else by option; None once a gap is noted."""
+    """Head counts of the published network, else from the options; None once a gap is noted."""
     kv = gaps.pick(
         '--kv-heads',
         options.kv_heads,
@@ -207,7 +207,7 @@ def _fitting_vision_heads(shape: Shapes) -> tuple[int, ...]:
 
 
 def _fitting_kv_heads(shape: Shapes) -> tuple[int, ...]:
-    """A head is an even number of numbers wide, and the query heads are a multiple of these."""
+    """Head counts with an even head width that divide the number of query heads."""
     queries, _ = shape('language.blocks.0.attention.q.weight', 2)
     keys, _ = shape('language.blocks.0.attention.k.weight', 2)
     return tuple(

@@ -51,7 +51,7 @@ class CheckpointError(ExportError):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where the bytes of a tensor lie.
+    """Location of a tensor's bytes in a checkpoint.
 
     Attributes:
         name: in the checkpoint.
@@ -69,7 +69,7 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * WEIGHT_BYTES[self.dtype]
 
 
@@ -146,7 +146,7 @@ def copy_tensors(
     Args:
         tensors: from `read_tensors`.
         path: the file to write.
-        advance: told the bytes copied, as they are.
+        advance: called with the number of bytes of each copied block.
     """
     # The format wants offsets aligned for the widest type: widest first, then by name.
     order = sorted(tensors, key=lambda name: (-WEIGHT_BYTES[tensors[name].dtype], name))
@@ -183,7 +183,7 @@ def _copy(stored: StoredTensor, target: BinaryIO, advance: Callable[[int], objec
 
 def _stored_tensors(folder: Path) -> list[StoredTensor]:
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
-    # A link that leads nowhere is told as such by whoever opens it.
+    # A dangling link counts as there, so that opening it reports it as dangling.
     has_single, has_index = os.path.lexists(single), os.path.lexists(index)
     if folder.is_file():
         _refuse_pickle(folder)
@@ -207,7 +207,7 @@ def _stored_tensors(folder: Path) -> list[StoredTensor]:
 
 
 def has_tensors(folder: Path) -> bool:
-    """Whether a folder holds the safetensors of a checkpoint, whole or in shards."""
+    """Return whether a folder holds a checkpoint's safetensors, whole or in shards."""
     return (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file()
 
 
@@ -220,7 +220,7 @@ def _refuse_pickle(path: Path) -> None:
 
 
 def _nearby(folder: Path) -> str:
-    """A hint for the usual wrong folder."""
+    """Hint for a folder that is wrong in a usual way; '' for others."""
     if (folder / 'params').is_dir():
         return (
             "; this looks like openpi's JAX checkpoint: convert it with openpi's "

@@ -1,7 +1,7 @@
-"""What a family says of its checkpoints, and how a folder's family is found.
+"""Interface of a family's checkpoint reader, and the search for the reader of a folder.
 
-A family's `checkpoint.py` has a `READER`. A LeRobot folder is read here, by what the reader says of
-its policy type; folders of other projects by the reader itself.
+A family's `checkpoint.py` has a `READER`. A LeRobot folder is read by `lerobot_folder`, with the
+reader's description of the policy type; folders of other projects by the reader itself.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MakeDims = Callable[[int, int, int], PolicyDims]
 
 
 class CheckpointReader:
-    """How the checkpoints of one family folder are read.
+    """Reads the checkpoints of one family folder.
 
     Attributes:
         names: of the tensors.
-        lerobot: policies of LeRobot's that it reads.
-        projects: others that write such policies, for messages.
-        wanted: option to the sentence that asks for it, where the family has better words.
+        lerobot: LeRobot policy types that it reads.
+        projects: other projects that write such policies, for messages.
+        wanted: option to the sentence that asks for it, where the family needs its own.
     """
 
     names: ClassVar[TensorNames]
@@ -41,7 +41,7 @@ class CheckpointReader:
     wanted: ClassVar[Mapping[str, str]] = {}
 
     def recognises(self, names: Collection[str]) -> bool:
-        """Whether tensors of these names, in a folder that is not LeRobot's, are its."""
+        """Return whether tensors of these names are the family's; not asked for LeRobot folders."""
         return False
 
     def family(self, tensors: Mapping[str, StoredTensor]) -> str:
@@ -53,7 +53,7 @@ class CheckpointReader:
         raise NotImplementedError
 
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
-        """What a recognised folder says that is not LeRobot's.
+        """Read the facts of a recognised folder that is not LeRobot's.
 
         Raises:
             ExportError: files that contradict each other, missing or damaged files.
@@ -68,7 +68,7 @@ class CheckpointReader:
         options: ExportOptions,
         gaps: Gaps,
     ) -> MakeDims | None:
-        """Dimensions as the tensors show them; None once something missing is noted in `gaps`.
+        """Return a maker of the dimensions that the tensors show; None once a gap is noted.
 
         Raises:
             CheckpointError: tensors that are missing or contradict each other; `MakeDims` too.
@@ -77,7 +77,7 @@ class CheckpointReader:
 
 
 def find_reader(folder: Path) -> tuple[CheckpointReader, LeRobotPolicy | None]:
-    """The reader of a folder, and what it says of LeRobot's policy where the folder is LeRobot's.
+    """Find the reader of a folder and, for a LeRobot folder, the description of its policy type.
 
     Raises:
         ExportError: a policy that is not served, or no checkpoint at all.

@@ -83,7 +83,7 @@ def resolve_columns(
 
 @dataclass(frozen=True)
 class _Length:
-    """How many columns there are: exactly `least`, or that many at `most`."""
+    """Number of columns: exactly `least` where known, else at most `most`."""
 
     least: int | None
     most: int | None
@@ -174,7 +174,7 @@ def _units(
             hint = did_you_mean(name, known)
             gaps.conflict(f"--units names '{target}', which is no dimension{hint}")
     if unknown:
-        # Said once: what the wrong word was meant for is not asked for on top.
+        # The wrong unit is reported; its dimension is not asked for on top.
         return None
     still_open = [name for name in names if name not in units]
     if still_open:
@@ -221,7 +221,7 @@ def _known(
 def cut_statistics(
     statistics: Mapping[str, np.ndarray] | None, columns: Columns
 ) -> dict[str, np.ndarray]:
-    """Statistics of the named dimensions only; openpi may pad them further."""
+    """Cut statistics to the named dimensions; openpi may pad them further."""
     lengths = {'state': len(columns.state), 'actions': len(columns.actions)}
     return {
         key: array[: lengths[key.partition('.')[0]]] for key, array in (statistics or {}).items()

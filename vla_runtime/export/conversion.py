@@ -49,8 +49,8 @@ class ExportPlan:
 
     Attributes:
         spec: without files.
-        tensors: our names to where the bytes lie.
-        statistics: cut to the names.
+        tensors: this package's names to the stored tensors.
+        statistics: cut to the named dimensions.
         tokenizer: the file to copy.
     """
 
@@ -128,7 +128,7 @@ def write_export(
         plan: from `plan_export`.
         target: the bundle's folder.
         force: replace a bundle that lies there.
-        advance: told the bytes of weights copied, as they are.
+        advance: called with the number of bytes of each copied block of weights.
         finish: adds further files to the folder before it is sealed, such as `onnx/`.
 
     Raises:
@@ -152,7 +152,7 @@ def write_export(
 
 
 def _check_facts(facts: FolderFacts, family: str, gaps: Gaps, options: ExportOptions) -> None:
-    """What the folder states must be what its tensors show."""
+    """Note where the folder's statements contradict its tensors or the options."""
     if facts.family != family:
         gaps.conflict(f'config.json says type {facts.family} but the tensors show {family}')
     if facts.kind == 'LeRobot':
@@ -166,7 +166,7 @@ def _check_facts(facts: FolderFacts, family: str, gaps: Gaps, options: ExportOpt
 
 @dataclass(frozen=True)
 class _Settled:
-    """What folder and options say together, nothing missing."""
+    """Facts of folder and options combined, none missing."""
 
     columns: Columns
     cameras: tuple[CameraSpec, ...]
@@ -210,7 +210,7 @@ def _settle(
     )
     horizon, prompt_length, denoise_steps = _numbers(reader, facts, options, gaps)
     gaps.raise_if_any()
-    # None goes together with a noted gap, so nothing is None any more.
+    # Every None is noted in `gaps`, so nothing is None any more.
     assert columns and cameras and make_dims and tokenizer and template
     assert rate_hz and horizon and prompt_length and denoise_steps
     return _Settled(

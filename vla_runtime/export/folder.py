@@ -1,4 +1,4 @@
-"""What a checkpoint folder says about its policy, whoever wrote it."""
+"""Facts of a checkpoint folder about its policy, in one form for all projects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Question:
 
 @dataclass(frozen=True)
 class FolderFacts:
-    """All that a folder states; None where it says nothing and the user is asked.
+    """Facts that a folder states; None where it lacks one and the user is asked.
 
     Attributes:
         kind: who wrote the folder, for messages.
@@ -48,13 +48,13 @@ class FolderFacts:
         denoise_steps: Euler steps.
         trained_delay_steps: longest clean action prefix seen in training, 0 for none.
         image_size: edge of the input image in pixels.
-        image_size_key: where the folder says it.
+        image_size_key: field of the folder's config that states it.
         action_dim: padded action dimensions.
         state_dim: padded state dimensions.
         variant: of the language model, as the project names it.
         tokenizer: the file, where the folder has one.
         source: facts for people, kept in the bundle.
-        questions: what the reader could not find.
+        questions: facts that the reader could not find.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""JSON that others wrote: a value is checked where it is taken; errors name file and field."""
+"""JSON of other projects: values are checked when read; errors name file and field."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class JsonMapping:
         return key in self.values
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = _REQUIRED) -> Any:
-        """One value of an expected type.
+        """Return one value, checked for its type.
 
         Args:
             key: in this mapping.

@@ -1,7 +1,7 @@
 """A LeRobot policy folder (`pretrained_model/`): config, processors, statistics.
 
-What the processors' JSON says is what LeRobot runs, so it decides; where config.json says the same
-thing a second time, the two must agree.
+LeRobot runs what the processors' JSON says, so that decides. Where config.json repeats a fact, the
+two must agree.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class LeRobotPolicy:
-    """What folders of one policy type say in their own way.
+    """Facts in which the folders of one policy type differ from those of others.
 
     Attributes:
         type: in config.json; the family's name here too.
@@ -98,13 +98,13 @@ class _Pipeline:
 
 
 def is_lerobot_folder(folder: Path) -> bool:
-    """LeRobot's config.json names its policy type; openpi's does not."""
+    """Return whether config.json names a policy type, as LeRobot's does, not openpi's."""
     path = folder / CONFIG_FILE
     return os.path.lexists(path) and 'type' in read_json(path)
 
 
 def policy_type(folder: Path, known: Sequence[str]) -> str:
-    """The policy type that config.json names.
+    """Return the policy type that config.json names.
 
     Raises:
         ExportError: none of the known.
@@ -119,11 +119,11 @@ def policy_type(folder: Path, known: Sequence[str]) -> str:
 
 
 def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
-    """Read all that a LeRobot folder says.
+    """Read the facts of a LeRobot folder.
 
     Args:
         folder: whose config.json names the policy's type.
-        policy: what its folders say in their own way.
+        policy: description of its policy type.
 
     Raises:
         ExportError: a policy or processing step that this runtime does not reproduce, files that
@@ -285,7 +285,7 @@ def _statistics(
     state_length: int,
     action_length: int,
 ) -> dict[str, np.ndarray]:
-    """All statistics this runtime knows of state and actions, from the normaliser's file."""
+    """Read the state and action statistics that this runtime knows, from the normaliser's file."""
     path, found = _state_file(folder, before, 'normalizer_processor')
     other_path, other = _state_file(folder, after, 'unnormalizer_processor')
     statistics: dict[str, np.ndarray] = {}
@@ -374,7 +374,7 @@ def _action_names(config: JsonMapping, before: _Pipeline, length: int) -> tuple[
 def _deltas(
     config: JsonMapping, before: _Pipeline, after: _Pipeline, length: int
 ) -> tuple[bool, ...]:
-    """Which actions LeRobot trained relative to the state of the same index.
+    """Return per action whether LeRobot trained it relative to the state of the same index.
 
     Its rule: every action whose name does not contain an excluded word, without regard to case;
     without names, or without excluded words, every action.

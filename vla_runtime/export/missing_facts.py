@@ -1,4 +1,4 @@
-"""Collect all that a folder lacks and all that contradicts it, then say it once."""
+"""Missing facts and contradictions of a folder, collected and reported in one error."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar('T')
 
 
 class Gaps:
-    """Facts stated, facts given, and what is still open.
+    """Missing facts and contradictions noted so far.
 
     Args:
         folder: the checkpoint, for the message.
-        facts: what it says.
+        facts: that the folder states.
     """
 
     def __init__(self, folder: Path, facts: FolderFacts) -> None:
@@ -46,13 +46,13 @@ class Gaps:
         *,
         default: T | None = None,
     ) -> T | None:
-        """The stated value, else the given one, else the default; None once it is noted missing.
+        """Return the stated value, else the given one, else the default; else note it missing.
 
         Args:
             option: that gives the value.
             given: by the user.
             stated: by the folder; a given value must not differ from it.
-            wanted: what is asked for where there is nothing.
+            wanted: description of the value for the user, where there is none.
             default: where nothing is stated and the project has one usual value.
         """
         if given is not None and stated is not None and given != stated:
@@ -84,7 +84,7 @@ class Gaps:
 
 
 def _said(value: object) -> str:
-    """A value in the words that its option takes."""
+    """Write a value as its option takes it."""
     if isinstance(value, tuple):
         return ','.join(_said(item) for item in value)
     if isinstance(value, CameraSpec):

@@ -2,15 +2,15 @@
 
 Imports neither PyTorch nor the networks. Inputs, outputs, keys and values live in buffers of the
 provider's device, bound to the sessions; a schedule's buffers are made when it is first set, and
-the last few schedules are kept. ONNX Runtime takes scratch memory from its own arena, which keeps
-what it once took. One and two prompt rows are two sessions, and each provider holds the weights of
-every session it has: a policy without guidance loads one. On a CUDA provider the runtime may place
+the last few schedules are kept. ONNX Runtime takes scratch memory from its own arena, which never
+shrinks. One and two prompt rows are separate sessions, each with its own copy of the weights on the
+provider: a policy without guidance loads one. On a CUDA provider the runtime may place
 single index operators on the CPU where it has no kernel for them; a missing provider is an error.
 
 One thread may encode while another denoises (feature `overlap`): vision, prefix and expert are
-sessions of their own, and what one thread binds or writes the other never touches. Jacobians and
-flow times of single actions are not in the files, whose rows are prompts and not samples: those
-features are PyTorch's alone.
+separate sessions, and the two threads bind and write different buffers. The other features are
+PyTorch's alone: the files hold no Jacobian and no flow times of single actions, and their rows are
+prompts, not samples.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows,
 from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.family import PolicyDims
 
-# Schedules (numbers of denoise steps) that are kept.
+# Schedules that are kept; beyond that the oldest is dropped.
 _SCHEDULES_KEPT = 4
 
 
 class _Schedule:
-    """The denoise steps: flow times, step size, time table and the plan's weights."""
+    """Device buffers of a schedule: flow times, step size, time table and the plan's weights."""
 
     def __init__(self, times: np.ndarray, dt: float, table: np.ndarray, place: Placement) -> None:
         steps = len(times)
@@ -48,14 +48,14 @@ class _Schedule:
         self.plan_weight: Buffer | None = None
 
     def write_plan_weight(self, plan_weight: np.ndarray) -> None:
-        """(N, H)"""
+        """Copy the plan's weight per denoise step and action, (N, H), to the device."""
         if self.plan_weight is None:
             self.plan_weight = Buffer(self._place, plan_weight.shape, 'tensor(float)')
         self.plan_weight.write(plan_weight)
 
 
 class _Rows:
-    """Sessions and buffers of one number of prompt rows, its prefix slots included."""
+    """Bindings and buffers for one number of prompt rows, with its prefix slots."""
 
     def __init__(
         self, expert: Session, prefix: Session, image_tokens: Buffer, image_mask: Buffer
@@ -89,7 +89,7 @@ class _Rows:
         return binding
 
     def _denoising(self, expert: Session, past: Mapping[str, Buffer]) -> Binding:
-        """What stays the same in every step; `OnnxEngine.step` binds the rest."""
+        """Bind what stays the same in every step; `OnnxEngine.step` binds the rest."""
         binding = expert.binding()
         for name, buffer in {**past, **self.head_inputs}.items():
             binding.input(name, buffer)
@@ -99,7 +99,7 @@ class _Rows:
 
 
 class _Ran(local):
-    """What a thread has run and not waited for; another one's work is none of its business."""
+    """Bindings that this thread has run and not waited for; each thread has its own."""
 
     def __init__(self) -> None:
         self._bindings: dict[int, Binding] = {}
@@ -115,18 +115,18 @@ class _Ran(local):
 
 
 class OnnxEngine:
-    """Vision, prefix and expert of one policy in ONNX Runtime (see `engine.PolicyEngine`).
+    """Vision, prefix and expert of one policy in ONNX Runtime (see `protocol.PolicyEngine`).
 
     Args:
-        family, dims: what the files are.
+        family, dims: of the policy.
         folder: of the bundle.
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
-        precision: that the files were exported in; it is checked, not chosen here.
+        precision: of the export; it is checked, not chosen here.
         max_rows: most prompt rows that will be asked for (2 for guidance).
 
     Raises:
-        ValueError: a provider, file or precision that is not to be had here, or files that do not
-            fit the dimensions.
+        ValueError: a provider, file or precision that is not available, or files that do not fit
+            the dimensions.
     """
 
     features: frozenset[Feature] = frozenset({'overlap'})

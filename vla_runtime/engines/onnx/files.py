@@ -1,4 +1,4 @@
-"""What the ONNX files of a bundle are called, and what goes into and comes out of each.
+"""Names of a bundle's ONNX files, and of the inputs and outputs of each.
 
     onnx/vision.onnx                       one camera's pixels to its image tokens
     onnx/prefix.onnx, prefix_r2.onnx       image tokens and 1 or 2 prompt rows to keys and values
@@ -8,7 +8,7 @@
 
 Every shape is static; shapes are those of engines/README.md. The monolithic graph takes `pixels`
 (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,) and plan_weight (N, 1, H, 1), and
-gives the chunk. Pure names: every runtime's engine may import this.
+gives the chunk. Nothing is imported here, so every runtime's engine may use this.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ WEIGHTS_DATA = 'weights.data'
 # Numbers of prompt rows that are exported: 1, and 2 for guidance.
 ROWS = (1, 2)
 
-# Inputs and outputs that every family's graphs have. Beside them `prefix` takes the family's prefix
-# inputs and gives what it hands to the head; `expert` takes that under the same names, and the
+# Inputs and outputs of every family's graphs. `prefix` also takes the family's prefix inputs; its
+# outputs (keys, values, mask) are inputs of `expert` under the same names. `expert` also takes the
 # family's head inputs.
 IMAGE_INPUTS = ('image_tokens', 'image_mask')
 STEP_INPUTS = ('time_conditioning', 't', 'dt', 'row_weight', 'plan', 'plan_weight')
@@ -34,23 +34,23 @@ STEP_OUTPUTS = ('x_next', 'velocity')
 
 
 def graph_name(network: Network, rows: int = 1) -> str:
-    """File name of a network's graph for so many prompt rows (`vision` has none)."""
+    """File name of a network's graph for this number of prompt rows (`vision` has no rows)."""
     suffix = f'_r{rows}' if rows > 1 and network != 'vision' else ''
     return f'{network}{suffix}.onnx'
 
 
 def graph_path(bundle_folder: Path, network: Network, rows: int = 1) -> Path:
-    """Where a bundle keeps a network's graph."""
+    """Path of a network's graph in a bundle."""
     return bundle_folder / ONNX_FOLDER / graph_name(network, rows)
 
 
 def graph_names() -> list[str]:
-    """All graph files of a bundle that has them."""
+    """File names of all graphs that an export writes."""
     networks: tuple[Network, ...] = ('prefix', 'expert', 'monolithic')
     return ['vision.onnx', *(graph_name(network, rows) for network in networks for rows in ROWS)]
 
 
 def engine_graphs(rows: Iterable[int]) -> tuple[str, ...]:
-    """The graph files of an engine that runs with these numbers of prompt rows."""
+    """File names of the graphs that an engine for these numbers of prompt rows needs."""
     pair: tuple[Network, ...] = ('prefix', 'expert')
     return ('vision.onnx', *(graph_name(network, count) for count in rows for network in pair))

@@ -1,4 +1,4 @@
-"""A bundle's graphs as sessions, held to policy.yaml and to one another."""
+"""Sessions of a bundle's graphs, checked against policy.yaml and against each other."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def load_graphs(
         folder: of the bundle.
         place: where to run them.
         family, dims: of the policy.
-        conditioning: C, numbers of a row of the time table.
-        precision: that the files were exported in.
+        conditioning: C, width of a row of the time table.
+        precision: that the files must have been exported in.
         rows: numbers of prompt rows.
 
     Raises:
@@ -59,7 +59,7 @@ def load_graphs(
         _check_names(session, network, family, dims)
         return session
 
-    # The smallest first: what does not fit shows before the others are loaded.
+    # The smallest first, so that a misfit shows before the large ones are loaded.
     expert = {1: load('expert')}
     own = {'x', *STEP_INPUTS, *family.head_inputs(dims)}
     handed_over = {name: port for name, port in expert[1].inputs.items() if name not in own}
@@ -93,7 +93,7 @@ def tensors_of(ports: Mapping[str, Any]) -> Tensors:
 
 
 def _check_names(session: Session, network: Network, family: Family, dims: PolicyDims) -> None:
-    """Inputs and outputs that do not depend on other graphs tell which network a file holds."""
+    """Refuse the file of another network, by its input and output names (ValueError)."""
     inputs = {
         'vision': {'pixels'},
         'prefix': {*IMAGE_INPUTS, *family.prefix_inputs(dims)},
@@ -126,7 +126,7 @@ def _check_shapes(session: Session, network: Network, shapes: GraphShapes) -> No
 
 
 def _check_precision(path: Path, past: Tensors, asked: str) -> None:
-    """Keys and values are in the precision of the matrices."""
+    """Refuse files of another precision, by that of their keys and values (ValueError)."""
     for kind, _ in past.values():
         if kind in get_args(Precision) and kind != asked:
             raise ValueError(

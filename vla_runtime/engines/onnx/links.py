@@ -1,7 +1,7 @@
-"""A graph whose weights are a link, as in a Hugging Face cache.
+"""Graphs whose weights file is a symbolic link, as in a Hugging Face cache.
 
-ONNX Runtime refuses weights that lie outside of the graph's folder once links are followed. So the
-link is followed here, and the graph is given to it with the file's own folder and name.
+ONNX Runtime resolves links and refuses weights outside the graph's folder. So the link is resolved
+here, and ONNX Runtime gets the target's folder and a graph with the target's file name.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 
 
 def follow_weights(path: Path, model: bytes | None) -> tuple[Path, bytes | None]:
-    """Where a graph's weights lie, and the graph that names them there.
+    """Resolve a linked weights file, and make the graph name the link's target.
 
     Args:
         path: of the graph file.
-        model: the graph, where it is not the file's own.
+        model: the graph's bytes; None for those of the file.
 
     Returns:
-        The folder that holds the weights, and the graph; None where it is the file's own.
+        The folder that holds the weights, and the graph's bytes; None for those of the file.
 
     Raises:
-        ValueError: a link that leads to no regular file, or no ONNX file.
-        OSError: it may not be read.
+        ValueError: the link leads to no regular file, or the graph is no ONNX file.
+        OSError: the graph file cannot be read.
     """
     folder, weights = path.parent, path.parent / WEIGHTS_DATA
     if not weights.is_symlink():
@@ -45,7 +45,7 @@ def follow_weights(path: Path, model: bytes | None) -> tuple[Path, bytes | None]
 
 
 def _relocated(model: bytes, file: str) -> bytes:
-    """The graph with all external weights in the file of this name."""
+    """Return the graph with `file` as the place of all its external weights."""
 
     def entry(data: memoryview) -> bytes:
         if bytes(dict(fields(data))[_ENTRY_KEY]) != b'location':

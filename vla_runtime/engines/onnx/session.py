@@ -1,6 +1,6 @@
-"""ONNX Runtime sessions on the provider that was asked for, and buffers on its device.
+"""ONNX Runtime sessions on the requested provider, and buffers on its device.
 
-A provider that is not there, or that ONNX Runtime drops because its libraries do not load, is an
+A provider that is missing, or that ONNX Runtime drops because its libraries do not load, is an
 error: ONNX Runtime alone would warn and go on with the CPU.
 """
 
@@ -45,11 +45,11 @@ _WEIGHTS_FOLDER = 'session.model_external_initializers_file_folder_path'
 
 @dataclass(frozen=True)
 class Placement:
-    """Where networks run.
+    """Device and execution provider that networks run on.
 
     Attributes:
-        device: as it was asked for.
-        provider: ONNX Runtime's name of what runs them.
+        device: as requested.
+        provider: ONNX Runtime's name of the execution provider.
         memory: ONNX Runtime's name of the memory: `cpu` or `cuda`.
         index: of the device.
     """
@@ -61,7 +61,7 @@ class Placement:
 
     @classmethod
     def of(cls, device: str) -> Placement:
-        """Where a device name leads.
+        """Parse a device string.
 
         Args:
             device: `cpu`, `cuda`, `cuda:N`, or `tensorrt`, `tensorrt:N` for ONNX Runtime's own
@@ -86,7 +86,7 @@ class Placement:
         if self.memory == 'cpu':
             return {}
         index = {'device_id': str(self.index)}
-        # float32 means float32: TF32 keeps 10 bits of a number.
+        # TF32 off: it would keep 10 bits of a float32's 23.
         return index | ({'use_tf32': '0'} if self.provider == _PROVIDERS['cuda'] else {})
 
 
@@ -108,15 +108,15 @@ class Buffer:
         self._row_bytes = self.value.tensor_size_in_bytes() // (self.shape[0] if shape else 1)
 
     def write(self, array: np.ndarray) -> None:
-        """Overwrite all of it; the array has the buffer's shape up to axes of length one."""
+        """Overwrite the whole buffer; the array's shape may differ in axes of length one."""
         self.value.update_inplace(np.ascontiguousarray(array).reshape(self.shape))
 
     def read(self) -> np.ndarray:
-        """A copy in host memory."""
+        """Return a copy in host memory."""
         return self.value.numpy().copy()
 
     def row_address(self, index: int) -> int:
-        """Address of one entry of the first axis."""
+        """Return the address of one entry of the first axis."""
         return int(self.value.data_ptr()) + index * self._row_bytes
 
 
@@ -127,7 +127,7 @@ class Session:
         path: of the graph.
         placement: where to run it.
         options: ONNX Runtime's session options; `session_options()` unless given.
-        model: the graph, where it is not the file's own; its weights are found beside the file.
+        model: the graph's bytes; None for those of the file. Weights are found beside the file.
         **more: further arguments of ONNX Runtime's InferenceSession.
 
     Raises:
@@ -154,7 +154,7 @@ class Session:
                 providers=[(placement.provider, placement.options())],
                 **more,
             )
-        except Exception as error:  # ONNX Runtime's errors have no class of their own in common
+        except Exception as error:  # ONNX Runtime's errors share no base class
             raise ValueError(_load_error(path, placement, error)) from error
         self._session.disable_fallback()
         if placement.provider not in self._session.get_providers():
@@ -167,16 +167,16 @@ class Session:
         self.outputs = {item.name: item for item in self._session.get_outputs()}
 
     def buffer(self, name: str) -> Buffer:
-        """A buffer for an input or output of this graph."""
+        """Make a buffer for an input or output of this graph."""
         item = {**self.inputs, **self.outputs}[name]
         return Buffer(self.placement, item.shape, item.type)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run once over arrays, all outputs into new ones."""
+        """Run once on host arrays; return all outputs by name, in new arrays."""
         return dict(zip(self.outputs, self._session.run(None, dict(inputs)), strict=True))
 
     def binding(self) -> Binding:
-        """Inputs and outputs to bind, for `Binding.run`."""
+        """Make an empty binding of this session's inputs and outputs."""
         return Binding(self._session, self.placement)
 
 
@@ -195,7 +195,7 @@ class Binding:
         self._binding.bind_ortvalue_output(name, buffer.value)
 
     def input_row(self, name: str, shape: Sequence[int], buffer: Buffer, row: int) -> None:
-        """Bind one entry of a buffer's first axis, under the shape that the input has."""
+        """Bind one entry of a buffer's first axis to an input of this shape."""
         place = (self._placement.memory, self._placement.index, buffer.kind, list(shape))
         self._binding.bind_input(name, *place, buffer.row_address(row))
 
@@ -204,16 +204,16 @@ class Binding:
         self._binding.bind_output(name, *place, buffer.row_address(row))
 
     def run(self) -> None:
-        """Run the graph over what is bound."""
+        """Run the graph on the bound buffers."""
         self._session.run_with_iobinding(self._binding)
 
     def wait(self) -> None:
-        """Until the outputs are written."""
+        """Wait until the outputs are written."""
         self._binding.synchronize_outputs()
 
 
 def session_options() -> onnxruntime.SessionOptions:
-    """Options of every session: same inputs, same outputs; no thread that spins while it waits."""
+    """Options of every session: deterministic results, and no thread that spins while it waits."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _LOG_ERRORS
     options.use_deterministic_compute = True
@@ -223,7 +223,7 @@ def session_options() -> onnxruntime.SessionOptions:
 
 
 def cpu_threads() -> int:
-    """OMP_NUM_THREADS where it is set, else all cores but one, which the messages need."""
+    """Return OMP_NUM_THREADS where set, else all cores but one, which a node's callbacks need."""
     said = os.environ.get('OMP_NUM_THREADS', '')
     if said.isdigit() and int(said) > 0:
         return int(said)

@@ -1,7 +1,7 @@
-"""Kinds and shapes of everything that goes into and comes out of a bundle's ONNX files.
+"""Dtypes and shapes of all inputs and outputs of a bundle's ONNX files.
 
-The export takes them from the traced network. An engine takes what vision and prefix give from the
-files themselves, and holds everything else to the dimensions in policy.yaml.
+The export takes them from the traced network. An engine reads the outputs of vision and prefix off
+the files, and checks everything else against the dimensions in policy.yaml.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from vla_runtime.engines.onnx.files import IMAGE_INPUTS, Network
 from vla_runtime.families.family import Family, PolicyDims, RowInput
 
-# Name to kind of number (`float32`, `int64`, `bool`, …) and shape.
+# Name to dtype (`float32`, `int64`, `bool`, …) and shape.
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
 class GraphShapes:
-    """The graphs of one number of prompt rows.
+    """Shapes of the graphs for one number of prompt rows.
 
     Attributes:
         family, dims: of the policy.
         rows: prompt rows.
         image_tokens: (N, W) of one image.
-        past: what the prefix hands to the head.
-        conditioning: C, numbers of a row of the time table.
+        past: the prefix's outputs, which are inputs of the expert.
+        conditioning: C, width of a row of the time table.
     """
 
     family: Family
@@ -51,7 +51,7 @@ class GraphShapes:
         return {'x_next': ('float32', (1, *chunk)), 'velocity': ('float32', (self.rows, *chunk))}
 
     def images(self, count: int) -> Tensors:
-        """The pixels of so many images."""
+        """Input `pixels` for this number of images."""
         size = self.dims.image_size
         return {'pixels': ('float32', (count, 3, size, size))}
 

@@ -59,14 +59,14 @@ class TensorInfo:
 
 @dataclass
 class BuildOptions:
-    """How an engine is built.
+    """Settings of one engine build.
 
     Attributes:
         workspace_bytes: most device memory a layer may take as scratch; None for TensorRT's own
             choice.
-        timing_cache: what earlier builds on this GPU and version measured.
-        reduced: the ONNX file has float16 tensors (only 8.6 wants to be told).
-        progress: told how far the build is, where the version can tell.
+        timing_cache: kernel times that earlier builds on this GPU and version measured.
+        reduced: the ONNX file has float16 tensors (only 8.6 needs this).
+        progress: called with the build's progress, on versions that report it.
     """
 
     workspace_bytes: int | None = None
@@ -161,7 +161,7 @@ class TensorRT:
         return hasattr(self._trt, 'IProgressMonitor')
 
     def complaints(self) -> str:
-        """What TensorRT has logged as errors since it was last asked."""
+        """Return and clear the errors that TensorRT has logged, as one sentence."""
         told, self._logger.errors = self._logger.errors, []
         return 'TensorRT says: ' + ' | '.join(told) if told else 'TensorRT gave no reason.'
 
@@ -266,7 +266,7 @@ class TensorRT:
         trt = self._trt
         if options.workspace_bytes is not None:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
-        # On by default: it would round what the file says is float32 to 10 bits.
+        # TF32 is on by default and would round the file's float32 to 10 bits.
         config.clear_flag(trt.BuilderFlag.TF32)
         cache = config.create_timing_cache(options.timing_cache)
         if cache is None or not config.set_timing_cache(cache, False):
@@ -288,8 +288,8 @@ class TensorRT:
     def _pin_types(self, network: Any) -> dict[str, int]:
         """Pin every layer to the type that the ONNX file gave it.
 
-        Once float16 is allowed, 8.6 runs any layer in it that is faster so, and norms and softmax
-        in float16 have cost whole policies their success.
+        Once float16 is allowed, 8.6 runs every layer in float16 that is faster so. Policies have
+        failed with norms and softmax in float16.
         """
         trt = self._trt
         typed = [getattr(trt.LayerType, name) for name in _TYPED_LAYERS]
@@ -308,7 +308,7 @@ class TensorRT:
 
 
 def import_tensorrt() -> TensorRT:
-    """The installed TensorRT.
+    """Import the installed TensorRT.
 
     Raises:
         ValueError: none is installed, it cannot be imported, or its version is not supported.

@@ -1,4 +1,4 @@
-"""What the TensorRT engine keeps on the device: arrays, rows with prefix slots, schedules."""
+"""Device buffers of the TensorRT engine: arrays, rows with prefix slots, schedules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DeviceArray:
     Args:
         runtime: of the device.
         shape: of the array.
-        dtype: numpy's name or `bfloat16`; what is written is converted to it.
+        dtype: numpy's name or `bfloat16`; written values are converted to it.
     """
 
     def __init__(self, runtime: CudaRuntime, shape: tuple[int, ...], dtype: str) -> None:
@@ -37,7 +37,7 @@ class DeviceArray:
 
     @classmethod
     def of(cls, runtime: CudaRuntime, tensor: TensorInfo) -> DeviceArray:
-        """Shaped and typed as an engine's input or output."""
+        """Allocate an array of the shape and dtype of an engine's input or output."""
         return cls(runtime, tensor.shape, tensor.dtype)
 
     def write(self, values: np.ndarray) -> None:
@@ -60,7 +60,7 @@ class DeviceArray:
         return values.astype(np.float32) if values.dtype == np.float16 else values
 
     def draw(self, random: np.random.Generator) -> None:
-        """Fill with numbers that a network can be tried on; a mask becomes all true."""
+        """Fill with normally distributed numbers, a mask with True."""
         if self.dtype == 'bool':
             self.write(np.ones(self.shape, bool))
         else:
@@ -85,7 +85,7 @@ class RowArrays:
         self._start = runtime.allocate(count * self._stride * 4)
 
     def write(self, rows: np.ndarray) -> None:
-        """(count, width) float32 to the device."""
+        """Copy rows (count, width) float32 to the device."""
         padded = np.zeros((self._count, self._stride), np.float32)
         padded[:, : self._width] = rows.reshape(self._count, self._width)
         self._runtime.upload(self._start, padded)
@@ -109,7 +109,7 @@ class PrefixSlot:
 
 
 class RowBuffers:
-    """The buffers of one number of prompt rows, its prefix slots included.
+    """Buffers for one number of prompt rows, with its prefix slots.
 
     Args:
         runtime: of the device.
@@ -142,7 +142,7 @@ class RowBuffers:
 
 
 class Schedule:
-    """The buffers of one number of denoise steps; what they hold may change, the graphs stay.
+    """Buffers for one number of denoise steps; `load` refills them, the graphs stay.
 
     Args:
         runtime: of the device.
@@ -159,7 +159,7 @@ class Schedule:
         self.times = RowArrays(runtime, steps, 1)
         self.plan_weight = RowArrays(runtime, steps, dims.horizon)
         self.dt = RowArrays(runtime, 1, 1)
-        # What the buffers hold: times and dt.
+        # Flow times and dt that the buffers hold.
         self.key: tuple[float, ...] = ()
         # By number of rows and slot.
         self.denoise: dict[tuple[int, int], GraphedWork] = {}
@@ -185,12 +185,12 @@ def check_tensors(
     conditioning: int,
     engines: Mapping[str, Mapping[str, TensorInfo]],
 ) -> None:
-    """Check that engines take and give what the policy's dimensions say.
+    """Refuse engines whose inputs or outputs do not fit the policy's dimensions.
 
     Args:
         family, dims: of the policy.
         conditioning: C, numbers of a row of the time table.
-        engines: inputs and outputs of each engine, by `tensorrt_store.engine_names`.
+        engines: inputs and outputs of each engine, by `store.engine_names`.
 
     Raises:
         ValueError: a tensor that is missing, unknown, or of another shape or type than its other
@@ -224,7 +224,7 @@ def _shapes(
     engines: Mapping[str, Mapping[str, TensorInfo]],
     rows: int,
 ) -> GraphShapes:
-    """Shapes of one number of rows; those of image tokens and prefix are the engines' own."""
+    """Shapes for one number of rows; those of image tokens and past are read off the engines."""
     suffix = f'_r{rows}' if rows > 1 else ''
     prefix = engines.get(f'prefix{suffix}', {})
     inputs = family.prefix_inputs(dims)
@@ -245,7 +245,7 @@ def _shapes(
 def _check_types(
     name: str, tensors: Mapping[str, TensorInfo], engines: Mapping[str, Mapping[str, TensorInfo]]
 ) -> None:
-    """Both ends of a shared buffer have one type, and rows of the schedule are float32."""
+    """Refuse a shared buffer of two types, and schedule rows other than float32 (ValueError)."""
     steps = ('x', 'x_next', 'time_conditioning', 't', 'dt', 'plan_weight')
     typed = dict.fromkeys(steps, 'float32')
     if name.startswith('expert'):

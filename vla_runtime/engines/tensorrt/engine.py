@@ -32,12 +32,12 @@ _SCHEDULES_KEPT = 4
 
 
 class TensorRTEngine:
-    """Vision, prefix and expert engines of one policy (see `engine.PolicyEngine`).
+    """Vision, prefix and expert engines of one policy (see `protocol.PolicyEngine`).
 
     Args:
         family, dims: of the policy.
         runtime: of the device; the engine closes it.
-        networks: loaded engines by name (`tensorrt_store.engine_names`).
+        networks: loaded engines by name (`store.engine_names`).
         time_table: of the family, over the bundle's weights.
         max_rows: most prompt rows that will be asked for.
         captures: how often each graph is captured to keep the fastest; 0 for no graphs.
@@ -137,11 +137,11 @@ class TensorRTEngine:
         """
         index = device_index(device)
         adapter = import_tensorrt()
-        # Before anything is asked of TensorRT, which does not survive a machine without a driver.
+        # Before any call into TensorRT, which crashes on a machine without a driver.
         runtime = CudaRuntime(index)
         try:
             folder, metadata = find_engines(bundle, runtime.info, adapter.version, max_rows, files)
-            # What was built for one row guides row by row (`cfg_mode`).
+            # Engines built for one row run guidance row by row (`cfg_mode`).
             max_rows = min(max_rows, metadata.max_rows)
             names = engine_names(range(1, max_rows + 1))
             check_precision(bundle, metadata, precision)
@@ -255,7 +255,7 @@ class TensorRTEngine:
         place, schedule = (self._rows, self._slot), self._require_schedule()
         work = self._denoise(place)
         if not work.prepared:
-            # Tries it on other noise, so what was loaded has to be put back.
+            # The trial overwrites the noise, so the loaded noise is put back.
             noise = self._noise.read()
             work.prepare(self._steps_probe(place, vary_prefix=False))
             self._noise.write(noise)
@@ -276,7 +276,7 @@ class TensorRTEngine:
         return self._image_tokens.read()
 
     def read_prefix(self) -> dict[str, np.ndarray]:
-        """A copy of the keys, values (float32) and mask that are denoised over, for receipts."""
+        """Return a copy of the selected prefix: keys, values (float32) and mask, for receipts."""
         arrays = self._buffers[self._rows].slots[self._slot].arrays
         return {name: array.read() for name, array in arrays.items()}
 

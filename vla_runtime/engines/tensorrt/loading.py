@@ -40,7 +40,7 @@ def check_precision(bundle: Path, metadata: Metadata, precision: str) -> None:
 def check_memory(
     runtime: CudaRuntime, metadata: Metadata, names: tuple[str, ...], device: str
 ) -> None:
-    """Refuse before anything is loaded what cannot fit (ValueError)."""
+    """Refuse engines that do not fit into free device memory (ValueError)."""
     entries = [metadata.engines[name] for name in names]
     need = sum(entry.size for entry in entries) + max(entry.scratch_bytes for entry in entries)
     need += _RESERVE_BYTES

@@ -1,4 +1,4 @@
-"""How each network is tried on two inputs at load (see `graph_replay.Probe`)."""
+"""Inputs that each network is tried on at load (see `graph_replay.Probe`)."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class StepsProbe:
     """Random noise, and at load random keys and values.
 
     Args:
-        noise: what the loop starts from.
-        x: what it ends in.
+        noise: buffer that the loop starts from.
+        x: buffer that it ends in.
         buffers: of the number of rows.
-        prefix: the slot to fill; None leaves what is encoded there as it is.
+        prefix: the slot to fill; None keeps the encoded prefix.
     """
 
     def __init__(

@@ -2,11 +2,11 @@
 
 An engine is tied to the GPU and the TensorRT version that it was built with, and to the ONNX files
 that it was built from. Invariants:
-- `engine.json` is written after the file it speaks of, each under its name complete or not at all;
+- `engine.json` is written after the engine it lists; each file appears complete or not at all;
 - an engine of another GPU, version or ONNX file is refused, with the command that rebuilds it;
-- nothing here reads more of a bundle than that folder. Which ONNX files the bundle has is told by
-  the SHA-256 that policy.yaml lists: whoever reads the bundle has compared the files with those, so
-  that loading engines hashes nothing, least of all gigabytes of weights.data that it does not use.
+- only that folder of a bundle is read here. The bundle's ONNX files are known by their SHA-256 in
+  policy.yaml, which the reader of the bundle has compared with the files. So loading engines hashes
+  nothing, not even the gigabytes of weights.data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vla_runtime.files.whole_files import write_text
 METADATA = 'engine.json'
 TIMING_CACHE = 'timing.cache'
 RECEIPT = 'verification.json'
-# What was found out about engines that were not kept.
+# Findings about engines that failed the comparison and were removed.
 REJECTION = 'rejected.json'
 FORMAT = 2
 _LARGEST_METADATA = 1 << 24
@@ -64,7 +64,7 @@ class EngineFile:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What `engine.json` says.
+    """Contents of `engine.json`.
 
     Attributes:
         tensorrt: version that built the engines.
@@ -90,7 +90,7 @@ class Metadata:
 
 
 def engine_name(network: Network, rows: int = 1) -> str:
-    """What an engine is called: as its ONNX graph, without the ending."""
+    """Name of an engine: that of its ONNX graph, without the ending."""
     return graph_name(network, rows).removesuffix('.onnx')
 
 
@@ -115,7 +115,7 @@ def find_engines(
     max_rows: int,
     files: Mapping[str, str],
 ) -> tuple[Path, Metadata]:
-    """The folder of the engines that were built for this GPU and version, and what it says.
+    """Find the folder of the engines for this GPU and version; return it and its metadata.
 
     Args:
         bundle: the bundle's folder.
@@ -125,8 +125,8 @@ def find_engines(
         files: SHA-256 of the bundle's files by name, as in its policy.yaml.
 
     Raises:
-        ValueError: none were built for here (what was built for elsewhere is named), or what is
-            there is damaged, incomplete or built from other ONNX files than the bundle's.
+        ValueError: no engines for this GPU and version (the message names others), or engines that
+            are damaged, incomplete or built from other ONNX files than the bundle's.
     """
     engines = bundle / 'engines'
     folder = engines / folder_name(device.name, version)
@@ -205,7 +205,7 @@ def _check_origin(
 def _check_engine(
     folder: Path, metadata: Metadata, name: str, files: Mapping[str, str], command: str
 ) -> None:
-    """Refuse an engine that is not there, not whole, or of other ONNX files (ValueError)."""
+    """Refuse an engine that is missing, damaged, or of other ONNX files (ValueError)."""
     entry = metadata.engines.get(name)
     if entry is None:
         built = ', '.join(metadata.engines) or 'none'

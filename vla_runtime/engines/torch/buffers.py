@@ -1,4 +1,4 @@
-"""What the torch engine keeps on the device: prompt rows with their prefix slots, and schedules."""
+"""Device buffers of the torch engine: prompt rows with their prefix slots, and schedules."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vla_runtime.families.traced_shapes import TracedShapes, row_tensors
 
 
 class RowBuffers:
-    """The buffers of one number of prompt rows, its prefix slots included.
+    """Buffers for one number of prompt rows, with its prefix slots.
 
     Attributes:
         prefix_inputs, head_inputs: the family's, by name.
-        slots: of each slot, what the prefix hands to the head, by name.
+        slots: per slot, the prefix's outputs by name, which the head reads.
         row_weight: (R,); velocity: (R * MAX_SAMPLES, H, A).
     """
 
@@ -47,7 +47,7 @@ class RowBuffers:
 
 
 class Variant(NamedTuple):
-    """Everything that makes the denoise loop another piece of work (and another CUDA graph)."""
+    """Settings of the denoise loop; each combination has a CUDA graph of its own."""
 
     rows: int = 1
     slot: int = 0
@@ -57,7 +57,7 @@ class Variant(NamedTuple):
 
 
 class Schedule:
-    """The denoise steps: flow times, step size and the time table."""
+    """Device buffers of a schedule: flow times, step size and time table."""
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -67,10 +67,10 @@ class Schedule:
         # Outside inference mode, because the Jacobian's backward pass keeps rows of the table.
         self.times = torch.tensor(times, dtype=torch.float32, device=device)
         self.dt = torch.tensor(dt, dtype=torch.float32, device=device)
-        # Row by row, so that a row depends on its time alone and not on how many times were asked
-        # for at once (matrix products round differently for other batch sizes).
+        # Row by row: matrix products round differently for other batch sizes, and a row must not
+        # depend on the number of steps.
         self.table = torch.cat([network.time_conditioning(t[None]) for t in self.times])
-        # Of an action that is known: flow time 0.
+        # Conditioning of a known action: flow time 0.
         self.clean = network.time_conditioning(torch.zeros(1, device=device))
         horizon = network.dims.horizon
         self.plan_weight = torch.zeros(len(times), 1, horizon, 1, device=device)

@@ -6,8 +6,8 @@ the graph. Invariants:
 - warm-up, capture and replay happen on the work's own device, whichever device is current: a
   capture on another device's stream records nothing and replays nothing, silently;
 - one capture at a time in the process; another thread's work goes on meanwhile;
-- a network whose capture fails is run eagerly from then on, for good, with one log line, and the
-  report says so.
+- after a failed capture a network runs eagerly for good; that is logged once and stands in the
+  report.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Capturer:
         self.status = 'eager'
 
     def try_capture(self, work: Work) -> Work | None:
-        """The replay, or None where the work has to run eagerly."""
+        """Return the replay, or None where the work has to run eagerly."""
         if self._capture is None:
             return None
         try:

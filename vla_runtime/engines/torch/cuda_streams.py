@@ -1,10 +1,10 @@
-"""The two CUDA streams of a torch engine: one for what encodes, one for what denoises.
+"""The two CUDA streams of a torch engine: one for encoding, one for denoising.
 
-So one prefix is encoded while another is denoised over, if two threads ask for it. Invariants:
-- a slot is read after everything that was asked to be encoded into it before, and written after
-  everything that was asked to read it before, whichever stream is ahead;
-- `synchronize` waits for what its own thread has asked for, not for the other stream's work;
-- what was allocated and loaded before the streams existed is complete when they begin.
+With them two threads can encode one prefix while denoising over another. Invariants:
+- a slot is read after all earlier queued writes to it, and written after all earlier queued reads
+  of it, whichever stream is ahead;
+- `synchronize` waits for the work of its own thread, not for the other stream's;
+- allocations and copies from before the streams existed are complete when they begin.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CudaStreams:
 
     Args:
         device: a CUDA device.
-        cuda: `torch.cuda`, or in a test what stands in for it.
+        cuda: `torch.cuda`, or a test's stand-in for it.
     """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
@@ -40,13 +40,13 @@ class CudaStreams:
 
     @contextmanager
     def encode(self, place: Place | None = None) -> Iterator[None]:
-        """Queue vision or prefix; `place` is what is written."""
+        """Queue vision or prefix work; `place` is the slot that it writes."""
         with self._queue(self._encoding, place, after=self._read, marks=self._encoded):
             yield
 
     @contextmanager
     def denoise(self, place: Place | None = None) -> Iterator[None]:
-        """Queue what belongs to the expert; `place` is what is read."""
+        """Queue the expert's work; `place` is the slot that it reads."""
         with self._queue(self._denoising, place, after=self._encoded, marks=self._read):
             yield
 

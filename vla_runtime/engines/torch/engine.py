@@ -47,7 +47,7 @@ PRECISIONS = {
 
 
 class TorchEngine:
-    """Vision, prefix and expert of one policy in PyTorch (see `engine.PolicyEngine`).
+    """Vision, prefix and expert of one policy in PyTorch (see `protocol.PolicyEngine`).
 
     Args:
         network: with weights, on `device`, in its final precision; used for inference only.
@@ -70,7 +70,7 @@ class TorchEngine:
         self._device = device = next(network.parameters()).device
         self._shapes = trace_shapes(network)
         graphs = use_cuda_graphs and device.type == 'cuda'
-        # What encodes and what denoises may replay at the same time, so they share no pool.
+        # Encoding and denoising graphs may replay at the same time, so they share no pool.
         encode, denoise = (CudaGraphCapture(device) if graphs else None for _ in range(2))
         self._capturers = {
             'vision': Capturer('vision', encode),
@@ -92,7 +92,7 @@ class TorchEngine:
             r: RowBuffers(network, self._shapes, r, self.slots, device)
             for r in range(1, max_rows + 1)
         }
-        # What is denoised, and over what.
+        # Settings of the denoise loop, with the rows and slot that it denoises over.
         self._variant = Variant()
         self._schedules: dict[tuple[float, ...], Schedule] = {}
         self._schedule: Schedule | None = None
@@ -120,7 +120,7 @@ class TorchEngine:
         """Build the network from a bundle's weights file, straight onto the device.
 
         Args:
-            family, dims: what the weights are.
+            family, dims: of the policy.
             weights: safetensors file with the network's own parameter names, any float dtype.
             device: `cpu`, `cuda` or `cuda:N`.
             precision: a key of `PRECISIONS`.
@@ -239,7 +239,7 @@ class TorchEngine:
         return velocity.reshape(rows, *self._x_shape).copy()
 
     def _samples(self, x: np.ndarray) -> Tensor:
-        """(N, H, A) of one chunk or of several."""
+        """Reshape one chunk or several to (N, H, A)."""
         return torch.from_numpy(x.reshape(-1, *x.shape[-2:]))
 
     def synchronize(self) -> None:
@@ -292,8 +292,8 @@ class TorchEngine:
     def _run_prefix(self, count: int, slot: int) -> None:
         rows = self._buffers[count]
         prefix = rows.slots[slot]
-        # A GPU reads its weights once for all rows; the activations of one row are what a CPU's
-        # cache holds, and two rows together take longer than one after the other.
+        # A GPU reads the weights once for all rows. A CPU's cache holds the activations of one row
+        # only, so two rows together take longer than one after the other.
         together = count if self._device.type == 'cuda' else 1
         for first in range(0, count, together):
             part = slice(first, first + together)
@@ -346,10 +346,10 @@ def _assign_weights(network: FlowNetwork, state: Mapping[str, Tensor], weights: 
 
 
 def torch_device(name: str) -> torch.device:
-    """The device of this name.
+    """Return PyTorch's device of this name.
 
     Raises:
-        ValueError: unknown, or not to be had here; with what mends it.
+        ValueError: unknown, or not available here; the message says what to do.
     """
     kind, index = parse_device(name, 'torch')
     if kind == 'cuda':

@@ -1,4 +1,4 @@
-"""ONNX files in a bundle: written, compared with PyTorch, and only then part of it."""
+"""Writes ONNX files into a bundle; they are kept only if they agree with PyTorch."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from vla_runtime.export.errors import ExportError
 from vla_runtime.export.json_file import read_json
 from vla_runtime.export.receipt import Receipt, VerificationError
 
-# Task and total to what is told the progress; bytes for `write onnx`, files for `verify`.
+# (task, total) to a function that takes progress: bytes for `write onnx`, files for `verify`.
 Bars = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 Report = Callable[[Receipt], object]
 
 
 def no_bars(task: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
-    """Shows nothing."""
+    """Show no progress."""
     return nullcontext(lambda count: None)
 
 
 def check_packages() -> None:
-    """Refuse to begin what could not be finished; imports nothing slow.
+    """Refuse an export whose packages are missing; import nothing slow.
 
     Raises:
         ExportError: PyTorch, `onnx` or `onnxruntime` is not installed.
@@ -44,7 +44,7 @@ def check_packages() -> None:
 
 
 def no_report(receipt: Receipt) -> None:
-    """Tells nobody."""
+    """Report nothing."""
 
 
 def add_onnx(
@@ -63,7 +63,7 @@ def add_onnx(
         spec: its policy.yaml to be.
         precision: of the matrix products.
         bars: makes progress bars.
-        report: told what the comparison found, where all is within the bounds.
+        report: called with the receipt, where all errors are within the bounds.
 
     Raises:
         ExportError: `onnx` or `onnxruntime` is not installed, the disk has not enough room, or
@@ -100,7 +100,7 @@ def add_onnx(
 
 
 def _known_receipts(folder: Path) -> Mapping[str, Any]:
-    """What verification.json holds already."""
+    """Read the existing verification.json; empty where there is none."""
     path = folder / VERIFICATION_FILE
     return read_json(path).values if path.exists() else {}
 
@@ -114,9 +114,9 @@ def export_bundle(
     bars: Bars = no_bars,
     report: Report = no_report,
 ) -> Bundle:
-    """A copy of a bundle with ONNX files, in place of those that it has.
+    """Copy a bundle and write new ONNX files into the copy.
 
-    Engines that were built from its old files are left behind.
+    Its old ONNX files, and the engines built from them, are not copied.
 
     Args:
         source: the bundle to copy.
@@ -131,7 +131,7 @@ def export_bundle(
         ExportError: as `add_onnx`.
     """
     check_packages()
-    # Under the name that the person knows, before anything is copied.
+    # Before anything is copied, so that an error names the user's own file.
     _known_receipts(source.folder)
     with new_bundle(target, force=force) as folder:
         for name in source.spec.files:
@@ -154,17 +154,17 @@ def bundle_with_onnx(
     precision: Precision = 'float32',
     tell: Callable[[str], object] = lambda text: None,
 ) -> Path:
-    """The bundle itself if it has ONNX files, else a copy in `folder` that has them.
+    """Return the bundle if it has ONNX files, else a copy in `folder` that has them.
 
-    The copy's name holds a SHA-256 of policy.yaml, which lists that of every other file, and of
-    this package's version: it is found again, and a policy of which anything has changed is
-    exported anew. A copy that is not whole any more is replaced.
+    The copy's name holds a SHA-256 of policy.yaml (which lists that of every other file) and of
+    this package's version. So a later call finds the copy, and a changed policy is exported
+    anew. A damaged copy is replaced.
 
     Args:
         bundle: folder of a policy bundle.
         folder: where such copies are kept.
         precision: of the files that are made.
-        tell: told what is being done, for it can take a minute.
+        tell: called with a line about the export, which can take a minute.
 
     Raises:
         BundleError: no bundle there, or no copy can be made.
@@ -186,7 +186,7 @@ def bundle_with_onnx(
     try:
         export_bundle(source, copy, precision, force=copy.exists())
     except BundleError:
-        # Somebody who made the same copy may have been first.
+        # Another process may have finished the same copy first.
         if not _is_whole(copy):
             raise
     return copy

@@ -1,4 +1,4 @@
-"""The seeded inputs that exported networks are compared on, and what PyTorch makes of them.
+"""Seeded inputs that exported networks are compared on, and PyTorch's outputs for them.
 
 Prompts of several lengths (each row its own), hidden cameras, guidance scales and committed plans.
 PyTorch computes in float32 whatever the files' precision, one network at a time: the weights of
@@ -30,9 +30,9 @@ from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.noise import chunk_noise
 from vla_runtime.inference.real_time_chunking import plan_weights
 
-# Guidance scale, and how the chunk is tied to a plan, of each case of one number of rows.
+# Guidance scale and plan schedule of each case; repeated for each number of rows.
 _SETTINGS = ((1.5, None), (2.5, 'exp'), (1.0, 'linear'))
-# Size of the change that the gain is measured with.
+# Standard deviation of the change of the noise that the gain is measured with.
 _NUDGE = 1e-4
 
 
@@ -69,9 +69,9 @@ class Case:
         return len(self.row_weight)
 
     def visible(self, past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What a head sees of a prefix: without the places that `prefix_mask` (R, P) hides.
+        """Drop the positions of a prefix that `prefix_mask` (R, P) hides from the head.
 
-        Tensors (…, P, D) have such places; what stands there may differ from backend to backend.
+        Tensors (…, P, D) have such positions; values there may differ from backend to backend.
         """
         mask = self.past.get('prefix_mask')
         if mask is None:
@@ -146,7 +146,7 @@ def _draw(
     lengths: np.ndarray,
     random: np.random.Generator,
 ) -> dict[str, np.ndarray]:
-    """A family's inputs for as many rows as there are lengths of prompts."""
+    """Draw a family's inputs, one row per prompt length."""
     drawn: dict[str, np.ndarray] = {}
     for name, given in inputs.items():
         shape = (len(lengths), *given.shape)
@@ -229,7 +229,7 @@ class Reference:
 
     @contextmanager
     def _loaded(self, *parts: Part) -> Iterator[None]:
-        """The numbers of parts of the network, for as long as they are needed."""
+        """Load the weights of these parts of the network while the context is open."""
         names = set().union(*(self._parts[part] for part in parts))
         self._assign({name: self._weights.read(name) for name in names})
         try:

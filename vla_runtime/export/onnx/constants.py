@@ -1,12 +1,11 @@
-"""Whether the numbers that stand in an ONNX graph are what their names and types say.
+"""Checks that the numbers in an ONNX graph fit their names and types.
 
-The walk over the types (`onnx_precision`) sees names and types alone:
-- a constant in float32 may hold numbers that were rounded to half before they were written, as
-  rotary frequencies are where a whole network was converted, and errors of a long prompt hide
-  behind a short one's. Where the bundle itself stores numbers in half, only what rotary angles are
-  made of is looked at: the others are made of such numbers (a norm's is one plus a weight, which
-  of bfloat16 is often float16's), and nothing tells the two apart;
-- a matrix in half may be one of the bundle's by name, and a mean or a sum by its numbers.
+The walk over the types (`precision.py`) sees names and types alone. It cannot see:
+- a float32 constant whose numbers were rounded to half before they were written. Rotary frequencies
+  are where a whole network was converted, and only long prompts show the error. Where the bundle
+  itself stores numbers in half, only the constants of rotary angles are checked: the others are
+  made of such numbers (a norm's is one plus a weight) and cannot be told apart;
+- a half matrix that has a name of the bundle's but other numbers, such as a mean or a sum.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _OUTSIDE = ('.modulation.', 'time_in.', 'time_out.')
 
 
 def constant_faults(path: Path, weights: BundleWeights) -> list[str]:
-    """Every constant of a graph that is not what it says.
+    """List the constants of a graph whose numbers do not fit their name or type.
 
     Args:
         path: of the graph; its weights.data lies beside it.
@@ -68,7 +67,7 @@ def constant_faults(path: Path, weights: BundleWeights) -> list[str]:
 
 
 def _matrix_faults(tensor: onnx.TensorProto, folder: Path, weights: BundleWeights) -> list[str]:
-    """A matrix in half that cannot be the bundle's, by name, shape or what its first rows hold."""
+    """Faults of a half matrix that is not the bundle's, by name, shape or its first rows."""
     names = tensor.name.split('+')
     if not set(names) <= set(weights.names):
         return [f"the matrix '{tensor.name}' is in half and not of this bundle"]
@@ -94,14 +93,14 @@ def _matrix_faults(tensor: onnx.TensorProto, folder: Path, weights: BundleWeight
 
 
 def _widened(bits: np.ndarray, half: int) -> np.ndarray:
-    """Numbers in half, given as uint16, in float32."""
+    """Convert half numbers, given as uint16, to float32."""
     if half == TensorProto.FLOAT16:
         return bits.astype(np.uint16).view(np.float16).astype(np.float32)
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _is_rounded(row: np.ndarray, exact: np.ndarray, name: str) -> bool:
-    """Whether a row of a matrix is the bundle's, but for roundings to half."""
+    """Return whether a row of a matrix is the bundle's, up to rounding to half."""
     scale = 1.0
     if '.attention.q.' in name and exact.any():
         # Attention's own scale, whatever it is, is in the weights of the queries.
@@ -136,7 +135,7 @@ def _numbers(tensor: onnx.TensorProto, folder: Path) -> np.ndarray:
 
 
 def _half_of(numbers: np.ndarray) -> Precision | None:
-    """The half that all of these float32 numbers are of; None if none, or by accident."""
+    """Half type that holds all of these float32 numbers exactly; None if none or by accident."""
     if len(np.unique(numbers)) < _NO_ACCIDENT:
         return None
     if not (numbers.view(np.uint32) & 0xFFFF).any():
@@ -147,7 +146,7 @@ def _half_of(numbers: np.ndarray) -> Precision | None:
 
 
 def _stores_half(weights: BundleWeights) -> bool:
-    """Whether the bundle's own numbers, of parameters that stay in float32, are in any half."""
+    """Return whether the bundle stores parameters that stay in float32 in half."""
     return any(
         _half_of(weights.read(name).numpy().reshape(-1)[:_LOOKED_AT])
         for name in weights.names
