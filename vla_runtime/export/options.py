@@ -1,4 +1,4 @@
-"""What the user adds to a checkpoint folder, and the LeRobot data set that can say it for them."""
+"""Facts the user adds to a checkpoint folder, and the LeRobot data set that can supply some."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vla_runtime.types import AdvantageTemplate, PromptTemplate
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Everything is optional: what the folder lacks is asked for.
+    """Options of an export; each is optional, and the user is asked for facts the folder lacks.
 
     Attributes:
         name: of the policy, for people.
@@ -59,7 +59,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a LeRobot data set's meta/info.json says; None where it does not."""
+    """Facts of a LeRobot data set's meta/info.json; None where it lacks one."""
 
     state_names: tuple[str, ...] | None
     action_names: tuple[str, ...] | None

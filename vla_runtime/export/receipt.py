@@ -1,4 +1,4 @@
-"""What a comparison with PyTorch found, and the bounds that decide.
+"""Receipt of a comparison with PyTorch, and the bounds that decide.
 
 Errors are absolute, in units of the reference's largest number where that is above one. A chunk's
 bound is that of the precision times the gain of its case where that is above one: how many times
@@ -17,7 +17,7 @@ import numpy as np
 from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.export.errors import ExportError
 
-# Of the inputs that are compared.
+# Seed of the compared inputs.
 SEED = 20
 # What decided a chunk's bound: the precision alone, its gain too, or the ceiling.
 BoundBy = Literal['precision', 'gain', 'ceiling']
@@ -55,7 +55,7 @@ def chunk_bound(precision: Precision, gain: float) -> tuple[float, BoundBy]:
         gain: how many times PyTorch makes a small change of the noise larger.
     """
     bounds = BOUNDS[precision]
-    # A gain that is no number raises nothing.
+    # A NaN gain does not raise the bound.
     if not gain > 1.0:
         return bounds.chunk, 'precision'
     bound = bounds.chunk * gain
@@ -63,7 +63,7 @@ def chunk_bound(precision: Precision, gain: float) -> tuple[float, BoundBy]:
 
 
 class VerificationError(ExportError):
-    """Files that are not what the PyTorch modules are; the message says which tensor."""
+    """Files that differ from the PyTorch modules; the message names the tensors."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class ChunkComparison:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What was compared and what was found."""
+    """Record of a comparison: cases, errors and notes."""
 
     precision: Precision
     device: str
@@ -157,7 +157,7 @@ class Receipt:
         ]
 
     def figures(self) -> dict[str, Any]:
-        """What was compared and found, whatever ran the networks."""
+        """Return cases, errors and bounds, in the form that every receipt shares."""
         return {
             'seed': SEED,
             'errors': "absolute; divided by the reference's largest number where above 1",

@@ -34,7 +34,7 @@ DECODER: Rows = (
 
 @dataclass(frozen=True)
 class TensorNames:
-    """How the tensors of a family's checkpoints are called.
+    """Names of the tensors in a family's checkpoints.
 
     Attributes:
         rows: patterns of whole names (without LeRobot's leading `model.`) to ours.
@@ -47,7 +47,7 @@ class TensorNames:
     tied: Mapping[str, str] = field(default_factory=dict)
 
     def is_unused(self, name: str) -> bool:
-        """Whether a checkpoint's tensor is known to serve nothing at inference."""
+        """Return whether a checkpoint's tensor is known to be unused at inference."""
         bare = name.removeprefix('model.')
         return any(pattern.fullmatch(bare) for pattern in self.unused)
 
@@ -62,7 +62,7 @@ class TensorNames:
 
 
 def row(theirs: str, ours: str) -> tuple[re.Pattern[str], str]:
-    """One whole name."""
+    """Make a row for one whole name."""
     return re.compile(theirs), ours
 
 

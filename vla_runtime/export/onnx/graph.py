@@ -1,8 +1,8 @@
 """Writes one ONNX graph, node by node, with every shape and precision known.
 
-Invariants of what it writes (`onnx_precision` walks the finished file and checks them):
-- what computes does so in float32, or in integers where it is an index; only matrix products and
-  what merely moves numbers are ever in float16 or bfloat16;
+Invariants of the graph (`precision.py` walks the finished file and checks them):
+- numbers are computed in float32, indices in integers; only matrix products and operators that
+  merely move numbers are ever in float16 or bfloat16;
 - nothing but float32 is rounded to half, and no float becomes an integer.
 """
 
@@ -112,7 +112,7 @@ class GraphWriter:
         return Value(proto.name, dtype, tuple(proto.dims))
 
     def constant(self, value: Tensor, name: str = '') -> Value:
-        """Use a constant; equal ones are one."""
+        """Use a constant; equal constants are stored once."""
         value = value.contiguous()
         key = (value.dtype, tuple(value.shape), value.view(-1).view(torch.uint8).numpy().tobytes())
         if key not in self._constants:
@@ -137,11 +137,11 @@ class GraphWriter:
         return self._casts[key]
 
     def single(self, value: Value) -> Value:
-        """In float32 if it is in half, else as it is: what everything that computes wants."""
+        """Cast half to float32 and leave other types, as operators that compute need it."""
         return self.cast(value, torch.float32) if value.dtype in HALVES else value
 
     def before_cast(self, value: Value) -> Value:
-        """What a value was cast from, or the value."""
+        """Return the value that this one was cast from, or the value itself."""
         return self._cast_from.get(value.name, value)
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:

@@ -157,10 +157,10 @@ def _sum(
 
 @_writes('cumsum.default')
 def _count_up_to(graph: GraphWriter, traced: Tensor, x: Value, dim: int) -> Value:
-    """How many of a mask are set up to each place, in integers.
+    """Count the set entries of a mask up to each position, in integers.
 
-    As a sum over a triangle: TensorRT 8.6 has no CumSum of integers, and in half precision a long
-    prompt's positions would not even be counted right.
+    Written as a sum over a triangle: TensorRT 8.6 has no CumSum of integers, and half precision
+    would miscount the positions of a long prompt.
     """
     mask = graph.before_cast(x)
     assert mask.dtype == torch.bool and dim == 1
@@ -201,7 +201,7 @@ def _attention(
 ) -> Value:
     """Attention with its softmax in float32.
 
-    The scale 1/sqrt(head_dim) is in the weights of the query projections (`onnx_translation`).
+    The scale 1/sqrt(head_dim) is in the weights of the query projections (`translation.py`).
     """
     axes = [*range(len(k.shape) - 2), len(k.shape) - 1, len(k.shape) - 2]
     turned = graph.node('Transpose', [k], [k.shape[axis] for axis in axes], perm=axes)
@@ -251,7 +251,7 @@ def _permute(graph: GraphWriter, traced: Tensor, x: Value, axes: list[int]) -> V
 @_writes('cat.default')
 def _concat(graph: GraphWriter, traced: Tensor, parts: Sequence[Value], dim: int = 0) -> Value:
     types = {part.dtype for part in parts}
-    # Half only where everything is: nothing is rounded because of its neighbour.
+    # Half only where all parts are half: none is rounded because of another.
     dtype = types.pop() if len(types) == 1 else torch.float32
     axis = dim % len(traced.shape)
     operands = [graph.cast(part, dtype) for part in parts]

@@ -2,8 +2,8 @@
 
 A tensor's origin is a set of roles: which inputs, positions, angles or matrix products its numbers
 were moved, added or multiplied together from. Origins say which half tensor may go where; the rules
-are those of `onnx_precision`. A tensor that a fault was found in has no origin, so that one fault
-is told once, where it is made.
+are those of `precision.py`. A faulty tensor has no origin, so that a fault is reported once, where
+it is made.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ HALVES: Mapping[int, Precision] = {
     TensorProto.FLOAT16: 'float16',
     TensorProto.BFLOAT16: 'bfloat16',
 }
-# The bundle's parameters that may be in half: `models.layers.matrix_names` without the biases. They
-# are added in float32.
+# Parameters that may be in half: `matrix_names` of families/blocks/layers.py without the
+# biases, which are added in float32.
 _HALF_MATRICES = re.compile(
     r'(vision|language|expert)\.blocks\.\d+'
     r'\.(attention\.(q|k|v|out)|mlp\.(gate|up|down|fc1|fc2))\.weight'
@@ -64,7 +64,7 @@ _COMPUTES = (
 
 @dataclass(frozen=True)
 class Origin:
-    """What a tensor's numbers come from.
+    """Origin of a tensor's numbers.
 
     Attributes:
         roles: the words below; none for a constant.
@@ -107,12 +107,12 @@ def type_name(kind: int) -> str:
 
 
 def is_half_matrix(name: str) -> bool:
-    """Whether this names a parameter that may be in half, or several side by side (`a+b`)."""
+    """Return whether this names a parameter that may be in half, or several of them (`a+b`)."""
     return all(_HALF_MATRICES.fullmatch(part) for part in name.split('+'))
 
 
 def origin_faults(graph: onnx.GraphProto, types: Mapping[str, int]) -> list[str]:
-    """Every use of a tensor that does not fit where its numbers come from.
+    """List uses of a tensor that do not fit the origin of its numbers.
 
     Args:
         graph: with nodes in the order in which they run.
@@ -185,7 +185,7 @@ class _Walk:
     # --- where they go ------------------------------------------------------------------------
 
     def _of_node(self, node: onnx.NodeProto) -> list[Origin | None]:
-        """The origins of a node's outputs, or one that is that of all of them."""
+        """Return the origins of a node's outputs, or a single one that all of them share."""
         unknown = [name for name in (*node.input, *node.output) if name and not self._kind(name)]
         if node.domain not in ('', 'ai.onnx') or any(
             attribute.HasField('g') or attribute.graphs for attribute in node.attribute
@@ -214,7 +214,7 @@ class _Walk:
         return [None]
 
     def _of_cast(self, source: str, target: str) -> Origin | None:
-        """A change of type; of float32 to half and back, by what it is that is changed."""
+        """Origin after a cast; between float32 and half the tensor's origin decides if it may."""
         kind, made, origin = self._kind(source), self._kind(target), self._origins[source]
         change = f'{self._in_words(source)} to {self._in_words(target)}'
         floats = (TensorProto.FLOAT, TensorProto.DOUBLE, *HALVES)
@@ -264,7 +264,7 @@ class _Walk:
         )
 
     def _of_half_product(self, node: onnx.NodeProto) -> Origin | None:
-        """A matrix product in half, which must be one of three."""
+        """Origin of a half matrix product, which must be one of the three allowed."""
         left, right = (self._origins[name] for name in node.input)
         if left is None or right is None:
             return None
@@ -319,7 +319,7 @@ class _Walk:
 
 
 def _product(matrices: tuple[str, ...]) -> Origin:
-    """The product by matrices that stand side by side."""
+    """Origin of the product by matrices that stand side by side."""
     found = [_PROJECTION.search(name) for name in matrices]
     roles = {_PROJECTED[match[1]] if match else _PRODUCT for match in found}
     return Origin(frozenset(roles), matrices)
@@ -330,9 +330,9 @@ def _past_role(name: str) -> str | None:
 
 
 def _are_rotated_queries(origin: Origin) -> bool:
-    """Queries that were float32 in between, for their rotation.
+    """Return whether these are queries that were float32 in between, for their rotation.
 
-    Its angles are no role of theirs where they are constants: positions that no prompt changes.
+    Constant angles, of positions that no prompt changes, leave no role.
     """
     return origin.rounded and _QUERIES in origin.roles and origin.within(_QUERIES, _ANGLES)
 

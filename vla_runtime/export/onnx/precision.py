@@ -1,8 +1,8 @@
-"""Whether an ONNX graph computes what must be exact in the precision that keeps it exact.
+"""Checks that an ONNX graph computes in half only where rounding does no harm.
 
 Numbers alone cannot tell: an index computed in half is right for a short prompt and wrong for a
 long one, and a norm in half is lost among the roundings of half matrix products. So the graph
-itself is walked, node by node, on the types that ONNX infers; `onnx_origins` follows every tensor
+itself is walked, node by node, on the types that ONNX infers; `origins.py` follows every tensor
 from where its numbers come from to where they are used. The rules:
 - in float16 or bfloat16 there are three products and nothing else that computes: by one of the
   bundle's matrices (`is_half_matrix`), of queries and keys, and of attention weights and values;
@@ -12,9 +12,9 @@ from where its numbers come from to where they are used. The rules:
 - no float becomes an integer and no truth value a float: indices are integers from end to end, and
   rotary angles are made of such integers;
 - float32, int64, bool and the half that was asked for are the only types, the operators those that
-  the export writes, and none of them has an inside of its own;
-- what is asked for in float32 has no half in it at all.
-What stands in the graph as numbers is for `onnx_constants` to look at.
+  the export writes, and none of them has a subgraph;
+- a graph asked for in float32 has no half in it at all.
+`constants.py` checks the numbers that stand in the graph.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, *HALVES)
 
 
 def precision_of(path: Path) -> Precision:
-    """What a graph's matrix products are in.
+    """Return the precision of a graph's matrix products.
 
     Raises:
         ValueError: no ONNX file, or one whose types contradict each other.
@@ -50,7 +50,7 @@ def precision_of(path: Path) -> Precision:
 
 
 def precision_faults(path: Path, precision: Precision) -> list[str]:
-    """Everything in a graph file that breaks the rules.
+    """List everything in a graph file that breaks the rules.
 
     Args:
         path: of the graph; its weights are not read.

@@ -178,7 +178,7 @@ class _Translation:
         return self._weights.read(weight.name) * self._scales.get(weight.name, 1.0)
 
     def _weight_value(self, weights: list[_Weight | Tensor], transposed: bool) -> Value:
-        """Matrices side by side, as ONNX multiplies them: (in, out)."""
+        """Join matrices side by side; `transposed` is as ONNX multiplies them, (in, out)."""
         if isinstance(weights[0], Tensor):
             (matrix,) = weights
             assert isinstance(matrix, Tensor)
@@ -239,7 +239,7 @@ def _linear_groups(nodes: list[Node]) -> dict[Node, list[Node]]:
 
 
 def _unconverted(node: Node) -> Node:
-    """What a tensor was before its last conversion; a trace repeats those that change nothing."""
+    """Return the node before a tensor's last change of dtype; skip casts that change nothing."""
     converted = False
     while str(node.target) == _CONVERSION:
         parent = node.all_input_nodes[0]

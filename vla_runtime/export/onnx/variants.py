@@ -1,7 +1,7 @@
-"""Forms of an exported graph that any ONNX Runtime can be asked for float32 numbers with.
+"""Variants of an exported graph with float32 inputs and outputs, which any ONNX Runtime takes.
 
 They exist for verification alone, in memory: the weights stay in their file, and every rounding to
-half of the real graph is still made.
+half of the real graph is kept.
 """
 
 from __future__ import annotations

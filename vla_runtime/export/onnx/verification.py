@@ -1,8 +1,8 @@
 """The receipt of exported networks: every file against PyTorch, and what was found.
 
 Two questions are asked. Does every graph keep norms, softmax, time, masks and the update in
-float32 and its indices in integers (`onnx_precision`, on the graph itself)? And do its numbers
-equal those of the PyTorch modules in float32 on the seeded inputs of `onnx_cases`: each output of
+float32 and its indices in integers (`precision.py`, on the graph itself)? And do its numbers
+equal those of the PyTorch modules in float32 on the seeded inputs of `cases.py`: each output of
 each file on PyTorch's own inputs, then whole chunks, decomposed and monolithic, each file fed with
 what the one before it gave? One file runs at a time, so that memory holds the weights once.
 
@@ -79,7 +79,7 @@ def verify_onnx(
 
 
 def verification_steps() -> int:
-    """How often `verify_onnx` calls `advance`."""
+    """Return the number of `advance` calls that `verify_onnx` makes."""
     return 3 + 1 + 3 * len(ROWS)
 
 
@@ -87,7 +87,7 @@ def check_graphs(folder: Path) -> Precision:
     """Walk all graphs of a bundle.
 
     Returns:
-        What their matrix products are in.
+        The precision of their matrix products.
 
     Raises:
         VerificationError: a graph that computes an index, norm or the like in the wrong precision,
@@ -116,7 +116,7 @@ def check_graphs(folder: Path) -> Precision:
 
 
 def receipt_dict(receipt: Receipt) -> dict[str, Any]:
-    """What verification.json holds under `onnx`."""
+    """Contents of verification.json under `onnx`."""
     return {
         'what': 'every ONNX file against the PyTorch modules in float32, on seeded inputs',
         'precision': receipt.precision,

@@ -3,10 +3,9 @@
 Invariants:
 - nothing is built that cannot fit, that this TensorRT cannot read, or that is there already and
   came from the same ONNX files;
-- each engine appears in its folder complete or not at all, with what `engine.json` says of it, and
-  what earlier builds measured (the timing cache) is kept after each, so an interrupted build goes
-  on where it stopped;
-- what was said of the engines that are replaced is removed before the first of them is;
+- each engine and its entry in `engine.json` appear complete or not at all, and the timing cache is
+  written after each build, so an interrupted build goes on where it stopped;
+- the receipt of the old engines is removed before the first of them is replaced;
 - a finished build leaves the engines that were asked for and no others.
 
 Imports tensorrt, cuda-python and numpy only: a Jetson that builds need not have PyTorch.
@@ -47,7 +46,7 @@ _ENDING = '.engine'
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """What building one engine takes, in bytes.
+    """Memory that building one engine takes, in bytes.
 
     The parser holds the weights on the host, the builder copies them to the device to try kernels
     on, and the finished engine is held on the host once more before it is written.
@@ -77,7 +76,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a build will do.
+    """Plan of a build.
 
     Attributes:
         folder: where the engines go.
@@ -119,7 +118,7 @@ def plan_build(
     workspace_bytes: int = DEFAULT_WORKSPACE,
     force: bool = False,
 ) -> BuildPlan:
-    """Look at everything that can be known before anything is built.
+    """Check files and memory and plan the build; build nothing.
 
     Args:
         bundle: the bundle's folder, with its ONNX files.
@@ -174,7 +173,7 @@ def build_engines(
     progress: Progress | None = None,
     report: Callable[[str, EngineFile], object] = lambda name, entry: None,
 ) -> Metadata:
-    """Build what the plan says is to be built, and try to load each.
+    """Build the planned engines, and try to load each.
 
     Args:
         plan: from `plan_build`.
@@ -238,7 +237,7 @@ def check_fits(estimate: MemoryEstimate, runtime: CudaRuntime) -> None:
 
 
 def _refusal(name: str, need: int, free: int, more_swap: int | None) -> ValueError:
-    """What does not fit and what helps; `more_swap` is None where swap does not."""
+    """Make the error of a build that does not fit; `more_swap` is None where swap cannot help."""
     counted = swap = ''
     if more_swap is not None:
         counted = ' (swap included)'

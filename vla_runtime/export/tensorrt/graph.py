@@ -1,4 +1,4 @@
-"""What a builder has to know of an ONNX file before it reads it, without the `onnx` package.
+"""Summary of an ONNX file for the TensorRT build, read without the `onnx` package.
 
 A Jetson that builds engines has TensorRT, cuda-python and numpy. An ONNX file is protocol buffers
 (onnx.proto of ONNX 1.x); of those only the fields needed here are read: operators, the bytes of the
@@ -51,7 +51,7 @@ class ExternalTensor:
 
 @dataclass
 class OnnxSummary:
-    """What one ONNX file needs.
+    """Facts of one ONNX file that a build needs.
 
     Attributes:
         path: of the file.
@@ -72,7 +72,7 @@ class OnnxSummary:
     external: list[ExternalTensor] = field(default_factory=list)
 
     def unsupported(self, version: str) -> list[str]:
-        """What this TensorRT's parser does not know: operators, or a newer operator set."""
+        """List what this TensorRT cannot read: operators, a newer operator set, bfloat16."""
         if not version.startswith('8.'):
             return []
         problems = sorted(set(self.operators) - OPERATORS_8_6)

@@ -1,4 +1,4 @@
-"""What a comparison of built engines with PyTorch leaves in their folder.
+"""Receipt files in the engines' folder: `verification.json` and `rejected.json`.
 
 `verification.json` lists the SHA-256 of the engines that were compared and of the weights that they
 were compared with; it vouches for those files and for no others. Engines whose numbers are wrong
@@ -23,7 +23,7 @@ Engines = Mapping[str, EngineFile]
 
 
 def compared_files(folder: Path, engines: Engines, files: Mapping[str, str]) -> dict[str, str]:
-    """SHA-256 by name of what a comparison is about.
+    """Return the SHA-256 of the compared files, engines and weights, by name.
 
     Args:
         folder: of the engines, which are read.
@@ -35,7 +35,7 @@ def compared_files(folder: Path, engines: Engines, files: Mapping[str, str]) -> 
 
 
 def is_compared(folder: Path, engines: Engines, files: Mapping[str, str]) -> bool:
-    """Whether the receipt in the folder is of these very engines; arguments as above."""
+    """Return whether the folder's receipt covers these very engines; arguments as above."""
     try:
         receipt = json.loads(read_text(folder / RECEIPT, LARGEST_JSON))
         vouched = receipt['files'].items()
@@ -46,7 +46,7 @@ def is_compared(folder: Path, engines: Engines, files: Mapping[str, str]) -> boo
 
 
 def keep(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write the receipt of engines that are what they should be."""
+    """Write the receipt of engines that passed the comparison."""
     _write(folder / RECEIPT, document)
 
 
@@ -65,7 +65,7 @@ def reject(
 
 
 def forget(folder: Path) -> None:
-    """Remove what was said of engines that are about to be others."""
+    """Remove receipt and rejection of engines that are about to be replaced."""
     for name in (RECEIPT, REJECTION):
         (folder / name).unlink(missing_ok=True)
 

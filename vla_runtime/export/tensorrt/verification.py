@@ -1,6 +1,6 @@
 """The receipt of built engines: the loaded engine against PyTorch in float32.
 
-The same seeded inputs and bounds as for the ONNX files (`onnx_cases`, `receipt`), through the
+The same seeded inputs and bounds as for the ONNX files (`cases`, `receipt`), through the
 engine as the policy uses it: what vision and prefix leave in their buffers, each fed with what the
 one before it gave; every step alone, from PyTorch's x; x from the noise on (its growth), and the
 chunk of the captured loop. Needs PyTorch, onnx and onnxruntime beside TensorRT; without them there
@@ -65,12 +65,12 @@ def verify_built(
 
 
 def verification_steps(bundle: Bundle, metadata: Metadata) -> int:
-    """How often `verify_built` calls `advance`: once a case."""
+    """Return the number of `advance` calls that `verify_built` makes, one per case."""
     return len(_cases(bundle, metadata))
 
 
 def receipt_dict(receipt: Receipt, metadata: Metadata, files: Mapping[str, str]) -> dict[str, Any]:
-    """What the engines' verification.json holds; `files` is from `compared_files`."""
+    """Contents of the engines' verification.json; `files` is from `compared_files`."""
     return {
         'what': 'the built engines against the PyTorch modules in float32, on seeded inputs, each '
         'network fed with what the one before it gave',
@@ -88,7 +88,7 @@ def receipt_dict(receipt: Receipt, metadata: Metadata, files: Mapping[str, str])
 
 
 def _cases(bundle: Bundle, metadata: Metadata) -> list[Case]:
-    """Those of no more rows than engines were built for."""
+    """Return the cases of no more rows than engines were built for."""
     return [case for case in seeded_cases(bundle.spec) if case.rows <= metadata.max_rows]
 
 
