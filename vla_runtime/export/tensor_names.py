@@ -38,7 +38,7 @@ class TensorNames:
 
     Attributes:
         rows: patterns of whole names (without LeRobot's leading `model.`) to ours.
-        unused: patterns of tensors that serve nothing at inference.
+        unused: patterns of tensors that are not used at inference.
         tied: our name of a tensor to ours of the one that it may stand in for.
     """
 

@@ -1,4 +1,4 @@
-"""A bundle's networks as ONNX files: see `engines.onnx_files` for which, and for their names.
+"""A bundle's networks as ONNX files; `engines/onnx/files.py` lists and names the files.
 
 Invariants:
 - the networks are traced without numbers (PyTorch's meta device) and the weights are written one
@@ -59,7 +59,7 @@ def write_onnx(
         folder: of the bundle; its weights.safetensors is read, `onnx/` must not be there.
         spec: its policy.yaml.
         precision: of the large matrices; everything else stays float32, indices stay integers.
-        advance: told the bytes of weights written, as they are.
+        advance: called with the bytes of each written block of weights.
 
     Raises:
         ExportError: the network uses an operator that has no ONNX form here.

@@ -64,7 +64,7 @@ def verify_onnx(
         folder: of the bundle.
         spec: its policy.yaml.
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
-        advance: told 1 for each of the `verification_steps`.
+        advance: called with 1 for each of the `verification_steps`.
 
     Returns:
         The receipt; ask it for `failures`.

@@ -72,7 +72,7 @@ class WeightFile:
 
     Args:
         folder: of the graphs; the file is made there.
-        advance: told the bytes written, as they are.
+        advance: called with the bytes of each written block.
     """
 
     def __init__(self, folder: Path, advance: Callable[[int], object] = lambda count: None) -> None:

@@ -128,7 +128,7 @@ def plan_build(
             with it before anything is built from them); what it does not have is hashed here.
         precision: that the ONNX files must have; None takes theirs.
         workspace_bytes: scratch memory that a layer may take.
-        force: build again what is there.
+        force: rebuild existing engines.
 
     Raises:
         ValueError: ONNX files that are missing, of mixed or other precision, or not readable by
@@ -179,8 +179,8 @@ def build_engines(
         plan: from `plan_build`.
         adapter, runtime: the TensorRT and the GPU at hand.
         captures: how often a CUDA graph will be captured at load, to keep the fastest.
-        progress: told how far a build is, where this TensorRT can tell.
-        report: told of each engine once it is written.
+        progress: called with the progress of a build, where this TensorRT reports it.
+        report: called with each engine once it is written.
 
     Raises:
         TensorRTError: a graph cannot be built; engines that were finished stay.

@@ -39,7 +39,7 @@ def verify_built(
         bundle: whose engines they are.
         metadata: what `engine.json` says of them.
         device: `cuda` or `cuda:N`.
-        advance: told 1 for each of the `verification_steps`.
+        advance: called with 1 for each of the `verification_steps`.
 
     Returns:
         The receipt; ask it for `failures`.
