@@ -19,18 +19,18 @@ from tiny_policy import JOINTS, tiny_spec, write_tiny_policy  # noqa: E402
 from trajectory_msgs.msg import JointTrajectory  # noqa: E402
 
 from vla_runtime.bundle.schema import CameraSpec  # noqa: E402
+from vla_runtime.ros.executor.transport import PROFILE_VARIABLES  # noqa: E402
 from vla_runtime.ros.messages.conversions import plan_to_message  # noqa: E402
 
 NODE = '/vla_policy'
 CAMERAS = ('top', 'left', 'right')
 PACKAGES = ('numpy', 'torch', 'ros-rclpy', 'ros-fastrtps')
 STEP_TIME_S = 0.05
-_PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
 
 def use_profile(shipped: bool) -> None:
     """Let this process and its children use the shipped Fast DDS profile, or Fast DDS's default."""
-    for variable in _PROFILE_VARIABLES:
+    for variable in PROFILE_VARIABLES:
         if shipped:
             os.environ[variable] = str(ROOT / 'config' / 'fastdds.xml')
         else:

@@ -23,16 +23,11 @@ from vla_runtime.families.pi.tensor_names import NAMES
 
 
 @dataclass(frozen=True)
-class NetworkCase:
-    """One reference case: description, tensors, and our network with its weights."""
+class ReferenceCase:
+    """A reference case of any family: description and tensors."""
 
     description: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
-    network: PiNetwork
-
-    @property
-    def kind(self) -> str:
-        return self.description['kind']
 
     @property
     def steps(self) -> int:
@@ -49,6 +44,17 @@ class NetworkCase:
         mask = torch.stack([self.tensors[f'image_mask_{i}'][b] for i in cameras])
         return pixels, mask
 
+
+@dataclass(frozen=True)
+class NetworkCase(ReferenceCase):
+    """A case of pi0 or pi0.5, and our network with its weights."""
+
+    network: PiNetwork
+
+    @property
+    def kind(self) -> str:
+        return self.description['kind']
+
     def prompt(self, b: int, prefix: str = '') -> tuple[Tensor, Tensor]:
         """Tokens (L,) and mask (L,) of batch entry b; prefix `uncond_` for the other row."""
         return self.tensors[f'{prefix}tokens'][b], self.tensors[f'{prefix}token_mask'][b]
@@ -63,6 +69,18 @@ class NetworkCase:
         return {} if state is None else {'state': state}
 
 
+def vision_of_case(d: Mapping[str, Any]) -> VisionDims:
+    """Our dimensions of a description's vision tower."""
+    return VisionDims(
+        width=d['v_hidden'],
+        depth=d['v_layers'],
+        num_heads=d['v_heads'],
+        mlp_dim=d['v_mlp'],
+        patch_size=d['patch'],
+        image_size=d['image'],
+    )
+
+
 def dims_of_case(d: Mapping[str, Any]) -> PiDims:
     """Our dimensions of a case's description."""
     heads = {
@@ -72,14 +90,7 @@ def dims_of_case(d: Mapping[str, Any]) -> PiDims:
         'head_dim': d['head_dim'],
     }
     return PiDims(
-        vision=VisionDims(
-            width=d['v_hidden'],
-            depth=d['v_layers'],
-            num_heads=d['v_heads'],
-            mlp_dim=d['v_mlp'],
-            patch_size=d['patch'],
-            image_size=d['image'],
-        ),
+        vision=vision_of_case(d),
         language=DecoderDims(width=d['width'], mlp_dim=d['mlp_dim'], **heads),
         expert=DecoderDims(width=d['e_width'], mlp_dim=d['e_mlp_dim'], **heads),
         vocabulary=d['vocab'],
@@ -123,9 +134,9 @@ def our_weights(path: Path, names: TensorNames) -> dict[str, Tensor]:
     return ours
 
 
-def batch_entries() -> Iterator[tuple[Path, int]]:
-    """Every (case, batch entry)."""
-    for path in network_case_paths():
+def batch_entries(kind: str | None = None) -> Iterator[tuple[Path, int]]:
+    """Every (case, batch entry) of a kind, as `network_case_paths` has them."""
+    for path in network_case_paths(kind):
         for b in range(json.loads(path.read_text())['batch']):
             yield path, b
 

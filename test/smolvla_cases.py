@@ -10,40 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from network_cases import network_case_paths, our_weights
+from network_cases import (
+    ReferenceCase,
+    batch_entries,
+    network_case_paths,
+    our_weights,
+    vision_of_case,
+)
 from safetensors.torch import load_file
 from tiny_policy import tiny_dims
 from torch import Tensor
 
 from vla_runtime.families import build_network
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.smolvla.checkpoint import NAMES
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.families.smolvla.networks import SmolVla
 
 
 @dataclass(frozen=True)
-class SmolVlaCase:
-    """One reference case: description, tensors, and our network with its weights."""
+class SmolVlaCase(ReferenceCase):
+    """A case of SmolVLA, and our network with its weights."""
 
-    description: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
     network: SmolVla
-
-    @property
-    def steps(self) -> int:
-        return self.description['steps']
-
-    @property
-    def batch(self) -> int:
-        return self.description['batch']
-
-    def images(self, b: int) -> tuple[Tensor, Tensor]:
-        """Pixels (V, 3, S, S) and mask (V,) of batch entry b."""
-        cameras = range(self.description['cameras'])
-        pixels = torch.stack([self.tensors[f'image_{i}'][b] for i in cameras])
-        mask = torch.stack([self.tensors[f'image_mask_{i}'][b] for i in cameras])
-        return pixels, mask
 
     def rows(self, *entries: int) -> dict[str, Tensor]:
         """Inputs of the prefix, one row for each batch entry."""
@@ -64,14 +53,7 @@ def dims_of_case(d: Mapping[str, Any]) -> SmolVlaDims:
     assert (d['add_image_special_tokens'], d['prefix_length']) == (False, -1)
     heads = {name: d[name] for name in ('depth', 'num_heads', 'num_kv_heads', 'head_dim')}
     return SmolVlaDims(
-        vision=VisionDims(
-            width=d['v_hidden'],
-            depth=d['v_layers'],
-            num_heads=d['v_heads'],
-            mlp_dim=d['v_mlp'],
-            patch_size=d['patch'],
-            image_size=d['image'],
-        ),
+        vision=vision_of_case(d),
         pixel_shuffle=d['scale_factor'],
         language=DecoderDims(width=d['width'], mlp_dim=d['mlp_dim'], **heads),
         expert=DecoderDims(width=d['e_width'], mlp_dim=d['e_mlp_dim'], **heads),
@@ -104,9 +86,7 @@ def load_smolvla_case(path: Path) -> SmolVlaCase:
 
 def smolvla_entries() -> Iterator[tuple[Path, int]]:
     """Every (case, batch entry)."""
-    for path in smolvla_case_paths():
-        for b in range(json.loads(path.read_text())['batch']):
-            yield path, b
+    return batch_entries('smolvla')
 
 
 def tiny_smolvla(dims: SmolVlaDims | None = None) -> SmolVla:

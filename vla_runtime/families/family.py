@@ -132,3 +132,8 @@ def prompt_inputs(dims: PolicyDims) -> dict[str, RowInput]:
 def state_input(dims: PolicyDims) -> dict[str, RowInput]:
     """Input of a state token: the state, normalised and padded."""
     return {'state': RowInput('float32', (dims.state_dim,))}
+
+
+def no_inputs(dims: PolicyDims) -> dict[str, RowInput]:
+    """No inputs: everything comes through the prefix."""
+    return {}

@@ -7,6 +7,7 @@ vision engine is the network's `vision` as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,8 +65,14 @@ class DenoiseStep(nn.Module):
             x_next (N, H, A) and velocity (R * N, H, A), row by row, float32
         """
         velocity, mixed = self.mixed_velocity(x, past, time_conditioning, row_weight, rows)
-        mixed = mixed - plan_weight * (plan - (x - t * mixed))
+        mixed = mixed - self.correction(x, t, mixed, plan, plan_weight)
         return x + dt * mixed, velocity
+
+    def correction(
+        self, x: Tensor, t: Tensor, mixed: Tensor, plan: Tensor, plan_weight: Tensor
+    ) -> Tensor:
+        """Return the plan term (N, H, A) of the mixed velocity, with the identity as Jacobian."""
+        return plan_weight * (plan - (x - t * mixed))
 
     def mixed_velocity(
         self,
@@ -95,23 +102,16 @@ class JacobianDenoiseStep(DenoiseStep):
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def forward(
-        self,
-        x: Tensor,
-        past: Mapping[str, Tensor],
-        time_conditioning: Tensor,
-        t: Tensor,
-        dt: Tensor,
-        row_weight: Tensor,
-        plan: Tensor,
-        plan_weight: Tensor,
-        rows: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
         """As `DenoiseStep.forward`."""
-        x = x.detach().clone().requires_grad_()
-        velocity, mixed = self.mixed_velocity(x, past, time_conditioning, row_weight, rows)
+        x_next, velocity = super().forward(x.detach().clone().requires_grad_(), *inputs)
+        return x_next.detach(), velocity.detach()
+
+    def correction(
+        self, x: Tensor, t: Tensor, mixed: Tensor, plan: Tensor, plan_weight: Tensor
+    ) -> Tensor:
+        """Return the plan term (N, H, A) of the mixed velocity, through the network's Jacobian."""
         clean = x - t * mixed
         error = (plan_weight * (plan - clean)).detach()
         (correction,) = torch.autograd.grad(clean, x, error)
-        x_next = x + dt * (mixed - correction)
-        return x_next.detach(), velocity.detach()
+        return correction

@@ -49,6 +49,13 @@ class TracedShapes:
     past: Mapping[str, PrefixTensor]
     conditioning: int
 
+    def past_buffers(self, rows: int, device: torch.device | str = 'meta') -> dict[str, Tensor]:
+        """Make zero buffers for the tensors that the prefix hands to the head."""
+        return {
+            name: torch.zeros(tensor.for_rows(rows), dtype=tensor.dtype, device=device)
+            for name, tensor in self.past.items()
+        }
+
 
 def trace_shapes(network: FlowNetwork) -> TracedShapes:
     """Run vision and prefix without numbers, for one and for two prompt rows.

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.family import PolicyDims
 from vla_runtime.families.flow_network import empty_network
-from vla_runtime.families.traced_shapes import row_tensors, trace_shapes
+from vla_runtime.families.traced_shapes import Part, parameters_of, row_tensors, trace_shapes
 from vla_runtime.performance.operation_counts import NetworkCounts
 
 _FLOAT32 = 4
@@ -34,6 +34,7 @@ class MetaRuns:
         self._network = network = empty_network(family, dims)
         self._matrices = matrix_names(network)
         self._shapes = trace_shapes(network)
+        self._read = parameters_of(network)
 
     def weights(self) -> tuple[int, int]:
         """Count the numbers in matrices, and in all other parameters."""
@@ -43,24 +44,22 @@ class MetaRuns:
         """Count a run of one image."""
         size = self._dims.image_size
         pixels = _zeros(1, 3, size, size)
-        return self._count(lambda: self._network.vision(pixels), [pixels], past=0)
+        return self._count('vision', lambda: self._network.vision(pixels), [pixels], past=0)
 
     def prefix(self, rows: int) -> NetworkCounts:
         """Count a run of all images and `rows` prompt rows."""
         images, run = self._prefix(rows)
-        return self._count(run, [images], past=self._past(rows), outputs=False)
+        return self._count('prefix', run, [images], past=self._past(rows), outputs=False)
 
     def step(self, rows: int) -> NetworkCounts:
         """Count a run of the head over `rows` prompt rows and one chunk."""
         dims, network = self._dims, self._network
         chunk = (dims.horizon, dims.action_dim)
         x, conditioning = _zeros(1, *chunk), _zeros(1, self._shapes.conditioning)
-        past = {
-            name: torch.zeros(tensor.for_rows(rows), dtype=tensor.dtype, device='meta')
-            for name, tensor in self._shapes.past.items()
-        }
+        past = self._shapes.past_buffers(rows)
         head = row_tensors(network.family.head_inputs(dims), rows)
         return self._count(
+            'head',
             lambda: network.velocity(x, past, conditioning, **head),
             # x goes in and comes out.
             [x, x, conditioning, *head.values()],
@@ -89,17 +88,20 @@ class MetaRuns:
             if tensor.dtype.is_floating_point
         )
 
+    @torch.no_grad()
     def _count(
-        self, run: Callable[[], Any], inputs: list[Tensor], *, past: int, outputs: bool = True
+        self,
+        part: Part,
+        run: Callable[[], Any],
+        inputs: list[Tensor],
+        *,
+        past: int,
+        outputs: bool = True,
     ) -> NetworkCounts:
-        network = self._network
-        network.zero_grad()
-        tables = _LookedUp(network)
+        tables = _LookedUp(self._network)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), tables:
             found = [tensor for tensor in tree_leaves(run()) if tensor.is_floating_point()]
-        torch.stack([tensor.sum() for tensor in found]).sum().backward()
-        read = [name for name, tensor in network.named_parameters() if tensor.grad is not None]
-        matrices, others = self._split(read)
+        matrices, others = self._split(self._read[part])
         moved = [*inputs, *(found if outputs else [])]
         return NetworkCounts(
             flops=counter.get_total_flops(),

@@ -68,7 +68,8 @@ def load_graphs(
     prefix: dict[int, Session] = {}
     for count in rows:
         prefix[count] = load('prefix', count)
-        expert.setdefault(count, load('expert', count) if count > 1 else expert[1])
+        if count not in expert:
+            expert[count] = load('expert', count)
         past = tensors_of(prefix[count].outputs)
         shapes = GraphShapes(
             family,

@@ -33,13 +33,7 @@ class RowBuffers:
         family, dims = network.family, network.dims
         self.prefix_inputs = row_tensors(family.prefix_inputs(dims), rows, device)
         self.head_inputs = row_tensors(family.head_inputs(dims), rows, device)
-        self.slots = [
-            {
-                name: torch.zeros(tensor.for_rows(rows), dtype=tensor.dtype, device=device)
-                for name, tensor in shapes.past.items()
-            }
-            for _ in range(slots)
-        ]
+        self.slots = [shapes.past_buffers(rows, device) for _ in range(slots)]
         self.row_weight = torch.zeros(rows, device=device)
         self.velocity = torch.zeros(
             rows * MAX_SAMPLES, dims.horizon, dims.action_dim, device=device

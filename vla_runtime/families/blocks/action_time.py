@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.families.blocks.flow_time import LONGEST, SHORTEST
+
 
 def time_embedding(times: Tensor, width: int) -> Tensor:
     """Sine-cosine embedding of the flow time, periods 4e-3 to 4, computed in float64.
@@ -23,7 +25,7 @@ def time_embedding(times: Tensor, width: int) -> Tensor:
         (N, width) float32
     """
     fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=times.device)
-    period = 4e-3 * (4.0 / 4e-3) ** fraction
+    period = SHORTEST * (LONGEST / SHORTEST) ** fraction
     angle = times.to(torch.float64)[:, None] * (2.0 * math.pi / period)
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.float32)
 

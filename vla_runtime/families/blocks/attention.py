@@ -59,6 +59,28 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return attended.transpose(1, 2).reshape(batch, tokens, heads * head_dim)
 
 
+def repeat_rows(tensor: Tensor, count: int) -> Tensor:
+    """Repeat each row of (R, …) `count` times."""
+    return tensor if count == 1 else tensor.repeat_interleave(count, dim=0)
+
+
+def images_of_rows(image_tokens: Tensor, image_mask: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Give every prompt row all image tokens, those of hidden cameras as zeros.
+
+    A hidden camera's tokens have weight zero, but zero times NaN is NaN: one overflow in an image
+    must not outlive the camera.
+
+    Args:
+        image_tokens: (V, N, W); image_mask: (V,) bool.
+        rows: R.
+
+    Returns:
+        tokens (R, V, N, W) and mask (R, V), views
+    """
+    image_tokens = torch.where(image_mask[:, None, None], image_tokens, 0.0)
+    return image_tokens[None].expand(rows, -1, -1, -1), image_mask[None].expand(rows, -1)
+
+
 class Attention(nn.Module):
     """The four projections of one attention layer; the attention itself is `attend`.
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
 
+from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 # Periods of the sines and cosines.
-_SHORTEST, _LONGEST = 4e-3, 4.0
+SHORTEST, LONGEST = 4e-3, 4.0
 
 
 def time_embedding(times: np.ndarray, width: int) -> np.ndarray:
     """Sine-cosine embedding of flow times, computed in float64; (N,) to (N, width) float32."""
     fraction = np.linspace(0.0, 1.0, width // 2)
-    period = _SHORTEST * (_LONGEST / _SHORTEST) ** fraction
+    period = SHORTEST * (LONGEST / SHORTEST) ** fraction
     # Rounded to float32, as the networks get them.
     seen = np.asarray(times, np.float32).astype(np.float64)
     angle = seen[:, None] * (2.0 * math.pi / period)
@@ -33,16 +35,24 @@ def silu(x: np.ndarray) -> np.ndarray:
     return (x / (1.0 + np.exp(-x.astype(np.float64)))).astype(np.float32)
 
 
+class ExpertDims(Protocol):
+    """Dimensions of a policy with an action expert."""
+
+    @property
+    def expert(self) -> DecoderDims:
+        """Sizes of the expert's stack."""
+
+
 class ActionTimeTable:
     """The time's share of `action_time_in`, bias included: rows of `action_time.time_share`.
 
     Args:
-        width: width W of the expert and of a row.
+        dims: of a policy with an expert, whose width W is that of a row.
         weights: the bundle's weights.
     """
 
-    def __init__(self, width: int, weights: SafetensorsReader) -> None:
-        self._width, self._weights = width, weights
+    def __init__(self, dims: ExpertDims, weights: SafetensorsReader) -> None:
+        self._width, self._weights = dims.expert.width, weights
 
     @property
     def width(self) -> int:

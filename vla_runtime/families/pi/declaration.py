@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from vla_runtime.families.blocks.dimensions import LIMITS
-from vla_runtime.families.family import Family, prompt_inputs, state_input
+from vla_runtime.families.blocks.flow_time import ActionTimeTable
+from vla_runtime.families.family import Family, no_inputs, prompt_inputs, state_input
 from vla_runtime.families.pi.dimensions import PI0, PI05, PiDims
-from vla_runtime.families.pi.time_table import Pi05TimeTable, pi0_time_table
+from vla_runtime.families.pi.time_table import Pi05TimeTable
 from vla_runtime.families.pi.weight_shapes import pi0_shapes, pi05_shapes
 
 FAMILIES = (
@@ -19,7 +20,7 @@ FAMILIES = (
         # A checkpoint trained without state in the prompt uses pi0's layout (openpi) or pi05's.
         templates=('pi05_state', 'pi05', 'pi0'),
         prefix_inputs=prompt_inputs,
-        head_inputs=lambda dims: {},
+        head_inputs=no_inputs,
         time_table=Pi05TimeTable,
         weight_shapes=pi05_shapes,
     ),
@@ -33,7 +34,7 @@ FAMILIES = (
         templates=('pi0',),
         prefix_inputs=prompt_inputs,
         head_inputs=state_input,
-        time_table=pi0_time_table,
+        time_table=ActionTimeTable,
         weight_shapes=pi0_shapes,
     ),
 )

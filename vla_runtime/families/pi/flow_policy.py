@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from vla_runtime.families.blocks.attention import attend, rotary
+from vla_runtime.families.blocks.attention import attend, images_of_rows, repeat_rows, rotary
 from vla_runtime.families.blocks.gemma import Gemma
 from vla_runtime.families.blocks.siglip import VisionEncoder
 from vla_runtime.families.flow_network import FlowNetwork
@@ -104,16 +104,8 @@ class PiNetwork(FlowNetwork):
         `rows` are `tokens` (R, L) int64 and `token_mask` (R, L) bool.
         """
         tokens, token_mask = rows['tokens'], rows['token_mask']
-        count = tokens.shape[0]
-        # A hidden camera's tokens have weight zero, but zero times NaN is NaN: a NaN in
-        # its old tokens would reach every action.
-        image_tokens = torch.where(image_mask[:, None, None], image_tokens, 0.0)
-        embeddings, mask = self.embed_prefix(
-            image_tokens[None].expand(count, -1, -1, -1),
-            image_mask[None].expand(count, -1),
-            tokens,
-            token_mask,
-        )
+        images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
+        embeddings, mask = self.embed_prefix(*images, tokens, token_mask)
         past_key, past_value = self.encode_prefix(embeddings, mask)
         return {'past_key': past_key, 'past_value': past_value, 'prefix_mask': mask}
 
@@ -146,8 +138,8 @@ class PiNetwork(FlowNetwork):
         modulations = self.modulations(conditioning)
         for layer, block in enumerate(self.expert.layers):
             q, k, v, gate = block.project(h, rotation, modulations[2 * layer])
-            k = torch.cat([_shared(past_key[layer], shared), k], dim=2)
-            v = torch.cat([_shared(past_value[layer], shared), v], dim=2)
+            k = torch.cat([repeat_rows(past_key[layer], shared), k], dim=2)
+            v = torch.cat([repeat_rows(past_value[layer], shared), v], dim=2)
             h = block.combine(h, attend(q, k, v, seen), gate, modulations[2 * layer + 1])
         h, _ = self.expert.norm(h, modulations[-1])
         return self.action_out(h[:, -self.dims.horizon :])
@@ -191,8 +183,3 @@ class PiNetwork(FlowNetwork):
             suffix = expert.combine(suffix, attended[:, split:], gate, modulations[2 * layer + 1])
         suffix, _ = self.expert.norm(suffix, modulations[-1])
         return self.action_out(suffix[:, -self.dims.horizon :])
-
-
-def _shared(past: Tensor, count: int) -> Tensor:
-    """Repeat each row of (R, kv_heads, P, D) `count` times."""
-    return past if count == 1 else past.repeat_interleave(count, dim=0)

@@ -9,19 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.families.blocks.flow_time import (
-    ActionTimeTable,
-    linear_rows,
-    silu,
-    time_embedding,
-)
+from vla_runtime.families.blocks.flow_time import linear_rows, silu, time_embedding
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.files.safetensors_reader import SafetensorsReader
-
-
-def pi0_time_table(dims: PiDims, weights: SafetensorsReader) -> ActionTimeTable:
-    """Return pi0's time table: the time's share of the action MLP."""
-    return ActionTimeTable(dims.expert.width, weights)
 
 
 class Pi05TimeTable:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vla_runtime.families.family import Family, RowInput, prompt_inputs, state_input
+from vla_runtime.families.blocks.flow_time import ActionTimeTable
+from vla_runtime.families.family import Family, RowInput, no_inputs, prompt_inputs, state_input
 from vla_runtime.families.smolvla.dimensions import LIMITS, SMOLVLA, SmolVlaDims
-from vla_runtime.families.smolvla.time_table import time_table
 from vla_runtime.families.smolvla.weight_shapes import weight_shapes
 
 
@@ -22,8 +22,8 @@ FAMILIES = (
         limits=LIMITS,
         templates=('task_line',),
         prefix_inputs=_prefix_inputs,
-        head_inputs=lambda dims: {},
-        time_table=time_table,
+        head_inputs=no_inputs,
+        time_table=ActionTimeTable,
         weight_shapes=weight_shapes,
     ),
 )

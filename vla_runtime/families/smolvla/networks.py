@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from vla_runtime.families.blocks.action_time import mix_time, time_share
-from vla_runtime.families.blocks.attention import Rotary, attend, rotary
+from vla_runtime.families.blocks.attention import (
+    Rotary,
+    attend,
+    images_of_rows,
+    repeat_rows,
+    rotary,
+)
 from vla_runtime.families.blocks.llama import Llama, LlamaBlock
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
@@ -109,17 +115,8 @@ class SmolVla(FlowNetwork):
         (R, L) int64, `token_mask` (R, L) bool and `state` (R, S).
         """
         tokens, token_mask, state = (rows[name] for name in ('tokens', 'token_mask', 'state'))
-        count = tokens.shape[0]
-        # A hidden camera's tokens have weight zero, but zero times NaN is NaN: a NaN in
-        # its old tokens would reach every action.
-        image_tokens = torch.where(image_mask[:, None, None], image_tokens, 0.0)
-        embeddings, mask = self.embed_prefix(
-            image_tokens[None].expand(count, -1, -1, -1),
-            image_mask[None].expand(count, -1),
-            tokens,
-            token_mask,
-            state,
-        )
+        images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
+        embeddings, mask = self.embed_prefix(*images, tokens, token_mask, state)
         past = self.encode_prefix(embeddings, mask)
         layers = self.expert.layers
         own = [past[layer] for layer in self.dims.self_layers]
@@ -132,7 +129,7 @@ class SmolVla(FlowNetwork):
         """As `FlowNetwork.velocity`; it takes no `rows`."""
         mask = past['prefix_mask']
         shared = max(1, x.shape[0] // mask.shape[0])
-        mask = _repeated(mask, shared)
+        mask = repeat_rows(mask, shared)
         h = self.embed_actions(x, conditioning).expand(mask.shape[0], -1, -1)
         own, cross = self.rotations(mask)
         seen = _action_sight(mask, h.shape[1])
@@ -142,13 +139,13 @@ class SmolVla(FlowNetwork):
             if layer in of_self:
                 q, k, v = block.project(h, own)
                 index = of_self[layer]
-                k = torch.cat([_repeated(past['self_key'][index], shared), k], dim=2)
-                v = torch.cat([_repeated(past['self_value'][index], shared), v], dim=2)
+                k = torch.cat([repeat_rows(past['self_key'][index], shared), k], dim=2)
+                v = torch.cat([repeat_rows(past['self_value'][index], shared), v], dim=2)
                 attended = attend(q, k, v, seen)
             else:
                 index = of_cross[layer]
-                k = _repeated(past['cross_key'][index], shared)
-                v = _repeated(past['cross_value'][index], shared)
+                k = repeat_rows(past['cross_key'][index], shared)
+                v = repeat_rows(past['cross_value'][index], shared)
                 attended = attend(block.project_queries(h, cross), k, v, mask[:, None])
             h = block.combine(h, attended)
         return self.action_out(self.expert.norm(h))
@@ -226,11 +223,6 @@ def _stacked(kind: str, layers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Te
         return {}
     keys, values = zip(*layers, strict=True)
     return {f'{kind}_key': torch.stack(keys), f'{kind}_value': torch.stack(values)}
-
-
-def _repeated(past: Tensor, count: int) -> Tensor:
-    """Repeat each row of (R, …) `count` times."""
-    return past if count == 1 else past.repeat_interleave(count, dim=0)
 
 
 NETWORKS = {'smolvla': SmolVla}
