@@ -39,9 +39,8 @@ SENSOR = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT)
 
 # Discovery alone can take seconds, and other tests may have the machine's cores.
 TIMEOUT_S = 180.0
-_ASK_AGAIN_S = 5.0
-# Longer than any of them takes.
-_TRANSITION_AGAIN_S = 40.0
+# Longer than any call takes: a second one must not be carried out behind a slow answer's back.
+_ASK_AGAIN_S = 40.0
 TRANSITIONS = {
     'configure': Transition.TRANSITION_CONFIGURE,
     'activate': Transition.TRANSITION_ACTIVATE,
@@ -137,9 +136,7 @@ class Graph:
         self._processes.append(process)
         return process
 
-    def call(
-        self, service_type: Any, name: str, request: Any, again_s: float = _ASK_AGAIN_S
-    ) -> Any:
+    def call(self, service_type: Any, name: str, request: Any) -> Any:
         """Call a service and wait for the answer.
 
         A service that has not discovered its client yet drops the answer, so a call without an
@@ -155,7 +152,7 @@ class Graph:
 
         def answer() -> Any:
             nonlocal asked_s
-            if time.monotonic() - asked_s > again_s:
+            if time.monotonic() - asked_s > _ASK_AGAIN_S:
                 asked_s = time.monotonic()
                 calls.append(client.call_async(request))
             return next((call.result() for call in calls if call.done()), None)
@@ -166,7 +163,7 @@ class Graph:
         """Ask a lifecycle node for a transition; whether it succeeded."""
         request = ChangeState.Request()
         request.transition.id = TRANSITIONS[name]
-        answer = self.call(ChangeState, f'{node}/change_state', request, _TRANSITION_AGAIN_S)
+        answer = self.call(ChangeState, f'{node}/change_state', request)
         # Of a call that was repeated the second answer says that there is nothing to do.
         return bool(answer.success) or self.state(node) == _LEADS_TO[name]
 
