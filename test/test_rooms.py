@@ -40,6 +40,7 @@ ROOMS: dict[str, set[str]] = {
         'recording',
     },
     'recording': set(),
+    'replay': {'policy', 'recording', 'ros', 'inference', 'bundle', 'engines', 'performance'},
     'performance': {'families', 'engines', 'inference', 'bundle', 'processing', 'policy'},
 }
 # Rooms that nothing on a robot imports; they may import everything.
@@ -56,6 +57,7 @@ WITHOUT = {
     'export': {'rclpy'},
     'performance': {'rclpy'},
     'recording': {'torch', 'rclpy', 'cv2'},
+    'replay': {'torch', 'rclpy'},
     'policy.py': {'torch', 'rclpy'},
     'types.py': {'torch', 'rclpy'},
 }

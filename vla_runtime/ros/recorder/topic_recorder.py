@@ -72,6 +72,10 @@ class TopicRecorder:
         on_error: called with an exception of a callback.
         listeners: topic, as the robot file or this module has it, to who else gets its messages.
         on_reduced: gets reduced images, written or not.
+
+    Attributes:
+        frames: that wait in memory.
+        chunks: reports of the policy so far.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class TopicRecorder:
         on_reduced: OnReduced | None = None,
     ) -> None:
         self.frames = FrameStore(frame_bytes)
+        self.chunks = 0
         self._node = node
         self._recording = recording
         self._images = images
@@ -126,7 +131,7 @@ class TopicRecorder:
         name = self._node.resolve_topic_name(topic)
         self._recording.add_topic(name, type_name(message_type), offer)
         listeners = [self._listeners[topic]] if topic in self._listeners else []
-        if topic == _REPORT and self._images == 'used':
+        if topic == _REPORT:
             listeners.append(self._on_report)
 
         def on_bytes(serialised: bytes) -> None:
@@ -175,7 +180,8 @@ class TopicRecorder:
             )
 
     def _on_report(self, message: DiagnosticArray, _: int) -> None:
-        for status in message.status:
+        self.chunks += len(message.status)
+        for status in message.status if self._images == 'used' else ():
             for key, value in values_of(status).items():
                 topic = self._camera_topics.get(key.removeprefix(_STAMP))
                 if key.startswith(_STAMP) and topic is not None:
