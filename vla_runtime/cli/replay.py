@@ -8,6 +8,8 @@ examples:
   vla_runtime replay recordings/first --set cfg_beta=1.5 --set cfg_enabled=true
   vla_runtime replay recordings/first --backend onnxruntime --json result.json
   vla_runtime replay recordings/first --bundle path/to/another
+  vla_runtime replay any_bag --open-loop --bundle path/to/bundle --robot so101 \\
+      --instruction 'pick up the cup'
 
 exit code: 0; 1 where nothing was changed and a chunk differs all the same; 2 for what cannot be
 used.
@@ -28,8 +30,11 @@ from vla_runtime.cli._packages import import_problem
 from vla_runtime.engines.preflight import BACKENDS
 
 if TYPE_CHECKING:
+    from vla_runtime.replay.open_loop_run import OpenLoopResult
     from vla_runtime.replay.setup import Changes
     from vla_runtime.replay.summary import ReplaySummary
+
+    Result = ReplaySummary | OpenLoopResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +70,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--node', metavar='NAME', help='full name of the policy node, where several were recorded'
     )
+    parser.add_argument(
+        '--open-loop',
+        action='store_true',
+        help='predict along any bag that has the cameras and joints of a robot file, and compare '
+        'with the motion that followed',
+    )
+    parser.add_argument(
+        '--robot', metavar='FILE', help='--open-loop: robot file (default: the recorded one)'
+    )
+    parser.add_argument(
+        '--instruction', metavar='TEXT', help='--open-loop: the task (default: as recorded)'
+    )
+    parser.add_argument(
+        '--every',
+        type=float,
+        default=0.5,
+        metavar='S',
+        help='--open-loop: seconds between two predictions (default: 0.5)',
+    )
     parser.add_argument('--json', type=output_file, metavar='FILE', help='write the result there')
 
 
@@ -75,11 +99,11 @@ def main(arguments: argparse.Namespace) -> int:
 
         require_packages('rosbags')
         changes = _changes(arguments)
-        summaries = [_replay(path, changes, arguments.node) for path in arguments.recordings]
+        results = [_one(path, changes, arguments) for path in arguments.recordings]
         if arguments.json:
             from vla_runtime.files.whole_files import write_text
 
-            document = [summary.as_json() for summary in summaries]
+            document = [result.as_json() for result in results]
             write_text(arguments.json, json.dumps(document, indent=1) + '\n')
     except ImportError as error:
         print(f'error: {import_problem(error, "replay", "pip install rosbags")}', file=sys.stderr)
@@ -87,7 +111,7 @@ def main(arguments: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
-    return 1 if any(summary.is_broken for summary in summaries) else 0
+    return 1 if any(result.is_broken for result in results) else 0
 
 
 def _changes(arguments: argparse.Namespace) -> Changes:
@@ -107,6 +131,38 @@ def _changes(arguments: argparse.Namespace) -> Changes:
         precision=arguments.precision,
         threads=arguments.threads,
         settings=settings,
+    )
+
+
+def _one(path: Path, changes: Changes, arguments: argparse.Namespace) -> Result:
+    """Replay one recording, and print what was found."""
+    if arguments.open_loop:
+        result: Result = _open_loop(path, changes, arguments)
+    else:
+        result = _replay(path, changes, arguments.node)
+    print('\n'.join(result.lines()))
+    return result
+
+
+def _open_loop(path: Path, changes: Changes, arguments: argparse.Namespace) -> OpenLoopResult:
+    from tqdm import tqdm
+
+    from vla_runtime.replay.open_loop_run import run_open_loop
+    from vla_runtime.ros.package_files import share_folder
+    from vla_runtime.ros.robot.file import find_robot, load_robot
+
+    if not arguments.every > 0.0:
+        raise ValueError(f'--every {arguments.every:g}: expected more than 0')
+    robot = None
+    if arguments.robot:
+        robot = load_robot(find_robot(arguments.robot, share_folder() / 'config' / 'robots'))
+    return run_open_loop(
+        path,
+        changes,
+        robot=robot,
+        instruction=arguments.instruction,
+        every_s=arguments.every,
+        progress=lambda made: tqdm(made, desc=path.name, unit='chunk', leave=False, disable=None),
     )
 
 
@@ -134,5 +190,4 @@ def _replay(path: Path, changes: Changes, node: str | None) -> ReplaySummary:
     for found in bar:
         summary.add(found)
     summary.finish(run, tuple(replay.differences), perf_counter() - begin_s)
-    print('\n'.join(summary.lines()))
     return summary
