@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,7 @@ class _Collector:
             except (KeyError, ValueError) as error:
                 reason = f'it lacks {error}' if isinstance(error, KeyError) else str(error)
                 _note(found.problems, f'a report of {found.node} cannot be used: {reason}')
+        _note_lost(found)
         return found
 
     def _node(self, wanted: str | None) -> str:
@@ -256,6 +258,18 @@ def _inference(
         chunk=chunks.get((episode, number, stamp_ns)),
         description=description,
     )
+
+
+def _note_lost(run: RecordedRun) -> None:
+    """Note reports that are not there: inference numbers count without a gap."""
+    if not run.inferences:
+        _note(run.problems, f'no report of {run.node}{_REPORT} can be used')
+    lost = 0
+    for before, after in pairwise(run.inferences):
+        if after.episode == before.episode and after.number > before.number + 1:
+            lost += after.number - before.number - 1
+    if lost:
+        _note(run.problems, f'{lost} inferences of {run.node} have no report: their numbers jump')
 
 
 def _plan_key(plan: ReceivedPlan) -> tuple[str, ...]:
