@@ -77,14 +77,14 @@ class OpenLoopResult:
         for problem in self.problems:
             lines.append(f'  problem: {problem}')
         lines += ['', '  mean error; in brackets that of standing still']
-        lines.append('  ahead, s ' + ''.join(f'{name:>18}' for name in error.joints))
-        lines.append('           ' + ''.join(f'{unit:>18}' for unit in error.units))
+        lines.append('  ahead, s ' + ''.join(f'{name:>20}' for name in error.joints))
+        lines.append('           ' + ''.join(f'{unit:>20}' for unit in error.units))
         steps = len(error.mean)
         for step in range(0, steps, max(1, -(-steps // _STEPS_SHOWN))):
             cells = zip(error.mean[step], error.still[step], strict=True)
             lines.append(
                 f'  {step * error.step_time_s:<9.2f}'
-                + ''.join(f'{f"{mean:.3g} ({still:.3g})":>18}' for mean, still in cells)
+                + ''.join(f'{f"{mean:.3g} ({still:.3g})":>20}' for mean, still in cells)
             )
         return lines
 
