@@ -2,7 +2,7 @@
 
 A tensor's origin is a set of roles: which inputs, positions, angles or matrix products its numbers
 were moved, added or multiplied together from. Origins say which half tensor may go where; the rules
-are those of `precision.py`. A faulty tensor has no origin, so that a fault is reported once, where
+are those of `graph_walk.py`. A faulty tensor has no origin, so that a fault is reported once, where
 it is made.
 """
 
@@ -15,12 +15,8 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto
 
-from vla_runtime.engines.onnx.files import Precision
+from vla_runtime.export.onnx.precision import HALVES, type_name
 
-HALVES: Mapping[int, Precision] = {
-    TensorProto.FLOAT16: 'float16',
-    TensorProto.BFLOAT16: 'bfloat16',
-}
 # Parameters that may be in half: `matrix_names` of families/blocks/layers.py without the
 # biases, which are added in float32.
 _HALF_MATRICES = re.compile(
@@ -99,11 +95,6 @@ _PAST = {'_key': 'past keys', '_value': 'past values'}
 _PAST_KEYS, _PAST_VALUES = _PAST.values()
 _PROJECTED = {'q': _QUERIES, 'k': _KEYS, 'v': _VALUES}
 _PRODUCTS = (_PRODUCT, _QUERIES, _KEYS, _VALUES)
-
-
-def type_name(kind: int) -> str:
-    """ONNX's name for a type, such as `float16`."""
-    return TensorProto.DataType.Name(kind).lower()
 
 
 def is_half_matrix(name: str) -> bool:
