@@ -34,6 +34,7 @@ from vla_runtime.export.lerobot_folder import read_lerobot_folder
 from vla_runtime.export.missing_facts import Gaps
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
 from vla_runtime.families import find_family
+from vla_runtime.files.json_file import JsonError
 from vla_runtime.files.typed_yaml import FieldError
 from vla_runtime.processing.prompts import starts_with_bos
 from vla_runtime.processing.tokenizer import Tokenizer
@@ -265,7 +266,7 @@ def _dataset(options: ExportOptions) -> DatasetInfo | None:
         raise ExportError(f'--dataset says {options.dataset}, but there is no such folder')
     try:
         return read_dataset_info(options.dataset)
-    except ExportError as error:
+    except JsonError as error:
         raise ExportError(f'--dataset says {options.dataset}, but {error}') from None
 
 

@@ -28,8 +28,8 @@ from vla_runtime.export.folder import (
     FolderFacts,
     find_tokenizer,
 )
-from vla_runtime.export.json_file import JsonMapping, read_json
 from vla_runtime.files.input_files import regular_file
+from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.types import NormaliserKind, PromptTemplate
 
 PREPROCESSOR_FILE = 'policy_preprocessor.json'

@@ -17,8 +17,8 @@ from vla_runtime.bundle.schema import ENGINES_FOLDER, SPEC_FILE, VERIFICATION_FI
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision, graph_path
 from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.json_file import read_json
 from vla_runtime.export.receipt import Receipt, VerificationError
+from vla_runtime.files.json_file import read_json
 
 # (task, total) to a function that takes progress: bytes for `write onnx`, files for `verify`.
 Bars = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
