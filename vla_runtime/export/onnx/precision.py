@@ -1,9 +1,14 @@
 """Types in an exported ONNX graph: half precision where it was asked for, and nowhere else.
 
-Types are those that ONNX infers for every tensor. float32, int64, bool and the half type that was
-asked for are the only ones; inputs and outputs other than the past are never in half; no operator
-is redefined or has a subgraph, whose types would not be inferred. Numbers are compared elsewhere
-(`verification.py`).
+Types are those that ONNX infers for every tensor. The rules:
+- float32, int64, bool and the half type that was asked for are the only types;
+- inputs and outputs other than the past are never in half;
+- in half there are matrix products and moves of numbers, and nothing else that computes: norms,
+  softmax, time, masks and the update are in float32;
+- no float becomes an integer, no truth value a float, and no integer half: indices, counts and
+  masks are exact;
+- no operator is redefined or has a subgraph, whose types would not be inferred.
+Numbers are compared elsewhere (`verification.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +31,19 @@ _PORTS = {
     **dict.fromkeys(('image_mask', 'token_mask'), TensorProto.BOOL),
     'tokens': TensorProto.INT64,
 }
+# Operators that only move numbers.
+MOVES = (
+    'Concat',
+    'Expand',
+    'Gather',
+    'Identity',
+    'Reshape',
+    'Slice',
+    'Split',
+    'Squeeze',
+    'Transpose',
+    'Unsqueeze',
+)
 _TYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, *HALVES)
 
 
@@ -59,13 +77,9 @@ def type_faults(path: Path, precision: Precision) -> list[str]:
     types = tensor_types(path, model)
     # A function of the file's own stands in for the operator of its name.
     faults = [f"'{function.name}' is redefined by the file" for function in model.functions]
-    faults += [
-        f"node '{node.name or node.output[0]}' ({node.op_type}) is no operator of ONNX's own, or "
-        'has a subgraph'
-        for node in model.graph.node
-        if node.domain not in ('', 'ai.onnx')
-        or any(part.HasField('g') or part.graphs for part in node.attribute)
-    ]
+    for node in model.graph.node:
+        if fault := node_fault(node, types):
+            faults.append(f"node '{node.name or node.output[0]}' ({node.op_type}) {fault}")
     faults += _port_faults(model.graph, types)
     faults += [
         f"'{name}' is in {type_name(kind)}, which no part of a policy is computed in"
@@ -78,6 +92,32 @@ def type_faults(path: Path, precision: Precision) -> list[str]:
         if HALVES.get(kind, precision) != precision
     ]
     return faults + wrong[:1]
+
+
+def node_fault(node: onnx.NodeProto, types: Mapping[str, int]) -> str:
+    """The rule that a node breaks, as the end of a sentence; empty if none."""
+    if node.domain not in ('', 'ai.onnx') or any(
+        part.HasField('g') or part.graphs for part in node.attribute
+    ):
+        return "is no operator of ONNX's own, or has a subgraph"
+    if node.op_type == 'Cast':
+        return _cast_fault(node.input[0], node.output[0], types)
+    if node.op_type == 'Gather' and types.get(node.input[1]) != TensorProto.INT64:
+        return f'has the index {in_words(node.input[1], types)}, which must be int64'
+    if node.op_type == 'MatMul' or node.op_type in MOVES:
+        return ''
+    half = next((name for name in (*node.input, *node.output) if types.get(name) in HALVES), None)
+    if half is None:
+        return ''
+    return (
+        f"computes '{node.output[0]}' in {type_name(types[half])}; everything but matrix products "
+        'must be float32, and indices integers'
+    )
+
+
+def in_words(name: str, types: Mapping[str, int]) -> str:
+    """A tensor's name and type, for a message."""
+    return f"'{name}' ({type_name(types.get(name, TensorProto.UNDEFINED))})"
 
 
 def type_name(kind: int) -> str:
@@ -110,6 +150,19 @@ def tensor_types(path: Path, model: onnx.ModelProto) -> dict[str, int]:
     values = (*inferred.input, *inferred.value_info, *inferred.output)
     types = {value.name: value.type.tensor_type.elem_type for value in values}
     return types | {item.name: item.data_type for item in inferred.initializer}
+
+
+def _cast_fault(source: str, target: str, types: Mapping[str, int]) -> str:
+    floats = (TensorProto.FLOAT, TensorProto.DOUBLE, *HALVES)
+    kind, made = types.get(source), types.get(target)
+    change = f'{in_words(source, types)} to {in_words(target, types)}'
+    if made in HALVES and kind not in floats:
+        return f'rounds {change}: an index, mask or count must not be in half'
+    if made not in floats and kind in floats:
+        return f'turns {change}: an index must be computed in integers throughout'
+    if made in floats and kind == TensorProto.BOOL:
+        return f'turns {change}: what is counted must be counted in integers'
+    return ''
 
 
 def _port_faults(graph: onnx.GraphProto, types: dict[str, int]) -> list[str]:

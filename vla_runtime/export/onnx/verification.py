@@ -114,8 +114,7 @@ def receipt_dict(receipt: Receipt) -> dict[str, Any]:
     return {
         'what': 'every ONNX file against the PyTorch modules in float32, on seeded inputs',
         'precision': receipt.precision,
-        'types': 'float32, int64, bool and the precision alone; inputs and outputs but the past in '
-        'float32 or integers',
+        'types': 'matrix products in the precision; all else in float32, indices in integers',
         'device': receipt.device,
         'versions': {
             'python': platform.python_version(),
