@@ -122,7 +122,7 @@ class RequestBuilder:
         Raises:
             ValueError: anything that does not fit the bundle.
         """
-        self._codec.check(observation)
+        state = self._codec.check(observation)
         noise = self._noise(noise, settings, number)
         times = flow_times(settings.denoise_steps or self._spec.denoise_steps)
         tie = self._tie(plan, observation, times, settings)
@@ -130,7 +130,7 @@ class RequestBuilder:
         guidance = (
             'none' if len(advantages) == 1 else resolve_cfg_mode(settings.cfg_mode, self._max_rows)
         )
-        rows = self._codec.rows(observation, advantages)
+        rows = self._codec.rows(observation.instruction, state, advantages)
         clock.mark('tokens')
         images = self._codec.images(observation)
         clock.mark('images')
@@ -144,7 +144,7 @@ class RequestBuilder:
             image_mask=images.mask,
             rows={name: rows[name] for name in self._family.prefix_inputs(self._spec.dims)},
             words=(observation.instruction, advantages),
-            state_bins=self._codec.state_bins(observation),
+            state_bins=self._codec.state_bins(state),
             time_s=time_s,
             clock=clock_read,
         )
