@@ -24,7 +24,7 @@ from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.performance.device_rates import rates_of
 from vla_runtime.performance.measurement import percentiles
-from vla_runtime.performance.operation_counts import count_operations
+from vla_runtime.performance.operation_counts import counts_of
 from vla_runtime.performance.roofline import Floor, Rates, phase_floors
 from vla_runtime.policy import Policy
 from vla_runtime.processing.poses import from_matrix
@@ -134,7 +134,7 @@ def run_bench(
             kind: {phase: percentiles(values) for phase, values in of_kind.items()}
             for kind, of_kind in samples.items()
         },
-        'floors_ms': _floors(spec, rates, options, kinds, report.denoise_steps),
+        'floors_ms': _floors(checked, rates, options, kinds, report.denoise_steps),
         'rates': asdict(rates) if rates else None,
         'memory': {**memory, 'device': facts.used_bytes, 'device_is': facts.used},
         'notes': notes,
@@ -280,13 +280,13 @@ def _check_kind(kind: Kind, report: InferenceReport) -> None:
 
 
 def _floors(
-    spec: BundleSpec, rates: Rates | None, options: BenchOptions, kinds: list[Kind], steps: int
+    bundle: Bundle, rates: Rates | None, options: BenchOptions, kinds: list[Kind], steps: int
 ) -> dict[str, dict[str, Any]]:
     """Return floors by kind and phase; empty without rates."""
     if rates is None:
         return {}
     floors = phase_floors(
-        count_operations(spec.family, spec.dims),
+        counts_of(bundle),
         rates,
         precision=options.precision,
         rows=options.rows,

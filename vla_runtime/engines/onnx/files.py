@@ -6,6 +6,7 @@
     onnx/monolithic.onnx, ..._r2.onnx      everything, all denoise steps unrolled: the baseline
     onnx/weights.data                      the weights of all of them, once
     onnx/graphs.json                       operators and bytes of each, for a build
+    onnx/operations.json                   operations and bytes of each run, for the roofline
 
 Every shape is static; shapes are those of engines/README.md. The monolithic graph takes `pixels`
 (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,) and plan_weight (N, 1, H, 1), and

@@ -4,7 +4,7 @@ Invariants:
 - the networks are traced without numbers (PyTorch's meta device) and the weights are written one
   tensor at a time, so the export needs memory for the largest tensor, not for the model;
 - all files refer to one weights.data;
-- `graphs.json` has the facts of every graph that a build needs;
+- a build and the roofline find facts and counts beside the graphs and read none of them;
 - the monolithic graph is the other three written one after the other, the expert once a step.
 """
 
@@ -41,6 +41,7 @@ from vla_runtime.families.blocks.layers import matrix_names, query_scales
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.families.flow_step import DenoiseStep, Prefix
 from vla_runtime.families.traced_shapes import parameters_of, trace_shapes
+from vla_runtime.performance.operation_counts import count_operations, write_counts
 
 _DTYPES = {
     'float32': torch.float32,
@@ -81,6 +82,7 @@ def write_onnx(
             writer.expert(rows)
             writer.monolithic(rows)
     write_graph_facts(target, ExportedGraphs(precision, writer.facts))
+    write_counts(folder, count_operations(spec.family, spec.dims))
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
