@@ -18,8 +18,9 @@ from safetensors.torch import save_file
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime import families
-from vla_runtime.bundle.folder import BundleError, new_bundle, read_bundle, seal
+from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
+from vla_runtime.bundle.writer import new_bundle, seal
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.families import build_network
 from vla_runtime.families.family import Family

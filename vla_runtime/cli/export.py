@@ -76,8 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Export; 2 where the checkpoint cannot become a bundle."""
-    from vla_runtime.bundle.folder import BundleError, check_target
+    from vla_runtime.bundle.folder import BundleError
     from vla_runtime.bundle.schema import SPEC_FILE
+    from vla_runtime.bundle.writer import check_target
     from vla_runtime.export.errors import ExportError
     from vla_runtime.files.json_file import JsonError
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime import __version__
-from vla_runtime.bundle.folder import Bundle, new_bundle, read_bundle, seal, write_statistics
+from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.rules import check_spec
 from vla_runtime.bundle.schema import (
     TOKENIZER_SUFFIXES,
@@ -25,6 +25,7 @@ from vla_runtime.bundle.schema import (
     PromptSpec,
 )
 from vla_runtime.bundle.statistics import check_statistics
+from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
 from vla_runtime.export.checkpoint import StoredTensor, check_tensors, copy_tensors, read_tensors
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, find_reader
 from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns
