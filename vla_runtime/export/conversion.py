@@ -32,7 +32,7 @@ from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import read_lerobot_folder
-from vla_runtime.export.missing_facts import Gaps
+from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
 from vla_runtime.families import find_family
 from vla_runtime.files.json_file import JsonError
@@ -76,6 +76,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
 
     Raises:
         ExportError: all that is missing or contradictory at once, else the first defect.
+        JsonError: a JSON file of the checkpoint that cannot be used.
     """
     reader, policy = find_reader(checkpoint)
     tensors = read_tensors(checkpoint, reader.names)
@@ -84,7 +85,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         facts = read_lerobot_folder(checkpoint, policy)
     else:
         facts = reader.read_folder(checkpoint, family, options)
-    gaps = Gaps(checkpoint, facts)
+    gaps = MissingFacts(checkpoint, facts)
     _check_facts(facts, family, gaps, options)
     make_dims = reader.sizes(checkpoint, tensors, facts, options, gaps)
     settled = _settle(reader, facts, make_dims, options, gaps)
@@ -153,7 +154,9 @@ def write_export(
     return read_bundle(target, verify=False)
 
 
-def _check_facts(facts: FolderFacts, family: str, gaps: Gaps, options: ExportOptions) -> None:
+def _check_facts(
+    facts: FolderFacts, family: str, gaps: MissingFacts, options: ExportOptions
+) -> None:
     """Note where the folder's statements contradict its tensors or the options."""
     if facts.family != family:
         gaps.conflict(f'config.json says type {facts.family} but the tensors show {family}')
@@ -186,7 +189,7 @@ def _settle(
     facts: FolderFacts,
     make_dims: MakeDims | None,
     options: ExportOptions,
-    gaps: Gaps,
+    gaps: MissingFacts,
 ) -> _Settled:
     """Put folder and options together.
 
@@ -229,7 +232,7 @@ def _settle(
 
 
 def _numbers(
-    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: Gaps
+    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: MissingFacts
 ) -> tuple[int | None, int | None, int | None]:
     """Actions of a chunk, tokens of a prompt, denoise steps."""
     return (
@@ -271,7 +274,7 @@ def _dataset(options: ExportOptions) -> DatasetInfo | None:
         raise ExportError(f'--dataset says {options.dataset}, but {error}') from None
 
 
-def _rate(options: ExportOptions, dataset: DatasetInfo | None, gaps: Gaps) -> float | None:
+def _rate(options: ExportOptions, dataset: DatasetInfo | None, gaps: MissingFacts) -> float | None:
     if options.rate_hz is not None and not (0 < options.rate_hz < math.inf):
         gaps.conflict(f'--rate-hz says {options.rate_hz}; expected a number above 0')
     stated = dataset.rate_hz if dataset else None
@@ -284,7 +287,7 @@ def _rate(options: ExportOptions, dataset: DatasetInfo | None, gaps: Gaps) -> fl
 
 
 def _tokenizer(
-    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: Gaps
+    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: MissingFacts
 ) -> Path | None:
     given, stated = options.tokenizer, facts.tokenizer
     if given is not None and not given.is_file():
