@@ -335,6 +335,7 @@ class PolicyNode(LifecycleNode):
                 number=answer.report.number,
                 tied=answer.tied,
                 request=answer.request,
+                step=answer.step,
             )
         )
         overhead_ms = answer.overhead_ms(monotonic_ns())

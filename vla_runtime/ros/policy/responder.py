@@ -21,7 +21,7 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Inference, Policy
 from vla_runtime.ros.messages.images import ImageError, to_rgb
 from vla_runtime.ros.policy.incoming_requests import Request
-from vla_runtime.ros.policy.plan_alignment import align_plan
+from vla_runtime.ros.policy.plan_alignment import align_plan, step_of_row_0
 from vla_runtime.ros.policy.synchronizer import MissingInput, Selection, Synchronizer
 from vla_runtime.ros.robot.match import RobotMatch
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
@@ -59,6 +59,8 @@ class Answer:
         plan: what went into the chunk, in the robot's units: it is tied to it, or was chosen by
             it among several samples; None where no plan had a say.
         tied: the chunk continues the plan.
+        step: of a tied chunk the plan step at which its row 0 stands; None where the plan does not
+            say.
         ages_ms: per source, age of its stamp on the ROS clock when the inference began.
         ready_ns: steady time at which request and newest frame were both there.
     """
@@ -71,6 +73,7 @@ class Answer:
     instruction: str
     plan: CommittedPlan | None
     tied: bool
+    step: int | None
     ages_ms: Mapping[str, float]
     ready_ns: int
 
@@ -176,6 +179,11 @@ class Responder:
             step_time_s=self._policy.spec.step_time_s,
             horizon=self._policy.spec.dims.horizon,
         )
+        step = step_of_row_0(
+            request.plan,
+            stamp_ns=selection.stamp_ns,
+            step_time_s=self._policy.spec.step_time_s,
+        )
         self._policy.settings = given.settings
         inferred = self._policy.submit(observation, plan=self._in_policy_units(plan))
 
@@ -191,6 +199,7 @@ class Responder:
                 instruction=given.instruction,
                 plan=plan if tied or report.sample_distances else None,
                 tied=tied,
+                step=step if tied else None,
                 ages_ms={name: (given.now_ns - stamp) * 1e-6 for name, stamp in stamps.items()},
                 ready_ns=max(
                     request.arrived_ns, *(frame.arrived_ns for frame in selection.frames.values())
