@@ -45,7 +45,12 @@ class Policy:
         bundle: the checked bundle.
         engine: its networks, loaded.
         settings: live settings to begin with.
+
+    Attributes:
+        threads: CPU threads of each network; None: those that the process has.
     """
+
+    threads: int | None = None
 
     def __init__(
         self, bundle: Bundle, engine: PolicyEngine, settings: PolicySettings | None = None
@@ -102,7 +107,9 @@ class Policy:
         if verify:
             verify_files(checked)
         if threads is not None:
-            limit_threads(backend, threads, (settings or PolicySettings()).networks_at_once)
+            threads = limit_threads(
+                backend, threads, (settings or PolicySettings()).networks_at_once
+            )
         engine = load_engine(
             checked,
             backend,
@@ -112,10 +119,12 @@ class Policy:
             use_cuda_graphs=use_cuda_graphs,
         )
         try:
-            return cls(checked, engine, settings)
+            policy = cls(checked, engine, settings)
         except BaseException:
             engine.close()
             raise
+        policy.threads = threads
+        return policy
 
     @property
     def settings(self) -> PolicySettings:
@@ -146,6 +155,7 @@ class Policy:
         *,
         plan: CommittedPlan | None = None,
         noise: np.ndarray | None = None,
+        number: int | None = None,
         on_step: StepObserver | None = None,
     ) -> tuple[ActionChunk, InferenceReport]:
         """Turn an observation into an action chunk.
@@ -155,12 +165,15 @@ class Policy:
             plan: actions that the executor will still execute; the chunk is tied to them.
             noise: (H, A) float32 to denoise from, (N, H, A) with N samples; None: made from
                 seed and inference number.
+            number: inference number, from which the next ones go on; None: the next one.
             on_step: called after every denoise step; the steps then run one by one.
 
         Raises:
             ValueError: anything that does not fit the bundle; nothing has changed then.
         """
-        return self.submit(observation, plan=plan, noise=noise, on_step=on_step).result()
+        return self.submit(
+            observation, plan=plan, noise=noise, number=number, on_step=on_step
+        ).result()
 
     def submit(
         self,
@@ -168,6 +181,7 @@ class Policy:
         *,
         plan: CommittedPlan | None = None,
         noise: np.ndarray | None = None,
+        number: int | None = None,
         on_step: StepObserver | None = None,
     ) -> Future[Inference]:
         """Begin an inference.
@@ -181,7 +195,8 @@ class Policy:
         which cannot be cancelled.
         """
         self._require_open()
-        clock, settings, number = PhaseClock(), self._settings, self._number
+        clock, settings = PhaseClock(), self._settings
+        number = self._number if number is None else number
         request = self._builder.build(
             observation, settings, number, plan=plan, noise=noise, clock=clock
         )
@@ -219,7 +234,7 @@ class Policy:
         else:
             future = Future()
             future.set_result(finish(*self._run(request, clock, on_step)))
-        self._number += 1
+        self._number = number + 1
         return future
 
     @property
