@@ -1,7 +1,7 @@
 """Launch tests: the package's launch files run by the real `launch`, with the real nodes.
 
-`launch`, `launch_ros`, `launch_testing` and `launch_pytest` come with an installed ROS 2 and are not
-on the package index, so every module here is skipped in an environment of wheels.
+`launch_ros`, `launch_testing` and `launch_pytest` come with an installed ROS 2 and are not on the
+package index, so every module here is skipped in an environment of wheels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 # The graph, its domain and the tiny robots are those of the nodes' tests.
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / 'ros')]
+sys.path.insert(0, str(Path(__file__).parents[1] / 'ros'))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from graph import isolate
 

@@ -66,9 +66,7 @@ def write_files(folder: Path) -> Files:
     """Write a tiny policy that wanders slowly, its robot and patient parameters."""
     spec = tiny_spec(advantage='before_action')
     gripper = ActionSpec('gripper', 'rad/s', 'velocity')
-    spec = replace(
-        spec, dims=tiny_dims('pi05', HORIZON), actions=(*spec.actions[:2], gripper)
-    )
+    spec = replace(spec, dims=tiny_dims('pi05', HORIZON), actions=(*spec.actions[:2], gripper))
     files = Files(
         bundle=write_tiny_policy(folder / 'bundle', spec, action_scale=0.05),
         robot=folder / 'robot.yaml',

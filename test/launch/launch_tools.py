@@ -44,8 +44,8 @@ def newest_values(diagnostics: list[DiagnosticArray], name: str) -> dict[str, st
     return {}
 
 
-def children(name: str, parent: int | None = None) -> list[int]:
-    """Processes started by a process (this one by default) with a name in their command line."""
-    parent = os.getpid() if parent is None else parent
-    found = Path(f'/proc/{parent}/task/{parent}/children').read_text().split()
+def children(name: str) -> list[int]:
+    """Processes that launch started from this one with a name in their command line."""
+    own = os.getpid()
+    found = Path(f'/proc/{own}/task/{own}/children').read_text().split()
     return [int(n) for n in found if name in Path(f'/proc/{n}/cmdline').read_text()]

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-REASON = 'comes with an installed ROS 2, not with the wheels'
-pytest.importorskip('launch_ros', reason=f'launch_ros {REASON}')
-pytest.importorskip('launch_pytest', reason=f'launch_pytest {REASON}')
+pytest.importorskip(
+    'launch_pytest', reason='launch_pytest comes with an installed ROS 2, not with the wheels'
+)
+pytest.importorskip(
+    'launch_ros', reason='launch_ros comes with an installed ROS 2, not with the wheels'
+)
 
 import launch_pytest
 from graph import Graph, graph

@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-REASON = 'comes with an installed ROS 2, not with the wheels'
-pytest.importorskip('launch_ros', reason=f'launch_ros {REASON}')
-pytest.importorskip('launch_testing', reason=f'launch_testing {REASON}')
+pytest.importorskip(
+    'launch_testing', reason='launch_testing comes with an installed ROS 2, not with the wheels'
+)
+pytest.importorskip(
+    'launch_ros', reason='launch_ros comes with an installed ROS 2, not with the wheels'
+)
 
 import launch_testing
 import launch_testing.actions
