@@ -1,5 +1,7 @@
 """Shared by all tests: plain helper modules beside this file can be imported by name."""
 
+from __future__ import annotations
+
 import os
 import sys
 from pathlib import Path
