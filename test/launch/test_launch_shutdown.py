@@ -30,7 +30,6 @@ from launch_robot import FollowingRobot, write_files
 from launch_testing.asserts import assertExitCodes
 from launch_tools import included, start_motion, wait_active
 
-
 # From before the launch until the last test after it; closed even when that is never reached.
 KEPT = ExitStack()
 atexit.register(KEPT.close)
