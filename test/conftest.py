@@ -1,5 +1,7 @@
 """Shared by all tests: plain helper modules beside this file can be imported by name."""
 
+from __future__ import annotations
+
 import os
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 sys.path.insert(0, str(Path(__file__).parent))
 
 # Rooms whose tests start nodes.
-_NODES = ('test/ros/', 'test/tabletop/ros/')
+_NODES = ('test/ros/', 'test/tabletop/ros/', 'test/launch/')
 
 # The same examples every time, and no verdict that depends on how busy the machine is.
 settings.register_profile('vla_runtime', derandomize=True, deadline=None, max_examples=50)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_runtime.bundle.folder import write_bundle
 from vla_runtime.bundle.schema import (
     ROTATION_LENGTH,
     ActionSpec,
@@ -22,6 +21,7 @@ from vla_runtime.bundle.schema import (
     PromptSpec,
     StateSpec,
 )
+from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.families import build_network
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
@@ -140,10 +140,13 @@ def pose_spec(form: RotationForm) -> BundleSpec:
     )
 
 
-def write_tiny_policy(target: Path, spec: BundleSpec, seed: int = 0) -> Path:
+def write_tiny_policy(
+    target: Path, spec: BundleSpec, seed: int = 0, action_scale: float = 1.0
+) -> Path:
     """Write a bundle with random weights of a size that makes everything matter.
 
     Zero-initialised modulations would make the expert the identity, so every weight is drawn.
+    `action_scale` makes all actions smaller, for a robot that moves by them.
     """
     generator = torch.Generator().manual_seed(seed)
     network = build_network(spec.family, spec.dims)
@@ -156,8 +159,8 @@ def write_tiny_policy(target: Path, spec: BundleSpec, seed: int = 0) -> Path:
     statistics = {
         'state.q01': np.full(len(spec.state), -1.5),
         'state.q99': np.full(len(spec.state), 1.5),
-        'actions.mean': random.normal(size=count) * 0.1,
-        'actions.std': random.uniform(0.2, 1.0, size=count),
+        'actions.mean': action_scale * random.normal(size=count) * 0.1,
+        'actions.std': action_scale * random.uniform(0.2, 1.0, size=count),
     }
     write_bundle(
         target, spec, weights=weights, statistics=statistics, tokenizer=tokenizer_of(spec.family)

@@ -1,8 +1,7 @@
-"""The launch files on the real `launch` and `launch_ros`, with the real nodes.
+"""`ros2 launch` as a person runs it: its arguments, what it refuses, and Ctrl-C in its terminal.
 
-They come with an installed ROS 2 and are not on the package index, so these tests are skipped in
-an environment of wheels. What the launch files show is tested there by starting the same
-executables with the same parameter files as plain processes.
+Launch runs in a process group of its own here. What the nodes do once they run is in the other
+modules of this folder.
 """
 
 from __future__ import annotations
@@ -33,6 +32,8 @@ pytest.importorskip(
 from launch import LaunchContext
 from launch.actions import DeclareLaunchArgument
 from launch.launch_description_sources import get_launch_description_from_python_launch_file
+from launch_robot import FollowingRobot, write_files
+from launch_tools import start_motion, wait_active
 
 from vla_runtime.ros.messages.diagnostics import values_of
 
@@ -71,16 +72,6 @@ def press_ctrl_c(process: subprocess.Popen[str]) -> None:
 def peer() -> Iterator[Graph]:
     with graph() as made:
         yield made
-
-
-def wait_active(peer: Graph, *nodes: str) -> None:
-    for node in nodes:
-        # Loading PyTorch alone can take a busy machine half a minute.
-        peer.wait_for(
-            lambda node=node: peer.state(node) == 'active',
-            f'{node} to be active',
-            timeout_s=120.0,
-        )
 
 
 def load(name: str) -> Any:
@@ -156,10 +147,23 @@ def test_demo_brings_up_robot_policy_and_executor(peer: Graph) -> None:
 
 
 @pytest.mark.graph
-@needs_demo
-def test_nodes_are_put_into_the_namespace(peer: Graph) -> None:
-    with launched('vla.launch.py', f'bundle:={DEMO}', 'robot:=tabletop', 'namespace:=left'):
-        wait_active(peer, '/left/vla_policy', '/left/vla_executor')
+def test_ctrl_c_ends_both_nodes_cleanly_and_the_hold_is_the_last_command(
+    peer: Graph, tmp_path: Path
+) -> None:
+    robot = FollowingRobot(peer)
+    arguments = write_files(tmp_path).arguments(instruction='wave')
+    with launched('vla.launch.py', *(f'{key}:={value}' for key, value in arguments.items())) as run:
+        wait_active(peer, '/vla_policy', '/vla_executor')
+        start_motion(peer)
+        peer.wait_for(lambda: robot.moves, 'motion')
+        # Nodes get the terminal's signal and one of launch's own, then an impatient person's.
+        press_ctrl_c(run)
+        press_ctrl_c(run)
+        output, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, output
+    assert output.count('process has finished cleanly') == 2, output
+    peer.wait_for(lambda: robot.gripper[-1] == 0.0, 'a hold of the gripper', timeout_s=10.0)
+    peer.wait_for(lambda: robot.arm[-1] == robot.arm[-2], 'a hold of the arm', timeout_s=10.0)
 
 
 @pytest.mark.graph
@@ -255,41 +259,6 @@ def test_a_section_of_another_node_is_let_be_with_a_warning(tmp_path: Path) -> N
         output, _ = process.communicate(timeout=60)
     assert f"{file}: section '/**/camera' matches none of vla_runtime's nodes" in output
     assert "robot 'nobody' is neither a file nor" in output
-
-
-@pytest.mark.graph
-@needs_demo
-def test_a_policy_node_that_dies_is_started_again_when_asked_for(peer: Graph) -> None:
-    diagnostics = peer.collect(DiagnosticArray, '/diagnostics')
-    with launched(
-        'vla.launch.py', f'bundle:={DEMO}', 'robot:=tabletop', 'respawn:=true'
-    ) as process:
-        wait_active(peer, '/vla_policy', '/vla_executor')
-        (first,) = children(process.pid, 'policy_node')
-        os.kill(first, signal.SIGKILL)
-        peer.wait_for(
-            lambda: (now := children(process.pid, 'policy_node')) and now != [first], 'another'
-        )
-        # Not through its services: discovery believes in those of the dead one for a while.
-        diagnostics.clear()
-        peer.wait_for(lambda: waits_for_a_request(diagnostics), 'it to be active', timeout_s=120.0)
-        press_ctrl_c(process)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
-
-
-def children(parent: int, name: str) -> list[int]:
-    """Processes started by a process, of which the command line has this name."""
-    found = Path(f'/proc/{parent}/task/{parent}/children').read_text().split()
-    return [int(n) for n in found if name in Path(f'/proc/{n}/cmdline').read_text()]
-
-
-def waits_for_a_request(diagnostics: list[DiagnosticArray]) -> bool:
-    return any(
-        status.name == '/vla_policy: inference' and 'waiting for a request' in status.message
-        for message in diagnostics
-        for status in message.status
-    )
 
 
 @pytest.mark.graph
