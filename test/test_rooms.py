@@ -39,8 +39,18 @@ ROOMS: dict[str, set[str]] = {
         'performance',
         'recording',
     },
+    'processes': set(),
     'recording': set(),
-    'replay': {'policy', 'recording', 'ros', 'inference', 'bundle', 'engines', 'performance'},
+    'replay': {
+        'policy',
+        'recording',
+        'ros',
+        'inference',
+        'bundle',
+        'engines',
+        'performance',
+        'processes',
+    },
     'performance': {'families', 'engines', 'inference', 'bundle', 'processing', 'policy'},
 }
 # Rooms that nothing on a robot imports; they may import everything.

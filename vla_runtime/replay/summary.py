@@ -100,6 +100,7 @@ class ReplaySummary:
         return {
             'recording': self.recording,
             'node': self.node,
+            'is_broken': self.is_broken,
             'inferences': self.inferences,
             'replayed': self.replayed,
             'compared': error.chunks,
