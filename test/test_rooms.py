@@ -38,6 +38,7 @@ ROOMS: dict[str, set[str]] = {
         'processing',
         'performance',
         'recording',
+        'processes',
     },
     'processes': set(),
     'recording': set(),

@@ -8,14 +8,15 @@ examples:
   vla_runtime replay recordings/first --set cfg_beta=1.5 --set cfg_enabled=true
   vla_runtime replay recordings/first --backend onnxruntime --json result.json
   vla_runtime replay recordings/first --page replay.html
+  vla_runtime replay recordings/first --live --rate 2
   vla_runtime replay recordings/first --bundle path/to/another
   vla_runtime replay any_bag --open-loop --bundle path/to/bundle --robot so101 \\
       --instruction 'pick up the cup'
 
   vla_runtime replay recordings --out results
 
-exit code: 0; 1 where nothing was changed and a chunk differs all the same; 2 for what cannot be
-used.
+exit code: 0; 1 where nothing was changed and a chunk differs all the same, or where live and offline
+differ; 2 for what cannot be used.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -30,14 +32,20 @@ from typing import TYPE_CHECKING, Any
 from vla_runtime.cli._files import make_folder, output_file
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
-from vla_runtime.engines.preflight import BACKENDS
+from vla_runtime.engines.preflight import BACKENDS, require_packages
 
 if TYPE_CHECKING:
+    from vla_runtime.cli._live import LiveResult
     from vla_runtime.replay.open_loop_run import OpenLoopResult
     from vla_runtime.replay.page import ReplayPage
+    from vla_runtime.replay.recorded import RecordedRun
+    from vla_runtime.replay.rerun import ReplayedInference
     from vla_runtime.replay.setup import Changes
     from vla_runtime.replay.summary import ReplaySummary
     from vla_runtime.replay.units import Json
+
+    # Episode, number and stamp to the inference.
+    Offline = dict[tuple[int, int, int], ReplayedInference]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +105,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='--open-loop: seconds between two predictions (default: 0.5)',
     )
     parser.add_argument(
+        '--live',
+        action='store_true',
+        help='play it through a real policy node as well, on simulated time and a ROS domain of '
+        'its own',
+    )
+    parser.add_argument(
+        '--rate',
+        type=float,
+        default=0.0,
+        metavar='R',
+        help='--live: times as fast as recorded (default: as fast as the node answers)',
+    )
+    parser.add_argument(
         '--page',
         type=output_file,
         metavar='FILE',
@@ -121,14 +142,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Replay; see the module for the exit code."""
     try:
-        from vla_runtime.engines.preflight import require_packages
-
         require_packages('rosbags')
         from vla_runtime.replay.batch import write_summary
         from vla_runtime.replay.units import find_recordings
 
         changes = _changes(arguments)
         recordings = find_recordings(arguments.recordings)
+        if arguments.live and (arguments.open_loop or len(recordings) > 1):
+            raise ValueError('--live plays one recording: no several, no --open-loop')
+        if not 0.0 <= arguments.rate < float('inf'):
+            raise ValueError(f'--rate {arguments.rate:g}: expected 0 or more')
         if arguments.page and (arguments.open_loop or len(recordings) > 1):
             raise ValueError('--page shows the replay of one recording: no several, no --open-loop')
         if len(recordings) > 1 or arguments.out:
@@ -140,7 +163,7 @@ def main(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         print(f'error: {import_problem(error, "replay", "pip install rosbags")}', file=sys.stderr)
         return 2
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
     return 1 if any(result['is_broken'] for result in results) else 0
@@ -174,6 +197,15 @@ def _one(path: Path, changes: Changes, arguments: argparse.Namespace) -> Json:
         result = _replay(path, changes, arguments)
     print('\n'.join(result.lines()))
     return result.as_json()
+
+
+def _live(run: RecordedRun, changes: Changes, offline: Offline, rate: float) -> LiveResult:
+    require_packages('rclpy')
+    from vla_runtime.cli._live import play_live
+    from vla_runtime.ros.player.live import own_domain
+
+    own_domain()
+    return play_live(run, changes, offline, rate)
 
 
 def _several(
@@ -242,6 +274,7 @@ def _replay(path: Path, changes: Changes, arguments: argparse.Namespace) -> Repl
     from tqdm import tqdm
 
     from vla_runtime.recording.bag_reader import BagReader
+    from vla_runtime.replay.frames import SkippedInference
     from vla_runtime.replay.recorded import read_run
     from vla_runtime.replay.rerun import Replay
     from vla_runtime.replay.summary import ReplaySummary
@@ -260,15 +293,23 @@ def _replay(path: Path, changes: Changes, arguments: argparse.Namespace) -> Repl
         leave=False,
         disable=None,
     )
+    offline: Offline = {}
     for found in bar:
         summary.add(found)
         if page is not None:
             page.add(found)
+        if arguments.live and not isinstance(found, SkippedInference):
+            recorded = found.recorded
+            key = recorded.episode, recorded.number, recorded.stamp_ns
+            # Without its images, which are many.
+            offline[key] = replace(found, messages={})
     summary.finish(run, tuple(replay.differences), perf_counter() - begin_s)
     if page is not None:
         from vla_runtime.replay.events import read_events
 
         page.write(arguments.page, summary, read_events(run.reader, run.node))
+    if arguments.live and run.inferences:
+        summary.live = _live(run, changes, offline, arguments.rate)
     return summary
 
 
