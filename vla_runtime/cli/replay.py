@@ -15,8 +15,8 @@ examples:
 
   vla_runtime replay recordings --out results
 
-exit code: 0; 1 where nothing was changed and a chunk differs all the same, or where live and offline
-differ; 2 for what cannot be used.
+exit code: 0; 1 where nothing was changed and a chunk differs all the same, or where live and
+offline differ; 2 for what cannot be used.
 """
 
 from __future__ import annotations
