@@ -47,8 +47,8 @@ _RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 _LATCHED = QoSProfile(
     depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
 )
-# Frames come faster than one callback at a time may take them for a moment.
-_CAMERA = QoSProfile(depth=10, reliability=ReliabilityPolicy.BEST_EFFORT)
+# Frames of two seconds: a busy machine may keep this process waiting for as long.
+_CAMERA = QoSProfile(depth=60, reliability=ReliabilityPolicy.BEST_EFFORT)
 
 # Of the nodes' own topics.
 _USUAL = Offer(depth=10)
