@@ -117,3 +117,15 @@ def _first_child(process: subprocess.Popen) -> int:
             pass
         time.sleep(0.02)
     raise AssertionError('no worker was started')
+
+
+def test_recordings_of_one_policy_load_it_once(folder, monkeypatch):
+    from vla_runtime.replay import rerun
+
+    loads = []
+    real = rerun.load_policy
+    monkeypatch.setattr(rerun, 'load_policy', lambda *words: loads.append(words) or real(*words))
+    # Another number of threads than any other test, so that it is not loaded yet.
+    for unit in units(folder, threads=3)[:4]:
+        assert run_unit(unit)['replayed'] > 0
+    assert len(loads) == 1

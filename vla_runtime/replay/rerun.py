@@ -18,6 +18,7 @@ from vla_runtime.replay.comparison import ChunkError, compare_chunks
 from vla_runtime.replay.frames import CompleteInference, SkippedInference, with_frames
 from vla_runtime.replay.recorded import RecordedInference, RecordedRun
 from vla_runtime.replay.setup import Changes, LoadedPolicy, load_policy
+from vla_runtime.ros.policy.description import PolicyDescription
 from vla_runtime.ros.policy.settings import settings_from
 from vla_runtime.types import ActionChunk, InferenceReport, Observation
 
@@ -46,22 +47,48 @@ class ReplayedInference:
     seconds: float
 
 
+class PolicyStore:
+    """The policy that was loaded last, for the next recording of the same; closes others."""
+
+    def __init__(self) -> None:
+        self._loaded: LoadedPolicy | None = None
+        self._of: tuple[PolicyDescription, Changes] | None = None
+
+    def get(self, description: PolicyDescription, changes: Changes) -> LoadedPolicy:
+        """Load a policy, or return it where it is loaded; see `load_policy`."""
+        if self._loaded is None or self._of != (description, changes):
+            self.close()
+            self._loaded = load_policy(description, changes)
+            self._of = description, changes
+        return self._loaded
+
+    def close(self) -> None:
+        """Free the policy's memory."""
+        if self._loaded is not None:
+            self._loaded.policy.policy.close()
+        self._loaded = None
+
+
 class Replay:
     """Runs the inferences of one recording.
 
     Args:
         run: the recording.
         changes: from it.
+        policies: loads the policies and keeps the last; None: none is kept.
 
     Attributes:
         differences: between the recording and this run, in words.
     """
 
-    def __init__(self, run: RecordedRun, changes: Changes) -> None:
+    def __init__(
+        self, run: RecordedRun, changes: Changes, policies: PolicyStore | None = None
+    ) -> None:
         self._run = run
         self._changes = changes
-        self._loaded: LoadedPolicy | None = None
-        self._of: object = None
+        self._policies = policies or PolicyStore()
+        self._keeps = policies is not None
+        self._of: PolicyDescription | None = None
         self._before: RecordedInference | None = None
         # Bounded reuse follows from all inferences of the episode.
         self._gap = True
@@ -77,7 +104,8 @@ class Replay:
             for found in with_frames(self._run):
                 yield self._next(found)
         finally:
-            self._close()
+            if not self._keeps:
+                self._policies.close()
 
     def _next(
         self, found: CompleteInference | SkippedInference
@@ -96,17 +124,11 @@ class Replay:
             return SkippedInference(recorded, str(error))
 
     def _load(self, recorded: RecordedInference) -> LoadedPolicy:
-        if self._loaded is None or self._of is not recorded.description:
-            self._close()
-            self._loaded = load_policy(recorded.description, self._changes)
+        loaded = self._policies.get(recorded.description, self._changes)
+        if self._of is not recorded.description:
             self._of, self._before = recorded.description, None
-            self.differences.update(dict.fromkeys(self._loaded.differences))
-        return self._loaded
-
-    def _close(self) -> None:
-        if self._loaded is not None:
-            self._loaded.policy.policy.close()
-        self._loaded = None
+            self.differences.update(dict.fromkeys(loaded.differences))
+        return loaded
 
     def _follow(self, recorded: RecordedInference, loaded: LoadedPolicy) -> None:
         """Begin an episode where the recording does."""

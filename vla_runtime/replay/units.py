@@ -16,12 +16,14 @@ from vla_runtime import __version__
 from vla_runtime.recording.bag_reader import BagReader, is_recording
 from vla_runtime.replay.open_loop_run import run_open_loop
 from vla_runtime.replay.recorded import read_run
-from vla_runtime.replay.rerun import Replay
+from vla_runtime.replay.rerun import PolicyStore, Replay
 from vla_runtime.replay.setup import Changes
 from vla_runtime.replay.summary import ReplaySummary
 from vla_runtime.ros.robot.file import load_robot
 
 Json = dict[str, Any]
+# Recordings of one robot come one after the other: a process loads their policy once.
+_POLICIES = PolicyStore()
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def run_unit(unit: Unit) -> Json:
             return _open_loop(unit, unit.open_loop)
         run = read_run(BagReader(unit.recording), unit.node)
         summary = ReplaySummary(str(unit.recording), run.node)
-        replay = Replay(run, unit.changes)
+        replay = Replay(run, unit.changes, _POLICIES)
         for found in replay.inferences():
             summary.add(found)
         summary.finish(run, tuple(replay.differences), perf_counter() - begin_s)

@@ -37,6 +37,11 @@ def written(tmp_path) -> str:
     )
 
 
+def test_the_same_policy_has_the_same_description(tmp_path):
+    assert written(tmp_path) == written(tmp_path)
+    assert 'load_1min' not in read_description(written(tmp_path)).machine
+
+
 def test_it_comes_back(tmp_path):
     found = read_description(written(tmp_path))
     assert found.bundle_sha256 == spec_identity(tiny_spec())
