@@ -19,7 +19,7 @@ _STEPS_SHOWN = 10
 
 @dataclass
 class ReplaySummary:
-    """What a replay of one recording found; grows with `add`.
+    """Result of replaying one recording; grows with `add`.
 
     Attributes:
         recording: path.
