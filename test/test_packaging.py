@@ -36,6 +36,7 @@ ROS_PACKAGES = {
     'lifecycle_msgs',
     'rcl_interfaces',
     'rclpy',
+    'rosgraph_msgs',
     'sensor_msgs',
     'std_msgs',
     'std_srvs',

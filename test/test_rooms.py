@@ -38,9 +38,20 @@ ROOMS: dict[str, set[str]] = {
         'processing',
         'performance',
         'recording',
+        'processes',
     },
+    'processes': set(),
     'recording': set(),
-    'replay': {'policy', 'recording', 'ros', 'inference', 'bundle', 'engines', 'performance'},
+    'replay': {
+        'policy',
+        'recording',
+        'ros',
+        'inference',
+        'bundle',
+        'engines',
+        'performance',
+        'processes',
+    },
     'performance': {'families', 'engines', 'inference', 'bundle', 'processing', 'policy'},
 }
 # Rooms that nothing on a robot imports; they may import everything.

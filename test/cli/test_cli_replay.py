@@ -30,7 +30,7 @@ def test_without_changes_every_chunk_is_identical(recording, capsys, tmp_path):
     said = capsys.readouterr().out
     assert f'{recording}: 3 inferences of /vla_policy, 0.4 s; replayed in' in said
     assert 'replayed 3, compared 3, bit-identical 3' in said
-    (result,) = json.loads((tmp_path / 'out.json').read_text())
+    (result,) = json.loads((tmp_path / 'out.json').read_text())['recordings']
     assert (result['identical'], result['differences'], result['problems']) == (3, [], [])
     assert result['units'] == ['deg', 'rad', 'rad']
 

@@ -48,6 +48,14 @@ def test_every_chunk_is_the_recorded_one_bit_for_bit(recording):
     assert max(one.report.beta for one in found) == 1.0 + np.pi / 7
 
 
+@pytest.mark.parametrize('family', ['pi0', 'smolvla'])
+def test_every_family_replays(tmp_path, robot_file, family):
+    made = write_tiny_policy(tmp_path / family, tiny_spec(family))
+    turns = [Turn(), Turn({'real_time_chunking': True}), Turn(still=True)]
+    found, _ = replay(record(tmp_path / 'bag', made, robot_file, turns))
+    assert identical(found) == [True] * 3
+
+
 def test_a_setting_changed_is_a_what_if(recording):
     found, made = replay(recording, Changes(settings={'denoise_steps': 2}))
     assert identical(found) == [False] * len(found)

@@ -8,41 +8,54 @@ examples:
   vla_runtime replay recordings/first --set cfg_beta=1.5 --set cfg_enabled=true
   vla_runtime replay recordings/first --backend onnxruntime --json result.json
   vla_runtime replay recordings/first --page replay.html
+  vla_runtime replay recordings/first --live --rate 2
   vla_runtime replay recordings/first --bundle path/to/another
   vla_runtime replay any_bag --open-loop --bundle path/to/bundle --robot so101 \\
       --instruction 'pick up the cup'
 
-exit code: 0; 1 where nothing was changed and a chunk differs all the same; 2 for what cannot be
-used.
+  vla_runtime replay recordings --out results
+
+exit code: 0; 1 where nothing was changed and a chunk differs all the same, or where live and
+offline differ; 2 for what cannot be used.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from vla_runtime.cli._files import output_file
+from vla_runtime.cli._files import make_folder, output_file
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
-from vla_runtime.engines.preflight import BACKENDS
+from vla_runtime.engines.preflight import BACKENDS, require_packages
 
 if TYPE_CHECKING:
+    from vla_runtime.cli._live import LiveResult
     from vla_runtime.replay.open_loop_run import OpenLoopResult
     from vla_runtime.replay.page import ReplayPage
+    from vla_runtime.replay.recorded import RecordedRun
+    from vla_runtime.replay.rerun import ReplayedInference
     from vla_runtime.replay.setup import Changes
     from vla_runtime.replay.summary import ReplaySummary
+    from vla_runtime.replay.units import Json
 
-    Result = ReplaySummary | OpenLoopResult
+    # Episode, number and stamp to the inference.
+    Offline = dict[tuple[int, int, int], ReplayedInference]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument(
-        'recordings', nargs='+', type=Path, metavar='BAG', help='recording: a folder, or its file'
+        'recordings',
+        nargs='+',
+        type=Path,
+        metavar='BAG',
+        help='recording: a folder, or its file; or a folder of recordings',
     )
     parser.add_argument(
         '--bundle', type=Path, metavar='DIR', help='policy bundle (default: the recorded one)'
@@ -92,10 +105,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='--open-loop: seconds between two predictions (default: 0.5)',
     )
     parser.add_argument(
+        '--live',
+        action='store_true',
+        help='play it through a real policy node as well, on simulated time and a ROS domain of '
+        'its own',
+    )
+    parser.add_argument(
+        '--rate',
+        type=float,
+        default=0.0,
+        metavar='R',
+        help='--live: times as fast as recorded (default: as fast as the node answers)',
+    )
+    parser.add_argument(
         '--page',
         type=output_file,
         metavar='FILE',
         help='write an HTML page: chunks over the images that they saw, latency, holds, seams',
+    )
+    parser.add_argument(
+        '--out',
+        type=Path,
+        metavar='DIR',
+        help='several recordings: folder of their results, where the same command goes on after an '
+        'interruption (default: replay_results)',
+    )
+    parser.add_argument(
+        '--workers',
+        type=at_least(1),
+        metavar='N',
+        help='several recordings: processes (default: one a core)',
     )
     parser.add_argument('--json', type=output_file, metavar='FILE', help='write the result there')
 
@@ -103,25 +142,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Replay; see the module for the exit code."""
     try:
-        from vla_runtime.engines.preflight import require_packages
-
         require_packages('rosbags')
-        changes = _changes(arguments)
-        if arguments.page and (arguments.open_loop or len(arguments.recordings) > 1):
-            raise ValueError('--page shows the replay of one recording: no several, no --open-loop')
-        results = [_one(path, changes, arguments) for path in arguments.recordings]
-        if arguments.json:
-            from vla_runtime.files.whole_files import write_text
+        from vla_runtime.replay.batch import write_summary
+        from vla_runtime.replay.units import find_recordings
 
-            document = [result.as_json() for result in results]
-            write_text(arguments.json, json.dumps(document, indent=1) + '\n')
+        changes = _changes(arguments)
+        recordings = find_recordings(arguments.recordings)
+        if arguments.live and (arguments.open_loop or len(recordings) > 1):
+            raise ValueError('--live plays one recording: no several, no --open-loop')
+        if not 0.0 <= arguments.rate < float('inf'):
+            raise ValueError(f'--rate {arguments.rate:g}: expected 0 or more')
+        if arguments.page and (arguments.open_loop or len(recordings) > 1):
+            raise ValueError('--page shows the replay of one recording: no several, no --open-loop')
+        if len(recordings) > 1 or arguments.out:
+            results = _several(recordings, changes, arguments)
+        else:
+            results = [_one(recordings[0], changes, arguments)]
+        if arguments.json:
+            write_summary(arguments.json, results)
     except ImportError as error:
         print(f'error: {import_problem(error, "replay", "pip install rosbags")}', file=sys.stderr)
         return 2
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
-    return 1 if any(result.is_broken for result in results) else 0
+    return 1 if any(result['is_broken'] for result in results) else 0
 
 
 def _changes(arguments: argparse.Namespace) -> Changes:
@@ -144,28 +189,63 @@ def _changes(arguments: argparse.Namespace) -> Changes:
     )
 
 
-def _one(path: Path, changes: Changes, arguments: argparse.Namespace) -> Result:
+def _one(path: Path, changes: Changes, arguments: argparse.Namespace) -> Json:
     """Replay one recording, and print what was found."""
     if arguments.open_loop:
-        result: Result = _open_loop(path, changes, arguments)
+        result: ReplaySummary | OpenLoopResult = _open_loop(path, changes, arguments)
     else:
         result = _replay(path, changes, arguments)
     print('\n'.join(result.lines()))
-    return result
+    return result.as_json()
+
+
+def _live(run: RecordedRun, changes: Changes, offline: Offline, rate: float) -> LiveResult:
+    require_packages('rclpy')
+    from vla_runtime.cli._live import play_live
+    from vla_runtime.ros.player.live import own_domain
+
+    own_domain()
+    return play_live(run, changes, offline, rate)
+
+
+def _several(
+    recordings: Sequence[Path], changes: Changes, arguments: argparse.Namespace
+) -> list[Json]:
+    """Replay recordings in several processes, and print what they come to."""
+    from tqdm import tqdm
+
+    from vla_runtime.replay import batch
+    from vla_runtime.replay.units import OpenLoopOptions, Unit
+
+    options = None
+    if arguments.open_loop:
+        _check_every(arguments.every)
+        options = OpenLoopOptions(
+            _robot_file(arguments.robot), arguments.instruction, arguments.every
+        )
+    units = [Unit(path, changes, arguments.node, options) for path in recordings]
+    out: Path = arguments.out or Path('replay_results')
+    make_folder(out, '--out')
+    made = batch.run_batch(units, out, arguments.workers or batch.cores(changes.threads or 1))
+    # disable=None: silent where the output is not a terminal.
+    bar = tqdm(made, total=len(units), desc='replay', unit='bag', leave=False, disable=None)
+    results = [result for _, result in bar]
+    batch.write_summary(out / batch.SUMMARY, results)
+    results.sort(key=lambda result: result['recording'])
+    print('\n'.join(batch.lines(results)))
+    print(f'summary: {out / batch.SUMMARY}')
+    return results
 
 
 def _open_loop(path: Path, changes: Changes, arguments: argparse.Namespace) -> OpenLoopResult:
     from tqdm import tqdm
 
     from vla_runtime.replay.open_loop_run import run_open_loop
-    from vla_runtime.ros.package_files import share_folder
-    from vla_runtime.ros.robot.file import find_robot, load_robot
+    from vla_runtime.ros.robot.file import load_robot
 
-    if not arguments.every > 0.0:
-        raise ValueError(f'--every {arguments.every:g}: expected more than 0')
-    robot = None
-    if arguments.robot:
-        robot = load_robot(find_robot(arguments.robot, share_folder() / 'config' / 'robots'))
+    _check_every(arguments.every)
+    file = _robot_file(arguments.robot)
+    robot = None if file is None else load_robot(file)
     return run_open_loop(
         path,
         changes,
@@ -176,10 +256,25 @@ def _open_loop(path: Path, changes: Changes, arguments: argparse.Namespace) -> O
     )
 
 
+def _check_every(every_s: float) -> None:
+    if not every_s > 0.0:
+        raise ValueError(f'--every {every_s:g}: expected more than 0')
+
+
+def _robot_file(named: str | None) -> Path | None:
+    from vla_runtime.ros.package_files import share_folder
+    from vla_runtime.ros.robot.file import find_robot
+
+    if named is None:
+        return None
+    return find_robot(named, share_folder() / 'config' / 'robots')
+
+
 def _replay(path: Path, changes: Changes, arguments: argparse.Namespace) -> ReplaySummary:
     from tqdm import tqdm
 
     from vla_runtime.recording.bag_reader import BagReader
+    from vla_runtime.replay.frames import SkippedInference
     from vla_runtime.replay.recorded import read_run
     from vla_runtime.replay.rerun import Replay
     from vla_runtime.replay.summary import ReplaySummary
@@ -198,15 +293,23 @@ def _replay(path: Path, changes: Changes, arguments: argparse.Namespace) -> Repl
         leave=False,
         disable=None,
     )
+    offline: Offline = {}
     for found in bar:
         summary.add(found)
         if page is not None:
             page.add(found)
+        if arguments.live and not isinstance(found, SkippedInference):
+            recorded = found.recorded
+            key = recorded.episode, recorded.number, recorded.stamp_ns
+            # Without its images, which are many.
+            offline[key] = replace(found, messages={})
     summary.finish(run, tuple(replay.differences), perf_counter() - begin_s)
     if page is not None:
         from vla_runtime.replay.events import read_events
 
         page.write(arguments.page, summary, read_events(run.reader, run.node))
+    if arguments.live and run.inferences:
+        summary.live = _live(run, changes, offline, arguments.rate)
     return summary
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vla_runtime.recording.cdr import header_stamp_ns
+from vla_runtime.recording.mcap_file import RawMessage
 from vla_runtime.replay.recorded import IMAGE_TYPES, RecordedInference, RecordedRun
 
 _Key = tuple[str, int]
@@ -20,10 +21,12 @@ class CompleteInference:
     Attributes:
         recorded: as it was reported.
         messages: camera to its message.
+        raw: camera to the same as it stands in the bag.
     """
 
     recorded: RecordedInference
     messages: Mapping[str, Any]
+    raw: Mapping[str, RawMessage]
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def with_frames(run: RecordedRun) -> Iterator[CompleteInference | SkippedInferen
         if not missing
         for _, topic, stamp_ns in recorded.frames
     )
-    held: dict[_Key, Any] = {}
+    held: dict[_Key, tuple[RawMessage, Any]] = {}
     lost: set[_Key] = set()
     frames = _frames(run, needs)
     for recorded, reason in waiting:
@@ -59,18 +62,22 @@ def with_frames(run: RecordedRun) -> Iterator[CompleteInference | SkippedInferen
             yield SkippedInference(recorded, reason)
             continue
         keys = {camera: (topic, stamp_ns) for camera, topic, stamp_ns in recorded.frames}
-        for key, message in frames if not _all_in(keys, held, lost) else ():
+        for key, raw, message in frames if not _all_in(keys, held, lost) else ():
             if message is None:
                 lost.add(key)
             else:
-                held[key] = message
+                held[key] = raw, message
             if _all_in(keys, held, lost):
                 break
         gone = [camera for camera, key in keys.items() if key not in held]
         if gone:
             yield SkippedInference(recorded, f'the frame of camera {gone[0]} is damaged')
         else:
-            yield CompleteInference(recorded, {name: held[key] for name, key in keys.items()})
+            yield CompleteInference(
+                recorded,
+                {name: held[key][1] for name, key in keys.items()},
+                {name: held[key][0] for name, key in keys.items()},
+            )
         for key in keys.values():
             needs[key] -= 1
             if not needs[key]:
@@ -81,7 +88,9 @@ def _all_in(keys: Mapping[str, _Key], held: Mapping[_Key, Any], lost: set[_Key])
     return all(key in held or key in lost for key in keys.values())
 
 
-def _frames(run: RecordedRun, needs: Mapping[_Key, int]) -> Iterator[tuple[_Key, Any | None]]:
+def _frames(
+    run: RecordedRun, needs: Mapping[_Key, int]
+) -> Iterator[tuple[_Key, RawMessage, Any | None]]:
     """Yield the frames that are needed, each once; None for a damaged one."""
     topics = {topic for topic, _ in needs}
     given: set[_Key] = set()
@@ -93,7 +102,7 @@ def _frames(run: RecordedRun, needs: Mapping[_Key, int]) -> Iterator[tuple[_Key,
         key = message.topic, stamp_ns
         if needs.get(key) and key not in given:
             given.add(key)
-            yield key, run.reader.read(message)
+            yield key, message, run.reader.read(message)
 
 
 def _missing(run: RecordedRun, recorded: RecordedInference) -> str:

@@ -45,14 +45,13 @@ class OpenLoopResult:
     missing: dict[str, int]
     problems: list[str]
     replay_s: float
-    # Nothing is promised to be the same.
-    is_broken = False
 
     def as_json(self) -> dict[str, Any]:
         """Everything, of plain types; None where nothing was measured."""
         error = self.error
         return {
             'recording': self.recording,
+            'is_broken': False,
             'predictions': error.predictions,
             'missing': self.missing,
             'problems': self.problems,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,6 +15,20 @@ from vla_runtime.replay.recorded import RecordedRun
 from vla_runtime.replay.rerun import ReplayedInference
 
 _STEPS_SHOWN = 10
+
+
+class LivePart(Protocol):
+    """Result of playing a recording through a real node."""
+
+    @property
+    def agrees(self) -> bool:
+        """True where every inference that was played gave the offline chunk."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, of plain types."""
+
+    def lines(self) -> list[str]:
+        """Lines of text for a person."""
 
 
 @dataclass
@@ -35,6 +49,7 @@ class ReplaySummary:
         error: over all compared chunks.
         milliseconds: of each inference, recorded and replayed.
         units: of the joints.
+        live: result of playing the same through a real node; None: it was not played.
     """
 
     recording: str
@@ -52,6 +67,7 @@ class ReplaySummary:
         default_factory=lambda: {'recorded': [], 'replayed': []}
     )
     units: Mapping[str, str] = field(default_factory=dict)
+    live: LivePart | None = None
 
     def add(self, found: ReplayedInference | SkippedInference) -> None:
         """Take one inference."""
@@ -78,7 +94,8 @@ class ReplaySummary:
     def is_broken(self) -> bool:
         """True where chunks that must be identical are not."""
         certain = self.replayed - sum(self.notes.values())
-        return self.must_be_identical and self.error.identical < certain
+        differs = self.must_be_identical and self.error.identical < certain
+        return differs or (self.live is not None and not self.live.agrees)
 
     def finish(self, run: RecordedRun, differences: Sequence[str], replay_s: float) -> None:
         """Take what is known at the end."""
@@ -100,6 +117,7 @@ class ReplaySummary:
         return {
             'recording': self.recording,
             'node': self.node,
+            'is_broken': self.is_broken,
             'inferences': self.inferences,
             'replayed': self.replayed,
             'compared': error.chunks,
@@ -108,6 +126,7 @@ class ReplaySummary:
             'notes': dict(self.notes),
             'differences': list(self.differences),
             'problems': list(self.problems),
+            'live': None if self.live is None else self.live.as_json(),
             'recorded_s': self.recorded_s,
             'replay_s': self.replay_s,
             'joints': list(error.joints),
@@ -136,6 +155,7 @@ class ReplaySummary:
             lines.append(f'  noted {count}: {note}')
         for problem in self.problems:
             lines.append(f'  problem: {problem}')
+        lines += [] if self.live is None else self.live.lines()
         if error.chunks and error.identical < error.chunks:
             lines += self._error_lines()
         return lines

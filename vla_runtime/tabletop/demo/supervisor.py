@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from vla_runtime.tabletop.parent_death import die_with
+from vla_runtime.processes.parent_death import die_with
 
 _LAST_LINES = 15
 # A node ends its teardown within 16 s, and takes no notice of a second signal meanwhile.

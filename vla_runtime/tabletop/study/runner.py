@@ -25,7 +25,7 @@ from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.export.onnx.bundle import bundle_with_onnx
 from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 from vla_runtime.files.whole_files import write_text
-from vla_runtime.tabletop.sim.workers import workers
+from vla_runtime.processes.workers import workers
 from vla_runtime.tabletop.sim.world import Tabletop
 from vla_runtime.tabletop.study.cache_use import CacheUse
 from vla_runtime.tabletop.study.chunk_sources import ChunkSource, ExpertSource, PolicySource

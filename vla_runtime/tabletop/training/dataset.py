@@ -32,6 +32,7 @@ from tqdm import tqdm
 
 from vla_runtime.files.json_file import read_json
 from vla_runtime.files.whole_files import whole_file, write_text
+from vla_runtime.processes.workers import workers
 from vla_runtime.tabletop.sim.expert import HORIZON, Expert, sample_style
 from vla_runtime.tabletop.sim.rollout import follow
 from vla_runtime.tabletop.sim.scene import CAMERAS, COLOURS, VARIANTS, Scene, sample_scene
@@ -43,7 +44,6 @@ from vla_runtime.tabletop.sim.tasks import (
     make_task,
     push_path_is_clear,
 )
-from vla_runtime.tabletop.sim.workers import workers
 from vla_runtime.tabletop.sim.world import Tabletop
 
 IMAGE_WIDTH, IMAGE_HEIGHT = 64, 48

@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
-from vla_runtime.tabletop.parent_death import die_with
+from vla_runtime.processes.parent_death import die_with
 
 Submit = Callable[..., 'Future[Any]']
 

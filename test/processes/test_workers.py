@@ -11,12 +11,12 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from vla_runtime.tabletop.sim.workers import workers
+from vla_runtime.processes.workers import workers
 
 _PATIENCE_S = 120.0
 _BUSY = """
 import sys, time
-from vla_runtime.tabletop.sim.workers import workers
+from vla_runtime.processes.workers import workers
 
 if __name__ == '__main__':
     try:

@@ -1,0 +1,119 @@
+"""Many recordings in several processes: resumable, and the same results as one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from paths import ROOT
+from recorded_bag import Turn, record
+
+from vla_runtime.cli import main as program
+from vla_runtime.recording.bag_reader import BagReadError
+from vla_runtime.replay.batch import run_batch, totals
+from vla_runtime.replay.setup import Changes
+from vla_runtime.replay.units import Unit, find_recordings, run_unit
+
+_TIMES = {'replay_s', 'median_ms'}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory, bundle, robot_file):
+    """Four recordings at different depths, and one that nothing can be read of."""
+    folder = tmp_path_factory.mktemp('many')
+    for number, place in enumerate(('a', 'b', 'deep/c', 'deep/er/d')):
+        record(folder / place, bundle, robot_file, [Turn()] * (number + 1), seed=number)
+    (folder / 'e').mkdir()
+    (folder / 'e' / 'e.mcap').write_bytes(b'nothing')
+    return folder
+
+
+def units(folder, **changes) -> list[Unit]:
+    return [Unit(path, Changes(**changes)) for path in find_recordings([folder])]
+
+
+def without_times(results) -> list[dict]:
+    plain = [{k: v for k, v in result.items() if k not in _TIMES} for result in results]
+    return sorted(plain, key=lambda result: result['recording'])
+
+
+def test_recordings_are_found_at_any_depth(folder, tmp_path):
+    names = [path.name for path in find_recordings([folder])]
+    assert names == ['a', 'b', 'c', 'd', 'e']
+    assert find_recordings([folder / 'a', folder / 'deep']) == [
+        folder / 'a',
+        folder / 'deep' / 'c',
+        folder / 'deep' / 'er' / 'd',
+    ]
+    with pytest.raises(BagReadError, match='has no file of a bag'):
+        find_recordings([tmp_path])
+
+
+def test_two_processes_give_the_results_of_one(folder, tmp_path):
+    made = [result for _, result in run_batch(units(folder), tmp_path, 2)]
+    assert without_times(made) == without_times(map(run_unit, units(folder)))
+    total = totals(made)
+    assert (total['recordings'], total['failed']) == (5, 1)
+    assert total['inferences'] == total['identical'] == 10
+    (failed,) = (result['error'] for result in made if 'error' in result)
+    assert failed.startswith(str(folder / 'e'))
+
+
+def test_what_is_there_is_not_run_again(folder, tmp_path):
+    first = list(run_batch(units(folder)[:2], tmp_path, 1))
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(files) == 2
+    again = list(run_batch(units(folder), tmp_path, 2))
+    assert sorted(again[:2], key=lambda one: one[0].name) == sorted(
+        first, key=lambda one: one[0].name
+    )
+    assert all(path.stat().st_mtime_ns == at for path, at in files.items())
+    # Another question has results of its own.
+    names = {unit.name for unit, _ in again}
+    assert names.isdisjoint(unit.name for unit in units(folder, threads=2))
+
+
+def test_a_killed_process_costs_its_own_recording_and_the_same_command_goes_on(
+    folder, tmp_path, capsys
+):
+    words = ['replay', str(folder), '--out', str(tmp_path / 'results'), '--workers', '2']
+    process = subprocess.Popen(
+        [sys.executable, '-m', 'vla_runtime', *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    child = _first_child(process)
+    os.kill(child, signal.SIGKILL)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, said
+    assert 'the same command goes on where it was' in said
+    assert program.main(words) == 0
+    said = capsys.readouterr().out
+    assert 'recordings 5, failed 1, inferences 10, replayed 10, compared 10, identical 10' in said
+    summary = json.loads((tmp_path / 'results' / 'summary.json').read_text())
+    assert without_times(summary['recordings']) == without_times(map(run_unit, units(folder)))
+
+
+def _first_child(process: subprocess.Popen) -> int:
+    """A worker of the command, once there is one."""
+    end_s = time.monotonic() + 120
+    while time.monotonic() < end_s:
+        try:
+            task = f'/proc/{process.pid}/task/{process.pid}/children'
+            with open(task) as file:
+                found = [int(word) for word in file.read().split()]
+            for pid in found:
+                with open(f'/proc/{pid}/cmdline') as file:
+                    if 'spawn_main' in file.read():
+                        return pid
+        except OSError:
+            pass
+        time.sleep(0.02)
+    raise AssertionError('no worker was started')

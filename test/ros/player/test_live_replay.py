@@ -1,0 +1,93 @@
+"""A recording played through the real policy node gives the chunks of the offline replay."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from paths import ROOT
+from recorded_bag import ROBOT, Turn, first_turns, record
+from tiny_policy import tiny_spec, write_tiny_policy
+
+from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.replay.frames import SkippedInference
+from vla_runtime.replay.live_steps import live_steps
+from vla_runtime.replay.recorded import read_run
+
+pytestmark = pytest.mark.graph
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory):
+    spec = tiny_spec(advantage='task_newline')
+    return write_tiny_policy(tmp_path_factory.mktemp('bundle') / 'tiny', spec)
+
+
+@pytest.fixture(scope='module')
+def robot_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp('robot') / 'tiny.yaml'
+    path.write_text(ROBOT)
+    return path
+
+
+def replay(folder, tmp_path, *words: str) -> tuple[int, dict, str]:
+    """Run the command in a process of its own, as it takes a ROS domain of its own."""
+    result = tmp_path / 'result.json'
+    command = ['replay', str(folder), '--live', '--json', str(result), *words]
+    done = subprocess.run(
+        [sys.executable, '-m', 'vla_runtime', *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    (found,) = json.loads(result.read_text())['recordings'] if result.exists() else ({},)
+    return done.returncode, found, done.stdout
+
+
+def test_live_offline_and_recorded_chunks_are_the_same(tmp_path, bundle, robot_file):
+    folder = record(tmp_path / 'bag', bundle, robot_file, first_turns())
+    code, found, said = replay(folder, tmp_path)
+    assert code == 0, said
+    count = len(first_turns())
+    live = found['live']
+    assert (live['played'], live['answered'], live['skipped']) == (count, count, {}), said
+    assert (live['as_offline'], live['as_recorded'], live['agrees']) == (count, count, True)
+    assert f'live: played {count} in' in said
+
+
+def test_a_what_if_agrees_live_and_offline(tmp_path, bundle, robot_file):
+    turns = [Turn(), Turn(), Turn(episode=2)]
+    folder = record(tmp_path / 'bag', bundle, robot_file, turns)
+    code, found, said = replay(folder, tmp_path, '--set', 'denoise_steps=2', '--rate', '8')
+    assert code == 0, said
+    live = found['live']
+    assert (live['played'], live['as_offline'], live['as_recorded']) == (3, 3, 0)
+    # Eight times as fast as it was recorded, and no faster.
+    assert live['seconds'] >= found['recorded_s'] / 8
+
+
+def test_an_episode_is_played_up_to_its_first_gap(tmp_path, bundle, robot_file):
+    turns = [Turn(), Turn(lost=['/top/image']), Turn(), Turn(episode=2)]
+    folder = record(tmp_path / 'bag', bundle, robot_file, turns)
+    found = list(live_steps(read_run(BagReader(folder)), {}))
+    reasons = [one.reason if isinstance(one, SkippedInference) else '' for one in found]
+    assert [bool(reason) for reason in reasons] == [False, True, True, False]
+    assert 'inferences of its episode before it are missing' in reasons[2]
+    assert [one[1].begins_episode for one in found if isinstance(one, tuple)] == [True, True]
+    assert [one[1].parameters['instruction'] for one in found if isinstance(one, tuple)] == [
+        'pick up the red cup'
+    ] * 2
+
+
+def test_what_cannot_be_played_is_refused(tmp_path, bundle, robot_file, capsys):
+    from vla_runtime.cli import main as program
+
+    folder = str(record(tmp_path / 'bag', bundle, robot_file, [Turn()]))
+    assert program.main(['replay', folder, folder, '--live']) == 2
+    assert '--live plays one recording' in capsys.readouterr().err
+    assert program.main(['replay', folder, '--live', '--rate', '-1']) == 2
+    assert '--rate -1: expected 0 or more' in capsys.readouterr().err

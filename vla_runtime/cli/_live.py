@@ -1,0 +1,145 @@
+"""`replay --live`: recorded inferences through a real policy node, beside the same offline."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vla_runtime.replay.frames import SkippedInference
+    from vla_runtime.replay.recorded import RecordedRun
+    from vla_runtime.replay.rerun import ReplayedInference
+    from vla_runtime.replay.setup import Changes
+    from vla_runtime.ros.messages.conversions import ReceivedChunk
+
+
+class LiveResult:
+    """Agreement of live, offline and recorded chunks.
+
+    Attributes:
+        played: number of inferences that were played.
+        answered: of them, those with a chunk of the same observation.
+        as_offline: of them, those that are the offline chunk bit for bit.
+        as_recorded: of them, those that are the recorded chunk bit for bit.
+        skipped: reason to number of inferences that could not be played.
+        seconds: that the playing took.
+    """
+
+    def __init__(self) -> None:
+        self.played = self.answered = self.as_offline = self.as_recorded = 0
+        self.skipped: dict[str, int] = {}
+        self.seconds = 0.0
+
+    @property
+    def agrees(self) -> bool:
+        """True where every inference that was played gave the offline chunk."""
+        return self.as_offline == self.played
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, of plain types."""
+        return {**vars(self), 'agrees': self.agrees}
+
+    def lines(self) -> list[str]:
+        """Lines of text for a person."""
+        lines = [
+            f'  live: played {self.played} in {self.seconds:.1f} s, answered {self.answered}; '
+            f'{self.as_offline} are the offline chunks and {self.as_recorded} the recorded ones, '
+            'bit for bit'
+        ]
+        return lines + [f'  live, skipped {n}: {reason}' for reason, n in self.skipped.items()]
+
+
+def play_live(
+    run: RecordedRun,
+    changes: Changes,
+    offline: Mapping[tuple[int, int, int], ReplayedInference],
+    rate: float,
+) -> LiveResult:
+    """Play a recording through a policy node.
+
+    Args:
+        run: the recording.
+        changes: from it.
+        offline: episode, number and stamp to the inference as it was run offline.
+        rate: times as fast as recorded; 0: as fast as the node answers.
+
+    Raises:
+        LivePlayError: the node did not start, or ended.
+    """
+    from vla_runtime.replay.frames import SkippedInference
+    from vla_runtime.replay.live_steps import live_steps
+    from vla_runtime.ros.player.live import LivePlayer
+
+    result = LiveResult()
+    with tempfile.TemporaryDirectory(prefix='vla_replay_') as folder:
+        options, step_time_s = _options(run, changes, Path(folder))
+        with LivePlayer(options, step_time_s, Path(folder) / 'policy.log') as player:
+            begin_s, first_ns = time.monotonic(), None
+            for found in live_steps(run, changes.settings):
+                if isinstance(found, SkippedInference):
+                    _count(result, found)
+                    continue
+                inference, step = found
+                first_ns = step.now_ns if first_ns is None else first_ns
+                if rate:
+                    due_s = begin_s + (step.now_ns - first_ns) * 1e-9 / rate
+                    time.sleep(max(0.0, due_s - time.monotonic()))
+                recorded = inference.recorded
+                key = recorded.episode, recorded.number, recorded.stamp_ns
+                _compare(result, player.play(step), offline.get(key), key)
+            result.seconds = time.monotonic() - begin_s
+    return result
+
+
+def _count(result: LiveResult, skipped: SkippedInference) -> None:
+    result.skipped[skipped.reason] = result.skipped.get(skipped.reason, 0) + 1
+
+
+def _compare(
+    result: LiveResult,
+    chunk: ReceivedChunk | None,
+    offline: ReplayedInference | None,
+    key: tuple[int, int, int],
+) -> None:
+    result.played += 1
+    if chunk is None or (chunk.episode, chunk.number, chunk.stamp_ns) != key:
+        return
+    result.answered += 1
+    actions = chunk.chunk.actions
+    if offline is None:
+        return
+    result.as_offline += bool((actions == offline.chunk.actions).all())
+    recorded = offline.recorded.chunk
+    if recorded is not None and recorded.chunk.actions.shape == actions.shape:
+        result.as_recorded += bool((actions == recorded.chunk.actions).all())
+
+
+def _options(run: RecordedRun, changes: Changes, folder: Path) -> tuple[Any, float]:
+    """Return how to start the node, and the step time; its robot file is written to the folder."""
+    from vla_runtime.bundle.folder import read_bundle
+    from vla_runtime.ros.player.steps import PolicyNodeOptions
+
+    description = run.inferences[0].description
+    if any(one.description is not description for one in run.inferences):
+        raise ValueError(
+            f'{run.reader.path}: the policy node was started anew in it, and --live plays to one'
+        )
+    robot = description.robot
+    (folder / robot.file.name).write_text(robot.text, encoding='utf-8')
+    if robot.urdf is not None and robot.urdf_text is not None:
+        (folder / Path(robot.urdf).name).write_text(robot.urdf_text, encoding='utf-8')
+    bundle = (changes.bundle or description.bundle).resolve()
+    parameters = {
+        'bundle': str(bundle),
+        'robot': str(folder / robot.file.name),
+        'backend': changes.backend or description.backend,
+        'device': changes.device or description.device,
+        'precision': changes.precision or description.precision,
+        'torch_threads': str(changes.threads or description.threads),
+        'use_cuda_graphs': str(description.use_cuda_graphs).lower(),
+    }
+    step_time_s = read_bundle(bundle, verify=False).spec.step_time_s
+    return PolicyNodeOptions(run.node, parameters), step_time_s

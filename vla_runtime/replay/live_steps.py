@@ -1,0 +1,143 @@
+"""Recorded inferences as steps that a player plays to a real policy node.
+
+A node counts its inferences from 0 in each episode. So an episode can be played from its beginning
+and up to its first gap; what cannot be played is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.recording.cdr import header_stamp_ns
+from vla_runtime.recording.mcap_file import RawMessage
+from vla_runtime.replay.frames import CompleteInference, SkippedInference, with_frames
+from vla_runtime.replay.recorded import RecordedInference, RecordedRun
+from vla_runtime.ros.player.steps import LiveStep, PlayedMessage
+from vla_runtime.ros.policy.description import PolicyDescription
+
+_JOINTS = 'sensor_msgs/msg/JointState'
+_STATE = 'state'
+# Two frames of a camera are further apart than this.
+_APART_NS = 2_000_000
+# Of the node's parameter.
+_LEAST_LIMIT_S = 0.01
+
+
+def live_steps(
+    run: RecordedRun, settings: Mapping[str, Any]
+) -> Iterator[tuple[CompleteInference, LiveStep] | SkippedInference]:
+    """Yield every inference with its step, or why it cannot be played.
+
+    Args:
+        run: the recording.
+        settings: of every inference, in place of the recorded ones.
+    """
+    joints = _JointStates(run)
+    before: RecordedInference | None = None
+    playable = False
+    for found in with_frames(run):
+        recorded = found.recorded
+        if _begins(before, recorded):
+            playable = recorded.number == 0
+        elif before is not None and recorded.number != before.number + 1:
+            playable = False
+        begins, last, before = _begins(before, recorded), before, recorded
+        if isinstance(found, SkippedInference):
+            playable = False
+            yield found
+        elif not playable:
+            reason = 'inferences of its episode before it are missing, so its number cannot be had'
+            yield SkippedInference(recorded, reason)
+        else:
+            yield found, _step(found, last, begins, settings, joints)
+
+
+def _begins(before: RecordedInference | None, recorded: RecordedInference) -> bool:
+    if before is None or before.episode != recorded.episode:
+        return True
+    return recorded.number <= before.number
+
+
+def _age_limit_s(
+    recorded: RecordedInference, before: RecordedInference | None, now_ns: int, oldest_ns: int
+) -> float:
+    """Return a limit on ages that the frames from before exceed, and those that were used do not.
+
+    A node that had it would wait for the frames that were used, in whatever order messages come.
+    """
+    limit_s = float(recorded.report['parameter.max_observation_age_s'])
+    if before is not None:
+        others = [
+            stamp_ns
+            for name, stamp_ns in before.stamps_ns.items()
+            if name != _STATE and stamp_ns != recorded.stamps_ns.get(name)
+        ]
+        if others:
+            limit_s = min(limit_s, (now_ns - max(others) - _APART_NS) * 1e-9)
+    return max(limit_s, (oldest_ns + _APART_NS) * 1e-9, _LEAST_LIMIT_S)
+
+
+def _step(
+    found: CompleteInference,
+    before: RecordedInference | None,
+    begins: bool,
+    settings: Mapping[str, Any],
+    joints: _JointStates,
+) -> LiveStep:
+    recorded = found.recorded
+    assert recorded.plan is not None
+    ages_ns = {
+        source: round(float(recorded.report[f'age_ms.{source}']) * 1e6)
+        for source in recorded.stamps_ns
+    }
+    source, stamp_ns = next(iter(recorded.stamps_ns.items()))
+    frames = [PlayedMessage(raw.topic, raw.type_name, raw.serialised) for raw in found.raw.values()]
+    now_ns = stamp_ns + ages_ns[source]
+    return LiveStep(
+        now_ns=now_ns,
+        stamp_ns=recorded.stamp_ns,
+        begins_episode=begins,
+        parameters={
+            **recorded.values,
+            **settings,
+            'instruction': recorded.instruction,
+            'sync_tolerance_s': float(recorded.report['parameter.sync_tolerance_s']),
+            'max_observation_age_s': _age_limit_s(recorded, before, now_ns, max(ages_ns.values())),
+        },
+        messages=[*joints.until(recorded), *frames],
+        plan=recorded.plan,
+    )
+
+
+class _JointStates:
+    """Joint states of a recording, each given once, up to the newest that an inference used."""
+
+    def __init__(self, run: RecordedRun) -> None:
+        descriptions: list[PolicyDescription] = [one.description for one in run.inferences]
+        topics = {topic for one in descriptions for topic in one.joint_states}
+        self._waiting = _sorted(run.reader, topics)
+        self._place = 0
+
+    def until(self, recorded: RecordedInference) -> list[PlayedMessage]:
+        """Messages since the last call, up to those that the inference's state was made of."""
+        stamp_ns, begin = recorded.stamps_ns[_STATE], self._place
+        while self._place < len(self._waiting) and self._waiting[self._place][0] <= stamp_ns:
+            self._place += 1
+        # A node drops what is older than a second or so anyway.
+        recent = [
+            raw
+            for at_ns, raw in self._waiting[begin : self._place]
+            if at_ns > stamp_ns - 1_000_000_000
+        ]
+        return [PlayedMessage(raw.topic, raw.type_name, raw.serialised) for raw in recent]
+
+
+def _sorted(reader: BagReader, topics: set[str]) -> list[tuple[int, RawMessage]]:
+    found = []
+    for raw in reader.messages(lambda topic, kind: topic in topics and kind == _JOINTS):
+        stamp_ns = header_stamp_ns(raw.serialised)
+        if stamp_ns is not None:
+            found.append((stamp_ns, raw))
+    return sorted(found, key=lambda item: item[0])

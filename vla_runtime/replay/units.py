@@ -1,0 +1,115 @@
+"""Recordings as units of work: each is replayed by itself, in any process, to the same result.
+
+A unit and its result are plain data, so that any scheduler may run them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from vla_runtime import __version__
+from vla_runtime.recording.bag_reader import BagReader, is_recording
+from vla_runtime.replay.open_loop_run import run_open_loop
+from vla_runtime.replay.recorded import read_run
+from vla_runtime.replay.rerun import Replay
+from vla_runtime.replay.setup import Changes
+from vla_runtime.replay.summary import ReplaySummary
+from vla_runtime.ros.robot.file import load_robot
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OpenLoopOptions:
+    """Options of an open loop; see `run_open_loop`."""
+
+    robot: Path | None = None
+    instruction: str | None = None
+    every_s: float = 0.5
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One recording to replay.
+
+    Attributes:
+        recording: path.
+        changes: from it.
+        node: full name of the policy node; None: the only one.
+        open_loop: options of an open loop; None: inferences are run again.
+    """
+
+    recording: Path
+    changes: Changes
+    node: str | None = None
+    open_loop: OpenLoopOptions | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of all that the result depends on: the recording's files, what is done, the code."""
+        files = [
+            (str(file), file.stat().st_size, file.stat().st_mtime_ns)
+            for file in BagReader(self.recording).files
+        ]
+        parts = [__version__, files, asdict(self)]
+        text = json.dumps(parts, sort_keys=True, default=str)
+        return f'{self.recording.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}'
+
+
+def find_recordings(paths: list[Path]) -> list[Path]:
+    """Return the recordings that paths name: each itself, or those in a folder at any depth.
+
+    Raises:
+        BagReadError: a path has none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if is_recording(path):
+            found.append(path)
+            continue
+        inside = sorted(_recordings_in(path)) if path.is_dir() else []
+        if not inside:
+            # Says why.
+            BagReader(path)
+        found += inside
+    return found
+
+
+def _recordings_in(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for path in folder.iterdir():
+        if path.is_dir():
+            found += [path] if is_recording(path) else _recordings_in(path)
+    return found
+
+
+def run_unit(unit: Unit) -> Json:
+    """Replay a recording; a recording that cannot be replayed is a result with an `error`."""
+    begin_s = perf_counter()
+    try:
+        if unit.open_loop is not None:
+            return _open_loop(unit, unit.open_loop)
+        run = read_run(BagReader(unit.recording), unit.node)
+        summary = ReplaySummary(str(unit.recording), run.node)
+        replay = Replay(run, unit.changes)
+        for found in replay.inferences():
+            summary.add(found)
+        summary.finish(run, tuple(replay.differences), perf_counter() - begin_s)
+        return summary.as_json()
+    except ValueError as error:
+        return {'recording': str(unit.recording), 'error': str(error), 'is_broken': False}
+
+
+def _open_loop(unit: Unit, options: OpenLoopOptions) -> Json:
+    return run_open_loop(
+        unit.recording,
+        unit.changes,
+        robot=None if options.robot is None else load_robot(options.robot),
+        instruction=options.instruction,
+        every_s=options.every_s,
+    ).as_json()

@@ -1,0 +1,226 @@
+"""Plays recorded inferences through a real policy node, one after the other.
+
+Invariants:
+- the node is a process of its own, on a ROS domain of its own on this machine only: nothing that is
+  played reaches a robot, and no robot's cameras reach the node;
+- `/clock` stands where the recorded inference began, so every age is the recorded one; no frames
+  are played but those that were used, and the node's limit on ages excludes those from before;
+- what the transport loses is sent again until the chunk is there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import rclpy
+from rcl_interfaces.srv import SetParameters
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import CompressedImage, Image, JointState
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.processes.parent_death import die_with
+from vla_runtime.ros.messages.conversions import (
+    ReceivedChunk,
+    message_to_chunk,
+    ns_to_stamp,
+    plan_to_message,
+)
+from vla_runtime.ros.node_main import MODULES
+from vla_runtime.ros.package_files import share_folder
+from vla_runtime.ros.player.steps import LiveStep, PlayedMessage, PolicyNodeOptions
+
+_RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
+_TYPES: Mapping[str, type] = {
+    'sensor_msgs/msg/Image': Image,
+    'sensor_msgs/msg/CompressedImage': CompressedImage,
+    'sensor_msgs/msg/JointState': JointState,
+}
+_PROFILES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
+_START_TIMEOUT_S = 300.0
+_ANSWER_TIMEOUT_S = 20.0
+_SEND_AGAIN_S = 0.25
+# Ports of the domains above are those that the system gives to anybody.
+_DOMAINS = 100
+
+
+class LivePlayError(RuntimeError):
+    """The node did not start, or ended; the message has its last output."""
+
+
+def own_domain() -> int:
+    """Choose a ROS domain for this process and its children, on this machine only.
+
+    Returns:
+        its number, which is not that of the environment before
+    """
+    others = int(os.environ.get('ROS_DOMAIN_ID') or 0)
+    domain = 1 + os.getpid() % (_DOMAINS - 1)
+    domain += domain >= others
+    os.environ['ROS_DOMAIN_ID'] = str(domain)
+    os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
+    if os.environ.get('ROS_DISTRO') == 'humble':
+        os.environ['ROS_LOCALHOST_ONLY'] = '1'
+    middleware = os.environ.get('RMW_IMPLEMENTATION', 'rmw_fastrtps_cpp')
+    if middleware.startswith('rmw_fastrtps') and not any(map(os.environ.get, _PROFILES)):
+        profile = str(share_folder() / 'config' / 'fastdds.xml')
+        os.environ.update(dict.fromkeys(_PROFILES, profile))
+    return domain
+
+
+class LivePlayer:
+    """A policy node and what plays to it; a context. Call `own_domain` before.
+
+    Args:
+        options: of the node.
+        step_time_s: of the policy.
+        log: file that the node's output goes to.
+    """
+
+    def __init__(self, options: PolicyNodeOptions, step_time_s: float, log: Path) -> None:
+        self._options = options
+        self._step_time_s = step_time_s
+        self._log = log
+        self._chunks: list[ReceivedChunk] = []
+        self._publishers: dict[str, Any] = {}
+        self._context = rclpy.Context()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> LivePlayer:
+        rclpy.init(context=self._context)
+        self._node = Node('vla_replay', namespace=self._options.namespace, context=self._context)
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self._node)
+        self._clock = self._node.create_publisher(Clock, '/clock', 10)
+        self._plans = self._node.create_publisher(JointTrajectory, 'committed_plan', _RELIABLE)
+        self._node.create_subscription(JointTrajectory, 'action_chunk', self._on_chunk, _RELIABLE)
+        name = self._options.name
+        self._set = self._node.create_client(SetParameters, f'{name}/set_parameters')
+        self._reset = self._node.create_client(Trigger, f'{name}/reset')
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(20.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._executor.shutdown()
+        self._node.destroy_node()
+        rclpy.try_shutdown(context=self._context)
+
+    def play(self, step: LiveStep) -> ReceivedChunk | None:
+        """Play one inference; its chunk, or None where the node gave none.
+
+        Raises:
+            LivePlayError: the node ended.
+        """
+        if step.begins_episode:
+            self._call(self._reset, Trigger.Request(), '~/reset')
+        self._tell_time(step.now_ns)
+        self._set_parameters(step.parameters)
+        count = len(self._chunks)
+        publishers = [self._publisher(message) for message in step.messages]
+        plan = plan_to_message(
+            step.plan.rows,
+            step.plan.names,
+            step.plan.kinds,
+            step.plan.step_time_s or self._step_time_s,
+            stamp_ns=step.plan.stamp_ns,
+            episode=step.plan.episode,
+            certain=step.plan.certain,
+            request=step.plan.request,
+            step=step.plan.step,
+        )
+        end_s = time.monotonic() + _ANSWER_TIMEOUT_S
+        while time.monotonic() < end_s:
+            self._tell_time(step.now_ns)
+            for publisher, message in zip(publishers, step.messages, strict=True):
+                publisher.publish(message.serialised)
+            self._plans.publish(plan)
+            if self._wait(lambda: len(self._chunks) > count, _SEND_AGAIN_S):
+                return self._chunks[-1]
+        return None
+
+    def _start(self) -> None:
+        given = [f'{name}:={value}' for name, value in self._options.parameters.items()]
+        arguments = [word for text in given for word in ('-p', text)]
+        parent = os.getpid()
+        with self._log.open('wb') as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, '-m', MODULES['policy_node'], '--ros-args'),
+                    *('-r', f'__ns:={self._options.namespace}'),
+                    *('-p', 'autostart:=true', '-p', 'use_sim_time:=true', *arguments),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=lambda: die_with(parent),
+            )
+        listens = lambda: self._plans.get_subscription_count() > 0  # noqa: E731
+        if not self._wait(listens, _START_TIMEOUT_S):
+            raise LivePlayError(f'the policy node did not start; {self._last_output()}')
+
+    def _publisher(self, message: PlayedMessage) -> Any:
+        if message.topic not in self._publishers:
+            made = self._node.create_publisher(_TYPES[message.type_name], message.topic, _RELIABLE)
+            self._publishers[message.topic] = made
+            # A message before the two know each other is lost.
+            self._wait(lambda: made.get_subscription_count() > 0, _ANSWER_TIMEOUT_S)
+        return self._publishers[message.topic]
+
+    def _tell_time(self, now_ns: int) -> None:
+        self._clock.publish(Clock(clock=ns_to_stamp(now_ns)))
+
+    def _set_parameters(self, wanted: Mapping[str, Any]) -> None:
+        request = SetParameters.Request()
+        request.parameters = [
+            Parameter(name, value=value).to_parameter_msg() for name, value in wanted.items()
+        ]
+        answer = self._call(self._set, request, 'set_parameters')
+        refused = [result.reason for result in answer.results if not result.successful]
+        if refused:
+            raise LivePlayError(f'the policy node refused a parameter: {refused[0]}')
+
+    def _call(self, client: Any, request: Any, name: str) -> Any:
+        if not self._wait(client.service_is_ready, _ANSWER_TIMEOUT_S):
+            raise LivePlayError(f'no service {name} of the policy node; {self._last_output()}')
+        future = client.call_async(request)
+        if not self._wait(future.done, _ANSWER_TIMEOUT_S):
+            raise LivePlayError(f'no answer of {name}; {self._last_output()}')
+        return future.result()
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        end_s = time.monotonic() + timeout_s
+        while not condition():
+            if self._process is not None and self._process.poll() is not None:
+                raise LivePlayError(f'the policy node ended; {self._last_output()}')
+            if time.monotonic() > end_s:
+                return False
+            self._executor.spin_once(timeout_sec=0.02)
+        return True
+
+    def _on_chunk(self, message: JointTrajectory) -> None:
+        self._chunks.append(message_to_chunk(message, step_time_s=self._step_time_s))
+
+    def _last_output(self) -> str:
+        text = self._log.read_text(encoding='utf-8', errors='replace')
+        return f'its last output ({self._log}):\n' + '\n'.join(text.splitlines()[-15:])
