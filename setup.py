@@ -12,7 +12,7 @@ from setuptools import find_packages, setup
 PACKAGE = 'vla_runtime'
 # `colcon build --symlink-install` runs a link to this file in its build folder.
 ROOT = Path(__file__).resolve().parent
-NODES = ('policy_node', 'executor_node', 'tabletop_node')
+NODES = ('policy_node', 'executor_node', 'recorder_node', 'tabletop_node')
 
 
 # Maintainer and addresses stand in package.xml alone.
@@ -97,6 +97,8 @@ setup(
         'tensorrt': ['tensorrt>=8.6; platform_machine == "x86_64"', CUDA_PYTHON],
         'cuda': [CUDA_PYTHON],
         'sim': ['mujoco>=3.1', 'pyopengl>=3.1.6'],
+        # The recorder node, and replays.
+        'record': ['rosbags>=0.10'],
         'report': ['matplotlib>=3.5', 'rosbags>=0.10'],
         'test': [
             'hypothesis>=6.80',

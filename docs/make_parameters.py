@@ -8,12 +8,14 @@ from pathlib import Path
 from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.ros.parameters import ParameterTable, markdown
 from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
+from vla_runtime.ros.recorder.parameters import RECORDER_PARAMETERS
 from vla_runtime.tabletop.ros.parameters import TABLETOP_PARAMETERS
 
 PAGE = Path(__file__).with_name('parameters.md')
 TABLES: dict[str, ParameterTable] = {
     'vla_policy': POLICY_PARAMETERS,
     'vla_executor': EXECUTOR_PARAMETERS,
+    'vla_recorder': RECORDER_PARAMETERS,
     'tabletop': TABLETOP_PARAMETERS,
 }
 

@@ -26,6 +26,7 @@ PASSED_ON = {
     'cfg_beta': '',
     'autostart': 'true',
     'respawn': 'false',
+    'record': 'false',
 }
 
 

@@ -72,6 +72,12 @@ ARGUMENTS = (
         default_value='false',
         description='Start the policy node again when it dies: true or false.',
     ),
+    DeclareLaunchArgument(
+        'record',
+        default_value='false',
+        description='Record all topics and every frame that an inference used: true, false, or '
+        "the new folder to record to. Section '/**/vla_recorder' of params_file has the rest.",
+    ),
 )
 
 
@@ -113,6 +119,7 @@ def start(context: LaunchContext) -> list[Action]:
         *lossless_images(context),
         *_node(said, 'policy', policy, **respawn),
         *_node(said, 'executor', executor),
+        *_recorder(said, own, common),
     ]
 
 
@@ -149,6 +156,17 @@ def _node(
     # Only the first time: a node that has run may find a device busy when it is started again.
     handler = OnProcessExit(target_action=node, on_exit=on_exit, handle_once=True)
     return [RegisterEventHandler(handler), node]
+
+
+def _recorder(said: dict[str, str], own: list[str], common: dict[str, object]) -> list[Action]:
+    """The recorder node, when it is asked for; whatever ends it, the other nodes go on."""
+    words = {'true': '', '1': '', 'false': None, '0': None, '': None}
+    folder = words.get(said['record'].lower(), said['record'])
+    if folder is None:
+        return []
+    path = str(Path(folder).expanduser().resolve()) if folder else ''
+    given = {name: common[name] for name in ('robot', 'use_sim_time')}
+    return _node(said, 'recorder', [*own, {**given, 'folder': path}])
 
 
 def _truth(said: dict[str, str], name: str) -> bool:

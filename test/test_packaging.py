@@ -24,7 +24,7 @@ from paths import ROOT
 import vla_runtime
 from vla_runtime.ros import node_main
 
-NODES = ('policy_node', 'executor_node', 'tabletop_node')
+NODES = ('policy_node', 'executor_node', 'recorder_node', 'tabletop_node')
 ROS_PACKAGES = {
     'ament_index_python',
     'builtin_interfaces',

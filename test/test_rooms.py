@@ -28,7 +28,19 @@ ROOMS: dict[str, set[str]] = {
     'export': {'families', 'engines', 'bundle', 'processing', 'inference'},
     'execution': set(),
     'policy': {'bundle', 'engines', 'inference', 'processing', 'families'},
-    'ros': {'policy', 'execution', 'inference', 'bundle', 'engines', 'processing'},
+    # Of performance the versions and the machine alone, for a policy's description.
+    'ros': {
+        'policy',
+        'execution',
+        'inference',
+        'bundle',
+        'engines',
+        'processing',
+        'performance',
+        'recording',
+    },
+    'recording': set(),
+    'replay': {'policy', 'recording', 'ros', 'inference', 'bundle', 'engines', 'performance'},
     'performance': {'families', 'engines', 'inference', 'bundle', 'processing', 'policy'},
 }
 # Rooms that nothing on a robot imports; they may import everything.
@@ -44,6 +56,8 @@ WITHOUT = {
     'engines/onnx': {'torch', 'rclpy'},
     'export': {'rclpy'},
     'performance': {'rclpy'},
+    'recording': {'torch', 'rclpy', 'cv2'},
+    'replay': {'torch', 'rclpy'},
     'policy.py': {'torch', 'rclpy'},
     'types.py': {'torch', 'rclpy'},
 }

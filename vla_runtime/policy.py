@@ -141,6 +141,7 @@ class Policy:
         *,
         plan: CommittedPlan | None = None,
         noise: np.ndarray | None = None,
+        number: int | None = None,
         on_step: StepObserver | None = None,
     ) -> tuple[ActionChunk, InferenceReport]:
         """Turn an observation into an action chunk.
@@ -150,12 +151,15 @@ class Policy:
             plan: actions that the executor will still execute; the chunk is tied to them.
             noise: (H, A) float32 to denoise from, (N, H, A) with N samples; None: made from
                 seed and inference number.
+            number: inference number, from which the next ones go on; None: the next one.
             on_step: called after every denoise step; the steps then run one by one.
 
         Raises:
             ValueError: anything that does not fit the bundle; nothing has changed then.
         """
-        return self.submit(observation, plan=plan, noise=noise, on_step=on_step).result()
+        return self.submit(
+            observation, plan=plan, noise=noise, number=number, on_step=on_step
+        ).result()
 
     def submit(
         self,
@@ -163,6 +167,7 @@ class Policy:
         *,
         plan: CommittedPlan | None = None,
         noise: np.ndarray | None = None,
+        number: int | None = None,
         on_step: StepObserver | None = None,
     ) -> Future[Inference]:
         """Begin an inference.
@@ -176,7 +181,8 @@ class Policy:
         which cannot be cancelled.
         """
         self._require_open()
-        clock, settings, number = PhaseClock(), self._settings, self._number
+        clock, settings = PhaseClock(), self._settings
+        number = self._number if number is None else number
         request = self._builder.build(
             observation, settings, number, plan=plan, noise=noise, clock=clock
         )
@@ -214,7 +220,7 @@ class Policy:
         else:
             future = Future()
             future.set_result(finish(*self._run(request, clock, on_step)))
-        self._number += 1
+        self._number = number + 1
         return future
 
     @property

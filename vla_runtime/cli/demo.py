@@ -20,9 +20,9 @@ from vla_runtime.cli._files import bundle_folder, cache_folder, make_folder
 from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.files.whole_files import WriteError
+from vla_runtime.recording.reserve import Reserve
 from vla_runtime.ros.interrupt import Interrupt, interruptible
 from vla_runtime.tabletop.demo.console import say
-from vla_runtime.tabletop.demo.reserve import Reserve
 
 if TYPE_CHECKING:
     from vla_runtime.tabletop.demo.options import DemoOptions
@@ -61,6 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--seed', type=between(0, MOST_SEED), default=0, help='of scenes and instructions'
     )
     parser.add_argument('--namespace', default='', help='of all nodes (default: none)')
+    parser.add_argument(
+        '--record',
+        nargs='?',
+        const=True,
+        metavar='DIR',
+        help='keep every frame that an inference used, so that the bag can be replayed '
+        '(vla_runtime replay); the bag goes to DIR (default: bag in --out)',
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -124,6 +132,8 @@ def _options(arguments: argparse.Namespace) -> DemoOptions:
         cfg_beta=arguments.cfg_beta,
         seed=arguments.seed,
         namespace=arguments.namespace.strip('/'),
+        record=arguments.record is not None,
+        record_to=Path(arguments.record) if isinstance(arguments.record, str) else None,
     )
 
 
@@ -166,7 +176,17 @@ def _report(options: DemoOptions, result: DemoResult, ended: str) -> None:
         'date': datetime.now().strftime('%Y-%m-%d %H:%M'),
     }
     path = options.out / 'report.html'
-    write_report(path, telemetry, result.parameters, facts, result.joint_units, result.failure)
+    write_report(
+        path,
+        telemetry,
+        result.parameters,
+        facts,
+        result.joint_units,
+        result.failure,
+        images=options.images,
+    )
     say(telemetry.score)
     say(f'chunks: {telemetry.chunks}')
     say(f'report: {path}')
+    if options.record:
+        say(f'recording: {options.bag} (vla_runtime replay {options.bag})')

@@ -63,7 +63,7 @@ def load_engine(
     )
 
 
-def limit_threads(backend: str, threads: int, networks: int) -> None:
+def limit_threads(backend: str, threads: int, networks: int) -> int:
     """Set the CPU threads of each network of this process; call before networks are loaded.
 
     Args:
@@ -71,6 +71,9 @@ def limit_threads(backend: str, threads: int, networks: int) -> None:
         threads: 0 for all cores but one: networks on all of them starve a node's callbacks.
         networks: number that run at once (two in the pipeline `throughput`) and share those cores;
             each has at least one.
+
+    Returns:
+        the number that was set
     """
     threads = threads or max(1, (len(os.sched_getaffinity(0)) - 1) // networks)
     if backend == 'torch':
@@ -79,3 +82,4 @@ def limit_threads(backend: str, threads: int, networks: int) -> None:
         torch.set_num_threads(threads)
     else:
         os.environ['OMP_NUM_THREADS'] = str(threads)
+    return threads

@@ -21,6 +21,7 @@ _ROS_SUFFIXES = ('_msgs', '_srvs', '_interfaces')
 MODULES = {
     'policy_node': 'vla_runtime.ros.policy.node',
     'executor_node': 'vla_runtime.ros.executor.node',
+    'recorder_node': 'vla_runtime.ros.recorder.node',
     'tabletop_node': 'vla_runtime.tabletop.ros.node',
 }
 
@@ -51,6 +52,11 @@ def policy_node() -> int:
 def executor_node() -> int:
     """`ros2 run vla_runtime executor_node --ros-args -p bundle:=... -p robot:=...`."""
     return run_module('executor_node')
+
+
+def recorder_node() -> int:
+    """`ros2 run vla_runtime recorder_node --ros-args -p robot:=...`."""
+    return run_module('recorder_node')
 
 
 def tabletop_node() -> int:

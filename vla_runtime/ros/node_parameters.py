@@ -11,12 +11,14 @@ from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.ros.parameters import ParameterError, ParameterTable, is_of_rclpy
 from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
+from vla_runtime.ros.recorder.parameters import RECORDER_PARAMETERS
 
 # Under the names that the launch files give them. Of the simulated robot's node only the names are
 # written here: nothing that runs on a robot imports it. A test holds them to its own table.
 NODE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     'vla_policy': tuple(row.name for row in POLICY_PARAMETERS),
     'vla_executor': tuple(row.name for row in EXECUTOR_PARAMETERS),
+    'vla_recorder': tuple(row.name for row in RECORDER_PARAMETERS),
     'tabletop': ('robot', 'camera_rate_hz', 'instruction_topic', 'seed', 'variant'),
 }
 

@@ -22,7 +22,7 @@ def test_condition_becomes_a_status_under_the_nodes_name():
     assert status.hardware_id == 'so101'
     assert values_of(status) == {
         'count': '3',
-        'ratio': '0.3333',
+        'ratio': '0.3333333333333333',
         'on': 'true',
         'stamp_ns': '1732000000123456789',
     }

@@ -10,8 +10,8 @@ from vla_runtime.ros.policy.parameters import (
     INSTRUCTION,
     POLICY_PARAMETERS,
     limits_from,
-    settings_from,
 )
+from vla_runtime.ros.policy.settings import settings_from
 from vla_runtime.ros.policy.synchronizer import SyncLimits
 
 DEFAULTS = {row.name: row.default for row in POLICY_PARAMETERS}

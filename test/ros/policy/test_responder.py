@@ -97,8 +97,10 @@ def test_chunk_is_the_policys_in_the_robots_names_and_units(scene, bundle):
     expected, _ = Policy.load(bundle).infer(
         Observation({'top': IMAGE, 'wrist': IMAGE}, STATE, TASK)
     )
-    assert answer.chunk.names == ('shoulder', 'elbow_deg', 'gripper')
-    np.testing.assert_allclose(answer.chunk.actions, np.degrees(expected.actions), atol=1e-4)
+    assert answer.inference.chunk.names == ('shoulder', 'elbow_deg', 'gripper')
+    np.testing.assert_allclose(
+        answer.inference.chunk.actions, np.degrees(expected.actions), atol=1e-4
+    )
     assert answer.stamp_ns == NOW
     assert answer.ready_ns == 9
     assert answer.overhead_ms(9 + 10**12) == pytest.approx(
@@ -109,16 +111,18 @@ def test_chunk_is_the_policys_in_the_robots_names_and_units(scene, bundle):
 def test_plan_is_tied_in_the_policys_units(scene, bundle):
     scene.look()
     rows = np.tile([10.0, 20.0, 30.0], (4, 1))
-    assert scene.ask(rows=rows).plan is None
+    assert scene.ask(rows=rows).inference.plan is None
     answer = scene.ask(NOW + 1, rows=rows, certain=2, settings=TIED)
     policy = Policy.load(bundle, settings=TIED)
     observation = Observation({'top': IMAGE, 'wrist': IMAGE}, STATE, TASK)
     policy.infer(observation)
     plan = CommittedPlan(np.radians(rows), delay_steps=2, execution_horizon=4)
     expected, _ = policy.infer(observation, plan=plan)
-    np.testing.assert_allclose(answer.chunk.actions, np.degrees(expected.actions), atol=1e-4)
-    np.testing.assert_array_equal(answer.plan.actions, rows)
-    assert answer.tied
+    np.testing.assert_allclose(
+        answer.inference.chunk.actions, np.degrees(expected.actions), atol=1e-4
+    )
+    np.testing.assert_array_equal(answer.inference.plan.actions, rows)
+    assert answer.inference.tied
 
 
 def test_a_plan_that_chose_the_sample_is_told_though_the_chunk_is_not_tied_to_it(scene):
@@ -126,17 +130,17 @@ def test_a_plan_that_chose_the_sample_is_told_though_the_chunk_is_not_tied_to_it
     rows = np.tile([10.0, 20.0, 30.0], (4, 1))
     settings = PolicySettings(samples=3)
     answer = scene.ask(rows=rows, settings=settings)
-    assert not answer.tied
-    np.testing.assert_array_equal(answer.plan.actions, rows)
+    assert not answer.inference.tied
+    np.testing.assert_array_equal(answer.inference.plan.actions, rows)
     assert len(answer.report.sample_distances) == 3
     values = report(answer, {}, overhead_ms=0.0).values
     assert (values['tied'], values['rtc_mode'], values['plan_rows']) == (False, 'off', 4)
     answer = scene.ask(NOW + 1, settings=settings)
-    assert answer.plan is None
+    assert answer.inference.plan is None
     assert answer.report.sample_distances == ()
     # Tied and chosen by it.
     answer = scene.ask(NOW + 2, rows=rows, settings=replace(settings, rtc_mode='guided'))
-    assert answer.tied
+    assert answer.inference.tied
     assert report(answer, {}, overhead_ms=0.0).values['tied']
 
 
@@ -145,7 +149,11 @@ def test_a_plan_that_had_no_say_is_not_told(scene):
     answer = scene.ask(
         rows=np.tile([10.0, 20.0, 30.0], (4, 1)), settings=replace(TIED, max_guidance_weight=0.0)
     )
-    assert (answer.plan, answer.tied, answer.report.rtc_mode) == (None, False, 'off')
+    assert (answer.inference.plan, answer.inference.tied, answer.report.rtc_mode) == (
+        None,
+        False,
+        'off',
+    )
 
 
 def test_inference_numbers_count_within_an_episode(scene):
@@ -209,3 +217,17 @@ def test_readiness_tells_a_coarse_clock_from_a_paused_one(scene):
     (refusal,) = scene.responder.readiness(NOW, 10**9 + 700 * MS, TASK)
     assert refusal.source == 'clock'
     assert scene.responder.readiness(NOW + 1, 2 * 10**9, TASK) == ()
+
+
+def test_the_report_has_the_inputs_that_no_other_topic_has(scene):
+    scene.look()
+    answer = scene.ask(rows=np.tile([10.0, 20.0, 30.0], (4, 1)), certain=2, episode=5)
+    values = report(answer, {'cfg_beta': 1.23456}, overhead_ms=0.0).values
+    state = np.array([float(text) for text in values['state'].split()])
+    # As it went in, to the last bit.
+    np.testing.assert_array_equal(state, answer.state)
+    np.testing.assert_allclose(state, STATE)
+    assert (values['episode'], values['request']) == (5, '')
+    asked = values['request.stamp_ns'], values['request.certain'], values['request.rows']
+    assert asked == (NOW, 2, 4)
+    assert values['parameter.cfg_beta'] == 1.23456

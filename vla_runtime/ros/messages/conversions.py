@@ -16,6 +16,9 @@ Both travel as a `JointTrajectory`, so that every ROS tool can show and record t
 
 An empty plan (no points) is a request too: the executor is not executing anything.
 Stamps are integers of nanoseconds from end to end; nothing here goes through float seconds.
+
+Reading takes any object with the message's fields, such as one read from a bag; only writing needs
+ROS 2's message classes.
 """
 
 from __future__ import annotations
@@ -24,13 +27,16 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from builtin_interfaces.msg import Duration, Time
-from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from vla_runtime.files.quotes import one_line, quoted
 from vla_runtime.types import ActionChunk
+
+if TYPE_CHECKING:
+    from builtin_interfaces.msg import Time
+    from trajectory_msgs.msg import JointTrajectory
 
 _SECOND_NS = 1_000_000_000
 # At most 18 digits each: what fits into 63 bits.
@@ -96,6 +102,8 @@ def stamp_to_ns(stamp: Time) -> int:
 
 def ns_to_stamp(stamp_ns: int) -> Time:
     """Nanoseconds as a message's stamp."""
+    from builtin_interfaces.msg import Time
+
     return Time(sec=stamp_ns // _SECOND_NS, nanosec=stamp_ns % _SECOND_NS)
 
 
@@ -218,6 +226,9 @@ def _to_message(
     *,
     stamp_ns: int,
 ) -> JointTrajectory:
+    from builtin_interfaces.msg import Duration
+    from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+
     rows = np.asarray(rows, dtype=np.float64)
     if rows.ndim != 2 or not rows.shape[1] == len(names) == len(kinds):
         raise ValueError(

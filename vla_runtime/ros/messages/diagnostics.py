@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
-from builtin_interfaces.msg import Time
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from rclpy.node import Node
+if TYPE_CHECKING:
+    from builtin_interfaces.msg import Time
+    from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+    from rclpy.node import Node
 
 # A status that stays as it is, but for its numbers, is logged this often.
 REPEAT_LOG_S = 10.0
@@ -36,7 +38,8 @@ class StatusItem:
         name: what it is about, such as `inference` or `camera wrist`.
         level: severity.
         text: for the person at the robot.
-        values: numbers and words for tools; written with `str`, floats with four digits.
+        values: numbers and words for tools; written with `str`, floats so that they read back as
+            they were.
     """
 
     name: str
@@ -56,6 +59,8 @@ def to_message(
         hardware: what `hardware_id` says, the robot's name.
         stamp: ROS time.
     """
+    from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+
     message = DiagnosticArray()
     message.header.stamp = stamp
     message.status = [
@@ -93,7 +98,8 @@ def values_of(status: DiagnosticStatus) -> dict[str, str]:
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return f'{value:.4g}' if isinstance(value, float) else str(value)
+    # A NumPy float is a float, and writes its type's name as well.
+    return repr(float(value)) if isinstance(value, float) else str(value)
 
 
 # As Python writes them: 3, -0.25, 1e-05, nan. Digits in a name, such as joint_3, are no number.

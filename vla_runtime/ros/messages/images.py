@@ -6,19 +6,24 @@ when it is used (`to_rgb`), so that frames which no inference looks at cost noth
 rgb8, bgr8, rgba8, bgra8 and mono8 become views of the message's own bytes: nothing is copied.
 `is_bigendian` says nothing about 8-bit channels and is not looked at there. Every other encoding is
 left to `cv_bridge`, which ROS 2 installations have and Python package indexes do not.
+
+A message is any object with the message's fields, such as one read from a bag; of the two kinds the
+compressed one is that with a `format`.
 """
 
 from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
-from sensor_msgs.msg import CompressedImage, Image
 
 from vla_runtime.files.quotes import quoted
+
+if TYPE_CHECKING:
+    from sensor_msgs.msg import CompressedImage, Image
 
 # Encoding to bytes a pixel, and where red, green and blue stand among them.
 _CHANNELS: dict[str, tuple[int, slice]] = {
@@ -54,7 +59,7 @@ def check_image(
     Raises:
         ImageError: encoding, size, row length or amount of data.
     """
-    if isinstance(message, CompressedImage):
+    if hasattr(message, 'format'):
         _check_compressed(message)
         return
     _check_size(message.width, message.height, width, height)
@@ -99,7 +104,7 @@ def to_rgb(
         ImageError: see `check_image`; or data that cannot be decoded.
     """
     check_image(message, width=width, height=height)
-    if isinstance(message, CompressedImage):
+    if hasattr(message, 'format'):
         image = _decode(message)
         _check_size(image.shape[1], image.shape[0], width, height)
         return image

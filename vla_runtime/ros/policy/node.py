@@ -3,8 +3,8 @@
 Topics in: the robot file's cameras and joint states, `~/instruction` (std_msgs/String, reliable,
 transient local), `committed_plan` (trajectory_msgs/JointTrajectory, the executor's request).
 Topics out: `action_chunk` (JointTrajectory), `~/report` (one DiagnosticArray a chunk),
-`~/current_instruction` (String, transient local), `/diagnostics` (every second, and at once when
-there is news). Service `~/reset`: a new episode.
+`~/current_instruction` and `~/description` (String, transient local), `/diagnostics` (every second,
+and at once when there is news). Service `~/reset`: a new episode.
 
 Invariants:
 - configure loads and warms up, activate opens, deactivate waits for what is under way, cleanup
@@ -38,8 +38,9 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
-from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.subscription import Subscription
+from std_msgs.msg import String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
@@ -54,16 +55,17 @@ from vla_runtime.ros.node_runner import guard_transitions, guarded, run_node
 from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import declare, values
 from vla_runtime.ros.policy import status as policy_status
+from vla_runtime.ros.policy.description import describe
 from vla_runtime.ros.policy.incoming_requests import IncomingRequests, Request
 from vla_runtime.ros.policy.instruction import Instruction
 from vla_runtime.ros.policy.parameters import (
     INSTRUCTION,
     POLICY_PARAMETERS,
     limits_from,
-    settings_from,
 )
 from vla_runtime.ros.policy.responder import Answer, Circumstances, Responder
 from vla_runtime.ros.policy.sensors import Sensors, make_synchronizer
+from vla_runtime.ros.policy.settings import settings_from
 from vla_runtime.ros.policy.synchronizer import Synchronizer
 from vla_runtime.ros.publisher_conflicts import several_publishers
 from vla_runtime.ros.robot.file import Robot, find_robot, load_robot
@@ -74,6 +76,9 @@ from vla_runtime.ros.worker import LatestJobWorker
 _REQUEST_TOPIC = 'committed_plan'
 _RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 _NEWEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
+_LATCHED = QoSProfile(
+    depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
+)
 # A waiting request is tried again when data comes, and this often, steady seconds: a clock starts
 # again without a message.
 _POLL_S = 0.05
@@ -111,6 +116,7 @@ class PolicyNode(LifecycleNode):
         self._status = StatusBoard(self, self._sensor_status, group)
         self._chunks = self.create_lifecycle_publisher(JointTrajectory, 'action_chunk', _RELIABLE)
         self._reports = self.create_lifecycle_publisher(DiagnosticArray, '~/report', _RELIABLE)
+        self._descriptions = self.create_publisher(String, '~/description', _LATCHED)
         self.create_service(
             Trigger,
             '~/reset',
@@ -181,7 +187,7 @@ class PolicyNode(LifecycleNode):
         # Files that do not fit are refused before gigabytes of weights are hashed and loaded.
         self._match = match_robot(robot, read_bundle(bundle, verify=False).spec, bundle)
         check_backend(given['backend'], given['device'])
-        limit_threads(given['backend'], given['torch_threads'], settings.networks_at_once)
+        threads = limit_threads(given['backend'], given['torch_threads'], settings.networks_at_once)
         self._policy = Policy.load(
             bundle,
             given['backend'],
@@ -193,6 +199,18 @@ class PolicyNode(LifecycleNode):
         )
         milliseconds = self._policy.warm_up()
         self._robot, self._status.hardware = robot, robot.name
+        self._descriptions.publish(
+            String(
+                data=describe(
+                    self._policy.spec,
+                    robot,
+                    self._match,
+                    {**given, 'bundle': str(bundle.resolve())},
+                    threads=threads,
+                    topic_name=self.resolve_topic_name,
+                )
+            )
+        )
         self.get_logger().info(
             f"policy '{self._policy.spec.name}' on robot '{robot.name}', {given['backend']} on "
             f'{given["device"]}: warmed up in {milliseconds:.0f} ms'
@@ -332,12 +350,12 @@ class PolicyNode(LifecycleNode):
     def _publish(self, answer: Answer, given: Mapping[str, Any]) -> None:
         self._chunks.publish(
             chunk_to_message(
-                answer.chunk,
+                answer.inference.chunk,
                 stamp_ns=answer.stamp_ns,
-                episode=answer.episode,
+                episode=answer.request.episode,
                 number=answer.report.number,
-                tied=answer.tied,
-                request=answer.request,
+                tied=answer.inference.tied,
+                request=answer.request.request,
             )
         )
         overhead_ms = answer.overhead_ms(monotonic_ns())

@@ -1,4 +1,4 @@
-"""Parameter table of the policy node, and the settings of an inference made from its values.
+"""Parameter table of the policy node.
 
 Live settings stand in the fields of `PolicySettings`; only what the node alone needs is written
 here.
@@ -11,18 +11,17 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from vla_runtime.engines.preflight import BACKENDS, MOST_THREADS
-from vla_runtime.files.setting_fields import from_values
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.ros.autostart import AUTOSTART
 from vla_runtime.ros.parameters import ParameterSpec, parameter_rows
+from vla_runtime.ros.policy.settings import RTC_SWITCH
 from vla_runtime.ros.policy.synchronizer import SyncLimits
 
 # Set by parameter and by topic alike, so the node needs its name.
 INSTRUCTION = 'instruction'
 
-# The core has one setting for whether and how a chunk is tied, the node a switch and a way, so that
-# the way stays while the switch is off.
+# Of the core's one setting for whether and how a chunk is tied the node makes two (`settings`).
 _LIVE = parameter_rows(PolicySettings)
 _RTC = [row.name for row in _LIVE].index('rtc_mode')
 _TIES = tuple(word for word in get_args(RtcMode) if word != 'off')
@@ -77,24 +76,13 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ),
     *_LIVE[:_RTC],
     ParameterSpec(
-        'real_time_chunking',
+        RTC_SWITCH,
         False,
         "tie each chunk to the executor's committed plan, in the way of rtc_mode",
     ),
     replace(_LIVE[_RTC], default='guided', words=_TIES),
     *_LIVE[_RTC + 1 :],
 )
-
-
-def settings_from(values: Mapping[str, Any]) -> PolicySettings:
-    """Make the settings of one inference from the node's values.
-
-    Raises:
-        ValueError: values that do not go together.
-    """
-    rtc_mode = values['rtc_mode'] if values['real_time_chunking'] else 'off'
-    settings: PolicySettings = from_values(PolicySettings, {**values, 'rtc_mode': rtc_mode})
-    return settings
 
 
 def limits_from(values: Mapping[str, Any]) -> SyncLimits:

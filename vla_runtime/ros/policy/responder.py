@@ -13,18 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from vla_runtime.inference.settings import PolicySettings
-from vla_runtime.policy import Inference, Policy
-from vla_runtime.ros.messages.images import ImageError, to_rgb
+from vla_runtime.policy import Policy
+from vla_runtime.ros.messages.conversions import ReceivedPlan
+from vla_runtime.ros.messages.images import ImageError
 from vla_runtime.ros.policy.incoming_requests import Request
-from vla_runtime.ros.policy.plan_alignment import align_plan
+from vla_runtime.ros.policy.robot_policy import RobotInference, RobotPolicy, then
 from vla_runtime.ros.policy.synchronizer import MissingInput, Selection, Synchronizer
 from vla_runtime.ros.robot.match import RobotMatch
-from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
+from vla_runtime.types import InferenceReport, Observation
 
 # A /clock of 2 Hz is still running.
 _PAUSED_NS = 600_000_000
@@ -50,29 +51,27 @@ class Answer:
     """A chunk in the robot's names and units, with all that explains it.
 
     Attributes:
-        chunk: to be published.
-        report: of the policy.
+        inference: the chunk, to be published, and the policy's report.
         stamp_ns: ROS time of the observation.
-        episode: of the request.
-        request: its number; None where it had none.
+        request: that it answers, with the plan as it was used.
         instruction: that the policy was given.
-        plan: what went into the chunk, in the robot's units: it is tied to it, or was chosen by
-            it among several samples; None where no plan had a say.
-        tied: the chunk continues the plan.
+        state: (state_dim,) float64 as the policy was given it, in its own units.
         ages_ms: per source, age of its stamp on the ROS clock when the inference began.
         ready_ns: steady time at which request and newest frame were both there.
     """
 
-    chunk: ActionChunk
-    report: InferenceReport
+    inference: RobotInference
     stamp_ns: int
-    episode: int
-    request: int | None
+    request: ReceivedPlan
     instruction: str
-    plan: CommittedPlan | None
-    tied: bool
+    state: np.ndarray
     ages_ms: Mapping[str, float]
     ready_ns: int
+
+    @property
+    def report(self) -> InferenceReport:
+        """Report of the policy."""
+        return self.inference.report
 
     def overhead_ms(self, now_ns: int) -> float:
         """Steady milliseconds from `ready_ns` to `now_ns` that were not spent in the policy."""
@@ -100,7 +99,7 @@ class Responder:
         steady_ns: int,
     ) -> None:
         self._policy = policy
-        self._match = match
+        self._robot_policy = RobotPolicy(policy, match)
         self._synchronizer = synchronizer
         self._decided_at_ns = now_ns
         self._seen_ns, self._seen_at_ns = now_ns, steady_ns
@@ -164,40 +163,28 @@ class Responder:
         stamps['state'] = selection.state_stamp_ns
         observation = Observation(
             images=images,
-            state=self._match.state.to_policy(selection.state),
+            state=self._robot_policy.state(selection.state),
             instruction=given.instruction,
             stamps_ns=stamps,
         )
-        plan = align_plan(
-            request.plan,
-            stamp_ns=selection.stamp_ns,
-            names=self._match.column_names,
-            kinds=tuple(column.kind for column in self._match.columns),
-            step_time_s=self._policy.spec.step_time_s,
-            horizon=self._policy.spec.dims.horizon,
+        inferred = self._robot_policy.submit(
+            observation, request.plan, given.settings, stamp_ns=selection.stamp_ns
         )
-        self._policy.settings = given.settings
-        inferred = self._policy.submit(observation, plan=self._in_policy_units(plan))
 
-        def answer(inference: Inference) -> Answer:
-            chunk, report = inference
-            tied = report.rtc_mode != 'off'
+        def answer(inference: RobotInference) -> Answer:
             return Answer(
-                chunk=self._in_robot_units(chunk),
-                report=report,
+                inference=inference,
                 stamp_ns=selection.stamp_ns,
-                episode=request.plan.episode,
-                request=request.plan.request,
+                request=request.plan,
                 instruction=given.instruction,
-                plan=plan if tied or report.sample_distances else None,
-                tied=tied,
+                state=observation.state,
                 ages_ms={name: (given.now_ns - stamp) * 1e-6 for name, stamp in stamps.items()},
                 ready_ns=max(
                     request.arrived_ns, *(frame.arrived_ns for frame in selection.frames.values())
                 ),
             )
 
-        return _then(inferred, answer)
+        return then(inferred, answer)
 
     @property
     def has_room(self) -> bool:
@@ -211,38 +198,12 @@ class Responder:
     def _decode(self, selection: Selection) -> dict[str, np.ndarray | None] | MissingInput:
         images: dict[str, np.ndarray | None] = {}
         for name, frame in selection.frames.items():
-            camera = self._match.cameras[name]
             try:
-                images[name] = to_rgb(frame.message, width=camera.width, height=camera.height)
+                images[name] = self._robot_policy.pixels(name, frame.message)
             except ImageError as error:
                 self._synchronizer.discard_frame(name, frame, str(error))
                 return MissingInput(f'camera {name}', f"camera '{name}': {error}")
         return images
-
-    def _in_policy_units(self, plan: CommittedPlan | None) -> CommittedPlan | None:
-        if plan is None:
-            return None
-        return replace(plan, actions=self._match.actions.to_policy(plan.actions))
-
-    def _in_robot_units(self, chunk: ActionChunk) -> ActionChunk:
-        return replace(
-            chunk,
-            actions=self._match.actions.to_robot(chunk.actions),
-            names=self._match.column_names,
-        )
-
-
-def _then(inferred: Future[Inference], convert: Callable[[Inference], Answer]) -> Future[Answer]:
-    answer: Future[Answer] = Future()
-
-    def give(done: Future[Inference]) -> None:
-        try:
-            answer.set_result(convert(done.result()))
-        except Exception as error:
-            answer.set_exception(error)
-
-    inferred.add_done_callback(give)
-    return answer
 
 
 def _missing_instruction(instruction: str) -> tuple[MissingInput, ...]:

@@ -15,18 +15,24 @@ _AWAITED = ('instruction', 'clock')
 
 
 def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) -> StatusItem:
-    """Return the report of one chunk.
+    """Return the report of one chunk: with the topics' messages, all that repeats its inference.
 
     Args:
         answer: it.
         parameters: live parameters that were in force.
         overhead_ms: see `Answer.overhead_ms`.
     """
-    inner = answer.report
+    inner, plan, request = answer.report, answer.inference.plan, answer.request
     values: dict[str, object] = {
-        'episode': answer.episode,
+        'episode': request.episode,
         'number': inner.number,
         'stamp_ns': answer.stamp_ns,
+        # A request is sent again under its number with a newer plan: its stamp names the message.
+        'request': '' if request.request is None else request.request,
+        'request.stamp_ns': request.stamp_ns,
+        'request.certain': request.certain,
+        'request.rows': len(request.rows),
+        'state': ' '.join(repr(float(number)) for number in answer.state),
         'instruction': answer.instruction,
         'seed': inner.seed,
         'beta': inner.beta,
@@ -35,12 +41,12 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
         'tokens': ' '.join(map(str, inner.tokens)),
         'rtc_mode': inner.rtc_mode,
         'rtc_clean_steps': inner.clean_steps,
-        'tied': answer.tied,
-        'plan_rows': 0 if answer.plan is None else len(answer.plan.actions),
-        'plan_delay_steps': 0 if answer.plan is None else answer.plan.delay_steps,
+        'tied': answer.inference.tied,
+        'plan_rows': 0 if plan is None else len(plan.actions),
+        'plan_delay_steps': 0 if plan is None else plan.delay_steps,
         'samples': inner.samples,
         'sample': inner.sample,
-        'sample_distances': ' '.join(f'{distance:.4f}' for distance in inner.sample_distances),
+        'sample_distances': ' '.join(repr(distance) for distance in inner.sample_distances),
         'pipeline': inner.pipeline,
         'overlap_ms': inner.overlap_ms,
         'overhead_ms': overhead_ms,

@@ -8,6 +8,7 @@ be checked on any machine.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -39,6 +40,7 @@ __all__ = [
     'RobotSpec',
     'find_robot',
     'load_robot',
+    'read_robot',
 ]
 
 
@@ -63,15 +65,29 @@ def load_robot(path: str | Path) -> Robot:
         RobotError: it cannot be read, or says something that cannot be used.
     """
     file = Path(path)
+    text = _read(file, file, '', LARGEST_FILE)
+    return read_robot(text, file, lambda name: _read_urdf(file, name))
+
+
+def read_robot(text: str, file: Path, read_urdf: Callable[[str], str | None]) -> Robot:
+    """Read and check the text of a robot file.
+
+    Args:
+        text: all of it.
+        file: where it stood, for messages.
+        read_urdf: gives the text of the URDF that it names.
+
+    Raises:
+        RobotError: it says something that cannot be used.
+    """
     try:
-        document = loads(_read(file, file, '', LARGEST_FILE))
-        spec = parse(RobotSpec, document)
+        spec = parse(RobotSpec, loads(text))
         check_robot(spec)
     except FieldError as error:
         raise RobotError(file, error.field, error.message) from None
-    text = None if spec.urdf is None else _read_urdf(file, spec.urdf)
+    urdf_text = None if spec.urdf is None else read_urdf(spec.urdf)
     said = {item.name: getattr(spec, item.name) for item in fields(spec)}
-    robot = Robot(**said, file=file, urdf_text=text)
+    robot = Robot(**said, file=file, text=text, urdf_text=urdf_text)
     _check_urdf(robot)
     return robot
 

@@ -194,8 +194,10 @@ class Robot(RobotSpec):
 
     Attributes:
         file: where it was read.
+        text: all of it, as it was read.
         urdf_text: the URDF that it names.
     """
 
     file: Path = Path()
+    text: str = ''
     urdf_text: str | None = None

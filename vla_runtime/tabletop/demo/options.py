@@ -16,6 +16,7 @@ from vla_runtime.engines.device_names import default_device
 from vla_runtime.engines.preflight import check_backend
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.inference.guidance import MOST_BETA, check_beta
+from vla_runtime.recording.image_modes import ImageMode
 from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.robot.file import Robot, find_robot, load_robot
 from vla_runtime.ros.robot.match import match_robot
@@ -38,6 +39,8 @@ class DemoOptions:
         cfg_beta: guidance scale, which also turns guidance on; None as configured.
         seed: of scenes and instructions.
         namespace: of all nodes, without slashes around it; '' for none.
+        record: the bag has every frame that an inference used, so that it can be replayed.
+        record_to: folder of the bag; None: `bag` in `out`.
     """
 
     seconds: float
@@ -49,6 +52,8 @@ class DemoOptions:
     cfg_beta: float | None
     seed: int
     namespace: str
+    record: bool = False
+    record_to: Path | None = None
 
     @property
     def device(self) -> str:
@@ -58,7 +63,12 @@ class DemoOptions:
     @property
     def bag(self) -> Path:
         """Folder of the bag."""
-        return self.out / 'bag'
+        return self.record_to or self.out / 'bag'
+
+    @property
+    def images(self) -> ImageMode:
+        """Which frames the bag keeps."""
+        return 'used' if self.record else 'reduced'
 
     def load_robot(self) -> Robot:
         """The robot file.
@@ -83,7 +93,8 @@ def check_options(options: DemoOptions) -> None:
             'with / between the parts'
         )
     if options.bag.exists():
-        raise ValueError(f'{options.bag} exists already: name another --out, or remove it')
+        option = '--record' if options.record_to else '--out'
+        raise ValueError(f'{options.bag} exists already: name another {option}, or remove it')
     check_backend(options.backend, options.device)
     spec = read_bundle(options.bundle, verify=False).spec
     robot = options.load_robot()

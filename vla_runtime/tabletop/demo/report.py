@@ -13,11 +13,10 @@ import numpy as np
 from vla_runtime import __version__
 from vla_runtime.execution.command import ChunkRefusal
 from vla_runtime.files.whole_files import write_text
+from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
 from vla_runtime.tabletop.demo import plots
 from vla_runtime.tabletop.demo.refusals import MEANINGS
 from vla_runtime.tabletop.demo.telemetry import (
-    IMAGE_RATE_HZ,
-    JPEG_QUALITY,
     Attempt,
     Telemetry,
     Thumbnail,
@@ -39,9 +38,15 @@ pre { background: #f4f4f5; padding: .8rem; overflow-x: auto; }
 _PHASES = ('tokens', 'images', 'vision', 'prefix', 'denoise', 'actions', 'total')
 
 _REDUCED = (
-    f'Images are reduced, here and in the bag: at most {IMAGE_RATE_HZ} a second of each camera, '
-    f'raw ones as JPEG of quality {JPEG_QUALITY}. The policy had what the cameras published.'
+    f'at most {IMAGE_RATE_HZ} a second of each camera, raw ones as JPEG of quality {JPEG_QUALITY}. '
 )
+_IMAGES: Mapping[ImageMode, str] = {
+    'reduced': f'Images are reduced, here and in the bag: {_REDUCED}The policy had what the '
+    'cameras published.',
+    'used': f'Images are reduced here: {_REDUCED}The bag has every frame that an inference used, '
+    'bit for bit.',
+    'all': f'Images are reduced here: {_REDUCED}The bag has every frame, bit for bit.',
+}
 
 
 def write_report(
@@ -51,6 +56,7 @@ def write_report(
     facts: Mapping[str, str],
     joint_units: Mapping[str, str],
     failure: str,
+    images: ImageMode = 'reduced',
 ) -> None:
     """Write the page.
 
@@ -61,6 +67,7 @@ def write_report(
         facts: what was run, for the table on top.
         joint_units: of each joint to plot, in order.
         failure: why the session ended early; '' when it did not.
+        images: which frames the bag has.
     """
     start_ns = _start_ns(telemetry)
     parts = [
@@ -84,7 +91,7 @@ def write_report(
         _scroll(plots.ages(telemetry, start_ns)),
         '<h2>Control loop</h2>',
         _scroll(plots.ticks(telemetry, start_ns)),
-        f'<h2>What the cameras saw</h2><p>{_REDUCED}</p>',
+        f'<h2>What the cameras saw</h2><p>{_IMAGES[images]}</p>',
         _thumbnails(telemetry, start_ns),
         _problems(telemetry.problems),
         '<h2>Parameters</h2>',

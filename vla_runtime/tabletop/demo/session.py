@@ -24,12 +24,14 @@ from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
 from vla_runtime.files.whole_files import WriteError, write_text
+from vla_runtime.recording.frame_store import DEFAULT_FRAME_BYTES
+from vla_runtime.recording.recording import Recording, RecordingLimits
 from vla_runtime.ros.interrupt import Interrupt
 from vla_runtime.ros.node_main import MODULES
 from vla_runtime.ros.node_runner import make_executor
 from vla_runtime.ros.package_files import share_folder
+from vla_runtime.ros.recorder.topic_recorder import TopicRecorder
 from vla_runtime.ros.robot.file import Robot
-from vla_runtime.tabletop.demo.bag import Bag
 from vla_runtime.tabletop.demo.instructions import Assignment, assignments
 from vla_runtime.tabletop.demo.operator import (
     ANSWER_TIMEOUT_S,
@@ -38,10 +40,10 @@ from vla_runtime.tabletop.demo.operator import (
     TransitionError,
 )
 from vla_runtime.tabletop.demo.options import DemoOptions
-from vla_runtime.tabletop.demo.recorder import Recorder
 from vla_runtime.tabletop.demo.status_line import StatusLine
 from vla_runtime.tabletop.demo.supervisor import ChildDiedError, Supervisor
 from vla_runtime.tabletop.demo.telemetry import NO_VERDICT, Attempt, Telemetry
+from vla_runtime.tabletop.demo.telemetry_listener import TelemetryListener
 from vla_runtime.tabletop.sim.tasks import TIME_LIMIT_S
 
 _NODES = ('vla_policy', 'vla_executor', 'tabletop')
@@ -120,7 +122,7 @@ class _Session:
         self._give_up_s: float | None = None
 
     def run(self) -> None:
-        bag = Bag(self._options.bag, self._note_unwritten)
+        recording = Recording(self._options.bag, RecordingLimits(), self._note_unwritten)
         rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
         node = Node('vla_demo', namespace=self._options.namespace)
         executor = make_executor()
@@ -135,22 +137,32 @@ class _Session:
         spinner.start()
         try:
             with self._supervisor:
-                self._with_graph(node, bag)
+                self._with_graph(node, recording)
         finally:
             done.set()
             spinner.join()
-            bag.close()
+            recording.close()
             executor.shutdown()
             node.destroy_node()
             rclpy.try_shutdown()
 
-    def _with_graph(self, node: Node, bag: Bag) -> None:
+    def _with_graph(self, node: Node, recording: Recording) -> None:
         telemetry = self._result.telemetry
 
         def on_error(where: str, error: Exception) -> None:
             telemetry.problems.append(f'recorder, {where}: {error!r}')
 
-        Recorder(node, self._robot, bag, telemetry, on_error)
+        listener = TelemetryListener(self._robot, telemetry, node.get_namespace())
+        TopicRecorder(
+            node,
+            self._robot,
+            recording,
+            images=self._options.images,
+            frame_bytes=DEFAULT_FRAME_BYTES,
+            on_error=on_error,
+            listeners=listener.listeners,
+            on_reduced=listener.on_reduced,
+        )
         operator = Operator(node, self._check)
         self._require_nobody_else(node, operator)
         first = next(self._assignments)

@@ -51,7 +51,7 @@ class StatusLine:
         """The line for now."""
         telemetry = self._telemetry
         control = telemetry.executor.get('control', {})
-        tick = telemetry.executor.get('tick', {})
+        p99_ms = telemetry.tick_p99_ms.rows
         newest = telemetry.inferences[-1] if telemetry.inferences else None
         parts = [
             f'{min(elapsed_s, self._seconds):5.1f} s of {self._seconds:g}',
@@ -59,7 +59,7 @@ class StatusLine:
             f'replan {control.get("replan_interval", "-")}',
             f'cache {newest.cache if newest else "-"}',
             f'{newest.milliseconds["total"]:.0f} ms' if newest else '- ms',
-            f'tick p99 {tick.get("late_p99_ms", "-")} ms late',
+            f'tick p99 {p99_ms[-1][0]:.2f} ms late' if p99_ms else 'tick p99 - ms late',
             f'starved {telemetry.total("starved_ticks")}',
             f'done {telemetry.completed} of {telemetry.judged}',
             f'{control.get("kind", "-")}: {instruction}',

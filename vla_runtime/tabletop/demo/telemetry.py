@@ -6,10 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# How often an image of a camera is kept, and how: raw ones of 20 Hz are 100 MB a minute.
-IMAGE_RATE_HZ = 4
-JPEG_QUALITY = 85
-
 
 @dataclass
 class Series:

@@ -14,14 +14,14 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import as_completed
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.bundle.schema import VERIFICATION_FILE
+from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.json_file import JsonMapping, read_json
 from vla_runtime.export.onnx.bundle import bundle_with_onnx
@@ -183,14 +183,8 @@ def _run_batch(task: tuple[Run, int, int]) -> tuple[int, int, list[EpisodeResult
 
 
 def bundle_identity(bundle: Path) -> str:
-    """SHA-256 of all that a bundle does: its description, and with it the SHA-256 of its files.
-
-    The verification receipt, which changes nothing that the policy does, is left out.
-    """
-    spec = read_bundle(bundle, verify=False).spec
-    files = {name: sha for name, sha in spec.files.items() if name != VERIFICATION_FILE}
-    text = json.dumps(asdict(replace(spec, files=files)), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    """SHA-256 of all that a bundle does; see `bundle.identity`."""
+    return spec_identity(read_bundle(bundle, verify=False).spec)
 
 
 def _identity(run: Run, source: str) -> str:

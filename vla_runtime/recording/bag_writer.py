@@ -1,5 +1,8 @@
 """A rosbag2 bag (MCAP) written from serialised messages, with the pure-Python `rosbags`.
 
+Messages stay as they came from the wire; chunks of about 1 MiB of them are compressed with zstd,
+which is lossless and which every reader of MCAP knows.
+
 Invariant: a disk that is full ends the recording, never its caller: what was written whole is a
 closed bag.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -22,12 +26,14 @@ from rosbags.interfaces import (
     QosReliability,
     QosTime,
 )
-from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
-from vla_runtime.tabletop.demo.reserve import Reserve
+from vla_runtime.recording.reserve import Reserve
 
 _VERSION: Literal[9] = 9
+# ZSTD_c_checksumFlag of zstd's interface.
+_CHECKSUM_FLAG = 201
 # The longest duration that ROS 2 knows: no deadline, no lifespan, no lease.
 _NEVER = QosTime(9223372036, 854775807)
 # More than the last chunk (1 MiB and a message) and the index of an hour.
@@ -86,8 +92,12 @@ class Bag:
         self._room = Reserve(folder.parent, _CLOSING_BYTES, 'the end of the bag')
         self._types = get_typestore(Stores.ROS2_JAZZY)
         self._writer = Writer(folder, version=_VERSION, storage_plugin=StoragePlugin.MCAP)
+        self._writer.set_compression(CompressionMode.STORAGE, CompressionFormat.ZSTD)
         self._writer.open()
-        self._storage: Any = self._writer.storage
+        storage: Any = self._writer.storage
+        # rosbags writes no checksum of a chunk; with zstd's own a damaged one is found out.
+        storage.compressor = partial(storage.compressor, options={_CHECKSUM_FLAG: 1})
+        self._storage = storage
         self._lock = Lock()
         self._connections: dict[str, Connection] = {}
         self._open = True
@@ -97,6 +107,14 @@ class Bag:
         self._connections[topic] = self._writer.add_connection(
             topic, type_name, typestore=self._types, offered_qos_profiles=[offer.profile()]
         )
+
+    @property
+    def size(self) -> int:
+        """Bytes so far: those in the file, and those of the chunk in memory, not yet compressed."""
+        with self._lock:
+            if not self._open:
+                return 0
+            return int(self._storage.bio.tell() + self._storage.chunk.bio.tell())
 
     def write(self, topic: str, stamp_ns: int, serialised: bytes) -> None:
         """Write one message as it came from the wire; a closed bag takes no more."""

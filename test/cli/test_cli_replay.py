@@ -1,0 +1,80 @@
+"""`vla_runtime replay` as a person types it: results, refusals, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from recorded_bag import ROBOT, Turn, record
+from tiny_policy import tiny_spec, write_tiny_policy
+
+from vla_runtime.cli import main as program
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = tiny_spec(advantage='task_newline')
+    return write_tiny_policy(tmp_path_factory.mktemp('bundle') / 'tiny', spec)
+
+
+@pytest.fixture(scope='module')
+def recording(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
+    folder = tmp_path_factory.mktemp('bags')
+    (folder / 'tiny.yaml').write_text(ROBOT)
+    return record(folder / 'first', bundle, folder / 'tiny.yaml', [Turn()] * 3)
+
+
+def test_without_changes_every_chunk_is_identical(recording, capsys, tmp_path):
+    assert program.main(['replay', str(recording), '--json', str(tmp_path / 'out.json')]) == 0
+    said = capsys.readouterr().out
+    assert f'{recording}: 3 inferences of /vla_policy, 0.4 s; replayed in' in said
+    assert 'replayed 3, compared 3, bit-identical 3' in said
+    (result,) = json.loads((tmp_path / 'out.json').read_text())
+    assert (result['identical'], result['differences'], result['problems']) == (3, [], [])
+    assert result['units'] == ['deg', 'rad', 'rad']
+
+
+def test_a_what_if_tells_errors_by_joint_and_by_step(recording, capsys):
+    words = ['replay', str(recording), '--set', 'cfg_enabled=true', '--set', 'cfg_beta=2.5']
+    assert program.main(words) == 0
+    said = capsys.readouterr().out
+    assert 'differs from the recording: setting cfg_beta = 2.5' in said
+    assert 'compared 3, bit-identical 0' in said
+    assert 'shoulder             deg' in said
+
+
+@pytest.mark.parametrize(
+    ('words', 'reason'),
+    [
+        (['--set', 'cfg_beta'], '--set cfg_beta: expected NAME=VALUE'),
+        (['--set', 'cfg_bta=2'], "setting 'cfg_bta' is unknown; did you mean 'cfg_beta'"),
+        (['--set', 'cfg_beta=0.5'], 'cfg_beta is 0.5: it must be 1.0 to'),
+        (['--bundle', 'nowhere'], 'nowhere'),
+        (['--node', '/other'], 'no policy node /other in it; there are: /vla_policy'),
+    ],
+)
+def test_what_cannot_be_used_is_refused(recording, capsys, words, reason):
+    assert program.main(['replay', str(recording), *words]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_what_is_no_bag_is_refused(tmp_path, capsys):
+    assert program.main(['replay', str(tmp_path / 'nowhere')]) == 2
+    assert 'nowhere: is not there' in capsys.readouterr().err
+    assert program.main(['replay', str(tmp_path)]) == 2
+    assert 'has no file of a bag' in capsys.readouterr().err
+
+
+def test_a_chunk_that_should_be_identical_and_is_not_ends_in_1(recording, capsys, monkeypatch):
+    from vla_runtime.replay import rerun
+
+    real = rerun.compare_chunks
+
+    def off_by_a_bit(recorded, replayed):
+        replayed.actions[0, 0] += 1e-12
+        return real(recorded, replayed)
+
+    monkeypatch.setattr(rerun, 'compare_chunks', off_by_a_bit)
+    assert program.main(['replay', str(recording)]) == 1
+    assert 'bit-identical 0' in capsys.readouterr().out

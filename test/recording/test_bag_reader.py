@@ -1,0 +1,196 @@
+"""Bags are read as far as they can be read; what cannot is named."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import numpy as np
+import pytest
+from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
+from rosbags.typesys import Stores, get_typestore
+
+from vla_runtime.recording.bag_reader import BagReader, BagReadError, is_recording
+from vla_runtime.recording.bag_writer import Offer
+from vla_runtime.recording.cdr import header_stamp_ns
+from vla_runtime.recording.recording import Recording, RecordingLimits
+
+TYPES = get_typestore(Stores.ROS2_JAZZY)
+STRING = 'std_msgs/msg/String'
+JOINTS = 'sensor_msgs/msg/JointState'
+KINDS = [
+    (StoragePlugin.MCAP, CompressionMode.NONE),
+    (StoragePlugin.MCAP, CompressionMode.STORAGE),
+    (StoragePlugin.SQLITE3, CompressionMode.NONE),
+    (StoragePlugin.SQLITE3, CompressionMode.MESSAGE),
+]
+
+
+def text(words: str) -> bytes:
+    message = TYPES.types[STRING](data=words)
+    return bytes(TYPES.serialize_cdr(message, STRING))
+
+
+def joints(stamp_ns: int) -> bytes:
+    kinds = TYPES.types
+    stamp = kinds['builtin_interfaces/msg/Time'](sec=stamp_ns // 10**9, nanosec=stamp_ns % 10**9)
+    header = kinds['std_msgs/msg/Header'](stamp=stamp, frame_id='')
+    empty = np.zeros(0)
+    message = kinds[JOINTS](header, ['a'], np.array([0.25]), empty, empty)
+    return bytes(TYPES.serialize_cdr(message, JOINTS))
+
+
+def write(folder, plugin=StoragePlugin.MCAP, mode=CompressionMode.NONE, count=30):
+    """A bag as other tools write it."""
+    writer = Writer(folder, version=9, storage_plugin=plugin)
+    writer.set_compression(mode, CompressionFormat.ZSTD)
+    with writer:
+        said = writer.add_connection('/said', STRING, typestore=TYPES)
+        measured = writer.add_connection('/joint_states', JOINTS, typestore=TYPES)
+        for number in range(count):
+            writer.write(said, number, text(f'word {number}'))
+            writer.write(measured, number, joints(5_000_000_000 + number))
+    return folder
+
+
+def words(reader) -> list[str]:
+    wanted = reader.messages(lambda topic, kind: kind == STRING)
+    return [message.data for raw in wanted if (message := reader.read(raw)) is not None]
+
+
+@pytest.mark.parametrize(('plugin', 'mode'), KINDS)
+def test_bags_of_every_kind_are_read(tmp_path, plugin, mode):
+    reader = BagReader(write(tmp_path / 'bag', plugin, mode))
+    assert words(reader) == [f'word {number}' for number in range(30)]
+    raw = list(reader.messages(lambda topic, _: topic == '/joint_states'))
+    assert [header_stamp_ns(message.serialised) for message in raw] == [
+        5_000_000_000 + number for number in range(30)
+    ]
+    assert reader.read(raw[0]).position.tolist() == [0.25]
+    assert reader.problems == []
+
+
+@pytest.mark.parametrize('plugin', [StoragePlugin.MCAP, StoragePlugin.SQLITE3])
+def test_a_bag_without_its_metadata_is_read(tmp_path, plugin):
+    folder = write(tmp_path / 'bag', plugin)
+    (folder / 'metadata.yaml').unlink()
+    assert len(words(BagReader(folder))) == 30
+    (file,) = folder.iterdir()
+    assert len(words(BagReader(file))) == 30
+
+
+def test_a_recording_that_was_never_closed_gives_what_was_written(tmp_path):
+    recording = Recording(tmp_path / 'bag', RecordingLimits(), print)
+    recording.add_topic('/said', STRING, Offer(depth=1))
+    random = np.random.default_rng(0)
+    for number in range(2000):
+        recording.write('/said', number, text(f'word {number} {random.bytes(600).hex()}'))
+    recording._bag._storage.bio.flush()
+    reader = BagReader(tmp_path / 'bag')
+    found = words(reader)
+    assert 500 < len(found) < 2000
+    assert found[-1].startswith(f'word {len(found) - 1} ')
+    assert 'has no end: the recorder did not close it' in reader.problems[0]
+    recording.close()
+    assert len(words(BagReader(tmp_path / 'bag'))) == 2000
+
+
+@pytest.mark.parametrize(('plugin', 'mode'), KINDS)
+def test_a_cut_off_bag_gives_what_is_before_the_cut(tmp_path, plugin, mode):
+    folder = write(tmp_path / 'bag', plugin, mode, count=20_000)
+    (file,) = (path for path in folder.iterdir() if path.suffix in ('.mcap', '.db3'))
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) * 2 // 3])
+    reader = BagReader(folder)
+    found = words(reader)
+    assert found == [f'word {number}' for number in range(len(found))]
+    assert len(found) < 20_000
+    assert reader.problems and str(file) in reader.problems[0]
+    if plugin is StoragePlugin.MCAP:
+        assert len(found) > 5_000
+
+
+def test_a_damaged_chunk_costs_its_own_messages(tmp_path):
+    recording = Recording(tmp_path / 'bag', RecordingLimits(), print)
+    recording.add_topic('/said', STRING, Offer(depth=1))
+    random = np.random.default_rng(0)
+    for number in range(4000):
+        recording.write('/said', number, text(f'word {number} {random.bytes(600).hex()}'))
+    recording.close()
+    file = tmp_path / 'bag' / 'bag.mcap'
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    file.write_bytes(data)
+    reader = BagReader(tmp_path / 'bag')
+    found = [int(line.split()[1]) for line in words(reader)]
+    assert found[0] == 0 and found[-1] == 3999
+    assert 2000 < len(found) < 4000
+    (problem,) = reader.problems
+    assert 'a chunk cannot be unpacked' in problem and 'its messages are lost' in problem
+
+
+def test_a_damaged_record_is_passed_over_by_the_index(tmp_path):
+    folder = write(tmp_path / 'bag', count=40_000)
+    file = folder / 'bag.mcap'
+    data = bytearray(file.read_bytes())
+    # A record of no kind, where the walk is between two chunks.
+    first_index = _first_index(bytes(data))
+    data[first_index] = 0xEE
+    file.write_bytes(data)
+    reader = BagReader(folder)
+    assert len(words(reader)) == 40_000
+    assert 'no record begins here; read on at' in reader.problems[0]
+
+
+def _first_index(data: bytes) -> int:
+    """Where the first message index stands, behind the first chunk."""
+    place = 8
+    while data[place] != 0x07:
+        place += 9 + int.from_bytes(data[place + 1 : place + 9], 'little')
+    return place
+
+
+def test_a_message_that_is_damaged_is_noted_once(tmp_path):
+    writer = Writer(tmp_path / 'bag', version=9, storage_plugin=StoragePlugin.MCAP)
+    with writer:
+        said = writer.add_connection('/said', STRING, typestore=TYPES)
+        for number in range(10):
+            writer.write(said, number, text('word')[:-3] if number % 2 else text('word'))
+    reader = BagReader(tmp_path / 'bag')
+    assert words(reader) == ['word'] * 5
+    (problem,) = reader.problems
+    assert 'topic /said: a message cannot be read' in problem
+
+
+def test_a_damaged_database_is_named(tmp_path):
+    folder = write(tmp_path / 'bag', StoragePlugin.SQLITE3)
+    with sqlite3.connect(folder / 'bag.db3') as connection:
+        connection.execute('DROP TABLE topics')
+    reader = BagReader(folder)
+    assert words(reader) == []
+    assert 'is damaged: no such table: topics' in reader.problems[0]
+
+
+def test_what_is_no_bag_is_refused(tmp_path):
+    (tmp_path / 'notes.txt').write_text('')
+    for path, reason in (
+        (tmp_path / 'nowhere', 'is not there'),
+        (tmp_path / 'notes.txt', r"is no file of a bag \('.txt'\)"),
+        (tmp_path, 'has no file of a bag'),
+    ):
+        assert not is_recording(path)
+        with pytest.raises(BagReadError, match=reason):
+            BagReader(path)
+    (tmp_path / 'bag_0.mcap.zst').write_bytes(b'')
+    with pytest.raises(BagReadError, match=r'unpack them first: zstd -d .*bag_0\.mcap\.zst'):
+        BagReader(tmp_path)
+
+
+def test_files_of_a_split_bag_are_read_in_order(tmp_path):
+    for number in (2, 10, 1):
+        write(tmp_path / f'part{number}', count=number)
+        (tmp_path / f'part{number}' / f'part{number}.mcap').rename(tmp_path / f'bag_{number}.mcap')
+    assert [file.name for file in BagReader(tmp_path).files] == [
+        'bag_1.mcap',
+        'bag_2.mcap',
+        'bag_10.mcap',
+    ]

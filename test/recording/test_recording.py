@@ -1,0 +1,108 @@
+"""A recording keeps within its budget, and every bag of a ring is complete in itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from full_disk import small_disk
+from rosbags.rosbag2 import Reader
+
+from vla_runtime.recording.bag_writer import BagError, Offer
+from vla_runtime.recording.recording import Recording, RecordingLimits
+
+MIB = 1 << 20
+_NOISE = np.random.default_rng(0).bytes(4 * MIB)
+
+
+def noise(number: int) -> bytes:
+    """A message that cannot be compressed, nor can several after each other."""
+    begin = number * 50_000 % (3 * MIB)
+    return b'\x00\x01\x00\x00' + _NOISE[begin : begin + 50_000]
+
+
+def open_recording(folder, limits=None, clock=lambda: 0.0):
+    said = []
+    recording = Recording(folder, limits or RecordingLimits(), said.append, clock=clock)
+    recording.add_topic('/description', 'std_msgs/msg/String', Offer(depth=1, latched=True))
+    recording.add_topic('/front', 'sensor_msgs/msg/Image', Offer(depth=1))
+    recording.write('/description', 1, b'\x00\x01\x00\x00described')
+    return recording, said
+
+
+def messages(folder) -> list[tuple[str, int, bytes]]:
+    with Reader(folder) as reader:
+        return [(c.topic, stamp, data) for c, stamp, data in reader.messages()]
+
+
+def size_of(folder) -> int:
+    return sum(path.stat().st_size for path in folder.rglob('*') if path.is_file())
+
+
+def test_without_limits_it_is_one_bag(tmp_path):
+    recording, said = open_recording(tmp_path / 'deep' / 'bag')
+    recording.write('/front', 5, noise(5))
+    recording.close()
+    assert messages(tmp_path / 'deep' / 'bag') == [
+        ('/description', 1, b'\x00\x01\x00\x00described'),
+        ('/front', 5, noise(5)),
+    ]
+    assert not said
+
+
+def test_what_is_there_is_never_overwritten(tmp_path):
+    for limits in (RecordingLimits(), RecordingLimits(keep_s=1.0)):
+        with pytest.raises(BagError, match='exists already'):
+            Recording(tmp_path, limits, print)
+
+
+def test_a_ring_stays_within_its_bytes_and_every_bag_is_complete(tmp_path):
+    folder = tmp_path / 'ring'
+    recording, said = open_recording(folder, RecordingLimits(most_bytes=20 * MIB))
+    for number in range(1000):  # 50 MB
+        recording.write('/front', 10 + number, noise(number))
+        if number % 50 == 0:
+            assert size_of(folder) <= 20 * MIB
+    recording.close()
+    assert not said
+    assert 10 * MIB < size_of(folder) <= 20 * MIB
+    bags = sorted(folder.iterdir())
+    kept = [messages(bag) for bag in bags]
+    assert all(bag[0][0] == '/description' for bag in kept)
+    stamps = [stamp for bag in kept for topic, stamp, _ in bag if topic == '/front']
+    assert stamps == list(range(stamps[0], 1010))
+    assert stamps[0] > 10
+
+
+def test_a_ring_keeps_the_last_minutes(tmp_path):
+    now = [0.0]
+    folder = tmp_path / 'ring'
+    recording, said = open_recording(folder, RecordingLimits(keep_s=60.0), lambda: now[0])
+    for second in range(200):
+        now[0] = float(second)
+        recording.write('/front', second, b'\x00\x01\x00\x00x')
+    recording.close()
+    bags = sorted(folder.iterdir())
+    stamps = [s for bag in bags for topic, s, _ in messages(bag) if topic == '/front']
+    assert stamps == list(range(stamps[0], 200))
+    assert 120 <= stamps[0] <= 140
+    assert not said
+
+
+def test_a_full_disk_ends_a_ring_and_keeps_the_closed_bags(tmp_path):
+    with small_disk(tmp_path / 'disk', 24 * 1024) as disk:
+        limits = RecordingLimits(most_bytes=100 * MIB)
+        recording, said = open_recording(disk / 'ring', limits)
+        for number in range(800):
+            recording.write('/front', 10 + number, noise(number))
+        assert recording.ended
+        recording.close()
+        stamps = [
+            stamp
+            for bag in sorted((disk / 'ring').iterdir())
+            for topic, stamp, _ in messages(bag)
+            if topic == '/front'
+        ]
+    assert stamps == list(range(10, 10 + len(stamps)))
+    assert len(stamps) > 200
+    (text,) = said
+    assert 'recording has ended: No space left on device' in text

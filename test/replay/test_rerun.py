@@ -1,0 +1,140 @@
+"""Recorded inferences run again: the same to the last bit, or skipped and named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from paths import ROOT
+from recorded_bag import Turn, first_turns, record
+from tiny_policy import tiny_spec, write_tiny_policy
+
+from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.replay.frames import SkippedInference
+from vla_runtime.replay.recorded import read_run
+from vla_runtime.replay.rerun import Replay
+from vla_runtime.replay.setup import Changes
+
+BOUNDED = {
+    'cache_mode': 'bounded',
+    'cache_max_age_s': 5.0,
+    'cache_max_reuses': 100,
+    'cache_max_image_change': 255.0,
+    'cache_max_state_bins': 256,
+}
+
+
+def replay(folder, changes=None):
+    """Everything that a replay found, and the replay."""
+    made = Replay(read_run(BagReader(folder)), changes or Changes())
+    return list(made.inferences()), made
+
+
+def identical(found) -> list[bool]:
+    for one in found:
+        assert not isinstance(one, SkippedInference), one.reason
+    return [one.error is not None and one.error.identical for one in found]
+
+
+def test_every_chunk_is_the_recorded_one_bit_for_bit(recording):
+    found, made = replay(recording)
+    assert len(found) == len(first_turns())
+    assert identical(found) == [True] * len(found)
+    assert list(made.differences) == []
+    assert [one.report.number for one in found] == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert [one.report.rtc_mode for one in found][2:4] == ['guided', 'guided']
+    assert max(one.report.beta for one in found) == 1.0 + np.pi / 7
+
+
+def test_a_setting_changed_is_a_what_if(recording):
+    found, made = replay(recording, Changes(settings={'denoise_steps': 2}))
+    assert identical(found) == [False] * len(found)
+    assert all(one.report.denoise_steps == 2 for one in found)
+    assert list(made.differences) == ['setting denoise_steps = 2']
+    assert all(0 < one.error.absolute.max() < 1000 for one in found)
+
+
+def test_another_bundle_is_a_what_if_in_the_same_joints(recording, tmp_path):
+    other = write_tiny_policy(
+        tmp_path / 'other', tiny_spec('pi0', advantage='task_newline'), seed=5
+    )
+    found, made = replay(recording, Changes(bundle=other))
+    assert identical(found) == [False] * len(found)
+    assert found[0].error.joints == ('shoulder', 'elbow', 'gripper')
+    (difference,) = made.differences
+    assert difference.startswith('bundle ')
+
+
+def test_a_frame_that_is_missing_skips_its_inference_alone(tmp_path, bundle, robot_file):
+    turns = [Turn(), Turn(lost=['/wrist/image']), Turn(), Turn(lost=['/committed_plan'])]
+    found, _ = replay(record(tmp_path / 'bag', bundle, robot_file, turns))
+    assert [isinstance(one, SkippedInference) for one in found] == [False, True, False, True]
+    assert found[1].reason == 'camera wrist: its frame of /wrist/image is not in the recording'
+    assert found[3].reason == 'its committed_plan is not in the recording'
+    assert identical(found[::2]) == [True, True]
+
+
+def test_a_chunk_that_is_missing_is_noted(tmp_path, bundle, robot_file):
+    turns = [Turn(), Turn(lost=['/action_chunk'])]
+    found, _ = replay(record(tmp_path / 'bag', bundle, robot_file, turns))
+    assert found[1].error is None
+    assert found[1].note == 'its action_chunk is not in the recording'
+
+
+def test_bounded_reuse_is_followed_in_order(tmp_path, bundle, robot_file):
+    turns = [*[Turn(BOUNDED)] * 4, *[Turn(BOUNDED, episode=2)] * 2]
+    found, _ = replay(record(tmp_path / 'bag', bundle, robot_file, turns))
+    assert identical(found) == [True] * 6
+    assert [one.report.runs['vision'] for one in found] == [2, 0, 0, 0, 2, 0]
+    assert not any(one.note for one in found)
+
+
+def test_bounded_reuse_after_a_gap_is_uncertain(tmp_path, bundle, robot_file):
+    turns = [
+        Turn(BOUNDED, lost=['/wrist/image']),
+        Turn(BOUNDED),
+        Turn(BOUNDED, episode=2),
+    ]
+    found, _ = replay(record(tmp_path / 'bag', bundle, robot_file, turns))
+    assert isinstance(found[0], SkippedInference)
+    assert 'uncertain' in found[1].note
+    assert identical(found[1:]) == [False, True]
+    assert not found[2].note
+
+
+def test_a_ring_is_one_recording(tmp_path, bundle, robot_file):
+    from vla_runtime.recording.recording import RecordingLimits
+
+    limits = RecordingLimits(most_bytes=180_000)
+    folder = record(tmp_path / 'ring', bundle, robot_file, [Turn()] * 24, limits=limits)
+    assert len(list(folder.iterdir())) > 2
+    found, _ = replay(folder)
+    complete = [one for one in found if not isinstance(one, SkippedInference)]
+    assert len(complete) > 8
+    assert identical(complete) == [True] * len(complete)
+
+
+def test_a_bundle_that_is_gone_is_said(tmp_path, bundle, robot_file):
+    moved = write_tiny_policy(tmp_path / 'tiny', tiny_spec())
+    folder = record(tmp_path / 'bag', moved, robot_file, [Turn()])
+    moved.rename(tmp_path / 'elsewhere')
+    with pytest.raises(ValueError, match=r"bundle 'tiny pi05' was at .*tiny, which is not here"):
+        replay(folder)
+    found, made = replay(folder, Changes(bundle=tmp_path / 'elsewhere'))
+    assert identical(found) == [True]
+    assert list(made.differences) == []
+
+
+def test_a_replay_imports_no_ros_2():
+    code = (
+        'import sys\n'
+        'import vla_runtime.replay.rerun, vla_runtime.replay.summary\n'
+        'roots = {name.split(".")[0] for name in sys.modules}\n'
+        'print([r for r in roots if r.startswith("rcl") or r.endswith(("_msgs", "_interfaces"))])'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == '[]'

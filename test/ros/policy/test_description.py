@@ -1,0 +1,86 @@
+"""The description of a policy says what it ran on, and comes back as it was written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from paths import ROOT
+from tiny_policy import tiny_spec
+from tiny_robot import write_robot
+
+from vla_runtime.bundle.identity import spec_identity
+from vla_runtime.ros.policy.description import DescriptionError, describe, read_description
+from vla_runtime.ros.robot.file import load_robot
+from vla_runtime.ros.robot.match import match_robot
+
+GIVEN = {
+    'bundle': '/bundles/tiny',
+    'backend': 'torch',
+    'device': 'cpu',
+    'precision': 'float32',
+    'use_cuda_graphs': True,
+}
+
+
+def written(tmp_path) -> str:
+    spec, robot = tiny_spec(), load_robot(write_robot(tmp_path / 'tiny.yaml'))
+    return describe(
+        spec,
+        robot,
+        match_robot(robot, spec, 'tiny'),
+        GIVEN,
+        threads=2,
+        topic_name=lambda topic: f'/ns/{topic}',
+    )
+
+
+def test_it_comes_back(tmp_path):
+    found = read_description(written(tmp_path))
+    assert found.bundle_sha256 == spec_identity(tiny_spec())
+    assert (found.bundle.name, found.bundle_name) == ('tiny', 'tiny pi05')
+    assert (found.backend, found.device, found.precision) == ('torch', 'cpu', 'float32')
+    assert (found.threads, found.use_cuda_graphs) == (2, True)
+    assert found.cameras == {'top': '/ns/top/image', 'wrist': '/ns/wrist/image'}
+    assert found.joint_states == ('/ns/joint_states', '/ns/gripper/joint_states')
+    assert (found.committed_plan, found.action_chunk) == ('/ns/committed_plan', '/ns/action_chunk')
+    assert found.robot.joints == load_robot(tmp_path / 'tiny.yaml').joints
+    assert found.robot.text == (tmp_path / 'tiny.yaml').read_text()
+    assert {'python', 'numpy'} <= set(found.versions)
+
+
+@pytest.mark.parametrize(
+    ('change', 'words'),
+    [
+        ({'format': 2}, 'field format of the description is 2, expected 1'),
+        ({'threads': 'two'}, 'field threads of the description is no int'),
+        ({'cameras': {'top': 3}}, 'field cameras of the description holds more than texts'),
+    ],
+)
+def test_what_is_damaged_is_named(tmp_path, change, words):
+    with pytest.raises(DescriptionError, match=words):
+        read_description(json.dumps(json.loads(written(tmp_path)) | change))
+
+
+@pytest.mark.parametrize('text', ['', '{', '[1]', '[' * 100_000])
+def test_what_is_no_description_is_refused(text):
+    with pytest.raises(DescriptionError):
+        read_description(text)
+
+
+def test_what_a_replay_needs_of_the_node_imports_no_ros_2():
+    code = (
+        'import sys\n'
+        'import vla_runtime.ros.policy.description\n'
+        'import vla_runtime.ros.policy.robot_policy\n'
+        'import vla_runtime.ros.policy.settings\n'
+        'import vla_runtime.ros.messages.diagnostics\n'
+        'roots = {name.split(".")[0] for name in sys.modules}\n'
+        'print([r for r in roots if r.startswith("rcl") or r.endswith(("_msgs", "_interfaces"))])'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == '[]'

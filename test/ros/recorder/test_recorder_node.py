@@ -1,0 +1,153 @@
+"""The recorder node beside a real policy node: what it records replays bit for bit."""
+
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+import pytest
+from diagnostic_msgs.msg import DiagnosticArray
+from graph import Graph, graph
+from rosbags.interfaces import QosDurability
+from rosbags.rosbag2 import Reader
+from std_srvs.srv import Trigger
+from tiny_policy import tiny_spec, write_tiny_policy
+from tiny_robot import Drivers, write_robot
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.replay.frames import SkippedInference
+from vla_runtime.replay.recorded import read_run
+from vla_runtime.replay.rerun import Replay
+from vla_runtime.replay.setup import Changes
+from vla_runtime.ros.messages.diagnostics import values_of
+
+pytestmark = pytest.mark.graph
+
+NODE = '/vla_policy'
+TASK = 'pick up the red cup'
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory):
+    spec = tiny_spec(advantage='task_newline')
+    return write_tiny_policy(tmp_path_factory.mktemp('bundle') / 'tiny', spec)
+
+
+@pytest.fixture(scope='module')
+def robot(tmp_path_factory):
+    return write_robot(tmp_path_factory.mktemp('robot') / 'tiny.yaml')
+
+
+class Bench:
+    """Policy, recorder and drivers."""
+
+    def __init__(self, made: Graph, bundle, robot, folder, *recorder) -> None:
+        self.made = made
+        self.folder = folder
+        self.recorder = made.start(
+            'vla_runtime.ros.recorder.node',
+            *('--ros-args', '-p', f'robot:={robot}', '-p', f'folder:={folder}', *recorder),
+        )
+        policy = ['-p', f'bundle:={bundle}', '-p', f'robot:={robot}']
+        limits = ['-p', 'max_observation_age_s:=5.0', '-p', 'sync_tolerance_s:=1.0']
+        made.start(
+            'vla_runtime.ros.policy.node',
+            *('--ros-args', *policy, *limits, '-p', 'torch_threads:=1'),
+        )
+        self.drivers = Drivers(made)
+        self.chunks = made.collect(JointTrajectory, '/action_chunk')
+        self.diagnostics = made.collect(DiagnosticArray, '/diagnostics')
+        assert made.transition(NODE, 'configure')
+        assert made.transition(NODE, 'activate')
+        self.drivers.instruct(TASK)
+        made.wait_for(
+            lambda: made.node.count_subscribers('/action_chunk') == 2, 'the recorder to listen'
+        )
+
+    def chunk(self, **request) -> None:
+        count = len(self.chunks)
+        self.drivers.request(**request)
+        self.made.wait_for(lambda: len(self.chunks) > count, 'a chunk', meanwhile=self.drivers)
+
+    def status(self) -> dict[str, str]:
+        """The recorder's next status."""
+        self.diagnostics.clear()
+
+        def found():
+            return next(
+                (
+                    values_of(status)
+                    for message in self.diagnostics
+                    for status in message.status
+                    if status.name == '/vla_recorder: recording'
+                ),
+                None,
+            )
+
+        return self.made.wait_for(found, "the recorder's status")
+
+    def wait_for_chunks(self, count: int) -> None:
+        def recorded() -> bool:
+            status = self.status()
+            return int(status['chunks']) >= count and status['frames_missing'] == '0'
+
+        self.made.wait_for(recorded, 'the recorded chunks', timeout_s=60.0)
+
+
+def test_what_it_records_replays_bit_for_bit(bundle, robot, tmp_path):
+    with graph() as made:
+        bench = Bench(made, bundle, robot, tmp_path / 'bag')
+        rows = np.linspace(-0.5, 0.5, 18).reshape(6, 3)
+        bench.chunk()
+        for name, value in (
+            ('cfg_enabled', True),
+            ('cfg_beta', 1.0 + 1 / 3),
+            ('real_time_chunking', True),
+        ):
+            assert made.set_parameter(NODE, name, value).successful
+            bench.chunk(rows=rows, certain=2)
+        assert made.call(Trigger, f'{NODE}/reset', Trigger.Request()).success
+        bench.chunk(rows=rows)
+        bench.chunk(episode=4)
+        bench.wait_for_chunks(6)
+        assert bench.recorder.stop(signal.SIGINT) == 0
+    run = read_run(BagReader(tmp_path / 'bag'))
+    replay = Replay(run, Changes())
+    found = list(replay.inferences())
+    assert not run.problems and not run.reader.problems
+    assert list(replay.differences) == []
+    assert [one.recorded.number for one in found] == [0, 1, 2, 3, 0, 0]
+    assert [one.recorded.chunk is not None for one in found] == [True] * 6
+    assert [one.error is not None and one.error.identical for one in found] == [True] * 6
+    assert found[3].report.rtc_mode == 'guided'
+    with Reader(tmp_path / 'bag') as reader:
+        counts = {c.topic: c.msgcount for c in reader.connections}
+        qos = {c.topic: c.ext.offered_qos_profiles[0] for c in reader.connections}
+    # Each frame that was used, once, as it was published: the wrist camera sends PNG.
+    assert counts['/top/image'] <= 6 and counts['/wrist/image'] <= 6
+    assert counts['/parameter_events'] > 0
+    assert counts['/rosout'] > 0
+    assert counts['/joint_states'] > 0
+    assert qos[f'{NODE}/description'].durability is QosDurability.TRANSIENT_LOCAL
+
+
+def test_reduced_images_are_said_to_be_no_replay(bundle, robot, tmp_path):
+    with graph() as made:
+        bench = Bench(made, bundle, robot, tmp_path / 'bag', '-p', 'record_images:=reduced')
+        bench.chunk()
+        bench.wait_for_chunks(1)
+        assert bench.recorder.stop(signal.SIGTERM) == 0
+    (found,) = Replay(read_run(BagReader(tmp_path / 'bag')), Changes()).inferences()
+    assert isinstance(found, SkippedInference)
+    assert "/top/image has reduced images only (record_images: 'reduced')" in found.reason
+
+
+def test_a_folder_that_exists_is_refused(robot, tmp_path):
+    with graph() as made:
+        recorder = made.start(
+            'vla_runtime.ros.recorder.node',
+            *('--ros-args', '-p', f'robot:={robot}', '-p', f'folder:={tmp_path}'),
+        )
+        made.wait_for(lambda: not recorder.running, 'its end')
+        assert f'cannot start: {tmp_path} exists already' in recorder.text()

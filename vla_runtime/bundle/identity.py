@@ -1,0 +1,19 @@
+"""Identity of a bundle: one SHA-256 of all that it does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+
+from vla_runtime.bundle.schema import VERIFICATION_FILE, BundleSpec
+
+
+def spec_identity(spec: BundleSpec) -> str:
+    """SHA-256 of all that a bundle does: its description, and with it the SHA-256 of its files.
+
+    The verification receipt, which changes nothing that the policy does, is left out.
+    """
+    files = {name: sha for name, sha in spec.files.items() if name != VERIFICATION_FILE}
+    text = json.dumps(asdict(replace(spec, files=files)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

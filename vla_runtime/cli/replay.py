@@ -1,0 +1,193 @@
+"""Run the inferences of recordings again and compare the chunks with those that were published.
+
+Nothing changed, on the machine that recorded: every chunk is the same, bit for bit. With another
+bundle, backend or setting it is a what-if, and the differences are told by joint and by step.
+
+examples:
+  vla_runtime replay recordings/first
+  vla_runtime replay recordings/first --set cfg_beta=1.5 --set cfg_enabled=true
+  vla_runtime replay recordings/first --backend onnxruntime --json result.json
+  vla_runtime replay recordings/first --bundle path/to/another
+  vla_runtime replay any_bag --open-loop --bundle path/to/bundle --robot so101 \\
+      --instruction 'pick up the cup'
+
+exit code: 0; 1 where nothing was changed and a chunk differs all the same; 2 for what cannot be
+used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from vla_runtime.cli._files import output_file
+from vla_runtime.cli._numbers import at_least
+from vla_runtime.cli._packages import import_problem
+from vla_runtime.engines.preflight import BACKENDS
+
+if TYPE_CHECKING:
+    from vla_runtime.replay.open_loop_run import OpenLoopResult
+    from vla_runtime.replay.setup import Changes
+    from vla_runtime.replay.summary import ReplaySummary
+
+    Result = ReplaySummary | OpenLoopResult
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    parser.add_argument(
+        'recordings', nargs='+', type=Path, metavar='BAG', help='recording: a folder, or its file'
+    )
+    parser.add_argument(
+        '--bundle', type=Path, metavar='DIR', help='policy bundle (default: the recorded one)'
+    )
+    parser.add_argument(
+        '--backend', choices=BACKENDS, help='runs the networks (default: the recorded one)'
+    )
+    parser.add_argument('--device', help='cpu, cuda or cuda:N (default: the recorded one)')
+    parser.add_argument(
+        '--precision',
+        choices=('float32', 'bfloat16', 'float16'),
+        help="number format of the networks' large matrices (default: the recorded one)",
+    )
+    parser.add_argument(
+        '--threads',
+        type=at_least(1),
+        metavar='N',
+        help='CPU threads (default: as recorded; others change the last bits)',
+    )
+    parser.add_argument(
+        '--set',
+        action='append',
+        default=[],
+        metavar='NAME=VALUE',
+        help="setting of every inference, by the policy node's parameter; may be repeated",
+    )
+    parser.add_argument(
+        '--node', metavar='NAME', help='full name of the policy node, where several were recorded'
+    )
+    parser.add_argument(
+        '--open-loop',
+        action='store_true',
+        help='predict along any bag that has the cameras and joints of a robot file, and compare '
+        'with the motion that followed',
+    )
+    parser.add_argument(
+        '--robot', metavar='FILE', help='--open-loop: robot file (default: the recorded one)'
+    )
+    parser.add_argument(
+        '--instruction', metavar='TEXT', help='--open-loop: the task (default: as recorded)'
+    )
+    parser.add_argument(
+        '--every',
+        type=float,
+        default=0.5,
+        metavar='S',
+        help='--open-loop: seconds between two predictions (default: 0.5)',
+    )
+    parser.add_argument('--json', type=output_file, metavar='FILE', help='write the result there')
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Replay; see the module for the exit code."""
+    try:
+        from vla_runtime.engines.preflight import require_packages
+
+        require_packages('rosbags')
+        changes = _changes(arguments)
+        results = [_one(path, changes, arguments) for path in arguments.recordings]
+        if arguments.json:
+            from vla_runtime.files.whole_files import write_text
+
+            document = [result.as_json() for result in results]
+            write_text(arguments.json, json.dumps(document, indent=1) + '\n')
+    except ImportError as error:
+        print(f'error: {import_problem(error, "replay", "pip install rosbags")}', file=sys.stderr)
+        return 2
+    except (ValueError, OSError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 2
+    return 1 if any(result.is_broken for result in results) else 0
+
+
+def _changes(arguments: argparse.Namespace) -> Changes:
+    from vla_runtime.replay.setup import Changes
+    from vla_runtime.ros.policy.settings import read_value
+
+    settings: dict[str, Any] = {}
+    for text in arguments.set:
+        name, equals, value = text.partition('=')
+        if not equals:
+            raise ValueError(f'--set {text}: expected NAME=VALUE, such as cfg_beta=1.5')
+        settings[name.strip()] = read_value(name.strip(), value.strip())
+    return Changes(
+        bundle=arguments.bundle,
+        backend=arguments.backend,
+        device=arguments.device,
+        precision=arguments.precision,
+        threads=arguments.threads,
+        settings=settings,
+    )
+
+
+def _one(path: Path, changes: Changes, arguments: argparse.Namespace) -> Result:
+    """Replay one recording, and print what was found."""
+    if arguments.open_loop:
+        result: Result = _open_loop(path, changes, arguments)
+    else:
+        result = _replay(path, changes, arguments.node)
+    print('\n'.join(result.lines()))
+    return result
+
+
+def _open_loop(path: Path, changes: Changes, arguments: argparse.Namespace) -> OpenLoopResult:
+    from tqdm import tqdm
+
+    from vla_runtime.replay.open_loop_run import run_open_loop
+    from vla_runtime.ros.package_files import share_folder
+    from vla_runtime.ros.robot.file import find_robot, load_robot
+
+    if not arguments.every > 0.0:
+        raise ValueError(f'--every {arguments.every:g}: expected more than 0')
+    robot = None
+    if arguments.robot:
+        robot = load_robot(find_robot(arguments.robot, share_folder() / 'config' / 'robots'))
+    return run_open_loop(
+        path,
+        changes,
+        robot=robot,
+        instruction=arguments.instruction,
+        every_s=arguments.every,
+        progress=lambda made: tqdm(made, desc=path.name, unit='chunk', leave=False, disable=None),
+    )
+
+
+def _replay(path: Path, changes: Changes, node: str | None) -> ReplaySummary:
+    from tqdm import tqdm
+
+    from vla_runtime.recording.bag_reader import BagReader
+    from vla_runtime.replay.recorded import read_run
+    from vla_runtime.replay.rerun import Replay
+    from vla_runtime.replay.summary import ReplaySummary
+
+    begin_s = perf_counter()
+    run = read_run(BagReader(path), node)
+    summary = ReplaySummary(str(path), run.node)
+    replay = Replay(run, changes)
+    # disable=None: silent where the output is not a terminal.
+    bar = tqdm(
+        replay.inferences(),
+        total=len(run.inferences),
+        desc=path.name,
+        unit='chunk',
+        leave=False,
+        disable=None,
+    )
+    for found in bar:
+        summary.add(found)
+    summary.finish(run, tuple(replay.differences), perf_counter() - begin_s)
+    return summary

@@ -1,0 +1,157 @@
+"""Bags on disk: which files belong to one, and their messages as far as they can be read.
+
+Any rosbag2 bag is read, in MCAP or SQLite, with or without its `metadata.yaml`. Messages become
+objects with the fields of the ROS 2 message; no ROS 2 is needed. What cannot be read is named in
+`problems`, and the rest is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rosbags.typesys import Stores, get_typestore
+
+from vla_runtime.files.quotes import one_line
+from vla_runtime.recording.mcap_file import McapFile, RawMessage, Wanted
+from vla_runtime.recording.sqlite_file import SqliteFile
+
+_KINDS: Mapping[str, type[McapFile | SqliteFile]] = {'.mcap': McapFile, '.db3': SqliteFile}
+# Of a bag that was compressed file by file.
+_PACKED = ('.mcap.zst', '.db3.zst')
+# Of the ring that `Recording` writes.
+_PART = re.compile(r'\d{6}')
+_LONGEST_REASON = 120
+
+
+class BagReadError(ValueError):
+    """There is no bag, or nothing of it can be read; the message names the path."""
+
+
+class MessageError(ValueError):
+    """A message that cannot be read."""
+
+
+class BagReader:
+    """One recording: a bag's folder, a ring of bags, or one of their files.
+
+    Args:
+        path: of the recording.
+
+    Attributes:
+        problems: what could not be read, one line each; grows as messages are read.
+
+    Raises:
+        BagReadError: there is no bag.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problems: list[str] = []
+        self.files = _files_of(path)
+        if not self.files:
+            raise BagReadError(
+                f'{path}: {_why_none(path)}; name a folder with a .mcap or .db3 file, or the file'
+            )
+        self._damaged: Counter[str] = Counter()
+
+    def messages(self, wanted: Wanted) -> Iterator[RawMessage]:
+        """Yield the wanted messages, in the order of the files."""
+        for file in self.files:
+            yield from _KINDS[file.suffix](file, self.problems).messages(wanted)
+
+    def read(self, message: RawMessage) -> Any | None:
+        """Make the message; None, with the problem noted, where that is not possible."""
+        try:
+            return read_message(message)
+        except MessageError as error:
+            if not self._damaged[message.topic]:
+                self.problems.append(f'{self.path}: topic {message.topic}: {error}')
+            self._damaged[message.topic] += 1
+            return None
+
+
+def read_message(message: RawMessage) -> Any:
+    """Make a message of its serialised form.
+
+    Raises:
+        MessageError: it is damaged, or of a type that is not known.
+    """
+    try:
+        kind = _types().get_msgdef(message.type_name)
+    except Exception:
+        raise MessageError(f'messages of type {message.type_name} are not known') from None
+    data = message.serialised
+    try:
+        # What rclpy serialises has spare bytes at its end, which `deserialize_cdr` refuses.
+        make = kind.deserialize_cdr_le if data[1] & 1 else kind.deserialize_cdr_be
+        return make(memoryview(data)[4:], 0, kind.cls, _types())[0]
+    # A damaged length or text ends in whatever it runs into.
+    except Exception as error:
+        reason = one_line(f'{type(error).__name__}: {error}', _LONGEST_REASON)
+        raise MessageError(f'a message cannot be read ({reason})') from None
+
+
+def is_recording(path: Path) -> bool:
+    """Return whether a path is one recording: a bag, a ring of bags, or a file of one."""
+    return bool(_files_of(path))
+
+
+@cache
+def _types() -> Any:
+    return get_typestore(Stores.ROS2_JAZZY)
+
+
+def _files_of(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if path.suffix in _KINDS else []
+    if not path.is_dir():
+        return []
+    own = _own_files(path)
+    if own:
+        return own
+    parts = [part for part in path.iterdir() if part.is_dir()]
+    if parts and all(_PART.fullmatch(part.name) for part in parts):
+        return [file for part in sorted(parts) for file in _own_files(part)]
+    return []
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """Storage files in a folder: those that its metadata names, in that order, then others."""
+    found = sorted(
+        (file for file in folder.iterdir() if file.suffix in _KINDS and file.is_file()),
+        key=_natural,
+    )
+    try:
+        text = (folder / 'metadata.yaml').read_text(encoding='utf-8')
+        named = yaml.safe_load(text)['rosbag2_bagfile_information']['relative_file_paths']
+        order = {Path(str(name)).name: number for number, name in enumerate(named)}
+    # Without its metadata, or with a damaged one, a bag still has its files.
+    except Exception:
+        order = {}
+    return sorted(found, key=lambda file: order.get(file.name, len(order)))
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sort `bag_2` before `bag_10`."""
+    return [(int(part), '') if part.isdigit() else (-1, part) for part in _pieces(path.name)]
+
+
+def _pieces(name: str) -> list[str]:
+    return re.split(r'(\d+)', name)
+
+
+def _why_none(path: Path) -> str:
+    if not path.exists():
+        return 'is not there'
+    if path.is_file():
+        return f"is no file of a bag ('{path.suffix}')"
+    packed = next((file for file in path.iterdir() if file.name.endswith(_PACKED)), None)
+    if packed is not None:
+        return f'its files are compressed as a whole; unpack them first: zstd -d {packed}'
+    return 'has no file of a bag'

@@ -1,0 +1,180 @@
+"""A recording: one bag, or with a budget a ring of bags of which the oldest goes.
+
+Invariants:
+- without limits the recording is one bag, the folder itself;
+- with limits it is a folder of bags (`000000`, `000001`, …), each complete in itself: it begins
+  with the newest message of every latched topic;
+- the bags take no more than `most_bytes`, the one that is being written included;
+- a disk that is full ends the recording, never its caller: the closed bags stay.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from threading import RLock
+
+from vla_runtime.recording.bag_writer import Bag, BagError, Offer
+
+# A ring has so many bags about, so that the oldest that goes is a small part of it.
+_PARTS = 8
+_MOST_BAGS = 10**6
+
+
+@dataclass(frozen=True)
+class RecordingLimits:
+    """Budget of a recording; zeros: none.
+
+    Attributes:
+        keep_s: what is older than so many seconds, on the steady clock, may go.
+        most_bytes: size of all bags together.
+    """
+
+    keep_s: float = 0.0
+    most_bytes: int = 0
+
+    @property
+    def is_ring(self) -> bool:
+        return bool(self.keep_s or self.most_bytes)
+
+
+@dataclass(frozen=True)
+class _ClosedBag:
+    folder: Path
+    end_s: float
+    size: int
+
+
+class Recording:
+    """An open recording; any thread may write.
+
+    Args:
+        folder: of the recording; must not exist yet.
+        limits: its budget.
+        on_failure: called once with why recording has ended, in the thread that writes or closes.
+        clock: steady seconds.
+
+    Raises:
+        BagError: the folder exists.
+        OSError: the disk has no room for it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        limits: RecordingLimits,
+        on_failure: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder = folder
+        self._limits = limits
+        # Of one bag, the one in writing included.
+        self._part_bytes = limits.most_bytes // (_PARTS + 1)
+        self._clock = clock
+        self._begin_s = clock()
+        self._on_failure = on_failure
+        self._lock = RLock()
+        self._topics: dict[str, tuple[str, Offer]] = {}
+        self._latched: dict[str, bytes] = {}
+        self._closed: list[_ClosedBag] = []
+        self._number = 0
+        self._ended = False
+        self.messages = 0
+        if limits.is_ring:
+            if folder.exists():
+                raise BagError(f'{folder} exists already: name another folder, or remove it')
+            folder.mkdir(parents=True)
+            self._bag = self._next_bag()
+        else:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            self._bag = Bag(folder, self._on_end)
+
+    @property
+    def ended(self) -> bool:
+        """True once nothing more is written."""
+        return self._ended
+
+    @property
+    def size(self) -> int:
+        """Bytes of all bags, about."""
+        with self._lock:
+            return sum(bag.size for bag in self._closed) + self._bag.size
+
+    def add_topic(self, topic: str, type_name: str, offer: Offer) -> None:
+        """Announce a topic, once; `type_name` is like `sensor_msgs/msg/JointState`."""
+        with self._lock:
+            if topic not in self._topics:
+                self._topics[topic] = type_name, offer
+                self._bag.add_topic(topic, type_name, offer)
+
+    def write(self, topic: str, stamp_ns: int, serialised: bytes) -> None:
+        """Write one message as it came from the wire; an ended recording takes no more."""
+        with self._lock:
+            if self._ended:
+                return
+            if self._topics[topic][1].latched:
+                self._latched[topic] = serialised
+            if self._limits.is_ring and self._is_full():
+                self._turn(stamp_ns)
+                if self._ended:
+                    return
+            self._bag.write(topic, stamp_ns, serialised)
+            self.messages += 1
+
+    def close(self) -> None:
+        """Finish the files."""
+        with self._lock:
+            self._ended = True
+            self._bag.close()
+
+    def _is_full(self) -> bool:
+        limits = self._limits
+        too_long = limits.keep_s and self._clock() - self._begin_s > limits.keep_s / _PARTS
+        too_large = limits.most_bytes and self._bag.size > self._part_bytes
+        return bool(too_long or too_large)
+
+    def _turn(self, now_ns: int) -> None:
+        """Close the bag, begin the next one, and let the oldest go."""
+        folder = self._folder(self._number - 1)
+        self._bag.close()
+        if self._ended:
+            return
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        self._closed.append(_ClosedBag(folder, self._clock(), size))
+        self._drop_oldest()
+        try:
+            self._bag = self._next_bag()
+        except OSError as error:
+            self._on_end(f'{self.folder}: recording has ended: {error.strerror or error}')
+            return
+        for topic, serialised in self._latched.items():
+            self._bag.write(topic, now_ns, serialised)
+
+    def _drop_oldest(self) -> None:
+        limits = self._limits
+        while self._closed:
+            size = sum(bag.size for bag in self._closed) + self._part_bytes
+            too_large = limits.most_bytes and size > limits.most_bytes
+            too_old = limits.keep_s and self._clock() - self._closed[0].end_s > limits.keep_s
+            if not (too_large or too_old):
+                return
+            shutil.rmtree(self._closed.pop(0).folder, ignore_errors=True)
+
+    def _next_bag(self) -> Bag:
+        bag = Bag(self._folder(self._number), self._on_end)
+        self._number += 1
+        self._begin_s = self._clock()
+        for topic, (type_name, offer) in self._topics.items():
+            bag.add_topic(topic, type_name, offer)
+        return bag
+
+    def _folder(self, number: int) -> Path:
+        return self.folder / f'{number % _MOST_BAGS:06d}'
+
+    def _on_end(self, text: str) -> None:
+        self._ended = True
+        self._on_failure(text)

@@ -1,0 +1,68 @@
+"""Reads the messages of a rosbag2 file of SQLite as far as they can be read."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from rosbags.rosbag2.storage_mcap import DECOMPRESSORS
+
+from vla_runtime.recording.mcap_file import RawMessage, Wanted
+
+# The first bytes of what zstd wrote; no serialised message begins so.
+_ZSTD = b'\x28\xb5\x2f\xfd'
+
+
+class SqliteFile:
+    """One file.
+
+    Args:
+        path: of the file.
+        problems: what cannot be read is added, one line each.
+    """
+
+    def __init__(self, path: Path, problems: list[str]) -> None:
+        self._path = path
+        self._problems = problems
+
+    def messages(self, wanted: Wanted) -> Iterator[RawMessage]:
+        """Yield the wanted messages in the order of the file."""
+        try:
+            # Immutable: a bag on a read-only disk has no place for a journal.
+            address = f'{self._path.resolve().as_uri()}?mode=ro&immutable=1'
+            with closing(sqlite3.connect(address, uri=True)) as connection:
+                connection.text_factory = lambda text: text.decode('utf-8', 'replace')
+                yield from self._rows(connection, wanted)
+        # A damaged file ends in an error of SQLite, of a type, or of a size.
+        except (sqlite3.Error, OverflowError, ValueError, TypeError) as error:
+            self._say(f'is damaged: {error}; what follows is lost')
+
+    def _rows(self, connection: sqlite3.Connection, wanted: Wanted) -> Iterator[RawMessage]:
+        topics: dict[int, tuple[str, str]] = {}
+        rows = connection.execute('SELECT id, name, type, serialization_format FROM topics')
+        for number, name, type_name, encoding in rows:
+            if encoding != 'cdr':
+                self._say(f'topic {name} is encoded as {encoding!r}, not as cdr')
+            elif wanted(str(name), str(type_name)):
+                topics[number] = str(name), str(type_name)
+        rows = connection.execute('SELECT topic_id, timestamp, data FROM messages ORDER BY id')
+        for number, time_ns, data in rows:
+            if number in topics:
+                yield RawMessage(*topics[number], int(time_ns), self._message(bytes(data)))
+
+    def _message(self, data: bytes) -> bytes:
+        if data[:4] != _ZSTD:
+            return data
+        try:
+            return DECOMPRESSORS['zstd'](data, 0)
+        # zstd's error is of one module or another, by the version of Python.
+        except Exception as error:
+            self._say(f'a message cannot be unpacked: {error}')
+            return b''
+
+    def _say(self, text: str) -> None:
+        line = f'{self._path}: {text}'
+        if line not in self._problems:
+            self._problems.append(line)

@@ -1,0 +1,133 @@
+"""Measured motion of a bag, and how far predicted chunks are from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.replay.recorded import ReplayError
+from vla_runtime.ros.robot.file import Robot
+from vla_runtime.types import ActionChunk
+
+# Longest time without a measurement that is interpolated over, at least.
+_GAP_NS = 200_000_000
+
+
+@dataclass
+class Motion:
+    """Measured positions of the joints over time, in the robot file's units.
+
+    Attributes:
+        times_ns: joint to stamps.
+        positions: joint to positions.
+    """
+
+    times_ns: dict[str, list[int]] = field(default_factory=dict)
+    positions: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, joint: str, stamp_ns: int, position: float) -> None:
+        times = self.times_ns.setdefault(joint, [])
+        if not times or stamp_ns > times[-1]:
+            times.append(stamp_ns)
+            self.positions.setdefault(joint, []).append(position)
+
+    def at(self, joint: str, stamps_ns: np.ndarray, longest_gap_ns: int) -> np.ndarray:
+        """Positions at these times, interpolated; NaN before, behind and within long gaps."""
+        times = np.array(self.times_ns.get(joint, ()), dtype=np.int64)
+        if len(times) < 2:
+            return np.full(len(stamps_ns), np.nan)
+        relative = (stamps_ns - times[0]).astype(np.float64)
+        known = (times - times[0]).astype(np.float64)
+        found = np.interp(relative, known, self.positions[joint], left=np.nan, right=np.nan)
+        after = np.clip(np.searchsorted(times, stamps_ns), 1, len(times) - 1)
+        found[times[after] - times[after - 1] > longest_gap_ns] = np.nan
+        return found
+
+
+@dataclass
+class OpenLoopError:
+    """Error of predictions by step ahead, beside that of standing still.
+
+    Attributes:
+        joints: position columns that are measured.
+        units: of each.
+        step_time_s: seconds between two steps.
+        mean: (steps, joints) mean absolute difference of predicted and measured position.
+        largest: (steps, joints) largest.
+        still: (steps, joints) mean absolute difference from the position at the observation.
+        predictions: number of predictions.
+    """
+
+    joints: tuple[str, ...]
+    units: tuple[str, ...]
+    step_time_s: float
+    mean: np.ndarray
+    largest: np.ndarray
+    still: np.ndarray
+    predictions: int
+
+
+def open_loop_error(
+    predictions: Sequence[tuple[int, ActionChunk]], motion: Motion, robot: Robot
+) -> OpenLoopError:
+    """Compare predicted with measured positions.
+
+    Row i of a chunk is compared with the position i steps after its observation. Times at which a
+    joint was not measured do not count; columns that are commanded as velocities are left out.
+
+    Args:
+        predictions: stamp of the observation, and the chunk in robot units.
+        motion: that was measured.
+        robot: the robot file.
+
+    Raises:
+        ReplayError: there is nothing to compare.
+    """
+    if not predictions:
+        raise ReplayError('no prediction could be made')
+    first = predictions[0][1]
+    units = {joint.name: joint.unit for joint in robot.joints}
+    columns = [
+        (index, name)
+        for index, (name, kind) in enumerate(zip(first.names, first.kinds, strict=True))
+        if kind == 'position' and name in motion.times_ns
+    ]
+    if not columns:
+        raise ReplayError('no column of the policy is a measured position')
+    steps = np.arange(first.horizon) * round(first.step_time_s * 1e9)
+    # Twice a step is too long a time without a measurement.
+    gap_ns = max(2 * round(first.step_time_s * 1e9), _GAP_NS)
+    predicted = np.stack([chunk.actions[:, [i for i, _ in columns]] for _, chunk in predictions])
+    measured = np.stack(
+        [
+            np.stack([motion.at(name, stamp_ns + steps, gap_ns) for _, name in columns], axis=1)
+            for stamp_ns, _ in predictions
+        ]
+    )
+    error = np.abs(predicted - measured)
+    still = np.abs(measured - measured[:, :1])
+    return OpenLoopError(
+        joints=tuple(name for _, name in columns),
+        units=tuple(units[name] for _, name in columns),
+        step_time_s=first.step_time_s,
+        mean=_over_predictions(error, np.mean),
+        largest=_over_predictions(error, np.max),
+        still=_over_predictions(still, np.mean),
+        predictions=len(predictions),
+    )
+
+
+def _over_predictions(values: np.ndarray, reduce: Any) -> np.ndarray:
+    """Reduce (predictions, steps, joints) over the predictions, without those that are NaN."""
+    steps, joints = values.shape[1:]
+    result = np.full((steps, joints), np.nan)
+    for step in range(steps):
+        for joint in range(joints):
+            known = values[:, step, joint]
+            known = known[np.isfinite(known)]
+            if len(known):
+                result[step, joint] = reduce(known)
+    return result

@@ -1,0 +1,175 @@
+"""Open loop over one bag: policy loaded, predictions made, compared and put in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.engines.loading import limit_threads
+from vla_runtime.policy import Policy
+from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.replay.bag_topics import find_instructions, find_topics
+from vla_runtime.replay.motion import OpenLoopError, open_loop_error
+from vla_runtime.replay.open_loop import OpenLoop, Prediction
+from vla_runtime.replay.recorded import ReplayError, read_run
+from vla_runtime.replay.setup import Changes
+from vla_runtime.ros.policy.robot_policy import RobotPolicy
+from vla_runtime.ros.policy.settings import live_settings, settings_from
+from vla_runtime.ros.robot.file import Robot
+from vla_runtime.ros.robot.match import match_robot
+
+_STEPS_SHOWN = 10
+# Shows progress over predictions; gives them on.
+Progress = Callable[[Iterable[Prediction]], Iterable[Prediction]]
+
+
+@dataclass(frozen=True)
+class OpenLoopResult:
+    """Result of one bag.
+
+    Attributes:
+        recording: path.
+        error: by step ahead and joint.
+        missing: reason to number of predictions that could not be made.
+        problems: what could not be read.
+        replay_s: that it took.
+    """
+
+    recording: str
+    error: OpenLoopError
+    missing: dict[str, int]
+    problems: list[str]
+    replay_s: float
+    # Nothing is promised to be the same.
+    is_broken = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, of plain types; None where nothing was measured."""
+        error = self.error
+        return {
+            'recording': self.recording,
+            'predictions': error.predictions,
+            'missing': self.missing,
+            'problems': self.problems,
+            'replay_s': self.replay_s,
+            'joints': list(error.joints),
+            'units': list(error.units),
+            'step_time_s': error.step_time_s,
+            'mean_error_by_step': _plain(error.mean),
+            'largest_error_by_step': _plain(error.largest),
+            'standing_still_by_step': _plain(error.still),
+        }
+
+    def lines(self) -> list[str]:
+        """Lines of text for a person."""
+        error = self.error
+        lines = [
+            f'{self.recording}: open loop, {error.predictions} predictions in {self.replay_s:.1f} s'
+        ]
+        for reason, count in self.missing.items():
+            lines.append(f'  no prediction {count} times: {reason}')
+        for problem in self.problems:
+            lines.append(f'  problem: {problem}')
+        lines += ['', '  mean error; in brackets that of standing still']
+        lines.append('  ahead, s ' + ''.join(f'{name:>20}' for name in error.joints))
+        lines.append('           ' + ''.join(f'{unit:>20}' for unit in error.units))
+        steps = len(error.mean)
+        for step in range(0, steps, max(1, -(-steps // _STEPS_SHOWN))):
+            cells = zip(error.mean[step], error.still[step], strict=True)
+            lines.append(
+                f'  {step * error.step_time_s:<9.2f}'
+                + ''.join(f'{f"{mean:.3g} ({still:.3g})":>20}' for mean, still in cells)
+            )
+        return lines
+
+
+def run_open_loop(
+    path: Path,
+    changes: Changes,
+    *,
+    robot: Robot | None,
+    instruction: str | None,
+    every_s: float,
+    progress: Progress = lambda predictions: predictions,
+) -> OpenLoopResult:
+    """Predict along a bag and compare with the motion in it.
+
+    Args:
+        path: of the bag.
+        changes: bundle, backend, device, precision, threads and settings; what is left out is as
+            recorded, or the default where the bag was not recorded with the policy.
+        robot: the robot file; None: the recorded one.
+        instruction: the task in plain words; None: those in the bag.
+        every_s: seconds between two predictions.
+        progress: shows progress.
+
+    Raises:
+        ValueError: something is missing in the bag, or the policy cannot be loaded.
+    """
+    begin_s = perf_counter()
+    reader = BagReader(path)
+    changes, robot = _with_recorded(reader, changes, robot)
+    policy = _load(changes, robot)
+    try:
+        topics = find_topics(reader, robot, policy)
+        said = (lambda _: instruction) if instruction else find_instructions(reader).at
+        given = {name: row.default for name, row in live_settings().items()}
+        # The switch is off by default, and then this word has no say.
+        settings = settings_from({**given, 'rtc_mode': 'guided', **changes.settings})
+        loop = OpenLoop(reader, topics, policy, settings, said, every_s)
+        made = [(one.stamp_ns, one.chunk) for one in progress(loop.predictions())]
+    finally:
+        policy.policy.close()
+    if not made:
+        reasons = ', '.join(loop.missing) or 'no messages'
+        raise ReplayError(f'{path}: no prediction could be made: {reasons}')
+    error = open_loop_error(made, loop.motion, robot)
+    return OpenLoopResult(
+        str(path), error, dict(loop.missing), reader.problems, perf_counter() - begin_s
+    )
+
+
+def _with_recorded(
+    reader: BagReader, changes: Changes, robot: Robot | None
+) -> tuple[Changes, Robot]:
+    """Fill in from the recording what was not given."""
+    if robot is not None and changes.bundle is not None:
+        return changes, robot
+    try:
+        recorded = read_run(reader).inferences[0].description
+    except (ReplayError, IndexError):
+        missing = '--robot' if robot is None else '--bundle'
+        raise ReplayError(
+            f'{reader.path}: no policy node was recorded in it, so give {missing}'
+        ) from None
+    filled = Changes(
+        changes.bundle or recorded.bundle,
+        changes.backend or recorded.backend,
+        changes.device or recorded.device,
+        changes.precision or recorded.precision,
+        changes.threads,
+        changes.settings,
+    )
+    return filled, robot or recorded.robot
+
+
+def _load(changes: Changes, robot: Robot) -> RobotPolicy:
+    assert changes.bundle is not None
+    spec = read_bundle(changes.bundle, verify=False).spec
+    match = match_robot(robot, spec, changes.bundle)
+    backend = changes.backend or 'torch'
+    limit_threads(backend, changes.threads or 0, 1)
+    policy = Policy.load(
+        changes.bundle, backend, changes.device or 'cpu', precision=changes.precision or 'float32'
+    )
+    return RobotPolicy(policy, match)
+
+
+def _plain(values: np.ndarray) -> list[list[float | None]]:
+    return [[float(v) if np.isfinite(v) else None for v in row] for row in values]

@@ -1,0 +1,289 @@
+"""The inferences of a recording: everything that went into each, and the chunk that came out.
+
+A report names its inputs, and other topics have them: the committed plan, the frames, the chunk.
+Whatever is missing makes its inference one that cannot be repeated, and is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.recording.cdr import header_stamp_ns
+from vla_runtime.recording.mcap_file import RawMessage
+from vla_runtime.ros.messages.conversions import (
+    ReceivedChunk,
+    ReceivedPlan,
+    message_to_chunk,
+    message_to_plan,
+)
+from vla_runtime.ros.messages.diagnostics import values_of
+from vla_runtime.ros.policy.description import PolicyDescription, read_description
+from vla_runtime.ros.policy.settings import live_settings, read_value
+
+IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
+_REPORT, _DESCRIPTION = '/report', '/description'
+_PARAMETER, _STAMP, _STATE = 'parameter.', 'stamp_ns.', 'state'
+
+
+class ReplayError(ValueError):
+    """A recording that cannot be replayed; the message names the file and what would mend it."""
+
+
+@dataclass(frozen=True)
+class RecordedInference:
+    """One inference as it was reported.
+
+    Attributes:
+        time_ns: at which the report was recorded.
+        episode: of the request that it answered.
+        number: inference number.
+        stamp_ns: ROS time of the observation.
+        state: (state_dim,) float64, as the policy was given it.
+        instruction: that the policy was given.
+        stamps_ns: camera, and `state`, to the stamp of what went in.
+        values: every setting in force, by the node's name of it.
+        report: all of the report's values, as texts.
+        plan: committed plan that was answered; None where it is not in the recording.
+        chunk: that was published; None where it is not in the recording.
+        description: of the policy that inferred it.
+    """
+
+    time_ns: int
+    episode: int
+    number: int
+    stamp_ns: int
+    state: np.ndarray
+    instruction: str
+    stamps_ns: Mapping[str, int]
+    values: Mapping[str, Any]
+    report: Mapping[str, str]
+    plan: ReceivedPlan | None
+    chunk: ReceivedChunk | None
+    description: PolicyDescription
+
+    @property
+    def frames(self) -> tuple[tuple[str, str, int], ...]:
+        """Camera, its topic, and the stamp of the frame that was used."""
+        return tuple(
+            (camera, self.description.cameras[camera], stamp_ns)
+            for camera, stamp_ns in self.stamps_ns.items()
+            if camera != _STATE
+        )
+
+
+@dataclass
+class RecordedRun:
+    """All inferences of one policy node in a recording.
+
+    Attributes:
+        reader: of the recording.
+        node: full name of the policy node.
+        inferences: in the order of their reports.
+        frame_stamps: topic to stamps of the frames that are there bit for bit.
+        reduced_topics: camera topics that have reduced frames only.
+        problems: reports and descriptions that cannot be used; those of the reader are its own.
+    """
+
+    reader: BagReader
+    node: str
+    inferences: list[RecordedInference] = field(default_factory=list)
+    frame_stamps: dict[str, set[int]] = field(default_factory=dict)
+    reduced_topics: set[str] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+
+
+def read_run(reader: BagReader, node: str | None = None) -> RecordedRun:
+    """Read all but the pixels of a recording.
+
+    Args:
+        reader: of the recording.
+        node: full name of the policy node; None: the only one there is.
+
+    Raises:
+        ReplayError: there is no policy node in it, or several.
+    """
+    collector = _Collector(reader)
+    for message in reader.messages(lambda topic, type_name: True):
+        collector.take(message)
+    return collector.run(node)
+
+
+class _Collector:
+    """Messages that inferences are made of, sorted as they come."""
+
+    def __init__(self, reader: BagReader) -> None:
+        self._reader = reader
+        self._reports: dict[str, list[tuple[int, Mapping[str, str]]]] = {}
+        self._descriptions: dict[str, list[tuple[int, str]]] = {}
+        self._trajectories: dict[str, list[Any]] = {}
+        self._frames: dict[str, set[int]] = {}
+        self._reduced: set[str] = set()
+
+    def take(self, message: RawMessage) -> None:
+        kind, topic = message.type_name.rpartition('/')[2], message.topic
+        if message.type_name in IMAGE_TYPES:
+            stamp_ns = header_stamp_ns(message.serialised)
+            if stamp_ns is not None:
+                self._frames.setdefault(topic, set()).add(stamp_ns)
+        elif kind == 'JointTrajectory':
+            self._add(self._trajectories, topic, message, lambda read: read)
+        elif kind == 'String' and topic.endswith(_DESCRIPTION):
+            self._add(self._descriptions, topic, message, lambda read: (message.time_ns, read.data))
+        elif kind == 'DiagnosticArray' and topic.endswith(_REPORT):
+            self._add(
+                self._reports,
+                topic,
+                message,
+                lambda read: (message.time_ns, values_of(read.status[0])) if read.status else None,
+            )
+
+    def _add(
+        self,
+        kept: dict[str, list[Any]],
+        topic: str,
+        message: RawMessage,
+        convert: Callable[[Any], Any],
+    ) -> None:
+        read = self._reader.read(message)
+        if read is not None and (converted := convert(read)) is not None:
+            kept.setdefault(topic, []).append(converted)
+
+    def run(self, node: str | None) -> RecordedRun:
+        found = RecordedRun(self._reader, self._node(node), frame_stamps=self._frames)
+        descriptions = self._read_descriptions(found)
+        for topic in self._frames:
+            raw = topic.removesuffix('/compressed')
+            if raw != topic and raw not in self._frames:
+                found.reduced_topics.add(raw)
+        plans: dict[tuple[str, ...], ReceivedPlan] = {}
+        chunks: dict[tuple[int, int, int], ReceivedChunk] = {}
+        for topic in {description.committed_plan for _, description in descriptions}:
+            for plan in self._converted(topic, message_to_plan, found.problems):
+                plans[_plan_key(plan)] = plan
+        for topic in {description.action_chunk for _, description in descriptions}:
+            for chunk in self._converted(topic, message_to_chunk, found.problems):
+                chunks[chunk.episode, chunk.number, chunk.stamp_ns] = chunk
+        reports = sorted(self._reports.get(found.node + _REPORT, ()), key=lambda item: item[0])
+        for time_ns, values in reports:
+            # Latched, so a recorder that came later has it with a later time.
+            before = [one for at_ns, one in descriptions if at_ns <= time_ns]
+            description = before[-1] if before else descriptions[0][1]
+            try:
+                found.inferences.append(_inference(time_ns, values, description, plans, chunks))
+            except (KeyError, ValueError) as error:
+                reason = f'it lacks {error}' if isinstance(error, KeyError) else str(error)
+                _note(found.problems, f'a report of {found.node} cannot be used: {reason}')
+        _note_lost(found)
+        return found
+
+    def _node(self, wanted: str | None) -> str:
+        path = self._reader.path
+        nodes = sorted(topic.removesuffix(_DESCRIPTION) for topic in self._descriptions)
+        if wanted is not None:
+            if wanted not in nodes:
+                there = f'there are: {", ".join(nodes)}' if nodes else 'there is none'
+                raise ReplayError(f'{path}: no policy node {wanted} in it; {there}')
+            return wanted
+        if not nodes:
+            problems = ''.join(f'; {text}' for text in self._reader.problems[:3])
+            raise ReplayError(
+                f'{path}: no topic …/vla_policy/description, so nothing says which policy ran; '
+                f'record with record:=true, or compare motion with --open-loop{problems}'
+            )
+        if len(nodes) > 1:
+            raise ReplayError(
+                f'{path}: several policy nodes are in it; choose one with --node: '
+                f'{", ".join(nodes)}'
+            )
+        return nodes[0]
+
+    def _read_descriptions(self, found: RecordedRun) -> list[tuple[int, PolicyDescription]]:
+        read, seen = [], ''
+        for time_ns, text in self._descriptions[found.node + _DESCRIPTION]:
+            if text == seen:
+                continue
+            try:
+                read.append((time_ns, read_description(text)))
+                seen = text
+            except ValueError as error:
+                _note(found.problems, f'{found.node}{_DESCRIPTION}: {error}')
+        if not read:
+            raise ReplayError(f'{self._reader.path}: {found.problems[0]}')
+        return read
+
+    def _converted(
+        self, topic: str, convert: Callable[[Any], Any], problems: list[str]
+    ) -> list[Any]:
+        converted = []
+        for message in self._trajectories.get(topic, ()):
+            try:
+                converted.append(convert(message))
+            except ValueError as error:
+                _note(problems, f'{topic}: {error}')
+        return converted
+
+
+def _inference(
+    time_ns: int,
+    values: Mapping[str, str],
+    description: PolicyDescription,
+    plans: Mapping[tuple[str, ...], ReceivedPlan],
+    chunks: Mapping[tuple[int, int, int], ReceivedChunk],
+) -> RecordedInference:
+    episode, number, stamp_ns = (int(values[name]) for name in ('episode', 'number', 'stamp_ns'))
+    stamps_ns = {
+        key.removeprefix(_STAMP): int(value)
+        for key, value in values.items()
+        if key.startswith(_STAMP)
+    }
+    if set(stamps_ns) != {*description.cameras, _STATE}:
+        raise ValueError(f'its stamps are of {", ".join(stamps_ns)}')
+    return RecordedInference(
+        time_ns=time_ns,
+        episode=episode,
+        number=number,
+        stamp_ns=stamp_ns,
+        state=np.array([float(text) for text in values['state'].split()]),
+        instruction=values['instruction'],
+        stamps_ns=stamps_ns,
+        values={name: read_value(name, values[_PARAMETER + name]) for name in live_settings()},
+        report=values,
+        plan=plans.get(_asked(values)),
+        chunk=chunks.get((episode, number, stamp_ns)),
+        description=description,
+    )
+
+
+def _note_lost(run: RecordedRun) -> None:
+    """Note reports that are not there: inference numbers count without a gap."""
+    if not run.inferences:
+        _note(run.problems, f'no report of {run.node}{_REPORT} can be used')
+    lost = 0
+    for before, after in pairwise(run.inferences):
+        if after.episode == before.episode and after.number > before.number + 1:
+            lost += after.number - before.number - 1
+    if lost:
+        _note(run.problems, f'{lost} inferences of {run.node} have no report: their numbers jump')
+
+
+def _plan_key(plan: ReceivedPlan) -> tuple[str, ...]:
+    request = '' if plan.request is None else plan.request
+    parts = (plan.episode, request, plan.stamp_ns, plan.certain, len(plan.rows))
+    return tuple(map(str, parts))
+
+
+def _asked(values: Mapping[str, str]) -> tuple[str, ...]:
+    """Key of the committed plan that a report names."""
+    request = (values[f'request.{part}'] for part in ('stamp_ns', 'certain', 'rows'))
+    return values['episode'], values['request'], *request
+
+
+def _note(problems: list[str], text: str) -> None:
+    if text not in problems:
+        problems.append(text)

@@ -1,0 +1,160 @@
+"""The policy that a replay runs: the recorded one, or with changes another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.identity import spec_identity
+from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.engines.loading import limit_threads
+from vla_runtime.performance.measurement import machine, versions
+from vla_runtime.policy import Policy
+from vla_runtime.replay.recorded import ReplayError
+from vla_runtime.ros.policy.description import PolicyDescription
+from vla_runtime.ros.policy.robot_policy import RobotPolicy
+from vla_runtime.ros.robot.match import RobotMatch, match_robot
+
+# Facts of the machine that a chunk may depend on.
+_MACHINE = ('cpu',)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Differences from the recording that were asked for; None or empty: as recorded.
+
+    Attributes:
+        bundle: folder of the bundle.
+        backend: what runs the networks.
+        device: that they run on.
+        precision: number format of their large matrices.
+        threads: CPU threads of each network.
+        settings: setting to value, by the node's names.
+    """
+
+    bundle: Path | None = None
+    backend: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    threads: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A policy ready to replay.
+
+    Attributes:
+        policy: in the robot's names and units.
+        cameras: its camera's name to that of the recording's policy.
+        state: turns a recorded state into this policy's.
+        differences: from the recording, in words; none: a replay must be bit-identical.
+    """
+
+    policy: RobotPolicy
+    cameras: Mapping[str, str]
+    state: Callable[[np.ndarray], np.ndarray]
+    differences: tuple[str, ...]
+
+
+def load_policy(description: PolicyDescription, changes: Changes) -> LoadedPolicy:
+    """Load the policy of a description, or the one that the changes make of it.
+
+    Raises:
+        ReplayError: the bundle is not here, or does not fit the recording.
+        BundleError: the bundle is damaged or inconsistent.
+        ValueError: backend, device or precision that is not available here.
+    """
+    folder = changes.bundle or _recorded_bundle(description)
+    backend = changes.backend or description.backend
+    device = changes.device or (description.device if not changes.backend else 'cpu')
+    precision = changes.precision or description.precision
+    spec = read_bundle(folder, verify=False).spec
+    match = match_robot(description.robot, spec, folder)
+    cameras = _cameras(description, match, folder)
+    state = _state(description, spec, match, folder)
+    threads = limit_threads(backend, changes.threads or description.threads, 1)
+    policy = Policy.load(
+        folder,
+        backend,
+        device,
+        precision=precision,
+        use_cuda_graphs=description.use_cuda_graphs,
+    )
+    differences = [
+        *_changed('bundle', description.bundle_sha256[:12], spec_identity(spec)[:12]),
+        *_changed('backend', description.backend, backend),
+        *_changed('device', description.device, device),
+        *_changed('precision', description.precision, precision),
+        *_changed('threads', description.threads, threads),
+        *(f'setting {name} = {value}' for name, value in changes.settings.items()),
+        *_other_machine(description),
+    ]
+    return LoadedPolicy(RobotPolicy(policy, match), cameras, state, tuple(differences))
+
+
+def _recorded_bundle(description: PolicyDescription) -> Path:
+    if not description.bundle.is_dir():
+        raise ReplayError(
+            f"the recording's bundle '{description.bundle_name}' was at {description.bundle}, "
+            'which is not here; name its folder with --bundle'
+        )
+    return description.bundle
+
+
+def _cameras(description: PolicyDescription, match: RobotMatch, folder: Path) -> dict[str, str]:
+    """Return the recording's name of each of the policy's cameras."""
+    recorded = {
+        camera.name: name
+        for camera in description.robot.cameras
+        for name in description.cameras
+        if name in (camera.name, *camera.aliases)
+    }
+    missing = [name for name, camera in match.cameras.items() if camera.name not in recorded]
+    if missing:
+        raise ReplayError(
+            f'{folder}: its camera {missing[0]} was not used by the policy that was recorded, so '
+            'its frames are not in the recording'
+        )
+    return {name: recorded[camera.name] for name, camera in match.cameras.items()}
+
+
+def _state(
+    description: PolicyDescription, spec: BundleSpec, match: RobotMatch, folder: Path
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the conversion of a recorded state, which is in the recorded policy's units."""
+    if spec_identity(spec) == description.bundle_sha256:
+        return lambda state: state
+    if not description.bundle.is_dir():
+        return lambda state: state
+    before = read_bundle(description.bundle, verify=False).spec
+    if before.state == spec.state:
+        return lambda state: state
+    old = match_robot(description.robot, before, description.bundle)
+    missing = [joint for joint in match.state_joints if joint not in old.state_joints]
+    if missing:
+        raise ReplayError(
+            f'{folder}: its state has joint {missing[0]}, which is not in the recorded state'
+        )
+    order = [old.state_joints.index(joint) for joint in match.state_joints]
+    return lambda state: match.state.to_policy(old.state.to_robot(state)[order])
+
+
+def _changed(what: str, before: object, now: object) -> list[str]:
+    return [] if before == now else [f'{what} {now} (recorded: {before})']
+
+
+def _other_machine(description: PolicyDescription) -> list[str]:
+    here = versions([name for name in description.versions if name != 'python'])
+    differences = []
+    for name, version in description.versions.items():
+        differences += _changed(name, version, here.get(name, 'not installed'))
+    facts = machine()
+    for name in _MACHINE:
+        differences += _changed(name, description.machine.get(name), facts[name])
+    return differences

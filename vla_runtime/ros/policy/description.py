@@ -1,0 +1,172 @@
+"""Description of a running policy: all of an inference's inputs that stay the same, as JSON.
+
+It goes out once, latched, on `~/description`; `~/report` has what changes from chunk to chunk. No
+ROS 2 here: a replay reads it where none is installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vla_runtime import __version__
+from vla_runtime.bundle.identity import spec_identity
+from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.performance.measurement import machine, versions
+from vla_runtime.ros.robot.file import Robot, read_robot
+from vla_runtime.ros.robot.match import RobotMatch
+
+FORMAT = 1
+# Whatever computes a part of a chunk.
+_PACKAGES = (
+    'numpy', 'opencv-python-headless', 'pillow', 'tokenizers', 'sentencepiece', 'torch',
+    'onnxruntime', 'tensorrt',
+)  # fmt: skip
+
+
+class DescriptionError(ValueError):
+    """A description that cannot be read; the message names the field."""
+
+
+@dataclass(frozen=True)
+class PolicyDescription:
+    """A policy as it ran.
+
+    Attributes:
+        bundle: folder of the bundle on the machine that it ran on.
+        bundle_name: name in policy.yaml.
+        bundle_sha256: see `bundle.identity`.
+        robot: the robot file.
+        backend: what ran the networks.
+        device: that they ran on.
+        precision: number format of their large matrices.
+        threads: CPU threads of each network.
+        use_cuda_graphs: captured CUDA graphs were replayed.
+        cameras: policy's camera name to full topic name.
+        joint_states: full names of the joint-state topics.
+        committed_plan: full topic name of the requests.
+        action_chunk: full topic name of the chunks.
+        versions: package to version.
+        machine: processor, cores and so on.
+    """
+
+    bundle: Path
+    bundle_name: str
+    bundle_sha256: str
+    robot: Robot
+    backend: str
+    device: str
+    precision: str
+    threads: int
+    use_cuda_graphs: bool
+    cameras: Mapping[str, str]
+    joint_states: tuple[str, ...]
+    committed_plan: str
+    action_chunk: str
+    versions: Mapping[str, str]
+    machine: Mapping[str, Any]
+
+
+def describe(
+    spec: BundleSpec,
+    robot: Robot,
+    match: RobotMatch,
+    given: Mapping[str, Any],
+    *,
+    threads: int,
+    topic_name: Callable[[str], str],
+) -> str:
+    """Write the description of a policy that was loaded.
+
+    Args:
+        spec: contents of policy.yaml.
+        robot: the robot file.
+        match: of both.
+        given: the node's parameters, `bundle` as an absolute path.
+        threads: CPU threads of each network.
+        topic_name: returns a topic's full name.
+    """
+    document = {
+        'format': FORMAT,
+        'vla_runtime': __version__,
+        'bundle': given['bundle'],
+        'bundle_name': spec.name,
+        'bundle_sha256': spec_identity(spec),
+        'robot_file': robot.file.name,
+        'robot_text': robot.text,
+        'urdf_text': robot.urdf_text,
+        **{name: given[name] for name in ('backend', 'device', 'precision', 'use_cuda_graphs')},
+        'threads': threads,
+        'cameras': {name: topic_name(camera.topic) for name, camera in match.cameras.items()},
+        'joint_states': [topic_name(source.topic) for source in robot.joint_states],
+        'committed_plan': topic_name('committed_plan'),
+        'action_chunk': topic_name('action_chunk'),
+        'versions': versions(_PACKAGES),
+        'machine': machine(),
+    }
+    return json.dumps(document)
+
+
+def read_description(text: str) -> PolicyDescription:
+    """Read what `describe` wrote.
+
+    Raises:
+        DescriptionError: it is damaged, or of another format; names the field.
+        RobotError: its robot file cannot be used.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        raise DescriptionError('the description is no JSON') from None
+    if not isinstance(document, dict) or document.get('format') != FORMAT:
+        said = document.get('format') if isinstance(document, dict) else None
+        raise DescriptionError(f'field format of the description is {said!r}, expected {FORMAT}')
+    fields = _Fields(document)
+    urdf_text = document.get('urdf_text')
+    robot = read_robot(
+        fields.text('robot_text'),
+        Path(fields.text('robot_file')),
+        lambda _: urdf_text if isinstance(urdf_text, str) else '',
+    )
+    return PolicyDescription(
+        bundle=Path(fields.text('bundle')),
+        bundle_name=fields.text('bundle_name'),
+        bundle_sha256=fields.text('bundle_sha256'),
+        robot=robot,
+        backend=fields.text('backend'),
+        device=fields.text('device'),
+        precision=fields.text('precision'),
+        threads=fields.of('threads', int),
+        use_cuda_graphs=fields.of('use_cuda_graphs', bool),
+        cameras=fields.texts('cameras'),
+        joint_states=tuple(fields.of('joint_states', list)),
+        committed_plan=fields.text('committed_plan'),
+        action_chunk=fields.text('action_chunk'),
+        versions=fields.texts('versions'),
+        machine=fields.of('machine', dict),
+    )
+
+
+class _Fields:
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
+
+    def of(self, name: str, kind: type) -> Any:
+        value = self._document.get(name)
+        if not isinstance(value, kind):
+            raise DescriptionError(
+                f'field {name} of the description is no {kind.__name__}: {value!r:.60}'
+            )
+        return value
+
+    def text(self, name: str) -> str:
+        return str(self.of(name, str))
+
+    def texts(self, name: str) -> dict[str, str]:
+        values = self.of(name, dict)
+        if not all(isinstance(value, str) for value in values.values()):
+            raise DescriptionError(f'field {name} of the description holds more than texts')
+        return dict(values)

@@ -1,0 +1,139 @@
+"""A policy in a robot's names and units: the conversions that the node and a replay share.
+
+No ROS 2 here, and no clock: frames, state, plan and settings are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.policy import Inference, Policy
+from vla_runtime.ros.messages.conversions import ReceivedPlan
+from vla_runtime.ros.messages.images import to_rgb
+from vla_runtime.ros.policy.plan_alignment import align_plan
+from vla_runtime.ros.robot.match import RobotMatch
+from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
+
+
+@dataclass(frozen=True)
+class RobotInference:
+    """A chunk in the robot's names and units.
+
+    Attributes:
+        chunk: actions in robot units; `normalised` as the network returned it.
+        report: of the policy.
+        plan: what went into the chunk, in the robot's units: it is tied to it, or was chosen by
+            it among several samples; None where no plan had a say.
+        tied: the chunk continues the plan.
+    """
+
+    chunk: ActionChunk
+    report: InferenceReport
+    plan: CommittedPlan | None
+    tied: bool
+
+
+class RobotPolicy:
+    """One policy on one robot.
+
+    Args:
+        policy: loaded.
+        match: how the policy's names and units map onto the robot's.
+    """
+
+    def __init__(self, policy: Policy, match: RobotMatch) -> None:
+        self.policy = policy
+        self.match = match
+
+    def pixels(self, camera: str, message: Any) -> np.ndarray:
+        """Convert a camera's message, (height, width, 3) uint8 RGB.
+
+        Raises:
+            ImageError: it cannot be decoded, or is not of the robot file's size.
+        """
+        known = self.match.cameras[camera]
+        return to_rgb(message, width=known.width, height=known.height)
+
+    def state(self, measured: np.ndarray) -> np.ndarray:
+        """Return measured positions, (joints,) in robot units, as the policy's state, float64."""
+        return self.match.state.to_policy(measured)
+
+    def submit(
+        self,
+        observation: Observation,
+        plan: ReceivedPlan,
+        settings: PolicySettings,
+        *,
+        stamp_ns: int,
+        number: int | None = None,
+    ) -> Future[RobotInference]:
+        """Begin an inference for a request; see `Policy.submit`.
+
+        Args:
+            observation: one look at the robot, its state in policy units.
+            plan: the executor's request.
+            settings: in force for this inference and those after it.
+            stamp_ns: ROS time of the observation.
+            number: inference number; None: the next one.
+
+        Raises:
+            ValueError: a plan that is not for this robot, or an observation that the policy
+                refuses.
+        """
+        spec = self.policy.spec
+        aligned = align_plan(
+            plan,
+            stamp_ns=stamp_ns,
+            names=self.match.column_names,
+            kinds=tuple(column.kind for column in self.match.columns),
+            step_time_s=spec.step_time_s,
+            horizon=spec.dims.horizon,
+        )
+        self.policy.settings = settings
+        inferred = self.policy.submit(
+            observation, plan=self._in_policy_units(aligned), number=number
+        )
+
+        def convert(inference: Inference) -> RobotInference:
+            chunk, report = inference
+            tied = report.rtc_mode != 'off'
+            return RobotInference(
+                chunk=self._in_robot_units(chunk),
+                report=report,
+                plan=aligned if tied or report.sample_distances else None,
+                tied=tied,
+            )
+
+        return then(inferred, convert)
+
+    def _in_policy_units(self, plan: CommittedPlan | None) -> CommittedPlan | None:
+        if plan is None:
+            return None
+        return replace(plan, actions=self.match.actions.to_policy(plan.actions))
+
+    def _in_robot_units(self, chunk: ActionChunk) -> ActionChunk:
+        return replace(
+            chunk,
+            actions=self.match.actions.to_robot(chunk.actions),
+            names=self.match.column_names,
+        )
+
+
+def then(done: Future[Any], convert: Callable[[Any], Any]) -> Future[Any]:
+    """Return a future of what `convert` makes of another one's result."""
+    converted: Future[Any] = Future()
+
+    def give(finished: Future[Any]) -> None:
+        try:
+            converted.set_result(convert(finished.result()))
+        except Exception as error:
+            converted.set_exception(error)
+
+    done.add_done_callback(give)
+    return converted

@@ -1,0 +1,73 @@
+"""Settings of an inference, from the node's values and from their texts in a report.
+
+No ROS 2 here: a bag is replayed where none is installed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from vla_runtime.files.quotes import quoted
+from vla_runtime.files.setting_fields import Setting, from_values, settings_of
+from vla_runtime.files.typed_yaml import did_you_mean
+from vla_runtime.inference.settings import PolicySettings
+
+# The core has one setting for whether and how a chunk is tied, the node a switch and a way, so that
+# the way stays while the switch is off.
+RTC_SWITCH = 'real_time_chunking'
+_TRUTHS = {'true': True, 'false': False}
+
+
+def settings_from(values: Mapping[str, Any]) -> PolicySettings:
+    """Make the settings of one inference from the node's values.
+
+    Raises:
+        ValueError: values that do not go together.
+    """
+    rtc_mode = values['rtc_mode'] if values[RTC_SWITCH] else 'off'
+    settings: PolicySettings = from_values(PolicySettings, {**values, 'rtc_mode': rtc_mode})
+    return settings
+
+
+@cache
+def live_settings() -> Mapping[str, Setting]:
+    """Return the node's live settings of an inference by name."""
+    rows = {row.name: row for row in settings_of(PolicySettings)}
+    return {**rows, RTC_SWITCH: Setting(RTC_SWITCH, False, 'tie each chunk to the committed plan')}
+
+
+def read_value(name: str, text: str) -> Any:
+    """Read one setting from its text, as a report or a command line has it.
+
+    Raises:
+        ValueError: no such setting, or no such value; names the setting and what it may be.
+    """
+    row = live_settings().get(name)
+    if row is None:
+        raise ValueError(f'setting {quoted(name)} is unknown{did_you_mean(name, live_settings())}')
+    if isinstance(row.default, bool):
+        if text.lower() not in _TRUTHS:
+            raise ValueError(f'{name} is {quoted(text)}: it must be true or false')
+        return _TRUTHS[text.lower()]
+    if isinstance(row.default, str):
+        if row.words and text not in row.words:
+            raise ValueError(f'{name} is {quoted(text)}: it must be one of {", ".join(row.words)}')
+        return text
+    return _number(row, text)
+
+
+def _number(row: Setting, text: str) -> int | float:
+    kind = int if isinstance(row.default, int) else float
+    try:
+        value = kind(text)
+    except ValueError:
+        what = 'a whole number' if kind is int else 'a number'
+        raise ValueError(f'{row.name} is {quoted(text)}: it must be {what}') from None
+    if row.minimum is None or row.maximum is None:
+        return value
+    if not (math.isfinite(value) and row.minimum <= value <= row.maximum):
+        raise ValueError(f'{row.name} is {text}: it must be {row.minimum} to {row.maximum}')
+    return value

@@ -1,0 +1,113 @@
+"""`recorder_node`: records what policy and executor of its namespace and their robot say.
+
+It is a process of its own, so recording costs those that move the robot nothing. Topics in: all
+that `TopicRecorder` names. Topics out: `/diagnostics`.
+
+Invariants:
+- recording begins when the node starts and ends, with closed files, when it is shut down;
+- a disk that fills up ends the recording and not the node: its status says so.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == '__main__':
+    # Before what takes seconds to import: a Ctrl-C meanwhile ends the process quietly.
+    from vla_runtime.ros.node_main import run_module
+
+    sys.exit(run_module('recorder_node'))
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.node import Node
+
+from vla_runtime.recording.recording import Recording, RecordingLimits
+from vla_runtime.ros.messages.diagnostics import Level, StatusItem
+from vla_runtime.ros.node_parameters import refuse_unknown
+from vla_runtime.ros.node_runner import run_node
+from vla_runtime.ros.package_files import share_folder
+from vla_runtime.ros.parameters import ParameterError, declare, values
+from vla_runtime.ros.recorder.parameters import RECORDER_PARAMETERS
+from vla_runtime.ros.recorder.topic_recorder import TopicRecorder
+from vla_runtime.ros.robot.file import find_robot, load_robot
+from vla_runtime.ros.status_board import StatusBoard
+
+_MIB = 1 << 20
+
+
+class RecorderNode(Node):
+    """See the module's invariants."""
+
+    def __init__(self) -> None:
+        super().__init__('vla_recorder')
+        declare(self, RECORDER_PARAMETERS)
+        refuse_unknown(self, RECORDER_PARAMETERS)
+        given = values(self, RECORDER_PARAMETERS)
+        if not given['robot']:
+            raise ParameterError("parameter 'robot' is not set; give it as -p robot:=PATH")
+        robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
+        self._problem = ''
+        self._status = StatusBoard(self, self._gather, MutuallyExclusiveCallbackGroup())
+        self._status.hardware = robot.name
+        limits = RecordingLimits(given['keep_minutes'] * 60.0, given['max_mb'] * _MIB)
+        self._recording = Recording(_folder(given['folder']), limits, self._on_failure)
+        self._topics = TopicRecorder(
+            self,
+            robot,
+            self._recording,
+            images=given['record_images'],
+            frame_bytes=given['frame_memory_mb'] * _MIB,
+            on_error=self._on_error,
+        )
+        self.get_logger().info(f'recording to {self._recording.folder}')
+
+    def destroy_node(self) -> None:
+        self._recording.close()
+        super().destroy_node()
+
+    def _gather(self) -> Iterator[StatusItem]:
+        recording, frames = self._recording, self._topics.frames
+        facts = {
+            'folder': str(recording.folder),
+            'megabytes': recording.size / _MIB,
+            'messages': recording.messages,
+            'chunks': self._topics.chunks,
+            'frames_used': frames.given,
+            'frames_missing': frames.missing,
+            'frames_crowded_out': frames.crowded_out,
+            'frame_megabytes': frames.held_bytes / _MIB,
+        }
+        if self._problem:
+            yield StatusItem('recording', Level.ERROR, self._problem, facts)
+        elif frames.missing:
+            text = (
+                f'{frames.missing} frames that an inference used did not come, or gave way in '
+                'memory (frame_memory_mb): their chunks cannot be replayed'
+            )
+            yield StatusItem('recording', Level.WARN, text, facts)
+        else:
+            text = f'{recording.messages} messages, {recording.size / _MIB:.1f} MB'
+            yield StatusItem('recording', Level.OK, text, facts)
+
+    def _on_failure(self, text: str) -> None:
+        self._problem = text
+        self.get_logger().error(text)
+
+    def _on_error(self, where: str, error: Exception) -> None:
+        text = f'{where}: {type(error).__name__}: {error}'
+        self._status.set(StatusItem('messages', Level.WARN, text))
+
+
+def _folder(named: str) -> Path:
+    if named:
+        return Path(named).expanduser().absolute()
+    return Path('recordings').absolute() / datetime.now().strftime('%Y-%m-%d_%H%M%S')
+
+
+def main(args: list[str] | None = None) -> int:
+    """`ros2 run vla_runtime recorder_node --ros-args -p robot:=...`."""
+    return run_node(RecorderNode, args)

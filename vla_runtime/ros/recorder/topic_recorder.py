@@ -1,0 +1,219 @@
+"""Listens to all topics of a policy and its robot, and writes them into a recording.
+
+Messages are taken serialised and written as they came. Images are the exception: of the frames
+that come, those are written that a chunk's report names (`used`), which is known only after the
+inference; or all of them; or a few a second as JPEG (`reduced`), under `<topic>/compressed`.
+Each topic is recorded with the QoS that its publisher offers, so that a replay offers the same.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import cv2
+from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.msg import Log, ParameterEvent
+from rclpy.node import Node
+from rclpy.qos import (
+    DurabilityPolicy,
+    QoSProfile,
+    ReliabilityPolicy,
+    qos_profile_sensor_data,
+)
+from rclpy.serialization import deserialize_message, serialize_message
+from sensor_msgs.msg import CompressedImage, Image, JointState
+from std_msgs.msg import String
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.recording.bag_writer import Offer
+from vla_runtime.recording.cdr import header_stamp_ns
+from vla_runtime.recording.frame_store import FrameStore, HeldFrame
+from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
+from vla_runtime.recording.recording import Recording
+from vla_runtime.ros.executor.outputs import MESSAGE_TYPES
+from vla_runtime.ros.messages.conversions import stamp_to_ns
+from vla_runtime.ros.messages.diagnostics import values_of
+from vla_runtime.ros.messages.images import to_rgb
+from vla_runtime.ros.node_runner import OnError, guarded
+from vla_runtime.ros.robot.file import Robot, RobotCamera
+
+_IMAGE_PERIOD_NS = 1_000_000_000 // IMAGE_RATE_HZ
+_REPORT = 'vla_policy/report'
+_STAMP = 'stamp_ns.'
+
+_RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
+_LATCHED = QoSProfile(
+    depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
+)
+# Frames come faster than one callback at a time may take them for a moment.
+_CAMERA = QoSProfile(depth=10, reliability=ReliabilityPolicy.BEST_EFFORT)
+
+# Of the nodes' own topics.
+_USUAL = Offer(depth=10)
+_USUAL_LATCHED = Offer(depth=1, latched=True)
+
+# Gets each message of a topic and the ROS time of its arrival.
+Listener = Callable[[Any, int], None]
+# Gets each reduced image: its camera's name, its stamp and the JPEG or whatever the camera sends.
+OnReduced = Callable[[str, int, bytes], None]
+
+
+class TopicRecorder:
+    """Subscribes with a node of the caller's.
+
+    Args:
+        node: its namespace is that of policy and executor.
+        robot: names the topics of joints, cameras and outputs.
+        recording: written to.
+        images: which frames are written.
+        frame_bytes: most memory for frames that wait for their report (`used`).
+        on_error: called with an exception of a callback.
+        listeners: topic, as the robot file or this module has it, to who else gets its messages.
+        on_reduced: gets reduced images, written or not.
+
+    Attributes:
+        frames: that wait in memory.
+        chunks: reports of the policy so far.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        robot: Robot,
+        recording: Recording,
+        *,
+        images: ImageMode,
+        frame_bytes: int,
+        on_error: OnError,
+        listeners: Mapping[str, Listener] | None = None,
+        on_reduced: OnReduced | None = None,
+    ) -> None:
+        self.frames = FrameStore(frame_bytes)
+        self.chunks = 0
+        self._node = node
+        self._recording = recording
+        self._images = images
+        self._on_error = on_error
+        self._listeners = listeners or {}
+        self._on_reduced = on_reduced
+        self._reduced_due_ns: dict[str, int] = {}
+        # Policies know cameras by name or alias.
+        self._camera_topics = {
+            name: camera.topic
+            for camera in robot.cameras
+            for name in (camera.name, *camera.aliases)
+        }
+        for camera in robot.cameras:
+            self._listen_to_camera(camera)
+        for source in robot.joint_states:
+            offer = Offer(source.depth, source.reliability == 'reliable')
+            self._listen(source.topic, JointState, offer, qos_profile_sensor_data)
+        for output in robot.outputs:
+            self._listen(output.topic, MESSAGE_TYPES[output.kind], Offer(depth=1))
+        for topic in ('action_chunk', 'committed_plan'):
+            self._listen(topic, JointTrajectory)
+        for topic in ('instruction', 'current_instruction', 'description'):
+            self._listen(f'vla_policy/{topic}', String, _USUAL_LATCHED, _LATCHED)
+        for topic in (_REPORT, 'vla_executor/report', 'tabletop/report', '/diagnostics'):
+            self._listen(topic, DiagnosticArray)
+        self._listen('/parameter_events', ParameterEvent, Offer(depth=1000))
+        self._listen('/rosout', Log, Offer(depth=1000))
+
+    def _listen(
+        self,
+        topic: str,
+        message_type: type,
+        offer: Offer = _USUAL,
+        qos: QoSProfile = _RELIABLE,
+    ) -> None:
+        name = self._node.resolve_topic_name(topic)
+        self._recording.add_topic(name, type_name(message_type), offer)
+        listeners = [self._listeners[topic]] if topic in self._listeners else []
+        if topic == _REPORT:
+            listeners.append(self._on_report)
+
+        def on_bytes(serialised: bytes) -> None:
+            now_ns = self._now_ns()
+            self._recording.write(name, now_ns, serialised)
+            for listener in listeners:
+                listener(deserialize_message(serialised, message_type), now_ns)
+
+        self._subscribe(topic, message_type, on_bytes, qos)
+
+    def _listen_to_camera(self, camera: RobotCamera) -> None:
+        raw = camera.type == 'raw'
+        message_type = Image if raw else CompressedImage
+        name = self._node.resolve_topic_name(camera.topic)
+        offer = Offer(camera.depth, camera.reliability == 'reliable')
+        reduced = f'{name}/compressed' if raw else name
+        if self._images == 'reduced':
+            self._recording.add_topic(reduced, type_name(CompressedImage), offer)
+        else:
+            self._recording.add_topic(name, type_name(message_type), offer)
+        reduces = self._images == 'reduced' or self._on_reduced is not None
+
+        def on_bytes(serialised: bytes) -> None:
+            now_ns = self._now_ns()
+            if self._images == 'all':
+                self._recording.write(name, now_ns, serialised)
+            elif self._images == 'used':
+                self._hold(camera.topic, serialised, now_ns)
+            if reduces and now_ns >= self._reduced_due_ns.get(name, 0):
+                self._reduced_due_ns[name] = now_ns + _IMAGE_PERIOD_NS
+                self._reduce(camera, reduced, deserialize_message(serialised, message_type), now_ns)
+
+        self._subscribe(camera.topic, message_type, on_bytes, _CAMERA)
+
+    def _subscribe(
+        self, topic: str, message_type: type, on_bytes: Callable[[bytes], None], qos: QoSProfile
+    ) -> None:
+        callback = guarded(self._on_error, topic, on_bytes)
+        self._node.create_subscription(message_type, topic, callback, qos, raw=True)
+
+    def _hold(self, topic: str, serialised: bytes, now_ns: int) -> None:
+        stamp_ns = header_stamp_ns(serialised)
+        if stamp_ns is not None:
+            self._write_frame(
+                topic, self.frames.add(topic, stamp_ns, HeldFrame(now_ns, serialised))
+            )
+
+    def _on_report(self, message: DiagnosticArray, _: int) -> None:
+        self.chunks += len(message.status)
+        for status in message.status if self._images == 'used' else ():
+            for key, value in values_of(status).items():
+                topic = self._camera_topics.get(key.removeprefix(_STAMP))
+                if key.startswith(_STAMP) and topic is not None:
+                    self._write_frame(topic, self.frames.name(topic, int(value)))
+
+    def _write_frame(self, topic: str, frame: HeldFrame | None) -> None:
+        if frame is not None:
+            name = self._node.resolve_topic_name(topic)
+            self._recording.write(name, frame.arrived_ns, frame.serialised)
+
+    def _reduce(self, camera: RobotCamera, name: str, message: Any, now_ns: int) -> None:
+        if camera.type == 'raw':
+            message = _compress(message)
+        if self._images == 'reduced':
+            self._recording.write(name, now_ns, serialize_message(message))
+        if self._on_reduced is not None:
+            self._on_reduced(camera.name, stamp_to_ns(message.header.stamp), bytes(message.data))
+
+    def _now_ns(self) -> int:
+        return int(self._node.get_clock().now().nanoseconds)
+
+
+def _compress(message: Image) -> CompressedImage:
+    """A raw image as JPEG, with its own stamp."""
+    quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
+    encoded = cv2.imencode('.jpg', to_rgb(message)[:, :, ::-1], quality)[1]
+    compressed = CompressedImage(header=message.header, format='rgb8; jpeg compressed bgr8')
+    compressed.data = array.array('B', encoded.tobytes())
+    return compressed
+
+
+def type_name(message_type: type) -> str:
+    """Name of a message type: `sensor_msgs/msg/Image`."""
+    package, kind, _ = message_type.__module__.split('.', 2)
+    return f'{package}/{kind}/{message_type.__name__}'
