@@ -41,6 +41,7 @@ ROOMS: dict[str, set[str]] = {
     },
     'recording': set(),
     'replay': {'policy', 'recording', 'ros', 'inference', 'bundle', 'engines', 'performance'},
+    'dataset': {'recording', 'ros'},
     'performance': {'families', 'engines', 'inference', 'bundle', 'processing', 'policy'},
 }
 # Rooms that nothing on a robot imports; they may import everything.
@@ -58,6 +59,7 @@ WITHOUT = {
     'performance': {'rclpy'},
     'recording': {'torch', 'rclpy', 'cv2'},
     'replay': {'torch', 'rclpy'},
+    'dataset': {'torch', 'rclpy'},
     'policy.py': {'torch', 'rclpy'},
     'types.py': {'torch', 'rclpy'},
 }
