@@ -62,7 +62,10 @@ setup(
     project_urls={URL_NAMES[url.get('type')]: url.text for url in MANIFEST.findall('url')},
     python_requires='>=3.10,<3.13',
     packages=find_packages(include=[PACKAGE, f'{PACKAGE}.*']),
-    package_data={f'{PACKAGE}.tabletop.sim': ['*.xml']},
+    package_data={
+        f'{PACKAGE}.replay': ['*.css', '*.js'],
+        f'{PACKAGE}.tabletop.sim': ['*.xml'],
+    },
     data_files=[
         ('share/ament_index/resource_index/packages', [f'resource/{PACKAGE}']),
         (f'share/{PACKAGE}', ['package.xml']),

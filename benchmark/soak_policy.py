@@ -15,7 +15,6 @@ import torch
 import yaml
 from random_policy import random_network
 
-from vla_runtime.bundle.folder import write_bundle
 from vla_runtime.bundle.schema import (
     ActionSpec,
     BundleSpec,
@@ -25,6 +24,7 @@ from vla_runtime.bundle.schema import (
     PromptSpec,
     StateSpec,
 )
+from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.policy import Policy

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import tempfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ import numpy as np
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, WEIGHTS_DATA
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt.store import engine_names
-from vla_runtime.export.tensorrt.graph import ExternalTensor, summarise
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PI05, PiDims
 from vla_runtime.files.large_files import file_sha256
@@ -33,6 +33,17 @@ _FLOAT16, _FLOAT32 = 10, 1
 # Smaller weights travel as they are.
 _DRAWN_BYTES = 1 << 11
 _BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor in weights.data; `kind` is ONNX's number for its type."""
+
+    name: str
+    kind: int
+    dims: list[int]
+    offset: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -117,8 +128,9 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
         path.unlink()
     (bundle / ONNX_FOLDER).rename(folder / ONNX_FOLDER)
     (folder / ONNX_FOLDER / WEIGHTS_DATA).chmod(0o644)
-    np.savez_compressed(folder / _KEPT, **_kept(folder))
-    _draw(folder, seed)
+    tensors = _external(folder / ONNX_FOLDER)
+    np.savez_compressed(folder / _KEPT, **_kept(folder, tensors))
+    _draw(folder, tensors, seed)
     # For the engine, which takes a bundle.
     (bundle / ONNX_FOLDER).symlink_to((folder / ONNX_FOLDER).resolve())
     table = read_time_table('pi05', dims, weights)(flow_times(STEPS))
@@ -128,6 +140,7 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
         'precision': precision,
         'seed': seed,
         'dims': asdict(dims),
+        'tensors': [asdict(tensor) for tensor in tensors],
         'weights_sha256': file_sha256(folder / ONNX_FOLDER / WEIGHTS_DATA),
     }
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + '\n')
@@ -168,21 +181,19 @@ def restore(folder: Path) -> Kit:
         ) from None
     weights = folder / ONNX_FOLDER / WEIGHTS_DATA
     if not weights.is_file():
-        _draw(folder, manifest['seed'])
+        _draw(folder, [Weight(**tensor) for tensor in manifest['tensors']], manifest['seed'])
     if file_sha256(weights) != manifest['weights_sha256']:
         raise ValueError(f'{weights}: is not what prepare made; remove it and try again')
     return Kit(folder, _dims(manifest['dims']), manifest['precision'], reference)
 
 
-def _draw(folder: Path, seed: int) -> None:
+def _draw(folder: Path, tensors: Sequence[Weight], seed: int) -> None:
     """Write weights.data: what was kept as it was, all other tensors drawn by their names."""
     with np.load(folder / _KEPT) as file:
         kept = dict(file)
     path = folder / ONNX_FOLDER / WEIGHTS_DATA
-    path.touch()
-    tensors = _external(folder)
     with path.open('wb') as out:
-        for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
+        for tensor in tensors:
             out.seek(tensor.offset)
             key = str(tensor.offset)
             if key in kept:
@@ -191,7 +202,7 @@ def _draw(folder: Path, seed: int) -> None:
                 _draw_tensor(out, tensor, seed)
 
 
-def _draw_tensor(out: Any, tensor: ExternalTensor, seed: int) -> None:
+def _draw_tensor(out: Any, tensor: Weight, seed: int) -> None:
     generator = np.random.PCG64([seed, zlib.crc32(tensor.name.encode())])
     # Keeps activations of order one; queries and keys are smaller, as their scale is folded in.
     bound = (3.0 / tensor.dims[-2]) ** 0.5 * (0.25 if '.attention.' in tensor.name else 1.0)
@@ -204,25 +215,34 @@ def _draw_tensor(out: Any, tensor: ExternalTensor, seed: int) -> None:
         left -= count
 
 
-def _kept(folder: Path) -> dict[str, np.ndarray]:
+def _kept(folder: Path, tensors: Sequence[Weight]) -> dict[str, np.ndarray]:
     """The bytes of all tensors that are not drawn, by their place."""
     data = np.memmap(folder / ONNX_FOLDER / WEIGHTS_DATA, np.uint8, 'r')
     return {
         str(tensor.offset): np.array(data[tensor.offset : tensor.offset + tensor.length])
-        for tensor in _external(folder).values()
+        for tensor in tensors
         if not _is_drawn(tensor)
     }
 
 
-def _is_drawn(tensor: ExternalTensor) -> bool:
+def _is_drawn(tensor: Weight) -> bool:
     matrix = tensor.kind in (_FLOAT16, _FLOAT32) and len(tensor.dims) == 2
     return matrix and '.weight' in tensor.name and tensor.length >= _DRAWN_BYTES
 
 
-def _external(folder: Path) -> dict[int, ExternalTensor]:
-    """All weights of all graphs by their place; a weight that several share is one."""
-    graphs = [summarise(folder / ONNX_FOLDER / f'{name}.onnx') for name in engine_names(ROWS)]
-    return {tensor.offset: tensor for graph in graphs for tensor in graph.external}
+def _external(graphs: Path) -> list[Weight]:
+    """All tensors of weights.data by their place; one that several graphs use is listed once."""
+    import onnx
+
+    found = {}
+    for path in graphs.glob('*.onnx'):
+        for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+            if tensor.external_data:
+                place = {entry.key: entry.value for entry in tensor.external_data}
+                offset, length = int(place['offset']), int(place['length'])
+                dims = list(tensor.dims)
+                found[offset] = Weight(tensor.name, tensor.data_type, dims, offset, length)
+    return [found[offset] for offset in sorted(found)]
 
 
 def _inputs(inputs: Any, rows: int) -> dict[str, np.ndarray]:

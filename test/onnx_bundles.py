@@ -14,8 +14,9 @@ from network_cases import load_network_case, network_case_paths
 from safetensors.torch import save_file
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle.folder import read_bundle, seal
+from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
+from vla_runtime.bundle.writer import seal
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision
 from vla_runtime.export.onnx.export import write_onnx
 

@@ -9,7 +9,8 @@ from fake_cuda import FakeCuda
 from fake_tensorrt import RELEASES, FakeTensorRT
 from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle.folder import read_bundle, seal
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.writer import seal
 from vla_runtime.engines import preflight
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.tensorrt.adapter import TensorRT

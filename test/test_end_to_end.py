@@ -52,7 +52,8 @@ def observations(description, tensors, policy):
 def test_tokens_equal_lerobots(case):
     description, tensors, policy = case
     for i, observation in observations(description, tensors, policy):
-        rows = policy._codec.rows(observation, (None,))
+        state = policy._codec.check(observation)
+        rows = policy._codec.rows(observation.instruction, state, (None,))
         for name in ('tokens', 'token_mask'):
             np.testing.assert_array_equal(rows[name][0], tensors[f'{name}_{i}'])
 

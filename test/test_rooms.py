@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     'processing': set(),
     'inference': {'engines', 'bundle', 'processing', 'families'},
     'engines': {'families', 'bundle'},
-    'export': {'families', 'engines', 'bundle', 'processing', 'inference'},
+    'export': {'families', 'engines', 'bundle', 'processing', 'inference', 'performance'},
     'execution': set(),
     'policy': {'bundle', 'engines', 'inference', 'processing', 'families'},
     # Of performance the versions and the machine alone, for a policy's description.

@@ -71,12 +71,12 @@ def observations(description, tensors):
 def test_tokens_and_state_equal_lerobots(case, policy):
     description, tensors, _ = case
     for i, observation in observations(description, tensors):
-        rows = policy._codec.rows(observation, (None,))
+        state = policy._codec.check(observation)
+        rows = policy._codec.rows(observation.instruction, state, (None,))
         tokens, mask = rows['tokens'], rows['token_mask']
         expected = tensors[f'tokens_{i}'][tensors[f'token_mask_{i}']].numpy()
         np.testing.assert_array_equal(tokens[0][mask[0]], expected)
         assert mask[0][: len(expected)].all(), 'the prompt comes first'
-        state = policy._codec.normalised_state(observation)
         assert relative_error(state, tensors[f'state_normalised_{i}']) <= 1e-6
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_runtime.bundle.folder import write_bundle
 from vla_runtime.bundle.schema import (
     ROTATION_LENGTH,
     ActionSpec,
@@ -22,6 +21,7 @@ from vla_runtime.bundle.schema import (
     PromptSpec,
     StateSpec,
 )
+from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.families import build_network
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims

@@ -20,7 +20,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle, verify_files
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.loading import load_engine
+from vla_runtime.engines.loading import limit_threads, load_engine
 from vla_runtime.engines.onnx.files import engine_graphs
 from vla_runtime.engines.preflight import check_backend, check_graph_files
 from vla_runtime.engines.protocol import PolicyEngine
@@ -45,7 +45,12 @@ class Policy:
         bundle: the checked bundle.
         engine: its networks, loaded.
         settings: live settings to begin with.
+
+    Attributes:
+        threads: CPU threads of each network; None: those that the process has.
     """
+
+    threads: int | None = None
 
     def __init__(
         self, bundle: Bundle, engine: PolicyEngine, settings: PolicySettings | None = None
@@ -64,24 +69,27 @@ class Policy:
     @classmethod
     def load(
         cls,
-        bundle: str | Path,
+        bundle: str | Path | Bundle,
         backend: str = 'torch',
         device: str = 'cpu',
         *,
         precision: str = 'float32',
         settings: PolicySettings | None = None,
         use_cuda_graphs: bool = True,
+        threads: int | None = None,
         verify: bool = True,
     ) -> Policy:
         """Read a bundle and load its networks.
 
         Args:
-            bundle: the bundle's folder.
+            bundle: the bundle's folder, or the bundle as read.
             backend: a name of `engines.preflight.BACKENDS`: `torch`, `onnxruntime`, `tensorrt`.
             device: `cpu`, `cuda` or `cuda:N`.
             precision: `float32`, `bfloat16` or `float16` for the large matrices.
             settings: live settings to begin with.
             use_cuda_graphs: on CUDA, replay captured graphs (same results, less launch time).
+            threads: CPU threads of each network; 0: all cores but one, shared by the networks that
+                run at once; None: those that the process has.
             verify: compare every file of the bundle with its SHA-256 first.
 
         Raises:
@@ -91,13 +99,17 @@ class Policy:
         """
         # Quick checks come before gigabytes are hashed.
         check_backend(backend, device)
-        checked = read_bundle(bundle, verify=False)
+        checked = bundle if isinstance(bundle, Bundle) else read_bundle(bundle, verify=False)
         # Guidance needs a second prompt row, and only policies with a tag can be guided.
         max_rows = 2 if checked.spec.prompt.advantage else 1
         if backend == 'onnxruntime':
             check_graph_files(checked.folder, engine_graphs(range(1, max_rows + 1)))
         if verify:
             verify_files(checked)
+        if threads is not None:
+            threads = limit_threads(
+                backend, threads, (settings or PolicySettings()).networks_at_once
+            )
         engine = load_engine(
             checked,
             backend,
@@ -107,10 +119,12 @@ class Policy:
             use_cuda_graphs=use_cuda_graphs,
         )
         try:
-            return cls(checked, engine, settings)
+            policy = cls(checked, engine, settings)
         except BaseException:
             engine.close()
             raise
+        policy.threads = threads
+        return policy
 
     @property
     def settings(self) -> PolicySettings:

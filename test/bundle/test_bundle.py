@@ -12,17 +12,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_policy import JOINTS, TOKENIZER, tiny_spec
 
-from vla_runtime.bundle.folder import (
-    Bundle,
-    BundleError,
-    new_bundle,
-    read_bundle,
-    seal,
-    write_bundle,
-)
+from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
 from vla_runtime.bundle.rules import parse_spec
 from vla_runtime.bundle.schema import BundleSpec, CameraSpec
 from vla_runtime.bundle.summary import describe
+from vla_runtime.bundle.writer import new_bundle, seal, write_bundle
 
 COUNT = len(JOINTS)
 

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.contents import check_contents, check_finite, weight_bytes
-from vla_runtime.bundle.folder import BundleError, read_bundle, seal
+from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
 
 

@@ -9,8 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 from tiny_policy import JOINTS, tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle.folder import BundleError, read_bundle, seal
+from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.statistics import check_statistics, statistics_notes
+from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
 from vla_runtime.files.typed_yaml import FieldError
 from vla_runtime.policy import Policy

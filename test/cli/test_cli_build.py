@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 from tensorrt_machine import Machine, linked_copy, write_exported_policy
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle.folder import read_bundle, seal
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
 from vla_runtime.files.large_files import file_sha256
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle.folder import read_bundle, seal
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.writer import seal
 from vla_runtime.cli import demo
 from vla_runtime.cli._files import cache_folder
 from vla_runtime.export.onnx.bundle import export_bundle

@@ -20,7 +20,8 @@ from onnx_bundles import copy_bundle, tiny_onnx_bundle
 from paths import ROOT
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle.folder import read_bundle, seal
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.writer import seal
 
 _RUN = """
 import contextlib, io, json, sys

@@ -47,6 +47,7 @@ class Story:
         damaged: numbers of the hand camera's frames that are no image.
         commands: whether outputs are in the bag.
         step_ms: of the chunks; 0 for none.
+        late_ms: stamp of one joint state more, at the end; 0 for none.
         clock_ms: by how much the recording's clock is ahead of the stamps.
         prefix: namespace of all topics.
     """
@@ -60,6 +61,7 @@ class Story:
     damaged: tuple[int, ...] = ()
     commands: bool = True
     step_ms: int = 50
+    late_ms: int = 0
     clock_ms: int = 0
     prefix: str = ''
     plugin: StoragePlugin = StoragePlugin.MCAP
@@ -115,6 +117,8 @@ class _Teller:
                 self._commands(ms)
             if ms % story.frame_ms == 0:
                 self._frames(ms, ms // story.frame_ms)
+        if story.late_ms:
+            self._joints(story.late_ms)
 
     def _put(self, ms: float, topic: str, kind: str, **values: Any) -> None:
         name = f'{self._story.prefix}/{topic}'

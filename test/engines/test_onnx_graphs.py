@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto
 from onnx_bundles import copy_bundle, load_graph, reseal, save_graph, tiny_onnx_bundle
 
-from vla_runtime.engines.protobuf import changed, fields
+from vla_runtime.engines.onnx.protobuf import changed, fields
 from vla_runtime.policy import Policy
 
 

@@ -25,6 +25,7 @@ from vla_runtime.export.lerobot_folder import read_lerobot_folder
 from vla_runtime.export.options import read_dataset_info
 from vla_runtime.families.pi.checkpoint import READER
 from vla_runtime.families.pi.openpi_folder import read_openpi_folder
+from vla_runtime.files.json_file import JsonError
 
 PI05 = READER.lerobot[0]
 VALUES: list[Any] = [None, True, -1, 0, 2.5, float('nan'), '', 'x', [], {}, [1], ['x'], {'x': 1}]
@@ -66,7 +67,7 @@ def survives(read: Callable[[], object], path: Path, document: Any) -> None:
     path.write_text(json.dumps(document))
     try:
         assert read() is not None
-    except ExportError as error:
+    except (ExportError, JsonError) as error:
         assert str(error)
     finally:
         path.write_text(text)

@@ -24,6 +24,9 @@ from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import is_lerobot_folder
 from vla_runtime.export.lerobot_folder import read_lerobot_folder as read_folder
 from vla_runtime.families.pi.checkpoint import READER
+from vla_runtime.files.json_file import JsonError
+
+REFUSED = (ExportError, JsonError)
 
 STATISTICS = 'policy_preprocessor_step_3_normalizer_processor.safetensors'
 NAMES = joints().split(',')
@@ -40,7 +43,7 @@ def folder(tmp_path) -> Path:
 
 
 def refuses(folder: Path, pattern: str) -> None:
-    with pytest.raises(ExportError, match=pattern):
+    with pytest.raises(REFUSED, match=pattern):
         read_lerobot_folder(folder)
 
 

@@ -16,7 +16,8 @@ from paths import ROOT
 from tiny_policy import tiny_spec, write_tiny_policy
 from torch.nn import functional as F
 
-from vla_runtime.bundle.folder import BundleError, read_bundle, seal
+from vla_runtime.bundle.folder import BundleError, read_bundle
+from vla_runtime.bundle.writer import seal
 from vla_runtime.engines.onnx.files import (
     IMAGE_INPUTS,
     ONNX_FOLDER,

@@ -195,19 +195,10 @@ def test_another_precision_than_the_files_is_refused(machine):
     assert plan_on(machine(), precision='float32').precision == 'float32'
 
 
-def test_files_of_mixed_precision_are_refused(machine, exported):
-    here = machine()
-    graph = here.bundle / 'onnx' / 'expert_r2.onnx'
-    graph.unlink()
-    graph.write_bytes((exported['bfloat16'] / 'onnx' / 'expert_r2.onnx').read_bytes())
-    with pytest.raises(ValueError, match=r'differ in precision \(bfloat16, float32\)'):
-        plan_on(here)
-
-
 def test_a_bundle_without_onnx_files_is_told_what_to_do(machine):
     here = machine()
     (here.bundle / 'onnx' / 'prefix.onnx').unlink()
-    with pytest.raises(ValueError, match=r'prefix\.onnx: is missing; .* vla_runtime export'):
+    with pytest.raises(ValueError, match=r'prefix\.onnx: is missing, .* vla_runtime export'):
         plan_on(here)
 
 

@@ -1,7 +1,8 @@
-"""What is read of ONNX files without the onnx package, compared with what that package says."""
+"""Facts in onnx/graphs.json are those of the graphs, and refuse what a TensorRT cannot read."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import onnx
 import pytest
 from tensorrt_machine import write_exported_policy
 
-from vla_runtime.export.tensorrt.graph import OPERATORS_8_6, summarise
+from vla_runtime.engines.onnx.files import GRAPHS_FILE, graph_names
+from vla_runtime.export.graph_facts import GraphFacts, read_graph_facts
+from vla_runtime.export.tensorrt.operators import OPERATORS_8_6, unsupported
+from vla_runtime.files.json_file import JsonError
 
 
 @pytest.fixture(scope='module')
@@ -23,68 +27,57 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize('precision', ['float32', 'float16', 'bfloat16'])
-def test_the_summary_is_what_the_onnx_package_reads(folders, precision):
-    for path in sorted(folders[precision].glob('*.onnx')):
-        summary = summarise(path)
+def test_the_facts_are_what_the_onnx_package_reads(folders, precision):
+    exported = read_graph_facts(folders[precision], graph_names())
+    assert exported.precision == precision
+    for name, facts in exported.graphs.items():
+        path = folders[precision] / name
         model = onnx.load(path, load_external_data=False)
-        assert summary.operators == Counter(node.op_type for node in model.graph.node)
-        assert summary.opset == model.opset_import[0].version
-        assert summary.precision == precision
-        assert [file.name for file in summary.files] == [path.name, 'weights.data']
+        assert facts.operators == Counter(node.op_type for node in model.graph.node)
+        assert facts.opset == model.opset_import[0].version
         onnx.load_external_data_for_model(model, str(path.parent))
         sizes = [onnx.numpy_helper.to_array(tensor).nbytes for tensor in model.graph.initializer]
-        assert summary.weight_bytes == sum(sizes)
+        assert facts.weight_bytes == sum(sizes)
 
 
 def test_our_graphs_have_only_operators_that_8_6_reads(folders):
     for precision in ('float32', 'float16'):
-        for path in folders[precision].glob('*.onnx'):
-            assert summarise(path).unsupported('8.6.1') == []
-    assert summarise(folders['bfloat16'] / 'expert.onnx').unsupported('8.6.1') == ['bfloat16']
-    assert summarise(folders['bfloat16'] / 'expert.onnx').unsupported('10.3.0') == []
+        for graph in read_graph_facts(folders[precision], graph_names()).graphs.values():
+            assert unsupported(graph, precision, '8.6.1') == []
+    expert = read_graph_facts(folders['bfloat16'], ['expert.onnx']).graphs['expert.onnx']
+    assert unsupported(expert, 'bfloat16', '8.6.1') == ['bfloat16']
+    assert unsupported(expert, 'bfloat16', '10.3.0') == []
 
 
-def test_an_operator_and_a_set_that_8_6_does_not_know_are_named(tmp_path):
-    values = [
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in 'xy'
-    ]
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node('Mish', ['x'], ['y'])], 'g', [values[0]], [values[1]]
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid('', 18)])
-    onnx.save(model, tmp_path / 'g.onnx')
+def test_an_operator_and_a_set_that_8_6_does_not_know_are_named():
+    graph = GraphFacts(opset=18, operators={'Mish': 1}, weight_bytes=0)
     assert 'Mish' not in OPERATORS_8_6
-    assert summarise(tmp_path / 'g.onnx').unsupported('8.6.1') == [
-        'Mish',
-        'operator set 18 (at most 17)',
-    ]
+    assert unsupported(graph, 'float32', '8.6.1') == ['Mish', 'operator set 18 (at most 17)']
 
 
-def test_a_missing_file_says_which_command_makes_it(tmp_path):
-    with pytest.raises(ValueError, match=r'vision\.onnx: is missing; .* vla_runtime export'):
-        summarise(tmp_path / 'vision.onnx')
+@pytest.mark.parametrize(
+    ('field', 'value', 'message'),
+    [
+        ('opset', '17', r"field graphs\.expert\.onnx\.opset: '17' \(str\) where int"),
+        ('operators', {'Add': 'many'}, r'operators\.Add'),
+        ('weight_bytes', None, r'weight_bytes: is missing'),
+    ],
+)
+def test_a_damaged_fact_is_named(folders, tmp_path, field, value, message):
+    document = json.loads((folders['float32'] / GRAPHS_FILE).read_text())
+    document['graphs']['expert.onnx'][field] = value
+    (tmp_path / GRAPHS_FILE).write_text(json.dumps(document))
+    with pytest.raises(JsonError, match=message):
+        read_graph_facts(tmp_path, ['expert.onnx'])
 
 
-def test_missing_weights_are_named(folders, tmp_path):
-    path = tmp_path / 'expert.onnx'
-    path.write_bytes((folders['float32'] / 'expert.onnx').read_bytes())
-    with pytest.raises(ValueError, match=r'weights\.data: is missing; expert\.onnx keeps'):
-        summarise(path)
+def test_a_precision_that_is_none_is_named(tmp_path):
+    (tmp_path / GRAPHS_FILE).write_text('{"precision": "int8", "graphs": {}}')
+    with pytest.raises(JsonError, match=r"field precision: 'int8' where float32 or float16"):
+        read_graph_facts(tmp_path, [])
 
 
-def test_every_truncation_is_noticed_or_reads_as_less(folders, tmp_path):
-    data = (folders['float32'] / 'vision.onnx').read_bytes()
-    path = tmp_path / 'vision.onnx'
-    (tmp_path / 'weights.data').write_bytes(b'')
-    for size in range(0, len(data), 997):
-        path.write_bytes(data[:size])
-        with pytest.raises(ValueError, match='ONNX file'):
-            summarise(path)
-
-
-@pytest.mark.parametrize('data', [b'', b'{"json": 1}', b'\xff' * 100, b'\x08\x08'])
-def test_what_is_no_onnx_file_is_told(data, tmp_path):
-    path = tmp_path / 'expert.onnx'
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match='ONNX file'):
-        summarise(path)
+def test_a_graph_without_facts_is_named(folders, tmp_path):
+    (tmp_path / GRAPHS_FILE).write_text('{"precision": "float32", "graphs": {}}')
+    with pytest.raises(JsonError, match=r'graphs\.json: field graphs\.vision\.onnx: is missing'):
+        read_graph_facts(tmp_path, ['vision.onnx'])

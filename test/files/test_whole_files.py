@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import pytest
 from full_disk import fill, small_disk
 
-from vla_runtime.bundle.folder import BundleError, new_bundle
+from vla_runtime.bundle.folder import BundleError
+from vla_runtime.bundle.writer import new_bundle
 from vla_runtime.cli.main import main
 from vla_runtime.files.whole_files import WriteError, whole_file, write_text
 

@@ -15,7 +15,8 @@ from paths import ROOT
 from safetensors.numpy import load_file
 from tiny_policy import TOKENIZER, tiny_spec
 
-from vla_runtime.bundle.folder import BundleError, read_bundle, write_bundle
+from vla_runtime.bundle.folder import BundleError, read_bundle
+from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.export.checkpoint import CheckpointError, read_tensors
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 from vla_runtime.ros.robot.file import RobotError, load_robot

@@ -151,7 +151,9 @@ def test_a_policy_trained_with_known_actions_sees_them_at_flow_time_zero(bundles
     np.testing.assert_array_equal(report.noise, NOISE)
 
     network, slot = policy._engine._network, policy._engine._buffers[1].slots[0]
-    rows = policy._codec.rows(observation(), (None,))
+    rows = policy._codec.rows(
+        observation().instruction, policy._codec.check(observation()), (None,)
+    )
     head = {
         name: torch.from_numpy(rows[name]) for name in network.family.head_inputs(policy.spec.dims)
     }

@@ -78,7 +78,7 @@ class Guided:
 
     def prompt(self, seen: Observation, advantage: Advantage | None) -> Prompt:
         codec = PolicyCodec(read_bundle(self.bundle))
-        rows = codec.rows(seen, (advantage,))
+        rows = codec.rows(seen.instruction, codec.check(seen), (advantage,))
         tokens, mask = rows['tokens'], rows['token_mask']
         images = codec.images(seen)
         state = rows['state'] if codec.spec.dims.state_dim else None

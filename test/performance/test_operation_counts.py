@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tiny_policy import tiny_dims
+from onnx_bundles import copy_bundle, tiny_onnx_bundle
+from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.families import build_network
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import Prefix
 from vla_runtime.families.pi.dimensions import PI0, PI05
 from vla_runtime.families.traced_shapes import row_tensors
-from vla_runtime.performance.operation_counts import NOTHING, Work, count_operations
+from vla_runtime.files.json_file import JsonError
+from vla_runtime.performance import operation_counts
+from vla_runtime.performance.operation_counts import NOTHING, Work, count_operations, counts_of
 
 DIMS = {
     'pi05': ('pi05', tiny_dims('pi05')),
@@ -172,3 +177,26 @@ def test_the_roofline_is_the_slower_of_computing_and_moving():
     assert work.least_time_s(flops_per_s=10, bytes_per_s=1000) == 10.0
     assert work.least_time_s(flops_per_s=1000, bytes_per_s=10) == 5.0
     assert work + work == work * 2
+
+
+def test_a_bundle_with_onnx_files_has_its_counts_and_needs_no_pytorch_for_them(monkeypatch):
+    bundle = read_bundle(tiny_onnx_bundle('smolvla'), verify=False)
+    counted = count_operations('smolvla', bundle.spec.dims)
+    monkeypatch.setattr(operation_counts, 'count_operations', None)
+    assert counts_of(bundle) == counted
+
+
+def test_a_bundle_without_counts_is_counted(tmp_path):
+    bundle = read_bundle(write_tiny_policy(tmp_path / 'tiny', tiny_spec()), verify=False)
+    assert counts_of(bundle) == count_operations('pi05', bundle.spec.dims)
+
+
+def test_a_damaged_count_is_named(tmp_path):
+    folder = copy_bundle(tiny_onnx_bundle(), tmp_path / 'damaged')
+    path = folder / 'onnx' / 'operations.json'
+    document = json.loads(path.read_text())
+    document['step']['2']['flops'] = 'many'
+    path.unlink()
+    path.write_text(json.dumps(document))
+    with pytest.raises(JsonError, match=r"operations\.json: field step\.2\.flops: 'many' \(str\)"):
+        counts_of(read_bundle(folder, verify=False))

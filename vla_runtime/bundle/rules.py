@@ -85,6 +85,12 @@ def check_spec(spec: BundleSpec) -> None:
     typed_yaml.parse(BundleSpec, _with_dims(dict(document)))
     family = find_family(spec.family)
     _check_limits(spec, family, document)
+    if family.head == 'single' and (spec.denoise_steps, spec.trained_delay_steps) != (1, 0):
+        raise FieldError(
+            'denoise_steps',
+            f'{spec.denoise_steps} (trained_delay_steps: {spec.trained_delay_steps}) where 1 (0) '
+            f'is expected: the head of {spec.family} runs once',
+        )
     _check_cameras(spec)
     if spec.trained_delay_steps > spec.dims.horizon:
         raise FieldError(

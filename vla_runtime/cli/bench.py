@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--threads',
         type=between(1, MOST_THREADS),
         metavar='N',
-        help="PyTorch's CPU threads (default: its own choice)",
+        help="CPU threads of each network (default: the backend's choice)",
     )
     parser.add_argument(
         '--json', type=output_file, metavar='OUT', help='write all figures to this file'

@@ -154,9 +154,9 @@ def _build(arguments: argparse.Namespace) -> int:
 
 
 def _show(plan: BuildPlan) -> None:
-    for name, summary in plan.graphs.items():
+    for name, graph in plan.graphs.items():
         state = 'is there' if name in plan.done else 'to build'
-        print(f'  {name:12} {summary.weight_bytes / 1e6:9,.1f} MB of weights, {state}')
+        print(f'  {name:12} {graph.weight_bytes / 1e6:9,.1f} MB of weights, {state}')
     for path in plan.surplus:
         print(f'  {path.stem:12} {path.stat().st_size / 1e6:9,.1f} MB, not asked for: to remove')
     if plan.to_build:

@@ -76,9 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Export; 2 where the checkpoint cannot become a bundle."""
-    from vla_runtime.bundle.folder import BundleError, check_target
+    from vla_runtime.bundle.folder import BundleError
     from vla_runtime.bundle.schema import SPEC_FILE
+    from vla_runtime.bundle.writer import check_target
     from vla_runtime.export.errors import ExportError
+    from vla_runtime.files.json_file import JsonError
 
     target: Path = arguments.out
     try:
@@ -87,7 +89,7 @@ def main(arguments: argparse.Namespace) -> int:
             written = _export_bundle(arguments)
         else:
             written = _export_checkpoint(arguments)
-    except (ExportError, BundleError, OSError) as error:
+    except (ExportError, JsonError, BundleError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
     if not written:

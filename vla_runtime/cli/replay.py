@@ -7,6 +7,7 @@ examples:
   vla_runtime replay recordings/first
   vla_runtime replay recordings/first --set cfg_beta=1.5 --set cfg_enabled=true
   vla_runtime replay recordings/first --backend onnxruntime --json result.json
+  vla_runtime replay recordings/first --page replay.html
   vla_runtime replay recordings/first --bundle path/to/another
   vla_runtime replay any_bag --open-loop --bundle path/to/bundle --robot so101 \\
       --instruction 'pick up the cup'
@@ -31,6 +32,7 @@ from vla_runtime.engines.preflight import BACKENDS
 
 if TYPE_CHECKING:
     from vla_runtime.replay.open_loop_run import OpenLoopResult
+    from vla_runtime.replay.page import ReplayPage
     from vla_runtime.replay.setup import Changes
     from vla_runtime.replay.summary import ReplaySummary
 
@@ -89,6 +91,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='S',
         help='--open-loop: seconds between two predictions (default: 0.5)',
     )
+    parser.add_argument(
+        '--page',
+        type=output_file,
+        metavar='FILE',
+        help='write an HTML page: chunks over the images that they saw, latency, holds, seams',
+    )
     parser.add_argument('--json', type=output_file, metavar='FILE', help='write the result there')
 
 
@@ -99,6 +107,8 @@ def main(arguments: argparse.Namespace) -> int:
 
         require_packages('rosbags')
         changes = _changes(arguments)
+        if arguments.page and (arguments.open_loop or len(arguments.recordings) > 1):
+            raise ValueError('--page shows the replay of one recording: no several, no --open-loop')
         results = [_one(path, changes, arguments) for path in arguments.recordings]
         if arguments.json:
             from vla_runtime.files.whole_files import write_text
@@ -139,7 +149,7 @@ def _one(path: Path, changes: Changes, arguments: argparse.Namespace) -> Result:
     if arguments.open_loop:
         result: Result = _open_loop(path, changes, arguments)
     else:
-        result = _replay(path, changes, arguments.node)
+        result = _replay(path, changes, arguments)
     print('\n'.join(result.lines()))
     return result
 
@@ -166,7 +176,7 @@ def _open_loop(path: Path, changes: Changes, arguments: argparse.Namespace) -> O
     )
 
 
-def _replay(path: Path, changes: Changes, node: str | None) -> ReplaySummary:
+def _replay(path: Path, changes: Changes, arguments: argparse.Namespace) -> ReplaySummary:
     from tqdm import tqdm
 
     from vla_runtime.recording.bag_reader import BagReader
@@ -175,8 +185,9 @@ def _replay(path: Path, changes: Changes, node: str | None) -> ReplaySummary:
     from vla_runtime.replay.summary import ReplaySummary
 
     begin_s = perf_counter()
-    run = read_run(BagReader(path), node)
+    run = read_run(BagReader(path), arguments.node)
     summary = ReplaySummary(str(path), run.node)
+    page = _page(len(run.inferences)) if arguments.page else None
     replay = Replay(run, changes)
     # disable=None: silent where the output is not a terminal.
     bar = tqdm(
@@ -189,5 +200,17 @@ def _replay(path: Path, changes: Changes, node: str | None) -> ReplaySummary:
     )
     for found in bar:
         summary.add(found)
+        if page is not None:
+            page.add(found)
     summary.finish(run, tuple(replay.differences), perf_counter() - begin_s)
+    if page is not None:
+        from vla_runtime.replay.events import read_events
+
+        page.write(arguments.page, summary, read_events(run.reader, run.node))
     return summary
+
+
+def _page(inferences: int) -> ReplayPage:
+    from vla_runtime.replay.page import ReplayPage
+
+    return ReplayPage(inferences)

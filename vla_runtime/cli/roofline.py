@@ -114,7 +114,6 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         ValueError: no model or device, an unknown family, more views than the bundle has.
         BundleError: the folder is no bundle.
     """
-    from vla_runtime.performance.operation_counts import count_operations
     from vla_runtime.performance.roofline import fits, memory_need, phase_floors, published_rates
 
     if not arguments.model or not arguments.device:
@@ -123,8 +122,7 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
             f'{missing} is missing, such as in: vla_runtime roofline pi05 --device agx-orin '
             '(--list shows the devices)'
         )
-    family, dims, views, steps, all_rows = _model(arguments)
-    counts = count_operations(family, dims)
+    counts, dims, views, steps, all_rows = _model(arguments)
     precision = arguments.precision
     needs = {
         backend: {
@@ -188,18 +186,21 @@ def _build_on(device: Device, counts: PolicyCounts, precision: str) -> dict[str,
 
 def _model(
     arguments: argparse.Namespace,
-) -> tuple[str, PolicyDims, int, int, tuple[int, ...]]:
-    """Family, dimensions, views and steps that are meant, and the numbers of prompt rows."""
+) -> tuple[PolicyCounts, PolicyDims, int, int, tuple[int, ...]]:
+    """Counts, dimensions, views and steps that are meant, and the numbers of prompt rows."""
     from vla_runtime.bundle.folder import read_bundle
+    from vla_runtime.performance.operation_counts import count_operations, counts_of
 
     published, steps, views = preset(arguments.model), _STEPS, arguments.views
     rows: tuple[int, ...] = (1, 2)
     if published is not None:
         family, dims = published
         dims = replace(cast(Any, dims), cameras=views or dims.cameras)
+        counts = count_operations(family, dims)
     elif Path(arguments.model).exists():
-        spec = read_bundle(arguments.model, verify=False).spec
-        family, dims, steps = spec.family, spec.dims, spec.denoise_steps
+        bundle = read_bundle(arguments.model, verify=False)
+        spec, counts = bundle.spec, counts_of(bundle)
+        dims, steps = spec.dims, spec.denoise_steps
         if spec.prompt.advantage is None:
             # It cannot be guided, and nothing builds or loads a second row for it.
             rows = (1,)
@@ -210,7 +211,7 @@ def _model(
             f"MODEL '{arguments.model}' is neither a published size ({', '.join(preset_names())}) "
             'nor the folder of a bundle'
         )
-    return family, dims, views or dims.cameras, arguments.steps or steps, rows
+    return counts, dims, views or dims.cameras, arguments.steps or steps, rows
 
 
 def _up_to(rows: int) -> str:

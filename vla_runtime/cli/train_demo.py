@@ -111,7 +111,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _main(arguments: argparse.Namespace) -> dict[str, str]:
-    from vla_runtime.bundle.folder import check_target
+    from vla_runtime.bundle.writer import check_target
     from vla_runtime.engines.preflight import check_backend, require_packages
 
     # Before hours of work, not after; and before PyTorch is imported, which takes seconds.

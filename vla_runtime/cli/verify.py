@@ -2,10 +2,10 @@
 
 Every file runs on seeded inputs (several prompts, hidden cameras, one and two rows, guidance
 scales, plans) and its outputs are compared with those of the PyTorch modules in float32, tensor by
-tensor, step by step and as whole chunks. ONNX files are also walked, node by node: norms, softmax,
-time, masks and the update must be in float32 and indices in integers. It is what 'vla_runtime
-export' does before it writes a bundle, and with --backend tensorrt what 'vla_runtime build' does
-with the engines that it built for this GPU; nothing in the bundle is changed.
+tensor, step by step and as whole chunks. The types in ONNX files are checked too: norms, softmax,
+time, masks and the update in float32, indices in integers. It is what 'vla_runtime export' does
+before it writes a bundle, and with --backend tensorrt what 'vla_runtime build' does with the
+engines that it built for this GPU; nothing in the bundle is changed.
 
 examples:
   vla_runtime verify engines/pick

@@ -101,20 +101,33 @@ def _runs(contents: BagContents, grid: Grid, begin_ns: int, end_ns: int) -> Iter
     """Yield times of frames between which no source is missing."""
     # From the first frame that everything is there for, so that it is as fresh as it was.
     begin_ns = max(begin_ns, *(_first(series.times_ns) for series in _all_series(contents, grid)))
-    count = int((end_ns - begin_ns) * grid.fps / 1e9) + 1
-    if count < 1:
-        return
-    times = begin_ns + np.round(np.arange(count) * (1e9 / grid.fps)).astype(np.int64)
-    usable = np.ones(count, dtype=bool)
-    for series in _all_series(contents, grid):
-        _, ages = newest(np.array(series.times_ns, dtype=np.int64), times)
-        usable &= ages <= _MOST_AGE_NS
-    for stamps in contents.frames.values():
-        _, ages = newest(stamps, times)
-        usable &= ages <= grid.frame_age_ns
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], usable.astype(np.int8), [0]))))
-    for first, last in edges.reshape(-1, 2):
-        yield times[first:last]
+    for first_ns, last_ns in _stretches(contents.states[0].times_ns, begin_ns, end_ns):
+        count = int((last_ns - first_ns) * grid.fps / 1e9) + 1
+        times = first_ns + np.round(np.arange(count) * (1e9 / grid.fps)).astype(np.int64)
+        usable = np.ones(count, dtype=bool)
+        for series in _all_series(contents, grid):
+            _, ages = newest(np.array(series.times_ns, dtype=np.int64), times)
+            usable &= ages <= _MOST_AGE_NS
+        for stamps in contents.frames.values():
+            _, ages = newest(stamps, times)
+            usable &= ages <= grid.frame_age_ns
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], usable.astype(np.int8), [0]))))
+        for first, last in edges.reshape(-1, 2):
+            yield times[first:last]
+
+
+def _stretches(times_ns: Sequence[int], begin_ns: int, end_ns: int) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of what is measured without a gap, within begin and end.
+
+    One damaged stamp may be years away: no grid goes over such a gap.
+    """
+    times = np.array(times_ns, dtype=np.int64)
+    after = np.flatnonzero(np.diff(times) > _MOST_AGE_NS) + 1
+    for part in np.split(times, after):
+        first_ns = max(begin_ns, int(part[0]))
+        last_ns = min(end_ns, int(part[-1]) + _MOST_AGE_NS)
+        if first_ns <= last_ns:
+            yield first_ns, last_ns
 
 
 def _first(times_ns: Sequence[int]) -> int:

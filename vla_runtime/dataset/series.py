@@ -8,6 +8,7 @@ import numpy as np
 
 # Age of what is not there yet.
 NEVER_NS = np.iinfo(np.int64).max
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass
@@ -27,7 +28,8 @@ class Series:
     def add(self, time_ns: int, row: list[float]) -> None:
         """Add a row; one that is not newer than the last, or not finite, is left out."""
         newer = not self.times_ns or time_ns > self.times_ns[-1]
-        if newer and len(row) == len(self.names) and np.isfinite(row).all():
+        # Neither NaN nor infinity, nor what float32 cannot hold.
+        if newer and len(row) == len(self.names) and all(abs(value) < _LARGEST for value in row):
             self.times_ns.append(time_ns)
             self.rows.append(row)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from vla_runtime.bundle.folder import Bundle
-from vla_runtime.engines.preflight import check_backend
 from vla_runtime.engines.protocol import PolicyEngine
 
 
@@ -20,11 +19,14 @@ def load_engine(
 ) -> PolicyEngine:
     """Load a bundle's networks on the requested backend, and on no other.
 
+    Args:
+        bundle: checked.
+        backend, device: accepted by `preflight.check_backend`.
+        precision, max_rows, use_cuda_graphs: as for `Policy.load`.
+
     Raises:
-        ValueError: unknown backend, or its runtime or device is missing; nothing falls back
-            silently.
+        ValueError: files that this backend cannot load.
     """
-    check_backend(backend, device)
     if backend == 'torch':
         from vla_runtime.engines.torch.engine import TorchEngine
 

@@ -246,6 +246,7 @@ class ChunkExecutor:
         now_ros_ns: int,
         tied: bool = True,
         request: int | None = None,
+        step: int | None = None,
     ) -> SubmitResult:
         """Offer a chunk. It is checked in full and taken whole, or refused whole; never raises.
 
@@ -260,13 +261,15 @@ class ChunkExecutor:
             tied: it was made to continue the plan that the request carried.
             request: number of the request that it answers; None where it is not given. A refused
                 answer closes its request, so that another one is asked for at once.
+            step: of a tied chunk the step of the plan at which its row 0 stands; None: the step
+                that was current at its observation.
         """
         self.counters.received += 1
         try:
             self._require_motion()
             return self._replanner.take(
                 chunk if isinstance(chunk, CheckedChunk) else self.check_chunk(chunk),
-                Stamped(observation_ns, episode, number, tied),
+                Stamped(observation_ns, episode, number, tied, step),
                 now_ros_ns,
                 self.config.watchdog.future_tolerance_s,
                 self._motion.standstill(now_s),

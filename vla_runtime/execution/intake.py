@@ -44,12 +44,15 @@ class Stamped:
         episode: episode that it was made for.
         number: inference number.
         tied: it was made to continue the plan that the request carried.
+        step: of a tied chunk the step of that plan at which its row 0 stands; None: the step that
+            was current at its observation.
     """
 
     observation_ns: int
     episode: int
     number: int
     tied: bool = True
+    step: int | None = None
 
 
 @dataclass(frozen=True)

@@ -167,9 +167,11 @@ class Replanner:
         if timeline.in_force is not None and timeline.at_end:
             self.finish_plan(standstill.setpoints)
         delay = self._observe_delay(stamped, past)
-        live = place(
-            stamped, past[0] // step_ns, checked.rows, timeline, self.staged, self._columns
-        )
+        first_step = past[0] // step_ns
+        if stamped.tied and stamped.step is not None and stamped.step <= timeline.joins_at():
+            # The policy counted rows in time; steps stand still while the robot holds.
+            first_step = stamped.step
+        live = place(stamped, first_step, checked.rows, timeline, self.staged, self._columns)
         lives = [other for other in self._live if other.end_step > timeline.joins_at()] + [live]
         rows = None
         if timeline.in_force is not None or not standstill.cold:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
 from vla_runtime.export.folder import FolderFacts
-from vla_runtime.export.missing_facts import Gaps
+from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import ExportOptions
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 
@@ -143,7 +143,7 @@ def checked_dims(make: Callable[[], T]) -> T:
         raise CheckpointError(f'the checkpoint contradicts itself: {error}') from None
 
 
-def check_shown(shape: Shapes, facts: FolderFacts, gaps: Gaps) -> None:
+def check_shown(shape: Shapes, facts: FolderFacts, gaps: MissingFacts) -> None:
     """Note sizes of image, action or state that differ between config.json and the tensors."""
     action_dim = shape('action_in.weight', 2)[1] if 'action_in.weight' in shape else None
     projection = 'state_projection.weight'
@@ -174,7 +174,7 @@ class KnownHeads:
 
 
 def settle_heads(
-    shape: Shapes, known: KnownHeads, options: ExportOptions, gaps: Gaps
+    shape: Shapes, known: KnownHeads, options: ExportOptions, gaps: MissingFacts
 ) -> HeadCounts | None:
     """Head counts of the published network, else from the options; None once a gap is noted."""
     kv = gaps.pick(

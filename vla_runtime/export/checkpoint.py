@@ -20,10 +20,10 @@ from safetensors import SafetensorError, safe_open
 
 from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.json_file import LARGEST_JSON
 from vla_runtime.export.tensor_names import TensorNames
 from vla_runtime.files.hub_id import download_hint
 from vla_runtime.files.input_files import UnreadableFileError, read_text, regular_file
+from vla_runtime.files.json_file import LARGEST_JSON
 from vla_runtime.files.quotes import one_line, quoted
 
 SINGLE_FILE = 'model.safetensors'

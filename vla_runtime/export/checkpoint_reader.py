@@ -15,7 +15,7 @@ from vla_runtime.export.checkpoint import StoredTensor, read_tensors
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy, is_lerobot_folder, policy_type
-from vla_runtime.export.missing_facts import Gaps
+from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import ExportOptions
 from vla_runtime.export.tensor_names import TensorNames
 from vla_runtime.families import family_folders
@@ -66,7 +66,7 @@ class CheckpointReader:
         tensors: Mapping[str, StoredTensor],
         facts: FolderFacts,
         options: ExportOptions,
-        gaps: Gaps,
+        gaps: MissingFacts,
     ) -> MakeDims | None:
         """Return a maker of the dimensions that the tensors show; None once a gap is noted.
 

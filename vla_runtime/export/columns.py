@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_runtime.bundle.schema import ActionSpec, StateSpec, Unit
 from vla_runtime.export.folder import FolderFacts
-from vla_runtime.export.missing_facts import Gaps
+from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import ActionKind
@@ -29,7 +29,7 @@ class Columns:
 
 
 def resolve_columns(
-    facts: FolderFacts, options: ExportOptions, dataset: DatasetInfo | None, gaps: Gaps
+    facts: FolderFacts, options: ExportOptions, dataset: DatasetInfo | None, gaps: MissingFacts
 ) -> Columns | None:
     """Put names, units and kinds together; None once something missing is noted in `gaps`."""
     state_names = _names(
@@ -111,7 +111,7 @@ def _names(
     in_dataset: tuple[str, ...] | None,
     stated: tuple[str, ...] | None,
     length: _Length,
-    gaps: Gaps,
+    gaps: MissingFacts,
 ) -> tuple[str, ...] | None:
     what = 'measured state' if option == '--state-names' else 'action'
     wanted = f'names of {length.said()}{what} dimensions in training order, separated by commas'
@@ -145,7 +145,7 @@ def _units(
     group: str,
     names: tuple[str, ...] | None,
     other_names: tuple[str, ...] | None,
-    gaps: Gaps,
+    gaps: MissingFacts,
 ) -> dict[str, Unit] | None:
     """Units of one group: `rad` is for all, `gripper=1` for one, `state:x=m` for one group's."""
     if given is None or names is None:
@@ -187,7 +187,7 @@ def _deltas(
     facts: FolderFacts,
     given: tuple[str, ...] | None,
     names: tuple[str, ...] | None,
-    gaps: Gaps,
+    gaps: MissingFacts,
 ) -> tuple[bool, ...] | None:
     wanted = (
         'names of the actions that the policy was trained with relative to the state; --absolute '
@@ -210,7 +210,7 @@ def _deltas(
 
 
 def _known(
-    option: str, given: tuple[str, ...], names: tuple[str, ...] | None, gaps: Gaps
+    option: str, given: tuple[str, ...], names: tuple[str, ...] | None, gaps: MissingFacts
 ) -> tuple[str, ...]:
     for name in given:
         if names is not None and name not in names:

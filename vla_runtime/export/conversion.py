@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime import __version__
-from vla_runtime.bundle.folder import Bundle, new_bundle, read_bundle, seal, write_statistics
+from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.rules import check_spec
 from vla_runtime.bundle.schema import (
     TOKENIZER_SUFFIXES,
@@ -25,15 +25,17 @@ from vla_runtime.bundle.schema import (
     PromptSpec,
 )
 from vla_runtime.bundle.statistics import check_statistics
+from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
 from vla_runtime.export.checkpoint import StoredTensor, check_tensors, copy_tensors, read_tensors
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, find_reader
 from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import read_lerobot_folder
-from vla_runtime.export.missing_facts import Gaps
+from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
 from vla_runtime.families import find_family
+from vla_runtime.files.json_file import JsonError
 from vla_runtime.files.typed_yaml import FieldError
 from vla_runtime.processing.prompts import starts_with_bos
 from vla_runtime.processing.tokenizer import Tokenizer
@@ -74,6 +76,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
 
     Raises:
         ExportError: all that is missing or contradictory at once, else the first defect.
+        JsonError: a JSON file of the checkpoint that cannot be used.
     """
     reader, policy = find_reader(checkpoint)
     tensors = read_tensors(checkpoint, reader.names)
@@ -82,7 +85,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         facts = read_lerobot_folder(checkpoint, policy)
     else:
         facts = reader.read_folder(checkpoint, family, options)
-    gaps = Gaps(checkpoint, facts)
+    gaps = MissingFacts(checkpoint, facts)
     _check_facts(facts, family, gaps, options)
     make_dims = reader.sizes(checkpoint, tensors, facts, options, gaps)
     settled = _settle(reader, facts, make_dims, options, gaps)
@@ -151,7 +154,9 @@ def write_export(
     return read_bundle(target, verify=False)
 
 
-def _check_facts(facts: FolderFacts, family: str, gaps: Gaps, options: ExportOptions) -> None:
+def _check_facts(
+    facts: FolderFacts, family: str, gaps: MissingFacts, options: ExportOptions
+) -> None:
     """Note where the folder's statements contradict its tensors or the options."""
     if facts.family != family:
         gaps.conflict(f'config.json says type {facts.family} but the tensors show {family}')
@@ -184,7 +189,7 @@ def _settle(
     facts: FolderFacts,
     make_dims: MakeDims | None,
     options: ExportOptions,
-    gaps: Gaps,
+    gaps: MissingFacts,
 ) -> _Settled:
     """Put folder and options together.
 
@@ -227,7 +232,7 @@ def _settle(
 
 
 def _numbers(
-    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: Gaps
+    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: MissingFacts
 ) -> tuple[int | None, int | None, int | None]:
     """Actions of a chunk, tokens of a prompt, denoise steps."""
     return (
@@ -265,11 +270,11 @@ def _dataset(options: ExportOptions) -> DatasetInfo | None:
         raise ExportError(f'--dataset says {options.dataset}, but there is no such folder')
     try:
         return read_dataset_info(options.dataset)
-    except ExportError as error:
+    except JsonError as error:
         raise ExportError(f'--dataset says {options.dataset}, but {error}') from None
 
 
-def _rate(options: ExportOptions, dataset: DatasetInfo | None, gaps: Gaps) -> float | None:
+def _rate(options: ExportOptions, dataset: DatasetInfo | None, gaps: MissingFacts) -> float | None:
     if options.rate_hz is not None and not (0 < options.rate_hz < math.inf):
         gaps.conflict(f'--rate-hz says {options.rate_hz}; expected a number above 0')
     stated = dataset.rate_hz if dataset else None
@@ -282,7 +287,7 @@ def _rate(options: ExportOptions, dataset: DatasetInfo | None, gaps: Gaps) -> fl
 
 
 def _tokenizer(
-    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: Gaps
+    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: MissingFacts
 ) -> Path | None:
     given, stated = options.tokenizer, facts.tokenizer
     if given is not None and not given.is_file():

@@ -28,8 +28,8 @@ from vla_runtime.export.folder import (
     FolderFacts,
     find_tokenizer,
 )
-from vla_runtime.export.json_file import JsonMapping, read_json
 from vla_runtime.files.input_files import regular_file
+from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.types import NormaliserKind, PromptTemplate
 
 PREPROCESSOR_FILE = 'policy_preprocessor.json'
@@ -126,8 +126,8 @@ def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
         policy: description of its policy type.
 
     Raises:
-        ExportError: a policy or processing step that this runtime does not reproduce, files that
-            contradict each other, missing or damaged files.
+        ExportError, JsonError: a policy or processing step that this runtime does not reproduce,
+            files that contradict each other, missing or damaged files.
     """
     config = read_json(folder / CONFIG_FILE)
     policy_type(folder, [policy.type])

@@ -12,7 +12,7 @@ from vla_runtime.export.folder import FolderFacts, Question
 T = TypeVar('T')
 
 
-class Gaps:
+class MissingFacts:
     """Missing facts and contradictions noted so far.
 
     Args:

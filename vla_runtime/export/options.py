@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.export.json_file import JsonMapping, read_json
+from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.types import AdvantageTemplate, PromptTemplate
 
 

@@ -22,8 +22,9 @@ import numpy as np
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 from vla_runtime.types import PromptTemplate
 
-# `flow`: denoised over N steps. `tokens` (decoded one by one) and `single` (one pass) are to come.
-Head = Literal['flow']
+# `flow`: denoised over N steps. `single`: one pass, without noise and time. `tokens` (decoded one
+# by one) is to come.
+Head = Literal['flow', 'single']
 Shape = tuple[int, ...]
 
 
@@ -119,6 +120,18 @@ class Family:
     head_inputs: Callable[[Any], Mapping[str, RowInput]]
     time_table: Callable[[Any, SafetensorsReader], TimeTable]
     weight_shapes: Callable[[Any], dict[str, Shape]]
+
+
+class NoTimes:
+    """Time table of a `single` head, which no time conditions: one zero per row."""
+
+    width = 1
+
+    def __init__(self, dims: PolicyDims, weights: SafetensorsReader) -> None:
+        pass
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        return np.zeros((len(times), 1), dtype=np.float32)
 
 
 def prompt_inputs(dims: PolicyDims) -> dict[str, RowInput]:

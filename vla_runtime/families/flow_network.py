@@ -1,4 +1,4 @@
-"""Interface of the network of a family with a `flow` head; networks without numbers."""
+"""Interface of the network of a family, by the kind of its head; networks without numbers."""
 
 from __future__ import annotations
 
@@ -66,6 +66,33 @@ class FlowNetwork(nn.Module):
             (B, H, A) float32
         """
         raise NotImplementedError
+
+
+class SinglePassNetwork(FlowNetwork):
+    """Network of a `single` head: actions in one pass, without noise and time.
+
+    Engines run it as a flow of one step from zero noise: x is 0, t is 1, the step is -1, and the
+    velocity is minus the actions. So x minus the velocity is the actions, bit for bit.
+    """
+
+    def actions(self, past: Mapping[str, Tensor], **rows: Tensor) -> Tensor:
+        """Return the normalised actions (R, H, A) float32 of R rows.
+
+        Args:
+            past: outputs of `prefix`.
+            **rows: the family's `head_inputs`, (R, …) each.
+        """
+        raise NotImplementedError
+
+    def time_conditioning(self, times: Tensor) -> Tensor:
+        """As `family.NoTimes`: zeros (N, 1)."""
+        return torch.zeros(times.shape[0], 1, device=times.device)
+
+    def velocity(
+        self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
+    ) -> Tensor:
+        """Return minus the actions, (R, H, A)."""
+        return -self.actions(past, **rows)
 
 
 def empty_network(name: str, dims: PolicyDims) -> FlowNetwork:

@@ -74,8 +74,11 @@ class PolicyCodec:
         names = self.spec.state_names if group == 'state' else self.spec.action_names
         return Normalizer(getattr(self.spec.normalisation, group), statistics, names)
 
-    def check(self, observation: Observation) -> None:
+    def check(self, observation: Observation) -> np.ndarray:
         """Refuse an observation that does not fit the bundle.
+
+        Returns:
+            its normalised state, (S,) float32
 
         Raises:
             ValueError: wrong cameras, image type or shape, state length or values, instruction.
@@ -98,14 +101,14 @@ class PolicyCodec:
         for name, image in observation.images.items():
             if image is not None:
                 _check_image(name, image)
-        self._check_state(observation.state)
         if not isinstance(observation.instruction, str) or not observation.instruction.strip():
             raise ValueError(
                 f'observation.instruction: expected a task in plain words, got '
                 f'{observation.instruction!r}'
             )
+        return self._checked_state(observation.state)
 
-    def _check_state(self, state: np.ndarray) -> None:
+    def _checked_state(self, state: np.ndarray) -> np.ndarray:
         names = self.spec.state_names
         state = np.asarray(state)
         if state.shape != (len(names),) or state.dtype.kind not in 'fiu':
@@ -119,6 +122,7 @@ class PolicyCodec:
         bad = [f'{names[i]} = {state[i]}' for i in np.flatnonzero(~np.isfinite(normalised))]
         if bad:
             raise ValueError(f'observation.state: no usable number: {", ".join(bad)}')
+        return normalised
 
     def images(self, observation: Observation) -> EncodedImages:
         """Resize, pad and scale every camera's image, in the bundle's camera order."""
@@ -142,23 +146,24 @@ class PolicyCodec:
                 raise ValueError(f'observation.images[{camera.name}]: {error}') from error
         return EncodedImages(self._pixels, mask)
 
-    def normalised_state(self, observation: Observation) -> np.ndarray:
-        """Return the normalised state, (S,) float32."""
-        return self._state_normalizer.normalise(np.asarray(observation.state, dtype=np.float32))
+    def state_bins(self, state: np.ndarray) -> np.ndarray:
+        """Return the bins in the prompt of a normalised state (S,).
 
-    def state_bins(self, observation: Observation) -> np.ndarray:
-        """Return the state's bins in the prompt, (S,) int64; empty without state in the prompt."""
+        Returns:
+            (S,) int64; empty without state in the prompt
+        """
         if self.spec.prompt.template != 'pi05_state':
             return np.zeros(0, dtype=np.int64)
-        return discretise_state(self.normalised_state(observation))
+        return discretise_state(state)
 
     def rows(
-        self, observation: Observation, advantages: tuple[Advantage | None, ...]
+        self, instruction: str, state: np.ndarray, advantages: tuple[Advantage | None, ...]
     ) -> dict[str, np.ndarray]:
         """Return the network inputs that have one row per prompt.
 
         Args:
-            observation: one look at the robot.
+            instruction: the task in plain words.
+            state: (S,) float32, normalised.
             advantages: advantage tag of each prompt row; None for a row without one.
 
         Returns:
@@ -168,10 +173,9 @@ class PolicyCodec:
         Raises:
             ValueError: a prompt is too long; names the number of tokens too many.
         """
-        state = self.normalised_state(observation)
         encoded = [
             self._tokenizer.encode(
-                build_prompt(self._prompt, observation.instruction, state, advantage),
+                build_prompt(self._prompt, instruction, state, advantage),
                 self.spec.dims.prompt_length,
             )
             for advantage in advantages

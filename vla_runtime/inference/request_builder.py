@@ -5,8 +5,8 @@ All input checks are made here, so a request that was built can be run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from time import monotonic
 
 import numpy as np
@@ -42,6 +42,10 @@ _NEEDS: Mapping[Feature, str] = {
 }
 
 
+# Settings that a `single` head has no use for: it draws no noise and takes no steps.
+_OF_FLOW = ('seed', 'denoise_steps', 'rtc_mode', 'samples')
+
+
 @dataclass(frozen=True)
 class _Tie:
     """Plan, weights and mode that tie a chunk to the plan; zeros and `off` without a plan."""
@@ -75,6 +79,8 @@ class RequestBuilder:
         Raises:
             ValueError: names the setting and what is missing.
         """
+        if self._family.head == 'single':
+            _check_unset(settings, _OF_FLOW, self._spec.family)
         needed: list[Feature] = []
         serial = False
         if settings.cfg_enabled:
@@ -122,7 +128,7 @@ class RequestBuilder:
         Raises:
             ValueError: anything that does not fit the bundle.
         """
-        self._codec.check(observation)
+        state = self._codec.check(observation)
         noise = self._noise(noise, settings, number)
         times = flow_times(settings.denoise_steps or self._spec.denoise_steps)
         tie = self._tie(plan, observation, times, settings)
@@ -130,7 +136,7 @@ class RequestBuilder:
         guidance = (
             'none' if len(advantages) == 1 else resolve_cfg_mode(settings.cfg_mode, self._max_rows)
         )
-        rows = self._codec.rows(observation, advantages)
+        rows = self._codec.rows(observation.instruction, state, advantages)
         clock.mark('tokens')
         images = self._codec.images(observation)
         clock.mark('images')
@@ -144,7 +150,7 @@ class RequestBuilder:
             image_mask=images.mask,
             rows={name: rows[name] for name in self._family.prefix_inputs(self._spec.dims)},
             words=(observation.instruction, advantages),
-            state_bins=self._codec.state_bins(observation),
+            state_bins=self._codec.state_bins(state),
             time_s=time_s,
             clock=clock_read,
         )
@@ -182,6 +188,10 @@ class RequestBuilder:
 
     def _noise(self, noise: np.ndarray | None, settings: PolicySettings, number: int) -> np.ndarray:
         chunk = (self._spec.dims.horizon, self._spec.dims.action_dim)
+        if self._family.head == 'single':
+            if noise is not None:
+                raise ValueError(f'noise: the head of {self._spec.family} (single) draws none')
+            return np.zeros(chunk, dtype=np.float32)
         if noise is None:
             return sample_noise(settings.seed, number, settings.samples, chunk)
         shape = chunk if settings.samples == 1 else (settings.samples, *chunk)
@@ -240,6 +250,17 @@ class RequestBuilder:
             # Such a chunk is not tied to the plan, so its report must say `off`.
             return replace(free, overlap=overlap)
         return _Tie(normalised, weight, settings.rtc_mode, clamped, clean, overlap)
+
+
+def _check_unset(settings: PolicySettings, names: Sequence[str], family: str) -> None:
+    """Refuse settings that differ from their defaults (ValueError)."""
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if item.name in names and value != item.default:
+            raise ValueError(
+                f'{item.name} is {value!r}: the head of {family} (single) makes a chunk in one '
+                f'pass without noise and has no use for it; leave it at {item.default!r}'
+            )
 
 
 def _rows_alone(

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.preflight import MOST_THREADS
@@ -24,7 +24,7 @@ from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.performance.device_rates import rates_of
 from vla_runtime.performance.measurement import percentiles
-from vla_runtime.performance.operation_counts import count_operations
+from vla_runtime.performance.operation_counts import counts_of
 from vla_runtime.performance.roofline import Floor, Rates, phase_floors
 from vla_runtime.policy import Policy
 from vla_runtime.processing.poses import from_matrix
@@ -48,7 +48,7 @@ class BenchOptions:
         rows: prompt rows; 2 is fused guidance.
         steps: denoise steps; None: as many as the bundle recommends.
         repeats: inferences of each kind.
-        threads: PyTorch's CPU threads, for the whole process; None: PyTorch's choice.
+        threads: CPU threads of each network; None: the backend's choice.
     """
 
     backend: str = 'torch'
@@ -107,10 +107,11 @@ def run_bench(
         ValueError: options that this bundle or this machine cannot serve.
         RuntimeError: an inference was not of its kind, or failed on the device.
     """
-    spec = read_bundle(bundle, verify=False).spec
+    checked = read_bundle(bundle, verify=False)
+    spec = checked.spec
     views = _check(spec, options)
     before = _resident_bytes()
-    policy = _load(bundle, options)
+    policy = _load(checked, options)
     kinds, rounds = kinds_of(views), range(options.repeats + WARM_UP)
     try:
         samples, report = _measure(policy, spec, kinds, progress(rounds))
@@ -133,7 +134,7 @@ def run_bench(
             kind: {phase: percentiles(values) for phase, values in of_kind.items()}
             for kind, of_kind in samples.items()
         },
-        'floors_ms': _floors(spec, rates, options, kinds, report.denoise_steps),
+        'floors_ms': _floors(checked, rates, options, kinds, report.denoise_steps),
         'rates': asdict(rates) if rates else None,
         'memory': {**memory, 'device': facts.used_bytes, 'device_is': facts.used},
         'notes': notes,
@@ -180,27 +181,22 @@ def device_facts(options: BenchOptions) -> DeviceFacts:
     return DeviceFacts(info.name, info.total_bytes, used, 'in use on the device, by all processes')
 
 
-def _load(bundle: Path, options: BenchOptions) -> Policy:
+def _load(bundle: Bundle, options: BenchOptions) -> Policy:
     settings = PolicySettings(
         denoise_steps=options.steps,
         cfg_enabled=options.rows == 2,
         cfg_beta=_BETA,
         cfg_mode='fused' if options.rows == 2 else 'auto',
     )
-    policy = Policy.load(
+    return Policy.load(
         bundle,
         options.backend,
         options.device,
         precision=options.precision,
         settings=settings,
+        threads=options.threads,
         verify=False,
     )
-    if options.threads is not None:
-        # After all checks that need no PyTorch, which takes seconds to import.
-        import torch
-
-        torch.set_num_threads(options.threads)
-    return policy
 
 
 def _late(what: str, ask: Callable[[], Found], notes: list[str]) -> Found | None:
@@ -284,13 +280,13 @@ def _check_kind(kind: Kind, report: InferenceReport) -> None:
 
 
 def _floors(
-    spec: BundleSpec, rates: Rates | None, options: BenchOptions, kinds: list[Kind], steps: int
+    bundle: Bundle, rates: Rates | None, options: BenchOptions, kinds: list[Kind], steps: int
 ) -> dict[str, dict[str, Any]]:
     """Return floors by kind and phase; empty without rates."""
     if rates is None:
         return {}
     floors = phase_floors(
-        count_operations(spec.family, spec.dims),
+        counts_of(bundle),
         rates,
         precision=options.precision,
         rows=options.rows,

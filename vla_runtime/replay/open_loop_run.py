@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.engines.loading import limit_threads
 from vla_runtime.policy import Policy
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.replay.bag_topics import find_instructions, find_topics
@@ -161,12 +160,14 @@ def _with_recorded(
 
 def _load(changes: Changes, robot: Robot) -> RobotPolicy:
     assert changes.bundle is not None
-    spec = read_bundle(changes.bundle, verify=False).spec
-    match = match_robot(robot, spec, changes.bundle)
-    backend = changes.backend or 'torch'
-    limit_threads(backend, changes.threads or 0, 1)
+    bundle = read_bundle(changes.bundle, verify=False)
+    match = match_robot(robot, bundle.spec, changes.bundle)
     policy = Policy.load(
-        changes.bundle, backend, changes.device or 'cpu', precision=changes.precision or 'float32'
+        bundle,
+        changes.backend or 'torch',
+        changes.device or 'cpu',
+        precision=changes.precision or 'float32',
+        threads=changes.threads or 0,
     )
     return RobotPolicy(policy, match)
 

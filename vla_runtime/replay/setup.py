@@ -12,7 +12,6 @@ import numpy as np
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.loading import limit_threads
 from vla_runtime.performance.measurement import machine, versions
 from vla_runtime.policy import Policy
 from vla_runtime.replay.recorded import ReplayError
@@ -74,24 +73,25 @@ def load_policy(description: PolicyDescription, changes: Changes) -> LoadedPolic
     backend = changes.backend or description.backend
     device = changes.device or (description.device if not changes.backend else 'cpu')
     precision = changes.precision or description.precision
-    spec = read_bundle(folder, verify=False).spec
+    bundle = read_bundle(folder, verify=False)
+    spec = bundle.spec
     match = match_robot(description.robot, spec, folder)
     cameras = _cameras(description, match, folder)
     state = _state(description, spec, match, folder)
-    threads = limit_threads(backend, changes.threads or description.threads, 1)
     policy = Policy.load(
-        folder,
+        bundle,
         backend,
         device,
         precision=precision,
         use_cuda_graphs=description.use_cuda_graphs,
+        threads=changes.threads or description.threads,
     )
     differences = [
         *_changed('bundle', description.bundle_sha256[:12], spec_identity(spec)[:12]),
         *_changed('backend', description.backend, backend),
         *_changed('device', description.device, device),
         *_changed('precision', description.precision, precision),
-        *_changed('threads', description.threads, threads),
+        *_changed('threads', description.threads, policy.threads),
         *(f'setting {name} = {value}' for name, value in changes.settings.items()),
         *_other_machine(description),
     ]

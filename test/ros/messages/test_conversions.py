@@ -173,3 +173,16 @@ def test_rows_that_do_not_fit_the_names_are_a_programming_error():
         plan_to_message(
             np.zeros((1, 3)), ['a', 'b'], ['position'] * 2, 0.1, stamp_ns=0, episode=0, certain=0
         )
+
+
+@pytest.mark.parametrize('step', [None, 0, 7, -12])
+def test_the_step_of_row_0_travels_with_plan_and_chunk(step):
+    plan = plan_to_message(
+        np.zeros((2, 1)), ('a',), ('position',), 0.1, stamp_ns=5, episode=1, certain=1, step=step
+    )
+    assert message_to_plan(over_the_wire(plan)).step == step
+    chunk = chunk_to_message(
+        a_chunk(), stamp_ns=5, episode=1, number=2, tied=True, request=3, step=step
+    )
+    received = message_to_chunk(over_the_wire(chunk))
+    assert (received.step, received.request, received.tied) == (step, 3, True)

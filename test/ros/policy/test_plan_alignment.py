@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vla_runtime.ros.messages.conversions import ReceivedPlan
-from vla_runtime.ros.policy.plan_alignment import AlignmentError, align_plan
+from vla_runtime.ros.policy.plan_alignment import AlignmentError, align_plan, step_of_row_0
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -89,3 +89,17 @@ def test_plan_of_another_robot_or_policy_is_refused(changes, reason):
 
 def test_single_row_does_not_tell_its_step_time_and_needs_not():
     assert len(align(a_plan(ROWS[:1], certain=1, step_time_s=None)).actions) == 1
+
+
+@pytest.mark.parametrize(
+    ('offset_ms', 'step'), [(0, 20), (99, 20), (100, 21), (-1, 19), (-100, 19), (-101, 18)]
+)
+def test_row_0_stands_at_the_step_that_its_plan_row_has(offset_ms, step):
+    plan = a_plan(step=20)
+    stamp_ns = 10 * S + offset_ms * MS
+    assert step_of_row_0(plan, stamp_ns=stamp_ns, step_time_s=0.1) == step
+    aligned = align(plan, offset_ms)
+    np.testing.assert_array_equal(
+        aligned.actions[20 - step if step < 20 else 0], plan.rows[max(0, step - 20)]
+    )
+    assert step_of_row_0(a_plan(), stamp_ns=stamp_ns, step_time_s=0.1) is None

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from vla_runtime.bundle.folder import read_bundle, seal
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.writer import seal
 from vla_runtime.tabletop.study import runner
 from vla_runtime.tabletop.study.condition import Condition, grid
 from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions

@@ -5,6 +5,8 @@
     onnx/expert.onnx, expert_r2.onnx       one denoise step over 1 or 2 rows
     onnx/monolithic.onnx, ..._r2.onnx      everything, all denoise steps unrolled: the baseline
     onnx/weights.data                      the weights of all of them, once
+    onnx/graphs.json                       operators and bytes of each, for a build
+    onnx/operations.json                   operations and bytes of each run, for the roofline
 
 Every shape is static; shapes are those of engines/README.md. The monolithic graph takes `pixels`
 (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,) and plan_weight (N, 1, H, 1), and
@@ -22,6 +24,7 @@ Precision = Literal['float32', 'float16', 'bfloat16']
 
 ONNX_FOLDER = 'onnx'
 WEIGHTS_DATA = 'weights.data'
+GRAPHS_FILE = 'graphs.json'
 # Numbers of prompt rows that are exported: 1, and 2 for guidance.
 ROWS = (1, 2)
 

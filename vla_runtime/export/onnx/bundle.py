@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from vla_runtime import __version__
-from vla_runtime.bundle.folder import Bundle, BundleError, new_bundle, read_bundle, seal
+from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
 from vla_runtime.bundle.schema import ENGINES_FOLDER, SPEC_FILE, VERIFICATION_FILE, BundleSpec
+from vla_runtime.bundle.writer import new_bundle, seal
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision, graph_path
 from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.json_file import read_json
 from vla_runtime.export.receipt import Receipt, VerificationError
+from vla_runtime.files.json_file import read_json
 
 # (task, total) to a function that takes progress: bytes for `write onnx`, files for `verify`.
 Bars = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]

@@ -4,17 +4,21 @@ Invariants:
 - the networks are traced without numbers (PyTorch's meta device) and the weights are written one
   tensor at a time, so the export needs memory for the largest tensor, not for the model;
 - all files refer to one weights.data;
+- a build and the roofline find facts and counts beside the graphs and read none of them;
 - the monolithic graph is the other three written one after the other, the expert once a step.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx
 import torch
+from onnx import helper
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -29,6 +33,7 @@ from vla_runtime.engines.onnx.files import (
     graph_path,
 )
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors
+from vla_runtime.export.graph_facts import ExportedGraphs, GraphFacts, write_graph_facts
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.translation import Translator
 from vla_runtime.export.onnx.weights import BundleWeights, WeightFile
@@ -36,6 +41,7 @@ from vla_runtime.families.blocks.layers import matrix_names, query_scales
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.families.flow_step import DenoiseStep, Prefix
 from vla_runtime.families.traced_shapes import parameters_of, trace_shapes
+from vla_runtime.performance.operation_counts import count_operations, write_counts
 
 _DTYPES = {
     'float32': torch.float32,
@@ -75,6 +81,8 @@ def write_onnx(
             writer.prefix(rows)
             writer.expert(rows)
             writer.monolithic(rows)
+    write_graph_facts(target, ExportedGraphs(precision, writer.facts))
+    write_counts(folder, count_operations(spec.family, spec.dims))
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
@@ -167,6 +175,7 @@ class _Writer:
         self._file = file
         self._traced = traced
         self._scales = query_scales(traced.network)
+        self.facts: dict[str, GraphFacts] = {}
 
     def vision(self) -> None:
         graph, translator = self._begin('vision')
@@ -239,6 +248,19 @@ class _Writer:
             name: graph.input(name, _DTYPES[kind], shape) for name, (kind, shape) in inputs.items()
         }
 
-    @staticmethod
-    def _save(graph: GraphWriter, path: Path) -> None:
-        onnx.save_model(graph.model(), path)
+    def _save(self, graph: GraphWriter, path: Path) -> None:
+        model = graph.model()
+        onnx.save_model(model, path)
+        self.facts[path.name] = _facts_of(model)
+
+
+def _facts_of(model: onnx.ModelProto) -> GraphFacts:
+    weights = model.graph.initializer
+    sizes = [helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize for tensor in weights]
+    return GraphFacts(
+        opset=model.opset_import[0].version,
+        operators=dict(sorted(Counter(node.op_type for node in model.graph.node).items())),
+        weight_bytes=sum(
+            math.prod(tensor.dims) * size for tensor, size in zip(weights, sizes, strict=True)
+        ),
+    )

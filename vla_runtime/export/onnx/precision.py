@@ -1,38 +1,49 @@
-"""Checks that an ONNX graph computes in half only where rounding does no harm.
+"""Types in an exported ONNX graph: half precision where it was asked for, and nowhere else.
 
-Numbers alone cannot tell: an index computed in half is right for a short prompt and wrong for a
-long one, and a norm in half is lost among the roundings of half matrix products. So the graph
-itself is walked, node by node, on the types that ONNX infers; `origins.py` follows every tensor
-from where its numbers come from to where they are used. The rules:
-- in float16 or bfloat16 there are three products and nothing else that computes: by one of the
-  bundle's matrices (`is_half_matrix`), of queries and keys, and of attention weights and values;
-- what is rounded for such a product goes into it, or into the past, and is never widened again; so
-  norms, softmax, time, guidance mix, plan term and Euler update are in float32;
-- no input, position, rotary angle, count or constant is rounded at all;
-- no float becomes an integer and no truth value a float: indices are integers from end to end, and
-  rotary angles are made of such integers;
-- float32, int64, bool and the half that was asked for are the only types, the operators those that
-  the export writes, and none of them has a subgraph;
-- a graph asked for in float32 has no half in it at all.
-`constants.py` checks the numbers that stand in the graph.
+Types are those that ONNX infers for every tensor. The rules:
+- float32, int64, bool and the half type that was asked for are the only types;
+- inputs and outputs other than the past are never in half;
+- in half there are matrix products and moves of numbers, and nothing else that computes: norms,
+  softmax, time, masks and the update are in float32;
+- no float becomes an integer, no truth value a float, and no integer half: indices, counts and
+  masks are exact;
+- no operator is redefined or has a subgraph, whose types would not be inferred.
+Numbers are compared elsewhere (`verification.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
 from onnx import TensorProto
 
 from vla_runtime.engines.onnx.files import STEP_INPUTS, STEP_OUTPUTS, Precision
-from vla_runtime.export.onnx.origins import HALVES, origin_faults, type_name
 
+HALVES: Mapping[int, Precision] = {
+    TensorProto.FLOAT16: 'float16',
+    TensorProto.BFLOAT16: 'bfloat16',
+}
 _PORTS = {
     **dict.fromkeys((*STEP_INPUTS, *STEP_OUTPUTS), TensorProto.FLOAT),
     **dict.fromkeys(('x', 'state', 'pixels', 'image_tokens'), TensorProto.FLOAT),
     **dict.fromkeys(('image_mask', 'token_mask'), TensorProto.BOOL),
     'tokens': TensorProto.INT64,
 }
+# Operators that only move numbers.
+MOVES = (
+    'Concat',
+    'Expand',
+    'Gather',
+    'Identity',
+    'Reshape',
+    'Slice',
+    'Split',
+    'Squeeze',
+    'Transpose',
+    'Unsqueeze',
+)
 _TYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, *HALVES)
 
 
@@ -42,46 +53,76 @@ def precision_of(path: Path) -> Precision:
     Raises:
         ValueError: no ONNX file, or one whose types contradict each other.
     """
-    types = set(_tensor_types(path, load_graph(path)).values())
+    types = set(tensor_types(path, load_graph(path)).values())
     for half, name in HALVES.items():
         if half in types:
             return name
     return 'float32'
 
 
-def precision_faults(path: Path, precision: Precision) -> list[str]:
-    """List everything in a graph file that breaks the rules.
+def type_faults(path: Path, precision: Precision) -> list[str]:
+    """List the types in a graph file that break the rules.
 
     Args:
         path: of the graph; its weights are not read.
-        precision: that it is meant to be in.
+        precision: of its matrix products.
 
     Returns:
-        A sentence a fault, naming node and tensor; none if all is well.
+        One sentence per fault, naming node or tensor; empty if all is well.
 
     Raises:
         ValueError: no ONNX file, or one whose types contradict each other.
     """
     model = load_graph(path)
-    types = _tensor_types(path, model)
+    types = tensor_types(path, model)
     # A function of the file's own stands in for the operator of its name.
-    faults = [
-        f"'{function.name}' is redefined by the file: an inside of its own, which is not walked"
-        for function in model.functions
-    ]
+    faults = [f"'{function.name}' is redefined by the file" for function in model.functions]
+    for node in model.graph.node:
+        if fault := node_fault(node, types):
+            faults.append(f"node '{node.name or node.output[0]}' ({node.op_type}) {fault}")
     faults += _port_faults(model.graph, types)
     faults += [
         f"'{name}' is in {type_name(kind)}, which no part of a policy is computed in"
         for name, kind in types.items()
         if kind not in _TYPES
     ]
-    faults += origin_faults(model.graph, types)
     wrong = [
         f"'{name}' is in {type_name(kind)} in a file that is meant to be {precision}"
         for name, kind in types.items()
         if HALVES.get(kind, precision) != precision
     ]
     return faults + wrong[:1]
+
+
+def node_fault(node: onnx.NodeProto, types: Mapping[str, int]) -> str:
+    """The rule that a node breaks, as the end of a sentence; empty if none."""
+    if node.domain not in ('', 'ai.onnx') or any(
+        part.HasField('g') or part.graphs for part in node.attribute
+    ):
+        return "is no operator of ONNX's own, or has a subgraph"
+    if node.op_type == 'Cast':
+        return _cast_fault(node.input[0], node.output[0], types)
+    if node.op_type == 'Gather' and types.get(node.input[1]) != TensorProto.INT64:
+        return f'has the index {in_words(node.input[1], types)}, which must be int64'
+    if node.op_type == 'MatMul' or node.op_type in MOVES:
+        return ''
+    half = next((name for name in (*node.input, *node.output) if types.get(name) in HALVES), None)
+    if half is None:
+        return ''
+    return (
+        f"computes '{node.output[0]}' in {type_name(types[half])}; everything but matrix products "
+        'must be float32, and indices integers'
+    )
+
+
+def in_words(name: str, types: Mapping[str, int]) -> str:
+    """A tensor's name and type, for a message."""
+    return f"'{name}' ({type_name(types.get(name, TensorProto.UNDEFINED))})"
+
+
+def type_name(kind: int) -> str:
+    """ONNX's name for a type, such as `float16`."""
+    return TensorProto.DataType.Name(kind).lower()
 
 
 def load_graph(path: Path) -> onnx.ModelProto:
@@ -96,6 +137,34 @@ def load_graph(path: Path) -> onnx.ModelProto:
         raise ValueError(f'{path}: is not an ONNX file: {error}') from None
 
 
+def tensor_types(path: Path, model: onnx.ModelProto) -> dict[str, int]:
+    """Inferred type of every tensor, as ONNX numbers it.
+
+    Raises:
+        ValueError: types or shapes that contradict each other.
+    """
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+    except onnx.shape_inference.InferenceError as error:
+        raise ValueError(f'{path}: has types or shapes that contradict: {error}') from None
+    values = (*inferred.input, *inferred.value_info, *inferred.output)
+    types = {value.name: value.type.tensor_type.elem_type for value in values}
+    return types | {item.name: item.data_type for item in inferred.initializer}
+
+
+def _cast_fault(source: str, target: str, types: Mapping[str, int]) -> str:
+    floats = (TensorProto.FLOAT, TensorProto.DOUBLE, *HALVES)
+    kind, made = types.get(source), types.get(target)
+    change = f'{in_words(source, types)} to {in_words(target, types)}'
+    if made in HALVES and kind not in floats:
+        return f'rounds {change}: an index, mask or count must not be in half'
+    if made not in floats and kind in floats:
+        return f'turns {change}: an index must be computed in integers throughout'
+    if made in floats and kind == TensorProto.BOOL:
+        return f'turns {change}: what is counted must be counted in integers'
+    return ''
+
+
 def _port_faults(graph: onnx.GraphProto, types: dict[str, int]) -> list[str]:
     faults = []
     for port in (*graph.input, *graph.output):
@@ -104,13 +173,3 @@ def _port_faults(graph: onnx.GraphProto, types: dict[str, int]) -> list[str]:
         if kind != must_be:
             faults.append(f"'{port.name}' is in {type_name(kind)} and must be {type_name(must_be)}")
     return faults
-
-
-def _tensor_types(path: Path, model: onnx.ModelProto) -> dict[str, int]:
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
-    except onnx.shape_inference.InferenceError as error:
-        raise ValueError(f'{path}: has types or shapes that contradict: {error}') from None
-    values = (*inferred.input, *inferred.value_info, *inferred.output)
-    types = {value.name: value.type.tensor_type.elem_type for value in values}
-    return types | {item.name: item.data_type for item in inferred.initializer}

@@ -50,21 +50,12 @@ class BundleWeights:
     def read(self, name: str) -> Tensor:
         """The tensor as float32."""
         stored = self._stored[name]
-        return self._read(stored, stored.size).reshape(stored.shape)
-
-    def read_row(self, name: str) -> Tensor:
-        """The first row of a matrix (rows, columns) as float32 (columns,)."""
-        stored = self._stored[name]
-        return self._read(stored, stored.size // stored.shape[0])
-
-    @staticmethod
-    def _read(stored: StoredTensor, size: int) -> Tensor:
-        """The first bytes of a tensor, as float32 and flat."""
-        buffer = bytearray(size)
+        buffer = bytearray(stored.size)
         with stored.path.open('rb') as file:
             file.seek(stored.offset)
             file.readinto(buffer)
-        return torch.frombuffer(buffer, dtype=_STORED[stored.dtype]).to(torch.float32)
+        numbers = torch.frombuffer(buffer, dtype=_STORED[stored.dtype])
+        return numbers.to(torch.float32).reshape(stored.shape)
 
 
 class WeightFile:

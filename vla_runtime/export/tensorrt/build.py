@@ -20,7 +20,8 @@ from pathlib import Path
 
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.free_memory import available_host_bytes, free_swap_bytes
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision
+from vla_runtime.engines.onnx.files import GRAPHS_FILE, ONNX_FOLDER, WEIGHTS_DATA, Precision
+from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.tensorrt.adapter import BuildOptions, Progress, TensorRT, TensorRTError
 from vla_runtime.engines.tensorrt.store import (
     TIMING_CACHE,
@@ -32,7 +33,8 @@ from vla_runtime.engines.tensorrt.store import (
     rebuild_command,
     write_metadata,
 )
-from vla_runtime.export.tensorrt.graph import OnnxSummary, summarise
+from vla_runtime.export.graph_facts import GraphFacts, read_graph_facts
+from vla_runtime.export.tensorrt.operators import unsupported
 from vla_runtime.export.tensorrt.receipt import forget
 from vla_runtime.files.large_files import file_sha256
 from vla_runtime.files.whole_files import write_bytes
@@ -80,7 +82,7 @@ class BuildPlan:
 
     Attributes:
         folder: where the engines go.
-        graphs: every engine's ONNX file, by engine name.
+        graphs: facts of every engine's ONNX file, by engine name.
         digests: SHA-256 of each graph and its weights, by their names in the bundle.
         done: engines that are there already and need not be built.
         precision: of the ONNX files.
@@ -89,7 +91,7 @@ class BuildPlan:
     """
 
     folder: Path
-    graphs: dict[str, OnnxSummary]
+    graphs: dict[str, GraphFacts]
     digests: dict[str, dict[str, str]]
     done: dict[str, EngineFile]
     precision: Precision
@@ -131,23 +133,32 @@ def plan_build(
         force: rebuild existing engines.
 
     Raises:
-        ValueError: ONNX files that are missing, of mixed or other precision, or not readable by
+        ValueError: ONNX files that are missing, of another precision, or not readable by
             this TensorRT; or a build that cannot fit into memory.
     """
     folder = bundle / ONNX_FOLDER
-    graphs = {name: summarise(folder / f'{name}.onnx') for name in engine_names(rows)}
-    found = _precision(folder, graphs, precision)
+    names = engine_names(rows)
+    check_graph_files(bundle, (*map(_graph_file, names), WEIGHTS_DATA, GRAPHS_FILE))
+    exported = read_graph_facts(folder, map(_graph_file, names))
+    graphs = {name: exported.graphs[_graph_file(name)] for name in names}
+    found = exported.precision
+    if precision not in (None, found):
+        raise ValueError(
+            f"--precision {precision}: the files in {folder} are {found}, and an engine's "
+            'precision is that of its ONNX files; export them again in the one that you want'
+        )
     if found not in adapter.precisions:
         raise ValueError(
             f'{folder}: the files are {found}, which TensorRT {adapter.version} cannot run; export '
             f'them in {" or ".join(adapter.precisions)}'
         )
-    for summary in graphs.values():
-        if problems := summary.unsupported(adapter.version):
+    for name, graph in graphs.items():
+        if problems := unsupported(graph, found, adapter.version):
             raise ValueError(
-                f'{summary.path}: TensorRT {adapter.version} cannot read {", ".join(problems)}'
+                f'{folder / _graph_file(name)}: TensorRT {adapter.version} cannot read '
+                f'{", ".join(problems)}'
             )
-    weight_bytes = max(summary.weight_bytes for summary in graphs.values())
+    weight_bytes = max(graph.weight_bytes for graph in graphs.values())
     target = bundle / 'engines' / folder_name(runtime.info.name, adapter.version)
     digests = _digests(bundle, graphs, files or {})
     plan = BuildPlan(
@@ -260,7 +271,8 @@ def _build_one(
         progress=progress,
     )
     start = time.monotonic()
-    built = adapter.build(plan.graphs[name].path, options)
+    bundle = plan.folder.parents[1]
+    built = adapter.build(bundle / ONNX_FOLDER / _graph_file(name), options)
     seconds = time.monotonic() - start
     path = plan.folder / f'{name}{_ENDING}'
     write_bytes(path, built.plan)
@@ -284,30 +296,17 @@ def _build_one(
     )
 
 
-def _precision(folder: Path, graphs: dict[str, OnnxSummary], wanted: str | None) -> Precision:
-    found = sorted({summary.precision for summary in graphs.values()})
-    if len(found) > 1:
-        raise ValueError(
-            f'{folder}: the files differ in precision ({", ".join(found)}); export them again'
-        )
-    if wanted is not None and wanted != found[0]:
-        raise ValueError(
-            f"--precision {wanted}: the files in {folder} are {found[0]}, and an engine's "
-            'precision is that of its ONNX files; export them again in the one that you want'
-        )
-    return found[0]
-
-
 def _digests(
-    bundle: Path, graphs: dict[str, OnnxSummary], files: Mapping[str, str]
+    bundle: Path, engines: Iterable[str], files: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
     """SHA-256 of each graph and its weights; a file that several share is read once at most."""
     known = dict(files)
     digests = {}
-    for engine, summary in graphs.items():
-        names = {path.relative_to(bundle).as_posix(): path for path in summary.files}
-        for name in names.keys() - known.keys():
-            known[name] = file_sha256(names[name])
+    for engine in engines:
+        names = [f'{ONNX_FOLDER}/{file}' for file in (_graph_file(engine), WEIGHTS_DATA)]
+        for name in names:
+            if name not in known:
+                known[name] = file_sha256(bundle / name)
         digests[engine] = {name: known[name] for name in names}
     return digests
 
@@ -328,3 +327,8 @@ def _done(
         and (folder / entry.file).is_file()
         and (folder / entry.file).stat().st_size == entry.size
     }
+
+
+def _graph_file(engine: str) -> str:
+    """Name of the ONNX file that an engine is built from."""
+    return f'{engine}.onnx'

@@ -14,8 +14,8 @@ from typing import Any
 
 from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.engines.tensorrt.store import METADATA, RECEIPT, REJECTION, EngineFile
-from vla_runtime.export.json_file import LARGEST_JSON
 from vla_runtime.files.input_files import read_text
+from vla_runtime.files.json_file import LARGEST_JSON
 from vla_runtime.files.large_files import file_sha256
 from vla_runtime.files.whole_files import write_text
 

@@ -12,7 +12,7 @@ from vla_runtime.export.checkpoint import StoredTensor
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
-from vla_runtime.export.missing_facts import Gaps
+from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import ExportOptions
 from vla_runtime.families.pi.openpi_folder import read_openpi_folder
 from vla_runtime.families.pi.tensor_dims import dims_of, family_of, known_heads, pi_shapes
@@ -76,7 +76,7 @@ class PiReader(CheckpointReader):
         tensors: Mapping[str, StoredTensor],
         facts: FolderFacts,
         options: ExportOptions,
-        gaps: Gaps,
+        gaps: MissingFacts,
     ) -> MakeDims | None:
         shape = pi_shapes(tensors)
         check_shown(shape, facts, gaps)

@@ -20,7 +20,7 @@ from vla_runtime.export.folder import (
     Question,
     find_tokenizer,
 )
-from vla_runtime.export.json_file import JsonMapping, read_json
+from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.types import NormaliserKind
 
 STATISTICS_JSON = 'norm_stats.json'

@@ -24,12 +24,12 @@ from vla_runtime.export.block_sizes import (
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
-from vla_runtime.export.json_file import read_json
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
-from vla_runtime.export.missing_facts import Gaps
+from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import ExportOptions
 from vla_runtime.export.tensor_names import DECODER, SIGLIP, TensorNames, row, rows_under
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
+from vla_runtime.files.json_file import read_json
 
 _VLM = r'vlm_with_expert\.vlm\.(?:model\.)?'
 _VISION = rf'{_VLM}vision_model\.'
@@ -100,7 +100,7 @@ class SmolVlaReader(CheckpointReader):
         tensors: Mapping[str, StoredTensor],
         facts: FolderFacts,
         options: ExportOptions,
-        gaps: Gaps,
+        gaps: MissingFacts,
     ) -> MakeDims | None:
         shape = Shapes(tensors, 'SmolVLA')
         check_shown(shape, facts, gaps)

@@ -330,6 +330,7 @@ class ControlLoop:
                 self._ros_now_ns(),
                 received.tied,
                 received.request,
+                received.step,
             )
 
     def check_alive(self, now_s: float) -> None:

@@ -296,6 +296,7 @@ class ExecutorNode(LifecycleNode):
                 episode=plan.episode,
                 certain=plan.certain,
                 request=plan.request,
+                step=plan.first_step,
             )
         )
         return True

@@ -9,10 +9,11 @@ Both travel as a `JointTrajectory`, so that every ROS tool can show and record t
   velocities. A message with both kinds fills both, and NaN stands where a column is of the other
   kind;
 - `header.frame_id`: what JointTrajectory has no field for, in words:
-  `chunk episode=3 number=17 tied=1 request=40`, `plan episode=3 certain=4 request=40`. A chunk
-  answers the request of its episode that it names, and is `tied` when it was made to continue that
-  request's plan (real-time chunking; one that does not say so is not); `certain` counts the rows
-  that will be executed whatever the answer is.
+  `chunk episode=3 number=17 tied=1 step=96 request=40`, `plan episode=3 certain=4 step=99
+  request=40`. A chunk answers the request of its episode that it names, and is `tied` when it was
+  made to continue that request's plan (real-time chunking; one that does not say so is not).
+  `certain` counts the rows that will be executed whatever the answer is. `step` is the plan step of
+  row 0: steps stand still while the robot holds, so that time alone does not say it.
 
 An empty plan (no points) is a request too: the executor is not executing anything.
 Stamps are integers of nanoseconds from end to end; nothing here goes through float seconds.
@@ -41,8 +42,11 @@ if TYPE_CHECKING:
 _SECOND_NS = 1_000_000_000
 # At most 18 digits each: what fits into 63 bits.
 _N = r'([0-9]{1,18})'
-_CHUNK_TAG = re.compile(rf'chunk episode={_N} number={_N}(?: tied=([01]))?(?: request={_N})?')
-_PLAN_TAG = re.compile(rf'plan episode={_N} certain={_N}(?: request={_N})?')
+_STEP = r'(?: step=(-?[0-9]{1,18}))?'
+_CHUNK_TAG = re.compile(
+    rf'chunk episode={_N} number={_N}(?: tied=([01]))?{_STEP}(?: request={_N})?'
+)
+_PLAN_TAG = re.compile(rf'plan episode={_N} certain={_N}{_STEP}(?: request={_N})?')
 
 
 class TrajectoryError(ValueError):
@@ -60,6 +64,7 @@ class ReceivedChunk:
         number: inference number.
         tied: it was made to continue the request's plan.
         request: number of the request that it answers; None where it does not say.
+        step: of a tied chunk the plan step at which its row 0 stands; None where it does not say.
     """
 
     chunk: ActionChunk
@@ -68,6 +73,7 @@ class ReceivedChunk:
     number: int
     tied: bool
     request: int | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,7 @@ class ReceivedPlan:
         episode: the executor's episode.
         certain: rows, from row 0 on, that will be executed whatever the answer is.
         request: its number, for the answer; None where it does not say.
+        step: number of the step of row 0, for the answer; None where it does not say.
     """
 
     rows: np.ndarray
@@ -93,6 +100,7 @@ class ReceivedPlan:
     episode: int
     certain: int
     request: int | None = None
+    step: int | None = None
 
 
 def stamp_to_ns(stamp: Time) -> int:
@@ -115,13 +123,15 @@ def chunk_to_message(
     number: int,
     tied: bool = False,
     request: int | None = None,
+    step: int | None = None,
 ) -> JointTrajectory:
     """The message that answers a request."""
     message = _to_message(
         chunk.actions, chunk.names, chunk.kinds, chunk.step_time_s, stamp_ns=stamp_ns
     )
     message.header.frame_id = (
-        f'chunk episode={episode} number={number} tied={int(tied)}{_request_tag(request)}'
+        f'chunk episode={episode} number={number} tied={int(tied)}'
+        f'{_tag("step", step)}{_tag("request", request)}'
     )
     return message
 
@@ -142,7 +152,7 @@ def message_to_chunk(
     if tag is None:
         raise TrajectoryError(
             f'header.frame_id is {quoted(message.header.frame_id)}, expected '
-            "'chunk episode=E number=N tied=0 or 1 request=K'"
+            "'chunk episode=E number=N tied=0 or 1 step=F request=K'"
         )
     if not message.points:
         raise TrajectoryError('points: a chunk needs at least one')
@@ -162,7 +172,8 @@ def message_to_chunk(
         episode=int(tag[1]),
         number=int(tag[2]),
         tied=tag[3] == '1',
-        request=None if tag[4] is None else int(tag[4]),
+        request=None if tag[5] is None else int(tag[5]),
+        step=None if tag[4] is None else int(tag[4]),
     )
 
 
@@ -176,10 +187,13 @@ def plan_to_message(
     episode: int,
     certain: int,
     request: int | None = None,
+    step: int | None = None,
 ) -> JointTrajectory:
     """The executor's request: (n, columns) setpoints that it will still execute, n >= 0."""
     message = _to_message(rows, names, kinds, step_time_s, stamp_ns=stamp_ns)
-    message.header.frame_id = f'plan episode={episode} certain={certain}{_request_tag(request)}'
+    message.header.frame_id = (
+        f'plan episode={episode} certain={certain}{_tag("step", step)}{_tag("request", request)}'
+    )
     return message
 
 
@@ -193,7 +207,7 @@ def message_to_plan(message: JointTrajectory) -> ReceivedPlan:
     if tag is None:
         raise TrajectoryError(
             f'header.frame_id is {quoted(message.header.frame_id)}, expected '
-            "'plan episode=E certain=N request=K'"
+            "'plan episode=E certain=N step=F request=K'"
         )
     names = tuple(message.joint_names)
     if message.points:
@@ -210,12 +224,13 @@ def message_to_plan(message: JointTrajectory) -> ReceivedPlan:
         stamp_ns=stamp_to_ns(message.header.stamp),
         episode=int(tag[1]),
         certain=int(tag[2]),
-        request=None if tag[3] is None else int(tag[3]),
+        request=None if tag[4] is None else int(tag[4]),
+        step=None if tag[3] is None else int(tag[3]),
     )
 
 
-def _request_tag(request: int | None) -> str:
-    return '' if request is None else f' request={request}'
+def _tag(name: str, value: int | None) -> str:
+    return '' if value is None else f' {name}={value}'
 
 
 def _to_message(

@@ -45,8 +45,6 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.engines.loading import limit_threads
-from vla_runtime.engines.preflight import check_backend
 from vla_runtime.policy import Policy
 from vla_runtime.ros.messages.conversions import chunk_to_message, message_to_plan
 from vla_runtime.ros.messages.diagnostics import Level, StatusItem
@@ -183,11 +181,9 @@ class PolicyNode(LifecycleNode):
                 raise ValueError(f"parameter '{name}' is not set; give it as -p {name}:=PATH")
         settings = settings_from(given)
         robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
-        bundle = Path(given['bundle']).expanduser()
         # Files that do not fit are refused before gigabytes of weights are hashed and loaded.
-        self._match = match_robot(robot, read_bundle(bundle, verify=False).spec, bundle)
-        check_backend(given['backend'], given['device'])
-        threads = limit_threads(given['backend'], given['torch_threads'], settings.networks_at_once)
+        bundle = read_bundle(Path(given['bundle']).expanduser(), verify=False)
+        self._match = match_robot(robot, bundle.spec, bundle.folder)
         self._policy = Policy.load(
             bundle,
             given['backend'],
@@ -195,6 +191,7 @@ class PolicyNode(LifecycleNode):
             precision=given['precision'],
             settings=settings,
             use_cuda_graphs=given['use_cuda_graphs'],
+            threads=given['torch_threads'],
             verify=given['verify_bundle'],
         )
         milliseconds = self._policy.warm_up()
@@ -205,8 +202,8 @@ class PolicyNode(LifecycleNode):
                     self._policy.spec,
                     robot,
                     self._match,
-                    {**given, 'bundle': str(bundle.resolve())},
-                    threads=threads,
+                    {**given, 'bundle': str(bundle.folder.resolve())},
+                    threads=self._policy.threads or 0,
                     topic_name=self.resolve_topic_name,
                 )
             )
@@ -356,6 +353,7 @@ class PolicyNode(LifecycleNode):
                 number=answer.report.number,
                 tied=answer.inference.tied,
                 request=answer.request.request,
+                step=answer.inference.step,
             )
         )
         overhead_ms = answer.overhead_ms(monotonic_ns())

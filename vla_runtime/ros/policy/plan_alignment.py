@@ -65,7 +65,7 @@ def align_plan(
             f'committed_plan: rows are {plan.step_time_s:g} s apart, but a step of the policy is '
             f'{step_time_s:g} s'
         )
-    over = (stamp_ns - plan.stamp_ns) // step_ns
+    over = _steps_over(plan, stamp_ns, step_time_s)
     rows = plan.rows[max(0, over) :, order]
     missing_rows = max(0, -over)
     # Nothing of the plan falls within the chunk.
@@ -77,3 +77,25 @@ def align_plan(
         delay_steps=min(max(0, plan.certain - over), len(rows)),
         execution_horizon=len(rows),
     )
+
+
+def step_of_row_0(plan: ReceivedPlan, *, stamp_ns: int, step_time_s: float) -> int | None:
+    """The plan step at which row 0 of a chunk stands that was aligned by `align_plan`.
+
+    Args:
+        plan: as it came.
+        stamp_ns: ROS time of the observation.
+        step_time_s: seconds between two actions of the policy.
+
+    Returns:
+        number of the step; before the plan's first where the plan was continued backwards, None
+        where the plan does not say
+    """
+    if plan.step is None:
+        return None
+    return plan.step + _steps_over(plan, stamp_ns, step_time_s)
+
+
+def _steps_over(plan: ReceivedPlan, stamp_ns: int, step_time_s: float) -> int:
+    """Steps of the plan that were over at the observation; negative where it begins later."""
+    return (stamp_ns - plan.stamp_ns) // round(step_time_s * 1e9)

@@ -16,7 +16,7 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Inference, Policy
 from vla_runtime.ros.messages.conversions import ReceivedPlan
 from vla_runtime.ros.messages.images import to_rgb
-from vla_runtime.ros.policy.plan_alignment import align_plan
+from vla_runtime.ros.policy.plan_alignment import align_plan, step_of_row_0
 from vla_runtime.ros.robot.match import RobotMatch
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
 
@@ -31,12 +31,15 @@ class RobotInference:
         plan: what went into the chunk, in the robot's units: it is tied to it, or was chosen by
             it among several samples; None where no plan had a say.
         tied: the chunk continues the plan.
+        step: of a tied chunk the plan step at which its row 0 stands; None where the plan does not
+            say.
     """
 
     chunk: ActionChunk
     report: InferenceReport
     plan: CommittedPlan | None
     tied: bool
+    step: int | None
 
 
 class RobotPolicy:
@@ -95,6 +98,7 @@ class RobotPolicy:
             step_time_s=spec.step_time_s,
             horizon=spec.dims.horizon,
         )
+        step = step_of_row_0(plan, stamp_ns=stamp_ns, step_time_s=spec.step_time_s)
         self.policy.settings = settings
         inferred = self.policy.submit(
             observation, plan=self._in_policy_units(aligned), number=number
@@ -108,6 +112,7 @@ class RobotPolicy:
                 report=report,
                 plan=aligned if tied or report.sample_distances else None,
                 tied=tied,
+                step=step if tied else None,
             )
 
         return then(inferred, convert)

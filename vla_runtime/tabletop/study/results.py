@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_runtime import __version__
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.json_file import read_json
+from vla_runtime.files.json_file import JsonError, read_json
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.tabletop.sim.gl import mujoco
 from vla_runtime.tabletop.sim.success_rate import SuccessRate
@@ -237,7 +236,7 @@ def _read_study(path: Path) -> Json:
         for condition in study.mappings('conditions'):
             condition.mapping('label')
             condition.mapping('groups')
-    except ExportError as error:
+    except JsonError as error:
         raise ValueError(
             f'{error}; every study_*.json here is shown in study.html: move it elsewhere'
         ) from None

@@ -22,9 +22,8 @@ from tqdm import tqdm
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.identity import spec_identity
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.json_file import JsonMapping, read_json
 from vla_runtime.export.onnx.bundle import bundle_with_onnx
+from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.tabletop.sim.workers import workers
 from vla_runtime.tabletop.sim.world import Tabletop
@@ -85,7 +84,7 @@ def run_conditions(
         progress: show a bar.
 
     Raises:
-        ExportError: a file in `work` is no finished condition; names it.
+        JsonError: a file in `work` is no finished condition; names it.
     """
     runs = [
         Run(condition, _bundle_of(condition, bundle, work), tuple(seeds))
@@ -216,7 +215,7 @@ def _read(path: Path) -> list[EpisodeResult]:
     """A finished condition's episodes.
 
     Raises:
-        ExportError: the file is not what `_write` writes; names it.
+        JsonError: the file is not what `_write` writes; names it.
     """
     return [_episode(mapping) for mapping in read_json(path).mappings('episodes')]
 
@@ -227,7 +226,7 @@ def _episode(said: JsonMapping) -> EpisodeResult:
         cache_use = CacheUse(**said.mapping('cache_use').values)
         return EpisodeResult(**{**said.values, 'jerk': jerk, 'cache_use': cache_use})
     except TypeError as error:
-        raise ExportError(
+        raise JsonError(
             f'{said.path}: field {said.field}: is no episode ({error}); remove the file, and its '
             'condition is run again'
         ) from None

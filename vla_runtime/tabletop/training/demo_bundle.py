@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from vla_runtime.bundle.folder import new_bundle, seal, write_statistics
 from vla_runtime.bundle.schema import (
     VERIFICATION_FILE,
     WEIGHTS_FILE,
@@ -24,6 +23,7 @@ from vla_runtime.bundle.schema import (
     PromptSpec,
     StateSpec,
 )
+from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.policy import Policy
 from vla_runtime.tabletop.sim.closed_loop import run_seeds

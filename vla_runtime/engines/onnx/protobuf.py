@@ -38,14 +38,6 @@ def changed(data: memoryview, changes: Mapping[int, Callable[[memoryview], bytes
     return bytes(made)
 
 
-def varints(data: memoryview) -> Iterator[int]:
-    """Yield the numbers of a packed field."""
-    place = 0
-    while place < len(data):
-        value, place = _varint(data, place)
-        yield value
-
-
 def _spans(data: memoryview) -> Iterator[tuple[int, Any, memoryview]]:
     """Yield each field's number, value, and all its bytes with the tag."""
     place = 0

@@ -1,6 +1,6 @@
 """Checks that the numbers in an ONNX graph fit their names and types.
 
-The walk over the types (`precision.py`) sees names and types alone. It cannot see:
+The walk over origins (`graph_origins.py`) sees names and types alone. It cannot see:
 - a float32 constant whose numbers were rounded to half before they were written. Rotary frequencies
   are where a whole network was converted, and only long prompts show the error. Where the bundle
   itself stores numbers in half, only the constants of rotary angles are checked: the others are
@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from graph_origins import TEXT_TABLE, is_half_matrix
 from onnx import TensorProto
 
 from vla_runtime.engines.onnx.files import WEIGHTS_DATA, Precision
-from vla_runtime.export.onnx.origins import HALVES, TEXT_TABLE, is_half_matrix
-from vla_runtime.export.onnx.precision import load_graph
+from vla_runtime.export.onnx.precision import HALVES, load_graph
 from vla_runtime.export.onnx.weights import BundleWeights
 
 # As many of a tensor's numbers are looked at, and so many different ones are no accident: a float32
@@ -88,7 +88,7 @@ def _matrix_faults(tensor: onnx.TensorProto, folder: Path, weights: BundleWeight
     return [
         f"the matrix '{tensor.name}' holds other numbers than the bundle's '{name}'"
         for name, row in zip(names, rows, strict=True)
-        if not _is_rounded(_widened(row, tensor.data_type), weights.read_row(name).numpy(), name)
+        if not _is_rounded(_widened(row, tensor.data_type), weights.read(name)[0].numpy(), name)
     ]
 
 

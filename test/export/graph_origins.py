@@ -2,7 +2,7 @@
 
 A tensor's origin is a set of roles: which inputs, positions, angles or matrix products its numbers
 were moved, added or multiplied together from. Origins say which half tensor may go where; the rules
-are those of `precision.py`. A faulty tensor has no origin, so that a fault is reported once, where
+are those of `graph_walk.py`. A faulty tensor has no origin, so that a fault is reported once, where
 it is made.
 """
 
@@ -15,12 +15,8 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto
 
-from vla_runtime.engines.onnx.files import Precision
+from vla_runtime.export.onnx.precision import HALVES, MOVES, in_words, node_fault, type_name
 
-HALVES: Mapping[int, Precision] = {
-    TensorProto.FLOAT16: 'float16',
-    TensorProto.BFLOAT16: 'bfloat16',
-}
 # Parameters that may be in half: `matrix_names` of families/blocks/layers.py without the
 # biases, which are added in float32.
 _HALF_MATRICES = re.compile(
@@ -31,20 +27,8 @@ _HALF_MATRICES = re.compile(
 TEXT_TABLE = 'language.embedding.weight'
 _PROJECTION = re.compile(r'\.attention\.([qkv])\.weight$')
 
-# Operators that only move numbers, that mix the numbers of their operands, and that compute
-# something else altogether. Those of the last two are in float32 or in integers.
-_MOVES = (
-    'Concat',
-    'Expand',
-    'Gather',
-    'Identity',
-    'Reshape',
-    'Slice',
-    'Split',
-    'Squeeze',
-    'Transpose',
-    'Unsqueeze',
-)
+# Operators that mix the numbers of their operands, and that compute something else altogether, in
+# float32 or in integers.
 _MIXES = ('Add', 'Div', 'Mul', 'Neg', 'Sub', 'Where')
 _COMPUTES = (
     'And',
@@ -101,11 +85,6 @@ _PROJECTED = {'q': _QUERIES, 'k': _KEYS, 'v': _VALUES}
 _PRODUCTS = (_PRODUCT, _QUERIES, _KEYS, _VALUES)
 
 
-def type_name(kind: int) -> str:
-    """ONNX's name for a type, such as `float16`."""
-    return TensorProto.DataType.Name(kind).lower()
-
-
 def is_half_matrix(name: str) -> bool:
     """Return whether this names a parameter that may be in half, or several of them (`a+b`)."""
     return all(_HALF_MATRICES.fullmatch(part) for part in name.split('+'))
@@ -159,9 +138,6 @@ class _Walk:
     def _is_half(self, name: str) -> bool:
         return self._kind(name) in HALVES
 
-    def _in_words(self, name: str) -> str:
-        return f"'{name}' ({type_name(self._kind(name))})"
-
     def _fault(self, text: str) -> None:
         self.faults.append(f'{self._where} {text}')
 
@@ -187,24 +163,17 @@ class _Walk:
     def _of_node(self, node: onnx.NodeProto) -> list[Origin | None]:
         """Return the origins of a node's outputs, or a single one that all of them share."""
         unknown = [name for name in (*node.input, *node.output) if name and not self._kind(name)]
-        if node.domain not in ('', 'ai.onnx') or any(
-            attribute.HasField('g') or attribute.graphs for attribute in node.attribute
-        ):
-            self._fault('has an inside of its own, which is not walked')
-        elif unknown:
+        if unknown:
             self._fault(f"works on '{unknown[0]}', whose type is unknown")
+        elif node_fault(node, self._types):
+            # It breaks a rule of types, which is reported as such.
+            pass
         elif node.op_type == 'Cast':
             return [self._of_cast(node.input[0], node.output[0])]
-        elif node.op_type in _MOVES:
+        elif node.op_type in MOVES:
             return self._of_move(node)
         elif node.op_type == 'MatMul' and self._is_half(node.output[0]):
             return [self._of_half_product(node)]
-        elif any(self._is_half(name) for name in (*node.input, *node.output)):
-            half = next(name for name in (*node.input, *node.output) if self._is_half(name))
-            self._fault(
-                f"computes '{node.output[0]}' in {type_name(self._kind(half))}; everything but "
-                'matrix products must be float32, and indices integers'
-            )
         elif node.op_type in _MIXES:
             return [self._of_mix(node)]
         elif node.op_type in _COMPUTES:
@@ -216,19 +185,12 @@ class _Walk:
     def _of_cast(self, source: str, target: str) -> Origin | None:
         """Origin after a cast; between float32 and half the tensor's origin decides if it may."""
         kind, made, origin = self._kind(source), self._kind(target), self._origins[source]
-        change = f'{self._in_words(source)} to {self._in_words(target)}'
-        floats = (TensorProto.FLOAT, TensorProto.DOUBLE, *HALVES)
-        if made in HALVES and kind not in (TensorProto.FLOAT, *HALVES):
-            self._fault(f'rounds {change}: an index, mask or count must not be in half')
-        elif made not in floats and kind in floats:
-            self._fault(f'turns {change}: an index must be computed in integers throughout')
-        elif kind == TensorProto.BOOL and made in floats:
-            self._fault(f'turns {change}: what is counted must be counted in integers')
-        elif made == TensorProto.FLOAT and kind == TensorProto.INT64:
+        change = f'{in_words(source, self._types)} to {in_words(target, self._types)}'
+        if made == TensorProto.FLOAT and kind == TensorProto.INT64:
             return _of(_POSITIONS)
-        elif origin is None or (made in HALVES) == (kind in HALVES):
+        if origin is None or (made in HALVES) == (kind in HALVES):
             return origin
-        elif made in HALVES:
+        if made in HALVES:
             if not origin.within(_INPUT, _POSITIONS, _ANGLES):
                 return Origin(origin.roles, rounded=True)
             self._fault(f'rounds {change}: {origin} must stay in float32')
@@ -242,8 +204,6 @@ class _Walk:
         return None
 
     def _of_move(self, node: onnx.NodeProto) -> list[Origin | None]:
-        if node.op_type == 'Gather' and self._kind(node.input[1]) != TensorProto.INT64:
-            self._fault(f'has the index {self._in_words(node.input[1])}, which must be int64')
         moved = node.input if node.op_type == 'Concat' else node.input[:1]
         origin = self._joined(moved)
         if origin is not None and node.op_type == 'Split' and _MATRIX not in origin.roles:

@@ -1,4 +1,4 @@
-"""JSON of other projects: values are checked when read; errors name file and field."""
+"""JSON files: values are checked when read; errors name file and field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.export.errors import ExportError
 from vla_runtime.files.input_files import UnreadableFileError, read_text
 from vla_runtime.files.quotes import one_line, quoted
 
@@ -16,6 +15,10 @@ _REQUIRED = object()
 # The largest are the indexes of sharded checkpoints, some MB.
 LARGEST_JSON = 1 << 26
 _LONGEST_FIELD = 200
+
+
+class JsonError(ValueError):
+    """A JSON file that cannot be used; the message names file and field."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class JsonMapping:
             default: where the key is missing or null; without it that is an error.
 
         Raises:
-            ExportError: missing or of another type.
+            JsonError: missing or of another type.
         """
         value = self.values.get(key)
         if value is None:
@@ -85,10 +88,10 @@ class JsonMapping:
                 raise self.error(key, f'{quoted(value)} in a list where names are expected')
         return tuple(values)
 
-    def error(self, key: str, message: str) -> ExportError:
+    def error(self, key: str, message: str) -> JsonError:
         """An error about one key, with file and field."""
         field = one_line(self._where(key), _LONGEST_FIELD)
-        return ExportError(f'{self.path}: field {field}: {message}')
+        return JsonError(f'{self.path}: field {field}: {message}')
 
     def _where(self, key: str) -> str:
         return f'{self.field}.{key}' if self.field else key
@@ -98,16 +101,16 @@ def read_json(path: Path) -> JsonMapping:
     """Read a JSON file whose top is a mapping.
 
     Raises:
-        ExportError: missing, not JSON, or not a mapping.
+        JsonError: missing, not JSON, or not a mapping.
     """
     try:
         document = json.loads(read_text(path, LARGEST_JSON))
     except FileNotFoundError:
-        raise ExportError(f'{path}: is missing') from None
+        raise JsonError(f'{path}: is missing') from None
     except UnreadableFileError as error:
-        raise ExportError(f'{path}: {error}') from None
+        raise JsonError(f'{path}: {error}') from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ExportError(f'{path}: cannot be read: {error}') from None
+        raise JsonError(f'{path}: cannot be read: {error}') from None
     if not isinstance(document, dict):
-        raise ExportError(f'{path}: is not a mapping')
+        raise JsonError(f'{path}: is not a mapping')
     return JsonMapping(path, document)

@@ -1,0 +1,145 @@
+"""A `single` head goes through the engines of a flow and refuses a flow's settings.
+
+The family is the toy of docs/adding_a_family.md, changed as that page says.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_policy import observation, tiny_spec, write_tiny_policy
+
+from vla_runtime import families
+from vla_runtime.bundle.folder import BundleError, read_bundle
+from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
+from vla_runtime.bundle.writer import new_bundle, seal
+from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.families import build_network
+from vla_runtime.families.family import Family
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.policy import Policy
+
+DECLARATION = """
+from dataclasses import replace
+
+from vla_runtime.families.family import NoTimes
+from vla_runtime.families.toy.declaration import FAMILIES as TOY
+
+FAMILIES = (replace(TOY[0], name='one_pass', head='single', presets={}, time_table=NoTimes),)
+"""
+NETWORKS = """
+from vla_runtime.families.flow_network import SinglePassNetwork
+from vla_runtime.families.toy.networks import Toy
+
+
+class OnePass(SinglePassNetwork, Toy):
+    def actions(self, past, **rows):
+        word = self.words.weight.float()[: self.dims.horizon]
+        x = word[None, :, : self.dims.action_dim]
+        return Toy.velocity(self, x, past, past['context'][:, :2])
+
+
+NETWORKS = {'one_pass': OnePass}
+"""
+# Settings of a flow, each with a value that is not its default.
+REFUSED = [('seed', 3), ('denoise_steps', 1), ('rtc_mode', 'guided'), ('samples', 2)]
+
+
+@pytest.fixture(scope='module')
+def one_pass(toy: Family, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
+    folder = tmp_path_factory.mktemp('more_families')
+    (folder / 'one_pass').mkdir()
+    for name, text in (('__init__', ''), ('declaration', DECLARATION), ('networks', NETWORKS)):
+        (folder / 'one_pass' / f'{name}.py').write_text(text, encoding='utf-8')
+    families.__path__.append(str(folder))
+    importlib.invalidate_caches()
+    yield families.find_family('one_pass')
+    families.__path__.remove(str(folder))
+    for name in [name for name in sys.modules if name.startswith('vla_runtime.families.one_pass')]:
+        del sys.modules[name]
+
+
+def spec_of(one_pass: Family, toy: Family) -> BundleSpec:
+    prompt = replace(tiny_spec().prompt, template='pi0')
+    return replace(
+        tiny_spec(), family=one_pass.name, dims=toy.presets['toy'], denoise_steps=1, prompt=prompt
+    )
+
+
+@pytest.fixture(scope='module')
+def bundle(one_pass: Family, toy: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy of the family with ONNX files."""
+    target = tmp_path_factory.mktemp('bundles') / 'one_pass'
+    base = read_bundle(write_tiny_policy(target.parent / 'base', tiny_spec()))
+    spec = spec_of(one_pass, toy)
+    torch.manual_seed(0)
+    network = build_network('one_pass', spec.dims)
+    with new_bundle(target) as folder:
+        save_file(network.state_dict(), folder / WEIGHTS_FILE)
+        for name in ('statistics.safetensors', spec.tokenizer):
+            (folder / name).write_bytes((base.folder / name).read_bytes())
+        write_onnx(folder, spec, 'float32')
+        seal(folder, spec)
+    return target
+
+
+def networks_actions(bundle: Path, policy: Policy) -> np.ndarray:
+    """The network's own `actions` on the observation, (H, A) normalised."""
+    spec = read_bundle(bundle, verify=False).spec
+    torch.manual_seed(0)
+    network = build_network('one_pass', spec.dims).eval()
+    codec, seen = policy._codec, observation()
+    rows = codec.rows(seen.instruction, codec.check(seen), (None,))
+    images = codec.images(seen)
+    with torch.no_grad():
+        tokens = network.vision(torch.from_numpy(images.pixels))
+        named = {name: torch.from_numpy(rows[name]) for name in ('tokens', 'token_mask')}
+        past = network.prefix(tokens, torch.from_numpy(images.mask), **named)
+        return network.actions(past)[0].numpy()
+
+
+@pytest.mark.parametrize('backend', ['torch', 'onnxruntime'])
+def test_the_chunk_is_the_networks_actions_whatever_the_inference_number(bundle, backend):
+    policy = Policy.load(bundle, backend)
+    expected = networks_actions(bundle, policy)
+    for _ in range(2):
+        chunk, report = policy.infer(observation())
+        np.testing.assert_allclose(chunk.normalised, expected, rtol=0, atol=1e-6)
+        assert report.denoise_steps == 1
+        assert not report.noise.any()
+    policy.close()
+
+
+def test_on_pytorch_the_bits_are_those_of_the_network(bundle):
+    policy = Policy.load(bundle)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    np.testing.assert_array_equal(
+        policy.infer(observation())[0].normalised, networks_actions(bundle, policy)
+    )
+    torch.set_num_threads(threads)
+    policy.close()
+
+
+@pytest.mark.parametrize(('name', 'value'), REFUSED)
+def test_a_setting_of_a_flow_is_refused_by_name(bundle, name, value):
+    policy = Policy.load(bundle)
+    with pytest.raises(ValueError, match=rf'^{name} is {value!r}: the head of one_pass \(single\)'):
+        policy.settings = PolicySettings(**{name: value})
+    with pytest.raises(ValueError, match='noise: the head of one_pass'):
+        policy.infer(observation(), noise=np.zeros((8, 6), dtype=np.float32))
+    policy.close()
+
+
+def test_a_bundle_that_wants_several_steps_is_refused(one_pass, toy, tmp_path):
+    spec = replace(spec_of(one_pass, toy), denoise_steps=3)
+    with pytest.raises(BundleError, match=r'denoise_steps: 3 .* one_pass runs once'):
+        seal(tmp_path, spec)

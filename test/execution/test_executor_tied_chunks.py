@@ -1,0 +1,168 @@
+"""Chunks that continue the committed plan: the robot executes the rows that were meant for it.
+
+The policy here aligns the plan with its observation as the policy node does, by time. While the
+robot holds, time passes and steps do not: the two count apart from there on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from execution_rig import ROS_START_NS, STEP_NS, Rig, chunk_of, holding
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vla_runtime.execution.command import CommittedSetpoints
+from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.parameters import ExecutorParameters
+
+HORIZON = 32
+PERIOD_S = 0.01
+RUN_S = 6.0
+
+
+class TiedPolicy:
+    """Continues the plan for its certain rows, then moves on by `pace` a row.
+
+    Args:
+        rig: whose requests it answers, one at a time, `inference_s` later.
+        frame_s: period of the camera; the newest frame is the observation.
+        inference_s: from request to chunk.
+        step_ns: of the policy.
+        pace: units a row.
+    """
+
+    def __init__(
+        self, rig: Rig, frame_s: float, inference_s: float, step_ns: int, pace: float = 0.01
+    ) -> None:
+        self._rig = rig
+        self._frame_s, self._inference_s = frame_s, inference_s
+        self._step_ns, self._pace = step_ns, pace
+        self._plan: CommittedSetpoints | None = None
+        self._observation_ns, self._due_s, self._number = 0, 0.0, 0
+        self._seen = 0.0
+
+    def work(self) -> None:
+        """Take what the executor asks for, and answer what is ready."""
+        rig = self._rig
+        if self._plan is not None and rig.now_s >= self._due_s:
+            plan, self._plan = self._plan, None
+            self._answer(plan)
+        plan = rig.executor.poll_request(rig.now_s, rig.ros_ns, past_steps=8)
+        if plan is not None and self._plan is None:
+            frame = int((rig.ros_ns - ROS_START_NS) * 1e-9 / self._frame_s)
+            self._observation_ns = ROS_START_NS + round(frame * self._frame_s * 1e9)
+            self._plan, self._due_s = plan, rig.now_s + self._inference_s
+            self._seen = float(rig.measured[0])
+
+    def _answer(self, plan: CommittedSetpoints) -> None:
+        rig, rows = self._rig, plan.rows[:, 0]
+        over = (self._observation_ns - plan.stamp_ns) // self._step_ns
+        missing = max(0, -over)
+        left = rows[max(0, over) :]
+        tied = bool(len(left)) and missing < HORIZON
+        kept = np.zeros(0)
+        if tied:
+            certain = min(max(0, plan.certain - over), missing + len(left))
+            kept = np.concatenate([np.repeat(left[:1], missing), left])[: min(certain, HORIZON)]
+        last = kept[-1] if len(kept) else self._seen
+        free = last + self._pace * np.arange(1, HORIZON - len(kept) + 1)
+        self._number += 1
+        rig.executor.submit_chunk(
+            chunk_of(list(np.concatenate([kept, free])), step_time_s=self._step_ns * 1e-9),
+            self._observation_ns,
+            plan.episode,
+            self._number,
+            rig.now_s,
+            rig.ros_ns,
+            tied,
+            plan.request,
+            plan.first_step + over if tied else None,
+        )
+
+
+def tying(interval: int, overrun: str, max_overrun_steps: int = 4) -> ExecutorParameters:
+    return holding(
+        replan_interval=interval,
+        overrun=overrun,
+        max_overrun_steps=max_overrun_steps,
+        handover=HandoverParameters('rtc'),
+        request_timeout_s=2.0,
+    )
+
+
+def travelled(
+    parameters: ExecutorParameters, frame_s: float, inference_s: float, step_ns: int
+) -> np.ndarray:
+    """Commanded positions of the first column, a tick each, from the first motion on."""
+    rig = Rig(parameters, period_ns=round(PERIOD_S * 1e9)).started()
+    policy = TiedPolicy(rig, frame_s, inference_s, step_ns)
+    for _ in range(round(RUN_S / PERIOD_S)):
+        policy.work()
+        rig.tick()
+    positions = np.array([tick.position for tick in rig.ticks])
+    return positions[np.flatnonzero(np.diff(positions))[0] :]
+
+
+@pytest.mark.parametrize('overrun', ['hold', 'continue'])
+def test_when_each_chunk_comes_after_its_interval_expect_no_standstill(overrun: str) -> None:
+    """S of 1 at 50 Hz, frames of 12 Hz, 0.1 s an inference: the robot holds before each chunk."""
+    positions = travelled(tying(1, overrun), 1 / 12, 0.1, 20_000_000)
+    # The first delays are not known yet; from then on every row is the one that was meant.
+    steps = np.diff(positions)[100:]
+    assert (steps >= -1e-9).all()
+    half = len(steps) // 2
+    assert steps[half:].sum() == pytest.approx(steps[:half].sum(), rel=0.2)
+
+
+@settings(max_examples=25)
+@given(
+    camera_hz=st.floats(3.0, 60.0),
+    step_hz=st.sampled_from([10, 20, 25, 50]),
+    interval=st.integers(1, HORIZON // 4),
+    inference_s=st.floats(0.005, 0.3),
+    overrun=st.sampled_from(['hold', 'continue']),
+)
+def test_when_chunks_continue_the_plan_at_any_rates_expect_motion_to_go_on(
+    camera_hz: float, step_hz: int, interval: int, inference_s: float, overrun: str
+) -> None:
+    step_ns = 1_000_000_000 // step_hz
+    positions = travelled(tying(interval, overrun), 1 / camera_hz, inference_s, step_ns)
+    moves = np.flatnonzero(np.abs(np.diff(positions)) > 1e-9)
+    longest_s = np.diff(moves).max(initial=1) * PERIOD_S
+    # A chunk may be refused because its useful part is past: then a second inference.
+    assert longest_s <= 1 / camera_hz + 2 * inference_s + step_ns * 1e-9 + 4 * PERIOD_S
+
+
+def test_when_the_robot_held_since_the_observation_expect_the_rows_behind_the_hold() -> None:
+    rig = Rig(holding(replan_interval=2, handover=HandoverParameters('rtc'))).started()
+    observed_ns = rig.ros_ns
+    rig.submit([0.01 * row for row in range(HORIZON)], observed_ns)
+    # Two steps, then a hold of ten steps' time.
+    rig.tick(2 * 4 + 10 * 4)
+    assert rig.reason == 'starved'
+    plan = rig.executor.poll_request(rig.now_s, rig.ros_ns)
+    assert plan is not None
+    # Made on a frame from three steps before: rows 0 to 2 stand for the hold.
+    result = rig.executor.submit_chunk(
+        chunk_of([0.02] * 3 + [0.03 + 0.01 * row for row in range(HORIZON - 3)]),
+        rig.ros_ns - 3 * STEP_NS,
+        plan.episode,
+        2,
+        rig.now_s,
+        rig.ros_ns,
+        True,
+        plan.request,
+        plan.first_step - 3,
+    )
+    assert result.join_index == 3
+
+
+@pytest.mark.parametrize('step', [10**9, -(10**9)])
+def test_when_a_chunk_names_an_impossible_step_expect_no_row_out_of_it(step: int) -> None:
+    rig = Rig(holding(replan_interval=2, handover=HandoverParameters('rtc'))).started()
+    result = rig.executor.submit_chunk(
+        chunk_of([0.0] * HORIZON), rig.ros_ns, 0, 1, rig.now_s, rig.ros_ns, True, None, step
+    )
+    assert result.accepted == (step > 0)
+    assert result.accepted or 'has 32 rows, but it could only be joined at row' in result.text

@@ -1,0 +1,123 @@
+"""The page of a replay needs nothing from outside, and draws what it holds."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from builtin_interfaces.msg import Time
+from rclpy.serialization import serialize_message
+from recorded_bag import START_NS, Turn, first_turns, record
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_typestore
+
+from vla_runtime.cli import main as program
+from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.replay.events import HoldEvent, read_events
+from vla_runtime.ros.messages.diagnostics import Level, StatusItem, to_message
+
+_OUTSIDE = re.compile(r'(?:src|href)="(?!data:|#)[^"]*"|<link|@import|https?://(?!www\.w3\.org)')
+_ARRAY = 'diagnostic_msgs/msg/DiagnosticArray'
+CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser'))), None)
+
+
+@pytest.fixture(scope='module')
+def page(tmp_path_factory, recording):
+    path = tmp_path_factory.mktemp('page') / 'replay.html'
+    assert program.main(['replay', str(recording), '--page', str(path)]) == 0
+    return path
+
+
+def data_of(page) -> dict:
+    text = page.read_text(encoding='utf-8')
+    return json.loads(re.search(r'application/json">(.*?)</script>', text)[1])
+
+
+def test_the_page_needs_nothing_from_outside(page):
+    text = page.read_text(encoding='utf-8')
+    assert text.startswith('<!doctype html>')
+    assert text.rstrip().endswith('</html>')
+    assert not _OUTSIDE.search(text.replace(' src="data:', ' '))
+
+
+def test_the_page_holds_every_inference(page):
+    data = data_of(page)
+    assert data['joints'] == ['shoulder', 'elbow', 'gripper']
+    assert data['units'] == ['deg', 'rad', 'rad']
+    assert len(data['inferences']) == len(first_turns())
+    for one in data['inferences']:
+        assert one['identical'] is True
+        assert one['recorded'] == one['replayed'] and len(one['recorded']) == 8
+        assert set(one['images']) == {'top', 'wrist'}
+        assert all(image.startswith('data:image/jpeg;base64,') for image in one['images'].values())
+        assert set(one['ages']) == {'top', 'wrist', 'state'}
+        assert one['cache'].count('prefix') == 1
+
+
+def test_texts_of_a_recording_cannot_end_the_script(tmp_path, bundle, robot_file):
+    folder = record(tmp_path / '<script>alert(1)<', bundle, robot_file, [Turn(lost=['/top/image'])])
+    path = tmp_path / 'page.html'
+    assert program.main(['replay', str(folder), '--page', str(path)]) == 0
+    text = path.read_text(encoding='utf-8')
+    assert '<script>alert' not in text
+    assert text.count('<script') == 2
+    (one,) = data_of(path)['inferences']
+    assert one['note'].startswith('skipped: camera top')
+
+
+def test_a_page_is_of_one_recording(recording, capsys):
+    words = ['replay', str(recording), str(recording), '--page', '/tmp/page.html']
+    assert program.main(words) == 2
+    assert '--page shows the replay of one recording' in capsys.readouterr().err
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason='chromium is not installed')
+@pytest.mark.parametrize('width', [1280, 390])
+def test_its_script_draws_without_an_error(page, width, tmp_path):
+    done = subprocess.run(
+        [
+            CHROMIUM,
+            *('--headless=new', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr'),
+            f'--user-data-dir={tmp_path}',
+            f'--window-size={width},2000',
+            *('--virtual-time-budget=4000', '--dump-dom', page.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert [line for line in done.stderr.splitlines() if 'CONSOLE' in line] == []
+    # Two over time, and one a joint; lines and dots in each.
+    plots = re.findall(r'<svg .*?</svg>', done.stdout, re.DOTALL)
+    assert len(plots) == 5
+    assert all(plot.count('<circle') >= 8 for plot in plots)
+    assert 'bit-identical' in done.stdout
+    assert done.stdout.count('<figure>') == 2
+
+
+def test_seams_and_holds_are_those_of_the_executor_beside_the_policy(tmp_path):
+    types = get_typestore(Stores.ROS2_JAZZY)
+
+    def status(name, text, **values):
+        item = StatusItem(name, Level.OK, text, values)
+        node = '/left/vla_executor'
+        message = to_message([item], node=node, hardware='', stamp=Time())
+        return serialize_message(message)
+
+    with Writer(tmp_path / 'bag', version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        diagnostics = writer.add_connection('/diagnostics', _ARRAY, typestore=types)
+        report = writer.add_connection('/left/vla_executor/report', _ARRAY, typestore=types)
+        said = [('track', 'tracking'), ('hold', 'starved'), ('hold', 'starved'), ('track', 'x')]
+        for number, (kind, reason) in enumerate(said):
+            data = status('control', f'words {number}', kind=kind, reason=reason)
+            writer.write(diagnostics, START_NS + number, data)
+        seam = {'stamp_ns': START_NS + 1, 'chunk': 3, 'late': True, 'position_jump': 0.25}
+        writer.write(report, START_NS, status('seam', 'took over', **seam))
+    events = read_events(BagReader(tmp_path / 'bag'), '/left/vla_policy')
+    assert events.holds == (HoldEvent(START_NS + 1, START_NS + 3, 'starved', 'words 1'),)
+    (found,) = events.seams
+    assert (found.chunk, found.late, found.position_jump) == (3, True, 0.25)
+    assert read_events(BagReader(tmp_path / 'bag'), '/vla_policy').seams == ()

@@ -1,0 +1,193 @@
+"""Writes policy bundles: a bundle appears under its name complete or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save
+
+from vla_runtime.bundle.folder import (
+    Bundle,
+    BundleError,
+    check_regular,
+    check_weights,
+    files_in,
+    read_bundle,
+    read_statistics,
+    verify_file,
+)
+from vla_runtime.bundle.rules import check_spec, dump_spec
+from vla_runtime.bundle.schema import SPEC_FILE, STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
+from vla_runtime.files.large_files import file_sha256
+from vla_runtime.files.typed_yaml import FieldError
+from vla_runtime.files.whole_files import NO_ROOM, write_text
+
+
+def check_target(target: str | Path, force: bool) -> None:
+    """Check that a bundle can be made at a path, without making anything.
+
+    Args:
+        target: path of the new bundle.
+        force: an existing bundle may be replaced.
+
+    Raises:
+        BundleError: the target exists, or no folder can be made there.
+    """
+    target = Path(target)
+    if target.name in ('', '..'):
+        raise BundleError(f"'{target}' has no name of its own; name the folder to make")
+    parent = target.parent
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    if not parent.is_dir():
+        raise BundleError(f'{target}: cannot be made, because {parent} is a file')
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise BundleError(f'{target}: cannot be made, because {parent} may not be written to')
+    if not target.exists() and not target.is_symlink():
+        return
+    if not force:
+        raise BundleError(f'{target}: exists already; choose another name or use --force')
+    if not (target / SPEC_FILE).is_file():
+        raise BundleError(
+            f'{target}: exists and is not a policy bundle (it has no {SPEC_FILE}), so --force does '
+            'not replace it; remove it yourself'
+        )
+
+
+@contextmanager
+def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
+    """Yield a folder to fill with a new bundle; it is renamed to the target if the block succeeds.
+
+    An exception inside the block removes what was written and leaves the target as it was.
+
+    Args:
+        target: path of the new bundle.
+        force: replace an existing bundle. Any other folder is never replaced.
+
+    Raises:
+        BundleError: the target exists, or the filled folder is not a sealed bundle.
+    """
+    target = Path(target)
+    check_target(target, force)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the target, so that the last step is a rename within one file system.
+        work = Path(tempfile.mkdtemp(prefix=f'.{target.name}.', dir=target.parent))
+    except OSError as error:
+        raise BundleError(f'{target}: cannot be made: {error.strerror}') from None
+    folder = work / target.name
+    try:
+        folder.mkdir()
+        yield folder
+        # The files were hashed a moment ago, by `seal`.
+        read_bundle(folder, verify=False)
+        check_target(target, force)
+        if target.exists():
+            target.rename(work / 'replaced')
+        try:
+            folder.rename(target)
+        except OSError:
+            if (work / 'replaced').exists():
+                (work / 'replaced').rename(target)
+            raise
+    except BundleError as error:
+        # Name the target, not the temporary folder.
+        raise BundleError(str(error).replace(str(folder), str(target))) from None
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        kept = '; the bundle that was there is kept' if target.exists() else ''
+        raise BundleError(f'{target}: cannot be written: {error.strerror}{kept}') from None
+    finally:
+        shutil.rmtree(work)
+
+
+def seal(folder: str | Path, spec: BundleSpec) -> BundleSpec:
+    """Hash the folder's files and write policy.yaml, which makes the folder a bundle.
+
+    Files that `spec.files` already lists must still have their SHA-256: sealing adds files, such
+    as `verification.json`, but never accepts a changed one. Drop an entry from `spec.files` to
+    replace its file knowingly.
+
+    Returns:
+        The spec with all files listed, as written.
+
+    Raises:
+        BundleError: a spec that is not valid, a listed file that is missing or changed.
+    """
+    folder = Path(folder)
+    try:
+        check_spec(spec)
+    except FieldError as error:
+        raise BundleError(f'{folder / SPEC_FILE}: {error}') from None
+    present = files_in(folder)
+    files = {}
+    for name in sorted({*present, *spec.files, WEIGHTS_FILE, STATISTICS_FILE, spec.tokenizer}):
+        if name not in present:
+            raise BundleError(f'{folder / name}: is missing; a bundle needs it')
+        if name in spec.files:
+            verify_file(folder / name, spec.files[name])
+            files[name] = spec.files[name]
+        else:
+            check_regular(folder / name)
+            files[name] = file_sha256(folder / name)
+    sealed = replace(spec, files=files)
+    check_weights(folder / WEIGHTS_FILE)
+    read_statistics(folder, sealed)
+    text = dump_spec(sealed)
+    try:
+        check_spec(sealed)
+    except FieldError as error:
+        raise BundleError(f'{folder / SPEC_FILE}: {error}') from None
+    write_text(folder / SPEC_FILE, text)
+    return sealed
+
+
+def write_statistics(folder: str | Path, statistics: Mapping[str, np.ndarray]) -> None:
+    """Write statistics.safetensors; keys and shapes are checked when the folder is sealed."""
+    _write_arrays(Path(folder) / STATISTICS_FILE, statistics)
+
+
+def write_bundle(
+    target: str | Path,
+    spec: BundleSpec,
+    *,
+    weights: Mapping[str, np.ndarray],
+    statistics: Mapping[str, np.ndarray],
+    tokenizer: str | Path,
+    force: bool = False,
+) -> Bundle:
+    """Write a whole bundle from arrays in memory.
+
+    Weights in bfloat16 are unknown to numpy: write those with safetensors.torch inside a
+    `new_bundle` block, as the export does.
+
+    Args:
+        target: path of the new bundle.
+        spec: its `files` are filled in here; its `tokenizer` names the copied file.
+        weights: our tensor names to arrays.
+        statistics: as in `Bundle`.
+        tokenizer: the file to copy.
+        force: replace an existing bundle.
+
+    Raises:
+        BundleError: the target exists, or the arguments do not make a valid bundle.
+    """
+    with new_bundle(target, force=force) as folder:
+        _write_arrays(folder / WEIGHTS_FILE, weights)
+        write_statistics(folder, statistics)
+        shutil.copyfile(tokenizer, folder / spec.tokenizer)
+        seal(folder, replace(spec, files={}))
+    return read_bundle(target, verify=False)
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    # Not `save_file`: its files are readable by their owner only, whatever the umask.
+    path.write_bytes(save({key: np.ascontiguousarray(value) for key, value in arrays.items()}))

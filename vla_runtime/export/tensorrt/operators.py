@@ -1,0 +1,38 @@
+"""Operators and types that the ONNX parser of a TensorRT release reads."""
+
+from __future__ import annotations
+
+from vla_runtime.engines.onnx.files import Precision
+from vla_runtime.export.graph_facts import GraphFacts
+
+# Operators that the ONNX parser of TensorRT 8.6 knows (its operators.md) and our graphs may use.
+# Later parsers know them all.
+_KNOWN_8_6 = """
+    Abs Add And Cast Clip Concat Constant ConstantOfShape Cos Div Equal Erf Exp Expand Flatten Floor
+    Gather Gemm Greater GreaterOrEqual Identity LayerNormalization Less LessOrEqual Log MatMul Max
+    Min Mul Neg Not Or Pow Range Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Reshape Shape
+    Sigmoid Sin Slice Softmax Split Sqrt Squeeze Sub Tanh Tile Transpose Unsqueeze Where
+"""
+OPERATORS_8_6 = frozenset(_KNOWN_8_6.split())
+OPSET_8_6 = 17
+
+
+def unsupported(graph: GraphFacts, precision: Precision, version: str) -> list[str]:
+    """List the parts of a graph that a TensorRT release cannot read.
+
+    Args:
+        graph: its facts.
+        precision: of its large matrices.
+        version: of TensorRT, such as `10.3.0`.
+
+    Returns:
+        operators, a newer operator set, bfloat16; empty where it reads all
+    """
+    if not version.startswith('8.'):
+        return []
+    problems = sorted(set(graph.operators) - OPERATORS_8_6)
+    if graph.opset > OPSET_8_6:
+        problems.append(f'operator set {graph.opset} (at most {OPSET_8_6})')
+    if precision == 'bfloat16':
+        problems.append('bfloat16')
+    return problems

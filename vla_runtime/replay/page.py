@@ -1,0 +1,179 @@
+"""A replay as one HTML page that needs no other file and no network.
+
+Its script draws what the page itself holds: of each inference the images that it saw, the recorded
+and the replayed chunk, latency, ages and cache; and the seams and holds in between.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from vla_runtime import __version__
+from vla_runtime.files.whole_files import write_text
+from vla_runtime.replay.events import Events
+from vla_runtime.replay.frames import SkippedInference
+from vla_runtime.replay.rerun import ReplayedInference
+from vla_runtime.replay.summary import ReplaySummary
+from vla_runtime.ros.messages.images import to_rgb
+
+# Width of the images, pixels, and their quality: some 8 kB each.
+_WIDTH = 240
+_QUALITY = 80
+# A page of more would be slow to open; of a longer recording every so many have their images.
+_MOST_WITH_IMAGES = 400
+_DIGITS = 5
+
+
+class ReplayPage:
+    """Collects what the page shows, inference by inference.
+
+    Args:
+        inferences: number that will come.
+    """
+
+    def __init__(self, inferences: int) -> None:
+        self._every = -(-inferences // _MOST_WITH_IMAGES) or 1
+        self._entries: list[dict[str, Any]] = []
+        self._joints: list[str] = []
+
+    def add(self, found: ReplayedInference | SkippedInference) -> None:
+        """Take one inference."""
+        recorded = found.recorded
+        entry: dict[str, Any] = {
+            't': recorded.stamp_ns,
+            'number': recorded.number,
+            'episode': recorded.episode,
+            'instruction': recorded.instruction,
+            'beta': recorded.report.get('beta', ''),
+            'rtc': recorded.report.get('rtc_mode', ''),
+            'cache': _cache(recorded.report),
+            'ms': _number(recorded.report.get('ms.total')),
+            'ages': {
+                key.removeprefix('age_ms.'): _number(value)
+                for key, value in recorded.report.items()
+                if key.startswith('age_ms.')
+            },
+            'recorded': None if recorded.chunk is None else _rows(recorded.chunk.chunk.actions),
+            'replayed': None,
+            'note': '',
+            'images': {},
+        }
+        if isinstance(found, SkippedInference):
+            entry['note'] = f'skipped: {found.reason}'
+        else:
+            self._joints = list(found.chunk.names)
+            entry['replayed'] = _rows(found.chunk.actions)
+            entry['step'] = found.chunk.step_time_s
+            entry['ms2'] = round(found.report.milliseconds['total'], 2)
+            entry['note'] = found.note
+            if found.error is not None:
+                entry['identical'] = found.error.identical
+                entry['error'] = float(f'{found.error.absolute.max():.3g}')
+            if len(self._entries) % self._every == 0:
+                entry['images'] = {name: _jpeg(m) for name, m in found.messages.items()}
+        self._entries.append(entry)
+
+    def write(self, path: Path, summary: ReplaySummary, events: Events) -> None:
+        """Write the page.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        times = [entry['t'] for entry in self._entries]
+        times += [seam.time_ns for seam in events.seams]
+        start_ns = min(times, default=0)
+        for entry in self._entries:
+            entry['t'] = _seconds(entry['t'], start_ns)
+        data = {
+            'joints': self._joints,
+            'units': [summary.units.get(name, '') for name in self._joints],
+            'inferences': self._entries,
+            'seams': [
+                {
+                    't': _seconds(seam.time_ns, start_ns),
+                    'late': seam.late,
+                    'jump': seam.position_jump,
+                    'text': seam.text,
+                }
+                for seam in events.seams
+            ],
+            'holds': [
+                {
+                    't': _seconds(hold.begin_ns, start_ns),
+                    'end': _seconds(hold.end_ns, start_ns),
+                    'reason': hold.reason,
+                    'text': hold.text,
+                }
+                for hold in events.holds
+            ],
+        }
+        write_text(path, _page(summary, data))
+
+
+def _page(summary: ReplaySummary, data: dict[str, Any]) -> str:
+    title = html.escape(f'Replay of {Path(summary.recording).name}')
+    # A text in it must not end the script.
+    embedded = json.dumps(data, allow_nan=False).replace('<', '\\u003c')
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<title>{title}</title><style>{_resource("page.css")}</style></head>\n<body>\n<h1>{title}</h1>\n'
+        f'<pre>{html.escape(chr(10).join(summary.lines()))}</pre>\n'
+        '<h2>Over time</h2>\n<p class="note">Latency of each inference, recorded and replayed; '
+        'grey lines are hand-overs, orange ones came late, bands are holds. Choose an inference '
+        'with the slider, the arrow keys or a click.</p>\n'
+        '<div id="time"></div>\n'
+        '<input id="at" type="range" min="0" value="0" step="1" aria-label="inference">\n'
+        '<div id="facts"></div>\n<div id="images"></div>\n'
+        '<h2>Chunk</h2>\n<p class="note">Recorded (line) and replayed (dots), by step ahead.</p>\n'
+        '<div id="joints"></div>\n'
+        '<h2>Age of what each inference saw</h2>\n<div id="ages"></div>\n'
+        '<h2>Holds</h2>\n<div class="scroll" id="holds"></div>\n'
+        '<h2>Seams</h2>\n<div class="scroll" id="seams"></div>\n'
+        f'<p class="note">vla_runtime {__version__}</p>\n'
+        f'<script id="data" type="application/json">{embedded}</script>\n'
+        f'<script>{_resource("page.js")}</script>\n</body></html>\n'
+    )
+
+
+def _resource(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding='utf-8')
+
+
+def _rows(actions: np.ndarray) -> list[list[float]]:
+    return [[float(value) for value in row] for row in np.round(actions, _DIGITS)]
+
+
+def _seconds(time_ns: int, start_ns: int) -> float:
+    return round((time_ns - start_ns) * 1e-9, 3)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or 'nan')
+    except ValueError:
+        return None
+    return round(value, 2) if np.isfinite(value) else None
+
+
+def _cache(report: Any) -> str:
+    parts = [report[key] for key in ('cache.vision', 'cache.prefix') if key in report]
+    return '; prefix '.join(parts)
+
+
+def _jpeg(message: Any) -> str:
+    """A frame as a small JPEG, as the source of an image."""
+    pixels = np.ascontiguousarray(to_rgb(message)[:, :, ::-1])
+    height, width = pixels.shape[:2]
+    if width > _WIDTH:
+        size = _WIDTH, max(1, round(height * _WIDTH / width))
+        pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+    data = cv2.imencode('.jpg', pixels, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])[1]
+    return f'data:image/jpeg;base64,{base64.b64encode(data.tobytes()).decode("ascii")}'
