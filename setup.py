@@ -102,6 +102,8 @@ setup(
         'sim': ['mujoco>=3.1', 'pyopengl>=3.1.6'],
         # The recorder node, and replays.
         'record': ['rosbags>=0.10'],
+        # Data sets of recordings.
+        'dataset': ['pyarrow>=14', 'rosbags>=0.10'],
         'report': ['matplotlib>=3.5', 'rosbags>=0.10'],
         'test': [
             'hypothesis>=6.80',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,29 @@ _NODES = ('test/ros/', 'test/tabletop/ros/', 'test/launch/')
 # The same examples every time, and no verdict that depends on how busy the machine is.
 settings.register_profile('vla_runtime', derandomize=True, deadline=None, max_examples=50)
 settings.load_profile('vla_runtime')
+
+
+class _LeftOut(pytest.Collector):
+    """Collects nothing: a module that skips itself while it is imported."""
+
+    reason: BaseException
+
+    def collect(self) -> Any:
+        raise self.reason
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_pycollect_makemodule(parent: pytest.Collector) -> Iterator[Any]:
+    """Let a module that skips itself skip nothing but itself.
+
+    The plugin of `launch_testing` imports modules while their folder is listed. A skip there would
+    end the listing, and with it every test.
+    """
+    outcome = yield
+    if outcome.excinfo is not None and isinstance(outcome.excinfo[1], pytest.skip.Exception):
+        left_out = _LeftOut.from_parent(parent, name='a module that skips itself')
+        left_out.reason = outcome.excinfo[1]
+        outcome.force_result(left_out)
 
 
 @pytest.hookimpl(optionalhook=True)

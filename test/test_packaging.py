@@ -163,9 +163,12 @@ def test_the_source_distribution_has_every_file(unpacked_sdist: Path) -> None:
     assert missing == ['.gitignore']
 
 
-def test_the_tests_of_the_source_distribution_are_collected(unpacked_sdist: Path) -> None:
+@pytest.mark.parametrize('part', ['test/bundle', pytest.param('test', marks=pytest.mark.slow)])
+def test_the_tests_of_the_source_distribution_are_collected(
+    unpacked_sdist: Path, part: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, '-m', 'pytest', '--collect-only', '-q', '-p', 'no:cacheprovider'],
+        [sys.executable, '-m', 'pytest', '--collect-only', '-q', '-p', 'no:cacheprovider', part],
         cwd=unpacked_sdist,
         capture_output=True,
         text=True,

@@ -52,6 +52,7 @@ ROOMS: dict[str, set[str]] = {
         'performance',
         'processes',
     },
+    'dataset': {'recording', 'ros'},
     'performance': {'families', 'engines', 'inference', 'bundle', 'processing', 'policy'},
 }
 # Rooms that nothing on a robot imports; they may import everything.
@@ -69,6 +70,7 @@ WITHOUT = {
     'performance': {'rclpy'},
     'recording': {'torch', 'rclpy', 'cv2'},
     'replay': {'torch', 'rclpy'},
+    'dataset': {'torch', 'rclpy'},
     'policy.py': {'torch', 'rclpy'},
     'types.py': {'torch', 'rclpy'},
 }

@@ -30,7 +30,6 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
             continue
         file = folder / named[1]
         file.parent.mkdir(exist_ok=True)
-        (file.parent / '__init__.py').touch()
         file.write_text(block, encoding='utf-8')
     families.__path__.append(str(folder))
     importlib.invalidate_caches()

@@ -50,7 +50,15 @@ class OnePass(SinglePassNetwork, Toy):
 NETWORKS = {'one_pass': OnePass}
 """
 # Settings of a flow, each with a value that is not its default.
-REFUSED = [('seed', 3), ('denoise_steps', 1), ('rtc_mode', 'guided'), ('samples', 2)]
+REFUSED = [
+    ('seed', 3),
+    ('denoise_steps', 1),
+    ('rtc_mode', 'guided'),
+    ('plan_schedule', 'linear'),
+    ('max_guidance_weight', 3.0),
+    ('rtc_horizon', 4),
+    ('samples', 2),
+]
 
 
 @pytest.fixture(scope='module')

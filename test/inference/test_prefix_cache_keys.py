@@ -269,13 +269,14 @@ def test_a_poisoned_slot_would_show(policy):
         policy.infer(observation())
 
 
-def test_ten_thousand_inferences_keep_the_memory(policy):
+@pytest.mark.parametrize('count', [2_500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_inferences_keep_the_memory(policy, count):
     """Hits, misses of one camera and of both, guided and not."""
     random = np.random.default_rng(0)
     frames = random.integers(0, 256, (8, 28, 28, 3), dtype=np.uint8)
     process, seen = psutil.Process(), []
     state = np.zeros(len(JOINTS), np.float32)
-    for i in range(10_000):
+    for i in range(count):
         policy.settings = PolicySettings(denoise_steps=1, cfg_enabled=i // 10 % 2 == 1)
         images = {'top': frames[i // 3 % 8], 'wrist': frames[i // 9 % 8]}
         policy.infer(observation(images=images, state=state))

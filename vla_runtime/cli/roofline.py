@@ -1,6 +1,6 @@
 """Say on paper whether a policy fits on a device, and the least time that each phase can take.
 
-MODEL is a family (pi05, pi0), in its published size, or the folder of a bundle. The times are
+MODEL is a published size (pi05, pi0, smolvla) or the folder of a bundle. The times are
 floors from published bandwidth and arithmetic rates and from counted operations and bytes (the
 roofline model): no real run is faster (one in float16 on a GeForce may be, and a note says so),
 most are clearly slower, and nothing was measured.
@@ -47,7 +47,9 @@ _STEPS = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
-    parser.add_argument('model', nargs='?', metavar='MODEL', help='pi05, pi0 or a bundle')
+    parser.add_argument(
+        'model', nargs='?', metavar='MODEL', help=f'{", ".join(preset_names())} or a bundle'
+    )
     parser.add_argument('--list', action='store_true', help='show the known devices, and stop')
     parser.add_argument(
         '--device', nargs='+', choices=list(DEVICES), metavar='NAME', help='one or more of --list'

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +67,7 @@ class LeRobotPolicy:
         images: resize and padding.
         steps: processing steps of its own that this runtime does too.
         fixed: values of config.json that network and processing are written for.
+        at_most: largest numbers of config.json that they are written for.
         image_size_key: of the edge of the square images in config.json, as [size, size].
         denoise_steps_key: of the Euler steps in config.json.
         variant_key: of the language model's variant in config.json, where there is one.
@@ -80,6 +81,7 @@ class LeRobotPolicy:
     fixed: Mapping[str, object]
     image_size_key: str
     denoise_steps_key: str
+    at_most: Mapping[str, int] = field(default_factory=dict)
     variant_key: str | None = None
     has_state_token: bool = False
 
@@ -136,6 +138,12 @@ def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
         if found != expected:
             raise config.error(
                 key, f'{found!r} is not supported; this runtime runs policies with {expected!r}'
+            )
+    for key, most in policy.at_most.items():
+        found = config.get(key, int, most)
+        if found > most:
+            raise config.error(
+                key, f'{found} is not supported; this runtime runs policies with at most {most}'
             )
     before = _pipeline(folder / PREPROCESSOR_FILE, (*_PREPROCESSORS, *policy.steps))
     after = _pipeline(folder / POSTPROCESSOR_FILE, _POSTPROCESSORS)

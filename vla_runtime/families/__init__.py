@@ -1,4 +1,4 @@
-"""Policy families, found by listing this folder: each subfolder but `blocks` is one.
+"""Policy families, found by listing this folder: each subfolder with a `declaration.py` is one.
 
 `family.py` and `flow_network.py` define what a family must provide. PyTorch is imported only when a
 network is built.
@@ -7,7 +7,6 @@ network is built.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,14 +17,11 @@ from vla_runtime.files.safetensors_reader import SafetensorsReader
 if TYPE_CHECKING:
     from vla_runtime.families.flow_network import FlowNetwork
 
-# Shared parts of networks, not a family.
-_SHARED = 'blocks'
-
 
 def family_folders() -> list[str]:
-    """Names of the folders that hold families."""
-    found = (module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
-    return sorted(name for name in found if name != _SHARED)
+    """Names of the folders that hold families: those with a declaration."""
+    declared = (path.parent for base in __path__ for path in Path(base).glob('*/declaration.py'))
+    return sorted(folder.name for folder in declared)
 
 
 def _in_folders() -> dict[str, tuple[str, Family]]:

@@ -43,7 +43,15 @@ _NEEDS: Mapping[Feature, str] = {
 
 
 # Settings that a `single` head has no use for: it draws no noise and takes no steps.
-_OF_FLOW = ('seed', 'denoise_steps', 'rtc_mode', 'samples')
+_OF_FLOW = (
+    'seed',
+    'denoise_steps',
+    'rtc_mode',
+    'plan_schedule',
+    'max_guidance_weight',
+    'rtc_horizon',
+    'samples',
+)
 
 
 @dataclass(frozen=True)
@@ -259,7 +267,8 @@ def _check_unset(settings: PolicySettings, names: Sequence[str], family: str) ->
         if item.name in names and value != item.default:
             raise ValueError(
                 f'{item.name} is {value!r}: the head of {family} (single) makes a chunk in one '
-                f'pass without noise and has no use for it; leave it at {item.default!r}'
+                'pass without noise and has no use for it; leave it as it is by default '
+                '(rtc_mode: real_time_chunking false at the node)'
             )
 
 

@@ -1,4 +1,4 @@
-"""Which frames of the cameras a recording keeps."""
+"""Modes by which a recording keeps frames of the cameras."""
 
 from __future__ import annotations
 

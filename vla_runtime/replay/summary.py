@@ -33,7 +33,7 @@ class LivePart(Protocol):
 
 @dataclass
 class ReplaySummary:
-    """What a replay of one recording found; grows with `add`.
+    """Result of replaying one recording; grows with `add`.
 
     Attributes:
         recording: path.

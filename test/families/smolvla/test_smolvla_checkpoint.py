@@ -119,6 +119,12 @@ def test_no_expert_layer_may_attend_to_itself(folder, every):
     assert dims.self_layers == () and dims.cross_layers == (0, 1, 2, 3)
 
 
+@pytest.mark.parametrize('length', [-1, 0])
+def test_a_prefix_that_is_not_padded_is_served_as_the_published_policy_writes_it(folder, length):
+    edit_config(folder, prefix_length=length, num_expert_layers=0, pad_language_to='max_length')
+    assert plan(folder).spec.family == 'smolvla'
+
+
 DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     'self-attention only': (
         lambda f: edit_config(f, attention_mode='self_attn'),

@@ -75,10 +75,11 @@ class SmolVlaReader(CheckpointReader):
                 'max_period': 4.0,
                 'attention_mode': 'cross_attn',
                 'add_image_special_tokens': False,
-                'prefix_length': -1,
                 'adapt_to_pi_aloha': False,
                 'use_delta_joint_actions_aloha': False,
             },
+            # LeRobot pads a prefix that is shorter than this.
+            at_most={'prefix_length': 0},
             image_size_key='resize_imgs_with_padding',
             denoise_steps_key='num_steps',
             has_state_token=True,
@@ -111,8 +112,8 @@ class SmolVlaReader(CheckpointReader):
             kv_example='SmolVLM2 500M has 5',
         )
         heads = settle_heads(shape, known, options, gaps)
-        # In LeRobot zero and less mean that no layer attends to itself.
-        every = max(0, read_json(folder / CONFIG_FILE).get('self_attn_every_n_layers', int))
+        # In LeRobot zero and less mean that no layer attends to itself; 2 is its default.
+        every = max(0, read_json(folder / CONFIG_FILE).get('self_attn_every_n_layers', int, 2))
         if heads is None:
             return None
         return lambda cameras, prompt_length, horizon: checked_dims(

@@ -148,6 +148,7 @@ def _chunk_values(
     counters: Counters, answers: Answers, executor: ExecutorStatus
 ) -> dict[str, object]:
     return {
+        'newest_refusal': answers.last_refusal,
         'requests': counters.requests,
         'requests_timed_out': counters.requests_timed_out,
         'received': counters.received,

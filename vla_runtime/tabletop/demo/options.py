@@ -67,7 +67,7 @@ class DemoOptions:
 
     @property
     def images(self) -> ImageMode:
-        """Which frames the bag keeps."""
+        """Frames kept in the bag."""
         return 'used' if self.record else 'reduced'
 
     def load_robot(self) -> Robot:

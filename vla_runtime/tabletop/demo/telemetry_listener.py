@@ -120,8 +120,8 @@ class TelemetryListener:
             for counter in (_COUNTERS & given.keys()) | refused:
                 by_episode = self._telemetry.counters.setdefault(counter, {})
                 by_episode[episode] = int(given[counter])
-            _, refusal, why = status.message.partition('the newest was refused: ')
-            if condition == 'chunks' and refusal and why not in self._telemetry.refusals:
+            why = given.get('newest_refusal', '')
+            if why and why not in self._telemetry.refusals:
                 self._telemetry.refusals.append(why)
             if condition == 'tick':
                 self._telemetry.tick_p99_ms.add(now_ns, [float(given['late_p99_ms'])])

@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from vla_runtime.files.json_file import read_json
 from vla_runtime.files.whole_files import whole_file, write_text
 from vla_runtime.processes.workers import workers
 from vla_runtime.tabletop.sim.expert import HORIZON, Expert, sample_style
@@ -318,7 +319,7 @@ def _read_plan(folder: Path) -> dict[str, int]:
     path = folder / 'dataset.json'
     if not path.exists():
         raise FileNotFoundError(f'{path} is missing: {folder} holds no data set')
-    facts = json.loads(path.read_text())
+    facts = dict(read_json(path).values)
     if facts.pop('format', None) != _FORMAT:
         raise ValueError(f'{path}: format is not {_FORMAT}; generate the data set anew')
     return facts

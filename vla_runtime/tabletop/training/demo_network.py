@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import VERIFICATION_FILE, WEIGHTS_FILE
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
+from vla_runtime.files.json_file import read_json
 from vla_runtime.tabletop.sim.expert import HORIZON
 from vla_runtime.tabletop.sim.scene import CAMERAS
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
@@ -81,8 +81,4 @@ class Start:
 def _made(receipt: Path) -> dict[str, Any]:
     if not receipt.exists():
         return {}
-    try:
-        facts = json.loads(receipt.read_text('utf-8'))
-    except ValueError as error:
-        raise ValueError(f'{receipt}: is not JSON: {error}') from None
-    return dict(facts.get('made') or {}) if isinstance(facts, dict) else {}
+    return dict(read_json(receipt).mapping('made', optional=True).values)

@@ -1,0 +1,61 @@
+"""`vla_runtime to-dataset`: what a person is told, and when it fails."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip('pyarrow', reason='data sets need pyarrow')
+pytest.importorskip('rosbags', reason='bags need rosbags')
+sys.path.insert(0, str(Path(__file__).parents[1] / 'dataset'))
+
+from dataset_bag import ROBOT, Story, write_bag
+
+from vla_runtime.cli.main import main
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> list[str]:
+    """Arguments that are good."""
+    bag = write_bag(tmp_path / 'bag', Story())
+    robot = tmp_path / 'small.yaml'
+    robot.write_text(ROBOT, encoding='utf-8')
+    return ['to-dataset', str(bag), '--out', str(tmp_path / 'out'), '--robot', str(robot)]
+
+
+def test_it_says_what_it_wrote(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(given) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f'{tmp_path / "out"}: 1 episodes, 60 frames at 20 Hz (3.0 s), 1 tasks'
+    assert second == 'judged 0, of them successful 0'
+
+
+@pytest.mark.parametrize(
+    ('more', 'words'),
+    [
+        (['--task', ' '], '--task: expected a task'),
+        (['--frame-age', '0'], '--frame-age 0: expected more than 0'),
+        (['--robot', 'so100'], "did you mean 'so101'?"),
+        (['--robot', 'so101'], 'no topic'),
+    ],
+)
+def test_a_wrong_argument_is_named(
+    given: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    words: str,
+) -> None:
+    assert main([*given, *more]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith('error: ') and words in said
+    assert not (tmp_path / 'out').exists()
+
+
+def test_a_path_that_is_no_bag_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(['to-dataset', str(tmp_path / 'none'), '--out', str(tmp_path / 'out')]) == 2
+    assert f'error: {tmp_path / "none"}: is not there' in capsys.readouterr().err

@@ -1,0 +1,307 @@
+"""Bags become data sets: which episodes, which frames, which numbers, which files."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip('pyarrow', reason='data sets need pyarrow')
+pytest.importorskip('rosbags', reason='bags need rosbags')
+
+import pyarrow.parquet as pq
+from dataset_bag import MS, START_NS, Story, command, jpeg, pixels, position, write_bag
+from rosbags.rosbag2 import StoragePlugin
+
+from vla_runtime.dataset import bag_frames
+from vla_runtime.dataset.convert import Result, Wishes, convert
+from vla_runtime.dataset.errors import DatasetError
+from vla_runtime.ros.robot.file import load_robot
+
+
+class Made:
+    """A data set that was made of one story."""
+
+    def __init__(self, folder: Path, result: Result) -> None:
+        self.folder, self.result = folder, result
+        self.frames = pq.read_table(folder / 'data/chunk-000/file-000.parquet')
+        self.episodes = pq.read_table(folder / 'meta/episodes/chunk-000/file-000.parquet')
+        self.info = json.loads((folder / 'meta/info.json').read_text())
+        self.statistics = json.loads((folder / 'meta/stats.json').read_text())
+
+    def column(self, name: str) -> np.ndarray:
+        return np.array(self.frames[name].to_pylist())
+
+    def image(self, camera: str, index: int) -> bytes:
+        return self.frames[f'observation.images.{camera}'][index].as_py()['bytes']
+
+
+@pytest.fixture
+def make(tmp_path: Path, robot_file: Path) -> Any:
+    def made(story: Story, **wishes: Any) -> Made:
+        bag = write_bag(tmp_path / f'bag{len(list(tmp_path.iterdir()))}', story)
+        out = tmp_path / 'out'
+        wanted = Wishes(**{'robot': load_robot(robot_file), **wishes})
+        return Made(out, convert([bag], out, wanted, force=True))
+
+    return made
+
+
+def test_each_frame_has_the_newest_that_was_there_at_its_time(make: Any) -> None:
+    made = make(Story(frame_ms=100))
+    assert made.info['fps'] == 20
+    assert len(made.frames) == 60
+    at_ms = 50 * np.arange(60)
+    np.testing.assert_allclose(made.column('timestamp'), at_ms / 1000, atol=1e-6)
+    state, action = made.column('observation.state'), made.column('action')
+    np.testing.assert_allclose(state[:, 0], position(at_ms), atol=1e-6)
+    np.testing.assert_allclose(state[:, 1], 0.05, atol=1e-6)
+    np.testing.assert_allclose(action, np.stack([command(at_ms), at_ms * 0 + 0.25], 1), atol=1e-6)
+    for index in (0, 1, 2, 59):
+        shown = np.array(Image.open(io.BytesIO(made.image('top', index))))
+        np.testing.assert_array_equal(shown, pixels(index // 2))
+        # What a camera sent as JPEG is not encoded again.
+        assert made.image('hand', index) == jpeg(index // 2)
+    assert made.result.repeated == 60
+    assert 'record_images' in made.result.lines()[2]
+
+
+def test_names_and_shapes_are_those_of_the_robot_file(make: Any) -> None:
+    made = make(Story())
+    features = made.info['features']
+    assert features['observation.state']['names'] == ['shoulder', 'gripper']
+    assert features['action']['names'] == ['shoulder', 'gripper.velocity']
+    assert features['observation.images.top'] == {
+        'dtype': 'image',
+        'shape': [12, 16, 3],
+        'names': ['height', 'width', 'channels'],
+    }
+    assert list(features) == made.frames.column_names
+    assert (made.info['codebase_version'], made.info['robot_type']) == ('v3.0', 'small')
+    assert made.info['splits'] == {'train': '0:1'}
+
+
+@pytest.mark.parametrize(
+    ('story', 'tasks', 'begins_ms', 'verdicts'),
+    [
+        (Story(said=((0, 'wave'), (1500, 'point'))), ['wave', 'point'], [0, 1500], [None, None]),
+        # Said again, it is tried again.
+        (Story(said=((0, 'wave'), (1500, 'wave'))), ['wave', 'wave'], [0, 1500], [None, None]),
+        (Story(episodes=((0, 7), (1200, 8))), ['wave', 'wave'], [0, 1200], [None, None]),
+        # After a verdict nothing is tried until something begins anew.
+        (
+            Story(said=((0, 'wave'), (1900, 'point')), verdicts=((1200, True),)),
+            ['wave', 'point'],
+            [0, 1900],
+            [True, None],
+        ),
+        (
+            Story(said=((0, 'a'), (1500, 'b')), verdicts=((1400, False), (2900, True))),
+            ['a', 'b'],
+            [0, 1500],
+            [False, True],
+        ),
+        # Nothing is to be done before there is a task, nor after it was taken back.
+        (Story(said=((1000, 'wave'), (2200, ''))), ['wave'], [1000], [None]),
+    ],
+)
+def test_an_episode_is_one_try_of_one_task(
+    make: Any,
+    story: Story,
+    tasks: list[str],
+    begins_ms: list[int],
+    verdicts: list[bool | None],
+) -> None:
+    made = make(story)
+    assert made.episodes['tasks'].to_pylist() == [[task] for task in tasks]
+    assert made.episodes['success'].to_pylist() == verdicts
+    assert made.episodes['start_ns'].to_pylist() == [START_NS + ms * MS for ms in begins_ms]
+    lengths = made.episodes['length'].to_pylist()
+    ends = np.cumsum(lengths).tolist()
+    assert made.episodes['dataset_to_index'].to_pylist() == ends
+    assert made.column('episode_index').tolist() == np.repeat(range(len(tasks)), lengths).tolist()
+    assert made.column('index').tolist() == list(range(ends[-1]))
+    assert made.column('frame_index').tolist() == [i for n in lengths for i in range(n)]
+    known = list(dict.fromkeys(tasks))
+    assert (
+        made.column('task_index').tolist()
+        == np.repeat([known.index(task) for task in tasks], lengths).tolist()
+    )
+
+
+def test_success_is_in_the_frames_where_every_episode_was_judged(make: Any) -> None:
+    story = Story(said=((0, 'a'), (1500, 'b')), verdicts=((1400, False), (2900, True)))
+    made = make(story)
+    success = made.column('next.success')
+    assert np.flatnonzero(success).tolist() == [len(success) - 1]
+    assert 'next.success' not in make(Story(said=story.said)).info['features']
+
+
+def test_where_a_camera_is_silent_the_episode_is_cut_in_two(make: Any) -> None:
+    made = make(Story(length_ms=5000, no_frames={'top': (2000, 3500)}))
+    assert made.episodes['start_ns'].to_pylist() == [START_NS, START_NS + 3500 * MS]
+    # The last frame before the gap is shown for half a second more.
+    assert made.episodes['length'].to_pylist() == [50, 30]
+    assert make(Story(no_frames={'top': (2000, 2600)}), frame_age_s=1.0).result.episodes == 1
+
+
+def test_a_damaged_frame_is_replaced_by_the_one_before_and_counted(make: Any) -> None:
+    made = make(Story(damaged=(5, 30)))
+    assert made.result.damaged == 2
+    assert made.image('hand', 5) == made.image('hand', 4) == jpeg(4)
+    assert 'the one before was taken' in ' '.join(made.result.lines())
+    # Before there is a sound one the episode has not begun.
+    made = make(Story(damaged=(0, 1)))
+    assert made.image('hand', 0) == jpeg(2)
+    np.testing.assert_allclose(made.column('observation.state')[0, 0], position(100), atol=1e-6)
+    assert made.episodes['length'].to_pylist() == [58]
+
+
+@pytest.mark.parametrize(
+    'story',
+    [
+        Story(prefix='/left'),
+        Story(plugin=StoragePlugin.SQLITE3),
+        # Recorded on another clock than the stamps', as beside a simulation.
+        Story(clock_ms=500_000_000),
+    ],
+)
+def test_namespace_storage_and_clock_of_a_bag_change_nothing(make: Any, story: Story) -> None:
+    made, plain = make(story), make(Story())
+    for name in ('observation.state', 'action', 'timestamp'):
+        np.testing.assert_array_equal(made.column(name), plain.column(name))
+
+
+def test_actions_may_be_the_next_measured_positions(make: Any) -> None:
+    made = make(Story(commands=False), measured_actions=True)
+    state, action = made.column('observation.state'), made.column('action')
+    np.testing.assert_array_equal(action[:-1], state[1:])
+    assert made.info['features']['action']['names'] == ['shoulder', 'gripper']
+
+
+def test_task_and_rate_may_be_given(make: Any) -> None:
+    made = make(Story(said=(), step_ms=0), task='wave', fps=10)
+    assert (made.result.tasks, made.info['fps'], len(made.frames)) == (['wave'], 10, 30)
+    # Of every episode, so what was said splits nothing off.
+    assert make(Story(said=((0, 'a'),)), task='wave').result.tasks == ['wave']
+
+
+def test_statistics_are_those_of_the_frames(make: Any) -> None:
+    made = make(Story())
+    action = made.column('action')
+    said = made.statistics['action']
+    for name, found in {
+        'min': action.min(axis=0),
+        'max': action.max(axis=0),
+        'mean': action.mean(axis=0),
+        'std': action.std(axis=0),
+        'q01': np.quantile(action, 0.01, axis=0),
+        'q99': np.quantile(action, 0.99, axis=0),
+    }.items():
+        np.testing.assert_allclose(said[name], found, atol=1e-6)
+    assert said['count'] == [60]
+    seen = np.stack([pixels(number) for number in range(60)]) / 255
+    image = made.statistics['observation.images.top']
+    np.testing.assert_allclose(np.ravel(image['mean']), seen.mean(axis=(0, 1, 2)), atol=1e-9)
+    np.testing.assert_allclose(np.ravel(image['std']), seen.std(axis=(0, 1, 2)), atol=1e-9)
+    assert np.shape(image['q50']) == (3, 1, 1)
+    assert made.episodes['stats/action/min'].to_pylist() == [said['min']]
+
+
+def test_several_bags_become_one_data_set(tmp_path: Path, robot_file: Path) -> None:
+    bags = [
+        write_bag(tmp_path / name, Story(said=((0, task),)))
+        for name, task in (('first', 'wave'), ('second', 'point'))
+    ]
+    result = convert(bags, tmp_path / 'out', Wishes(robot=load_robot(robot_file)))
+    made = Made(tmp_path / 'out', result)
+    assert made.episodes['source'].to_pylist() == [str(bag) for bag in bags]
+    assert (made.info['total_episodes'], made.info['total_frames']) == (2, 120)
+    tasks = pq.read_table(made.folder / 'meta/tasks.parquet')
+    assert tasks.to_pydict() == {'task_index': [0, 1], 'task': ['wave', 'point']}
+    assert json.loads(tasks.schema.metadata[b'pandas'])['index_columns'] == ['task']
+
+
+# ---------------------------------------------------------------- what cannot be used
+
+
+@pytest.mark.parametrize(
+    ('story', 'wishes', 'words'),
+    [
+        (Story(said=()), {}, 'give it with --task'),
+        (Story(step_ms=0), {}, 'with --fps'),
+        (Story(step_ms=30), {}, 'no whole number'),
+        (Story(commands=False), {}, 'topic arm/joint_trajectory.*--actions measured'),
+        (Story(no_frames={'top': (0, 3000)}), {}, "no topic top/image for 'top'.*: /hand/image"),
+        (Story(length_ms=500), {}, 'no episode in which'),
+        (Story(damaged=tuple(range(60))), {}, 'no frame of a camera could be decoded'),
+    ],
+)
+def test_what_is_missing_is_named_with_what_mends_it(
+    make: Any, tmp_path: Path, story: Story, wishes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(DatasetError, match=words):
+        make(story, **wishes)
+    assert not any('out' in path.name for path in tmp_path.iterdir())
+
+
+def test_a_bag_without_a_policy_needs_the_robot_file(tmp_path: Path) -> None:
+    bag = write_bag(tmp_path / 'bag', Story())
+    with pytest.raises(DatasetError, match='give the robot file with --robot'):
+        convert([bag], tmp_path / 'out', Wishes())
+
+
+def test_bags_of_two_robots_are_refused(tmp_path: Path, robot_file: Path) -> None:
+    bags = [
+        write_bag(tmp_path / 'first', Story()),
+        write_bag(tmp_path / 'second', Story(commands=False)),
+    ]
+    with pytest.raises(DatasetError, match=r'second.*--actions measured'):
+        convert(bags, tmp_path / 'out', Wishes(robot=load_robot(robot_file)))
+
+
+def test_what_is_there_is_kept_unless_it_is_to_be_replaced(
+    tmp_path: Path, robot_file: Path
+) -> None:
+    bag, out = write_bag(tmp_path / 'bag', Story()), tmp_path / 'out'
+    wishes = Wishes(robot=load_robot(robot_file))
+    convert([bag], out, wishes)
+    (out / 'mark').touch()
+    with pytest.raises(DatasetError, match=r'exists already.*--force'):
+        convert([bag], out, wishes)
+    assert (out / 'mark').exists()
+    convert([bag], out, wishes, force=True)
+    assert (out / 'meta/info.json').is_file() and not (out / 'mark').exists()
+    other = tmp_path / 'pictures'
+    other.mkdir()
+    (other / 'cat.png').touch()
+    with pytest.raises(DatasetError, match='no data set, so --force does not replace it'):
+        convert([bag], other, wishes, force=True)
+    assert (other / 'cat.png').exists()
+
+
+@pytest.mark.parametrize('replaces', [False, True])
+def test_what_was_begun_is_not_left_behind(
+    tmp_path: Path, robot_file: Path, monkeypatch: pytest.MonkeyPatch, replaces: bool
+) -> None:
+    bag, out = write_bag(tmp_path / 'bag', Story()), tmp_path / 'out'
+    wishes = Wishes(robot=load_robot(robot_file))
+    if replaces:
+        convert([bag], out, wishes)
+    encode, calls = bag_frames.encode, iter(range(1000))
+
+    def fail_later(message: Any) -> Any:
+        if next(calls) == 30:
+            raise OSError(28, 'No space left on device')
+        return encode(message)
+
+    monkeypatch.setattr(bag_frames, 'encode', fail_later)
+    with pytest.raises(DatasetError, match='out: cannot be written: No space left'):
+        convert([bag], out, wishes, force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['bag', *(['out'] * replaces)]
+    assert not replaces or (out / 'meta/info.json').is_file()

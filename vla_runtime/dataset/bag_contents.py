@@ -1,0 +1,349 @@
+"""All but the pixels of a bag: measured and commanded numbers, stamps of frames, and events.
+
+One pass over the bag. Topics are found in whatever namespace they were recorded. Measured numbers
+and frames have the stamps of their messages. Commands of most kinds have none: they have the time
+of their recording, on the clock of the stamps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.dataset.errors import DatasetError
+from vla_runtime.dataset.series import Series
+from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.recording.cdr import header_stamp_ns
+from vla_runtime.recording.mcap_file import RawMessage
+from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, message_to_plan
+from vla_runtime.ros.messages.conversions import stamp_to_ns as to_ns
+from vla_runtime.ros.messages.diagnostics import values_of
+from vla_runtime.ros.policy.description import read_description
+from vla_runtime.ros.robot.file import Robot
+from vla_runtime.ros.robot.schema import RobotOutput
+
+_IMAGES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
+_KINDS: Mapping[str, str] = {
+    'joint_trajectory': 'trajectory_msgs/msg/JointTrajectory',
+    'float64_multi_array': 'std_msgs/msg/Float64MultiArray',
+    'joint_state': 'sensor_msgs/msg/JointState',
+    'pose_stamped': 'geometry_msgs/msg/PoseStamped',
+    'twist_stamped': 'geometry_msgs/msg/TwistStamped',
+}
+_JOINTS, _TRAJECTORY = _KINDS['joint_state'], _KINDS['joint_trajectory']
+_STRING, _DIAGNOSTICS = 'std_msgs/msg/String', 'diagnostic_msgs/msg/DiagnosticArray'
+# The first that the bag has is used.
+_INSTRUCTIONS = ('current_instruction', 'instruction')
+# A recording's time may be of another clock than its stamps, such as under use_sim_time.
+_SAME_CLOCK_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Event:
+    """What begins or ends an episode.
+
+    Attributes:
+        time_ns: on the clock of the stamps.
+        kind: `instruction`, `episode` (of the executor) or `verdict`.
+        text: the instruction.
+        success: the verdict.
+    """
+
+    time_ns: int
+    kind: str
+    text: str = ''
+    success: bool | None = None
+
+
+@dataclass
+class BagContents:
+    """See the module.
+
+    Attributes:
+        reader: of the bag.
+        states: one a joint of the robot file, in its order.
+        actions: one an output of the robot file that is in the bag.
+        missing_outputs: topics of those that are not.
+        camera_topics: camera to its topic.
+        frames: camera to the stamps of its frames, (n,) int64, rising.
+        events: in the order of time.
+        step_time_s: of the policy's chunks; None without any.
+    """
+
+    reader: BagReader
+    states: list[Series]
+    actions: list[Series]
+    missing_outputs: list[str]
+    camera_topics: dict[str, str]
+    frames: dict[str, np.ndarray]
+    events: list[Event]
+    step_time_s: float | None
+
+
+def recorded_robot(reader: BagReader) -> Robot | None:
+    """Return the robot file that a policy node's description in a bag has; None without one."""
+    wanted = reader.messages(lambda name, kind: kind == _STRING and name.endswith('/description'))
+    for raw in wanted:
+        message = reader.read(raw)
+        if message is not None:
+            return read_description(message.data).robot
+    return None
+
+
+def read_contents(reader: BagReader, robot: Robot) -> BagContents:
+    """Read a bag.
+
+    Raises:
+        DatasetError: a camera or joint of the robot file is not in it; names what is.
+    """
+    collector = _Collector(reader, robot)
+    for raw in reader.messages(collector.wants):
+        collector.take(raw)
+    return collector.contents()
+
+
+@dataclass
+class _Topic:
+    """Messages of one topic, as far as they matter."""
+
+    kind: str
+    times_ns: list[int] = field(default_factory=list)
+    items: list[Any] = field(default_factory=list)
+
+
+class _Collector:
+    def __init__(self, reader: BagReader, robot: Robot) -> None:
+        self._reader, self._robot = reader, robot
+        self._topics: dict[str, _Topic] = {}
+        self._seen: dict[str, str] = {}
+        self._offsets_ns: list[int] = []
+        images = {name for camera in robot.cameras for name in _camera_topics(camera.topic)}
+        outputs = {(output.topic, _KINDS[output.kind]) for output in robot.outputs}
+        self._names: set[tuple[str, str]] = {
+            *((name, kind) for name in images for kind in _IMAGES),
+            *((source.topic, _JOINTS) for source in robot.joint_states),
+            *outputs,
+            *((name, _STRING) for name in _INSTRUCTIONS),
+            ('committed_plan', _TRAJECTORY),
+            ('action_chunk', _TRAJECTORY),
+            ('report', _DIAGNOSTICS),
+        }
+
+    def wants(self, topic: str, kind: str) -> bool:
+        if kind in (*_IMAGES, _JOINTS):
+            self._seen[topic] = kind
+        return any(kind == wanted and _ends(topic, name) for name, wanted in self._names)
+
+    def take(self, raw: RawMessage) -> None:
+        topic = self._topics.setdefault(raw.topic, _Topic(raw.type_name))
+        if raw.type_name in _IMAGES:
+            stamp_ns = header_stamp_ns(raw.serialised)
+            if stamp_ns:
+                topic.times_ns.append(stamp_ns)
+            return
+        message = self._reader.read(raw)
+        if message is None:
+            return
+        if raw.type_name == _JOINTS:
+            stamp_ns = to_ns(message.header.stamp)
+            self._offsets_ns.append(raw.time_ns - stamp_ns)
+        topic.times_ns.append(raw.time_ns)
+        topic.items.append(message)
+
+    def contents(self) -> BagContents:
+        robot = self._robot
+        offset_ns = int(np.median(self._offsets_ns)) if self._offsets_ns else 0
+        offset_ns = offset_ns if abs(offset_ns) > _SAME_CLOCK_NS else 0
+        camera_topics = {
+            camera.name: self._required(_camera_topics(camera.topic), _IMAGES, camera.name)
+            for camera in robot.cameras
+        }
+        actions = self._actions(offset_ns)
+        return BagContents(
+            reader=self._reader,
+            states=[self._state(joint.name) for joint in robot.joints],
+            actions=list(actions.values()),
+            missing_outputs=[o.topic for o in robot.outputs if o.topic not in actions],
+            camera_topics=camera_topics,
+            frames={
+                camera: np.unique(np.array(self._topics[topic].times_ns, dtype=np.int64))
+                for camera, topic in camera_topics.items()
+            },
+            events=sorted(self._events(offset_ns), key=lambda event: event.time_ns),
+            step_time_s=self._step_time_s(),
+        )
+
+    def _find(self, names: Sequence[str], kinds: Sequence[str]) -> str | None:
+        for name in names:
+            found = [t for t, one in self._topics.items() if one.kind in kinds and _ends(t, name)]
+            if found:
+                return min(found, key=len)
+        return None
+
+    def _required(self, names: Sequence[str], kinds: Sequence[str], source: str) -> str:
+        found = self._find(names, kinds)
+        if found is None:
+            there = sorted(topic for topic, kind in self._seen.items() if kind in kinds)
+            raise DatasetError(
+                f"{self._reader.path}: no topic {names[0]} for '{source}' of the robot file "
+                f'{self._robot.file.name}; there are: {", ".join(there) or "none of that kind"}. '
+                'Give the robot file its name there, and the file with --robot'
+            )
+        return found
+
+    def _state(self, joint: str) -> Series:
+        robot = self._robot
+        source = next(s for s in robot.joint_states if not s.joints or joint in s.joints)
+        topic = self._required((source.topic,), (_JOINTS,), joint)
+        series, name = Series((joint,)), robot.joint(joint).in_messages
+        for message in self._topics[topic].items:
+            names = list(message.name)
+            if name in names and len(message.position) == len(names):
+                position = float(message.position[names.index(name)])
+                series.add(to_ns(message.header.stamp), [position])
+        if not series.rows:
+            raise DatasetError(
+                f"{self._reader.path}: topic {topic} never has joint '{name}' of the robot file "
+                f'{self._robot.file.name}'
+            )
+        return series
+
+    def _actions(self, offset_ns: int) -> dict[str, Series]:
+        found = {}
+        for output in self._robot.outputs:
+            topic = self._find((output.topic,), (_KINDS[output.kind],))
+            if topic is None:
+                continue
+            series = Series(_column_names(output))
+            read = _READERS[output.kind](output, self._robot)
+            messages = self._topics[topic]
+            for time_ns, message in zip(messages.times_ns, messages.items, strict=True):
+                row = read(message)
+                if row is not None:
+                    series.add(time_ns - offset_ns, row)
+            if series.rows:
+                found[output.topic] = series
+        return found
+
+    def _events(self, offset_ns: int) -> list[Event]:
+        events = []
+        said = self._find(_INSTRUCTIONS, (_STRING,))
+        if said is not None:
+            topic = self._topics[said]
+            for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
+                events.append(Event(time_ns - offset_ns, 'instruction', message.data.strip()))
+        plans = self._find(('committed_plan',), (_TRAJECTORY,))
+        episode: int | None = None
+        for time_ns, plan in self._trajectories(plans, message_to_plan):
+            if plan.episode != episode:
+                episode = plan.episode
+                events.append(Event(time_ns - offset_ns, 'episode'))
+        for name, topic in self._topics.items():
+            if _ends(name, 'report'):
+                for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
+                    success = _verdict(message)
+                    if success is not None:
+                        events.append(Event(time_ns - offset_ns, 'verdict', success=success))
+        return events
+
+    def _trajectories(self, name: str | None, read: Callable[[Any], Any]) -> list[tuple[int, Any]]:
+        if name is None:
+            return []
+        topic, found = self._topics[name], []
+        for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
+            try:
+                found.append((time_ns, read(message)))
+            except TrajectoryError:
+                continue
+        return found
+
+    def _step_time_s(self) -> float | None:
+        name = self._find(('action_chunk',), (_TRAJECTORY,))
+        for _, received in self._trajectories(name, message_to_chunk):
+            return float(received.chunk.step_time_s)
+        return None
+
+
+def _camera_topics(topic: str) -> tuple[str, str]:
+    return topic, f'{topic}/compressed'
+
+
+def _ends(topic: str, name: str) -> bool:
+    return topic == name or topic.endswith(f'/{name.lstrip("/")}')
+
+
+def _verdict(message: Any) -> bool | None:
+    """Return the verdict that a report tells: whether its status is OK."""
+    for status in message.status:
+        if status.name.endswith(': instruction') and 'outcome' in values_of(status):
+            level = status.level
+            return (level[0] if isinstance(level, bytes) else int(level)) == 0
+    return None
+
+
+def _column_names(output: RobotOutput) -> tuple[str, ...]:
+    if output.kind == 'pose_stamped':
+        return tuple(f'{output.pose}.{axis}' for axis in ('x', 'y', 'z', 'qx', 'qy', 'qz', 'qw'))
+    if output.kind == 'twist_stamped':
+        return tuple(f'{output.pose}.{axis}' for axis in ('vx', 'vy', 'vz', 'wx', 'wy', 'wz'))
+    suffix = '.velocity' if output.interface == 'velocity' else ''
+    return tuple(f'{joint}{suffix}' for joint in output.joints)
+
+
+_Read = Callable[[Any], 'list[float] | None']
+
+
+def _by_name(
+    output: RobotOutput, robot: Robot, names: Sequence[str], values: Sequence[float]
+) -> list[float] | None:
+    """Return values in the output's order; None where a joint is missing."""
+    given = dict(zip(names, values, strict=False))
+    wanted = [robot.joint(joint).in_messages for joint in output.joints]
+    return [float(given[name]) for name in wanted] if given.keys() >= set(wanted) else None
+
+
+def _trajectory(output: RobotOutput, robot: Robot) -> _Read:
+    def read(message: Any) -> list[float] | None:
+        if not message.points:
+            return None
+        point = message.points[0]
+        values = point.velocities if output.interface == 'velocity' else point.positions
+        return _by_name(output, robot, message.joint_names, values)
+
+    return read
+
+
+def _joint_state(output: RobotOutput, robot: Robot) -> _Read:
+    return lambda message: _by_name(output, robot, message.name, getattr(message, output.interface))
+
+
+def _array(output: RobotOutput, robot: Robot) -> _Read:
+    return lambda message: [float(value) for value in message.data]
+
+
+def _pose(output: RobotOutput, robot: Robot) -> _Read:
+    def read(message: Any) -> list[float]:
+        position, turn = message.pose.position, message.pose.orientation
+        return [position.x, position.y, position.z, turn.x, turn.y, turn.z, turn.w]
+
+    return read
+
+
+def _twist(output: RobotOutput, robot: Robot) -> _Read:
+    def read(message: Any) -> list[float]:
+        linear, angular = message.twist.linear, message.twist.angular
+        return [linear.x, linear.y, linear.z, angular.x, angular.y, angular.z]
+
+    return read
+
+
+_READERS: Mapping[str, Callable[[RobotOutput, Robot], _Read]] = {
+    'joint_trajectory': _trajectory,
+    'float64_multi_array': _array,
+    'joint_state': _joint_state,
+    'pose_stamped': _pose,
+    'twist_stamped': _twist,
+}

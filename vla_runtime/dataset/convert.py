@@ -1,0 +1,244 @@
+"""Bags to a data set: read, split into episodes, put on a grid, written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from vla_runtime.dataset.bag_contents import BagContents, read_contents, recorded_robot
+from vla_runtime.dataset.bag_frames import BagFrames
+from vla_runtime.dataset.episodes import Grid, PlannedEpisode, plan_episodes
+from vla_runtime.dataset.errors import DatasetError
+from vla_runtime.dataset.frames import EpisodeFacts, Frame
+from vla_runtime.dataset.layout import Layout
+from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
+from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.ros.robot.file import Robot
+
+# Shows progress over frames, of which there are so many; gives them on.
+Progress = Callable[[Iterable[Frame], int], Iterable[Frame]]
+_WHOLE_RATE = 0.01
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a data set is to be.
+
+    Attributes:
+        robot: the robot file; None: the recorded one.
+        fps: frames a second; None: the policy's steps a second.
+        task: of every episode; None: the recorded instructions.
+        measured_actions: actions are the positions measured at the next frame.
+        frame_age_s: a camera's frame may be so old.
+        shortest_s: episodes shorter than this are left out.
+    """
+
+    robot: Robot | None = None
+    fps: int | None = None
+    task: str | None = None
+    measured_actions: bool = False
+    frame_age_s: float = 0.5
+    shortest_s: float = 1.0
+
+
+@dataclass
+class Result:
+    """What became of the bags.
+
+    Attributes:
+        layout: of every frame.
+        episodes: number of them.
+        frames: number of them.
+        tasks: of the episodes.
+        verdicts: of the episodes; None where nobody judged.
+        too_short: episodes that were left out.
+        repeated: camera frames that were shown before.
+        damaged: camera frames that could not be decoded.
+        problems: what of the bags could not be read.
+    """
+
+    layout: Layout
+    episodes: int = 0
+    frames: int = 0
+    tasks: list[str] = field(default_factory=list)
+    verdicts: list[bool | None] = field(default_factory=list)
+    too_short: int = 0
+    repeated: int = 0
+    damaged: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """Lines of text for a person."""
+        judged = [verdict for verdict in self.verdicts if verdict is not None]
+        fps = self.layout.fps
+        lines = [
+            f'{self.episodes} episodes, {self.frames} frames at {fps} Hz '
+            f'({self.frames / fps:.1f} s), {len(set(self.tasks))} tasks',
+            f'judged {len(judged)}, of them successful {sum(judged)}',
+        ]
+        shown = self.frames * len(self.layout.cameras)
+        if self.repeated:
+            lines.append(
+                f'{self.repeated} of {shown} camera frames are shown again: the bag has fewer than '
+                f"{fps} a second (record_images: 'all' records every one; --fps asks for fewer)"
+            )
+        if self.damaged:
+            lines.append(f'{self.damaged} camera frames are damaged: the one before was taken')
+        if self.too_short:
+            lines.append(f'{self.too_short} stretches are too short to be episodes')
+        return lines + [f'problem: {text}' for text in self.problems]
+
+
+@dataclass(frozen=True)
+class _Bag:
+    path: Path
+    contents: BagContents
+    episodes: list[PlannedEpisode]
+
+
+def convert(
+    paths: Sequence[Path],
+    out: Path,
+    wishes: Wishes,
+    *,
+    force: bool = False,
+    progress: Progress = lambda frames, _: frames,
+) -> Result:
+    """Write a data set of the episodes of bags.
+
+    Args:
+        paths: recordings, in the order of their episodes.
+        out: folder of the data set; appears complete or not at all.
+        wishes: what it is to be.
+        force: replace the data set that is there.
+        progress: shows progress.
+
+    Raises:
+        ValueError: something is missing in a bag, or the folder cannot be written.
+    """
+    bags, too_short, layout = [], 0, None
+    with dataset_folder(out, force=force) as folder:
+        for path in paths:
+            reader = BagReader(path)
+            robot = wishes.robot or recorded_robot(reader)
+            if robot is None:
+                raise DatasetError(
+                    f'{path}: no policy node was recorded in it, so nothing says which robot it '
+                    'is; give the robot file with --robot'
+                )
+            contents = read_contents(reader, robot)
+            grid = _grid(path, contents, wishes, layout.fps if layout else None)
+            episodes, short = plan_episodes(contents, grid)
+            too_short += short
+            bags.append(_Bag(path, contents, episodes))
+            layout = _same_layout(layout, _layout(contents, robot, grid), path)
+        assert layout is not None
+        return _write(bags, folder, layout, too_short, progress)
+
+
+def _grid(path: Path, contents: BagContents, wishes: Wishes, before: int | None) -> Grid:
+    if not wishes.measured_actions and contents.missing_outputs:
+        raise DatasetError(
+            f'{path}: no command on topic {contents.missing_outputs[0]} of the robot file; make '
+            'actions of the measured positions with --actions measured'
+        )
+    if wishes.task is None and not any(e.kind == 'instruction' and e.text for e in contents.events):
+        raise DatasetError(
+            f'{path}: no topic …/current_instruction or …/instruction says what the robot was to '
+            'do; give it with --task'
+        )
+    fps = wishes.fps or before or _policy_rate(path, contents)
+    return Grid(
+        fps,
+        round(wishes.frame_age_s * 1e9),
+        wishes.shortest_s,
+        wishes.measured_actions,
+        wishes.task,
+    )
+
+
+def _policy_rate(path: Path, contents: BagContents) -> int:
+    if contents.step_time_s is None:
+        raise DatasetError(
+            f'{path}: no action_chunk in it says how long a step is; give the frames a second with '
+            '--fps'
+        )
+    rate = 1.0 / contents.step_time_s
+    if abs(rate - round(rate)) > _WHOLE_RATE:
+        raise DatasetError(
+            f"{path}: the policy's {rate:.2f} steps a second are no whole number, which LeRobot "
+            'asks for; give another one with --fps'
+        )
+    return round(rate)
+
+
+def _layout(contents: BagContents, robot: Robot, grid: Grid) -> Layout:
+    state = tuple(name for series in contents.states for name in series.names)
+    commanded = tuple(name for series in contents.actions for name in series.names)
+    return Layout(
+        robot=robot.name,
+        fps=grid.fps,
+        cameras=dict.fromkeys(contents.frames, (0, 0)),
+        state=state,
+        action=state if grid.measured_actions else commanded,
+    )
+
+
+def _same_layout(first: Layout | None, layout: Layout, path: Path) -> Layout:
+    if first is None or first == layout:
+        return layout
+    raise DatasetError(
+        f'{path}: it is of another robot than the bags before: cameras, joints, commands or '
+        'steps a second differ. Give one robot file for all with --robot, and --fps'
+    )
+
+
+def _write(
+    bags: Sequence[_Bag], folder: Path, layout: Layout, too_short: int, progress: Progress
+) -> Result:
+    verdicts = [episode.success for bag in bags for episode in bag.episodes]
+    if not verdicts:
+        raise DatasetError(
+            f'{", ".join(str(bag.path) for bag in bags)}: no episode in which every camera, joint '
+            f'and command is there for long enough ({too_short} too short); see --shortest and '
+            '--frame-age'
+        )
+    judged = all(verdict is not None for verdict in verdicts)
+    result = Result(layout, too_short=too_short)
+    writer: DatasetWriter | None = None
+    total = sum(len(episode.times_ns) for bag in bags for episode in bag.episodes)
+    done = 0
+    for bag in bags:
+        frames = BagFrames(bag.contents, bag.episodes)
+        for episode in bag.episodes:
+            rest = iter(progress(frames.of(episode), total - done))
+            done += len(episode.times_ns)
+            first = next(rest, None)
+            if first is None:
+                continue
+            if writer is None:
+                sizes = {name: one.pixels.shape[:2] for name, one in first.images.items()}
+                layout = Layout(
+                    layout.robot, layout.fps, sizes, layout.state, layout.action, judged
+                )
+                result.layout, writer = layout, DatasetWriter(folder, layout)
+            facts = EpisodeFacts(
+                episode.task,
+                len(episode.times_ns),
+                episode.success,
+                str(bag.path),
+                int(episode.times_ns[0]),
+            )
+            writer.write(facts, chain([first], rest))
+            result.tasks.append(episode.task)
+            result.verdicts.append(episode.success)
+        result.repeated += frames.repeated
+        result.damaged += frames.damaged
+        result.problems += bag.contents.reader.problems
+    if writer is None:
+        raise DatasetError('no frame of a camera could be decoded')
+    writer.finish()
+    result.episodes, result.frames = writer.episodes, writer.frames
+    return result

@@ -1,0 +1,86 @@
+"""What the frames of a data set have, and where LeRobot's format v3 puts what.
+
+Names and fields are those of `lerobot.datasets`, `CODEBASE_VERSION` v3.0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+VERSION = 'v3.0'
+FILES_IN_A_CHUNK = 1000
+FILE_MB = 100
+INFO, STATISTICS, TASKS = 'meta/info.json', 'meta/stats.json', 'meta/tasks.parquet'
+EPISODES = 'meta/episodes/chunk-000/file-000.parquet'
+DATA = 'data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet'
+STATE, ACTION, SUCCESS = 'observation.state', 'action', 'next.success'
+# Of every frame: its column's type.
+INDICES = {
+    'timestamp': 'float32',
+    'frame_index': 'int64',
+    'episode_index': 'int64',
+    'index': 'int64',
+    'task_index': 'int64',
+}
+
+
+def image_key(camera: str) -> str:
+    """Return the column of a camera's frames."""
+    return f'observation.images.{camera}'
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Content of every frame; all bags of a data set have the same.
+
+    Attributes:
+        robot: name of the robot.
+        fps: frames a second.
+        cameras: camera to the (height, width) of its frames.
+        state: names of the measured numbers.
+        action: names of the commanded numbers.
+        judged: every episode was judged, so each frame says whether it ends in success.
+    """
+
+    robot: str
+    fps: int
+    cameras: dict[str, tuple[int, int]]
+    state: tuple[str, ...]
+    action: tuple[str, ...]
+    judged: bool = False
+
+    def features(self) -> dict[str, dict[str, Any]]:
+        """Return `features` of info.json, in the order of the columns."""
+        found: dict[str, dict[str, Any]] = {
+            STATE: _feature('float32', [len(self.state)], list(self.state)),
+            ACTION: _feature('float32', [len(self.action)], list(self.action)),
+        }
+        for camera, (height, width) in self.cameras.items():
+            names = ['height', 'width', 'channels']
+            found[image_key(camera)] = _feature('image', [height, width, 3], names)
+        if self.judged:
+            found[SUCCESS] = _feature('bool', [1], None)
+        return found | {name: _feature(kind, [1], None) for name, kind in INDICES.items()}
+
+    def info(self, episodes: int, frames: int, tasks: int) -> dict[str, Any]:
+        """Return the contents of info.json."""
+        return {
+            'codebase_version': VERSION,
+            'robot_type': self.robot,
+            'total_episodes': episodes,
+            'total_frames': frames,
+            'total_tasks': tasks,
+            'chunks_size': FILES_IN_A_CHUNK,
+            'data_files_size_in_mb': FILE_MB,
+            'video_files_size_in_mb': 200,
+            'fps': self.fps,
+            'splits': {'train': f'0:{episodes}'},
+            'data_path': DATA,
+            'video_path': None,
+            'features': self.features(),
+        }
+
+
+def _feature(kind: str, shape: list[int], names: list[str] | None) -> dict[str, Any]:
+    return {'dtype': kind, 'shape': shape, 'names': names}
