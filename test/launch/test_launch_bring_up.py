@@ -190,7 +190,7 @@ def require(running: Running, ends: Any, topic: str, wanted: list[Any]) -> None:
 def test_the_arguments_are_in_force(moving: Running) -> None:
     inference = moving.next_inference()
     assert (inference['beta'], inference['instruction']) == ('1.5', 'wave')
-    assert inference['parameter.max_observation_age_s'] == '5'
+    assert float(inference['parameter.max_observation_age_s']) == 5.0
     assert moving.next_seam()['parameter.replan_interval'] == '4'
 
 

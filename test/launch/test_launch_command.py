@@ -98,6 +98,7 @@ def test_arguments_are_declared_with_a_description(file: str) -> None:
         'cfg_beta',
         'autostart',
         'respawn',
+        'record',
     }
     assert set(arguments) == wanted | ({'robot'} if file == 'vla.launch.py' else set())
     assert all(argument.description for argument in arguments.values())
