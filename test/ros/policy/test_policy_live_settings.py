@@ -193,7 +193,7 @@ def test_guidance_goes_on_and_off_fused_and_serial_with_at_most_one_prefix_run(p
     for mode, expected, expert in (('auto', 'fused', '3'), ('serial', 'serial', '6')):
         pair.set(cfg_mode=mode, cfg_enabled=True, cfg_beta=2.0)
         report = pair.chunk()
-        assert (report['guidance'], report['beta']) == (expected, '2')
+        assert (report['guidance'], report['beta']) == (expected, '2.0')
         assert len(report['tokens'].split()) == 2
         assert report['runs.expert'] == expert
         pair.set(cfg_beta=3.5)
