@@ -200,7 +200,7 @@ def test_guidance_goes_on_and_off_fused_and_serial_with_at_most_one_prefix_run(p
         assert pair.chunk()['beta'] == '3.5'
         pair.set(cfg_enabled=False)
         report = pair.chunk()
-        assert (report['guidance'], report['beta'], report['runs.expert']) == ('none', '1', '3')
+        assert (report['guidance'], report['beta'], report['runs.expert']) == ('none', '1.0', '3')
 
 
 @pytest.mark.parametrize('mode', ['guided', 'jacobian', 'hard_prefix'])
