@@ -1,6 +1,6 @@
 """Say on paper whether a policy fits on a device, and the least time that each phase can take.
 
-MODEL is a published size (pi05, pi0, smolvla) or the folder of a bundle. The times are
+MODEL is the name of a published size or the folder of a bundle. The times are
 floors from published bandwidth and arithmetic rates and from counted operations and bytes (the
 roofline model): no real run is faster (one in float16 on a GeForce may be, and a note says so),
 most are clearly slower, and nothing was measured.
