@@ -55,7 +55,7 @@ class Drivers:
     """
 
     def __init__(self, graph: Graph, namespace: str = '') -> None:
-        self.node = graph.node
+        self._graph, self.node = graph, graph.node
         self.heal()
         self.clock_ns = lambda: int(self.node.get_clock().now().nanoseconds)
         self.frames: dict[str, dict[int, np.ndarray]] = {'top': {}, 'wrist': {}}
@@ -92,7 +92,8 @@ class Drivers:
         episode: int = 0,
         certain: int = 0,
     ) -> None:
-        """Ask for a chunk as the executor does."""
+        """Ask for a chunk as the executor does, once a policy node listens."""
+        self._graph.wait_for(lambda: self._plan.get_subscription_count() > 0, 'a policy node')
         message = plan_to_message(
             np.zeros((0, len(names))) if rows is None else rows,
             names,
