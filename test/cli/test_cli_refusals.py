@@ -68,7 +68,7 @@ REFUSALS = (
     Refusal('study success --bundle lerobot/pi05_base', 'hf download lerobot/pi05_base'),
     Refusal('info lerobot/pi05_base', 'hf download lerobot/pi05_base --local-dir pi05_base'),
     Refusal('export lerobot/pi05_base --out {new}', 'hf download lerobot/pi05_base --local-dir'),
-    Refusal('bench {checkpoint}', 'looks like a checkpoint, of which a policy bundle is made'),
+    Refusal('bench {checkpoint}', 'looks like a checkpoint: make a policy bundle of it first'),
     Refusal('info {checkpoint}', 'vla_runtime export {checkpoint} --out BUNDLE'),
     Refusal('demo --bundle {cut}', 'weights.safetensors: is not a whole safetensors file'),
     Refusal('demo --bundle {tiny}', "camera 'top'"),

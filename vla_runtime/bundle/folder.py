@@ -123,8 +123,8 @@ def _read_spec(folder: Path) -> BundleSpec:
     except FileNotFoundError:
         if (folder / 'config.json').is_file() or any(folder.glob('model.safetensors*')):
             raise BundleError(
-                f'{path}: is missing; this looks like a checkpoint, of which a policy bundle is '
-                f'made first: vla_runtime export {folder} --out BUNDLE'
+                f'{path}: is missing; this looks like a checkpoint: make a policy bundle '
+                f'of it first: vla_runtime export {folder} --out BUNDLE'
             ) from None
         if folder.is_dir():
             raise BundleError(f'{path}: is missing; is this folder a policy bundle?') from None

@@ -1,7 +1,7 @@
 """Run the inferences of recordings again and compare the chunks with those that were published.
 
 Nothing changed, on the machine that recorded: every chunk is the same, bit for bit. With another
-bundle, backend or setting it is a what-if, and the differences are told by joint and by step.
+bundle, backend or setting it is a what-if, and the differences are given by joint and by step.
 
 examples:
   vla_runtime replay recordings/first

@@ -12,8 +12,8 @@ examples:
   vla_runtime verify engines/pick --device cuda --json receipt.json
   vla_runtime verify engines/pick --backend tensorrt
 
-exit codes: 0 all within the bounds; 1 something is not, and the output says which tensor of which
-file; 2 the bundle cannot be compared (not a bundle, changed files, no ONNX files or engines, no
+exit codes: 0 all within the bounds; 1 one is not, and the output names its tensor and file; 2 the
+bundle cannot be compared (not a bundle, changed files, no ONNX files or engines, no
 such device).
 """
 

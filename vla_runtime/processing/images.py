@@ -165,7 +165,7 @@ class _Scratch(threading.local):
         self._buffers: dict[str, np.ndarray] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-        """The array of this name, with whatever it held; the next `take` of it overwrites."""
+        """Return the array of this name, not cleared; valid until the next `take` of the name."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size:

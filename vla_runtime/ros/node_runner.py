@@ -38,7 +38,7 @@ from vla_runtime.ros.interrupt import Interrupt, interruptible
 from vla_runtime.ros.middleware import remove_dead_segments
 from vla_runtime.ros.parameter_file import check_files_on_command_line
 
-# Told of an exception in a callback: where, and which.
+# Called with an exception in a callback: where, and which.
 OnError = Callable[[str, Exception], None]
 
 _SPIN_S = 0.2

@@ -32,7 +32,7 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def check_parameter_file(path: Path, namespace: str) -> tuple[str, ...]:
-    """Refuse a file of which a part that is meant for the package's nodes would do nothing.
+    """Refuse a file with a part for the package's nodes that would have no effect.
 
     Args:
         path: the file.

@@ -272,7 +272,7 @@ class _Session:
 
         operator.wait_for(over, 'a verdict', limit_s + _VERDICT_SLACK_S)
         if not attempt.outcome and limit_s <= left_s:
-            # It had all its time: a robot that hangs has not done what it was told.
+            # It had all its time: a robot that hangs has not done its task.
             attempt.outcome, attempt.end_ns = NO_VERDICT, time.time_ns()
 
     def _start_motion(self, operator: Operator) -> None:

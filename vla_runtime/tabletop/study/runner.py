@@ -129,7 +129,7 @@ def _run_all(
         for first in range(0, len(run.seeds), _BATCH)
     ]
     found: list[dict[int, list[EpisodeResult]]] = [{} for _ in runs]
-    # Closed here, so that an interrupt ends the processes before it is told.
+    # Closed here, so that an interrupt ends the processes before it is reported.
     with closing(_batches(tasks, processes)) as batches:
         for number, first, episodes in batches:
             found[number][first] = episodes
