@@ -91,9 +91,12 @@ class Drivers:
         names: tuple[str, ...] = JOINTS,
         episode: int = 0,
         certain: int = 0,
+        unheard: bool = False,
     ) -> None:
-        """Ask for a chunk as the executor does, once a policy node listens."""
-        self._graph.wait_for(lambda: self._plan.get_subscription_count() > 0, 'a policy node')
+        """Ask for a chunk as the executor does; unless `unheard`, once a policy node listens."""
+        if not unheard:
+            listens = lambda: self._plan.get_subscription_count() > 0  # noqa: E731
+            self._graph.wait_for(listens, 'a policy node to listen')
         message = plan_to_message(
             np.zeros((0, len(names))) if rows is None else rows,
             names,
