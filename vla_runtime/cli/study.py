@@ -157,9 +157,9 @@ def _write_page(folder: Path) -> Path:
 def _run(study: Study, bundle: Path, arguments: argparse.Namespace, policy: str) -> None:
     import torch
 
+    from vla_runtime.files.code_version import code_version, source_digest
     from vla_runtime.tabletop.study.results import Provenance, study_record, write_study
     from vla_runtime.tabletop.study.runner import bundle_identity, episode_seeds, run_conditions
-    from vla_runtime.tabletop.training.code_version import code_version, source_digest
 
     # Tiny networks gain nothing from threads, and threads that spin on a busy machine lose tenfold.
     torch.set_num_threads(1)

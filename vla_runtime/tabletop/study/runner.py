@@ -23,6 +23,7 @@ from tqdm import tqdm
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.export.onnx.bundle import bundle_with_onnx
+from vla_runtime.files.code_version import source_digest
 from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.processes.workers import workers
@@ -32,7 +33,6 @@ from vla_runtime.tabletop.study.chunk_sources import ChunkSource, ExpertSource, 
 from vla_runtime.tabletop.study.condition import Condition
 from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ, EpisodeResult, run_episode
 from vla_runtime.tabletop.study.smoothness import Jerk
-from vla_runtime.tabletop.training.code_version import source_digest
 from vla_runtime.tabletop.training.demo_bundle import FIRST_UNSEEN_SEED
 
 # Beyond the scenes on which a demo policy is checked while it is made.
