@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 from paths import ROOT
 from recorded_bag import Turn, record
 
 from vla_runtime.cli import main as program
+from vla_runtime.processes.workers import workers
 from vla_runtime.recording.bag_reader import BagReadError
 from vla_runtime.replay.batch import run_batch, totals
 from vla_runtime.replay.setup import Changes
@@ -55,7 +57,7 @@ def test_recordings_are_found_at_any_depth(folder, tmp_path):
 
 
 def test_two_processes_give_the_results_of_one(folder, tmp_path):
-    made = [result for _, result in run_batch(units(folder), tmp_path, 2)]
+    made = [result for _, result in run_batch(units(folder), tmp_path, partial(workers, 2))]
     assert without_times(made) == without_times(map(run_unit, units(folder)))
     total = totals(made)
     assert (total['recordings'], total['failed']) == (5, 1)
@@ -65,10 +67,10 @@ def test_two_processes_give_the_results_of_one(folder, tmp_path):
 
 
 def test_what_is_there_is_not_run_again(folder, tmp_path):
-    first = list(run_batch(units(folder)[:2], tmp_path, 1))
+    first = list(run_batch(units(folder)[:2], tmp_path, partial(workers, 1)))
     files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert len(files) == 2
-    again = list(run_batch(units(folder), tmp_path, 2))
+    again = list(run_batch(units(folder), tmp_path, partial(workers, 2)))
     assert sorted(again[:2], key=lambda one: one[0].name) == sorted(
         first, key=lambda one: one[0].name
     )
