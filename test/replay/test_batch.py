@@ -8,9 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
+import psutil
 import pytest
+from local_ray import local_cluster, needs_ray
 from paths import ROOT
 from recorded_bag import Turn, record
 
@@ -101,6 +105,37 @@ def test_a_killed_process_costs_its_own_recording_and_the_same_command_goes_on(
     assert 'recordings 5, failed 1, inferences 10, replayed 10, compared 10, identical 10' in said
     summary = json.loads((tmp_path / 'results' / 'summary.json').read_text())
     assert without_times(summary['recordings']) == without_times(map(run_unit, units(folder)))
+
+
+@needs_ray
+def test_a_cluster_of_two_gives_the_summary_of_one_process_with_a_worker_killed_too(
+    folder, tmp_path, capsys
+):
+    with local_cluster(tmp_path, ROOT) as addresses:
+        words = ['replay', str(folder), '--ray', addresses.member, '--out']
+        assert program.main([*words, str(tmp_path / 'whole')]) == 0
+        with ThreadPoolExecutor(1) as beside:
+            killed = beside.submit(_kill_a_ray_worker)
+            assert program.main([*words, str(tmp_path / 'killed')]) == 0
+            assert killed.result(120)
+    assert 'recordings 5, failed 1, inferences 10, replayed 10' in capsys.readouterr().out
+    expected = without_times(map(run_unit, units(folder)))
+    for name in ('whole', 'killed'):
+        summary = json.loads((tmp_path / name / 'summary.json').read_text())
+        assert without_times(summary['recordings']) == expected
+
+
+def _kill_a_ray_worker() -> int:
+    """Kill the first worker of this process's cluster that has work; return its id."""
+    end_s = time.monotonic() + 120
+    while time.monotonic() < end_s:
+        for one in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if 'ray::_call' in ' '.join(one.cmdline()):
+                    one.kill()
+                    return one.pid
+        time.sleep(0.005)
+    raise AssertionError('no worker was seen at work')
 
 
 def _first_child(process: subprocess.Popen) -> int:

@@ -126,11 +126,17 @@ def _pass_on(ray: Any, done: Future[Any], future: Future[Any]) -> None:
     if error is None:
         future.set_result(done.result())
     elif not isinstance(error, ray.exceptions.RayTaskError):
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         future.set_exception(
             ChildProcessError(
-                f'Ray gave a piece of work up after its retries: {reason[0]}; the same command '
-                'goes on where it was'
+                f'Ray gave a piece of work up after its retries: {_first_line(error)}; the same '
+                'command goes on where it was'
+            )
+        )
+    elif isinstance(error.cause, ray.exceptions.RayError):
+        # The worker could not read the function or its arguments.
+        future.set_exception(
+            ClusterError(
+                f'a machine of the cluster cannot run the work: {_first_line(error.cause)}'
             )
         )
     else:
@@ -197,6 +203,11 @@ def _try_port(address: str) -> None:
             f'--ray {address}: nothing answers there ({error.strerror or error}); start a cluster '
             f"(ray start --head), take the address that 'ray start' printed, or use {LOCAL}"
         ) from None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _last_line(text: str) -> str:
