@@ -45,11 +45,14 @@ def cluster(addresses: Addresses) -> str:
 
 
 @pytest.fixture
-def cluster_without_package(tmp_path: Path) -> Iterator[str]:
+def cluster_without_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Yield the address of a cluster that has another package of our name."""
-    (tmp_path / 'vla_runtime').mkdir()
-    (tmp_path / 'vla_runtime' / '__init__.py').write_text('')
-    with local_cluster(tmp_path, tmp_path) as addresses:
+    package = tmp_path / 'other' / 'vla_runtime'
+    package.mkdir(parents=True)
+    (package / '__init__.py').write_text('')
+    # Ray has workers on this machine look in this process's folder first.
+    monkeypatch.chdir(tmp_path)
+    with local_cluster(tmp_path, package.parent) as addresses:
         yield addresses.member
 
 
