@@ -17,7 +17,7 @@ from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.series import Series
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.cdr import header_stamp_ns
-from vla_runtime.recording.mcap_file import RawMessage
+from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, message_to_plan
 from vla_runtime.ros.messages.conversions import stamp_to_ns as to_ns
 from vla_runtime.ros.messages.diagnostics import values_of

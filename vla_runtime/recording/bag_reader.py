@@ -18,10 +18,11 @@ import yaml
 from rosbags.typesys import Stores, get_typestore
 
 from vla_runtime.files.quotes import one_line
-from vla_runtime.recording.mcap_file import McapFile, RawMessage, Wanted
+from vla_runtime.recording.mcap_file import McapFile
 from vla_runtime.recording.sqlite_file import SqliteFile
+from vla_runtime.recording.storage_file import RawMessage, StorageFile, Wanted
 
-_KINDS: Mapping[str, type[McapFile | SqliteFile]] = {'.mcap': McapFile, '.db3': SqliteFile}
+_KINDS: Mapping[str, type[StorageFile]] = {'.mcap': McapFile, '.db3': SqliteFile}
 # Of a bag that was compressed file by file.
 _PACKED = ('.mcap.zst', '.db3.zst')
 # Of the ring that `Recording` writes.

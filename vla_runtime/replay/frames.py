@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vla_runtime.recording.cdr import header_stamp_ns
-from vla_runtime.recording.mcap_file import RawMessage
+from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.replay.recorded import IMAGE_TYPES, RecordedInference, RecordedRun
 
 _Key = tuple[str, int]

@@ -15,7 +15,7 @@ import numpy as np
 
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.cdr import header_stamp_ns
-from vla_runtime.recording.mcap_file import RawMessage
+from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.ros.messages.conversions import (
     ReceivedChunk,
     ReceivedPlan,
