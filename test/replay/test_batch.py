@@ -84,6 +84,17 @@ def test_what_is_there_is_not_run_again(folder, tmp_path):
     assert names.isdisjoint(unit.name for unit in units(folder, threads=2))
 
 
+def test_what_failed_is_tried_again(folder, tmp_path, bundle):
+    moved = bundle.rename(bundle.with_name('elsewhere'))
+    try:
+        ((_, failed),) = run_batch(units(folder)[:1], tmp_path, partial(workers, 1))
+    finally:
+        moved.rename(bundle)
+    assert 'error' in failed
+    ((_, result),) = run_batch(units(folder)[:1], tmp_path, partial(workers, 1))
+    assert 'error' not in result and result['replayed'] == 1
+
+
 def test_a_killed_process_costs_its_own_recording_and_the_same_command_goes_on(
     folder, tmp_path, capsys
 ):

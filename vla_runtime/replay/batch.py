@@ -1,7 +1,7 @@
 """Many recordings, replayed in several processes or on a cluster, resumable, with one summary.
 
 Each result is written when it is there, under a name of all that it depends on. So the same command
-goes on where an interrupted one was, and what has changed is replayed again.
+goes on where an interrupted one was, and what has changed or failed is replayed again.
 """
 
 from __future__ import annotations
@@ -148,4 +148,6 @@ def _read(path: Path) -> Json | None:
         result = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError):
         return None
-    return result if isinstance(result, dict) and 'recording' in result else None
+    is_result = isinstance(result, dict) and 'recording' in result
+    # What failed for want of a bundle, a package or memory may be there now.
+    return result if is_result and 'error' not in result else None
