@@ -27,8 +27,9 @@ AUTO = 'auto'
 _CLIENT = 'ray://'
 _INSTALL = "pip install 'vla_runtime[ray]'"
 _CONNECT_S = 5.0
-# Ray itself tries a wrong address for minutes, inside a call that nothing interrupts.
-_TRIAL_S = 20.0
+# Ray itself tries a wrong address for minutes, inside a call that nothing interrupts. Joining a
+# cluster takes a second or two, on a machine that is busy many times that.
+_TRIAL_S = 60.0
 # Workers start within a second or two; on a machine that is busy later.
 _CHECK_S = 60.0
 # Results are small; by default Ray takes a third of the memory.
@@ -182,7 +183,7 @@ def _try_address(address: str) -> None:
         trial = subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_S)
     except subprocess.TimeoutExpired:
         raise ClusterError(
-            f'--ray {address}: what answers there is no Ray cluster that this machine can join; '
+            f'--ray {address}: no Ray cluster has let this machine join within {_TRIAL_S:.0f} s; '
             "HOST:PORT is what 'ray start --address' is given on a machine of the cluster, "
             f'from any other machine use {_CLIENT}HOST:10001'
         ) from None
