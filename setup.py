@@ -104,6 +104,8 @@ setup(
         'record': ['rosbags>=0.10'],
         # Data sets of recordings.
         'dataset': ['pyarrow>=14', 'rosbags>=0.10'],
+        # replay and study --ray; 'client' is for ray:// addresses.
+        'ray': ['ray[client]>=2.40'],
         'report': ['matplotlib>=3.5', 'rosbags>=0.10'],
         'test': [
             'hypothesis>=6.80',

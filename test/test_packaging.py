@@ -50,8 +50,8 @@ PIP_NAMES = {
     'cv2': 'opencv-python-headless',
     'yaml': 'pyyaml',
 }
-# Extras for machines with a GPU, whose CUDA says which release; ./run does not install them.
-NOT_PINNED = {'cuda-python', 'tensorrt'}
+# ./run does not install them: a GPU machine's CUDA or the cluster's Ray says which release.
+NOT_PINNED = {'cuda-python', 'ray', 'tensorrt'}
 
 
 def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -119,7 +119,7 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
     require_packages('torch', 'mujoco', 'matplotlib')
     check_backend('torch', arguments.device)
 
-    from vla_runtime.tabletop.training.code_version import code_version
+    from vla_runtime.files.code_version import code_version
     from vla_runtime.tabletop.training.dataset import DatasetSettings, claim, generate
     from vla_runtime.tabletop.training.demo_network import Start
     from vla_runtime.tabletop.training.work_log import WorkLog
