@@ -11,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_runtime.files.input_files import UnreadableFileError, regular_file
+from vla_runtime.files.quotes import one_line
+
 _BOS_TOKEN = '<bos>'
 _PAD_TOKEN = '<pad>'
 
@@ -55,8 +58,12 @@ class Tokenizer:
                 f'{path}: a tokenizer is a tokenizer.json (tokenizers) or a tokenizer.model '
                 '(sentencepiece)'
             )
-        if not path.is_file():
-            raise FileNotFoundError(f'{path}: no such tokenizer file')
+        try:
+            regular_file(path)
+        except FileNotFoundError:
+            raise FileNotFoundError(f'{path}: no such tokenizer file') from None
+        except UnreadableFileError as error:
+            raise ValueError(f'{path}: {error}') from None
         load = cls._load_json if path.suffix == '.json' else cls._load_sentencepiece
         return load(path, bos)
 
@@ -68,7 +75,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_str(path.read_text(encoding='utf-8'))
         # The library raises bare Exception for whatever it cannot parse.
         except Exception as error:
-            raise ValueError(f'{path}: not a readable tokenizer.json: {error}') from error
+            reason = one_line(str(error), 300)
+            raise ValueError(f'{path}: not a readable tokenizer.json: {reason}') from error
         bos = backend.token_to_id(_BOS_TOKEN) if wants_bos else None
         if wants_bos and bos is None:
             raise _no_bos(path)

@@ -13,6 +13,7 @@ from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
+from vla_runtime.files.json_file import JsonError, read_json
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.processes.workers import Pool
 from vla_runtime.replay.units import Json, Unit, run_unit
@@ -145,9 +146,8 @@ def write_summary(path: Path, results: Sequence[Json]) -> None:
 
 def _read(path: Path) -> Json | None:
     try:
-        result = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError):
+        result = dict(read_json(path).values)
+    except JsonError:
         return None
-    is_result = isinstance(result, dict) and 'recording' in result
     # What failed for want of a bundle, a package or memory may be there now.
-    return result if is_result and 'error' not in result else None
+    return result if 'recording' in result and 'error' not in result else None
