@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_cuda import CudaErrorCode
 from fake_tensorrt import RELEASES
 from onnx_bundles import reseal
 from paths import ROOT
@@ -301,9 +300,7 @@ def test_memory_that_the_file_cache_would_give_up_counts_where_the_gpu_shares_it
     machine().build()
     # CUDA counts the pages that nobody uses, and hashing the bundle has just filled the cache.
     here = machine()
-    monkeypatch.setattr(
-        here.cuda, 'cudaMemGetInfo', lambda: (CudaErrorCode.cudaSuccess, 200 << 20, 1 << 32)
-    )
+    monkeypatch.setattr(here.cuda, 'cuMemGetInfo', lambda: (0, 200 << 20, 1 << 32))
     meminfo.write_text('MemFree: 204800 kB\nMemAvailable: 2097152 kB\n')
     here.load().close()
     meminfo.write_text('MemFree: 204800 kB\nMemAvailable: 262144 kB\n')
@@ -336,7 +333,8 @@ def test_a_machine_without_a_driver(machine):
     here = machine(devices=None)
     message = refused(here)
     assert "device 'cuda:0': no CUDA device answers here" in message
-    assert 'cudaErrorInsufficientDriver' in message and 'nvidia-smi' in message
+    assert 'cuda-bindings 13.0.3' in message and 'nvidia-smi' in message
+    assert 'no NVIDIA driver is installed, libcuda.so.1 is not found' in message
     # TensorRT, which would take the process down, was not asked.
     assert here.trt.used == set()
 
@@ -373,7 +371,7 @@ _A_CUDA = """
 from fake_cuda import FakeCuda
 for name in ('cuda', 'cuda.bindings'):
     sys.modules[name] = types.ModuleType(name)
-sys.modules['cuda.bindings.runtime'] = FakeCuda(devices={devices})
+sys.modules['cuda.bindings.driver'] = FakeCuda(devices={devices})
 """
 
 
@@ -383,12 +381,12 @@ sys.modules['cuda.bindings.runtime'] = FakeCuda(devices={devices})
         ("sys.modules['tensorrt'] = None", "the Python package 'tensorrt' is not installed"),
         (
             _A_TENSORRT + "sys.modules['cuda'] = None",
-            "the Python package 'cuda-python' is not installed",
+            "the Python package 'cuda-bindings' is not installed",
         ),
         (_A_TENSORRT + _A_CUDA.format(devices=None), 'no CUDA device answers here'),
         (_A_TENSORRT + _A_CUDA.format(devices=1), 'no engines were built for Orin'),
     ],
-    ids=['no tensorrt', 'no cuda-python', 'no driver', 'no engines'],
+    ids=['no tensorrt', 'no cuda-bindings', 'no driver', 'no engines'],
 )
 def test_what_is_missing_is_told_without_importing_anything_heavy(prepare, told):
     prepare = prepare.replace('{test!r}', repr(str(ROOT / 'test')))

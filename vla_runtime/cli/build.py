@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Build; 1 where the engines' numbers are wrong, 2 where it is not possible."""
-    from vla_runtime.engines.cuda_runtime import CudaError
+    from vla_runtime.engines.cuda_driver import CudaError
     from vla_runtime.engines.tensorrt.adapter import TensorRTError
 
     try:

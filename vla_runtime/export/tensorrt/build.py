@@ -8,7 +8,7 @@ Invariants:
 - the receipt of the old engines is removed before the first of them is replaced;
 - a finished build leaves the engines that were asked for and no others.
 
-Imports tensorrt, cuda-python and numpy only: a Jetson that builds need not have PyTorch.
+Imports tensorrt, cuda-bindings and numpy only: a Jetson that builds need not have PyTorch.
 """
 
 from __future__ import annotations
