@@ -62,6 +62,7 @@ setup(
     packages=find_packages(include=[PACKAGE, f'{PACKAGE}.*']),
     package_data={
         f'{PACKAGE}.replay': ['*.css', '*.js'],
+        f'{PACKAGE}.selftest': ['*.tar.xz'],
         f'{PACKAGE}.tabletop.sim': ['*.xml'],
     },
     data_files=[
