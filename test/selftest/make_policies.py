@@ -1,4 +1,4 @@
-"""Makes `vla_runtime/selftest/policies.tar.xz`: a tiny random policy of each family, and its chunks.
+"""Makes `vla_runtime/selftest/policies.tar.xz`: a tiny random policy of each family, its chunks.
 
     ./run exec python test/selftest/make_policies.py [--out policies.tar.xz]
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -213,7 +214,7 @@ def _try_tensorrt(
             with suppress(StepFailedError):
                 steps.run(
                     f'{family}: engines built',
-                    lambda family=family: _build(folder, family, adapters[0], runtime),
+                    partial(_build, folder, family, adapters[0], runtime),
                 )
                 _try_policy('tensorrt', f'cuda:{index}', folder, family, steps, times)
     return times

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 # First line: `# R36 (release), REVISION: 4.3, GCID: …, BOARD: generic, …`
@@ -25,10 +26,8 @@ def describe_jetson() -> dict[str, str]:
     described = {'jetson_linux': f'{found[1]}.{found[2]}' if found else text.strip()[:80]}
     if found and found[1] in _JETPACKS:
         described['jetpack'] = _JETPACKS[found[1]]
-    try:
+    with suppress(OSError):
         described['model'] = _MODEL.read_text(errors='replace').strip('\0 \n')
-    except OSError:
-        pass
     if mode := _power_mode():
         described['power_mode'] = mode
     return described
