@@ -106,6 +106,10 @@ def test_jetpack_6_takes_a_wheel_that_is_named(setup, wheel) -> None:
     assert f'CUDA 12: PyTorch is {wheel}' in setup(JETPACK_6, VLA_RUNTIME_TORCH=wheel)
 
 
+def test_tensorrt_alone_needs_no_pytorch(setup) -> None:
+    assert 'CUDA 12: PyTorch is none' in setup(JETPACK_6, VLA_RUNTIME_TORCH='none')
+
+
 def test_a_container_is_known_by_the_kernel(setup) -> None:
     assert 'CUDA 12 (JetPack 6): no PyTorch' in setup(kernel='5.15.148-tegra')
     assert 'CUDA 13: PyTorch is torch==' in setup(kernel='6.8.12-tegra')
