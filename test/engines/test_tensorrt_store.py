@@ -72,7 +72,7 @@ def test_a_policy_on_tensorrt_gives_the_chunk_of_torch(machine):
 def test_a_built_engine_is_stored_for_its_gpu_and_version(machine):
     here = machine(name='NVIDIA H200', release=RELEASES[1])
     here.build(captures=2)
-    assert engines(here).name == 'nvidia-h200-trt10.3.0'
+    assert engines(here).name == 'nvidia-h200-16sm-trt10.3.0'
     data = json.loads((engines(here) / METADATA).read_text())
     assert (data['gpu'], data['tensorrt'], data['precision']) == (
         'NVIDIA H200',
@@ -86,15 +86,26 @@ def test_a_built_engine_is_stored_for_its_gpu_and_version(machine):
 
 
 def test_folder_names_are_plain(machine):
-    assert folder_name('NVIDIA GeForce RTX 4090', '11.4.0.106') == (
-        'nvidia-geforce-rtx-4090-trt11.4.0.106'
-    )
+    device = machine(name='NVIDIA GeForce RTX 4090', processors=128).runtime().info
+    assert folder_name(device, '11.4.0.106') == 'nvidia-geforce-rtx-4090-128sm-trt11.4.0.106'
+
+
+def test_every_power_mode_finds_its_own_engines(machine):
+    machine(processors=8).build()
+    here = machine(processors=4)
+    message = refused(here)
+    assert 'for Orin with 4 multiprocessors' in message
+    assert 'built for elsewhere: orin-8sm-trt' in message and message.endswith(rebuilds(here))
+    here.build()
+    assert len(list((here.bundle / 'engines').iterdir())) == 2
+    machine(processors=8).load().close()
+    machine(processors=4).load().close()
 
 
 def test_no_engines(machine):
     here = machine()
     message = refused(here)
-    assert 'no engines were built for Orin with TensorRT 11.4' in message
+    assert 'no engines were built for Orin with 16 multiprocessors and TensorRT 11.4' in message
     assert message.endswith(rebuilds(here))
 
 
@@ -102,14 +113,14 @@ def test_engines_of_another_gpu(machine):
     machine(name='Thor').build()
     here = machine(name='Orin')
     message = refused(here)
-    assert 'built for elsewhere: thor-trt' in message and message.endswith(rebuilds(here))
+    assert 'built for elsewhere: thor-16sm-trt' in message and message.endswith(rebuilds(here))
 
 
 def test_engines_of_another_version(machine):
     machine(release=RELEASES[1]).build()
     here = machine(release=RELEASES[2])
     message = refused(here)
-    assert 'with TensorRT 10.13.0.35; built for elsewhere: orin-trt10.3.0' in message
+    assert 'and TensorRT 10.13.0.35; built for elsewhere: orin-16sm-trt10.3.0' in message
     assert message.endswith(rebuilds(here))
 
 

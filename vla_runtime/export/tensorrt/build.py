@@ -159,7 +159,7 @@ def plan_build(
                 f'{", ".join(problems)}'
             )
     weight_bytes = max(graph.weight_bytes for graph in graphs.values())
-    target = bundle / 'engines' / folder_name(runtime.info.name, adapter.version)
+    target = bundle / 'engines' / folder_name(runtime.info, adapter.version)
     digests = _digests(bundle, graphs, files or {})
     plan = BuildPlan(
         folder=target,
