@@ -89,7 +89,11 @@ def test_jetpack_6_takes_the_installed_pytorch(setup) -> None:
 
 def test_jetpack_6_without_pytorch_says_which_one_to_install(setup) -> None:
     said = setup(JETPACK_6)
-    assert 'no PyTorch is installed for' in said and "NVIDIA's wheel for JetPack 6" in said
+    assert (
+        'no PyTorch is installed for' in said
+        and '~/.local does not count' in said
+        and "NVIDIA's wheel for JetPack 6" in said
+    )
     assert 'docs/jetson.md#pytorch' in said and 'Python 3.' in said
     assert 'setting up' not in said
 
