@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Verify; 1 where files differ from the networks, 2 where they cannot be compared."""
-    from vla_runtime.engines.cuda_runtime import CudaError
+    from vla_runtime.engines.cuda_driver import CudaError
     from vla_runtime.engines.tensorrt.adapter import TensorRTError
     from vla_runtime.export.receipt import VerificationError
 
