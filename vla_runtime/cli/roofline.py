@@ -203,7 +203,7 @@ def _model(
         bundle = read_bundle(arguments.model, verify=False)
         spec, counts = bundle.spec, counts_of(bundle)
         dims, steps = spec.dims, spec.denoise_steps
-        if spec.prompt.advantage is None:
+        if spec.advantage is None:
             # It cannot be guided, and nothing builds or loads a second row for it.
             rows = (1,)
         if views and views > dims.cameras:
