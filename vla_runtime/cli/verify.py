@@ -88,9 +88,7 @@ def _verify_onnx(path: Path, device: str) -> Compared:
     from vla_runtime.families.family import distinct_image_sizes
 
     bundle = _read(path)
-    check_graph_files(
-        bundle.folder, graph_names(len(distinct_image_sizes(bundle.spec.dims)))
-    )
+    check_graph_files(bundle.folder, graph_names(len(distinct_image_sizes(bundle.spec.dims))))
     check_backend('onnxruntime', device)
     verify_files(bundle)
 

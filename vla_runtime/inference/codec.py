@@ -222,9 +222,7 @@ class _Prompts:
         dims = language_dims(bundle.spec.dims)
         self._length = dims.prompt_length
         self._format = PromptFormat(spec.template, spec.cleaning, spec.advantage)
-        self.tokenizer = Tokenizer.load(
-            bundle.tokenizer_path, bos=starts_with_bos(spec.template)
-        )
+        self.tokenizer = Tokenizer.load(bundle.tokenizer_path, bos=starts_with_bos(spec.template))
         if self.tokenizer.vocabulary_size > dims.vocabulary:
             raise ValueError(
                 f'{bundle.tokenizer_path}: has {self.tokenizer.vocabulary_size} tokens, but the '

@@ -167,9 +167,7 @@ class RequestBuilder:
         )
         return ChunkRequest(
             prefixes=(
-                _rows_alone(prefix, instruction, advantages)
-                if guidance == 'serial'
-                else (prefix,)
+                _rows_alone(prefix, instruction, advantages) if guidance == 'serial' else (prefix,)
             ),
             cache=settings.cache,
             times=times,

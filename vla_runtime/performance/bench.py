@@ -19,8 +19,8 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.device_names import parse_device
-from vla_runtime.families.family import image_sizes
 from vla_runtime.engines.preflight import MOST_THREADS
+from vla_runtime.families.family import image_sizes
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.performance.device_rates import rates_of

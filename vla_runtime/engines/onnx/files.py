@@ -10,9 +10,9 @@
     onnx/operations.json                   operations and bytes of each run, for the roofline
 
 Every shape is static; shapes are those of engines/README.md. The monolithic graph takes `pixels`
-(V, 3, S, S) (with images of several sizes one input a camera, `pixels_0` (1, 3, height, width) and so
-on) and whole tables of time_conditioning (N, C), t (N,) and plan_weight (N, 1, H, 1), and
-gives the chunk. Nothing is imported here, so every runtime's engine may use this.
+(V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,) and plan_weight (N, 1, H, 1), and
+gives the chunk. With images of several sizes it takes one input a camera, `pixels_0`
+(1, 3, height, width) and so on. Nothing is imported here, so every runtime's engine may use this.
 """
 
 from __future__ import annotations

@@ -126,9 +126,7 @@ def _case(
             'beta': beta if rows == 2 else None,
             'plan': schedule,
         },
-        pixels=[
-            random.uniform(-1, 1, (3, *size)).astype(np.float32) for size in image_sizes(dims)
-        ],
+        pixels=[random.uniform(-1, 1, (3, *size)).astype(np.float32) for size in image_sizes(dims)],
         image_mask=image_mask,
         prefix_inputs=_draw(family.prefix_inputs(dims), dims, rows, lengths, random),
         x=chunk_noise(SEED, number, chunk[1:])[None],
