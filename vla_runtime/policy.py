@@ -129,6 +129,11 @@ class Policy:
         return policy
 
     @property
+    def reads_instruction(self) -> bool:
+        """True for a policy with language; others need no instruction and do not read one."""
+        return self.spec.prompt is not None
+
+    @property
     def settings(self) -> PolicySettings:
         return self._settings
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, ItemsView, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -203,9 +203,13 @@ class _Writer:
         graph, translator = self._begin('prefix')
         inputs = self._declare(graph, self._traced.shapes(rows).inputs('prefix'))
         outputs = translator.write(self._traced.prefix(rows), '', list(inputs.values()))
-        for name, value in zip(self._traced.shapes(rows).past, outputs, strict=True):
-            graph.output(name, value)
+        for (name, (kind, _)), value in zip(self._past(rows), outputs, strict=True):
+            # A half product with a bias is float32 until here.
+            graph.output(name, graph.cast(value, _DTYPES[kind]))
         self._save(graph, graph_path(self._folder, 'prefix', rows))
+
+    def _past(self, rows: int) -> ItemsView[str, tuple[str, tuple[int, ...]]]:
+        return self._traced.shapes(rows).past.items()
 
     def expert(self, rows: int) -> None:
         graph, translator = self._begin('expert')
@@ -223,7 +227,10 @@ class _Writer:
         graph.scope = 'prefix/'
         prefix_inputs = [values[name] for name in shapes.inputs('prefix')]
         past = translator.write(self._traced.prefix(rows), '', prefix_inputs)
-        values |= dict(zip(shapes.past, past, strict=True))
+        values |= {
+            name: graph.cast(value, _DTYPES[kind])
+            for (name, (kind, _)), value in zip(self._past(rows), past, strict=True)
+        }
         x = values['x']
         for step in range(self._spec.denoise_steps):
             graph.scope = f'step_{step}/'

@@ -210,6 +210,9 @@ def _attention(
     The scale 1/sqrt(head_dim) is in the weights of the query projections (`translation.py`).
     """
     axes = [*range(len(k.shape) - 2), len(k.shape) - 1, len(k.shape) - 2]
+    if k.dtype in HALVES:
+        # Queries with a bias are float32; keys of the past are half.
+        q = graph.cast(q, k.dtype)
     turned = graph.node('Transpose', [k], [k.shape[axis] for axis in axes], perm=axes)
     shape = (*q.shape[:-1], k.shape[-2])
     scores = graph.single(graph.node('MatMul', [q, turned], shape))
