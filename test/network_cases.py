@@ -123,11 +123,11 @@ def load_network_case(path: Path) -> NetworkCase:
 def our_weights(path: Path, names: TensorNames) -> dict[str, Tensor]:
     """A case's weights under our names; one that has none keeps its own."""
     weights = load_file(path.with_suffix('.weights.safetensors'))
-    ours = {
-        names.ours(name) or name: tensor
-        for name, tensor in weights.items()
-        if not names.is_unused(name)
-    }
+    ours = {}
+    for name, tensor in weights.items():
+        if not names.is_unused(name):
+            parts = names.parts(name) or (name,)
+            ours |= dict(zip(parts, tensor.chunk(len(parts)), strict=True))
     for copy, original in names.tied.items():
         if copy in ours:
             ours.setdefault(original, ours.pop(copy))

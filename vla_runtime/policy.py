@@ -24,6 +24,7 @@ from vla_runtime.engines.loading import limit_threads, load_engine
 from vla_runtime.engines.onnx.files import engine_graphs
 from vla_runtime.engines.preflight import check_backend, check_graph_files
 from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.families.family import distinct_image_sizes, image_sizes
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import StepObserver
@@ -101,9 +102,10 @@ class Policy:
         check_backend(backend, device)
         checked = bundle if isinstance(bundle, Bundle) else read_bundle(bundle, verify=False)
         # Guidance needs a second prompt row, and only policies with a tag can be guided.
-        max_rows = 2 if checked.spec.prompt.advantage else 1
+        max_rows = 2 if checked.spec.advantage else 1
         if backend == 'onnxruntime':
-            check_graph_files(checked.folder, engine_graphs(range(1, max_rows + 1)))
+            sizes = len(distinct_image_sizes(checked.spec.dims))
+            check_graph_files(checked.folder, engine_graphs(range(1, max_rows + 1), sizes))
         if verify:
             verify_files(checked)
         if threads is not None:
@@ -125,6 +127,11 @@ class Policy:
             raise
         policy.threads = threads
         return policy
+
+    @property
+    def reads_instruction(self) -> bool:
+        """True for a policy with language; others need no instruction and do not read one."""
+        return self.spec.prompt is not None
 
     @property
     def settings(self) -> PolicySettings:
@@ -277,15 +284,18 @@ class Policy:
             ValueError: this policy was closed.
         """
         self._require_open()
-        size = self.spec.dims.image_size
-        black = np.zeros((size, size, 3), dtype=np.uint8)
+        sizes = image_sizes(self.spec.dims)
         observation = Observation(
-            images={camera.name: black for camera in self.spec.cameras if camera.present},
+            images={
+                camera.name: np.zeros((*size, 3), dtype=np.uint8)
+                for camera, size in zip(self.spec.cameras, sizes, strict=True)
+                if camera.present
+            },
             state=np.zeros(len(self.spec.state), dtype=np.float32),
-            instruction='warm up',
+            instruction='warm up',  # Not read without language.
         )
         start = perf_counter()
-        for guided in (False, True) if self.spec.prompt.advantage else (False,):
+        for guided in (False, True) if self.spec.advantage else (False,):
             settings = replace(self._settings, cfg_enabled=guided, cfg_beta=2.0)
             clock = PhaseClock()
             request = self._builder.build(

@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 
 # The closed vocabularies of a bundle's policy.yaml; `typing.get_args` gives the allowed words.
-ImagePadding = Literal['centre', 'left_top']
-ImageResample = Literal['bilinear', 'antialias']
+# `none`: an image goes in at its own size, which must be that of the network.
+ImagePadding = Literal['centre', 'left_top', 'none']
+ImageResample = Literal['bilinear', 'antialias', 'none']
 PromptTemplate = Literal['pi05_state', 'pi05', 'pi0', 'task_line']
 PromptCleaning = Literal['openpi', 'lerobot']
 AdvantageTemplate = Literal['task_newline', 'in_task_space', 'before_action']
@@ -42,7 +43,8 @@ class Observation:
             error, never a silent mask.
         state: (state_dim,) measured state in robot units, in the order of the bundle's
             `state` names.
-        instruction: the task in plain words; must not be empty.
+        instruction: the task in plain words; must not be empty, unless the policy has no language
+            (`BundleSpec.prompt` None), which does not read it.
         stamps_ns: source name (camera, or `state`) to message stamp in nanoseconds on the ROS
             clock; for the report and the age of cache entries, never a network input.
     """

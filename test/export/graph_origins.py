@@ -23,21 +23,27 @@ _HALF_MATRICES = re.compile(
     r'(vision|language|expert)\.blocks\.\d+'
     r'\.(attention\.(q|k|v|out)|mlp\.(gate|up|down|fc1|fc2))\.weight'
     r'|vision\.projector\.weight|language\.embedding\.weight'
+    # An encoder without vision blocks, and a decoder that reads it.
+    r'|(encoder|decoder)\.\d+\.(((self_|cross_)?attention)\.(q|k|v|out)|mlp\.(fc1|fc2))\.weight'
 )
 TEXT_TABLE = 'language.embedding.weight'
-_PROJECTION = re.compile(r'\.attention\.([qkv])\.weight$')
+_PROJECTION = re.compile(r'[._](?:self_|cross_)?attention\.([qkv])\.weight$')
 
 # Operators that mix the numbers of their operands, and that compute something else altogether, in
 # float32 or in integers.
 _MIXES = ('Add', 'Div', 'Mul', 'Neg', 'Sub', 'Where')
 _COMPUTES = (
     'And',
+    'Conv',
     'Cos',
+    'Erf',
     'LayerNormalization',
     'MatMul',
+    'MaxPool',
     'ReduceMean',
     'ReduceSum',
     'Reciprocal',
+    'Relu',
     'Sigmoid',
     'Sin',
     'Softmax',
@@ -302,4 +308,5 @@ def _are_keys(origin: Origin) -> bool:
 
 
 def _are_values(origin: Origin) -> bool:
-    return bool(origin.roles) and not origin.rounded and origin.within(_VALUES, _PAST_VALUES)
+    # Those of a projection with a bias are float32 until their product.
+    return bool(origin.roles) and origin.within(_VALUES, _PAST_VALUES)

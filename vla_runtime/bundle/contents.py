@@ -14,6 +14,7 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle, BundleError
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor, check_tensors, read_header
 from vla_runtime.families import find_family
+from vla_runtime.families.family import language_dims
 from vla_runtime.processing.prompts import starts_with_bos
 from vla_runtime.processing.tokenizer import Tokenizer
 
@@ -101,9 +102,12 @@ def _header(bundle: Bundle) -> dict[str, StoredTensor]:
 
 
 def _check_tokenizer(bundle: Bundle) -> None:
-    path, vocabulary = bundle.tokenizer_path, bundle.spec.dims.vocabulary
+    prompt = bundle.spec.prompt
+    if prompt is None:
+        return
+    path, vocabulary = bundle.tokenizer_path, language_dims(bundle.spec.dims).vocabulary
     try:
-        bos = starts_with_bos(bundle.spec.prompt.template)
+        bos = starts_with_bos(prompt.template)
         size = Tokenizer.load(path, bos=bos).vocabulary_size
     except ModuleNotFoundError as error:
         raise BundleError(

@@ -61,6 +61,8 @@ class Bundle:
 
     @property
     def tokenizer_path(self) -> Path:
+        """File of the tokenizer; only for a policy with language."""
+        assert self.spec.tokenizer is not None
         return self.folder / self.spec.tokenizer
 
     @property
@@ -84,7 +86,7 @@ def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
         folder = folder.parent
     spec = _read_spec(folder)
     spec_path = folder / SPEC_FILE
-    for name in (WEIGHTS_FILE, STATISTICS_FILE, spec.tokenizer):
+    for name in needed_files(spec):
         if name not in spec.files:
             raise BundleError(f"{spec_path}: field files: '{name}' is missing")
     present = files_in(folder)
@@ -104,6 +106,12 @@ def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
     if verify:
         verify_files(bundle)
     return bundle
+
+
+def needed_files(spec: BundleSpec) -> tuple[str, ...]:
+    """File names that a bundle must have."""
+    tokenizer = () if spec.tokenizer is None else (spec.tokenizer,)
+    return (WEIGHTS_FILE, STATISTICS_FILE, *tokenizer)
 
 
 def verify_files(bundle: Bundle) -> None:

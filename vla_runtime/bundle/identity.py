@@ -15,5 +15,9 @@ def spec_identity(spec: BundleSpec) -> str:
     The verification receipt, which changes nothing that the policy does, is left out.
     """
     files = {name: sha for name, sha in spec.files.items() if name != VERIFICATION_FILE}
-    text = json.dumps(asdict(replace(spec, files=files)), sort_keys=True)
+    contents = asdict(replace(spec, files=files))
+    if spec.normalisation.images is None:
+        # Recordings name bundles by an identity from before there was such a field.
+        del contents['normalisation']['images']
+    text = json.dumps(contents, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

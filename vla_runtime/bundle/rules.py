@@ -25,7 +25,7 @@ from vla_runtime.bundle.schema import (
     PoseSpec,
 )
 from vla_runtime.families import family_names, find_family
-from vla_runtime.families.family import Family
+from vla_runtime.families.family import Family, language_dims
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
@@ -103,6 +103,43 @@ def check_spec(spec: BundleSpec) -> None:
     _check_actions(spec)
     if spec.step_time_s <= 0:
         raise FieldError('step_time_s', f'{spec.step_time_s} where seconds above 0 are expected')
+    _check_images(spec)
+    _check_language(spec, family)
+    for key, text in spec.source.items():
+        if re.match(r'(/|~|[A-Za-z]:\\)', text):
+            raise FieldError(f'source.{key}', f"'{text}' is a path of one machine; leave it out")
+    _check_files(spec)
+
+
+def _check_images(spec: BundleSpec) -> None:
+    plain = (spec.images.padding == 'none', spec.images.resample == 'none')
+    if any(plain) and not all(plain):
+        raise FieldError(
+            'images',
+            f"padding '{spec.images.padding}' with resample '{spec.images.resample}': images that "
+            'go in at their own size have none for both',
+        )
+    if spec.normalisation.images is not None and not all(plain):
+        raise FieldError(
+            'normalisation.images',
+            f"'{spec.normalisation.images}' is for images that are not resized (images.padding "
+            "and images.resample 'none'); resized ones go in as [-1, 1]",
+        )
+
+
+def _check_language(spec: BundleSpec, family: Family) -> None:
+    """Check that a policy has a prompt and a tokenizer if its family has language."""
+    if not family.has_language:
+        for field, value in (('prompt', spec.prompt), ('tokenizer', spec.tokenizer)):
+            if value is not None:
+                raise FieldError(
+                    field, f'is given, but {spec.family} has no language; leave it out'
+                )
+        return
+    if spec.prompt is None:
+        raise FieldError('prompt', 'is missing')
+    if spec.tokenizer is None:
+        raise FieldError('tokenizer', 'is missing')
     if spec.prompt.template not in family.templates:
         raise FieldError(
             'prompt.template',
@@ -114,10 +151,6 @@ def check_spec(spec: BundleSpec) -> None:
         raise FieldError(
             'tokenizer', f"'{spec.tokenizer}' where a *.json or *.model file name is expected"
         )
-    for key, text in spec.source.items():
-        if re.match(r'(/|~|[A-Za-z]:\\)', text):
-            raise FieldError(f'source.{key}', f"'{text}' is a path of one machine; leave it out")
-    _check_files(spec)
 
 
 def _with_dims(document: dict[str, Any]) -> dict[str, Any]:
@@ -139,9 +172,14 @@ def check_guidable(spec: BundleSpec, asked: str) -> None:
         asked: the setting or option that asks for guidance.
 
     Raises:
-        ValueError: the policy was trained without advantage tags.
+        ValueError: the policy has no language, or was trained without advantage tags.
     """
-    if spec.prompt.advantage is None:
+    if spec.prompt is None:
+        raise ValueError(
+            f"{asked}: policy '{spec.name}' reads no prompt ({spec.family} has no language), so "
+            'there is nothing to guide with'
+        )
+    if spec.advantage is None:
         raise ValueError(
             f"{asked}: policy '{spec.name}' was trained without advantage tags ({SPEC_FILE}: "
             'prompt.advantage is not set), so there is nothing to guide with'
@@ -150,18 +188,34 @@ def check_guidable(spec: BundleSpec, asked: str) -> None:
 
 def _check_limits(spec: BundleSpec, family: Family, document: Mapping[str, Any]) -> None:
     own = {f'dimensions.{field}': limit for field, limit in family.limits.items()}
-    for field, limit in {**own, **LIMITS}.items():
+    # Not every family has every one of the general dimensions.
+    shared = {field: limit for field, limit in LIMITS.items() if _has(document, field)}
+    for field, limit in {**own, **shared}.items():
         value: Any = document
         for key in field.split('.'):
             value = value[key]
-        if value > limit:
-            raise FieldError(field, f'{value} where at most {limit} is expected')
+        largest = _largest(value)
+        if largest > limit:
+            raise FieldError(field, f'{largest} where at most {limit} is expected')
     if spec.dims.prefix_length > PREFIX_LIMIT:
+        prompt = ''
+        if family.has_language:
+            prompt = f' and a prompt of {language_dims(spec.dims).prompt_length}'
         raise FieldError(
             'dimensions',
-            f'{spec.dims.cameras} cameras and a prompt of {spec.dims.prompt_length} are '
+            f'{spec.dims.cameras} cameras{prompt} are '
             f'{spec.dims.prefix_length} tokens; at most {PREFIX_LIMIT} are expected',
         )
+
+
+def _has(document: Mapping[str, Any], field: str) -> bool:
+    parent, _, key = field.rpartition('.')
+    return key in (document[parent] if parent else document)
+
+
+def _largest(value: Any) -> Any:
+    """Return a number, or the largest one in nested lists."""
+    return max(map(_largest, value), default=0) if isinstance(value, list) else value
 
 
 def _check_unique(names: Sequence[str], field: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.family import PolicyDims, image_sizes
 from vla_runtime.types import (
     ActionKind,
     AdvantageTemplate,
@@ -66,7 +66,10 @@ class CameraSpec:
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """Padding and resampling of a camera's image to the network's pixels."""
+    """Padding and resampling of a camera's image to the network's pixels.
+
+    Both are `none` where images go in as they are.
+    """
 
     padding: ImagePadding
     resample: ImageResample
@@ -135,10 +138,16 @@ class PromptSpec:
 
 @dataclass(frozen=True)
 class NormalisationSpec:
-    """Normalisers that state and actions were trained with."""
+    """Normalisers that the policy was trained with.
+
+    Attributes:
+        state, actions: of each dimension.
+        images: of each camera's colour channels, from [0, 1]; None: images go in as [-1, 1].
+    """
 
     state: NormaliserKind
     actions: NormaliserKind
+    images: NormaliserKind | None = None
 
 
 @dataclass(frozen=True)
@@ -155,9 +164,10 @@ class BundleSpec:
         actions: dimensions in order; the network's further ones are padding.
         step_time_s: seconds between two actions of a chunk.
         denoise_steps: recommended number of Euler steps.
-        prompt: template and cleaning.
+        prompt: template and cleaning; None for a policy without language.
         normalisation: normalisers; their numbers are in statistics.safetensors.
-        tokenizer: file name, `*.json` (tokenizers) or `*.model` (sentencepiece).
+        tokenizer: file name, `*.json` (tokenizers) or `*.model` (sentencepiece); None for a policy
+            without language.
         poses: groups of actions that are end-effector poses.
         trained_delay_steps: longest prefix of known actions, each at flow time 0, that the policy
             was trained with (arXiv 2512.05964); 0: all actions always shared one flow time.
@@ -174,13 +184,23 @@ class BundleSpec:
     actions: tuple[ActionSpec, ...]
     step_time_s: float
     denoise_steps: int
-    prompt: PromptSpec
+    prompt: PromptSpec | None = field(default=None, kw_only=True)
     normalisation: NormalisationSpec
-    tokenizer: str
+    tokenizer: str | None = field(default=None, kw_only=True)
     poses: tuple[PoseSpec, ...] = ()
     trained_delay_steps: int = 0
     source: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def advantage(self) -> AdvantageTemplate | None:
+        """Place of the advantage tag in the prompt; None for a policy trained without tags."""
+        return None if self.prompt is None else self.prompt.advantage
+
+    @property
+    def fixed_image_sizes(self) -> tuple[tuple[int, int], ...] | None:
+        """(height, width) that each camera's images must have; None where they are resized."""
+        return image_sizes(self.dims) if self.images.padding == 'none' else None
 
     @property
     def camera_names(self) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
 from vla_runtime.types import NormaliserKind
 
+# Colour channels of an image.
+CHANNELS = ('red', 'green', 'blue')
 # Beyond this the normalisers' float32 overflows.
 _LARGEST = 1e30
 # A dimension with a smaller range, in any unit, was constant in training but for rounding.
@@ -42,25 +44,26 @@ def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
 
     Args:
         spec: a checked spec.
-        statistics: `state.mean`, `actions.q01` and so on to float arrays of one number a dimension.
+        statistics: `state.mean`, `actions.q01` and so on to float arrays of one number a dimension;
+            `images.CAMERA.mean` of one number a colour channel, where images are normalised.
 
     Raises:
         FieldError: unknown, missing, wrongly shaped, non-finite or contradictory statistics, or
             actions beyond any robot's reach.
     """
-    lengths = {'state': len(spec.state), 'actions': len(spec.actions)}
-    known = [f'{group}.{name}' for group in lengths for name in STATISTICS]
+    columns = _columns(spec)
+    known = [f'{group}.{name}' for group in columns for name in STATISTICS]
     for key, value in statistics.items():
         if key not in known:
             raise FieldError(key, f'unknown statistic{did_you_mean(key, known)}')
-        length = lengths[key.partition('.')[0]]
+        names = columns[key.rpartition('.')[0]]
+        length = len(names)
         if value.shape != (length,) or value.dtype not in (np.float32, np.float64):
             raise FieldError(
                 key,
                 f'{value.dtype} of shape {value.shape} where float32 or float64 of shape '
                 f'({length},) is expected, one number for each name in {SPEC_FILE}',
             )
-        names = spec.state_names if key.startswith('state.') else spec.action_names
         for name, number in zip(names, value.tolist(), strict=True):
             if not math.isfinite(number):
                 raise FieldError(key, f'the number for {quoted(name)} is not finite')
@@ -69,9 +72,22 @@ def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
                     key,
                     f'the number for {quoted(name)} is {number:g}; at most {_LARGEST:g} is read',
                 )
-    for group in lengths:
+    for group in columns:
         _check_group(spec, group, statistics)
     _check_reach(spec, statistics)
+
+
+def image_group(camera: str) -> str:
+    """Name of the statistics of a camera's colour channels: `images.top` of `images.top.mean`."""
+    return f'images.{camera}'
+
+
+def _columns(spec: BundleSpec) -> dict[str, tuple[str, ...]]:
+    """Return the groups of statistics, and what each number of a group is for."""
+    columns = {'state': spec.state_names, 'actions': spec.action_names}
+    if spec.normalisation.images is not None:
+        columns |= {image_group(name): CHANNELS for name in spec.camera_names}
+    return columns
 
 
 def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> list[str]:
@@ -159,7 +175,7 @@ def _named(names: Sequence[str], which: np.ndarray) -> str:
 
 
 def _check_group(spec: BundleSpec, group: str, statistics: Mapping[str, np.ndarray]) -> None:
-    kind: NormaliserKind = getattr(spec.normalisation, group)
+    kind: NormaliserKind = getattr(spec.normalisation, group.partition('.')[0])
     for name in STATISTICS_OF[kind]:
         if f'{group}.{name}' not in statistics:
             raise FieldError(f'{group}.{name}', f"is missing; the normaliser '{kind}' reads it")

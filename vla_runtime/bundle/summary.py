@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any, cast
 
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.family import PolicyDims, image_sizes, language_dims
 
 _KEY_WIDTH = 12
 
@@ -27,15 +27,8 @@ def describe(spec: BundleSpec) -> str:
     state = [f'{item.name} [{item.unit}]' for item in spec.state]
     lines = [
         line('policy', f'{spec.name} ({spec.family})'),
-        line(
-            'networks',
-            ', '.join([*_stacks(dims), f'vocabulary {dims.vocabulary}']),
-        ),
-        line(
-            'cameras',
-            f'{", ".join(cameras)}; {dims.image_size} px, {spec.images.padding}, '
-            f'{spec.images.resample}',
-        ),
+        line('networks', ', '.join([*_stacks(dims), *_vocabulary(spec)])),
+        line('cameras', f'{", ".join(cameras)}; {_images(spec)}'),
         line('state', ', '.join(state)),
     ]
     for index, action in enumerate(spec.actions):
@@ -46,7 +39,6 @@ def describe(spec: BundleSpec) -> str:
         lines.append(line('pose', f'{pose.name}: {pose.form}, {pose.kind} in {pose.frame}'))
     delay = spec.trained_delay_steps
     trained = f', trained with up to {delay} known actions' if delay else ''
-    advantage = f', advantage {spec.prompt.advantage}' if spec.prompt.advantage else ''
     lines += [
         line(
             'chunk',
@@ -54,19 +46,42 @@ def describe(spec: BundleSpec) -> str:
             f'({dims.horizon * spec.step_time_s:.2f} s), {spec.denoise_steps} denoise steps'
             f'{trained}',
         ),
-        line(
-            'prompt',
-            f'{spec.prompt.template}, {spec.prompt.cleaning} cleaning, at most '
-            f'{dims.prompt_length} tokens{advantage}',
-        ),
+        line('prompt', _prompt(spec)),
         line(
             'normalised',
-            f'state {spec.normalisation.state}, actions {spec.normalisation.actions}',
+            f'state {spec.normalisation.state}, actions {spec.normalisation.actions}'
+            + (f', images {spec.normalisation.images}' if spec.normalisation.images else ''),
         ),
     ]
     for index, (key, text) in enumerate(spec.source.items()):
         lines.append(line('' if index else 'source', f'{key}: {text}'))
     return '\n'.join(lines)
+
+
+def _vocabulary(spec: BundleSpec) -> list[str]:
+    return [] if spec.prompt is None else [f'vocabulary {language_dims(spec.dims).vocabulary}']
+
+
+def _images(spec: BundleSpec) -> str:
+    """Size of the images, and how a camera's image gets there: `224 px, centre, antialias`."""
+    sizes = image_sizes(spec.dims)
+    written = [f'{h}' if h == w else f'{h}x{w}' for h, w in dict.fromkeys(sizes)]
+    if len(written) > 1:
+        written = [f'{h}x{w}' for h, w in sizes]
+    resized = f'{spec.images.padding}, {spec.images.resample}'
+    if spec.images.padding == 'none':
+        resized = 'not resized'
+    return f'{", ".join(written)} px, {resized}'
+
+
+def _prompt(spec: BundleSpec) -> str:
+    if spec.prompt is None:
+        return 'none: the policy has no language'
+    advantage = f', advantage {spec.advantage}' if spec.advantage else ''
+    return (
+        f'{spec.prompt.template}, {spec.prompt.cleaning} cleaning, at most '
+        f'{language_dims(spec.dims).prompt_length} tokens{advantage}'
+    )
 
 
 def _stacks(dims: PolicyDims) -> list[str]:

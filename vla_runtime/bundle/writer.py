@@ -19,6 +19,7 @@ from vla_runtime.bundle.folder import (
     check_regular,
     check_weights,
     files_in,
+    needed_files,
     read_bundle,
     read_statistics,
     verify_file,
@@ -129,7 +130,7 @@ def seal(folder: str | Path, spec: BundleSpec) -> BundleSpec:
         raise BundleError(f'{folder / SPEC_FILE}: {error}') from None
     present = files_in(folder)
     files = {}
-    for name in sorted({*present, *spec.files, WEIGHTS_FILE, STATISTICS_FILE, spec.tokenizer}):
+    for name in sorted({*present, *spec.files, *needed_files(spec)}):
         if name not in present:
             raise BundleError(f'{folder / name}: is missing; a bundle needs it')
         if name in spec.files:
@@ -161,7 +162,7 @@ def write_bundle(
     *,
     weights: Mapping[str, np.ndarray],
     statistics: Mapping[str, np.ndarray],
-    tokenizer: str | Path,
+    tokenizer: str | Path | None = None,
     force: bool = False,
 ) -> Bundle:
     """Write a whole bundle from arrays in memory.
@@ -174,7 +175,7 @@ def write_bundle(
         spec: its `files` are filled in here; its `tokenizer` names the copied file.
         weights: our tensor names to arrays.
         statistics: as in `Bundle`.
-        tokenizer: the file to copy.
+        tokenizer: the file to copy; None for a policy without language.
         force: replace an existing bundle.
 
     Raises:
@@ -183,7 +184,8 @@ def write_bundle(
     with new_bundle(target, force=force) as folder:
         _write_arrays(folder / WEIGHTS_FILE, weights)
         write_statistics(folder, statistics)
-        shutil.copyfile(tokenizer, folder / spec.tokenizer)
+        if tokenizer is not None and spec.tokenizer is not None:
+            shutil.copyfile(tokenizer, folder / spec.tokenizer)
         seal(folder, replace(spec, files={}))
     return read_bundle(target, verify=False)
 

@@ -104,11 +104,13 @@ def _build(arguments: argparse.Namespace) -> int:
         missing_package,
     )
     from vla_runtime.engines.tensorrt.adapter import import_tensorrt
+    from vla_runtime.engines.tensorrt.loading import check_one_image_size
     from vla_runtime.export.tensorrt.build import build_engines, plan_build
     from vla_runtime.export.tensorrt.receipt import is_compared
 
     bundle = read_bundle(arguments.bundle, verify=False)
-    most = arguments.rows or (2 if bundle.spec.prompt.advantage else 1)
+    check_one_image_size(bundle.spec.dims)
+    most = arguments.rows or (2 if bundle.spec.advantage else 1)
     check_graph_files(bundle.folder, engine_graphs(range(1, most + 1)))
     check_backend('tensorrt', arguments.device)
     adapter = import_tensorrt()

@@ -85,9 +85,10 @@ def _verify_onnx(path: Path, device: str) -> Compared:
     from vla_runtime.bundle.folder import verify_files
     from vla_runtime.engines.onnx.files import graph_names
     from vla_runtime.engines.preflight import check_backend, check_graph_files
+    from vla_runtime.families.family import distinct_image_sizes
 
     bundle = _read(path)
-    check_graph_files(bundle.folder, graph_names())
+    check_graph_files(bundle.folder, graph_names(len(distinct_image_sizes(bundle.spec.dims))))
     check_backend('onnxruntime', device)
     verify_files(bundle)
 

@@ -12,7 +12,7 @@ import math
 import os
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -92,18 +92,35 @@ def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[
     for stored in _stored_tensors(folder):
         if names.is_unused(stored.name):
             continue
-        name = names.ours(stored.name) or stored.name
-        if name in tensors:
-            raise CheckpointError(
-                f"{stored.path}: tensors '{tensors[name].name}' and '{stored.name}' are the same "
-                f"tensor ('{name}') under two names; remove one"
-            )
-        tensors[name] = stored
+        for name, part in _parts(stored, names.parts(stored.name) or (stored.name,)):
+            if name in tensors:
+                raise CheckpointError(
+                    f"{stored.path}: tensors '{tensors[name].name}' and '{stored.name}' are the "
+                    f"same tensor ('{name}') under two names; remove one"
+                )
+            tensors[name] = part
     for copy, original in names.tied.items():
         # The copy may be the only one of a tied pair. Where both are there, it serves nothing.
         if copy in tensors:
             tensors.setdefault(original, tensors.pop(copy))
     return tensors
+
+
+def _parts(stored: StoredTensor, names: tuple[str, ...]) -> list[tuple[str, StoredTensor]]:
+    """Cut a tensor along its first axis into equal parts; none is copied."""
+    if len(names) == 1:
+        return [(names[0], stored)]
+    length, *rest = stored.shape or (0,)
+    if length % len(names):
+        raise CheckpointError(
+            f"{stored.path}: tensor '{stored.name}' has shape {list(stored.shape)}, which does not "
+            f'divide into the {len(names)} tensors that are stacked in it'
+        )
+    part = replace(stored, shape=(length // len(names), *rest))
+    return [
+        (name, replace(part, offset=stored.offset + index * part.size))
+        for index, name in enumerate(names)
+    ]
 
 
 def check_tensors(

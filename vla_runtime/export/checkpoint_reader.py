@@ -21,7 +21,7 @@ from vla_runtime.export.tensor_names import TensorNames
 from vla_runtime.families import family_folders
 from vla_runtime.families.family import PolicyDims
 
-# (cameras, prompt_length, horizon) to dimensions.
+# (cameras, prompt_length, horizon) to dimensions; prompt_length is 0 without language.
 MakeDims = Callable[[int, int, int], PolicyDims]
 
 

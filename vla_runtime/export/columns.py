@@ -223,6 +223,8 @@ def cut_statistics(
 ) -> dict[str, np.ndarray]:
     """Cut statistics to the named dimensions; openpi may pad them further."""
     lengths = {'state': len(columns.state), 'actions': len(columns.actions)}
+    # Those of colour channels stay whole.
     return {
-        key: array[: lengths[key.partition('.')[0]]] for key, array in (statistics or {}).items()
+        key: array[: lengths.get(key.partition('.')[0])]
+        for key, array in (statistics or {}).items()
     }

@@ -35,6 +35,7 @@ from vla_runtime.export.lerobot_folder import read_lerobot_folder
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
 from vla_runtime.families import find_family
+from vla_runtime.families.family import language_dims
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.files.typed_yaml import FieldError
 from vla_runtime.processing.prompts import starts_with_bos
@@ -53,13 +54,13 @@ class ExportPlan:
         spec: without files.
         tensors: this package's names to the stored tensors.
         statistics: cut to the named dimensions.
-        tokenizer: the file to copy.
+        tokenizer: the file to copy; None without language.
     """
 
     spec: BundleSpec
     tensors: Mapping[str, StoredTensor]
     statistics: Mapping[str, np.ndarray]
-    tokenizer: Path
+    tokenizer: Path | None
 
     @property
     def weight_bytes(self) -> int:
@@ -89,9 +90,14 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     _check_facts(facts, family, gaps, options)
     make_dims = reader.sizes(checkpoint, tensors, facts, options, gaps)
     settled = _settle(reader, facts, make_dims, options, gaps)
-    dims = settled.make_dims(len(settled.cameras), settled.prompt_length, settled.horizon)
+    prompt_length = settled.language[2] if settled.language else 0
+    dims = settled.make_dims(len(settled.cameras), prompt_length, settled.horizon)
     check_tensors(tensors, find_family(family).weight_shapes(dims))
-    _check_tokenizer(settled.tokenizer, settled.template, dims.vocabulary)
+    prompt = None
+    if settled.language is not None:
+        tokenizer, template, _ = settled.language
+        _check_tokenizer(tokenizer, template, language_dims(dims).vocabulary)
+        prompt = PromptSpec(template, facts.cleaning, options.advantage)
     spec = BundleSpec(
         name=options.name or default_name,
         family=family,
@@ -102,9 +108,9 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         actions=settled.columns.actions,
         step_time_s=1.0 / settled.rate_hz,
         denoise_steps=settled.denoise_steps,
-        prompt=PromptSpec(settled.template, facts.cleaning, options.advantage),
+        prompt=prompt,
         normalisation=facts.normalisation,
-        tokenizer=f'tokenizer{settled.tokenizer.suffix}',
+        tokenizer=f'tokenizer{settled.tokenizer.suffix}' if settled.tokenizer else None,
         trained_delay_steps=facts.trained_delay_steps,
         source={**facts.source, 'exported_by': f'vla_runtime {__version__}'},
     )
@@ -148,7 +154,8 @@ def write_export(
             )
         copy_tensors(plan.tensors, folder / WEIGHTS_FILE, advance=advance)
         write_statistics(folder, plan.statistics)
-        shutil.copyfile(plan.tokenizer, folder / plan.spec.tokenizer)
+        if plan.tokenizer is not None and plan.spec.tokenizer is not None:
+            shutil.copyfile(plan.tokenizer, folder / plan.spec.tokenizer)
         finish(folder, plan.spec)
         seal(folder, plan.spec)
     return read_bundle(target, verify=False)
@@ -171,17 +178,23 @@ def _check_facts(
 
 @dataclass(frozen=True)
 class _Settled:
-    """Facts of folder and options combined, none missing."""
+    """Facts of folder and options combined, none missing.
+
+    Attributes:
+        language: tokenizer, template and tokens of a prompt; None for a policy without language.
+    """
 
     columns: Columns
     cameras: tuple[CameraSpec, ...]
     make_dims: MakeDims
-    tokenizer: Path
-    template: PromptTemplate
+    language: tuple[Path, PromptTemplate, int] | None
     rate_hz: float
     horizon: int
-    prompt_length: int
     denoise_steps: int
+
+    @property
+    def tokenizer(self) -> Path | None:
+        return None if self.language is None else self.language[0]
 
 
 def _settle(
@@ -199,13 +212,10 @@ def _settle(
     dataset = _dataset(options)
     columns = resolve_columns(facts, options, dataset, gaps)
     rate_hz = _rate(options, dataset, gaps)
-    tokenizer = _tokenizer(reader, facts, options, gaps)
-    template: PromptTemplate | None = gaps.pick(
-        '--prompt-template',
-        options.prompt_template,
-        facts.template,
-        reader.wanted.get('--prompt-template', 'layout of the prompt in training'),
-    )
+    has_language = find_family(facts.family).has_language
+    language = _language(reader, facts, options, gaps) if has_language else None
+    if not has_language:
+        _check_no_language(facts, options, gaps)
     cameras = gaps.pick(
         '--cameras',
         options.cameras,
@@ -213,41 +223,57 @@ def _settle(
         'camera names in the order the network sees them',
         default=facts.cameras,
     )
-    horizon, prompt_length, denoise_steps = _numbers(reader, facts, options, gaps)
+    horizon, denoise_steps = _numbers(reader, facts, options, gaps)
     gaps.raise_if_any()
     # Every None is noted in `gaps`, so nothing is None any more.
-    assert columns and cameras and make_dims and tokenizer and template
-    assert rate_hz and horizon and prompt_length and denoise_steps
-    return _Settled(
-        columns,
-        cameras,
-        make_dims,
-        tokenizer,
-        template,
-        rate_hz,
-        horizon,
-        prompt_length,
-        denoise_steps,
+    assert columns and cameras and make_dims and (language or not has_language)
+    assert rate_hz and horizon and denoise_steps
+    return _Settled(columns, cameras, make_dims, language, rate_hz, horizon, denoise_steps)
+
+
+def _language(
+    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: MissingFacts
+) -> tuple[Path, PromptTemplate, int] | None:
+    """Return tokenizer, template and tokens of a prompt; None once one is noted missing."""
+    tokenizer = _tokenizer(reader, facts, options, gaps)
+    template: PromptTemplate | None = gaps.pick(
+        '--prompt-template',
+        options.prompt_template,
+        facts.template,
+        reader.wanted.get('--prompt-template', 'layout of the prompt in training'),
     )
+    length = gaps.pick(
+        '--prompt-length',
+        options.prompt_length,
+        facts.prompt_length,
+        'tokens of the padded prompt',
+        default=facts.usual_prompt_length,
+    )
+    return (tokenizer, template, length) if tokenizer and template and length else None
+
+
+def _check_no_language(facts: FolderFacts, options: ExportOptions, gaps: MissingFacts) -> None:
+    """Note options about a prompt, for a policy that reads none."""
+    for option, value in (
+        ('--tokenizer', options.tokenizer),
+        ('--prompt-template', options.prompt_template),
+        ('--prompt-length', options.prompt_length),
+        ('--advantage', options.advantage),
+    ):
+        if value is not None:
+            gaps.conflict(f'{option} says {value}, but {facts.family} has no language')
 
 
 def _numbers(
     reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: MissingFacts
-) -> tuple[int | None, int | None, int | None]:
-    """Actions of a chunk, tokens of a prompt, denoise steps."""
+) -> tuple[int | None, int | None]:
+    """Actions of a chunk, denoise steps."""
     return (
         gaps.pick(
             '--horizon',
             options.horizon,
             facts.horizon,
             reader.wanted.get('--horizon', 'actions of a chunk'),
-        ),
-        gaps.pick(
-            '--prompt-length',
-            options.prompt_length,
-            facts.prompt_length,
-            'tokens of the padded prompt',
-            default=facts.usual_prompt_length,
         ),
         gaps.pick(
             '--denoise-steps',

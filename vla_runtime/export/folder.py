@@ -41,16 +41,18 @@ class FolderFacts:
         state_length: number of measured dimensions.
         action_length: number of real action dimensions.
         deltas: whether each action is relative to the state of the same index.
-        template: of the prompt.
+        template: of the prompt; not asked for without language.
         prompt_length: tokens of the padded prompt.
         usual_prompt_length: that of the project, where neither folder nor user says another.
         horizon: actions of a chunk.
         denoise_steps: Euler steps.
         trained_delay_steps: longest clean action prefix seen in training, 0 for none.
-        image_size: edge of the input image in pixels.
+        image_size: edge of the square input image in pixels.
+        image_sizes: (height, width) of each camera's images, where they go in as they are.
         image_size_key: field of the folder's config that states it.
         action_dim: padded action dimensions.
         state_dim: padded state dimensions.
+        environment_length: numbers at the end of the state that are the environment's.
         variant: of the language model, as the project names it.
         tokenizer: the file, where the folder has one.
         source: facts for people, kept in the bundle.
@@ -77,8 +79,10 @@ class FolderFacts:
     trained_delay_steps: int = 0
     image_size: int | None = None
     image_size_key: str = ''
+    image_sizes: tuple[tuple[int, int], ...] = ()
     action_dim: int | None = None
     state_dim: int | None = None
+    environment_length: int = 0
     variant: str | None = None
     tokenizer: Path | None = None
     source: Mapping[str, str] = field(default_factory=dict)

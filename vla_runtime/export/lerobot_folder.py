@@ -11,37 +11,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
-
-from vla_runtime.bundle.schema import (
-    STATISTICS,
-    STATISTICS_OF,
-    CameraSpec,
-    ImageSpec,
-    NormalisationSpec,
-)
+from vla_runtime.bundle.schema import CameraSpec, ImageSpec
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import (
     CONFIG_FILE,
     FolderFacts,
     find_tokenizer,
 )
-from vla_runtime.files.input_files import regular_file
+from vla_runtime.export.lerobot_processors import (
+    POSTPROCESSOR_FILE,
+    PREPROCESSOR_FILE,
+    Pipeline,
+    read_pipeline,
+)
+from vla_runtime.export.lerobot_statistics import (
+    ACTION,
+    ENVIRONMENT,
+    STATE,
+    Features,
+    read_normalisation,
+    read_statistics,
+)
 from vla_runtime.files.json_file import JsonMapping, read_json
-from vla_runtime.types import NormaliserKind, PromptTemplate
+from vla_runtime.types import PromptTemplate
 
-PREPROCESSOR_FILE = 'policy_preprocessor.json'
-POSTPROCESSOR_FILE = 'policy_postprocessor.json'
-
-_STATE, _ACTION = 'observation.state', 'action'
-_NORMALISERS: Mapping[str, NormaliserKind] = {
-    'IDENTITY': 'identity',
-    'QUANTILES': 'quantiles_lerobot',
-    'MEAN_STD': 'mean_std_lerobot',
-    'MIN_MAX': 'min_max',
-}
 # Steps that this runtime does too, or that only move data about.
 _PREPROCESSORS = (
     'rename_observations_processor',
@@ -54,7 +47,6 @@ _PREPROCESSORS = (
 _POSTPROCESSORS = ('unnormalizer_processor', 'absolute_actions_processor', 'device_processor')
 # Values that every family is written for: a folder that says otherwise is refused.
 _FIXED: Mapping[str, object] = {'n_obs_steps': 1, 'use_peft': False}
-_EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
@@ -63,40 +55,33 @@ class LeRobotPolicy:
 
     Attributes:
         type: in config.json; the family's name here too.
-        template: of the prompt that LeRobot writes for it.
-        images: resize and padding.
+        template: of the prompt that LeRobot writes for it; None: it has no language.
+        images: resize and padding; with `none` images go in at their own sizes, normalised as
+            config.json says.
         steps: processing steps of its own that this runtime does too.
         fixed: values of config.json that network and processing are written for.
         at_most: largest numbers of config.json that they are written for.
-        image_size_key: of the edge of the square images in config.json, as [size, size].
-        denoise_steps_key: of the Euler steps in config.json.
+        image_size_key: of the edge of the square images in config.json, as [size, size]; None:
+            config.json has the shape of each camera's images alone.
+        denoise_steps_key: of the Euler steps in config.json; None: the network runs once.
         variant_key: of the language model's variant in config.json, where there is one.
-        has_state_token: the network takes the state, padded to `max_state_dim`.
+        has_state_token: the network takes the state, padded to `max_state_dim` where `padded`.
+        padded: config.json has `max_action_dim` and `max_state_dim`; else nothing is padded.
+        source: further keys of config.json that are kept for people.
     """
 
     type: str
-    template: PromptTemplate
+    template: PromptTemplate | None
     images: ImageSpec
     steps: tuple[str, ...]
     fixed: Mapping[str, object]
-    image_size_key: str
-    denoise_steps_key: str
+    image_size_key: str | None = None
+    denoise_steps_key: str | None = None
     at_most: Mapping[str, int] = field(default_factory=dict)
     variant_key: str | None = None
     has_state_token: bool = False
-
-
-@dataclass(frozen=True)
-class _Pipeline:
-    """A processor's JSON: registry name of each step to its configuration and tensors."""
-
-    path: Path
-    steps: Mapping[str, JsonMapping]
-    state_files: Mapping[str, str]
-
-    def step(self, name: str) -> JsonMapping:
-        """A step's configuration, empty where the pipeline has no such step."""
-        return self.steps.get(name, JsonMapping(self.path, {}))
+    padded: bool = True
+    source: tuple[str, ...] = ()
 
 
 def is_lerobot_folder(folder: Path) -> bool:
@@ -145,60 +130,71 @@ def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
             raise config.error(
                 key, f'{found} is not supported; this runtime runs policies with at most {most}'
             )
-    before = _pipeline(folder / PREPROCESSOR_FILE, (*_PREPROCESSORS, *policy.steps))
-    after = _pipeline(folder / POSTPROCESSOR_FILE, _POSTPROCESSORS)
-    state_length = _feature_length(config, 'input_features', _STATE)
-    action_length = _feature_length(config, 'output_features', _ACTION)
-    normalisation = _normalisation(config, before, after)
+    before = read_pipeline(folder / PREPROCESSOR_FILE, (*_PREPROCESSORS, *policy.steps))
+    after = read_pipeline(folder / POSTPROCESSOR_FILE, _POSTPROCESSORS)
+    features = _features(config)
+    state_length, action_length = sum(features.state.values()), features.action
+    plain = policy.images.padding == 'none'
+    normalisation = read_normalisation(config, before, after, features, normalised_images=plain)
+    size_key, steps_key = policy.image_size_key, policy.denoise_steps_key
     return FolderFacts(
         kind='LeRobot',
         family=policy.type,
-        cameras=_cameras(config),
+        cameras=_cameras(config, features),
         images=policy.images,
         normalisation=normalisation,
-        statistics=_statistics(folder, before, after, normalisation, state_length, action_length),
+        statistics=read_statistics(folder, config, before, after, normalisation, features),
         cleaning='lerobot',
         action_names=_action_names(config, before, action_length),
         state_length=state_length,
         action_length=action_length,
         deltas=_deltas(config, before, after, action_length),
         template=policy.template,
-        prompt_length=_prompt_length(config, before),
+        prompt_length=_prompt_length(config, before) if policy.template else None,
         horizon=config.get('chunk_size', int),
-        denoise_steps=config.get(policy.denoise_steps_key, int),
+        denoise_steps=config.get(steps_key, int) if steps_key else 1,
         trained_delay_steps=config.get('rtc_training_max_delay', int, 0),
-        image_size=_image_size(config, policy.image_size_key),
-        image_size_key=policy.image_size_key,
-        action_dim=config.get('max_action_dim', int),
-        state_dim=config.get('max_state_dim', int) if policy.has_state_token else 0,
+        image_size=_image_size(config, size_key) if size_key else None,
+        image_size_key=size_key or '',
+        image_sizes=_image_sizes(config, features) if plain else (),
+        action_dim=config.get('max_action_dim', int) if policy.padded else action_length,
+        state_dim=_state_dim(config, policy, state_length),
+        environment_length=features.state.get(ENVIRONMENT, 0),
         variant=config.get(policy.variant_key, str) if policy.variant_key else None,
         tokenizer=find_tokenizer(folder),
-        source=_source(policy.type, before),
+        source=_source(policy, config, before),
     )
 
 
-def _pipeline(path: Path, known: tuple[str, ...]) -> _Pipeline:
-    if not os.path.lexists(path):
-        raise ExportError(
-            f'{path}: is missing; a LeRobot older than 0.4 kept the statistics elsewhere: convert '
-            'the policy with its lerobot/processor/migrate_policy_normalization.py'
-        )
-    steps: dict[str, JsonMapping] = {}
-    files: dict[str, str] = {}
-    for step in read_json(path).mappings('steps'):
-        # A step that was never registered is saved under its Python class.
-        name = step.get('registry_name', str, None) or step.get('class', str, 'without a name')
-        if name not in known:
-            raise ExportError(
-                f"{path}: field {step.field}: the step '{name}' is not supported; known are "
-                f'{", ".join(known)}'
-            )
-        if name in steps and name != 'device_processor':
-            raise ExportError(f"{path}: field {step.field}: a second step '{name}'")
-        steps[name] = step.mapping('config', optional=True)
-        if 'state_file' in step:
-            files[name] = step.get('state_file', str)
-    return _Pipeline(path, steps, files)
+def _features(config: JsonMapping) -> Features:
+    inputs = config.mapping('input_features')
+    state = [STATE, *([ENVIRONMENT] if ENVIRONMENT in inputs else [])]
+    return Features(
+        state={key: _feature_length(config, 'input_features', key) for key in state},
+        action=_feature_length(config, 'output_features', ACTION),
+        cameras={
+            key: key.removeprefix('observation.images.').removeprefix('observation.')
+            for key in inputs.values
+            if inputs.mapping(key).get('type', str) == 'VISUAL'
+        },
+    )
+
+
+def _state_dim(config: JsonMapping, policy: LeRobotPolicy, state_length: int) -> int:
+    if not policy.has_state_token:
+        return 0
+    return int(config.get('max_state_dim', int)) if policy.padded else state_length
+
+
+def _image_sizes(config: JsonMapping, features: Features) -> tuple[tuple[int, int], ...]:
+    """Height and width of each camera's images."""
+    inputs, sizes = config.mapping('input_features'), []
+    for key in features.cameras:
+        shape = inputs.mapping(key).get('shape', list)
+        if len(shape) != 3 or shape[0] != 3 or not all(type(n) is int and n > 0 for n in shape):
+            raise inputs.error(key, f'has shape {shape} where [3, height, width] is expected')
+        sizes.append((shape[1], shape[2]))
+    return tuple(sizes)
 
 
 def _feature_length(config: JsonMapping, group: str, key: str) -> int:
@@ -209,14 +205,9 @@ def _feature_length(config: JsonMapping, group: str, key: str) -> int:
     return int(shape[0])
 
 
-def _cameras(config: JsonMapping) -> tuple[CameraSpec, ...]:
+def _cameras(config: JsonMapping, features: Features) -> tuple[CameraSpec, ...]:
     """Present cameras in the order of the features, then the empty ones, as LeRobot stacks them."""
-    features = config.mapping('input_features')
-    names = [
-        key.removeprefix('observation.images.').removeprefix('observation.')
-        for key in features.values
-        if features.mapping(key).get('type', str) == 'VISUAL'
-    ]
+    names = list(features.cameras.values())
     empty = [f'empty_camera_{index}' for index in range(config.get('empty_cameras', int, 0))]
     present = [name for name in names if name not in empty]
     if not present:
@@ -233,7 +224,7 @@ def _image_size(config: JsonMapping, key: str) -> int:
     return int(size[0])
 
 
-def _prompt_length(config: JsonMapping, before: _Pipeline) -> int:
+def _prompt_length(config: JsonMapping, before: Pipeline) -> int:
     length = config.get('tokenizer_max_length', int)
     tokenizer = before.step('tokenizer_processor')
     used = tokenizer.get('max_length', int, length)
@@ -247,102 +238,7 @@ def _prompt_length(config: JsonMapping, before: _Pipeline) -> int:
     return int(length)
 
 
-def _normalisation(config: JsonMapping, before: _Pipeline, after: _Pipeline) -> NormalisationSpec:
-    stated = config.mapping('normalization_mapping')
-    modes = {group: stated.get(group, str, 'IDENTITY') for group in ('VISUAL', 'STATE', 'ACTION')}
-    for pipeline, name, groups in (
-        (before, 'normalizer_processor', ('VISUAL', 'STATE', 'ACTION')),
-        (after, 'unnormalizer_processor', ('ACTION',)),
-    ):
-        if name not in pipeline.steps:
-            raise ExportError(f"{pipeline.path}: has no step '{name}'")
-        step = pipeline.steps[name]
-        used = step.mapping('norm_map', optional=True)
-        for group in groups:
-            if used.get(group, str, 'IDENTITY') != modes[group]:
-                raise ExportError(
-                    f'{config.path} says normalization_mapping.{group} {modes[group]} but '
-                    f'{pipeline.path} says {used.values.get(group)}; they must agree'
-                )
-        epsilon = step.get('eps', (int, float), _EPSILON)
-        if epsilon != _EPSILON:
-            raise step.error('eps', f'{epsilon} is not {_EPSILON}')
-    if modes['VISUAL'] != 'IDENTITY':
-        raise stated.error('VISUAL', f'{modes["VISUAL"]} is not supported; images go in as [-1, 1]')
-    only = before.step('normalizer_processor').words('normalize_observation_keys')
-    if only is not None and _STATE not in only:
-        modes['STATE'] = 'IDENTITY'
-    return NormalisationSpec(
-        state=_normaliser(stated, 'STATE', modes['STATE']),
-        actions=_normaliser(stated, 'ACTION', modes['ACTION']),
-    )
-
-
-def _normaliser(stated: JsonMapping, group: str, mode: str) -> NormaliserKind:
-    if mode not in _NORMALISERS:
-        known = ', '.join(_NORMALISERS)
-        raise stated.error(group, f"'{mode}' is not supported; expected one of {known}")
-    return _NORMALISERS[mode]
-
-
-def _statistics(
-    folder: Path,
-    before: _Pipeline,
-    after: _Pipeline,
-    normalisation: NormalisationSpec,
-    state_length: int,
-    action_length: int,
-) -> dict[str, np.ndarray]:
-    """Read the state and action statistics that this runtime knows, from the normaliser's file."""
-    path, found = _state_file(folder, before, 'normalizer_processor')
-    other_path, other = _state_file(folder, after, 'unnormalizer_processor')
-    statistics: dict[str, np.ndarray] = {}
-    for feature, group, length in (
-        (_STATE, 'state', state_length),
-        (_ACTION, 'actions', action_length),
-    ):
-        for name in STATISTICS:
-            key = f'{feature}.{name}'
-            if key not in found:
-                continue
-            if found[key].shape != (length,):
-                raise ExportError(
-                    f"{path}: tensor '{key}' has shape {list(found[key].shape)} but {CONFIG_FILE} "
-                    f'says {length} dimensions'
-                )
-            if feature == _ACTION and key in other and not np.array_equal(found[key], other[key]):
-                raise ExportError(
-                    f"{path} and {other_path} differ in '{key}'; they must agree, or actions are "
-                    'decoded with statistics they were not trained with'
-                )
-            statistics[f'{group}.{name}'] = found[key]
-    for feature, group in ((_STATE, 'state'), (_ACTION, 'actions')):
-        for name in STATISTICS_OF[getattr(normalisation, group)]:
-            if f'{group}.{name}' not in statistics:
-                raise ExportError(
-                    f"{path}: has no '{feature}.{name}'; a policy that was never trained on a data "
-                    'set (a base model) has none and cannot drive a robot yet'
-                )
-    return statistics
-
-
-def _state_file(folder: Path, pipeline: _Pipeline, step: str) -> tuple[Path, dict[str, np.ndarray]]:
-    name = pipeline.state_files.get(step)
-    if name is None:
-        return pipeline.path, {}
-    path = folder / name
-    if Path(name).name != name or not name.endswith('.safetensors'):
-        raise ExportError(
-            f"{pipeline.path}: field state_file: '{name}' is not the plain name of a safetensors "
-            'file'
-        )
-    try:
-        return path, load_file(str(regular_file(path)))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ExportError(f'{path}: cannot be read: {error}') from None
-
-
-def _relative_step(config: JsonMapping, before: _Pipeline) -> JsonMapping:
+def _relative_step(config: JsonMapping, before: Pipeline) -> JsonMapping:
     step = before.step('relative_actions_processor')
     enabled = step.get('enabled', bool, False)
     stated = config.get('use_relative_actions', bool, False)
@@ -365,7 +261,7 @@ def _relative_step(config: JsonMapping, before: _Pipeline) -> JsonMapping:
     return step
 
 
-def _action_names(config: JsonMapping, before: _Pipeline, length: int) -> tuple[str, ...] | None:
+def _action_names(config: JsonMapping, before: Pipeline, length: int) -> tuple[str, ...] | None:
     written = config.words('action_feature_names')
     used = _relative_step(config, before).words('action_names')
     if written is not None and used is not None and written != used:
@@ -380,7 +276,7 @@ def _action_names(config: JsonMapping, before: _Pipeline, length: int) -> tuple[
 
 
 def _deltas(
-    config: JsonMapping, before: _Pipeline, after: _Pipeline, length: int
+    config: JsonMapping, before: Pipeline, after: Pipeline, length: int
 ) -> tuple[bool, ...]:
     """Return per action whether LeRobot trained it relative to the state of the same index.
 
@@ -404,8 +300,12 @@ def _deltas(
     return tuple(not any(word in name.lower() for word in words) for name in names)
 
 
-def _source(family: str, before: _Pipeline) -> dict[str, str]:
-    source = {'checkpoint': f'LeRobot {family}'}
+def _source(policy: LeRobotPolicy, config: JsonMapping, before: Pipeline) -> dict[str, str]:
+    source = {'checkpoint': f'LeRobot {policy.type}'}
+    for key in policy.source:
+        value = config.values.get(key)
+        if isinstance(value, (str, int, float)):
+            source[key] = str(value)
     renamed = before.step('rename_observations_processor').mapping('rename_map', optional=True)
     if renamed.values:
         source['renamed_observations'] = ', '.join(

@@ -38,11 +38,14 @@ class TensorNames:
 
     Attributes:
         rows: patterns of whole names (without LeRobot's leading `model.`) to ours.
+        packed: patterns of tensors that several of ours are stacked in along the first axis, in
+            equal parts, to the names of ours in order.
         unused: patterns of tensors that are not used at inference.
         tied: our name of a tensor to ours of the one that it may stand in for.
     """
 
     rows: tuple[tuple[re.Pattern[str], str], ...]
+    packed: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = ()
     unused: tuple[re.Pattern[str], ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,6 +62,16 @@ class TensorNames:
             if match:
                 return match.expand(replacement)
         return None
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """Our names of the tensors in a checkpoint's: one, or several packed; () if unknown."""
+        bare = name.removeprefix('model.')
+        for pattern, replacements in self.packed:
+            match = pattern.fullmatch(bare)
+            if match:
+                return tuple(match.expand(replacement) for replacement in replacements)
+        ours = self.ours(name)
+        return () if ours is None else (ours,)
 
 
 def row(theirs: str, ours: str) -> tuple[re.Pattern[str], str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 
@@ -29,7 +29,13 @@ Shape = tuple[int, ...]
 
 
 class PolicyDims(Protocol):
-    """Dimensions that every family has; a family's own dataclass adds those of its networks."""
+    """Dimensions that every family has; a family's own dataclass adds those of its networks.
+
+    Every family also has one of two fields or properties, which `image_sizes` reads:
+    - `image_size`, S, the edge of the square images of all cameras in pixels;
+    - `image_sizes`, (height, width) of each camera's image in pixels.
+    A family with language (`Family.templates`) has those of `LanguageDims`.
+    """
 
     def __hash__(self) -> int:
         """Frozen, so that it can be a dictionary key."""
@@ -37,18 +43,6 @@ class PolicyDims(Protocol):
     @property
     def cameras(self) -> int:
         """V, camera inputs of the network."""
-
-    @property
-    def image_size(self) -> int:
-        """S, edge of the square images in pixels."""
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens that the network knows."""
-
-    @property
-    def prompt_length(self) -> int:
-        """L, tokens of the padded prompt."""
 
     @property
     def prefix_length(self) -> int:
@@ -65,6 +59,40 @@ class PolicyDims(Protocol):
     @property
     def state_dim(self) -> int:
         """Padded state dimensions of a network with a state token; 0 without one."""
+
+
+class LanguageDims(PolicyDims, Protocol):
+    """Dimensions of a family whose policies read a prompt."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the network knows."""
+
+    @property
+    def prompt_length(self) -> int:
+        """L, tokens of the padded prompt."""
+
+
+def image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
+    """Height and width of each camera's image, in pixels, in the order of the cameras."""
+    stated: tuple[tuple[int, int], ...] | None = getattr(dims, 'image_sizes', None)
+    if stated is not None:
+        return stated
+    edge: int = dims.image_size  # type: ignore[attr-defined]
+    return ((edge, edge),) * dims.cameras
+
+
+def distinct_image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
+    """Return the different sizes among the cameras' images; the first camera's comes first.
+
+    The vision network runs once per size with static shapes.
+    """
+    return tuple(dict.fromkeys(image_sizes(dims)))
+
+
+def language_dims(dims: PolicyDims) -> LanguageDims:
+    """Return the dimensions of a family with language, as such."""
+    return cast(LanguageDims, dims)
 
 
 class TimeTable(Protocol):
@@ -102,7 +130,8 @@ class Family:
         dims: dataclass of `dimensions` in policy.yaml; a `PolicyDims`.
         presets: published sizes by name.
         limits: largest accepted values, by the fields of `dims` (`vision.width`).
-        templates: prompts that its policies were trained with.
+        templates: prompts that its policies were trained with; () for policies without language,
+            which have no prompt, no tokenizer and no instruction.
         prefix_inputs: inputs of the prefix besides images: `tokens`, `token_mask`, `state`.
         head_inputs: inputs of the head besides the prefix's outputs: `state`.
         time_table: makes the time table from dimensions and weights.
@@ -121,6 +150,11 @@ class Family:
     time_table: Callable[[Any, SafetensorsReader], TimeTable]
     weight_shapes: Callable[[Any], dict[str, Shape]]
 
+    @property
+    def has_language(self) -> bool:
+        """True for policies that read a prompt."""
+        return bool(self.templates)
+
 
 class NoTimes:
     """Time table of a `single` head, which no time conditions: one zero per row."""
@@ -134,7 +168,7 @@ class NoTimes:
         return np.zeros((len(times), 1), dtype=np.float32)
 
 
-def prompt_inputs(dims: PolicyDims) -> dict[str, RowInput]:
+def prompt_inputs(dims: LanguageDims) -> dict[str, RowInput]:
     """Inputs of every prompt: tokens and their mask."""
     return {
         'tokens': RowInput('int64', (dims.prompt_length,)),

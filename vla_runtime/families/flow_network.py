@@ -22,7 +22,9 @@ class FlowNetwork(nn.Module):
     Attributes:
         family: set by `build_network`.
         dims: dimensions of the policy.
-        vision: module, pixels (n, 3, S, S) float32 in [-1, 1] to image tokens (n, N, W) float32.
+        vision: module, pixels (n, 3, S, S) float32 in [-1, 1] to image tokens (n, N, W) float32;
+            with `image_sizes` in the dimensions (n, 3, height, width) of any of those sizes, N
+            following the size, in the scale of the bundle's `normalisation.images`.
     """
 
     family: Family
@@ -36,7 +38,9 @@ class FlowNetwork(nn.Module):
 
         Args:
             image_tokens: (V, N, W) float32, shared by all rows; image_mask: (V,) bool. A
-                hidden camera's tokens must not matter, not even NaN.
+                hidden camera's tokens must not matter, not even NaN. With images of several sizes
+                N is that of the image with most tokens; the tokens of a smaller one come first
+                and zeros follow.
             **rows: the family's `prefix_inputs`, (R, …) each.
 
         Returns:
@@ -44,6 +48,13 @@ class FlowNetwork(nn.Module):
             depends on R, and its length is R
         """
         raise NotImplementedError
+
+    def fold_constants(self) -> None:
+        """Compute now what depends on weights alone; by default there is nothing.
+
+        A PyTorch engine calls this once, when all weights are there for good; the numbers that the
+        network gives must be the same without the call.
+        """
 
     def time_conditioning(self, times: Tensor) -> Tensor:
         """Return the head's conditioning on flow times (N,): one row (C,) per time."""

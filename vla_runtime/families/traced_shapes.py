@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vla_runtime.families.family import RowInput
+from vla_runtime.families.family import RowInput, distinct_image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import Prefix
 
@@ -40,12 +40,14 @@ class TracedShapes:
     """Shapes of a network's inputs and outputs.
 
     Attributes:
-        image_tokens: (N, W) of one image.
+        image_tokens: (N, W) of the image with most tokens.
+        token_counts: N of an image by its (height, width).
         past: tensors that the prefix hands to the head, by name, in the network's order.
         conditioning: C, numbers per row of the time table.
     """
 
     image_tokens: tuple[int, int]
+    token_counts: Mapping[tuple[int, int], int]
     past: Mapping[str, PrefixTensor]
     conditioning: int
 
@@ -67,9 +69,12 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
         ValueError: a prefix tensor has no axis, or several, that depend on the rows.
     """
     dims = network.dims
-    pixels = torch.empty(1, 3, dims.image_size, dims.image_size, device='meta')
-    (tokens,) = _on_meta(network.vision, pixels)
-    images = torch.empty(dims.cameras, *tokens.shape, dtype=tokens.dtype, device='meta')
+    tokens = {
+        size: _on_meta(network.vision, torch.empty(1, 3, *size, device='meta'))[0]
+        for size in distinct_image_sizes(dims)
+    }
+    most = max(tokens.values(), key=len)
+    images = torch.empty(dims.cameras, *most.shape, dtype=most.dtype, device='meta')
     mask = torch.ones(dims.cameras, dtype=torch.bool, device='meta')
     prefix = Prefix(network)
     one, two = (
@@ -78,7 +83,8 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
     )
     conditioning = _on_meta(_TimeConditioning(network), torch.empty(1, device='meta'))
     return TracedShapes(
-        (tokens.shape[0], tokens.shape[1]),
+        (most.shape[0], most.shape[1]),
+        {size: found.shape[0] for size, found in tokens.items()},
         {name: _prefix_tensor(name, one[name], two[name]) for name in one},
         conditioning.shape[1],
     )
@@ -123,7 +129,8 @@ def parameters_of(network: FlowNetwork) -> dict[Part, set[str]]:
     )
     made: dict[Part, list[Tensor]] = {
         'vision': [
-            network.vision(torch.zeros(1, 3, dims.image_size, dims.image_size, device=meta))
+            network.vision(torch.zeros(1, 3, *size, device=meta))
+            for size in distinct_image_sizes(dims)
         ],
         'prefix': [value for value in past.values() if value.is_floating_point()],
         'head': [velocity],

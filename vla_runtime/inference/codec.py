@@ -7,13 +7,14 @@ what was expected and what came, and it changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
+from vla_runtime.bundle.schema import PromptSpec
+from vla_runtime.families.family import language_dims
+from vla_runtime.inference.camera_images import CameraImages, EncodedImages
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
-from vla_runtime.processing.images import black_pixels, to_pixels
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.prompts import (
     PromptFormat,
@@ -25,21 +26,11 @@ from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import ActionChunk, Advantage, CommittedPlan, Observation
 
 
-@dataclass(frozen=True)
-class EncodedImages:
-    """Pixels of every camera, and the mask of the cameras that are present.
-
-    Attributes:
-        pixels: (V, 3, S, S) float32 in [-1, 1], a buffer that the next call overwrites.
-        mask: (V,) bool, False for an absent camera.
-    """
-
-    pixels: np.ndarray
-    mask: np.ndarray
-
-
 class PolicyCodec:
     """Pre- and post-processing of one bundle, with its statistics and tokenizer loaded.
+
+    Attributes:
+        prompts: of a policy with language; None: it reads no instruction.
 
     Raises:
         ValueError: statistics or tokenizer that do not fit the bundle.
@@ -47,23 +38,11 @@ class PolicyCodec:
 
     def __init__(self, bundle: Bundle) -> None:
         self.spec = spec = bundle.spec
-        self._tokenizer = Tokenizer.load(
-            bundle.tokenizer_path, bos=starts_with_bos(spec.prompt.template)
-        )
-        if self._tokenizer.vocabulary_size > spec.dims.vocabulary:
-            raise ValueError(
-                f'{bundle.tokenizer_path}: has {self._tokenizer.vocabulary_size} tokens, but the '
-                f'network knows {spec.dims.vocabulary} (dimensions.vocabulary in policy.yaml): '
-                'this is the tokenizer of another policy'
-            )
-        self._prompt = PromptFormat(
-            spec.prompt.template, spec.prompt.cleaning, spec.prompt.advantage
-        )
+        self.prompts = None if spec.prompt is None else _Prompts(bundle, spec.prompt)
+        self.camera_images = CameraImages(bundle)
         self._state_normalizer = self._normalizer(bundle, 'state')
         self._action_normalizer = self._normalizer(bundle, 'actions')
         self.action_space = _action_space(bundle)
-        size = spec.dims.image_size
-        self._pixels = np.stack([black_pixels(size)] * spec.dims.cameras)
 
     def _normalizer(self, bundle: Bundle, group: str) -> Normalizer:
         statistics = {
@@ -101,10 +80,13 @@ class PolicyCodec:
         for name, image in observation.images.items():
             if image is not None:
                 _check_image(name, image)
-        if not isinstance(observation.instruction, str) or not observation.instruction.strip():
+        self.camera_images.check(observation.images)
+        instruction = observation.instruction
+        if self.prompts is not None and (
+            not isinstance(instruction, str) or not instruction.strip()
+        ):
             raise ValueError(
-                f'observation.instruction: expected a task in plain words, got '
-                f'{observation.instruction!r}'
+                f'observation.instruction: expected a task in plain words, got {instruction!r}'
             )
         return self._checked_state(observation.state)
 
@@ -125,26 +107,8 @@ class PolicyCodec:
         return normalised
 
     def images(self, observation: Observation) -> EncodedImages:
-        """Resize, pad and scale every camera's image, in the bundle's camera order."""
-        mask = np.zeros(len(self.spec.cameras), dtype=bool)
-        spec = self.spec.images
-        for index, camera in enumerate(self.spec.cameras):
-            image = observation.images.get(camera.name)
-            if image is None:
-                self._pixels[index] = -1.0
-                continue
-            mask[index] = True
-            try:
-                to_pixels(
-                    image,
-                    self.spec.dims.image_size,
-                    padding=spec.padding,
-                    resample=spec.resample,
-                    out=self._pixels[index],
-                )
-            except ValueError as error:
-                raise ValueError(f'observation.images[{camera.name}]: {error}') from error
-        return EncodedImages(self._pixels, mask)
+        """Convert every camera's image to pixels, in the bundle's camera order."""
+        return self.camera_images.encode(observation.images)
 
     def state_bins(self, state: np.ndarray) -> np.ndarray:
         """Return the bins in the prompt of a normalised state (S,).
@@ -152,7 +116,7 @@ class PolicyCodec:
         Returns:
             (S,) int64; empty without state in the prompt
         """
-        if self.spec.prompt.template != 'pi05_state':
+        if self.spec.prompt is None or self.spec.prompt.template != 'pi05_state':
             return np.zeros(0, dtype=np.int64)
         return discretise_state(state)
 
@@ -162,32 +126,24 @@ class PolicyCodec:
         """Return the network inputs that have one row per prompt.
 
         Args:
-            instruction: the task in plain words.
+            instruction: the task in plain words; not read without language.
             state: (S,) float32, normalised.
             advantages: advantage tag of each prompt row; None for a row without one.
 
         Returns:
-            `tokens` (R, L) int64 and `token_mask` (R, L) bool; `state` (R, dims.state_dim) float32,
-            normalised and padded, for a network with a state token
+            `state` (R, dims.state_dim) float32, normalised and padded, for a network with a state
+            token; with language also `tokens` (R, L) int64 and `token_mask` (R, L) bool
 
         Raises:
             ValueError: a prompt is too long; names the number of tokens too many.
         """
-        encoded = [
-            self._tokenizer.encode(
-                build_prompt(self._prompt, instruction, state, advantage),
-                self.spec.dims.prompt_length,
-            )
-            for advantage in advantages
-        ]
+        rows = {}
+        if self.prompts is not None:
+            rows = self.prompts.rows(instruction, state, advantages)
         padded = np.zeros((len(advantages), self.spec.dims.state_dim), dtype=np.float32)
         if self.spec.dims.state_dim:
             padded[:, : len(self.spec.state)] = state
-        return {
-            'tokens': np.stack([tokens for tokens, _ in encoded]),
-            'token_mask': np.stack([mask for _, mask in encoded]),
-            'state': padded,
-        }
+        return {**rows, 'state': padded}
 
     def plan(self, plan: CommittedPlan, observation: Observation) -> np.ndarray:
         """Normalise the committed plan, as the network would have output it.
@@ -253,6 +209,45 @@ class PolicyCodec:
             step_time_s=self.spec.step_time_s,
             normalised=normalised,
         )
+
+
+class _Prompts:
+    """Prompts of a policy with language: template, tokenizer and length.
+
+    Raises:
+        ValueError: a tokenizer with more tokens than the network knows.
+    """
+
+    def __init__(self, bundle: Bundle, spec: PromptSpec) -> None:
+        dims = language_dims(bundle.spec.dims)
+        self._length = dims.prompt_length
+        self._format = PromptFormat(spec.template, spec.cleaning, spec.advantage)
+        self.tokenizer = Tokenizer.load(bundle.tokenizer_path, bos=starts_with_bos(spec.template))
+        if self.tokenizer.vocabulary_size > dims.vocabulary:
+            raise ValueError(
+                f'{bundle.tokenizer_path}: has {self.tokenizer.vocabulary_size} tokens, but the '
+                f'network knows {dims.vocabulary} (dimensions.vocabulary in policy.yaml): '
+                'this is the tokenizer of another policy'
+            )
+
+    def rows(
+        self, instruction: str, state: np.ndarray, advantages: tuple[Advantage | None, ...]
+    ) -> dict[str, np.ndarray]:
+        """Return `tokens` and `token_mask`, one row for each advantage tag.
+
+        Raises:
+            ValueError: a prompt is too long; names the number of tokens too many.
+        """
+        encoded = [
+            self.tokenizer.encode(
+                build_prompt(self._format, instruction, state, advantage), self._length
+            )
+            for advantage in advantages
+        ]
+        return {
+            'tokens': np.stack([tokens for tokens, _ in encoded]),
+            'token_mask': np.stack([mask for _, mask in encoded]),
+        }
 
 
 def _check_image(name: str, image: np.ndarray) -> None:

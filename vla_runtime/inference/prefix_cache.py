@@ -108,22 +108,25 @@ class PrefixInputs:
     """Everything that a prefix is computed from.
 
     Attributes:
-        pixels: (V, 3, S, S) float32 in [-1, 1]; hidden cameras' pixels are ignored.
+        pixels: of every camera, (3, height, width) float32 each; hidden cameras' are ignored.
         image_mask: (V,) bool.
         rows: the family's prefix inputs by name, (R, …) each.
         words: instruction and advantage tags of the prompt rows.
         state_bins: (S,) int64 bins of the state in the prompt, empty where it is not in it.
         time_s: time of the observation.
         clock: clock of `time_s`: the stamps', or the steady clock without stamps.
+        levels_per_unit: (V, 3) grey levels that one unit of a channel's pixels spans; None: 127.5,
+            for pixels in [-1, 1].
     """
 
-    pixels: np.ndarray
+    pixels: np.ndarray | Sequence[np.ndarray]
     image_mask: np.ndarray
     rows: Mapping[str, np.ndarray]
     words: Hashable
     state_bins: np.ndarray
     time_s: float
     clock: Clock = 'stamps'
+    levels_per_unit: np.ndarray | None = None
 
     @property
     def count(self) -> int:
@@ -202,7 +205,7 @@ class PrefixCache:
     def _encode_image(self, camera: int, inputs: PrefixInputs, policy: CachePolicy) -> CacheOutcome:
         pixels = inputs.pixels[camera]
         entry = self._images.get(camera)
-        outcome = _judge_image(entry, pixels, inputs, policy)
+        outcome = _judge_image(entry, camera, inputs, policy)
         if outcome.found and entry is not None:
             fresh = replace(entry, time_s=inputs.time_s, clock=inputs.clock, reuses=0)
             older = replace(entry, reuses=outcome.reuses)
@@ -333,9 +336,10 @@ def _miss(reason: MissReason, **facts: Any) -> CacheOutcome:
 
 
 def _judge_image(
-    entry: _Image | None, pixels: np.ndarray, inputs: PrefixInputs, policy: CachePolicy
+    entry: _Image | None, camera: int, inputs: PrefixInputs, policy: CachePolicy
 ) -> CacheOutcome:
     """Compare a camera's pixels with those that its image tokens were computed from."""
+    pixels = inputs.pixels[camera]
     if policy.mode == 'off':
         return CacheOutcome(Reuse.OFF)
     if entry is None:
@@ -345,8 +349,7 @@ def _judge_image(
         return CacheOutcome(Reuse.HIT, age_s=age_s)
     if policy.mode != 'bounded':
         return _miss(MissReason.PIXELS, age_s=age_s)
-    # [-1, 1] spans 255 grey levels.
-    change = float(np.abs(entry.pixels - pixels).mean()) * 127.5
+    change = _grey_levels(np.abs(entry.pixels - pixels), camera, inputs)
     if not change <= policy.max_image_change:
         return _miss(
             MissReason.IMAGE_CHANGE,
@@ -357,6 +360,14 @@ def _judge_image(
     return _beyond(age_s, entry.reuses, policy) or CacheOutcome(
         Reuse.REUSED, age_s=age_s, reuses=entry.reuses + 1, grey_levels=change
     )
+
+
+def _grey_levels(change: np.ndarray, camera: int, inputs: PrefixInputs) -> float:
+    """Return the mean of a change of pixels (3, height, width) in grey levels."""
+    if inputs.levels_per_unit is None:
+        # [-1, 1] spans 255 grey levels.
+        return float(change.mean()) * 127.5
+    return float((change.mean(axis=(1, 2)) * inputs.levels_per_unit[camera]).mean())
 
 
 def _beyond(age_s: float, reuses: int, policy: CachePolicy) -> CacheOutcome | None:

@@ -41,7 +41,8 @@ class ChunkRequest:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Valid tokens of each prompt row."""
-        return tuple(
-            int(n) for prefix in self.prefixes for n in prefix.rows['token_mask'].sum(axis=1)
-        )
+        """Valid tokens of each prompt row; () for a policy without language."""
+        masks = [
+            prefix.rows['token_mask'] for prefix in self.prefixes if 'token_mask' in prefix.rows
+        ]
+        return tuple(int(n) for mask in masks for n in mask.sum(axis=1))

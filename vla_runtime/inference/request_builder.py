@@ -144,7 +144,9 @@ class RequestBuilder:
         guidance = (
             'none' if len(advantages) == 1 else resolve_cfg_mode(settings.cfg_mode, self._max_rows)
         )
-        rows = self._codec.rows(observation.instruction, state, advantages)
+        # Without language an instruction is not part of what the prefix sees.
+        instruction = observation.instruction if self._codec.prompts else ''
+        rows = self._codec.rows(instruction, state, advantages)
         clock.mark('tokens')
         images = self._codec.images(observation)
         clock.mark('images')
@@ -157,16 +159,15 @@ class RequestBuilder:
             pixels=images.pixels,
             image_mask=images.mask,
             rows={name: rows[name] for name in self._family.prefix_inputs(self._spec.dims)},
-            words=(observation.instruction, advantages),
+            words=(instruction, advantages),
             state_bins=self._codec.state_bins(state),
             time_s=time_s,
             clock=clock_read,
+            levels_per_unit=self._codec.camera_images.levels_per_unit,
         )
         return ChunkRequest(
             prefixes=(
-                _rows_alone(prefix, observation.instruction, advantages)
-                if guidance == 'serial'
-                else (prefix,)
+                _rows_alone(prefix, instruction, advantages) if guidance == 'serial' else (prefix,)
             ),
             cache=settings.cache,
             times=times,
@@ -187,7 +188,7 @@ class RequestBuilder:
         )
 
     def _advantages(self, settings: PolicySettings) -> tuple[Advantage | None, ...]:
-        if self._spec.prompt.advantage is None:
+        if self._spec.advantage is None:
             return (None,)
         # At beta = 1 the unconditioned row has weight zero: the conditioned row alone
         # gives exactly the same chunk at half the cost.

@@ -20,6 +20,7 @@ from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.preflight import MOST_THREADS
+from vla_runtime.families.family import image_sizes
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.performance.device_rates import rates_of
@@ -229,7 +230,7 @@ def _check(spec: BundleSpec, options: BenchOptions) -> int:
         raise ValueError(f'--views {views}: this policy has {present} cameras; expected 1 to that')
     if options.rows not in (1, 2):
         raise ValueError(f'--rows {options.rows}: expected 1, or 2 (guidance)')
-    if options.rows == 2 and spec.prompt.advantage is None:
+    if options.rows == 2 and spec.advantage is None:
         raise ValueError(
             f"--rows 2: policy '{spec.name}' was trained without advantage tags (policy.yaml: "
             'prompt.advantage is not set), so it has no second row'
@@ -256,17 +257,25 @@ def _measure(
     random = np.random.default_rng(0)
     names = [camera.name for camera in spec.cameras if camera.present]
     images: dict[str, np.ndarray | None] = dict.fromkeys(names)
+    shapes = dict(zip(spec.camera_names, _image_shapes(spec), strict=True))
     samples: dict[str, dict[str, list[float]]] = {kind.name: {} for kind in kinds}
     for round_ in rounds:
         for kind in kinds:
             for name in names[: kind.new_views]:
-                images[name] = random.integers(0, 256, _IMAGE_SHAPE, dtype=np.uint8)
+                images[name] = random.integers(0, 256, shapes[name], dtype=np.uint8)
             _, report = policy.infer(look(spec, dict(images)))
             _check_kind(kind, report)
             if round_ >= WARM_UP:
                 for phase, value in report.milliseconds.items():
                     samples[kind.name].setdefault(phase, []).append(value)
     return samples, report
+
+
+def _image_shapes(spec: BundleSpec) -> list[tuple[int, int, int]]:
+    """Return the shape of each camera's image: the usual one where the policy resizes them."""
+    if spec.images.padding == 'none':
+        return [(height, width, 3) for height, width in image_sizes(spec.dims)]
+    return [_IMAGE_SHAPE] * len(spec.cameras)
 
 
 def _check_kind(kind: Kind, report: InferenceReport) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.family import PolicyDims, distinct_image_sizes, image_sizes
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.traced_shapes import Part, parameters_of, row_tensors, trace_shapes
 from vla_runtime.performance.operation_counts import NetworkCounts
@@ -41,9 +42,19 @@ class MetaRuns:
         return self._split(name for name, _ in self._network.named_parameters())
 
     def vision(self) -> NetworkCounts:
-        """Count a run of one image."""
-        size = self._dims.image_size
-        pixels = _zeros(1, 3, size, size)
+        """Count a run of one image; of images of several sizes, the mean over the cameras."""
+        counts = {size: self._vision(size) for size in distinct_image_sizes(self._dims)}
+        if len(counts) == 1:
+            return next(iter(counts.values()))
+        each = [counts[size] for size in image_sizes(self._dims)]
+        return replace(
+            each[0],
+            flops=sum(count.flops for count in each) // len(each),
+            data_bytes=sum(count.data_bytes for count in each) // len(each),
+        )
+
+    def _vision(self, size: tuple[int, int]) -> NetworkCounts:
+        pixels = _zeros(1, 3, *size)
         return self._count('vision', lambda: self._network.vision(pixels), [pixels], past=0)
 
     def prefix(self, rows: int) -> NetworkCounts:

@@ -106,7 +106,7 @@ class PolicyCounts:
 
     Attributes:
         cameras: number of cameras.
-        vision: counts of one image.
+        vision: counts of one image; the mean over the cameras where their images' sizes differ.
         prefix, step: counts by number of prompt rows.
         matrices, others: all weights, as in `NetworkCounts`.
         widest: numbers that the widest operation of a prefix of one row reads and writes.

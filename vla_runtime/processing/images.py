@@ -65,8 +65,10 @@ def to_pixels(
         ValueError: image, size or `out` of another type or shape, an unknown word for padding or
             resample, or an image so narrow that one side shrinks to nothing.
     """
-    _check_image(image)
+    check_image(image)
     check_word('image resample', resample, ImageResample)
+    if resample == 'none' or padding == 'none':
+        raise ValueError('images that are not resized go through processing.plain_images')
     if size < 1:
         raise ValueError(f'image size must be at least 1 pixel, got {size}')
     if out is None:
@@ -94,7 +96,8 @@ def to_pixels(
     return out
 
 
-def _check_image(image: np.ndarray) -> None:
+def check_image(image: np.ndarray) -> None:
+    """Refuse anything but a uint8 RGB image (ValueError)."""
     if not isinstance(image, np.ndarray):
         raise ValueError(f'image must be a numpy array, got {type(image).__name__}')
     if image.dtype != np.uint8:

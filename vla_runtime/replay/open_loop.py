@@ -138,7 +138,7 @@ class OpenLoop:
             self.missing[selection[0].source] += 1
             return
         instruction = self._instruction(now_ns)
-        if not instruction.strip():
+        if self._policy.policy.reads_instruction and not instruction.strip():
             self.missing['instruction'] += 1
             return
         messages = {name: frame.message for name, frame in selection.frames.items()}

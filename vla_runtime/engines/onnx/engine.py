@@ -26,7 +26,7 @@ from vla_runtime.engines.onnx.graphs import load_graphs
 from vla_runtime.engines.onnx.session import Binding, Buffer, Placement, Session
 from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows, input_named
 from vla_runtime.families import find_family, read_time_table
-from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.family import PolicyDims, image_sizes
 
 # Schedules that are kept; beyond that the oldest is dropped.
 _SCHEDULES_KEPT = 4
@@ -98,6 +98,16 @@ class _Rows:
         return binding
 
 
+class _Vision:
+    """Vision network of one image size; `tokens` is (N, W) of its image tokens."""
+
+    def __init__(self, session: Session) -> None:
+        self.pixels = session.buffer('pixels')
+        self.tokens: tuple[int, ...] = tuple(session.outputs['image_tokens'].shape[1:])
+        self.binding = session.binding()
+        self.binding.input('pixels', self.pixels)
+
+
 class _Ran(local):
     """Bindings that this thread has run and not waited for; each thread has its own."""
 
@@ -151,14 +161,13 @@ class OnnxEngine:
         graphs = load_graphs(
             folder, place, declared, dims, self._table.width, precision, range(1, max_rows + 1)
         )
-        vision, expert = graphs.vision, graphs.expert[1]
-        self._pixels = vision.buffer('pixels')
-        tokens = (dims.cameras, *vision.outputs['image_tokens'].shape[1:])
+        expert = graphs.expert[1]
+        self._vision = {size: _Vision(session) for size, session in graphs.vision.items()}
+        self._sizes = image_sizes(dims)
+        tokens = (dims.cameras, *max(vision.tokens for vision in self._vision.values()))
         self._image_tokens = Buffer(place, tokens, 'tensor(float)')
         self._image_tokens.write(np.zeros(tokens, dtype=np.float32))
         self._image_mask = Buffer(place, (dims.cameras,), 'tensor(bool)')
-        self._vision = vision.binding()
-        self._vision.input('pixels', self._pixels)
         self._rows = {
             rows: _Rows(
                 graphs.expert[rows], graphs.prefix[rows], self._image_tokens, self._image_mask
@@ -191,10 +200,12 @@ class OnnxEngine:
             del self._schedules[next(iter(self._schedules))]
 
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
-        self._pixels.write(pixels)
-        shape = (1, *self._image_tokens.shape[1:])
-        self._vision.output_row('image_tokens', shape, self._image_tokens, camera)
-        self._ran.run(self._vision)
+        vision = self._vision[self._sizes[camera]]
+        vision.pixels.write(pixels)
+        # A smaller image's tokens come first; the zeros behind them stay.
+        shape = (1, *vision.tokens)
+        vision.binding.output_row('image_tokens', shape, self._image_tokens, camera)
+        self._ran.run(vision.binding)
 
     def encode_prefix(
         self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
@@ -257,7 +268,6 @@ class OnnxEngine:
             '_rows',
             '_x',
             '_plan',
-            '_pixels',
             '_image_tokens',
             '_image_mask',
             '_ran',

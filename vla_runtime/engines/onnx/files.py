@@ -1,6 +1,7 @@
 """Names of a bundle's ONNX files, and of the inputs and outputs of each.
 
-    onnx/vision.onnx                       one camera's pixels to its image tokens
+    onnx/vision.onnx, vision_s2.onnx, …    one camera's pixels to its image tokens, a file for each
+                                           different size of the cameras' images
     onnx/prefix.onnx, prefix_r2.onnx       image tokens and 1 or 2 prompt rows to keys and values
     onnx/expert.onnx, expert_r2.onnx       one denoise step over 1 or 2 rows
     onnx/monolithic.onnx, ..._r2.onnx      everything, all denoise steps unrolled: the baseline
@@ -10,7 +11,8 @@
 
 Every shape is static; shapes are those of engines/README.md. The monolithic graph takes `pixels`
 (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,) and plan_weight (N, 1, H, 1), and
-gives the chunk. Nothing is imported here, so every runtime's engine may use this.
+gives the chunk. With images of several sizes it takes one input a camera, `pixels_0`
+(1, 3, height, width) and so on. Nothing is imported here, so every runtime's engine may use this.
 """
 
 from __future__ import annotations
@@ -47,13 +49,20 @@ def graph_path(bundle_folder: Path, network: Network, rows: int = 1) -> Path:
     return bundle_folder / ONNX_FOLDER / graph_name(network, rows)
 
 
-def graph_names() -> list[str]:
-    """File names of all graphs that an export writes."""
+def vision_names(sizes: int = 1) -> list[str]:
+    """File names of the vision graphs of so many image sizes, in the order of the sizes."""
+    return ['vision.onnx', *(f'vision_s{number}.onnx' for number in range(2, sizes + 1))]
+
+
+def graph_names(sizes: int = 1) -> list[str]:
+    """File names of all graphs that an export writes, for so many image sizes."""
     networks: tuple[Network, ...] = ('prefix', 'expert', 'monolithic')
-    return ['vision.onnx', *(graph_name(network, rows) for network in networks for rows in ROWS)]
+    of_rows = [graph_name(network, rows) for network in networks for rows in ROWS]
+    return [*vision_names(sizes), *of_rows]
 
 
-def engine_graphs(rows: Iterable[int]) -> tuple[str, ...]:
+def engine_graphs(rows: Iterable[int], sizes: int = 1) -> tuple[str, ...]:
     """File names of the graphs that an engine for these numbers of prompt rows needs."""
     pair: tuple[Network, ...] = ('prefix', 'expert')
-    return ('vision.onnx', *(graph_name(network, count) for count in rows for network in pair))
+    of_rows = (graph_name(network, count) for count in rows for network in pair)
+    return (*vision_names(sizes), *of_rows)

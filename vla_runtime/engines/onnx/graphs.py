@@ -9,23 +9,25 @@ from typing import Any, get_args
 
 from vla_runtime.engines.onnx.files import (
     IMAGE_INPUTS,
+    ONNX_FOLDER,
     STEP_INPUTS,
     STEP_OUTPUTS,
     Network,
     Precision,
     graph_path,
+    vision_names,
 )
 from vla_runtime.engines.onnx.session import KIND_OF, Placement, Session
-from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors
-from vla_runtime.families.family import Family, PolicyDims
+from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
+from vla_runtime.families.family import Family, PolicyDims, distinct_image_sizes
 from vla_runtime.files.quotes import one_line
 
 
 @dataclass(frozen=True)
 class Graphs:
-    """The sessions of one engine; prefix and expert by number of prompt rows."""
+    """The sessions of one engine: vision by image size, prefix and expert by prompt rows."""
 
-    vision: Session
+    vision: Mapping[tuple[int, int], Session]
     prefix: Mapping[int, Session]
     expert: Mapping[int, Session]
 
@@ -54,36 +56,39 @@ def load_graphs(
             policy, or does not fit the others.
     """
 
-    def load(network: Network, count: int = 1) -> Session:
-        session = Session(graph_path(folder, network, count), place)
+    def load(network: Network, path: Path) -> Session:
+        session = Session(path, place)
         _check_names(session, network, family, dims)
         return session
 
     # The smallest first, so that a misfit shows before the large ones are loaded.
-    expert = {1: load('expert')}
+    expert = {1: load('expert', graph_path(folder, 'expert'))}
     own = {'x', *STEP_INPUTS, *family.head_inputs(dims)}
     handed_over = {name: port for name, port in expert[1].inputs.items() if name not in own}
     _check_precision(expert[1].path, tensors_of(handed_over), precision)
-    vision = load('vision')
+    sizes = distinct_image_sizes(dims)
+    vision = {
+        size: load('vision', folder / ONNX_FOLDER / name)
+        for size, name in zip(sizes, vision_names(len(sizes)), strict=True)
+    }
+    tokens = [_image_tokens(session, size) for size, session in vision.items()]
     prefix: dict[int, Session] = {}
     for count in rows:
-        prefix[count] = load('prefix', count)
+        prefix[count] = load('prefix', graph_path(folder, 'prefix', count))
         if count not in expert:
-            expert[count] = load('expert', count)
+            expert[count] = load('expert', graph_path(folder, 'expert', count))
         past = tensors_of(prefix[count].outputs)
-        shapes = GraphShapes(
-            family,
-            dims,
-            count,
-            tuple(vision.outputs['image_tokens'].shape[1:]),
-            past,
-            conditioning,
-        )
-        if count == 1:
-            _check_shapes(vision, 'vision', shapes)
-        _check_shapes(prefix[count], 'prefix', shapes)
-        _check_shapes(expert[count], 'expert', shapes)
+        shapes = GraphShapes(family, dims, count, max(tokens), past, conditioning)
+        _check_shapes(prefix[count], shapes.inputs('prefix'), shapes.outputs('prefix'), shapes)
+        _check_shapes(expert[count], shapes.inputs('expert'), shapes.outputs('expert'), shapes)
     return Graphs(vision, prefix, expert)
+
+
+def _image_tokens(session: Session, size: tuple[int, int]) -> tuple[int, ...]:
+    """Check the vision graph of an image size; return (N, W) of its image tokens."""
+    tokens = tuple(session.outputs['image_tokens'].shape[1:])
+    _check_shapes(session, image_input(1, size), {'image_tokens': ('float32', (1, *tokens))})
+    return tokens
 
 
 def tensors_of(ports: Mapping[str, Any]) -> Tensors:
@@ -107,10 +112,15 @@ def _check_names(session: Session, network: Network, family: Family, dims: Polic
             raise _other_graph(session, network, what, found, expected)
 
 
-def _check_shapes(session: Session, network: Network, shapes: GraphShapes) -> None:
+def _check_shapes(
+    session: Session, inputs: Tensors, outputs: Tensors, shapes: GraphShapes | None = None
+) -> None:
+    """Compare a session's inputs and outputs with those expected (ValueError)."""
+    past = () if shapes is None else shapes.past
+    network = session.path.stem
     parts = (
-        ('input', tensors_of(session.inputs), shapes.inputs(network)),
-        ('output', tensors_of(session.outputs), shapes.outputs(network)),
+        ('input', tensors_of(session.inputs), inputs),
+        ('output', tensors_of(session.outputs), outputs),
     )
     for what, found, expected in parts:
         if set(found) != set(expected):
@@ -119,7 +129,7 @@ def _check_shapes(session: Session, network: Network, shapes: GraphShapes) -> No
             if found[name] == (kind, shape):
                 continue
             found_kind, found_shape = found[name]
-            source = 'its prefix' if name in shapes.past else 'the dimensions in policy.yaml'
+            source = 'its prefix' if name in past else 'the dimensions in policy.yaml'
             raise ValueError(
                 f"{session.path}: {what} '{name}' is {found_kind} {list(found_shape)}, but "
                 f'{source} make it {kind} {list(shape)}; export the bundle again'
@@ -137,7 +147,7 @@ def _check_precision(path: Path, past: Tensors, asked: str) -> None:
 
 
 def _other_graph(
-    session: Session, network: Network, what: str, found: Iterable[str], expected: Iterable[str]
+    session: Session, network: str, what: str, found: Iterable[str], expected: Iterable[str]
 ) -> ValueError:
     return ValueError(
         f'{session.path}: is not the graph of {network}: its {what}s are {_listed(found)} where '

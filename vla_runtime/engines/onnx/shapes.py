@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from vla_runtime.engines.onnx.files import IMAGE_INPUTS, Network
-from vla_runtime.families.family import Family, PolicyDims, RowInput
+from vla_runtime.families.family import Family, PolicyDims, RowInput, image_sizes
 
 # Name to dtype (`float32`, `int64`, `bool`, …) and shape.
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
@@ -23,7 +23,7 @@ class GraphShapes:
     Attributes:
         family, dims: of the policy.
         rows: prompt rows.
-        image_tokens: (N, W) of one image.
+        image_tokens: (N, W) of the image with most tokens.
         past: the prefix's outputs, which are inputs of the expert.
         conditioning: C, width of a row of the time table.
     """
@@ -36,13 +36,13 @@ class GraphShapes:
     conditioning: int
 
     def inputs(self, network: Network) -> Tensors:
-        """Inputs of `vision` (one image), `prefix` or `expert`."""
+        """Inputs of `vision` (one image of the first size), `prefix` or `expert`."""
         if network == 'vision':
-            return self.images(1)
+            return image_input(1, image_sizes(self.dims)[0])
         return self._prefix() if network == 'prefix' else self._expert()
 
     def outputs(self, network: Network) -> Tensors:
-        """Outputs of `vision`, `prefix` or `expert`."""
+        """Outputs of `vision` (of an image with most tokens), `prefix` or `expert`."""
         if network == 'vision':
             return {'image_tokens': ('float32', (1, *self.image_tokens))}
         if network == 'prefix':
@@ -50,10 +50,14 @@ class GraphShapes:
         chunk = (self.dims.horizon, self.dims.action_dim)
         return {'x_next': ('float32', (1, *chunk)), 'velocity': ('float32', (self.rows, *chunk))}
 
-    def images(self, count: int) -> Tensors:
-        """Input `pixels` for this number of images."""
-        size = self.dims.image_size
-        return {'pixels': ('float32', (count, 3, size, size))}
+    def images(self) -> Tensors:
+        """Inputs of `monolithic` for all cameras' images: one, or one a camera of several sizes."""
+        sizes = image_sizes(self.dims)
+        if len(set(sizes)) == 1:
+            return image_input(len(sizes), sizes[0])
+        return {
+            f'pixels_{camera}': image_input(1, size)['pixels'] for camera, size in enumerate(sizes)
+        }
 
     def monolithic(self, steps: int) -> Tensors:
         """Inputs of `monolithic`: all cameras, and tables of all denoise steps."""
@@ -64,7 +68,7 @@ class GraphShapes:
         }
         prefix = _without(self._prefix(), IMAGE_INPUTS[:1])
         own = _without(self._expert(), self.past)
-        return self.images(self.dims.cameras) | prefix | own | per_step
+        return self.images() | prefix | own | per_step
 
     def _prefix(self) -> Tensors:
         cameras = self.dims.cameras
@@ -90,6 +94,11 @@ class GraphShapes:
 
     def _rows(self, inputs: Mapping[str, RowInput]) -> Tensors:
         return {name: (given.kind, (self.rows, *given.shape)) for name, given in inputs.items()}
+
+
+def image_input(count: int, size: tuple[int, int]) -> Tensors:
+    """Input `pixels` of `vision` for so many images of one size (height, width)."""
+    return {'pixels': ('float32', (count, 3, *size))}
 
 
 def _without(tensors: Mapping[str, tuple[str, tuple[int, ...]]], names: Collection[str]) -> Tensors:

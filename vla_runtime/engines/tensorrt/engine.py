@@ -22,11 +22,16 @@ from vla_runtime.engines.onnx.files import Network as NetworkName
 from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows, input_named
 from vla_runtime.engines.tensorrt.adapter import Network, import_tensorrt
 from vla_runtime.engines.tensorrt.buffers import DeviceArray, RowBuffers, Schedule, check_tensors
-from vla_runtime.engines.tensorrt.loading import check_memory, check_precision, load_networks
+from vla_runtime.engines.tensorrt.loading import (
+    check_memory,
+    check_one_image_size,
+    check_precision,
+    load_networks,
+)
 from vla_runtime.engines.tensorrt.probes import PrefixProbe, StepsProbe, VisionProbe
 from vla_runtime.engines.tensorrt.store import engine_name, engine_names, find_engines
 from vla_runtime.families import find_family, read_time_table
-from vla_runtime.families.family import Family, PolicyDims, TimeTable
+from vla_runtime.families.family import Family, PolicyDims, TimeTable, language_dims
 
 # Numbers of denoise steps that are kept, each with its buffers and its graphs.
 _SCHEDULES_KEPT = 4
@@ -62,7 +67,7 @@ class TensorRTEngine:
         max_rows: int = 2,
         captures: int = 3,
     ) -> None:
-        self.dims, self.max_rows = dims, max_rows
+        self.dims, self.max_rows, self._family = dims, max_rows, family
         self._runtime, self._networks, self._time_table = runtime, networks, time_table
         tensors = {name: network.tensors for name, network in networks.items()}
         check_tensors(family, dims, time_table.width, tensors)
@@ -136,6 +141,7 @@ class TensorRTEngine:
                 GPU and version, or damaged ones, or of other ONNX files; another precision; not
                 enough memory; engines that ignore their inputs.
         """
+        check_one_image_size(dims)
         index = device_index(device)
         adapter = import_tensorrt()
         # Before any call into TensorRT, which crashes on a machine without a driver.
@@ -193,7 +199,9 @@ class TensorRTEngine:
         self.set_schedule(1.0 - steps / denoise_steps, -1.0 / denoise_steps)
         for place in self._places:
             self._denoise(place).prepare(self._steps_probe(place, vary_prefix=True))
-        prefix_probe = partial(PrefixProbe, self.dims.vocabulary, self._image_tokens)
+        # Only a prompt has integers.
+        vocabulary = language_dims(self.dims).vocabulary if self._family.has_language else 0
+        prefix_probe = partial(PrefixProbe, vocabulary, self._image_tokens)
         for rows, slot in self._places:
             buffers = self._buffers[rows]
             self._image_mask.write(np.ones(self.dims.cameras, bool))

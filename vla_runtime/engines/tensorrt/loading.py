@@ -8,6 +8,7 @@ from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.free_memory import free_device_bytes
 from vla_runtime.engines.tensorrt.adapter import Network, TensorRT, TensorRTError
 from vla_runtime.engines.tensorrt.store import Metadata, rebuild_command
+from vla_runtime.families.family import PolicyDims, distinct_image_sizes
 
 # Left free at load: CUDA's own, the captured graphs and the time tables.
 _RESERVE_BYTES = 256 << 20
@@ -25,6 +26,17 @@ def load_networks(
         return {name: adapter.load(folder / metadata.engines[name].file) for name in names}
     except TensorRTError as error:
         raise ValueError(f'{error} Run: {rebuild_command(bundle)}') from error
+
+
+def check_one_image_size(dims: PolicyDims) -> None:
+    """Refuse a policy whose cameras' images differ in size (ValueError): one vision engine."""
+    sizes = distinct_image_sizes(dims)
+    if len(sizes) > 1:
+        written = ', '.join(f'{height}x{width}' for height, width in sizes)
+        raise ValueError(
+            f"backend 'tensorrt' runs images of one size, and this policy's are {written}; use "
+            'backend onnxruntime or torch'
+        )
 
 
 def check_precision(bundle: Path, metadata: Metadata, precision: str) -> None:

@@ -32,7 +32,7 @@ from vla_runtime.engines.torch.buffers import RowBuffers, Schedule, Variant
 from vla_runtime.engines.torch.cuda_graph import Capturer, CudaGraphCapture, GraphedWork, Work
 from vla_runtime.engines.torch.cuda_streams import CudaStreams, Place
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.family import PolicyDims, image_sizes
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.families.traced_shapes import trace_shapes
@@ -62,6 +62,7 @@ class TorchEngine:
         self, network: FlowNetwork, *, max_rows: int = 2, use_cuda_graphs: bool = True
     ) -> None:
         network = network.eval().requires_grad_(False)
+        network.fold_constants()
         self.dims = dims = network.dims
         self.max_rows = max_rows
         self._network = network
@@ -78,8 +79,16 @@ class TorchEngine:
             'denoise': Capturer('denoise', denoise),
         }
 
-        self._pixels = torch.zeros(1, 3, dims.image_size, dims.image_size, device=device)
-        self._encoded = torch.zeros(1, *self._shapes.image_tokens, device=device)
+        width = self._shapes.image_tokens[1]
+        # Of each image size: pixels, and image tokens as the vision network returns them.
+        self._pixels = {
+            size: torch.zeros(1, 3, *size, device=device) for size in self._shapes.token_counts
+        }
+        self._encoded = {
+            size: torch.zeros(1, count, width, device=device)
+            for size, count in self._shapes.token_counts.items()
+        }
+        self._sizes = image_sizes(dims)
         self._image_tokens = torch.zeros(dims.cameras, *self._shapes.image_tokens, device=device)
         self._image_mask = torch.zeros(dims.cameras, dtype=torch.bool, device=device)
         chunk = (dims.horizon, dims.action_dim)
@@ -96,7 +105,9 @@ class TorchEngine:
         self._variant = Variant()
         self._schedules: dict[tuple[float, ...], Schedule] = {}
         self._schedule: Schedule | None = None
-        self._vision = self._graphed('vision', self._run_vision)
+        self._vision = {
+            size: self._graphed('vision', partial(self._run_vision, size)) for size in self._pixels
+        }
         self._prefix = {
             (r, slot): self._graphed('prefix', partial(self._run_prefix, r, slot))
             for r in self._buffers
@@ -159,7 +170,7 @@ class TorchEngine:
     @property
     def cuda_graph(self) -> Mapping[str, str]:
         return {
-            'vision': self._vision.status,
+            'vision': self._vision[self._sizes[0]].status,
             'prefix': self._prefix[self._variant.rows, self._variant.slot].status,
             'denoise': self._denoise.status if self._schedule else 'eager',
         }
@@ -177,9 +188,12 @@ class TorchEngine:
     @torch.inference_mode()
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
         with self._encoding():
-            self._pixels.copy_(torch.from_numpy(pixels)[None])
-            self._vision()
-            self._image_tokens[camera].copy_(self._encoded[0])
+            size = self._sizes[camera]
+            self._pixels[size].copy_(torch.from_numpy(pixels)[None])
+            self._vision[size]()
+            (encoded,) = self._encoded[size]
+            # A smaller image's tokens come first; the zeros behind them stay.
+            self._image_tokens[camera, : len(encoded)].copy_(encoded)
 
     @torch.inference_mode()
     def encode_prefix(
@@ -252,6 +266,7 @@ class TorchEngine:
         # Graphs first: they replay on the addresses of everything below.
         for name in ('_vision', '_prefix', '_schedule', '_schedules', '_capturers', '_buffers'):
             setattr(self, name, None)
+        self._pixels, self._encoded = {}, {}
         for name in ('_network', '_denoise_step', '_jacobian_step'):
             setattr(self, name, None)
         for name, value in vars(self).items():
@@ -286,8 +301,8 @@ class TorchEngine:
             raise RuntimeError('set_schedule must be called before denoising')
         return self._schedule
 
-    def _run_vision(self) -> None:
-        self._encoded.copy_(self._network.vision(self._pixels))
+    def _run_vision(self, size: tuple[int, int]) -> None:
+        self._encoded[size].copy_(self._network.vision(self._pixels[size]))
 
     def _run_prefix(self, count: int, slot: int) -> None:
         rows = self._buffers[count]

@@ -21,7 +21,7 @@ from vla_runtime.export.onnx.export import meta_network
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import SEED
 from vla_runtime.families import find_family
-from vla_runtime.families.family import PolicyDims, RowInput
+from vla_runtime.families.family import PolicyDims, RowInput, image_sizes, language_dims
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.traced_shapes import Part, parameters_of, trace_shapes
@@ -42,7 +42,7 @@ class Case:
 
     Attributes:
         words: what is particular about it, for the receipt.
-        pixels: (V, 3, S, S); image_mask: (V,).
+        pixels: of every camera, (3, height, width); image_mask: (V,).
         prefix_inputs, head_inputs: the family's, (R, …) each.
         x: (1, H, A) noise; row_weight: (R,); plan: (1, H, A); plan_weight: (N, 1, H, 1).
         past: what the prefix handed to the head; row_axes: the axis of the prompt rows of each.
@@ -52,7 +52,7 @@ class Case:
     """
 
     words: dict[str, object]
-    pixels: np.ndarray
+    pixels: list[np.ndarray]
     image_mask: np.ndarray
     prefix_inputs: dict[str, np.ndarray]
     head_inputs: dict[str, np.ndarray]
@@ -103,14 +103,11 @@ def _case(
     schedule: str | None,
 ) -> Case:
     family, dims = find_family(spec.family), spec.dims
-    size, chunk = dims.image_size, (1, dims.horizon, dims.action_dim)
+    chunk = (1, dims.horizon, dims.action_dim)
     image_mask = np.ones(dims.cameras, dtype=bool)
     if number == 1 and dims.cameras > 1:
         image_mask[-1] = False
-    # The first prompt fills its row; the others are padded, each row differently.
-    lengths = random.integers(2, dims.prompt_length + 1, rows)
-    if number == 0:
-        lengths[0] = dims.prompt_length
+    lengths = _prompt_lengths(spec, random, rows, number)
     weight = np.zeros((spec.denoise_steps, dims.horizon), dtype=np.float32)
     if schedule:
         weight = plan_weights(
@@ -124,35 +121,51 @@ def _case(
     return Case(
         words={
             'rows': rows,
-            'prompt_tokens': [int(length) for length in lengths],
+            'prompt_tokens': None if lengths is None else [int(length) for length in lengths],
             'cameras_hidden': int((~image_mask).sum()),
             'beta': beta if rows == 2 else None,
             'plan': schedule,
         },
-        pixels=random.uniform(-1, 1, (dims.cameras, 3, size, size)).astype(np.float32),
+        pixels=[random.uniform(-1, 1, (3, *size)).astype(np.float32) for size in image_sizes(dims)],
         image_mask=image_mask,
-        prefix_inputs=_draw(family.prefix_inputs(dims), dims, lengths, random),
+        prefix_inputs=_draw(family.prefix_inputs(dims), dims, rows, lengths, random),
         x=chunk_noise(SEED, number, chunk[1:])[None],
         row_weight=row_weights(beta if rows == 2 else None),
         plan=random.normal(0, 0.5, chunk).astype(np.float32),
         plan_weight=weight[:, None, :, None],
-        head_inputs=_draw(family.head_inputs(dims), dims, lengths, random),
+        head_inputs=_draw(family.head_inputs(dims), dims, rows, lengths, random),
     )
+
+
+def _prompt_lengths(
+    spec: BundleSpec, random: np.random.Generator, rows: int, number: int
+) -> np.ndarray | None:
+    """Draw the length of each row's prompt; None for a policy without language."""
+    if spec.prompt is None:
+        return None
+    most = language_dims(spec.dims).prompt_length
+    # The first prompt fills its row; the others are padded, each row differently.
+    lengths = random.integers(2, most + 1, rows)
+    if number == 0:
+        lengths[0] = most
+    return lengths
 
 
 def _draw(
     inputs: Mapping[str, RowInput],
     dims: PolicyDims,
-    lengths: np.ndarray,
+    rows: int,
+    lengths: np.ndarray | None,
     random: np.random.Generator,
 ) -> dict[str, np.ndarray]:
-    """Draw a family's inputs, one row per prompt length."""
+    """Draw a family's inputs; integers are tokens, and masks those of the prompts' lengths."""
     drawn: dict[str, np.ndarray] = {}
     for name, given in inputs.items():
-        shape = (len(lengths), *given.shape)
+        shape = (rows, *given.shape)
         if given.kind == 'int64':
-            drawn[name] = random.integers(0, dims.vocabulary, shape)
+            drawn[name] = random.integers(0, language_dims(dims).vocabulary, shape)
         elif given.kind == 'bool':
+            assert lengths is not None
             drawn[name] = np.arange(shape[-1]) < lengths[:, None]
         else:
             drawn[name] = random.normal(size=shape).astype(np.float32)
@@ -172,6 +185,7 @@ class Reference:
         self._weights = weights
         self._network = meta_network(spec, torch.float32)
         shapes = trace_shapes(self._network)
+        self._image_tokens = shapes.image_tokens
         self._parts = parameters_of(empty_network(spec.family, spec.dims))
         self._row_axes = {name: tensor.row_axis for name, tensor in shapes.past.items()}
 
@@ -179,8 +193,11 @@ class Reference:
         """Add `image_tokens` to every case."""
         with self._loaded('vision'):
             for case in cases:
-                tokens = [self._network.vision(torch.from_numpy(p)[None]) for p in case.pixels]
-                case.reference['image_tokens'] = torch.cat(tokens).numpy()
+                found = [self._network.vision(torch.from_numpy(p)[None]) for p in case.pixels]
+                tokens = torch.zeros(len(found), *self._image_tokens)
+                for camera, (of_image,) in enumerate(found):
+                    tokens[camera, : len(of_image)] = of_image
+                case.reference['image_tokens'] = tokens.numpy()
 
     def prefixes(self, cases: list[Case]) -> None:
         """Add `past`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, ItemsView, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,15 @@ from vla_runtime.engines.onnx.files import (
     STEP_OUTPUTS,
     Precision,
     graph_path,
+    vision_names,
 )
-from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors
+from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
 from vla_runtime.export.graph_facts import ExportedGraphs, GraphFacts, write_graph_facts
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.translation import Translator
 from vla_runtime.export.onnx.weights import BundleWeights, WeightFile
 from vla_runtime.families.blocks.layers import matrix_names, query_scales
+from vla_runtime.families.family import distinct_image_sizes, image_sizes
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.families.flow_step import DenoiseStep, Prefix
 from vla_runtime.families.traced_shapes import parameters_of, trace_shapes
@@ -115,7 +117,7 @@ class _TracedNetworks:
         self.network = meta_network(spec, _DTYPES[precision])
         self._spec = spec
         self._traced = trace_shapes(self.network)
-        self._kept: dict[tuple[str, int], ExportedProgram] = {}
+        self._kept: dict[tuple[str, tuple[int, ...]], ExportedProgram] = {}
 
     def shapes(self, rows: int) -> GraphShapes:
         traced = self._traced
@@ -128,23 +130,32 @@ class _TracedNetworks:
             network.family, network.dims, rows, traced.image_tokens, past, traced.conditioning
         )
 
-    def vision(self, images: int) -> ExportedProgram:
-        inputs = self._tensors(self.shapes(1).images(images))
-        return self._trace('vision', images, self.network.vision, inputs['pixels'])
+    def vision(self, images: int, size: tuple[int, int]) -> ExportedProgram:
+        inputs = self._tensors(image_input(images, size))
+        key = (images, *size)
+        return self._trace('vision', key, self.network.vision, inputs['pixels'])
+
+    @property
+    def most_tokens(self) -> int:
+        """N of the image with most tokens."""
+        return self._traced.image_tokens[0]
 
     def prefix(self, rows: int) -> ExportedProgram:
         inputs = self._tensors(self.shapes(rows).inputs('prefix'))
         images = [inputs.pop(name) for name in IMAGE_INPUTS]
-        return self._trace('prefix', rows, Prefix(self.network), *images, inputs)
+        return self._trace('prefix', (rows,), Prefix(self.network), *images, inputs)
 
     def expert(self, rows: int) -> ExportedProgram:
         inputs = self._tensors(self.shapes(rows).inputs('expert'))
         x = inputs.pop('x')
         past = {name: inputs.pop(name) for name in self._traced.past}
         step = [inputs.pop(name) for name in STEP_INPUTS]
-        return self._trace('expert', rows, DenoiseStep(self.network), x, past, *step, inputs)
+        module = DenoiseStep(self.network)
+        return self._trace('expert', (rows,), module, x, past, *step, inputs)
 
-    def _trace(self, name: str, size: int, module: nn.Module, *inputs: Any) -> ExportedProgram:
+    def _trace(
+        self, name: str, size: tuple[int, ...], module: nn.Module, *inputs: Any
+    ) -> ExportedProgram:
         key = (name, size)
         if key not in self._kept:
             self._kept[key] = torch.export.export(module, inputs)
@@ -178,19 +189,27 @@ class _Writer:
         self.facts: dict[str, GraphFacts] = {}
 
     def vision(self) -> None:
-        graph, translator = self._begin('vision')
-        inputs = self._declare(graph, self._traced.shapes(1).images(1))
-        (tokens,) = translator.write(self._traced.vision(1), 'vision.', list(inputs.values()))
-        graph.output('image_tokens', tokens)
-        self._save(graph, graph_path(self._folder, 'vision'))
+        """Write a graph for each size of the cameras' images."""
+        sizes = distinct_image_sizes(self._spec.dims)
+        for size, name in zip(sizes, vision_names(len(sizes)), strict=True):
+            graph, translator = self._begin('vision')
+            inputs = self._declare(graph, image_input(1, size))
+            traced = self._traced.vision(1, size)
+            (tokens,) = translator.write(traced, 'vision.', list(inputs.values()))
+            graph.output('image_tokens', tokens)
+            self._save(graph, self._folder / ONNX_FOLDER / name)
 
     def prefix(self, rows: int) -> None:
         graph, translator = self._begin('prefix')
         inputs = self._declare(graph, self._traced.shapes(rows).inputs('prefix'))
         outputs = translator.write(self._traced.prefix(rows), '', list(inputs.values()))
-        for name, value in zip(self._traced.shapes(rows).past, outputs, strict=True):
-            graph.output(name, value)
+        for (name, (kind, _)), value in zip(self._past(rows), outputs, strict=True):
+            # A half product with a bias is float32 until here.
+            graph.output(name, graph.cast(value, _DTYPES[kind]))
         self._save(graph, graph_path(self._folder, 'prefix', rows))
+
+    def _past(self, rows: int) -> ItemsView[str, tuple[str, tuple[int, ...]]]:
+        return self._traced.shapes(rows).past.items()
 
     def expert(self, rows: int) -> None:
         graph, translator = self._begin('expert')
@@ -202,16 +221,16 @@ class _Writer:
 
     def monolithic(self, rows: int) -> None:
         graph, translator = self._begin('monolithic')
-        cameras = self._spec.dims.cameras
         shapes = self._traced.shapes(rows)
         values = self._declare(graph, shapes.monolithic(self._spec.denoise_steps))
-        graph.scope = 'vision/'
-        (tokens,) = translator.write(self._traced.vision(cameras), 'vision.', [values['pixels']])
-        values['image_tokens'] = tokens
+        values['image_tokens'] = self._all_tokens(graph, translator, values)
         graph.scope = 'prefix/'
         prefix_inputs = [values[name] for name in shapes.inputs('prefix')]
         past = translator.write(self._traced.prefix(rows), '', prefix_inputs)
-        values |= dict(zip(shapes.past, past, strict=True))
+        values |= {
+            name: graph.cast(value, _DTYPES[kind])
+            for (name, (kind, _)), value in zip(self._past(rows), past, strict=True)
+        }
         x = values['x']
         for step in range(self._spec.denoise_steps):
             graph.scope = f'step_{step}/'
@@ -220,6 +239,29 @@ class _Writer:
             x, _ = translator.write(self._traced.expert(rows), '', inputs)
         graph.output('x_next', x)
         self._save(graph, graph_path(self._folder, 'monolithic', rows))
+
+    def _all_tokens(
+        self, graph: GraphWriter, translator: Translator, values: Mapping[str, Value]
+    ) -> Value:
+        """Write vision for all cameras: once for images of one size, else once a camera."""
+        sizes = image_sizes(self._spec.dims)
+        if len(set(sizes)) == 1:
+            graph.scope = 'vision/'
+            traced = self._traced.vision(len(sizes), sizes[0])
+            return translator.write(traced, 'vision.', [values['pixels']])[0]
+        most, rows = self._traced.most_tokens, []
+        for camera, size in enumerate(sizes):
+            graph.scope = f'vision_{camera}/'
+            traced = self._traced.vision(1, size)
+            (tokens,) = translator.write(traced, 'vision.', [values[f'pixels_{camera}']])
+            _, count, width = tokens.shape
+            if count < most:
+                # The tokens of a smaller image come first and zeros follow.
+                zeros = graph.constant(torch.zeros(1, most - count, width))
+                shape = (1, most, width)
+                tokens = graph.node('Concat', [tokens, zeros], shape, axis=1)
+            rows.append(tokens)
+        return graph.node('Concat', rows, (len(rows), *rows[0].shape[1:]), axis=0)
 
     def _step_inputs(
         self, graph: GraphWriter, values: Mapping[str, Value], step: int

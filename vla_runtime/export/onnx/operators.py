@@ -75,7 +75,7 @@ def _unary(operator: str) -> Lowering:
     return write
 
 
-for _name, _operator in (('neg', 'Neg'), ('cos', 'Cos'), ('sin', 'Sin')):
+for _name, _operator in (('neg', 'Neg'), ('cos', 'Cos'), ('sin', 'Sin'), ('relu', 'Relu')):
     _LOWERINGS[f'{_name}.default'] = _unary(_operator)
 
 
@@ -98,13 +98,19 @@ def _silu(graph: GraphWriter, traced: Tensor, x: Value) -> Value:
 
 
 @_writes('gelu.default')
-def _gelu(graph: GraphWriter, traced: Tensor, x: Value, *, approximate: str) -> Value:
-    assert approximate == 'tanh'
+def _gelu(graph: GraphWriter, traced: Tensor, x: Value, *, approximate: str = 'none') -> Value:
     x = graph.single(x)
 
     def constant(value: float) -> Value:
         return graph.constant(torch.tensor(value))
 
+    if approximate == 'none':
+        # x/2 (1 + erf(x / sqrt(2))), arXiv 1606.08415.
+        scaled = graph.node('Mul', [x, constant(math.sqrt(0.5))], x.shape)
+        upper = graph.node('Add', [graph.node('Erf', [scaled], x.shape), constant(1.0)], x.shape)
+        half = graph.node('Mul', [x, constant(0.5)], x.shape)
+        return graph.node('Mul', [half, upper], x.shape)
+    assert approximate == 'tanh'
     # x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), arXiv 1606.08415.
     square = graph.node('Mul', [x, x], x.shape)
     cube = graph.node('Mul', [square, x], x.shape)
@@ -204,6 +210,9 @@ def _attention(
     The scale 1/sqrt(head_dim) is in the weights of the query projections (`translation.py`).
     """
     axes = [*range(len(k.shape) - 2), len(k.shape) - 1, len(k.shape) - 2]
+    if k.dtype in HALVES:
+        # Queries with a bias are float32; keys of the past are half.
+        q = graph.cast(q, k.dtype)
     turned = graph.node('Transpose', [k], [k.shape[axis] for axis in axes], perm=axes)
     shape = (*q.shape[:-1], k.shape[-2])
     scores = graph.single(graph.node('MatMul', [q, turned], shape))
@@ -212,6 +221,64 @@ def _attention(
         scores = graph.node('Where', [mask, scores, unseen], shape, scores.dtype)
     weights = graph.node('Softmax', [scores], shape, axis=-1)
     return graph.node('MatMul', [graph.cast(weights, v.dtype), v], traced.shape, v.dtype)
+
+
+# --- convolutions -----------------------------------------------------------------------------
+
+
+@_writes('conv2d.default')
+def _convolution(
+    graph: GraphWriter,
+    traced: Tensor,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+) -> Value:
+    """Convolution in float32: ONNX has none in bfloat16 before its opset 22."""
+    operands = [graph.single(part) for part in (x, weight, bias) if part is not None]
+    return graph.node(
+        'Conv',
+        operands,
+        traced.shape,
+        torch.float32,
+        kernel_shape=list(weight.shape[2:]),
+        strides=_pair(stride),
+        pads=[*_pair(padding), *_pair(padding)],
+        dilations=_pair(dilation),
+        group=groups,
+    )
+
+
+@_writes('max_pool2d.default')
+def _max_pool(
+    graph: GraphWriter,
+    traced: Tensor,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    ceil_mode: bool = False,
+) -> Value:
+    return graph.node(
+        'MaxPool',
+        [graph.single(x)],
+        traced.shape,
+        kernel_shape=_pair(kernel),
+        strides=_pair(stride or kernel),
+        pads=[*_pair(padding), *_pair(padding)],
+        dilations=_pair(dilation),
+        ceil_mode=int(ceil_mode),
+    )
+
+
+def _pair(sizes: Sequence[int]) -> list[int]:
+    """Height and width; PyTorch states one number for both where they are equal."""
+    return list(sizes) * 2 if len(sizes) == 1 else list(sizes)
 
 
 # --- what only moves numbers ------------------------------------------------------------------

@@ -26,9 +26,10 @@ from vla_runtime.engines.onnx.files import (
     ROWS,
     Network,
     Precision,
-    graph_name,
+    engine_graphs,
     graph_names,
     graph_path,
+    vision_names,
 )
 from vla_runtime.engines.onnx.session import Placement, Session, session_options
 from vla_runtime.engines.preflight import check_graph_files
@@ -44,6 +45,7 @@ from vla_runtime.export.receipt import (
     error_of,
 )
 from vla_runtime.families import read_time_table
+from vla_runtime.families.family import distinct_image_sizes
 from vla_runtime.inference.denoise import flow_times
 
 _LISTED = 10
@@ -72,7 +74,7 @@ def verify_onnx(
         ValueError: files missing, or a provider that is not here.
     """
     placement = Placement.of(device)
-    precision = check_graphs(folder)
+    precision = check_graphs(folder, len(distinct_image_sizes(spec.dims)))
     return _Verifier(folder, spec, precision, placement, advance).run()
 
 
@@ -81,8 +83,12 @@ def verification_steps() -> int:
     return 3 + 1 + 3 * len(ROWS)
 
 
-def check_graphs(folder: Path) -> Precision:
+def check_graphs(folder: Path, image_sizes: int = 1) -> Precision:
     """Check the types in all graphs of a bundle.
+
+    Args:
+        folder: of the bundle.
+        image_sizes: number of different sizes among the cameras' images.
 
     Returns:
         The precision of their matrix products.
@@ -92,11 +98,14 @@ def check_graphs(folder: Path) -> Precision:
             precision where it was not asked for.
         ValueError: a file is missing or no ONNX file.
     """
-    check_graph_files(folder, graph_names())
-    precision = precision_of(graph_path(folder, 'vision'))
+    names = graph_names(image_sizes)
+    check_graph_files(folder, names)
+    # Not every network has matrices that may be in half.
+    found = (precision_of(folder / ONNX_FOLDER / name) for name in engine_graphs((1,), image_sizes))
+    precision: Precision = next((one for one in found if one != 'float32'), 'float32')
     faults = [
         f'{name}: {fault}'
-        for name in graph_names()
+        for name in names
         for fault in type_faults(folder / ONNX_FOLDER / name, precision)
     ]
     if faults:
@@ -183,16 +192,22 @@ class _Verifier:
         )
 
     def _vision(self) -> None:
-        session = self._open('vision')
+        sizes = distinct_image_sizes(self._spec.dims)
         for case, own in zip(self._cases, self._own, strict=True):
-            images = [session.run({'pixels': image[None]}) for image in case.pixels]
-            own['image_tokens'] = np.concatenate([image['image_tokens'] for image in images])
-            expected = case.reference['image_tokens']
-            self._compare('vision', 'image_tokens', own['image_tokens'], expected)
+            own['image_tokens'] = np.zeros_like(case.reference['image_tokens'])
+        for size, name in zip(sizes, vision_names(len(sizes)), strict=True):
+            session = self._open(self._folder / ONNX_FOLDER / name)
+            for case, own in zip(self._cases, self._own, strict=True):
+                expected = case.reference['image_tokens']
+                for camera, image in enumerate(case.pixels):
+                    if image.shape[1:] == size:
+                        (found,) = session.run({'pixels': image[None]})['image_tokens']
+                        own['image_tokens'][camera, : len(found)] = found
+                        self._compare(name, 'image_tokens', found, expected[camera, : len(found)])
         self._advance(1)
 
     def _prefix(self, rows: int) -> None:
-        session, name = self._open('prefix', rows), graph_name('prefix', rows)
+        session, name = self._open_rows('prefix', rows)
         for case, own in self._of(rows):
             given = {'image_mask': case.image_mask, **case.prefix_inputs}
             found = session.run({'image_tokens': case.reference['image_tokens'], **given})
@@ -210,7 +225,7 @@ class _Verifier:
         return own
 
     def _expert(self, rows: int, table: np.ndarray, own_table: np.ndarray) -> None:
-        session, name = self._open('expert', rows), graph_name('expert', rows)
+        session, name = self._open_rows('expert', rows)
         for case, own in self._of(rows):
             trace, growth = case.reference['trace'], []
             own_past = {key: own[key] for key in case.past}
@@ -226,10 +241,10 @@ class _Verifier:
         self._advance(1)
 
     def _monolithic(self, rows: int, table: np.ndarray) -> None:
-        session, name = self._open('monolithic', rows), graph_name('monolithic', rows)
+        session, name = self._open_rows('monolithic', rows)
         for case, _ in self._of(rows):
             values = self._step(case, {}, table, 0, case.x) | {
-                'pixels': case.pixels,
+                **_all_pixels(case),
                 'image_mask': case.image_mask,
                 **case.prefix_inputs,
                 'time_conditioning': table,
@@ -256,8 +271,11 @@ class _Verifier:
         }
         return {name: np.asarray(value) for name, value in values.items()}
 
-    def _open(self, network: Network, rows: int = 1) -> Session:
+    def _open_rows(self, network: Network, rows: int) -> tuple[Session, str]:
         path = graph_path(self._folder, network, rows)
+        return self._open(path), path.name
+
+    def _open(self, path: Path) -> Session:
         options = session_options()
         # Weights are used where they lie in the file: no packed and no converted second copy.
         options.add_session_config_entry('session.disable_prepacking', '1')
@@ -276,7 +294,6 @@ class _Verifier:
         return [(case, own) for case, own in pairs if case.rows == rows]
 
     def _compare(self, file: str, tensor: str, found: np.ndarray, expected: np.ndarray) -> None:
-        file = f'{file}.onnx' if file == 'vision' else file
         self._errors.setdefault((file, tensor), []).append(error_of(found, expected))
 
     def _add_chunk(self, graphs: str, case: Case, x: np.ndarray, growth: list[float]) -> None:
@@ -286,3 +303,10 @@ class _Verifier:
         self._chunks.append(
             ChunkComparison.of(graphs, number, gain, error, growth, self._precision)
         )
+
+
+def _all_pixels(case: Case) -> dict[str, np.ndarray]:
+    """Inputs of the monolithic graph for a case's images (`GraphShapes.images`)."""
+    if len({image.shape for image in case.pixels}) == 1:
+        return {'pixels': np.stack(case.pixels)}
+    return {f'pixels_{camera}': image[None] for camera, image in enumerate(case.pixels)}

@@ -1,7 +1,8 @@
 """The policy's instruction: a parameter, which a message on `~/instruction` sets as well.
 
 So there is one place for it, and the newest one counts, however it was given and whatever state the
-node is in. `~/current_instruction` (transient local) tells it to whoever judges by it.
+node is in. `~/current_instruction` (transient local) tells it to whoever judges by it. A policy
+without language does not read it, and the log says so once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from std_msgs.msg import String
 
 from vla_runtime.files.quotes import quoted
+from vla_runtime.policy import Policy
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.parameters import INSTRUCTION
 
@@ -38,6 +40,8 @@ class Instruction:
         self._node = node
         self._on_news = on_news
         self._told = ''
+        self._reader: Policy | None = None
+        self._said_unused = False
         self._current = node.create_publisher(String, '~/current_instruction', _LATCHED)
         # For as long as the node lives: made anew it would get a latched message again, which may
         # be older than what the parameter was set to since.
@@ -53,10 +57,21 @@ class Instruction:
         """Instruction of the next inference; empty for none."""
         return str(self._node.get_parameter(INSTRUCTION).value)
 
+    def read_by(self, policy: Policy | None) -> None:
+        """Name the policy that runs from now on; None: none."""
+        self._reader, self._said_unused = policy, False
+
     def follow(self) -> None:
         """Tell the others when the parameter was set: before ROS 2 Iron nothing calls back."""
         if self.text != self._told:
             self._tell()
+        policy = self._reader
+        if policy is None or policy.reads_instruction or self._said_unused or not self.text:
+            return
+        self._said_unused = True
+        self._node.get_logger().warning(
+            f"instruction: not used, because policy '{policy.spec.name}' has no language"
+        )
 
     def _on_message(self, message: String) -> None:
         result = self._node.set_parameters([Parameter(INSTRUCTION, value=message.data)])[0]

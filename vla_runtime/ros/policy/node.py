@@ -224,6 +224,7 @@ class PolicyNode(LifecycleNode):
             now_ns=self._ros_time_ns(),
             steady_ns=monotonic_ns(),
         )
+        self._instruction.read_by(self._policy)
         self._begin_era()
         self._worker = LatestJobWorker(
             self._attempt,
@@ -248,6 +249,7 @@ class PolicyNode(LifecycleNode):
 
     def _shut(self) -> None:
         """End what `_open` began; returns when an inference in progress is over."""
+        self._instruction.read_by(None)
         self._begin_era()
         if self._requests is not None:
             self.destroy_subscription(self._requests)

@@ -1,7 +1,7 @@
 """A request in; a chunk, or the reasons why there is none, out.
 
 No rclpy: the node gives it requests and the time, and publishes what it answers. Invariants:
-- no inference without a complete, fresh observation and an instruction;
+- no inference without a complete, fresh observation, and an instruction if the policy reads one;
 - no inference while the ROS clock stands still;
 - settings, instruction and limits are read once per inference, at its start;
 - an episode ends with `new_episode`, or when the executor's requests carry another one; inference
@@ -122,7 +122,7 @@ class Responder:
         paused = steady_ns - self._seen_at_ns > _PAUSED_NS
         selection = self._synchronizer.select(now_ns)
         return (
-            *_missing_instruction(instruction),
+            *self._missing_instruction(instruction),
             *((_paused(now_ns),) if paused else ()),
             *(() if isinstance(selection, Selection) else selection),
         )
@@ -147,7 +147,7 @@ class Responder:
             self._episode = request.plan.episode
             self._policy.reset()
         given = read()
-        missing = _missing_instruction(given.instruction)
+        missing = self._missing_instruction(given.instruction)
         if given.now_ns == self._decided_at_ns:
             missing += (_paused(given.now_ns),)
         selection = self._synchronizer.select(given.now_ns)
@@ -195,6 +195,14 @@ class Responder:
         """Wait until every answer has been given."""
         self._policy.drain()
 
+    def _missing_instruction(self, instruction: str) -> tuple[MissingInput, ...]:
+        if instruction.strip() or not self._policy.reads_instruction:
+            return ()
+        text = (
+            'no instruction: set parameter instruction, or publish std_msgs/String on ~/instruction'
+        )
+        return (MissingInput('instruction', text),)
+
     def _decode(self, selection: Selection) -> dict[str, np.ndarray | None] | MissingInput:
         images: dict[str, np.ndarray | None] = {}
         for name, frame in selection.frames.items():
@@ -204,13 +212,6 @@ class Responder:
                 self._synchronizer.discard_frame(name, frame, str(error))
                 return MissingInput(f'camera {name}', f"camera '{name}': {error}")
         return images
-
-
-def _missing_instruction(instruction: str) -> tuple[MissingInput, ...]:
-    if instruction.strip():
-        return ()
-    text = 'no instruction: set parameter instruction, or publish std_msgs/String on ~/instruction'
-    return (MissingInput('instruction', text),)
 
 
 def _paused(now_ns: int) -> MissingInput:

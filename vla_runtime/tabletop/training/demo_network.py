@@ -11,6 +11,7 @@ import numpy as np
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import VERIFICATION_FILE, WEIGHTS_FILE
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.family import language_dims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.files.json_file import read_json
 from vla_runtime.tabletop.sim.expert import HORIZON
@@ -64,7 +65,7 @@ class Start:
         """
         bundle = read_bundle(folder)
         dims = bundle.spec.dims
-        if bundle.spec.family != 'pi05' or dims != demo_dims(dims.vocabulary):
+        if bundle.spec.family != 'pi05' or dims != demo_dims(language_dims(dims).vocabulary):
             raise ValueError(
                 f'--from {folder}: family and dimensions in policy.yaml are not those of the demo '
                 "policy's network; name a bundle that train-demo made"

@@ -1,0 +1,107 @@
+"""Loads ACT's network cases and builds tiny policies of it (test/cases/README.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from network_cases import ReferenceCase, batch_entries, network_case_paths, our_weights
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vla_runtime.families import build_network
+from vla_runtime.families.act.checkpoint import NAMES
+from vla_runtime.families.act.dimensions import ActDims, ResNetDims, StackDims
+from vla_runtime.families.act.networks import Act
+
+
+@dataclass(frozen=True)
+class ActCase(ReferenceCase):
+    """A case of ACT, and our network with its weights."""
+
+    network: Act
+
+    @property
+    def cameras(self) -> range:
+        return range(len(self.description['images']))
+
+    def pixels(self, b: int) -> list[Tensor]:
+        """Normalised images of batch entry b, (3, height, width) each."""
+        return [self.tensors[f'image_{i}'][b] for i in self.cameras]
+
+    def image_tokens(self, b: int) -> Tensor:
+        """Image tokens of all cameras as an engine holds them, (V, N, W)."""
+        found = [self.network.vision(pixels[None])[0] for pixels in self.pixels(b)]
+        tokens = torch.zeros(len(found), max(map(len, found)), self.network.dims.width)
+        for camera, of_image in enumerate(found):
+            tokens[camera, : len(of_image)] = of_image
+        return tokens
+
+    def state(self, b: int) -> Tensor:
+        """The state, that of the environment behind it, (1, S)."""
+        parts = [self.tensors[name] for name in ('state', 'env_state') if name in self.tensors]
+        return torch.cat([part[b : b + 1] for part in parts], dim=1)
+
+    def visible(self) -> Tensor:
+        """A mask (V,) that hides no camera."""
+        return torch.ones(len(self.cameras), dtype=torch.bool)
+
+    def prefix(self, b: int) -> Mapping[str, Tensor]:
+        """Outputs of the prefix network for batch entry b."""
+        return self.network.prefix(self.image_tokens(b), self.visible(), state=self.state(b))
+
+
+def dims_of_case(d: Mapping[str, Any]) -> ActDims:
+    """Our dimensions of a case's description."""
+    # What no policy changes is a constant of the networks.
+    assert (d['bn_eps'], d['layer_norm_eps']) == (1e-5, 1e-5)
+    stack = {'width': d['width'], 'num_heads': d['heads'], 'mlp_dim': d['mlp']}
+    # A case states the channels of the stages' outputs, and the divisor of torchvision's.
+    expansion = 4 if d['bottleneck'] else 1
+    channels = [width // expansion for width in d['backbone_widths']]
+    sizes = tuple((height, width) for height, width in d['images'])
+    return ActDims(
+        backbone=ResNetDims(
+            stem=64 // d['width_divisor'],
+            channels=tuple(channels),  # type: ignore[arg-type]
+            blocks=tuple(d['backbone_blocks']),
+            bottleneck=d['bottleneck'],
+            dilated=d['dilate_last_stage'],
+        ),
+        encoder=StackDims(depth=d['encoder_layers'], **stack),
+        decoder=StackDims(depth=d['decoder_layers'], **stack),
+        cameras=len(sizes),
+        images=sizes,
+        horizon=d['chunk'],
+        action_dim=d['action_dim'],
+        state_dim=d['state_dim'] + d['env_state_dim'],
+        environment_dim=d['env_state_dim'],
+        activation=d['activation'],
+        pre_norm=d['pre_norm'],
+    )
+
+
+def act_case_paths() -> list[Path]:
+    """Descriptions of all ACT cases in the cases folder."""
+    return network_case_paths('act')
+
+
+@lru_cache(maxsize=4)
+def load_act_case(path: Path) -> ActCase:
+    """Read a case and load its weights under our names, every one of them."""
+    description = json.loads(path.read_text())
+    network = build_network('act', dims_of_case(description))
+    assert isinstance(network, Act)
+    network.load_state_dict(our_weights(path, NAMES))
+    network.eval().requires_grad_(False)
+    return ActCase(description, load_file(path.with_suffix('.case.safetensors')), network)
+
+
+def act_entries() -> Iterator[tuple[Path, int]]:
+    """Every (case, batch entry)."""
+    return batch_entries('act')

@@ -1,0 +1,215 @@
+"""Checkpoints of ACT: LeRobot's folders.
+
+The folder says everything but names, units and rate. Its `pretrained_backbone_weights` are those
+that training began with; the folder's own tensors are newer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast, get_args
+
+from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.export.block_sizes import Shapes, checked_dims
+from vla_runtime.export.checkpoint import StoredTensor
+from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
+from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
+from vla_runtime.export.lerobot_folder import LeRobotPolicy
+from vla_runtime.export.missing_facts import MissingFacts
+from vla_runtime.export.options import ExportOptions
+from vla_runtime.export.tensor_names import TensorNames, row, rows_under
+from vla_runtime.families.act.dimensions import ActDims, Activation, ResNetDims, StackDims
+from vla_runtime.files.json_file import JsonMapping, read_json
+
+_Rows = tuple[tuple[re.Pattern[str], str], ...]
+_STAGES = 4
+# Convolutions of a bottleneck; other blocks have the first two.
+_CONVOLUTIONS = 3
+
+
+def _conv_norm(conv: str, norm: str, ours: str) -> _Rows:
+    leaves = r'(?P<leaf>weight|bias|running_mean|running_var)'
+    return (
+        row(rf'backbone\.{conv}\.weight', rf'vision.backbone.{ours}.conv.weight'),
+        row(rf'backbone\.{norm}\.{leaves}', rf'vision.backbone.{ours}.norm.\g<leaf>'),
+    )
+
+
+def _stage(stage: int) -> _Rows:
+    theirs, ours = rf'layer{stage + 1}\.(?P<b>\d+)\.', rf'stages.{stage}.\g<b>.'
+    convolutions = [
+        _conv_norm(
+            rf'{theirs}conv{number + 1}', rf'{theirs}bn{number + 1}', f'{ours}convolutions.{number}'
+        )
+        for number in range(_CONVOLUTIONS)
+    ]
+    shortcut = _conv_norm(rf'{theirs}downsample\.0', rf'{theirs}downsample\.1', f'{ours}shortcut')
+    return (*(one for rows in convolutions for one in rows), *shortcut)
+
+
+def _stack(stack: str, attentions: Mapping[str, str]) -> _Rows:
+    layers = [(r'norm(?P<n>\d)', r'norm\g<n>'), (r'linear(?P<n>[12])', r'mlp.fc\g<n>')]
+    layers += [(rf'{theirs}\.out_proj', f'{ours}.out') for theirs, ours in attentions.items()]
+    return rows_under(rf'{stack}\.layers\.(?P<i>\d+)\.', rf'{stack}.\g<i>.', layers)
+
+
+def _packed(
+    stack: str, attentions: Mapping[str, str]
+) -> tuple[tuple[re.Pattern[str], tuple[str, ...]], ...]:
+    """Query, key and value projections, which PyTorch's attention stacks in this order."""
+    return tuple(
+        (
+            re.compile(rf'{stack}\.layers\.(?P<i>\d+)\.{theirs}\.in_proj_(?P<leaf>weight|bias)'),
+            tuple(rf'{stack}.\g<i>.{ours}.{part}.\g<leaf>' for part in ('q', 'k', 'v')),
+        )
+        for theirs, ours in attentions.items()
+    )
+
+
+_ENCODER = {'self_attn': 'attention'}
+_DECODER = {'self_attn': 'self_attention', 'multihead_attn': 'cross_attention'}
+NAMES = TensorNames(
+    rows=(
+        *_conv_norm('conv1', 'bn1', 'stem'),
+        *(one for stage in range(_STAGES) for one in _stage(stage)),
+        *_stack('encoder', _ENCODER),
+        *_stack('decoder', _DECODER),
+        # At inference the latent is zero, so its token is this bias.
+        row(r'encoder_latent_input_proj\.bias', 'latent'),
+        row(r'encoder_1d_feature_pos_embed\.weight', 'vector_positions'),
+        row(r'decoder_pos_embed\.weight', 'action_positions'),
+        *rows_under(
+            '',
+            '',
+            (
+                (r'encoder_img_feat_input_proj', 'vision.projection'),
+                (r'encoder_robot_state_input_proj', 'state_projection'),
+                (r'encoder_env_state_input_proj', 'environment_projection'),
+                (r'encoder\.norm', 'encoder_norm'),
+                (r'decoder\.norm', 'decoder_norm'),
+                (r'action_head', 'action_head'),
+            ),
+        ),
+    ),
+    packed=(*_packed('encoder', _ENCODER), *_packed('decoder', _DECODER)),
+    # The encoder of actions is for training alone.
+    unused=(re.compile(r'vae_encoder.*'), re.compile(r'encoder_latent_input_proj\.weight')),
+)
+
+
+class ActReader(CheckpointReader):
+    names = NAMES
+    lerobot = (
+        LeRobotPolicy(
+            type='act',
+            template=None,
+            images=ImageSpec(padding='none', resample='none'),
+            steps=(),
+            fixed={},
+            has_state_token=True,
+            padded=False,
+            source=('vision_backbone', 'temporal_ensemble_coeff', 'n_action_steps'),
+        ),
+    )
+
+    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
+        return 'act'
+
+    def sizes(
+        self,
+        folder: Path,
+        tensors: Mapping[str, StoredTensor],
+        facts: FolderFacts,
+        options: ExportOptions,
+        gaps: MissingFacts,
+    ) -> MakeDims:
+        shape, config = Shapes(tensors, 'ACT'), read_json(folder / CONFIG_FILE)
+        backbone = _resnet(tensors, shape, config)
+        heads, activation = config.get('n_heads', int), _activation(config)
+        pre_norm = config.get('pre_norm', bool, False)
+        encoder, decoder = (
+            _stack_dims(tensors, shape, stack, heads) for stack in ('encoder', 'decoder')
+        )
+        action_dim, _ = shape('action_head.weight', 2)
+        state_dim, environment_dim = _state_dims(shape)
+        for name, stated, found in (
+            ('chunk_size', facts.horizon, shape('action_positions', 2)[0]),
+            ('action dimensions', facts.action_dim, action_dim),
+            ('state dimensions', facts.state_dim, state_dim),
+            ('environment state dimensions', facts.environment_length, environment_dim),
+        ):
+            if stated != found:
+                gaps.conflict(f'config.json says {name} {stated} but the tensors show {found}')
+        sizes = facts.image_sizes
+        return lambda cameras, prompt_length, horizon: checked_dims(
+            lambda: ActDims(
+                backbone=backbone,
+                encoder=encoder,
+                decoder=decoder,
+                cameras=cameras,
+                images=sizes[:1] if len(set(sizes)) == 1 else sizes,
+                horizon=horizon,
+                action_dim=action_dim,
+                state_dim=state_dim,
+                environment_dim=environment_dim,
+                activation=activation,
+                pre_norm=pre_norm,
+            )
+        )
+
+
+def _count(tensors: Mapping[str, StoredTensor], prefix: str) -> int:
+    """Return how many blocks or layers there are: one more than the largest number."""
+    numbers = [
+        int(name.removeprefix(prefix).split('.')[0]) for name in tensors if name.startswith(prefix)
+    ]
+    return max(numbers, default=-1) + 1
+
+
+def _resnet(tensors: Mapping[str, StoredTensor], shape: Shapes, config: JsonMapping) -> ResNetDims:
+    backbone = 'vision.backbone'
+    blocks = [_count(tensors, f'{backbone}.stages.{stage}.') for stage in range(_STAGES)]
+    channels = [
+        shape(f'{backbone}.stages.{stage}.0.convolutions.0.conv.weight', 4)[0]
+        for stage in range(_STAGES)
+    ]
+    return checked_dims(
+        lambda: ResNetDims(
+            stem=shape(f'{backbone}.stem.conv.weight', 4)[0],
+            channels=cast(tuple[int, int, int, int], tuple(channels)),
+            blocks=cast(tuple[int, int, int, int], tuple(blocks)),
+            bottleneck=f'{backbone}.stages.0.0.convolutions.2.conv.weight' in shape,
+            dilated=bool(config.get('replace_final_stride_with_dilation', (bool, int), False)),
+        )
+    )
+
+
+def _stack_dims(
+    tensors: Mapping[str, StoredTensor], shape: Shapes, stack: str, heads: int
+) -> StackDims:
+    mlp_dim, width = shape(f'{stack}.0.mlp.fc1.weight', 2)
+    return StackDims(
+        width=width, depth=_count(tensors, f'{stack}.'), num_heads=heads, mlp_dim=mlp_dim
+    )
+
+
+def _state_dims(shape: Shapes) -> tuple[int, int]:
+    """Return the length of the whole state, and that of the environment's part."""
+    environment = 'environment_projection.weight'
+    environment_dim = shape(environment, 2)[1] if environment in shape else 0
+    return shape('state_projection.weight', 2)[1] + environment_dim, environment_dim
+
+
+def _activation(config: JsonMapping) -> Activation:
+    found = config.get('feedforward_activation', str, 'relu')
+    if found not in get_args(Activation):
+        raise config.error(
+            'feedforward_activation',
+            f"'{found}' is not supported; expected one of {', '.join(get_args(Activation))}",
+        )
+    return cast(Activation, found)
+
+
+READER = ActReader()

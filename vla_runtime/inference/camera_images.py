@@ -1,0 +1,125 @@
+"""Camera images to the networks' pixels, as policy.yaml says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_runtime.bundle.folder import Bundle
+from vla_runtime.bundle.statistics import CHANNELS, image_group
+from vla_runtime.families.family import image_sizes
+from vla_runtime.processing.images import black_pixels, to_pixels
+from vla_runtime.processing.normalization import Normalizer
+from vla_runtime.processing.plain_images import (
+    check_size,
+    levels_per_unit,
+    normalised_table,
+    signed_table,
+    to_plain_pixels,
+)
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """Pixels of every camera, and the mask of the cameras that are present.
+
+    Attributes:
+        pixels: (V, 3, S, S) float32 in [-1, 1], a buffer that the next call overwrites. Where
+            images go in at their own sizes, V arrays (3, height, width) in the scale of
+            `normalisation.images`; one array where the sizes are equal.
+        mask: (V,) bool, False for an absent camera.
+    """
+
+    pixels: np.ndarray | Sequence[np.ndarray]
+    mask: np.ndarray
+
+
+class CameraImages:
+    """Images of one bundle's cameras.
+
+    Attributes:
+        levels_per_unit: (V, 3) grey levels that one unit of a channel's pixels spans; None: 127.5.
+
+    Raises:
+        ValueError: statistics of the images that do not fit.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._spec = spec = bundle.spec
+        self._sizes = image_sizes(spec.dims)
+        self._resized = spec.images.padding != 'none'
+        self._tables: list[np.ndarray] = []
+        self.levels_per_unit: np.ndarray | None = None
+        self._pixels: np.ndarray | list[np.ndarray]
+        if self._resized:
+            self._pixels = np.stack([black_pixels(height) for height, _ in self._sizes])
+            return
+        self._tables = [_table(bundle, camera.name) for camera in spec.cameras]
+        if spec.normalisation.images is not None:
+            self.levels_per_unit = np.stack([levels_per_unit(table) for table in self._tables])
+        pixels = [np.zeros((3, *size), dtype=np.float32) for size in self._sizes]
+        self._pixels = np.stack(pixels) if len(set(self._sizes)) == 1 else pixels
+
+    def check(self, images: Mapping[str, np.ndarray | None]) -> None:
+        """Refuse images that are not of their camera's size, where nothing resizes them.
+
+        Args:
+            images: of known cameras, uint8 (height, width, 3) each; None for an absent one.
+
+        Raises:
+            ValueError: names camera and sizes.
+        """
+        if self._resized:
+            return
+        for camera, size in zip(self._spec.cameras, self._sizes, strict=True):
+            image = images.get(camera.name)
+            if image is not None:
+                try:
+                    check_size(image, size)
+                except ValueError as error:
+                    raise ValueError(f'observation.images[{camera.name}]: {error}') from None
+
+    def encode(self, images: Mapping[str, np.ndarray | None]) -> EncodedImages:
+        """Convert every camera's image, in the bundle's camera order.
+
+        Raises:
+            ValueError: an image that cannot be resized; names the camera.
+        """
+        mask = np.zeros(len(self._spec.cameras), dtype=bool)
+        for index, camera in enumerate(self._spec.cameras):
+            image = images.get(camera.name)
+            if image is None:
+                self._pixels[index][:] = self._black(index)
+                continue
+            mask[index] = True
+            try:
+                self._convert(index, image)
+            except ValueError as error:
+                raise ValueError(f'observation.images[{camera.name}]: {error}') from error
+        return EncodedImages(self._pixels, mask)
+
+    def _convert(self, index: int, image: np.ndarray) -> None:
+        size, out, spec = self._sizes[index], self._pixels[index], self._spec.images
+        if self._resized:
+            to_pixels(image, size[0], padding=spec.padding, resample=spec.resample, out=out)
+        else:
+            to_plain_pixels(image, size, self._tables[index], out)
+
+    def _black(self, index: int) -> np.ndarray | float:
+        return self._tables[index][:, 0][:, None, None] if self._tables else -1.0
+
+
+def _table(bundle: Bundle, camera: str) -> np.ndarray:
+    """Table of a camera's grey levels, (3, 256) float32."""
+    kind = bundle.spec.normalisation.images
+    if kind is None:
+        return signed_table()
+    group = f'{image_group(camera)}.'
+    statistics = {
+        name.removeprefix(group): values
+        for name, values in bundle.statistics.items()
+        if name.startswith(group)
+    }
+    return normalised_table(Normalizer(kind, statistics, CHANNELS))
