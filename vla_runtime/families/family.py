@@ -25,6 +25,8 @@ from vla_runtime.types import PromptTemplate
 # `flow`: denoised over N steps. `single`: one pass, without noise and time. `tokens` (decoded one
 # by one) is to come.
 Head = Literal['flow', 'single']
+# `masked_uniform`: uniform in [-1, 1), and zero in the padded action dimensions.
+Noise = Literal['normal', 'masked_uniform']
 Shape = tuple[int, ...]
 
 
@@ -136,6 +138,7 @@ class Family:
         head_inputs: inputs of the head besides the prefix's outputs: `state`.
         time_table: makes the time table from dimensions and weights.
         weight_shapes: tensor names to shapes, in the order of the network's state dict.
+        noise: distribution that a `flow` begins with.
     """
 
     name: str
@@ -149,6 +152,7 @@ class Family:
     head_inputs: Callable[[Any], Mapping[str, RowInput]]
     time_table: Callable[[Any, SafetensorsReader], TimeTable]
     weight_shapes: Callable[[Any], dict[str, Shape]]
+    noise: Noise = 'normal'
 
     @property
     def has_language(self) -> bool:

@@ -202,7 +202,10 @@ class RequestBuilder:
                 raise ValueError(f'noise: the head of {self._spec.family} (single) draws none')
             return np.zeros(chunk, dtype=np.float32)
         if noise is None:
-            return sample_noise(settings.seed, number, settings.samples, chunk)
+            drawn = sample_noise(
+                settings.seed, number, settings.samples, chunk, self._family.noise
+            )
+            return self._masked(drawn)
         shape = chunk if settings.samples == 1 else (settings.samples, *chunk)
         given = np.asarray(noise)
         if given.shape != shape or given.dtype.kind not in 'fiu' or not np.isfinite(given).all():
@@ -212,7 +215,13 @@ class RequestBuilder:
                 f'action dimension), got {given.dtype} of shape {given.shape}'
             )
         # A copy, because the report keeps it and the caller may reuse the array.
-        return np.array(given, dtype=np.float32, order='C')
+        return self._masked(np.array(given, dtype=np.float32, order='C'))
+
+    def _masked(self, noise: np.ndarray) -> np.ndarray:
+        """Set the noise of padded action dimensions to zero, where the family was trained so."""
+        if self._family.noise == 'masked_uniform':
+            noise[..., len(self._spec.actions) :] = 0.0
+        return noise
 
     def _tie(
         self,
