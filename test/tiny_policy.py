@@ -24,6 +24,7 @@ from vla_runtime.bundle.schema import (
 from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.families import build_network
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.types import AdvantageTemplate, Observation, PromptTemplate, RotationForm
@@ -36,13 +37,16 @@ CAMERAS = ('top', 'wrist')
 
 def tokenizer_of(family: str) -> Path:
     """A vocabulary in the family's layout."""
-    return _CASES / 'smolvla_folder' / 'tokenizer.json' if family == 'smolvla' else TOKENIZER
+    without_bos = family in ('smolvla', 'evo1')
+    return _CASES / 'smolvla_folder' / 'tokenizer.json' if without_bos else TOKENIZER
 
 
 def tiny_dims(family: str, horizon: int = 8) -> Any:
     """Sizes of a tiny policy, the same to whoever looks at observations and actions."""
     if family == 'smolvla':
         return _tiny_smolvla(horizon)
+    if family == 'evo1':
+        return _tiny_evo1(horizon)
     language = DecoderDims(width=32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
     return PiDims(
         vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28),
@@ -74,10 +78,30 @@ def _tiny_smolvla(horizon: int) -> SmolVlaDims:
     )
 
 
+def _tiny_evo1(horizon: int) -> Evo1Dims:
+    return Evo1Dims(
+        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=7, image_size=28),
+        pixel_shuffle=2,
+        language=DecoderDims(
+            width=40, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=2, head_dim=8
+        ),
+        head=HeadDims(depth=2, num_heads=5, mlp_dim=56, state_hidden=20, velocity_hidden=28),
+        vocabulary=360,
+        cameras=len(CAMERAS),
+        image_frames=((7, 8, 9), (10, 7, 11, 9), (10,)),
+        prompt_length=64,
+        horizon=horizon,
+        action_dim=6,
+        real_actions=len(JOINTS),
+        state_dim=5,
+    )
+
+
 _TEMPLATES: Mapping[str, PromptTemplate] = {
     'pi05': 'pi05_state',
     'pi0': 'pi0',
     'smolvla': 'task_line',
+    'evo1': 'after_images',
 }
 
 
