@@ -25,8 +25,8 @@ from vla_runtime.types import PromptTemplate
 # `flow`: denoised over N steps. `single`: one pass, without noise and time. `tokens` (decoded one
 # by one) is to come.
 Head = Literal['flow', 'single']
-# `masked_uniform`: uniform in [-1, 1), and zero in the padded action dimensions.
-Noise = Literal['normal', 'masked_uniform']
+# `normal`: standard normal. `uniform`: in [-1, 1).
+Noise = Literal['normal', 'uniform']
 Shape = tuple[int, ...]
 
 
@@ -36,7 +36,9 @@ class PolicyDims(Protocol):
     Every family also has one of two fields or properties, which `image_sizes` reads:
     - `image_size`, S, the edge of the square images of all cameras in pixels;
     - `image_sizes`, (height, width) of each camera's image in pixels.
-    A family with language (`Family.templates`) has those of `LanguageDims`.
+    A family whose padded action dimensions are masked has `real_actions`, which
+    `real_action_dim` reads. A family with language (`Family.templates`) has those of
+    `LanguageDims`.
     """
 
     def __hash__(self) -> int:
@@ -82,6 +84,12 @@ def image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
         return stated
     edge: int = dims.image_size  # type: ignore[attr-defined]
     return ((edge, edge),) * dims.cameras
+
+
+def real_action_dim(dims: PolicyDims) -> int:
+    """Action dimensions that noise is drawn for; it is zero in the further ones."""
+    real: int = getattr(dims, 'real_actions', dims.action_dim)
+    return real
 
 
 def distinct_image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:

@@ -24,7 +24,7 @@ def chunk_noise(
         number: inference number, from 0.
         shape: (H, A).
         sample: index within the inference, from 0; each has its own range of the counter.
-        kind: of the family. Padded action dimensions are masked by the caller, who knows them.
+        kind: distribution, of the family.
 
     Returns:
         float32 array of that shape
@@ -32,6 +32,6 @@ def chunk_noise(
     # The counter has 256 bits, lowest word first: no sample reaches the next one's range.
     bits = np.random.Philox(key=[seed, number], counter=[0, 0, 0, sample])
     generator = np.random.Generator(bits)
-    if kind == 'masked_uniform':
-        return 2.0 * generator.random(shape, dtype=np.float32) - np.float32(1.0)
+    if kind == 'uniform':
+        return np.float32(2.0) * generator.random(shape, dtype=np.float32) - np.float32(1.0)
     return generator.standard_normal(shape, dtype=np.float32)

@@ -14,6 +14,7 @@ import numpy as np
 from vla_runtime.bundle.rules import check_guidable
 from vla_runtime.engines.protocol import Feature, PolicyEngine, StepInputs
 from vla_runtime.families import find_family
+from vla_runtime.families.family import real_action_dim
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import flow_times
@@ -218,9 +219,8 @@ class RequestBuilder:
         return self._masked(np.array(given, dtype=np.float32, order='C'))
 
     def _masked(self, noise: np.ndarray) -> np.ndarray:
-        """Set the noise of padded action dimensions to zero, where the family was trained so."""
-        if self._family.noise == 'masked_uniform':
-            noise[..., len(self._spec.actions) :] = 0.0
+        """Set the noise of masked action dimensions to zero."""
+        noise[..., real_action_dim(self._spec.dims) :] = 0.0
         return noise
 
     def _tie(

@@ -25,6 +25,6 @@ FAMILIES = (
         head_inputs=no_inputs,
         time_table=TimeRows,
         weight_shapes=weight_shapes,
-        noise='masked_uniform',
+        noise='uniform',
     ),
 )
