@@ -24,7 +24,7 @@ from vla_runtime.export.onnx.verification import VerificationError, check_graphs
 from vla_runtime.families.blocks.layers import matrix_names
 
 HALF = TensorProto.FLOAT16
-FAMILIES = ['pi05', 'pi0', 'smolvla', 'act']
+FAMILIES = ['pi05', 'pi0', 'smolvla', 'act', 'evo1']
 PRECISIONS = ['float32', 'float16', 'bfloat16']
 
 
