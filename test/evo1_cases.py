@@ -68,9 +68,7 @@ class Evo1Case(ReferenceCase):
 
     def prefix(self) -> Mapping[str, Tensor]:
         """Outputs of the prefix network."""
-        return self.network.prefix(
-            self.network.vision(self.pixels), self.image_mask, **self.rows()
-        )
+        return self.network.prefix(self.network.vision(self.pixels), self.image_mask, **self.rows())
 
 
 def dims_of_case(d: Mapping[str, Any], tensors: Mapping[str, Tensor], b: int) -> Evo1Dims:

@@ -212,8 +212,8 @@ def write_tiny_policy(
     for name in weights:
         if name.endswith('running_var'):
             weights[name] = np.abs(weights[name]) + 0.1
-        elif spec.family == 'act' and 'norm' in name and name.endswith('.weight'):
-            # Norms pass on what they get, or the images would hardly matter.
+        elif spec.family in ('act', 'evo1') and 'norm' in name and name.endswith('.weight'):
+            # Norms pass on what they get, or images and positions would hardly matter.
             weights[name] = weights[name] + 1.0
     random = np.random.default_rng(seed)
     count = len(spec.actions)

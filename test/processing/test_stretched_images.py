@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from evo1_cases import evo1_entries, load_evo1_case
 
-from vla_runtime.processing.plain_images import normalised_table, to_plain_pixels
 from vla_runtime.processing.normalization import Normalizer
+from vla_runtime.processing.plain_images import normalised_table, to_plain_pixels
 from vla_runtime.processing.stretched_images import stretched
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

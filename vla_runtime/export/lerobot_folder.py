@@ -62,8 +62,8 @@ class LeRobotPolicy:
         steps: processing steps of its own, before or after the network, that this runtime does too.
         fixed: values of config.json that network and processing are written for.
         at_most: largest numbers of config.json that they are written for.
-        views_key: of the number of images in config.json, where cameras that a policy lacks are masked
-            black images.
+        views_key: of the number of images in config.json; masked black images stand for cameras
+            that the policy lacks.
         image_statistics: mean and standard deviation of the colour channels in [0, 1], where the
             network normalises images itself; config.json then leaves them as they are.
         usual_prompt_length: tokens of the padded prompt, where config.json has none.

@@ -203,9 +203,7 @@ class RequestBuilder:
                 raise ValueError(f'noise: the head of {self._spec.family} (single) draws none')
             return np.zeros(chunk, dtype=np.float32)
         if noise is None:
-            drawn = sample_noise(
-                settings.seed, number, settings.samples, chunk, self._family.noise
-            )
+            drawn = sample_noise(settings.seed, number, settings.samples, chunk, self._family.noise)
             return self._masked(drawn)
         shape = chunk if settings.samples == 1 else (settings.samples, *chunk)
         given = np.asarray(noise)

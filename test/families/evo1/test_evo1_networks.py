@@ -37,9 +37,7 @@ def _no_gradients():
 def features_of(case: Evo1Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Embeddings, mask and features, without the batch axis."""
     rows = case.rows()
-    images = torch.where(
-        case.image_mask[:, None, None], case.network.vision(case.pixels), 0.0
-    )
+    images = torch.where(case.image_mask[:, None, None], case.network.vision(case.pixels), 0.0)
     embeddings, mask = case.network.embed_prefix(
         images[None], case.image_mask[None], rows['tokens'], rows['token_mask']
     )

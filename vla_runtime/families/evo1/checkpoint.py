@@ -139,9 +139,7 @@ class Evo1Reader(CheckpointReader):
     def family(self, tensors: Mapping[str, StoredTensor]) -> str:
         return 'evo1'
 
-    def select(
-        self, folder: Path, tensors: Mapping[str, StoredTensor]
-    ) -> dict[str, StoredTensor]:
+    def select(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """Keep the matrices of the embodiment that config.json names (`default_embodiment_id`)."""
         config = read_json(folder / CONFIG_FILE)
         return of_embodiment(tensors, config.get('default_embodiment_id', int, 0))
@@ -156,7 +154,12 @@ class Evo1Reader(CheckpointReader):
     ) -> MakeDims | None:
         shape, config = Shapes(tensors, 'Evo-1'), read_json(folder / CONFIG_FILE)
         _check_action_step(folder, config, facts, gaps)
-        state_dim, action_dim, input_major = _projected(shape, facts)
+        states, actions = (
+            shape(f'{encoder}_encoder.fc1.weight', 2) for encoder in ('state', 'action')
+        )
+        input_major = _input_major(tensors)
+        inputs = 0 if input_major else 1
+        state_dim, action_dim = states[inputs], actions[inputs]
         image_size = _image_size(shape)
         for name, stated, found in (
             (facts.image_size_key, facts.image_size, image_size),
@@ -198,9 +201,7 @@ class Evo1Reader(CheckpointReader):
         )
 
 
-def of_embodiment(
-    tensors: Mapping[str, StoredTensor], embodiment: int
-) -> dict[str, StoredTensor]:
+def of_embodiment(tensors: Mapping[str, StoredTensor], embodiment: int) -> dict[str, StoredTensor]:
     """Cut one embodiment's matrices out of those of all; others stay as they are.
 
     Args:
@@ -218,8 +219,8 @@ def of_embodiment(
         matrices, *rest = stored.shape
         if not 0 <= embodiment < matrices:
             raise CheckpointError(
-                f"{stored.path}: tensor '{stored.name}' has matrices of {matrices} embodiments, but "
-                f'default_embodiment_id in {CONFIG_FILE} is {embodiment}; set it to one of 0 to '
+                f"{stored.path}: tensor '{stored.name}' has matrices of {matrices} embodiments, "
+                f'but default_embodiment_id in {CONFIG_FILE} is {embodiment}; set it to one of 0 to '
                 f'{matrices - 1}'
             )
         part = replace(stored, shape=tuple(rest))
@@ -251,22 +252,9 @@ def _check_action_step(
             )
 
 
-def _projected(shape: Shapes, facts: FolderFacts) -> tuple[int, int, bool]:
-    """Return padded state and action dimensions, and whether matrices are (inputs, outputs)."""
-    width = shape('language.embedding.weight', 2)[1]
-    first, second = shape('velocity_head.fc1.weight', 2)
-    hidden = shape('velocity_head.fc1.bias', 1)[0]
-    # Of a square matrix the layout shows in another one.
-    chunk = shape('velocity_head.fc2.bias', 1)[0]
-    input_major = (first, second) == (width, hidden) and (
-        width != hidden or shape('velocity_head.fc2.weight', 2) == (hidden, chunk)
-    )
-    inputs = 0 if input_major else 1
-    return (
-        shape('state_encoder.fc1.weight', 2)[inputs],
-        shape('action_encoder.fc1.weight', 2)[inputs],
-        input_major,
-    )
+def _input_major(tensors: Mapping[str, StoredTensor]) -> bool:
+    """Return whether the checkpoint is for several embodiments: its matrices are no layers."""
+    return not tensors['state_encoder.fc1.weight'].name.endswith('.linear.weight')
 
 
 def _image_size(shape: Shapes) -> int:

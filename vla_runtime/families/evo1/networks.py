@@ -85,9 +85,9 @@ class CrossAttention(nn.Module):
     def heads(self, projected: Tensor) -> Tensor:
         """(B, T, W) to (B, heads, T, D)."""
         batch, tokens, width = projected.shape
-        return projected.view(
-            batch, tokens, self.num_heads, width // self.num_heads
-        ).transpose(1, 2)
+        return projected.view(batch, tokens, self.num_heads, width // self.num_heads).transpose(
+            1, 2
+        )
 
     def memory(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, heads, P, D) of the context (B, P, W)."""
