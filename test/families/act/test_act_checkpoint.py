@@ -237,3 +237,20 @@ def test_the_backbones_weights_of_before_training_are_not_asked_for(folder):
     assert config['pretrained_backbone_weights']
     edit_config(folder, pretrained_backbone_weights=None)
     assert plan(folder).spec == plan(REFERENCE).spec
+
+
+def leave_alone(folder: Path, *keys: str) -> None:
+    """Normalise these observations only."""
+    edit_json(
+        folder / 'policy_preprocessor.json',
+        lambda d: d['steps'][3]['config'].update(normalize_observation_keys=list(keys)),
+    )
+
+
+def test_cameras_that_the_processor_leaves_alone_are_not_normalised(folder):
+    leave_alone(folder, 'observation.state')
+    normalisation = plan(folder).spec.normalisation
+    assert (normalisation.images, normalisation.state) == ('identity', 'mean_std_lerobot')
+    leave_alone(folder, 'observation.state', 'observation.images.top')
+    with pytest.raises(REFUSED, match='only some cameras are normalised'):
+        plan(folder)
