@@ -129,7 +129,9 @@ def test_the_embodiment_of_the_folder_is_cut_out_of_all(tmp_path):
     assert chosen['action_encoder.fc1.weight'].shape == (4, 5)
     assert chosen['action_encoder.fc1.weight'].offset == 100 + 2 * 4 * 5 * 4
     assert (chosen['action_encoder.fc1.bias'].shape, chosen['norm']) == ((5,), other)
-    with pytest.raises(ExportError, match=r'default_embodiment_id in config\.json is 3; set it to'):
+    with pytest.raises(
+        ExportError, match=r'default_embodiment_id in config\.json is 3; set it to 0 to 2'
+    ):
         of_embodiment(tensors, 3)
 
 

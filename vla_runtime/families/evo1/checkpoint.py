@@ -220,7 +220,7 @@ def of_embodiment(tensors: Mapping[str, StoredTensor], embodiment: int) -> dict[
         if not 0 <= embodiment < matrices:
             raise CheckpointError(
                 f"{stored.path}: tensor '{stored.name}' has matrices of {matrices} embodiments, "
-                f'but default_embodiment_id in {CONFIG_FILE} is {embodiment}; set it to one of 0 to '
+                f'but default_embodiment_id in {CONFIG_FILE} is {embodiment}; set it to 0 to '
                 f'{matrices - 1}'
             )
         part = replace(stored, shape=tuple(rest))
