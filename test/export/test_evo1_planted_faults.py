@@ -197,7 +197,7 @@ def test_wrong_places_in_the_chunk_are_found_in_the_head(tmp_path, monkeypatch, 
 
 
 def test_images_frames_and_masks_in_another_order_are_found(tmp_path, monkeypatch):
-    embed, frames = networks.Evo1.embed_prefix, networks.Evo1._frames
+    embed, ids = networks.Evo1.embed_prefix, networks.frame_ids
 
     def cameras_turned(self, image_tokens, image_mask, *text):
         turned = [torch.cat([part[:, 1:], part[:, :1]], 1) for part in (image_tokens, image_mask)]
@@ -211,17 +211,17 @@ def test_images_frames_and_masks_in_another_order_are_found(tmp_path, monkeypatc
             *text,
         )
 
-    def frames_shifted(self, device):
-        first, second, *rest = frames(self, device)
-        return [second[:, 1:], torch.cat([second[:, :1], first], dim=1), *rest]
+    def frames_off_by_one(frames, device):
+        found = ids(frames, device)
+        return torch.cat([found[:, 1:], found[:, :1]], dim=1)
 
-    for name, wrong in (
-        ('embed_prefix', cameras_turned),
-        ('embed_prefix', hidden_camera_seen),
-        ('_frames', frames_shifted),
+    for home, name, wrong in (
+        (networks.Evo1, 'embed_prefix', cameras_turned),
+        (networks.Evo1, 'embed_prefix', hidden_camera_seen),
+        (networks, 'frame_ids', frames_off_by_one),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(networks.Evo1, name, wrong)
+            patch.setattr(home, name, wrong)
             folder = exported(tmp_path / wrong.__name__)
         found = failures_of(folder)
         assert any(line.startswith('prefix.onnx') for line in found), wrong.__name__

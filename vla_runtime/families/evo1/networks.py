@@ -8,7 +8,7 @@ turn time and velocity round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -174,29 +174,21 @@ class Evo1(FlowNetwork):
             embeddings (R, T, W) float32 and mask (R, T) bool
         """
         rows, _, per_image, _ = image_tokens.shape
-        frames = self._frames(tokens.device)
-        parts, masks = [], []
-        for camera, frame in enumerate(frames):
-            parts.append(frame.expand(rows, -1, -1))
-            masks.append(torch.ones(rows, frame.shape[1], dtype=torch.bool, device=tokens.device))
+        ids = frame_ids(self.dims.image_frames, tokens.device).expand(rows, -1)
+        # One look-up for all text: frames first, then the prompt.
+        text = self.language.embed(torch.cat([ids, tokens], dim=1))
+        parts, masks, start = [], [], 0
+        for camera, frame in enumerate(self.dims.image_frames):
+            parts.append(text[:, start : start + len(frame)])
+            masks.append(torch.ones(rows, len(frame), dtype=torch.bool, device=tokens.device))
+            start += len(frame)
             if camera < self.dims.cameras:
                 parts.append(image_tokens[:, camera])
                 masks.append(image_mask[:, camera : camera + 1].expand(-1, per_image))
-        parts.append(self.language.embed(tokens))
-        masks.append(token_mask)
-        return torch.cat(parts, dim=1), torch.cat(masks, dim=1)
-
-    def _frames(self, device: torch.device) -> list[Tensor]:
-        """Embeddings (1, n, W) of the text around the images."""
-        # Filled, not copied from a list: a trace without numbers knows what is filled in.
-        frames = []
-        for ids in self.dims.image_frames:
-            filled = [torch.full((1, 1), token, dtype=torch.long, device=device) for token in ids]
-            if filled:
-                frames.append(self.language.embed(torch.cat(filled, dim=1)))
-            else:
-                frames.append(torch.zeros(1, 0, self.dims.language.width, device=device))
-        return frames
+        return (
+            torch.cat([*parts, text[:, start:]], dim=1),
+            torch.cat([*masks, token_mask], dim=1),
+        )
 
     def encode_prefix(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         """Features (R, T, W) float32 of the language model, behind its final norm.
@@ -260,6 +252,17 @@ class Evo1(FlowNetwork):
         velocity = self.velocity_head(pooled).view(batch, dims.horizon, dims.action_dim)
         # Evo-1's velocity points from noise to actions.
         return torch.where(real, -velocity, 0.0)
+
+
+def frame_ids(frames: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Token ids of all frames one after the other, (1, n) int64."""
+    # Filled, not copied from a list: a trace without numbers knows what is filled in.
+    filled = [
+        torch.full((1, 1), token, dtype=torch.long, device=device)
+        for frame in frames
+        for token in frame
+    ]
+    return torch.cat(filled, dim=1)
 
 
 def time_rows(times: Tensor) -> Tensor:
