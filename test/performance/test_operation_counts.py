@@ -30,7 +30,6 @@ DIMS = {
     'pi05': ('pi05', tiny_dims('pi05')),
     'pi0': ('pi0', tiny_dims('pi0')),
     'smolvla': ('smolvla', tiny_dims('smolvla')),
-    'evo1': ('evo1', tiny_dims('evo1')),
     'pi05 odd': (
         'pi05',
         replace(tiny_dims('pi05'), action_dim=7, horizon=5, cameras=3, prompt_length=17),

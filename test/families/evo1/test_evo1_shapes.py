@@ -17,6 +17,7 @@ from vla_runtime.families.evo1.networks import Evo1
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.traced_shapes import trace_shapes
 from vla_runtime.inference.denoise import flow_times
+from vla_runtime.performance.operation_counts import count_operations
 
 
 @pytest.mark.parametrize('size', ['tiny', 'input major', 'full'])
@@ -37,6 +38,16 @@ def test_the_published_policy_has_770_million_parameters():
     count = sum(parameter.numel() for parameter in network.parameters())
     assert 0.77e9 <= count < 0.78e9
     assert (EVO1.image_tokens, EVO1.vision.tokens) == (256, 1024)
+
+
+def test_operations_of_the_published_policy_are_counted():
+    counts = count_operations('evo1', EVO1)
+    network = empty_network('evo1', EVO1)
+    assert counts.matrices + counts.others == sum(p.numel() for p in network.parameters())
+    # 1025 places of the tower: 2 operations a weight and place, and the scores.
+    tower = sum(p.numel() for name, p in network.named_parameters() if 'vision.blocks' in name)
+    scores = 4 * 24 * 1025**2 * 1024
+    assert counts.vision.work(4).flops == pytest.approx(2 * 1025 * tower + scores, rel=0.02)
 
 
 def test_the_prefix_hands_over_keys_and_values_of_the_heads_layers():
