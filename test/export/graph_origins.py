@@ -226,11 +226,9 @@ class _Walk:
         known = [origin for origin in origins if origin is not None]
         if len(known) < len(origins):
             return None
-        # A constant such as a bias leaves products by several matrices side by side.
-        made = [origin for origin in known if origin.roles] or known[:1]
         return Origin(
             frozenset().union(*(origin.roles for origin in known)),
-            made[0].matrices if len(made) == 1 else (),
+            known[0].matrices if len(known) == 1 else (),
             any(origin.rounded for origin in known),
         )
 
