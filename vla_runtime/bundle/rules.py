@@ -112,18 +112,25 @@ def check_spec(spec: BundleSpec) -> None:
 
 
 def _check_images(spec: BundleSpec) -> None:
-    plain = (spec.images.padding == 'none', spec.images.resample == 'none')
+    padding, resample = spec.images.padding, spec.images.resample
+    if (padding == 'stretch') != (resample == 'bicubic'):
+        raise FieldError(
+            'images',
+            f"padding '{padding}' with resample '{resample}': images are stretched with 'bicubic', "
+            'and only then',
+        )
+    plain = (padding == 'none', resample == 'none')
     if any(plain) and not all(plain):
         raise FieldError(
             'images',
-            f"padding '{spec.images.padding}' with resample '{spec.images.resample}': images that "
+            f"padding '{padding}' with resample '{resample}': images that "
             'go in at their own size have none for both',
         )
-    if spec.normalisation.images is not None and not all(plain):
+    if spec.normalisation.images is not None and padding not in ('none', 'stretch'):
         raise FieldError(
             'normalisation.images',
-            f"'{spec.normalisation.images}' is for images that are not resized (images.padding "
-            "and images.resample 'none'); resized ones go in as [-1, 1]",
+            f"'{spec.normalisation.images}' is for images that are not padded (images.padding "
+            "'none' or 'stretch'); padded ones go in as [-1, 1]",
         )
 
 

@@ -52,6 +52,18 @@ class CheckpointReader:
         """
         raise NotImplementedError
 
+    def select(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        """Choose the tensors, or parts of tensors, that the bundle holds; by default all.
+
+        Args:
+            folder: of the checkpoint.
+            tensors: by our names.
+
+        Raises:
+            CheckpointError: the folder asks for a part that is not there.
+        """
+        return dict(tensors)
+
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
         """Read the facts of a recognised folder that is not LeRobot's.
 

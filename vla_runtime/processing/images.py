@@ -67,8 +67,11 @@ def to_pixels(
     """
     check_image(image)
     check_word('image resample', resample, ImageResample)
-    if resample == 'none' or padding == 'none':
-        raise ValueError('images that are not resized go through processing.plain_images')
+    if padding in ('none', 'stretch') or resample in ('none', 'bicubic'):
+        raise ValueError(
+            f"padding '{padding}' with resample '{resample}': only padded images are resized here; "
+            'see processing.plain_images and processing.stretched_images'
+        )
     if size < 1:
         raise ValueError(f'image size must be at least 1 pixel, got {size}')
     if out is None:

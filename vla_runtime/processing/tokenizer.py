@@ -33,10 +33,12 @@ class Tokenizer:
         bos: int | None,
         pad: int,
         vocabulary_size: int,
+        find: Callable[[str], int | None],
     ) -> None:
         self._encode_text = encode_text
         self._first = [] if bos is None else [bos]
         self._pad = pad
+        self._find = find
         self.vocabulary_size = vocabulary_size
 
     @classmethod
@@ -91,7 +93,13 @@ class Tokenizer:
 
         pad = backend.token_to_id(_PAD_TOKEN)
         size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
-        return cls(encode_text, bos=bos, pad=0 if pad is None else pad, vocabulary_size=size)
+        return cls(
+            encode_text,
+            bos=bos,
+            pad=0 if pad is None else pad,
+            vocabulary_size=size,
+            find=backend.token_to_id,
+        )
 
     @classmethod
     def _load_sentencepiece(cls, path: Path, wants_bos: bool) -> Tokenizer:
@@ -111,10 +119,22 @@ class Tokenizer:
         def encode_text(text: str) -> list[int]:
             return list(backend.encode(text, add_bos=False, add_eos=False))
 
+        def find(token: str) -> int | None:
+            place: int = backend.piece_to_id(token)
+            return place if backend.id_to_piece(place) == token else None
+
         pad = max(backend.pad_id(), 0)
         size = backend.get_piece_size()
         bos = backend.bos_id() if wants_bos else None
-        return cls(encode_text, bos=bos, pad=pad, vocabulary_size=size)
+        return cls(encode_text, bos=bos, pad=pad, vocabulary_size=size, find=find)
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token as the vocabulary writes it; None where it has none."""
+        return self._find(token)
+
+    def text_tokens(self, text: str) -> list[int]:
+        """Tokens of a piece of text alone, without BOS and padding."""
+        return self._encode_text(text)
 
     def encode(self, prompt: str, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokenise a prompt.

@@ -79,6 +79,11 @@ for _name, _operator in (('neg', 'Neg'), ('cos', 'Cos'), ('sin', 'Sin'), ('relu'
     _LOWERINGS[f'{_name}.default'] = _unary(_operator)
 
 
+@_writes('logical_and.default')
+def _and(graph: GraphWriter, traced: Tensor, a: Value, b: Value) -> Value:
+    return graph.node('And', [a, b], traced.shape, torch.bool)
+
+
 @_writes('square.default')
 def _square(graph: GraphWriter, traced: Tensor, x: Value) -> Value:
     x = graph.single(x)

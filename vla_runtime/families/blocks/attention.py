@@ -12,18 +12,19 @@ from vla_runtime.families.blocks.layers import Linear, QueryLinear
 Rotary = tuple[Tensor, Tensor]
 
 
-def rotary(positions: Tensor, head_dim: int) -> Rotary:
-    """Rotary position embedding (arXiv 2104.09864), base 10000.
+def rotary(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rotary:
+    """Rotary position embedding (arXiv 2104.09864).
 
     Args:
         positions: (B, T) integer positions.
         head_dim: size of one head, even.
+        base: of the wavelengths.
 
     Returns:
         cosine and sine, each (B, 1, T, head_dim) float32.
     """
     exponent = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
-    angle = positions[:, None, :, None].float() * (1.0 / 10000.0**exponent)
+    angle = positions[:, None, :, None].float() * (1.0 / base**exponent)
     angle = torch.cat([angle, angle], dim=-1)
     return angle.cos(), angle.sin()
 
@@ -87,15 +88,18 @@ class Attention(nn.Module):
     Args:
         dims: sizes of the stack.
         memory_width: input width of the key and value projections; None: the stack's width.
+        bias: query, key and value projections have a bias.
     """
 
-    def __init__(self, dims: DecoderDims, memory_width: int | None = None) -> None:
+    def __init__(
+        self, dims: DecoderDims, memory_width: int | None = None, bias: bool = False
+    ) -> None:
         super().__init__()
         memory = dims.width if memory_width is None else memory_width
         self.head_dim = dims.head_dim
-        self.q = QueryLinear(dims.width, dims.num_heads * dims.head_dim, dims.head_dim, bias=False)
-        self.k = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=False)
-        self.v = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=False)
+        self.q = QueryLinear(dims.width, dims.num_heads * dims.head_dim, dims.head_dim, bias=bias)
+        self.k = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=bias)
+        self.v = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=bias)
         self.out = Linear(dims.num_heads * dims.head_dim, dims.width, bias=False)
 
     def heads(self, projected: Tensor) -> Tensor:
