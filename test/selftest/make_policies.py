@@ -27,19 +27,21 @@ from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE  # noqa: E40
 from vla_runtime.bundle.writer import seal, write_bundle  # noqa: E402
 from vla_runtime.engines.onnx.files import ONNX_FOLDER  # noqa: E402
 from vla_runtime.export.onnx.export import write_onnx  # noqa: E402
+from vla_runtime.families import family_names, find_family  # noqa: E402
 from vla_runtime.files.safetensors_reader import (  # noqa: E402
     bfloat16_to_float32,
     float32_to_bfloat16,
 )
 from vla_runtime.policy import Policy  # noqa: E402
-from vla_runtime.selftest.policies import ARCHIVE, FAMILIES, REFERENCE, infer_cases  # noqa: E402
+from vla_runtime.selftest.policies import ARCHIVE, REFERENCE, infer_cases  # noqa: E402
 
 
 def make_policy(folder: Path, family: str) -> None:
     """Write one bundle with its ONNX files, and PyTorch's chunks in float32 beside it."""
     bundle = folder / family
     with tempfile.TemporaryDirectory() as drawn:
-        spec = tiny_spec(family, advantage='task_newline')
+        has_language = find_family(family).has_language
+        spec = tiny_spec(family, advantage='task_newline' if has_language else None)
         source = write_tiny_policy(Path(drawn) / family, spec)
         weights = load_file(source / WEIGHTS_FILE)
         write_bundle(
@@ -50,7 +52,7 @@ def make_policy(folder: Path, family: str) -> None:
                 for name, value in weights.items()
             },
             statistics=load_file(source / STATISTICS_FILE),
-            tokenizer=tokenizer_of(family),
+            tokenizer=tokenizer_of(family) if spec.tokenizer else None,
         )
     spec = read_bundle(bundle, verify=False).spec
     write_onnx(bundle, spec, 'float32')
@@ -70,7 +72,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / 'policies'
         folder.mkdir()
-        for family in FAMILIES:
+        for family in family_names():
             make_policy(folder, family)
         made = shutil.make_archive(str(Path(temporary) / 'policies'), 'xztar', folder)
         shutil.move(made, out)

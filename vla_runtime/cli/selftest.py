@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--family',
         action='append',
         metavar='NAME',
-        help='pi0, pi05 or smolvla, may be repeated (default: all)',
+        help='of the policy, may be repeated (default: all)',
     )
     parser.add_argument(
         '--json', type=output_file, metavar='FILE', help='write versions and steps there too'
@@ -60,15 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Try the device; 1 where a step failed, 2 where it cannot be tried."""
     from vla_runtime.engines.device_names import parse_device
+    from vla_runtime.families import family_names
     from vla_runtime.selftest.checks import describe_machine, results, run_selftest
-    from vla_runtime.selftest.policies import FAMILIES
     from vla_runtime.selftest.steps import Steps
 
-    families = arguments.family or FAMILIES
+    families = arguments.family or family_names()
     try:
         parse_device(arguments.device, 'onnxruntime')
-        if unknown := [name for name in families if name not in FAMILIES]:
-            known = ', '.join(FAMILIES)
+        if unknown := [name for name in families if name not in family_names()]:
+            known = ', '.join(family_names())
             raise ValueError(f"family '{unknown[0]}' is unknown; known are {known}")
     except ValueError as error:
         print(f'error: {error}', file=sys.stderr)

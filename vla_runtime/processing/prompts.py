@@ -6,7 +6,7 @@ Templates:
 - `pi0`: `{task}\\n`. Also right for pi0.5 checkpoints that *openpi* trained without state in the
   prompt (`discrete_state_input=False`, as in `pi05_libero`): openpi's tokenizer then falls back
   to pi0's layout.
-- `task_line`: `{task}\\n` without the vocabulary's BOS in front of it (LeRobot's SmolVLA).
+- `task_line`: `{task}\\n` without the vocabulary's BOS in front of it.
 - `after_images`: `\\n{task}` without BOS: a line of its own behind the text that the network puts
   around the images (InternVL3).
 

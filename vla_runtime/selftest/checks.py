@@ -305,7 +305,7 @@ def _try_policy(
 
     def compare() -> str:
         error = largest_error(infer_cases(loaded[0]), reference)
-        return f'{len(reference)} chunks, plain and guided, differ by {error:.1g} at most'
+        return f'{len(reference)} chunks differ by {error:.1g} at most'
 
     def measure() -> str:
         milliseconds, report = time_inferences(loaded[0])
