@@ -54,7 +54,7 @@ ROOMS: dict[str, set[str]] = {
     },
     'dataset': {'recording', 'ros'},
     'performance': {'families', 'engines', 'inference', 'bundle', 'processing', 'policy'},
-    'selftest': {'policy', 'engines', 'export', 'bundle', 'performance'},
+    'selftest': {'policy', 'engines', 'export', 'bundle', 'performance', 'families'},
 }
 # Rooms that nothing on a robot imports; they may import everything.
 FREE = {'tabletop', 'cli', '__main__', '__init__'}
