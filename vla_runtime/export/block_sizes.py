@@ -92,8 +92,8 @@ def image_size_of(shape: Shapes) -> int:
     return side * patch
 
 
-def vision_dims(shape: Shapes, num_heads: int) -> VisionDims:
-    """Sizes of the vision tower."""
+def vision_dims(shape: Shapes, num_heads: int, image_size: int) -> VisionDims:
+    """Sizes of the vision tower; `image_size` is the edge of its images in pixels."""
     width, _, patch, _ = shape('vision.patch_embedding.weight', 4)
     return VisionDims(
         width=width,
@@ -101,7 +101,7 @@ def vision_dims(shape: Shapes, num_heads: int) -> VisionDims:
         num_heads=num_heads,
         mlp_dim=shape('vision.blocks.0.mlp.fc1.weight', 2)[0],
         patch_size=patch,
-        image_size=image_size_of(shape),
+        image_size=image_size,
     )
 
 

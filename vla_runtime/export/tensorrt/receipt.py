@@ -14,8 +14,7 @@ from typing import Any
 
 from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.engines.tensorrt.store import METADATA, RECEIPT, REJECTION, EngineFile
-from vla_runtime.files.input_files import read_text
-from vla_runtime.files.json_file import LARGEST_JSON
+from vla_runtime.files.json_file import JsonError, read_json
 from vla_runtime.files.large_files import file_sha256
 from vla_runtime.files.whole_files import write_text
 
@@ -37,9 +36,8 @@ def compared_files(folder: Path, engines: Engines, files: Mapping[str, str]) -> 
 def is_compared(folder: Path, engines: Engines, files: Mapping[str, str]) -> bool:
     """Return whether the folder's receipt covers these very engines; arguments as above."""
     try:
-        receipt = json.loads(read_text(folder / RECEIPT, LARGEST_JSON))
-        vouched = receipt['files'].items()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        vouched = read_json(folder / RECEIPT).mapping('files').values.items()
+    except JsonError:
         return False
     # More may be in it: engines for two rows that were removed since.
     return bool(compared_files(folder, engines, files).items() <= vouched)

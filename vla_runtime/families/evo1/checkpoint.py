@@ -21,6 +21,7 @@ from vla_runtime.export.block_sizes import (
     checked_dims,
     decoder_dims,
     settle_heads,
+    vision_dims,
 )
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
@@ -30,7 +31,6 @@ from vla_runtime.export.lerobot_processors import POSTPROCESSOR_FILE
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import ExportOptions
 from vla_runtime.export.tensor_names import DECODER, TensorNames, row, rows_under
-from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
 from vla_runtime.families.evo1.image_frames import image_frames
 from vla_runtime.files.json_file import JsonMapping, read_json
@@ -180,7 +180,7 @@ class Evo1Reader(CheckpointReader):
         if heads is None or tokenizer is None or not tokenizer.is_file():
             return None  # The exporter asks for a tokenizer itself.
         head_heads = config.get('num_heads', int)
-        vision = _vision_dims(shape, heads.vision, image_size)
+        vision = vision_dims(shape, heads.vision, image_size)
         edge = _pixel_shuffle(shape)
         return lambda cameras, prompt_length, horizon: checked_dims(
             lambda: Evo1Dims(
@@ -273,18 +273,6 @@ def _image_size(shape: Shapes) -> int:
             'position more for the class token'
         )
     return side * patch
-
-
-def _vision_dims(shape: Shapes, num_heads: int, image_size: int) -> VisionDims:
-    width, _, patch, _ = shape('vision.patch_embedding.weight', 4)
-    return VisionDims(
-        width=width,
-        depth=shape.depth('vision'),
-        num_heads=num_heads,
-        mlp_dim=shape('vision.blocks.0.mlp.fc1.weight', 2)[0],
-        patch_size=patch,
-        image_size=image_size,
-    )
 
 
 def _pixel_shuffle(shape: Shapes) -> int:

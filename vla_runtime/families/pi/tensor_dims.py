@@ -10,6 +10,7 @@ from vla_runtime.export.block_sizes import (
     Shapes,
     checked_dims,
     decoder_dims,
+    image_size_of,
     vision_dims,
 )
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
@@ -79,7 +80,7 @@ def dims_of(
     has_state_token = family_of(tensors) == 'pi0'
     return checked_dims(
         lambda: PiDims(
-            vision=vision_dims(shape, heads.vision),
+            vision=vision_dims(shape, heads.vision, image_size_of(shape)),
             language=decoder_dims(shape, 'language', heads.kv),
             expert=decoder_dims(shape, 'expert', heads.kv),
             vocabulary=shape('language.embedding.weight', 2)[0],

@@ -18,6 +18,7 @@ from vla_runtime.export.block_sizes import (
     check_shown,
     checked_dims,
     decoder_dims,
+    image_size_of,
     settle_heads,
     vision_dims,
 )
@@ -118,7 +119,7 @@ class SmolVlaReader(CheckpointReader):
             return None
         return lambda cameras, prompt_length, horizon: checked_dims(
             lambda: SmolVlaDims(
-                vision=vision_dims(shape, heads.vision),
+                vision=vision_dims(shape, heads.vision, image_size_of(shape)),
                 pixel_shuffle=_pixel_shuffle(shape),
                 language=decoder_dims(shape, 'language', heads.kv),
                 expert=decoder_dims(shape, 'expert', heads.kv),
