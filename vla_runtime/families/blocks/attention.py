@@ -12,18 +12,19 @@ from vla_runtime.families.blocks.layers import Linear, QueryLinear
 Rotary = tuple[Tensor, Tensor]
 
 
-def rotary(positions: Tensor, head_dim: int) -> Rotary:
-    """Rotary position embedding (arXiv 2104.09864), base 10000.
+def rotary(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rotary:
+    """Rotary position embedding (arXiv 2104.09864).
 
     Args:
         positions: (B, T) integer positions.
         head_dim: size of one head, even.
+        base: ratio of the largest wavelength to the smallest.
 
     Returns:
         cosine and sine, each (B, 1, T, head_dim) float32.
     """
     exponent = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
-    angle = positions[:, None, :, None].float() * (1.0 / 10000.0**exponent)
+    angle = positions[:, None, :, None].float() * (1.0 / base**exponent)
     angle = torch.cat([angle, angle], dim=-1)
     return angle.cos(), angle.sin()
 
