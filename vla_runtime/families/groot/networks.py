@@ -225,7 +225,7 @@ class GrootN15(FlowNetwork):
         if conditioning.dim() == 3:
             first = modulation[:, -1:].expand(-1, tokens.shape[1] - horizon, -1)
             modulation = torch.cat([first, modulation], dim=1)
-        return tokens, modulation.split(2 * width, dim=-1)
+        return tokens, modulation.chunk(self.dims.dit.depth + 1, dim=-1)
 
     def decode(self, h: Tensor, modulation: Tensor) -> Tensor:
         """Velocity of the DiT's tokens (B, T, W), (B, H, A)."""
