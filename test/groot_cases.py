@@ -73,7 +73,7 @@ class GrootCase(ReferenceCase):
 def image_places(ids: Sequence[int], d: Mapping[str, Any]) -> tuple[int, ...]:
     """Text tokens before each image of a sequence without padding."""
     text, places = 0, []
-    for before, token in zip((None, *ids), ids):
+    for before, token in zip((None, *ids), ids, strict=False):
         if token != d['image_token']:
             text += 1
         elif before == d['image_start_token']:

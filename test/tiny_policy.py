@@ -24,6 +24,7 @@ from vla_runtime.bundle.schema import (
 from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.families import build_network
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.groot.dimensions import GrootDims, StackDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.types import AdvantageTemplate, Observation, PromptTemplate, RotationForm
@@ -36,13 +37,16 @@ CAMERAS = ('top', 'wrist')
 
 def tokenizer_of(family: str) -> Path:
     """A vocabulary in the family's layout."""
-    return _CASES / 'smolvla_folder' / 'tokenizer.json' if family == 'smolvla' else TOKENIZER
+    folders = {'smolvla': 'smolvla_folder/tokenizer.json', 'groot_n15': 'groot_tokenizer.json'}
+    return _CASES / folders[family] if family in folders else TOKENIZER
 
 
 def tiny_dims(family: str, horizon: int = 8) -> Any:
     """Sizes of a tiny policy, the same to whoever looks at observations and actions."""
     if family == 'smolvla':
         return _tiny_smolvla(horizon)
+    if family == 'groot_n15':
+        return _tiny_groot(horizon)
     language = DecoderDims(width=32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
     return PiDims(
         vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28),
@@ -74,10 +78,34 @@ def _tiny_smolvla(horizon: int) -> SmolVlaDims:
     )
 
 
+def _tiny_groot(horizon: int) -> GrootDims:
+    return GrootDims(
+        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=7, image_size=28),
+        pixel_shuffle=2,
+        connector_layers=2,
+        language=DecoderDims(
+            width=40, depth=2, mlp_dim=48, num_heads=6, num_kv_heads=2, head_dim=8
+        ),
+        context=StackDims(depth=1, num_heads=4, head_dim=10, mlp_dim=60),
+        dit=StackDims(depth=3, num_heads=4, head_dim=6, mlp_dim=40),
+        head_width=20,
+        future_tokens=3,
+        positions=12,
+        vocabulary=264,
+        cameras=len(CAMERAS),
+        image_places=(2, 4),
+        prompt_length=64,
+        horizon=horizon,
+        action_dim=6,
+        state_dim=5,
+    )
+
+
 _TEMPLATES: Mapping[str, PromptTemplate] = {
     'pi05': 'pi05_state',
     'pi0': 'pi0',
     'smolvla': 'task_line',
+    'groot_n15': 'chat',
 }
 
 
@@ -106,6 +134,8 @@ def tiny_spec(
             template=_TEMPLATES[family],
             cleaning='lerobot',
             advantage=advantage,
+            frame='<|im_start|>{images}{task}<|im_end|>' if family == 'groot_n15' else None,
+            image='<img>{tokens}</img>' if family == 'groot_n15' else None,
         ),
         normalisation=NormalisationSpec(state='quantiles_lerobot', actions='mean_std_lerobot'),
         tokenizer='tokenizer.json',

@@ -14,10 +14,11 @@ import numpy as np
 
 # The closed vocabularies of a bundle's policy.yaml; `typing.get_args` gives the allowed words.
 # `none`: an image goes in at its own size, which must be that of the network.
-ImagePadding = Literal['centre', 'left_top', 'none']
-ImageResample = Literal['bilinear', 'antialias', 'none']
-PromptTemplate = Literal['pi05_state', 'pi05', 'pi0', 'task_line']
-PromptCleaning = Literal['openpi', 'lerobot']
+# `stretch`: resized to the square without keeping the aspect.
+ImagePadding = Literal['centre', 'left_top', 'stretch', 'none']
+ImageResample = Literal['bilinear', 'antialias', 'bicubic', 'none']
+PromptTemplate = Literal['pi05_state', 'pi05', 'pi0', 'task_line', 'chat']
+PromptCleaning = Literal['openpi', 'lerobot', 'python_list']
 AdvantageTemplate = Literal['task_newline', 'in_task_space', 'before_action']
 Advantage = Literal['positive', 'negative']
 NormaliserKind = Literal[
@@ -27,6 +28,7 @@ NormaliserKind = Literal[
     'mean_std_openpi',
     'mean_std_lerobot',
     'min_max',
+    'min_max_flat',
 ]
 ActionKind = Literal['absolute', 'delta', 'velocity']
 RotationForm = Literal['quaternion_wxyz', 'quaternion_xyzw', 'euler', 'axis_angle', 'rotation_6d']

@@ -23,9 +23,10 @@ from vla_runtime.bundle.schema import (
     TOKENIZER_SUFFIXES,
     BundleSpec,
     PoseSpec,
+    PromptSpec,
 )
 from vla_runtime.families import family_names, find_family
-from vla_runtime.families.family import Family, language_dims
+from vla_runtime.families.family import Family, image_places, language_dims
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
@@ -146,11 +147,30 @@ def _check_language(spec: BundleSpec, family: Family) -> None:
             f"'{spec.prompt.template}' is not a prompt of {spec.family}; expected one of "
             f'{", ".join(family.templates)}',
         )
+    _check_chat(spec, spec.prompt)
     _check_file_name(spec.tokenizer, 'tokenizer')
     if '/' in spec.tokenizer or not spec.tokenizer.endswith(TOKENIZER_SUFFIXES):
         raise FieldError(
             'tokenizer', f"'{spec.tokenizer}' where a *.json or *.model file name is expected"
         )
+
+
+def _check_chat(spec: BundleSpec, prompt: PromptSpec) -> None:
+    """Check that a chat has its layout, and no other template."""
+    for field in ('frame', 'image'):
+        given = getattr(prompt, field) is not None
+        if given != (prompt.template == 'chat'):
+            raise FieldError(f'prompt.{field}', "is for the template 'chat', and needed there")
+    if (prompt.template == 'chat') != (image_places(spec.dims) is not None):
+        raise FieldError(
+            'prompt.template',
+            f"'{prompt.template}', but {spec.family} "
+            + ('reads its images before the text' if prompt.template == 'chat' else 'needs a chat'),
+        )
+    try:
+        prompt.layout  # noqa: B018
+    except ValueError as error:
+        raise FieldError('prompt', str(error)) from None
 
 
 def _with_dims(document: dict[str, Any]) -> dict[str, Any]:

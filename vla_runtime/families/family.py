@@ -34,7 +34,9 @@ class PolicyDims(Protocol):
     Every family also has one of two fields or properties, which `image_sizes` reads:
     - `image_size`, S, the edge of the square images of all cameras in pixels;
     - `image_sizes`, (height, width) of each camera's image in pixels.
-    A family with language (`Family.templates`) has those of `LanguageDims`.
+    A family with language (`Family.templates`) has those of `LanguageDims`. One whose images stand
+    inside the prompt also has `image_places`, text tokens before each camera's image; its prompts
+    are of the template `chat`, and its `tokens` are the text without the images.
     """
 
     def __hash__(self) -> int:
@@ -88,6 +90,11 @@ def distinct_image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
     The vision network runs once per size with static shapes.
     """
     return tuple(dict.fromkeys(image_sizes(dims)))
+
+
+def image_places(dims: PolicyDims) -> tuple[int, ...] | None:
+    """Text tokens before each camera's image; None where images stand before the prompt."""
+    return getattr(dims, 'image_places', None)
 
 
 def language_dims(dims: PolicyDims) -> LanguageDims:

@@ -1,8 +1,8 @@
 """Camera images to the networks' pixels: resize with the aspect kept, pad black, scale to [-1, 1].
 
-Two resamplers, because checkpoints were trained with either and the difference is visible to a
-network: plain bilinear in float (four taps, aliases when shrinking) and Pillow's bilinear on uint8
-(a triangle filter as wide as the shrinking needs).
+Several resamplers, because checkpoints were trained with each and the difference is visible to a
+network: plain bilinear in float (four taps, aliases when shrinking), Pillow's bilinear on uint8
+(a triangle filter as wide as the shrinking needs) and torchvision's bicubic on uint8.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from vla_runtime.processing.bicubic import bicubic
 from vla_runtime.processing.words import check_word
 from vla_runtime.types import ImagePadding, ImageResample
 
@@ -52,10 +53,12 @@ def to_pixels(
         image: (h, w, 3) uint8, RGB, any strides; never written to.
         size: S, side of the square in pixels.
         padding: `centre` halves the padding and puts an odd pixel right or at the
-            bottom; `left_top` pads on the left and at the top only.
+            bottom; `left_top` pads on the left and at the top only; `stretch` fills the square
+            without keeping the aspect.
         resample: `bilinear` interpolates x/255 in float32 without antialiasing, as LeRobot does
             with `torch.nn.functional.interpolate(align_corners=False)`; `antialias` resizes the
-            uint8 image with Pillow's BILINEAR, as openpi's client does.
+            uint8 image with Pillow's BILINEAR, as openpi's client does; `bicubic` resizes it as
+            torchvision's bicubic with antialiasing does.
         out: (3, S, S) float32 to write into; a new array without it.
 
     Returns:
@@ -78,7 +81,9 @@ def to_pixels(
             f'out must be float32 of shape (3, {size}, {size}), got {out.dtype} of shape '
             f'{out.shape}'
         )
-    height, width = _resized(image.shape[0], image.shape[1], size)
+    height = width = size
+    if padding != 'stretch':
+        height, width = _resized(image.shape[0], image.shape[1], size)
     top, left = _offsets(size - height, size - width, padding)
 
     if height < size or width < size:
@@ -92,7 +97,8 @@ def to_pixels(
     elif resample == 'bilinear':
         _bilinear(image, inner)
     else:
-        _scale(_triangle(image, height, width), inner)
+        resize = bicubic if resample == 'bicubic' else _triangle
+        _scale(resize(image, height, width), inner)
     return out
 
 

@@ -7,6 +7,7 @@ Templates:
   prompt (`discrete_state_input=False`, as in `pi05_libero`): openpi's tokenizer then falls back
   to pi0's layout.
 - `task_line`: `{task}\\n` without the vocabulary's BOS in front of it (LeRobot's SmolVLA).
+- `chat`: `{task}` inside a layout that the bundle holds (`processing.chat`); no BOS.
 
 The advantage tag (RECAP, pi*0.6) is added after cleaning, so cleaning cannot change it.
 """
@@ -35,7 +36,9 @@ class PromptFormat:
         template: the layout, see the module's docstring.
         cleaning: `openpi` strips the task and turns `_` and newlines into spaces; `lerobot` leaves
             the text of the templates `pi0` and `task_line` as it is. The pi0.5 templates are always
-            cleaned, since both code bases do so.
+            cleaned, since both code bases do so. `python_list` leaves the text as it is and
+            writes it as Python writes a list of it: `['pick up the cup']`. A `chat` is cleaned by
+            `openpi` or `python_list`, else left as it is.
         advantage: where the advantage tag goes; None for a policy trained without one.
     """
 
@@ -52,7 +55,7 @@ class PromptFormat:
 
 def starts_with_bos(template: PromptTemplate) -> bool:
     """True when the vocabulary's BOS stands in front of the prompt."""
-    return template != 'task_line'
+    return template not in ('task_line', 'chat')
 
 
 def discretise_state(normalised: np.ndarray) -> np.ndarray:
@@ -110,11 +113,13 @@ def build_prompt(
         place, tag = _advantage_place(fmt), _advantage_tag(advantage)
         # A newline that the caller left at the end would push the tag a line down.
         text = text.rstrip('\n')
-    if place == 'task_newline' or (place == 'before_action' and fmt.template in _LINES):
+    if place == 'task_newline' or (place == 'before_action' and fmt.template in (*_LINES, 'chat')):
         text = f'{text}\n{tag}'
     elif place == 'in_task_space':
         text = f'{text} {tag}'
 
+    if fmt.template == 'chat':
+        return str([text]) if fmt.cleaning == 'python_list' else text
     if fmt.template in _LINES:
         return text if text.endswith('\n') else f'{text}\n'
     if fmt.template == 'pi05_state':
@@ -131,7 +136,7 @@ def _clean(fmt: PromptFormat, task: str) -> str:
         raise ValueError(
             f'instruction is empty (got {task!r}): say in plain words what the robot is to do'
         )
-    if fmt.template in _LINES and fmt.cleaning == 'lerobot':
+    if fmt.template in (*_LINES, 'chat') and fmt.cleaning != 'openpi':
         return task
     return cleaned
 

@@ -86,9 +86,12 @@ def test_each_steps_velocity_and_the_chunk_equal_the_reference(path: Path, b: in
     case = load_groot_case(path, b)
     if not case.valid.all():
         pytest.skip('the head of the training code does not mask padding')
-    assert relative_error(
-        case.network.state_encoder(case.state()['state']), case.tensors['state_features'][b]
-    ) <= BOUND
+    assert (
+        relative_error(
+            case.network.state_encoder(case.state()['state']), case.tensors['state_features'][b]
+        )
+        <= BOUND
+    )
     steps = denoised(case)
     for k, (_, velocity) in enumerate(steps):
         # Ours runs from 1 to 0.

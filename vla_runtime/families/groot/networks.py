@@ -153,9 +153,7 @@ class GrootN15(FlowNetwork):
         embeddings, mask = self.embed_prefix(*images, tokens, token_mask)
         context = self.encode_context(self.features(embeddings, mask), mask)
         blocks = [self._blocks[index] for index in self.dims.cross_blocks]
-        keys, values = zip(
-            *(block.attention.keys_values(context) for block in blocks), strict=True
-        )
+        keys, values = zip(*(block.attention.keys_values(context) for block in blocks), strict=True)
         return {
             'cross_key': torch.stack(keys),
             'cross_value': torch.stack(values),
