@@ -37,7 +37,9 @@ def tiny_onnx_bundle(family: str = 'pi05', precision: Precision = 'float32') -> 
 @lru_cache
 def _tiny_onnx_bundle(family: str, precision: Precision) -> Path:
     target = scratch_folder() / f'{family}_{precision}'
-    write_tiny_policy(target, tiny_spec(family, advantage='task_newline'))
+    # A policy without language has no prompt to put a tag in.
+    advantage = None if family == 'act' else 'task_newline'
+    write_tiny_policy(target, tiny_spec(family, advantage=advantage))
     spec = read_bundle(target).spec
     write_onnx(target, spec, precision)
     seal(target, spec)

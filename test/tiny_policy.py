@@ -21,10 +21,12 @@ from vla_runtime.bundle.schema import (
     PromptSpec,
     StateSpec,
 )
+from vla_runtime.bundle.statistics import image_group
 from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.families import build_network
+from vla_runtime.families.act.dimensions import ActDims, ResNetDims, StackDims
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.groot.dimensions import GrootDims, StackDims
+from vla_runtime.families.groot import dimensions as groot
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.types import AdvantageTemplate, Observation, PromptTemplate, RotationForm
@@ -33,6 +35,8 @@ _CASES = Path(__file__).parent / 'cases'
 TOKENIZER = _CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'
 JOINTS = ('shoulder', 'elbow', 'gripper')
 CAMERAS = ('top', 'wrist')
+# Height and width of the observations' images.
+IMAGE_SIZE = (48, 64)
 
 
 def tokenizer_of(family: str) -> Path:
@@ -47,6 +51,8 @@ def tiny_dims(family: str, horizon: int = 8) -> Any:
         return _tiny_smolvla(horizon)
     if family == 'groot_n15':
         return _tiny_groot(horizon)
+    if family == 'act':
+        return _tiny_act(horizon)
     language = DecoderDims(width=32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
     return PiDims(
         vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28),
@@ -78,16 +84,16 @@ def _tiny_smolvla(horizon: int) -> SmolVlaDims:
     )
 
 
-def _tiny_groot(horizon: int) -> GrootDims:
-    return GrootDims(
+def _tiny_groot(horizon: int) -> groot.GrootDims:
+    return groot.GrootDims(
         vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=7, image_size=28),
         pixel_shuffle=2,
         connector_layers=2,
         language=DecoderDims(
             width=40, depth=2, mlp_dim=48, num_heads=6, num_kv_heads=2, head_dim=8
         ),
-        context=StackDims(depth=1, num_heads=4, head_dim=10, mlp_dim=60),
-        dit=StackDims(depth=3, num_heads=4, head_dim=6, mlp_dim=40),
+        context=groot.StackDims(depth=1, num_heads=4, head_dim=10, mlp_dim=60),
+        dit=groot.StackDims(depth=3, num_heads=4, head_dim=6, mlp_dim=40),
         head_width=20,
         future_tokens=3,
         positions=12,
@@ -98,6 +104,20 @@ def _tiny_groot(horizon: int) -> GrootDims:
         horizon=horizon,
         action_dim=6,
         state_dim=5,
+    )
+
+
+def _tiny_act(horizon: int) -> ActDims:
+    stack = {'width': 24, 'num_heads': 3, 'mlp_dim': 32}
+    return ActDims(
+        backbone=ResNetDims(stem=6, channels=(6, 8, 10, 12), blocks=(1, 2, 1, 1)),
+        encoder=StackDims(depth=2, **stack),
+        decoder=StackDims(depth=2, **stack),
+        cameras=len(CAMERAS),
+        images=(IMAGE_SIZE,),
+        horizon=horizon,
+        action_dim=len(JOINTS),
+        state_dim=len(JOINTS),
     )
 
 
@@ -115,12 +135,15 @@ def tiny_spec(
     advantage: AdvantageTemplate | None = None,
     delta: bool = False,
 ) -> BundleSpec:
+    without_language = family == 'act'
     return BundleSpec(
         name=f'tiny {family}',
         family=family,
         dims=tiny_dims(family),
         cameras=tuple(CameraSpec(name) for name in CAMERAS),
-        images=ImageSpec(padding='centre', resample='bilinear'),
+        images=ImageSpec('none', 'none')
+        if without_language
+        else ImageSpec(padding='centre', resample='bilinear'),
         state=tuple(StateSpec(name, 'rad') for name in JOINTS),
         actions=tuple(
             ActionSpec(name, 'rad', 'delta', relative_to=name)
@@ -129,16 +152,22 @@ def tiny_spec(
             for name in JOINTS
         ),
         step_time_s=0.05,
-        denoise_steps=3,
-        prompt=PromptSpec(
+        denoise_steps=1 if without_language else 3,
+        prompt=None
+        if without_language
+        else PromptSpec(
             template=_TEMPLATES[family],
             cleaning='lerobot',
             advantage=advantage,
             frame='<|im_start|>{images}{task}<|im_end|>' if family == 'groot_n15' else None,
             image='<img>{tokens}</img>' if family == 'groot_n15' else None,
         ),
-        normalisation=NormalisationSpec(state='quantiles_lerobot', actions='mean_std_lerobot'),
-        tokenizer='tokenizer.json',
+        normalisation=NormalisationSpec(
+            state='quantiles_lerobot',
+            actions='mean_std_lerobot',
+            images='mean_std_lerobot' if without_language else None,
+        ),
+        tokenizer=None if without_language else 'tokenizer.json',
     )
 
 
@@ -184,6 +213,12 @@ def write_tiny_policy(
         name: (torch.randn(value.shape, generator=generator) * 0.2).numpy()
         for name, value in network.state_dict().items()
     }
+    for name in weights:
+        if name.endswith('running_var'):
+            weights[name] = np.abs(weights[name]) + 0.1
+        elif spec.family == 'act' and 'norm' in name and name.endswith('.weight'):
+            # Norms pass on what they get, or the images would hardly matter.
+            weights[name] = weights[name] + 1.0
     random = np.random.default_rng(seed)
     count = len(spec.actions)
     statistics = {
@@ -192,9 +227,12 @@ def write_tiny_policy(
         'actions.mean': action_scale * random.normal(size=count) * 0.1,
         'actions.std': action_scale * random.uniform(0.2, 1.0, size=count),
     }
-    write_bundle(
-        target, spec, weights=weights, statistics=statistics, tokenizer=tokenizer_of(spec.family)
-    )
+    if spec.normalisation.images is not None:
+        for name in spec.camera_names:
+            statistics[f'{image_group(name)}.mean'] = random.uniform(0.4, 0.6, 3)
+            statistics[f'{image_group(name)}.std'] = random.uniform(0.2, 0.3, 3)
+    tokenizer = tokenizer_of(spec.family) if spec.tokenizer else None
+    write_bundle(target, spec, weights=weights, statistics=statistics, tokenizer=tokenizer)
     return target
 
 
@@ -202,7 +240,9 @@ def observation(seed: int = 0, **changes) -> Observation:
     """A seeded observation of the tiny policies' robot."""
     random = np.random.default_rng(seed)
     values = {
-        'images': {name: random.integers(0, 256, (48, 64, 3), dtype=np.uint8) for name in CAMERAS},
+        'images': {
+            name: random.integers(0, 256, (*IMAGE_SIZE, 3), dtype=np.uint8) for name in CAMERAS
+        },
         'state': random.uniform(-1, 1, len(JOINTS)).astype(np.float32),
         'instruction': 'pick up the red cup',
     }

@@ -11,6 +11,7 @@ from commands import run_command
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.cli.main import main
+from vla_runtime.families import preset_names
 from vla_runtime.families.pi.dimensions import PI05
 from vla_runtime.performance.devices import DEVICES
 from vla_runtime.performance.operation_counts import count_operations
@@ -83,7 +84,7 @@ def test_a_bundle_brings_its_own_sizes_and_steps(bundle, tmp_path, capsys):
     [
         (
             ['pi06', '--device', 'thor'],
-            "MODEL 'pi06' is neither a published size (pi05, pi0, smolvla) nor",
+            f"MODEL 'pi06' is neither a published size ({', '.join(preset_names())}) nor",
         ),
         (['pi05'], '--device is missing, such as in: vla_runtime roofline pi05'),
         ([], 'MODEL is missing'),
@@ -215,3 +216,12 @@ def test_without_pytorch_it_says_what_counts_the_operations(monkeypatch, capsys)
     monkeypatch.delitem(sys.modules, 'vla_runtime.performance.meta_runs', raising=False)
     assert main(['roofline', 'pi05', '--device', 'thor']) == 2
     assert 'operations are counted by PyTorch' in capsys.readouterr().err
+
+
+def test_a_policy_that_runs_once_has_one_step_and_one_row(capsys):
+    assert main(['roofline', 'act', '--device', 'agx-orin']) == 0
+    text = capsys.readouterr().out
+    assert 'prefix of 1202 tokens, 1 denoise steps' in text
+    assert '2 rows' not in text and '2_rows' not in text
+    assert main(['roofline', 'act', '--device', 'agx-orin', '--steps', '4']) == 2
+    assert '--steps 4: the head of act (single) runs once' in capsys.readouterr().err

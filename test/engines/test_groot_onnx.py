@@ -67,7 +67,10 @@ def step_inputs(path: Path, b: int) -> StepInputs:
 def test_features_keys_and_values_equal_the_reference(path: Path, b: int):
     case, folder = load_groot_case(path, b, padding=3), onnx_folder(path, b)
     features = np.concatenate(
-        [run(folder, 'vision', {'pixels': one[None].numpy()})['image_tokens'] for one in case.pixels]
+        [
+            run(folder, 'vision', {'pixels': one[None].numpy()})['image_tokens']
+            for one in case.pixels
+        ]
     )
     cameras = len(features)
     reference = case.tensors['image_features'][b * cameras : (b + 1) * cameras]

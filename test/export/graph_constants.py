@@ -102,7 +102,7 @@ def _widened(bits: np.ndarray, half: int) -> np.ndarray:
 def _is_rounded(row: np.ndarray, exact: np.ndarray, name: str) -> bool:
     """Return whether a row of a matrix is the bundle's, up to rounding to half."""
     scale = 1.0
-    if '.attention.q.' in name and exact.any():
+    if 'attention.q.' in name and exact.any():
         # Attention's own scale, whatever it is, is in the weights of the queries.
         scale = float(row @ exact) / float(exact @ exact)
         if not row.any():

@@ -23,21 +23,27 @@ _HALF_MATRICES = re.compile(
     r'(vision|language|expert)\.blocks\.\d+'
     r'\.(attention\.(q|k|v|out)|mlp\.(gate|up|down|fc1|fc2))\.weight'
     r'|vision\.projector\.weight|language\.embedding\.weight'
+    # An encoder without vision blocks, and a decoder that reads it.
+    r'|(encoder|decoder)\.\d+\.(((self_|cross_)?attention)\.(q|k|v|out)|mlp\.(fc1|fc2))\.weight'
 )
 TEXT_TABLE = 'language.embedding.weight'
-_PROJECTION = re.compile(r'\.attention\.([qkv])\.weight$')
+_PROJECTION = re.compile(r'[._](?:self_|cross_)?attention\.([qkv])\.weight$')
 
 # Operators that mix the numbers of their operands, and that compute something else altogether, in
 # float32 or in integers.
 _MIXES = ('Add', 'Div', 'Mul', 'Neg', 'Sub', 'Where')
 _COMPUTES = (
     'And',
+    'Conv',
     'Cos',
+    'Erf',
     'LayerNormalization',
     'MatMul',
+    'MaxPool',
     'ReduceMean',
     'ReduceSum',
     'Reciprocal',
+    'Relu',
     'Sigmoid',
     'Sin',
     'Softmax',
@@ -274,7 +280,9 @@ class _Walk:
         past = _past_role(name)
         if origin is None or past is None or not self._is_half(name):
             return
-        if not (_are_keys(origin) if past == _PAST_KEYS else _are_values(origin)):
+        # A projection with a bias is float32 until it is handed over.
+        handed_over = Origin(origin.roles)
+        if not (_are_keys(origin) if past == _PAST_KEYS else _are_values(handed_over)):
             self.faults.append(f"the output '{name}' is {origin}, in {type_name(self._kind(name))}")
 
 

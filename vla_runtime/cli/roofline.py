@@ -33,7 +33,7 @@ from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import between
 from vla_runtime.engines.preflight import BACKENDS
-from vla_runtime.families import preset, preset_names
+from vla_runtime.families import find_family, preset, preset_names
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.performance.devices import DEVICES, GIB, MATRIX_BYTES
 
@@ -196,13 +196,16 @@ def _model(
     published, steps, views = preset(arguments.model), _STEPS, arguments.views
     rows: tuple[int, ...] = (1, 2)
     if published is not None:
-        family, dims = published
+        name, dims = published
         dims = replace(cast(Any, dims), cameras=views or dims.cameras)
-        counts = count_operations(family, dims)
+        counts, family = count_operations(name, dims), find_family(name)
+        steps = 1 if family.head == 'single' else steps
+        # Without language there is no second prompt row.
+        rows = rows if family.has_language else (1,)
     elif Path(arguments.model).exists():
         bundle = read_bundle(arguments.model, verify=False)
         spec, counts = bundle.spec, counts_of(bundle)
-        dims, steps = spec.dims, spec.denoise_steps
+        dims, steps, family = spec.dims, spec.denoise_steps, find_family(spec.family)
         if spec.advantage is None:
             # It cannot be guided, and nothing builds or loads a second row for it.
             rows = (1,)
@@ -213,6 +216,8 @@ def _model(
             f"MODEL '{arguments.model}' is neither a published size ({', '.join(preset_names())}) "
             'nor the folder of a bundle'
         )
+    if family.head == 'single' and arguments.steps not in (None, 1):
+        raise ValueError(f'--steps {arguments.steps}: the head of {family.name} (single) runs once')
     return counts, dims, views or dims.cameras, arguments.steps or steps, rows
 
 

@@ -75,7 +75,8 @@ def read_normalisation(
     if only is not None:
         if STATE not in only:
             modes['STATE'] = 'IDENTITY'
-        left_out = [feature for feature in features.cameras if feature not in only]
+        normalised = modes['VISUAL'] != 'IDENTITY'
+        left_out = [key for key in features.cameras if normalised and key not in only]
         if left_out and len(left_out) < len(features.cameras):
             raise before.step('normalizer_processor').error(
                 'normalize_observation_keys', f'only some cameras are normalised: {list(only)}'

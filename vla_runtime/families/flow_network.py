@@ -52,7 +52,8 @@ class FlowNetwork(nn.Module):
     def fold_constants(self) -> None:
         """Compute now what depends on weights alone; by default there is nothing.
 
-        A PyTorch engine calls this once, when all weights are there for good.
+        A PyTorch engine calls this once, when all weights are there for good; the numbers that the
+        network gives must be the same without the call.
         """
 
     def time_conditioning(self, times: Tensor) -> Tensor:

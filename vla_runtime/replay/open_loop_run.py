@@ -116,9 +116,9 @@ def run_open_loop(
     policy = _load(changes, robot)
     try:
         topics = find_topics(reader, robot, policy)
-        said: Callable[[int], str] = lambda _: instruction or ''
-        if not instruction and policy.policy.reads_instruction:
-            said = find_instructions(reader).at
+        # A policy without language needs none in the bag.
+        recorded = policy.policy.reads_instruction and not instruction
+        said = find_instructions(reader).at if recorded else (lambda _: instruction or '')
         given = {name: row.default for name, row in live_settings().items()}
         # The switch is off by default, and then this word has no say.
         settings = settings_from({**given, 'rtc_mode': 'guided', **changes.settings})

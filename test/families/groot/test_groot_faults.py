@@ -13,6 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from onnx_bundles import load_graph, save_graph
+from onnx_faults import (
+    position_in_half,
+    positions_to_half,
+    rotary_angles_rounded,
+    rotary_cosines_rounded,
+)
 from tiny_policy import tiny_spec, write_tiny_policy
 from torch import Tensor
 
@@ -20,6 +27,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.verification import verify_onnx
+from vla_runtime.export.receipt import VerificationError
 from vla_runtime.families.groot import networks, time_table
 from vla_runtime.families.groot.networks import GrootN15
 from vla_runtime.families.groot.vision import EagleVision
@@ -60,20 +68,16 @@ def positions_turned(self: EagleVision) -> Tensor:
     return self.position_embedding.view(self.side, self.side, -1).transpose(0, 1).flatten(0, 1)
 
 
+RIGHT_ROTARY = networks.rotary
+
+
 def rope(change: Callable[[Tensor], Tensor], base: float = 1e6) -> Callable[..., object]:
     """Rotary positions from changed ones, with this base."""
+
     def wrong(positions: Tensor, head_dim: int, _: float) -> object:
         return RIGHT_ROTARY(change(positions), head_dim, base)
 
     return wrong
-
-
-RIGHT_ROTARY = networks.rotary
-
-
-def rope_in_half(*arguments: object) -> tuple[Tensor, ...]:
-    """Cosines and sines rounded to half."""
-    return tuple(part.half().float() for part in RIGHT_ROTARY(*arguments))  # type: ignore[arg-type]
 
 
 ON_NETWORK = {
@@ -82,7 +86,6 @@ ON_NETWORK = {
     'patch positions off by one': (EagleVision, 'positions', positions_off_by_one),
     'patch positions column by column': (EagleVision, 'positions', positions_turned),
     'rope base of Llama': (networks, 'rotary', rope(lambda p: p, base=10000.0)),
-    'rope table in half': (networks, 'rotary', rope_in_half),
     'rope positions backwards': (networks, 'rotary', rope(lambda p: -p)),
 }
 
@@ -98,6 +101,20 @@ def test_a_wrong_index_in_the_exported_network_is_found(policy, tmp_path, monkey
     failures = verify_onnx(tmp_path, spec).failures
     part = 'prefix' if 'rope' in fault else 'vision'
     assert any(f'{part}.onnx' in line for line in failures), failures
+
+
+@pytest.mark.parametrize(
+    'fault', [rotary_angles_rounded, rotary_cosines_rounded, positions_to_half, position_in_half]
+)
+def test_a_rope_table_in_half_is_found(policy, tmp_path, fault):
+    folder, spec = policy
+    (tmp_path / 'weights.safetensors').write_bytes((folder / 'weights.safetensors').read_bytes())
+    write_onnx(tmp_path, spec, 'float32')
+    model = load_graph(tmp_path, 'prefix.onnx')
+    fault(model)
+    save_graph(model, tmp_path, 'prefix.onnx')
+    with pytest.raises(VerificationError, match=r'prefix\.onnx'):
+        verify_onnx(tmp_path, spec)
 
 
 def naive(times: np.ndarray) -> np.ndarray:

@@ -231,3 +231,17 @@ def test_the_report_has_the_inputs_that_no_other_topic_has(scene):
     asked = values['request.stamp_ns'], values['request.certain'], values['request.rows']
     assert asked == (NOW, 2, 4)
     assert values['parameter.cfg_beta'] == 1.23456
+
+
+def test_a_policy_without_language_answers_without_an_instruction(tmp_path):
+    spec = tiny_spec('act')
+    spec = replace(spec, dims=replace(spec.dims, images=((24, 32),)))
+    bundle = write_tiny_policy(tmp_path / 'act', spec)
+    scene = Scene(bundle, write_robot(tmp_path / 'degrees.yaml', DEGREES))
+    scene.look()
+    assert scene.responder.readiness(NOW, 0, '') == ()
+    silent = scene.ask(instruction='')
+    assert isinstance(silent, Answer) and report(silent, {}, 1.0).values['tokens'] == ''
+    scene.look(NOW + 100 * MS)
+    told = scene.ask(NOW + 100 * MS, instruction=TASK)
+    np.testing.assert_array_equal(told.inference.chunk.actions, silent.inference.chunk.actions)

@@ -101,9 +101,7 @@ def check_graphs(folder: Path, image_sizes: int = 1) -> Precision:
     names = graph_names(image_sizes)
     check_graph_files(folder, names)
     # Not every network has matrices that may be in half.
-    found = (
-        precision_of(folder / ONNX_FOLDER / name) for name in engine_graphs((1,), image_sizes)
-    )
+    found = (precision_of(folder / ONNX_FOLDER / name) for name in engine_graphs((1,), image_sizes))
     precision: Precision = next((one for one in found if one != 'float32'), 'float32')
     faults = [
         f'{name}: {fault}'

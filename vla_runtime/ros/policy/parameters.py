@@ -58,7 +58,7 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         INSTRUCTION,
         '',
         'task of the robot in plain words; a message on ~/instruction sets it too, and the newest '
-        'counts; empty: no inference',
+        'counts; empty: no inference, unless the policy has no language',
     ),
     ParameterSpec(
         'max_observation_age_s',

@@ -1,0 +1,75 @@
+"""A policy has a prompt and a tokenizer if its family has language, and neither otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_policy import tiny_spec, write_tiny_policy
+
+from vla_runtime.bundle.contents import check_contents
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.identity import spec_identity
+from vla_runtime.bundle.rules import check_guidable, check_spec
+from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.bundle.statistics import check_statistics
+from vla_runtime.bundle.summary import describe
+from vla_runtime.files.typed_yaml import FieldError
+
+WITH, WITHOUT = tiny_spec('pi0'), tiny_spec('act')
+# Recordings made before `normalisation.images` and policies without language name this one.
+IDENTITY = '6bae8704a9a0d054a2f474252eab3a23f9af7b0df5b9d2ddd98e944dc36b3990'
+
+
+@pytest.mark.parametrize(
+    ('spec', 'message'),
+    [
+        (replace(WITH, prompt=None), 'field prompt: is missing'),
+        (replace(WITH, tokenizer=None), 'field tokenizer: is missing'),
+        (replace(WITHOUT, prompt=WITH.prompt), 'field prompt: is given, but act has no language'),
+        (replace(WITHOUT, tokenizer='a.json'), 'field tokenizer: is given, but act has no'),
+        (replace(WITHOUT, images=ImageSpec('none', 'bilinear')), 'have none for both'),
+        (
+            replace(WITHOUT, images=ImageSpec('centre', 'bilinear')),
+            'field normalisation.images: .* is for images that are not resized',
+        ),
+        (
+            replace(WITHOUT, dims=replace(WITHOUT.dims, images=((9000, 64),))),
+            'field dimensions.images: 9000 where at most 4096 is expected',
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_field(spec, message):
+    with pytest.raises(FieldError, match=message):
+        check_spec(spec)
+
+
+def test_a_bundle_without_language_is_whole_without_a_tokenizer(tmp_path):
+    bundle = read_bundle(write_tiny_policy(tmp_path / 'act', WITHOUT))
+    check_contents(bundle)
+    assert not [name for name in bundle.spec.files if 'tokenizer' in name]
+    text = describe(bundle.spec)
+    assert 'none: the policy has no language' in text
+    assert '48x64 px, not resized' in text and 'vocabulary' not in text
+
+
+def test_guidance_says_that_there_is_no_language():
+    with pytest.raises(ValueError, match=r'cfg_enabled: .* no prompt \(act has no language\)'):
+        check_guidable(WITHOUT, 'cfg_enabled')
+
+
+def test_the_identity_of_a_bundle_without_new_fields_is_what_it_was():
+    assert spec_identity(WITH) == IDENTITY
+
+
+@pytest.mark.parametrize('lost', ['images.top.mean', 'images.wrist.std'])
+def test_statistics_of_every_camera_are_needed(tmp_path, lost):
+    bundle = read_bundle(write_tiny_policy(tmp_path / 'act', WITHOUT))
+    kept = {name: values for name, values in bundle.statistics.items() if name != lost}
+    with pytest.raises(FieldError, match=f'field {lost}: is missing'):
+        check_statistics(WITHOUT, kept)
+    with pytest.raises(FieldError, match=r'images\.top\.mean.*shape \(2,\) where .*\(3,\)'):
+        check_statistics(WITHOUT, {**bundle.statistics, 'images.top.mean': np.zeros(2)})
+    with pytest.raises(FieldError, match=r'images\.side\.mean: unknown statistic'):
+        check_statistics(WITHOUT, {**bundle.statistics, 'images.side.mean': np.zeros(3)})

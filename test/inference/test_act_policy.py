@@ -1,0 +1,151 @@
+"""ACT through `Policy`: no instruction, the exact cache, images at their own sizes, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from guided_policies import without_ages
+from tiny_policy import observation, tiny_spec, write_tiny_policy
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.writer import seal
+from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.export.onnx.verification import verify_onnx
+from vla_runtime.inference.cache_words import cache_words
+from vla_runtime.inference.prefix_cache import CachePolicy
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.policy import Policy
+
+OFF = PolicySettings(cache=CachePolicy(mode='off'))
+# A wrist camera of another size than the one above.
+SIZES = ((48, 64), (33, 100))
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory) -> Path:
+    return write_tiny_policy(tmp_path_factory.mktemp('bundles') / 'act', tiny_spec('act'))
+
+
+@pytest.fixture(scope='module')
+def two_sizes(tmp_path_factory) -> Path:
+    """A policy whose cameras' images differ in size, with ONNX files."""
+    spec = tiny_spec('act')
+    spec = replace(spec, dims=replace(spec.dims, images=SIZES))
+    folder = write_tiny_policy(tmp_path_factory.mktemp('bundles') / 'two_sizes', spec)
+    write_onnx(folder, spec, 'float32')
+    seal(folder, spec)
+    return folder
+
+
+def of_two_sizes():
+    seen = observation()
+    wrist = np.random.default_rng(5).integers(0, 256, (*SIZES[1], 3), dtype=np.uint8)
+    return replace(seen, images={'top': seen.images['top'], 'wrist': wrist})
+
+
+def test_no_instruction_is_needed_and_one_that_is_given_changes_nothing(bundle):
+    policy = Policy.load(bundle)
+    assert not policy.reads_instruction
+    policy.warm_up()
+    silent, _ = policy.infer(observation(instruction=''))
+    told, report = policy.infer(observation(instruction='pick up the cup'))
+    np.testing.assert_array_equal(silent.normalised, told.normalised)
+    assert without_ages(cache_words(report.cache))['prefix'] == 'hit'
+    assert report.tokens == ()
+
+
+def test_a_hit_changes_nothing_and_needs_an_equal_state(bundle):
+    cached, fresh = Policy.load(bundle), Policy.load(bundle, settings=OFF)
+    seen = observation()
+    moved = replace(seen, state=seen.state + np.float32(1e-3))
+    image = {**seen.images, 'top': 255 - seen.images['top']}
+    hit = 'top: hit, wrist: hit'
+    for look, vision, prefix in (
+        (seen, 'top: miss (first), wrist: miss (first)', 'miss (first)'),
+        (seen, hit, 'hit'),
+        (moved, hit, 'miss (state)'),
+        (replace(moved, images=image), 'top: miss (pixels), wrist: hit', 'miss (images)'),
+    ):
+        chunk, report = cached.infer(look)
+        expected, without = fresh.infer(look)
+        assert without_ages(cache_words(report.cache)) == {'vision': vision, 'prefix': prefix}
+        assert cache_words(without.cache)['prefix'] == 'off'
+        np.testing.assert_array_equal(chunk.normalised, expected.normalised)
+
+
+def test_a_change_of_normalised_images_is_measured_in_grey_levels(bundle):
+    bounds = CachePolicy(mode='bounded', max_age_s=9.0, max_reuses=9, max_image_change=2.5)
+    policy = Policy.load(bundle, settings=PolicySettings(cache=bounds))
+    grey = {name: np.full((48, 64, 3), 100, np.uint8) for name in ('top', 'wrist')}
+    policy.infer(observation(images=grey))
+    for levels, reuse in ((2, 'reused'), (3, 'miss')):
+        brighter = {**grey, 'top': grey['top'] + np.uint8(levels)}
+        _, report = policy.infer(observation(images=brighter))
+        outcome = report.cache.images['top']
+        assert outcome.reuse.value == reuse
+        assert outcome.grey_levels == pytest.approx(levels, rel=1e-4)
+
+
+def test_guidance_is_refused_by_name(bundle):
+    policy = Policy.load(bundle)
+    with pytest.raises(ValueError, match=r'cfg_enabled: .*\(act has no language\)'):
+        policy.settings = PolicySettings(cfg_enabled=True)
+
+
+def test_real_time_chunking_is_refused_by_name(bundle):
+    policy = Policy.load(bundle)
+    with pytest.raises(ValueError, match=r'rtc_mode is .guided.: the head of act \(single\)'):
+        policy.settings = PolicySettings(rtc_mode='guided')
+
+
+def test_an_image_of_another_size_is_refused_with_both_sizes(bundle):
+    policy, seen = Policy.load(bundle), observation()
+    wrong = {**seen.images, 'wrist': np.zeros((24, 32, 3), np.uint8)}
+    with pytest.raises(ValueError, match=r'images\[wrist\]: image of 24x32 .* where 48x64'):
+        policy.infer(replace(seen, images=wrong))
+
+
+def test_an_absent_camera_counts_for_nothing(bundle):
+    policy, seen = Policy.load(bundle), observation()
+    both, _ = policy.infer(seen)
+    one, _ = policy.infer(replace(seen, images={**seen.images, 'wrist': None}))
+    assert np.abs(one.normalised - both.normalised).max() > 1e-3
+
+
+@pytest.mark.parametrize('precision', ['bfloat16', 'float16'])
+def test_half_matrices_give_nearly_the_same_chunk(bundle, precision):
+    expected, _ = Policy.load(bundle).infer(observation())
+    found, _ = Policy.load(bundle, precision=precision).infer(observation())
+    error = np.abs(found.normalised - expected.normalised).max()
+    assert 0 < error < 0.1 * max(1.0, np.abs(expected.normalised).max())
+
+
+def test_images_of_two_sizes_run_on_both_backends(two_sizes):
+    chunks = []
+    for backend in ('torch', 'onnxruntime'):
+        policy = Policy.load(two_sizes, backend)
+        policy.warm_up()
+        chunk, report = policy.infer(of_two_sizes())
+        assert report.runs['vision'] == 2
+        again, _ = policy.infer(of_two_sizes())
+        np.testing.assert_array_equal(again.normalised, chunk.normalised)
+        chunks.append(chunk.normalised)
+        policy.close()
+    np.testing.assert_allclose(*chunks, rtol=0, atol=1e-5)
+
+
+def test_images_of_two_sizes_are_verified_in_a_file_each(two_sizes):
+    receipt = verify_onnx(two_sizes, read_bundle(two_sizes).spec)
+    assert receipt.failures == []
+    files = {item.file for item in receipt.tensors}
+    assert {'vision.onnx', 'vision_s2.onnx'} <= files
+
+
+def test_images_of_two_sizes_are_refused_by_tensorrt(two_sizes):
+    from vla_runtime.engines.tensorrt.loading import check_one_image_size
+
+    with pytest.raises(ValueError, match=r"'tensorrt' runs images of one size.*48x64, 33x100"):
+        check_one_image_size(read_bundle(two_sizes).spec.dims)
