@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 IMAGES, TASK, NUMBER, TOKENS = '{images}', '{task}', '{number}', '{tokens}'
+# A line end: policy.yaml has no texts of several lines.
+NEWLINE = '{newline}'
 
 
 class Piece(NamedTuple):
@@ -25,7 +27,8 @@ class ChatLayout:
     """Text around images and task.
 
     Attributes:
-        frame: the whole prompt with `{images}`, later `{task}`, once each.
+        frame: the whole prompt with `{images}`, later `{task}`, once each; `{newline}` is a line
+            end here and in `image`.
         image: what stands for one image, with `{tokens}` where its image tokens go and `{number}`
             for its number, counted from 1.
     """
@@ -51,7 +54,7 @@ class ChatLayout:
 
     def before_images(self, cameras: int) -> list[str]:
         """Texts in front of each image's tokens: from the image before it, or from the start."""
-        start, _ = self.frame.split(IMAGES)
+        start, _ = _lines(self.frame).split(IMAGES)
         texts, text = [], start
         for number in range(1, cameras + 1):
             opening, closing = self._markers(number)
@@ -61,14 +64,19 @@ class ChatLayout:
 
     def after_images(self, cameras: int) -> tuple[str, str]:
         """Text between the last image's tokens and the task, and the text after the task."""
-        _, rest = self.frame.split(IMAGES)
+        _, rest = _lines(self.frame).split(IMAGES)
         before, after = rest.split(TASK)
         closing = self._markers(cameras)[1] if cameras else ''
         return closing + before, after
 
     def _markers(self, number: int) -> tuple[str, str]:
-        opening, closing = self.image.replace(NUMBER, str(number)).split(TOKENS)
+        text = _lines(self.image).replace(NUMBER, str(number))
+        opening, closing = text.split(TOKENS)
         return opening, closing
+
+
+def _lines(text: str) -> str:
+    return text.replace(NEWLINE, '\n')
 
 
 def image_places_of(counts: Sequence[int], cameras: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Faults in what GR00T computes with indices, planted while a bundle is exported: `verify` finds each.
+"""Faults in what GR00T computes with indices: `verify` finds each that an export was made with.
 
 The export runs with a wrong version of one computation; the receipt compares its files with the
 right networks.

@@ -43,8 +43,9 @@ _STEPS = 4
 # Eagle's chat template with a user's images and task, as its processor writes it.
 LAYOUT = ChatLayout(
     frame=(
-        '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n'
-        '<|im_start|>user\n{images}{task}<|im_end|>\n<|im_start|>assistant\n'
+        '<|im_start|>system{newline}You are a helpful assistant.<|im_end|>{newline}'
+        '<|im_start|>user{newline}{images}{task}<|im_end|>{newline}'
+        '<|im_start|>assistant{newline}'
     ),
     image='<image {number}><img>{tokens}</img>',
 )
