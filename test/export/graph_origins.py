@@ -280,9 +280,7 @@ class _Walk:
         past = _past_role(name)
         if origin is None or past is None or not self._is_half(name):
             return
-        # A projection with a bias is float32 until it is handed over.
-        handed_over = Origin(origin.roles)
-        if not (_are_keys(origin) if past == _PAST_KEYS else _are_values(handed_over)):
+        if not (_are_keys(origin) if past == _PAST_KEYS else _are_values(origin)):
             self.faults.append(f"the output '{name}' is {origin}, in {type_name(self._kind(name))}")
 
 
@@ -310,4 +308,5 @@ def _are_keys(origin: Origin) -> bool:
 
 
 def _are_values(origin: Origin) -> bool:
-    return bool(origin.roles) and not origin.rounded and origin.within(_VALUES, _PAST_VALUES)
+    # Those of a projection with a bias are float32 until their product.
+    return bool(origin.roles) and origin.within(_VALUES, _PAST_VALUES)

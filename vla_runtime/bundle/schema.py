@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.family import PolicyDims, image_sizes
 from vla_runtime.processing.chat import ChatLayout
 from vla_runtime.types import (
     ActionKind,
@@ -216,6 +216,11 @@ class BundleSpec:
     def advantage(self) -> AdvantageTemplate | None:
         """Place of the advantage tag in the prompt; None for a policy trained without tags."""
         return None if self.prompt is None else self.prompt.advantage
+
+    @property
+    def fixed_image_sizes(self) -> tuple[tuple[int, int], ...] | None:
+        """(height, width) that each camera's images must have; None where they are resized."""
+        return image_sizes(self.dims) if self.images.padding == 'none' else None
 
     @property
     def camera_names(self) -> tuple[str, ...]:

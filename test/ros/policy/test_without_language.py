@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from graph import graph
 from test_policy_node import Executor, start
@@ -12,7 +14,10 @@ pytestmark = pytest.mark.graph
 
 
 def test_chunks_come_without_an_instruction_and_one_that_is_given_is_said_to_be_unused(tmp_path):
-    bundle = write_tiny_policy(tmp_path / 'act', tiny_spec('act'))
+    spec = tiny_spec('act')
+    # The sizes that this robot's cameras send.
+    spec = replace(spec, dims=replace(spec.dims, images=((48, 64), (32, 32))))
+    bundle = write_tiny_policy(tmp_path / 'act', spec)
     with graph() as made:
         node = start(made, bundle, write_robot(tmp_path / 'tiny.yaml'))
         executor = Executor(made)

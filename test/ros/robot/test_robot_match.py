@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paths import ROOT
+from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.schema import (
     ActionSpec,
@@ -306,3 +307,28 @@ def test_the_columns_of_a_quaternion_belong_together(tmp_path):
     columns = match_robot(load_robot(path), spec, tmp_path).columns
     labels = {column.name: column.quaternion for column in columns}
     assert labels == {**dict.fromkeys('xyz', ''), **dict.fromkeys(turn, 'tool')}
+
+
+def test_a_camera_of_another_size_is_a_misfit_where_nothing_resizes_its_images(tmp_path):
+    bundle = tiny_spec('act')
+    text = """
+format: 1
+name: tiny
+joints:
+  - {name: shoulder, unit: rad, lower: -1.0, upper: 1.0, velocity: 2.0}
+  - {name: elbow, unit: rad, lower: -1.0, upper: 1.0, velocity: 2.0}
+  - {name: gripper, unit: rad, lower: -1.0, upper: 1.0, velocity: 2.0}
+joint_states: [{topic: joint_states}]
+cameras:
+  - {name: top, topic: top/image_raw, width: 64, height: 48}
+  - {name: wrist, topic: wrist/image_raw, width: WIDE, height: 48}
+outputs: [{kind: float64_multi_array, topic: commands, joints: [shoulder, elbow, gripper]}]
+"""
+    path = tmp_path / 'tiny.yaml'
+    path.write_text(text.replace('WIDE', '64'))
+    assert match_robot(load_robot(path), bundle, tmp_path).cameras['wrist'].width == 64
+    path.write_text(text.replace('WIDE', '80'))
+    with pytest.raises(MatchError, match=r"cameras\[1\].*'wrist' sends 80x48 .* takes 64x48"):
+        match_robot(load_robot(path), bundle, tmp_path)
+    # A policy whose images are resized takes any.
+    match_robot(load_robot(path), tiny_spec('pi0'), tmp_path)

@@ -181,6 +181,7 @@ class _Matcher:
                 continue
             if camera.name in known:
                 found[camera.name] = known[camera.name]
+                self._check_image_size(index, known[camera.name])
             else:
                 self._misfit(
                     f'cameras[{index}].name',
@@ -188,6 +189,19 @@ class _Matcher:
                     f'{_hint(camera.name, known)}',
                 )
         return found
+
+    def _check_image_size(self, index: int, camera: RobotCamera) -> None:
+        """Note a camera that is known to send another size than the policy takes."""
+        sizes = self._spec.fixed_image_sizes
+        if sizes is None:
+            return
+        height, width = sizes[index]
+        if (camera.height or height, camera.width or width) != (height, width):
+            self._misfit(
+                f'cameras[{index}]',
+                f"'{camera.name}' sends {camera.width}x{camera.height} (width x height), but the "
+                f'policy takes {width}x{height} and nothing resizes them; set the camera driver',
+            )
 
     def _joint_of(self, field: str, name: str) -> RobotJoint | None:
         joint = self._joints.get(name)
