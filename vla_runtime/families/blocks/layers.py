@@ -24,7 +24,7 @@ def normalise_rms(x: Tensor, epsilon: float = 1e-6) -> Tensor:
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + epsilon)
 
 
-class QueryScale:
+class QueryScale(nn.Module):
     """A layer whose weights scale an attention's queries, with the scale of the scores.
 
     PyTorch's attention scales the scores itself. An exported graph multiplies `scale` into this
