@@ -18,11 +18,9 @@ NODES = ('policy_node', 'executor_node', 'recorder_node', 'tabletop_node')
 # Maintainer and addresses stand in package.xml alone.
 MANIFEST = ElementTree.parse(ROOT / 'package.xml').getroot()
 URL_NAMES = {'repository': 'Source', 'bugtracker': 'Tracker', 'website': 'Homepage'}
-# TensorRT's backend asks the CUDA runtime through it. Its own release must be the machine's CUDA or
-# an older one: 12.6 with JetPack 6.1 and 6.2 (12.9 finds no driver there), 13.0 with
-# JetPack 7.0 and 7.1, 13.2 with JetPack 7.2. pip cannot know, so name it: pip install
-# '.[cuda]' 'cuda-python==12.6.*'
-CUDA_PYTHON = 'cuda-python>=12.6,<14'
+# TensorRT's backend reaches the driver through it, see engines/cuda_driver.py. cuda-python would
+# bring the same and more beside it, such as a newer NumPy than JetPack's.
+CUDA_BINDINGS = 'cuda-bindings>=12.9.1,<14'
 
 
 def version():
@@ -64,6 +62,7 @@ setup(
     packages=find_packages(include=[PACKAGE, f'{PACKAGE}.*']),
     package_data={
         f'{PACKAGE}.replay': ['*.css', '*.js'],
+        f'{PACKAGE}.selftest': ['*.tar.xz'],
         f'{PACKAGE}.tabletop.sim': ['*.xml'],
     },
     data_files=[
@@ -97,13 +96,15 @@ setup(
         'torch': ['torch>=2.4'],
         'onnx': ['onnx>=1.15', 'onnxruntime>=1.17'],
         # A Jetson has TensorRT with JetPack, for its system Python.
-        'tensorrt': ['tensorrt>=8.6; platform_machine == "x86_64"', CUDA_PYTHON],
-        'cuda': [CUDA_PYTHON],
+        'tensorrt': ['tensorrt>=8.6; platform_machine == "x86_64"', CUDA_BINDINGS],
+        'cuda': [CUDA_BINDINGS],
         'sim': ['mujoco>=3.1', 'pyopengl>=3.1.6'],
         # The recorder node, and replays.
         'record': ['rosbags>=0.10'],
         # Data sets of recordings.
         'dataset': ['pyarrow>=14', 'rosbags>=0.10'],
+        # replay and study --ray; 'client' is for ray:// addresses.
+        'ray': ['ray[client]>=2.40'],
         'report': ['matplotlib>=3.5', 'rosbags>=0.10'],
         'test': [
             'hypothesis>=6.80',

@@ -1,11 +1,11 @@
 """Builds and measures a pi0.5 of full width and two layers with TensorRT on a GPU machine.
 
-    python benchmark/gpu_tensorrt.py prepare KIT [--precision float32]   here: torch, onnxruntime
-    python benchmark/gpu_tensorrt.py run KIT [--json OUT]              there: tensorrt, cuda-python
+    python benchmark/gpu_tensorrt.py prepare KIT [--precision float32]  here: torch, onnxruntime
+    python benchmark/gpu_tensorrt.py run KIT [--json OUT]             there: tensorrt, cuda-bindings
 
 `prepare` writes our ONNX graphs, inputs and ONNX Runtime's outputs, a few megabytes (remove
 KIT/onnx/weights.data before carrying it: the weights are drawn again there). `run` needs
-tensorrt, cuda-python and numpy and no install: it builds the engines, compares each with ONNX
+tensorrt, cuda-bindings and numpy and no install: it builds the engines, compares each with ONNX
 Runtime's outputs, captures the graphs, compares whole chunks of one and two prompt rows, and times
 them with and without graphs. Exit code: 0, 1 where a check failed, 2 where it cannot run.
 """
@@ -26,7 +26,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 
 from tensorrt_kit import ROWS, SIZES, STEPS, Kit, expert_inputs, prepare, restore  # noqa: E402
 
-from vla_runtime.engines.cuda_runtime import CudaError, CudaRuntime  # noqa: E402
+from vla_runtime.engines.cuda_driver import CudaError  # noqa: E402
+from vla_runtime.engines.cuda_runtime import CudaRuntime  # noqa: E402
 from vla_runtime.engines.preflight import check_backend  # noqa: E402
 from vla_runtime.engines.tensorrt.adapter import (  # noqa: E402
     Network,

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from measurement import write_result
 from std_srvs.srv import Trigger
-from three_cameras import PACKAGES, ROOT, Graph, quiet_domain, use_profile
+from three_cameras import PACKAGES, PROFILE_VARIABLES, ROOT, Graph, quiet_domain, use_profile
 
 # Beside the helpers that three_cameras makes importable.
 from tabletop_policy import write_tabletop_policy  # isort: skip
@@ -101,8 +101,7 @@ def start_executor(graph: Graph, name: str, folder: Path) -> VelocityRobot:
     before = dict(os.environ)
     if name == 'udp':
         os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'SYSTEM_DEFAULT'
-    for variable in ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE'):
-        os.environ[variable] = str(profile)
+    os.environ.update(dict.fromkeys(PROFILE_VARIABLES, str(profile)))
     try:
         process = graph.start(
             'vla_runtime.ros.executor.node',

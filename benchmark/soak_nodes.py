@@ -18,7 +18,7 @@ from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter
 from three_cameras import ROOT, Graph, isolate
 
-from vla_runtime.ros.executor.transport import PROFILE_VARIABLES
+from vla_runtime.ros.middleware import PROFILE_VARIABLES
 
 # Beside the helpers that three_cameras makes importable.
 from graph import TRANSITIONS  # isort: skip

@@ -19,8 +19,8 @@ from tiny_policy import JOINTS, tiny_spec, write_tiny_policy  # noqa: E402
 from trajectory_msgs.msg import JointTrajectory  # noqa: E402
 
 from vla_runtime.bundle.schema import CameraSpec  # noqa: E402
-from vla_runtime.ros.executor.transport import PROFILE_VARIABLES  # noqa: E402
 from vla_runtime.ros.messages.conversions import plan_to_message  # noqa: E402
+from vla_runtime.ros.middleware import PROFILE_VARIABLES  # noqa: E402
 
 NODE = '/vla_policy'
 CAMERAS = ('top', 'left', 'right')

@@ -1,4 +1,4 @@
-"""Renders demo.gif: the shipped policy in the simulator, told one block after the other.
+"""Renders demo.gif: the shipped policy in the simulator, one instruction after the other.
 
     ./run exec python docs/make_picture.py
 

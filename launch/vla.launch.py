@@ -3,7 +3,6 @@
 ros2 launch vla_runtime vla.launch.py bundle:=/path/to/bundle robot:=so101
 """
 
-import os
 from pathlib import Path
 
 from ament_index_python.packages import get_package_share_directory
@@ -23,11 +22,11 @@ from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
 from vla_runtime.ros.autostart import COULD_NOT_START
+from vla_runtime.ros.middleware import lossless_images
 from vla_runtime.ros.parameter_file import check_parameter_file
 from vla_runtime.ros.robot.file import find_robot
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
-PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 RESPAWN_DELAY_S = 1.0
 
 ARGUMENTS = (
@@ -116,21 +115,17 @@ def start(context: LaunchContext) -> list[Action]:
     executor = [SHARE / 'config/executor.yaml', *own, common | executor_only]
     respawn = {'respawn': _truth(said, 'respawn'), 'respawn_delay': RESPAWN_DELAY_S}
     return [
-        *lossless_images(context),
+        *set_profile(context),
         *_node(said, 'policy', policy, **respawn),
         *_node(said, 'executor', executor),
         *_recorder(said, own, common),
     ]
 
 
-def lossless_images(context: LaunchContext) -> list[Action]:
+def set_profile(context: LaunchContext) -> list[Action]:
     """The shared-memory profile, unless the user has one or runs another middleware."""
-    middleware = context.environment.get('RMW_IMPLEMENTATION', 'rmw_fastrtps_cpp')
-    has_own = any(context.environment.get(name) for name in PROFILE_VARIABLES)
-    if has_own or not middleware.startswith('rmw_fastrtps'):
-        return []
-    profile = os.fspath(SHARE / 'config' / 'fastdds.xml')
-    return [SetEnvironmentVariable(name, profile) for name in PROFILE_VARIABLES]
+    chosen = lossless_images(context.environment, SHARE / 'config')
+    return [SetEnvironmentVariable(name, profile) for name, profile in chosen.items()]
 
 
 def _node(

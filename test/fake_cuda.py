@@ -1,4 +1,4 @@
-"""cuda-python's runtime module where there is no GPU: real memory, and a stream.
+"""`cuda.bindings.driver` where there is no GPU: real memory, and a stream.
 
 Stands in at the edge of the hardware, below our own wrapper. Copies and zeroing work on real host
 memory at real addresses, at once or as late as CUDA allows; a capture records what it is given and
@@ -19,25 +19,37 @@ import numpy as np
 _ALIGNMENT = 256
 
 
-class CudaErrorCode(IntEnum):
-    cudaSuccess = 0  # noqa: N815
-    cudaErrorInvalidValue = 1  # noqa: N815
-    cudaErrorMemoryAllocation = 2  # noqa: N815
-    cudaErrorInsufficientDriver = 35  # noqa: N815
-    cudaErrorInvalidResourceHandle = 400  # noqa: N815
-    cudaErrorLaunchFailure = 719  # noqa: N815
-    cudaErrorStreamCaptureUnsupported = 900  # noqa: N815
-    cudaErrorStreamCaptureInvalidated = 901  # noqa: N815
+# The names are those of the driver's interface.
+CUresult = IntEnum(
+    'CUresult',
+    {
+        'CUDA_SUCCESS': 0,
+        'CUDA_ERROR_INVALID_VALUE': 1,
+        'CUDA_ERROR_OUT_OF_MEMORY': 2,
+        'CUDA_ERROR_NO_DEVICE': 100,
+        'CUDA_ERROR_INVALID_CONTEXT': 201,
+        'CUDA_ERROR_INVALID_HANDLE': 400,
+        'CUDA_ERROR_LAUNCH_FAILED': 719,
+        'CUDA_ERROR_SYSTEM_DRIVER_MISMATCH': 803,
+        'CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED': 900,
+        'CUDA_ERROR_STREAM_CAPTURE_INVALIDATED': 901,
+    },
+)
+CaptureMode = IntEnum('CaptureMode', {'CU_STREAM_CAPTURE_MODE_THREAD_LOCAL': 1})
+ContextFlags = IntEnum('ContextFlags', {'CU_CTX_SCHED_BLOCKING_SYNC': 4})
+EventFlags = IntEnum('EventFlags', {'CU_EVENT_BLOCKING_SYNC': 1})
+StreamFlags = IntEnum('StreamFlags', {'CU_STREAM_NON_BLOCKING': 1})
+Attribute = IntEnum(
+    'Attribute',
+    {
+        'CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT': 16,
+        'CU_DEVICE_ATTRIBUTE_INTEGRATED': 18,
+        'CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR': 75,
+        'CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR': 76,
+    },
+)
 
-
-class MemcpyKind(IntEnum):
-    cudaMemcpyHostToDevice = 1  # noqa: N815
-    cudaMemcpyDeviceToHost = 2  # noqa: N815
-    cudaMemcpyDeviceToDevice = 3  # noqa: N815
-
-
-class CaptureMode(IntEnum):
-    cudaStreamCaptureModeThreadLocal = 1  # noqa: N815
+OK = CUresult.CUDA_SUCCESS
 
 
 class FakeCuda:
@@ -47,15 +59,20 @@ class FakeCuda:
         name: of the GPU.
         total_bytes: its memory; allocations and captured graphs count.
         devices: how many there are; None for a machine without a driver.
+        processors: multiprocessors of each.
         graph_bytes: memory that one captured graph takes.
         stale_graphs: graphs replay what they saw at capture: a fault to be found.
         late: work on the stream runs only when the host waits for it.
         integrated: it shares its memory with the host, as a Jetson's does.
     """
 
-    cudaMemcpyKind = MemcpyKind  # noqa: N815
-    cudaStreamCaptureMode = CaptureMode  # noqa: N815
-    cudaError_t = CudaErrorCode  # noqa: N815
+    __version__ = '13.0.3'
+    CUresult = CUresult
+    CUstreamCaptureMode = CaptureMode
+    CUctx_flags = ContextFlags
+    CUevent_flags = EventFlags
+    CUstream_flags = StreamFlags
+    CUdevice_attribute = Attribute
 
     def __init__(
         self,
@@ -66,20 +83,25 @@ class FakeCuda:
         stale_graphs: bool = False,
         late: bool = False,
         integrated: bool = True,
+        processors: int = 16,
     ) -> None:
         self.name, self.total_bytes, self.devices = name, total_bytes, devices
         self.graph_bytes, self.stale_graphs, self.late = graph_bytes, stale_graphs, late
-        self.integrated = integrated
+        self.integrated, self.processors = integrated, processors
+        self.driver_version = 12060
+        self.context_flags: dict[int, int] = {}
         self.calls: list[str] = []
         self.milliseconds = iter(())
         # By the name of a call: what it gives instead of doing anything.
-        self.failing: dict[str, CudaErrorCode] = {}
-        self.streams = 0
-        self._device = self._stream_device = 0
+        self.failing: dict[str, CUresult] = {}
+        self.streams = self.events = 0
+        self._context: int | None = None
+        self._stream_context: int | None = None
         self._memory: dict[int, tuple[int, np.ndarray]] = {}
         self._pinned: dict[int, np.ndarray] = {}
         self._queue: deque[Callable[[], None]] = deque()
         self._graphs: set[int] = set()
+        self._recorded: dict[int, list[Callable[[], None]]] = {}
         self._recording: list[Callable[[], None]] | None = None
         self._broken = False
         self._count = 0
@@ -94,7 +116,7 @@ class FakeCuda:
         """How many allocations, pinned ones included, and how many graphs there are."""
         return len(self._memory) + len(self._pinned), len(self._graphs)
 
-    def put(self, stream: object, work: Callable[[], None]) -> CudaErrorCode:
+    def put(self, stream: object, work: Callable[[], None]) -> CUresult:
         """What TensorRT does: put work on the stream."""
         if self._recording is not None:
             self._recording.append(work)
@@ -102,7 +124,7 @@ class FakeCuda:
             self._queue.append(work)
             if not self.late:
                 self._catch_up()
-        return CudaErrorCode.cudaSuccess
+        return OK
 
     def _catch_up(self) -> None:
         while self._queue:
@@ -118,135 +140,166 @@ class FakeCuda:
         assert address % _ALIGNMENT == 0, 'TensorRT takes addresses that are multiples of 256'
         return np.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)
 
-    def cudaGetDeviceCount(self):  # noqa: N802
+    def cuDriverGetVersion(self):  # noqa: N802
         if self.devices is None:
-            return CudaErrorCode.cudaErrorInsufficientDriver, None
-        return CudaErrorCode.cudaSuccess, self.devices
+            raise RuntimeError('Failed to dlopen libcuda.so.1')
+        return OK, self.driver_version
 
-    def cudaSetDevice(self, index):  # noqa: N802
-        self._device = index
-        return (CudaErrorCode.cudaSuccess,)
+    def cuInit(self, flags):  # noqa: N802
+        return (self.failing.get('cuInit', OK),)
 
-    def cudaGetDeviceProperties(self, index):  # noqa: N802
-        return CudaErrorCode.cudaSuccess, SimpleNamespace(
-            name=self.name.encode(),
-            major=8,
-            minor=7,
-            multiProcessorCount=16,
-            totalGlobalMem=self.total_bytes,
-            integrated=int(self.integrated),
-        )
+    def cuDeviceGetCount(self):  # noqa: N802
+        return OK, self.devices
 
-    def cudaMemGetInfo(self):  # noqa: N802
-        return CudaErrorCode.cudaSuccess, self.total_bytes - self.used_bytes, self.total_bytes
+    def cuDeviceGet(self, index):  # noqa: N802
+        return OK, index
 
-    def cudaGetErrorString(self, error):  # noqa: N802
-        return CudaErrorCode.cudaSuccess, f'fake: {error.name}'.encode()
+    def cuDeviceGetName(self, length, device):  # noqa: N802
+        return OK, self.name.encode().ljust(length, b'\0')
 
-    def cudaMalloc(self, size):  # noqa: N802
+    def cuDeviceTotalMem(self, device):  # noqa: N802
+        return OK, self.total_bytes
+
+    def cuDeviceGetAttribute(self, attribute, device):  # noqa: N802
+        values = {
+            'MULTIPROCESSOR_COUNT': self.processors,
+            'INTEGRATED': int(self.integrated),
+            'COMPUTE_CAPABILITY_MAJOR': 8,
+            'COMPUTE_CAPABILITY_MINOR': 7,
+        }
+        return OK, values[attribute.name.removeprefix('CU_DEVICE_ATTRIBUTE_')]
+
+    def cuDevicePrimaryCtxSetFlags(self, device, flags):  # noqa: N802
+        self.context_flags[device] = flags
+        return (OK,)
+
+    def cuDevicePrimaryCtxRetain(self, device):  # noqa: N802
+        return OK, device
+
+    def cuCtxSetCurrent(self, context):  # noqa: N802
+        self._context = context
+        return (OK,)
+
+    def cuMemGetInfo(self):  # noqa: N802
+        return OK, self.total_bytes - self.used_bytes, self.total_bytes
+
+    def cuGetErrorString(self, error):  # noqa: N802
+        return OK, f'fake: {error.name}'.encode()
+
+    def cuMemAlloc(self, size):  # noqa: N802
         if self._recording is not None:
             self._broken = True
-            return CudaErrorCode.cudaErrorStreamCaptureUnsupported, None
+            return CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, None
         if self.used_bytes + size > self.total_bytes:
-            return CudaErrorCode.cudaErrorMemoryAllocation, None
+            return CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
         # Filled, so that nothing relies on fresh memory being zero.
         block = np.full(size + _ALIGNMENT, 0xA5, np.uint8)
         address = -(-block.ctypes.data // _ALIGNMENT) * _ALIGNMENT
         self._memory[address] = (size, block)
-        return CudaErrorCode.cudaSuccess, address
+        return OK, address
 
-    def cudaFree(self, address):  # noqa: N802
+    def cuMemFree(self, address):  # noqa: N802
         if self._memory.pop(address, None) is None:
-            return (CudaErrorCode.cudaErrorInvalidValue,)
-        return (CudaErrorCode.cudaSuccess,)
+            return (CUresult.CUDA_ERROR_INVALID_VALUE,)
+        return (OK,)
 
-    def cudaMallocHost(self, size):  # noqa: N802
+    def cuMemHostAlloc(self, size, flags):  # noqa: N802
         block = np.full(size, 0xA5, np.uint8)
         self._pinned[block.ctypes.data] = block
-        return CudaErrorCode.cudaSuccess, block.ctypes.data
+        return OK, block.ctypes.data
 
-    def cudaFreeHost(self, address):  # noqa: N802
+    def cuMemFreeHost(self, address):  # noqa: N802
         if self._pinned.pop(address, None) is None:
-            return (CudaErrorCode.cudaErrorInvalidValue,)
-        return (CudaErrorCode.cudaSuccess,)
+            return (CUresult.CUDA_ERROR_INVALID_VALUE,)
+        return (OK,)
 
-    def cudaMemsetAsync(self, address, value, size, stream):  # noqa: N802
+    def cuMemsetD8Async(self, address, value, size, stream):  # noqa: N802
         return (self.put(stream, lambda: ctypes.memset(address, value, size)),)
 
-    def cudaMemcpyAsync(self, target, source, size, kind, stream):  # noqa: N802
-        if self._recording is not None and kind != MemcpyKind.cudaMemcpyDeviceToDevice:
-            # Pageable memory cannot be part of a capture, and pinned memory is used again.
-            self._broken = True
-            return (CudaErrorCode.cudaErrorStreamCaptureUnsupported,)
+    def cuMemcpyHtoDAsync(self, target, source, size, stream):  # noqa: N802
+        return self._copy_from_or_to_host(target, source, size, stream)
+
+    def cuMemcpyDtoHAsync(self, target, source, size, stream):  # noqa: N802
+        return self._copy_from_or_to_host(target, source, size, stream)
+
+    def cuMemcpyDtoDAsync(self, target, source, size, stream):  # noqa: N802
         return (self.put(stream, lambda: ctypes.memmove(target, source, size)),)
 
-    def cudaStreamCreateWithFlags(self, flags):  # noqa: N802
-        self.streams += 1
-        self._stream_device = self._device
-        return CudaErrorCode.cudaSuccess, 77
-
-    def cudaStreamDestroy(self, stream):  # noqa: N802
-        self.streams -= 1
-        return (CudaErrorCode.cudaSuccess,)
-
-    def cudaStreamSynchronize(self, stream):  # noqa: N802
+    def _copy_from_or_to_host(self, target, source, size, stream):
         if self._recording is not None:
+            # Pageable memory cannot be part of a capture, and pinned memory is used again.
             self._broken = True
-            return (CudaErrorCode.cudaErrorStreamCaptureUnsupported,)
-        self._catch_up()
-        return (CudaErrorCode.cudaSuccess,)
+            return (CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
+        return (self.put(stream, lambda: ctypes.memmove(target, source, size)),)
 
-    def cudaStreamBeginCapture(self, stream, mode):  # noqa: N802
+    def cuStreamCreate(self, flags):  # noqa: N802
+        self.streams += 1
+        self._stream_context = self._context
+        return OK, 77
+
+    def cuStreamDestroy(self, stream):  # noqa: N802
+        self.streams -= 1
+        return (OK,)
+
+    def cuStreamBeginCapture(self, stream, mode):  # noqa: N802
         self.calls.append('capture')
         self._recording, self._broken = [], False
-        return (CudaErrorCode.cudaSuccess,)
+        return (OK,)
 
-    def cudaStreamEndCapture(self, stream):  # noqa: N802
+    def cuStreamEndCapture(self, stream):  # noqa: N802
         recorded, self._recording = self._recording, None
         if self._broken:
-            return CudaErrorCode.cudaErrorStreamCaptureInvalidated, None
-        return CudaErrorCode.cudaSuccess, recorded
-
-    def cudaGraphInstantiate(self, graph, flags):  # noqa: N802
-        if self.used_bytes + self.graph_bytes > self.total_bytes:
-            return CudaErrorCode.cudaErrorMemoryAllocation, None
+            return CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, None
         self._count += 1
-        self._graphs.add(self._count)
-        recorded = [] if self.stale_graphs else list(graph)
-        return CudaErrorCode.cudaSuccess, SimpleNamespace(number=self._count, recorded=recorded)
+        self._recorded[self._count] = recorded or []
+        return OK, self._count
 
-    def cudaGraphDestroy(self, graph):  # noqa: N802
-        return (CudaErrorCode.cudaSuccess,)
+    def cuGraphInstantiate(self, graph, flags):  # noqa: N802
+        if self.used_bytes + self.graph_bytes > self.total_bytes:
+            return CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
+        self._graphs.add(graph)
+        recorded = [] if self.stale_graphs else list(self._recorded[graph])
+        return OK, SimpleNamespace(number=graph, recorded=recorded)
 
-    def cudaGraphExecDestroy(self, executable):  # noqa: N802
+    def cuGraphDestroy(self, graph):  # noqa: N802
+        del self._recorded[graph]
+        return (OK,)
+
+    def cuGraphExecDestroy(self, executable):  # noqa: N802
         self._graphs.discard(executable.number)
         executable.recorded = None
-        return (CudaErrorCode.cudaSuccess,)
+        return (OK,)
 
-    def cudaGraphLaunch(self, executable, stream):  # noqa: N802
-        if error := self.failing.get('cudaGraphLaunch'):
+    def cuGraphLaunch(self, executable, stream):  # noqa: N802
+        if error := self.failing.get('cuGraphLaunch'):
             return (error,)
         self.calls.append(f'launch {executable.number}')
         for work in executable.recorded:
             self.put(stream, work)
-        return (CudaErrorCode.cudaSuccess,)
+        return (OK,)
 
-    def cudaEventCreate(self):  # noqa: N802
-        return CudaErrorCode.cudaSuccess, SimpleNamespace(device=self._device)
+    def cuEventCreate(self, flags):  # noqa: N802
+        assert flags == EventFlags.CU_EVENT_BLOCKING_SYNC, 'a wait for this event polls'
+        self.events += 1
+        return OK, SimpleNamespace(context=self._context)
 
-    def cudaEventRecord(self, event, stream):  # noqa: N802
-        if event.device != self._stream_device:
-            return (CudaErrorCode.cudaErrorInvalidResourceHandle,)
-        return (CudaErrorCode.cudaSuccess,)
+    def cuEventRecord(self, event, stream):  # noqa: N802
+        if event.context != self._stream_context:
+            return (CUresult.CUDA_ERROR_INVALID_HANDLE,)
+        return (OK,)
 
-    def cudaEventSynchronize(self, event):  # noqa: N802
+    def cuEventSynchronize(self, event):  # noqa: N802
+        if self._recording is not None:
+            self._broken = True
+            return (CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
         self._catch_up()
-        return (CudaErrorCode.cudaSuccess,)
+        return (OK,)
 
-    def cudaEventElapsedTime(self, start, end):  # noqa: N802
-        if error := self.failing.get('cudaEventElapsedTime'):
+    def cuEventElapsedTime(self, start, end):  # noqa: N802
+        if error := self.failing.get('cuEventElapsedTime'):
             return error, None
-        return CudaErrorCode.cudaSuccess, next(self.milliseconds, 1.0)
+        return OK, next(self.milliseconds, 1.0)
 
-    def cudaEventDestroy(self, event):  # noqa: N802
-        return (CudaErrorCode.cudaSuccess,)
+    def cuEventDestroy(self, event):  # noqa: N802
+        self.events -= 1
+        return (OK,)

@@ -127,7 +127,7 @@ def dims_of_case(d: Mapping[str, Any], ids: Sequence[int], length: int) -> Groot
         horizon=d['horizon'],
         action_dim=d['action_dim'],
         state_dim=d['state_dim'],
-        rotary_base=d['rope_theta'],
+        rope_base=d['rope_theta'],
         rms_epsilon=d['rms_eps'],
     )
 

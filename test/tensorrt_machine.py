@@ -11,7 +11,6 @@ from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
-from vla_runtime.engines import preflight
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.tensorrt.adapter import TensorRT
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
@@ -46,10 +45,7 @@ class Machine:
         self.trt = FakeTensorRT(release, self.cuda)
         self.bundle = bundle
         monkeypatch.setitem(sys.modules, 'tensorrt', self.trt)
-        monkeypatch.setitem(sys.modules, 'cuda.bindings.runtime', self.cuda)
-        # No driver to ask: the fake begins at cuda-python.
-        driver = (0, 'a fake') if self.cuda.devices is None else (self.cuda.devices, '')
-        monkeypatch.setattr(preflight, '_cuda_devices', lambda: driver)
+        monkeypatch.setitem(sys.modules, 'cuda.bindings.driver', self.cuda)
 
     def runtime(self, index: int = 0) -> CudaRuntime:
         return CudaRuntime(index, self.cuda)

@@ -13,8 +13,6 @@ from fake_cuda import FakeCuda
 from fake_tensorrt import RELEASES, FakeTensorRT
 from paths import ROOT
 
-from vla_runtime.engines import preflight
-
 BENCHMARK = ROOT / 'benchmark'
 
 
@@ -46,9 +44,7 @@ def machine(script, monkeypatch) -> FakeTensorRT:
     """A fake GPU with TensorRT 8.6."""
     trt = FakeTensorRT(RELEASES[0], FakeCuda('NVIDIA H200', total_bytes=1 << 33))
     monkeypatch.setitem(sys.modules, 'tensorrt', trt)
-    monkeypatch.setitem(sys.modules, 'cuda.bindings.runtime', trt.cuda)
-    # No driver to ask: the fake begins at cuda-python.
-    monkeypatch.setattr(preflight, '_cuda_devices', lambda: (1, ''))
+    monkeypatch.setitem(sys.modules, 'cuda.bindings.driver', trt.cuda)
     return trt
 
 
@@ -103,10 +99,10 @@ def test_graphs_that_could_not_be_captured_fail(script, kit, machine):
 def test_a_machine_without_a_gpu_is_told_before_tensorrt_is_imported(
     script, kit, machine, monkeypatch, capsys
 ):
-    monkeypatch.setattr(preflight, '_cuda_devices', lambda: (0, 'the driver shows none'))
+    machine.cuda.devices = 0
     monkeypatch.setattr(script, 'import_tensorrt', lambda: pytest.fail('TensorRT is imported'))
     assert run(script, kit) == 2
-    assert 'no CUDA device answers here (the driver shows none)' in capsys.readouterr().err
+    assert 'the driver shows no GPU' in capsys.readouterr().err
 
 
 def test_a_folder_that_was_not_prepared_is_told(script, machine, tmp_path, capsys):

@@ -16,7 +16,7 @@ from vla_runtime.families import build_network
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.policy import Policy
-from vla_runtime.processing.bicubic import bicubic
+from vla_runtime.processing.stretched_images import stretched
 from vla_runtime.types import CommittedPlan, Observation
 
 pytestmark = pytest.mark.cases
@@ -57,7 +57,7 @@ def by_hand(bundle, spec, seen: Observation, noise: np.ndarray) -> np.ndarray:
     weights = load_file(bundle / 'weights.safetensors')
     network.load_state_dict(weights)
     network.eval()
-    pixels = [bicubic(seen.images[name], 56, 56) for name in sorted(CAMERAS)]
+    pixels = [stretched(seen.images[name], (56, 56), 'bicubic_uint8') for name in sorted(CAMERAS)]
     pixels = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 255 * 2 - 1
     statistics = load_file(bundle / 'statistics.safetensors')
     low, high = (statistics[f'state.{name}'].float() for name in ('min', 'max'))

@@ -46,12 +46,12 @@ ROS_PACKAGES = {
 PIP_NAMES = {
     'OpenGL': 'pyopengl',
     'PIL': 'pillow',
-    'cuda': 'cuda-python',
+    'cuda': 'cuda-bindings',
     'cv2': 'opencv-python-headless',
     'yaml': 'pyyaml',
 }
-# Extras for machines with a GPU, whose CUDA says which release; ./run does not install them.
-NOT_PINNED = {'cuda-python', 'tensorrt'}
+# ./run does not install them: a GPU machine's CUDA or the cluster's Ray says which release.
+NOT_PINNED = {'cuda-bindings', 'ray', 'tensorrt'}
 
 
 def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -123,7 +123,7 @@ def test_the_package_index_is_told_what_package_xml_says() -> None:
 
 def test_the_extras_of_gpu_machines_bring_what_their_backend_imports() -> None:
     lines = metadata().get_all('Requires-Dist') or []
-    for extra, names in (('tensorrt', {'tensorrt', 'cuda-python'}), ('cuda', {'cuda-python'})):
+    for extra, names in (('tensorrt', {'tensorrt', 'cuda-bindings'}), ('cuda', {'cuda-bindings'})):
         brought = {re.split('[<>]', line)[0] for line in lines if f'extra == "{extra}"' in line}
         assert brought == names
 

@@ -54,6 +54,7 @@ ROOMS: dict[str, set[str]] = {
     },
     'dataset': {'recording', 'ros'},
     'performance': {'families', 'engines', 'inference', 'bundle', 'processing', 'policy'},
+    'selftest': {'policy', 'engines', 'export', 'bundle', 'performance', 'families'},
 }
 # Rooms that nothing on a robot imports; they may import everything.
 FREE = {'tabletop', 'cli', '__main__', '__init__'}
@@ -72,6 +73,7 @@ WITHOUT = {
     'replay': {'torch', 'rclpy'},
     'dataset': {'torch', 'rclpy'},
     'policy.py': {'torch', 'rclpy'},
+    'selftest': {'rclpy'},
     'types.py': {'torch', 'rclpy'},
 }
 # The only package that the core that moves the robot may need.

@@ -26,6 +26,7 @@ from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.families import build_network
 from vla_runtime.families.act.dimensions import ActDims, ResNetDims, StackDims
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
 from vla_runtime.families.groot import dimensions as groot
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
@@ -41,7 +42,11 @@ IMAGE_SIZE = (48, 64)
 
 def tokenizer_of(family: str) -> Path:
     """A vocabulary in the family's layout."""
-    folders = {'smolvla': 'smolvla_folder/tokenizer.json', 'groot_n15': 'groot_tokenizer.json'}
+    folders = {
+        'smolvla': 'smolvla_folder/tokenizer.json',
+        'evo1': 'smolvla_folder/tokenizer.json',
+        'groot_n15': 'groot_tokenizer.json',
+    }
     return _CASES / folders[family] if family in folders else TOKENIZER
 
 
@@ -53,6 +58,8 @@ def tiny_dims(family: str, horizon: int = 8) -> Any:
         return _tiny_groot(horizon)
     if family == 'act':
         return _tiny_act(horizon)
+    if family == 'evo1':
+        return _tiny_evo1(horizon)
     language = DecoderDims(width=32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
     return PiDims(
         vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28),
@@ -121,12 +128,42 @@ def _tiny_act(horizon: int) -> ActDims:
     )
 
 
+def _tiny_evo1(horizon: int) -> Evo1Dims:
+    return Evo1Dims(
+        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=7, image_size=28),
+        pixel_shuffle=2,
+        language=DecoderDims(
+            width=40, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=2, head_dim=8
+        ),
+        head=HeadDims(depth=2, num_heads=5, mlp_dim=56, state_hidden=20, velocity_hidden=28),
+        vocabulary=360,
+        cameras=len(CAMERAS),
+        image_frames=((7, 8, 9), (10, 7, 11, 9), (10,)),
+        prompt_length=64,
+        horizon=horizon,
+        action_dim=6,
+        real_actions=len(JOINTS),
+        state_dim=5,
+    )
+
+
 _TEMPLATES: Mapping[str, PromptTemplate] = {
     'pi05': 'pi05_state',
     'pi0': 'pi0',
     'smolvla': 'task_line',
+    'evo1': 'after_images',
     'groot_n15': 'chat',
 }
+
+
+# Images that are not padded.
+_IMAGES = {
+    'act': ImageSpec('none', 'none'),
+    'evo1': ImageSpec('stretch', 'bicubic'),
+    'groot_n15': ImageSpec('stretch', 'bicubic_uint8'),
+}
+# Families whose images are normalised by channel.
+_NORMALISED = ('act', 'evo1')
 
 
 def tiny_spec(
@@ -141,9 +178,7 @@ def tiny_spec(
         family=family,
         dims=tiny_dims(family),
         cameras=tuple(CameraSpec(name) for name in CAMERAS),
-        images=ImageSpec('none', 'none')
-        if without_language
-        else ImageSpec(padding='centre', resample='bilinear'),
+        images=_IMAGES.get(family, ImageSpec(padding='centre', resample='bilinear')),
         state=tuple(StateSpec(name, 'rad') for name in JOINTS),
         actions=tuple(
             ActionSpec(name, 'rad', 'delta', relative_to=name)
@@ -165,7 +200,7 @@ def tiny_spec(
         normalisation=NormalisationSpec(
             state='quantiles_lerobot',
             actions='mean_std_lerobot',
-            images='mean_std_lerobot' if without_language else None,
+            images='mean_std_lerobot' if family in _NORMALISED else None,
         ),
         tokenizer=None if without_language else 'tokenizer.json',
     )
@@ -216,8 +251,8 @@ def write_tiny_policy(
     for name in weights:
         if name.endswith('running_var'):
             weights[name] = np.abs(weights[name]) + 0.1
-        elif spec.family == 'act' and 'norm' in name and name.endswith('.weight'):
-            # Norms pass on what they get, or the images would hardly matter.
+        elif spec.family in ('act', 'evo1') and 'norm' in name and name.endswith('.weight'):
+            # Norms pass on what they get, or images and positions would hardly matter.
             weights[name] = weights[name] + 1.0
     random = np.random.default_rng(seed)
     count = len(spec.actions)

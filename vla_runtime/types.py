@@ -13,11 +13,12 @@ from typing import Literal
 import numpy as np
 
 # The closed vocabularies of a bundle's policy.yaml; `typing.get_args` gives the allowed words.
-# `none`: an image goes in at its own size, which must be that of the network.
-# `stretch`: resized to the square without keeping the aspect.
+# `none`: an image goes in at its own size, which must be that of the network. `stretch`: resized to
+# the square without keeping its aspect.
 ImagePadding = Literal['centre', 'left_top', 'stretch', 'none']
-ImageResample = Literal['bilinear', 'antialias', 'bicubic', 'none']
-PromptTemplate = Literal['pi05_state', 'pi05', 'pi0', 'task_line', 'chat']
+StretchedResample = Literal['bicubic', 'bicubic_uint8']
+ImageResample = Literal['bilinear', 'antialias', StretchedResample, 'none']
+PromptTemplate = Literal['pi05_state', 'pi05', 'pi0', 'task_line', 'after_images', 'chat']
 PromptCleaning = Literal['openpi', 'lerobot', 'python_list']
 AdvantageTemplate = Literal['task_newline', 'in_task_space', 'before_action']
 Advantage = Literal['positive', 'negative']

@@ -48,7 +48,7 @@ def info_fails(folder: Path, capsys, *arguments: str) -> str:
     return text
 
 
-@pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
+@pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla', 'evo1'])
 def test_a_whole_bundle_passes(tmp_path, capsys, family):
     folder = write_tiny_policy(tmp_path / 'b', tiny_spec(family))
     assert main(['info', str(folder)]) == 0

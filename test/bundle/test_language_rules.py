@@ -32,7 +32,7 @@ IDENTITY = '6bae8704a9a0d054a2f474252eab3a23f9af7b0df5b9d2ddd98e944dc36b3990'
         (replace(WITHOUT, images=ImageSpec('none', 'bilinear')), 'have none for both'),
         (
             replace(WITHOUT, images=ImageSpec('centre', 'bilinear')),
-            'field normalisation.images: .* is for images that are not resized',
+            'field normalisation.images: .* is for images that are not padded',
         ),
         (
             replace(WITHOUT, dims=replace(WITHOUT.dims, images=((9000, 64),))),

@@ -51,7 +51,7 @@ def test_building_shows_the_plan_and_every_engine(machine, capsys):
     assert 'Orin, TensorRT 11.4.0.106, float32' in out
     assert out.count('to build') == 5 and out.count(' layers') == 5
     assert 'needs about' in out
-    assert f'built {here.bundle / "engines" / "orin-trt11.4.0.106"}' in out
+    assert f'built {here.bundle / "engines" / "orin-16sm-trt11.4.0.106"}' in out
     here.load().close()
 
 

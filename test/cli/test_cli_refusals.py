@@ -68,8 +68,11 @@ REFUSALS = (
     Refusal('study success --bundle lerobot/pi05_base', 'hf download lerobot/pi05_base'),
     Refusal('info lerobot/pi05_base', 'hf download lerobot/pi05_base --local-dir pi05_base'),
     Refusal('export lerobot/pi05_base --out {new}', 'hf download lerobot/pi05_base --local-dir'),
-    Refusal('bench {checkpoint}', 'looks like a checkpoint, of which a policy bundle is made'),
+    Refusal('bench {checkpoint}', 'looks like a checkpoint: make a policy bundle of it first'),
     Refusal('info {checkpoint}', 'vla_runtime export {checkpoint} --out BUNDLE'),
+    Refusal(
+        'info {run}', 'vla_runtime export {run}/checkpoints/last/pretrained_model --out BUNDLE'
+    ),
     Refusal('demo --bundle {cut}', 'weights.safetensors: is not a whole safetensors file'),
     Refusal('demo --bundle {tiny}', "camera 'top'"),
     Refusal('demo --robot so102', "robot 'so102' is neither a file nor one that comes with"),
@@ -134,11 +137,14 @@ def places(tmp_path_factory) -> dict[str, Path]:
     seal(receipt, replace(spec, files={}))
     (folder / 'checkpoint').mkdir()
     (folder / 'checkpoint' / 'config.json').write_text('{"type": "pi05"}')
+    trained = folder / 'run' / 'checkpoints' / 'last' / 'pretrained_model'
+    trained.mkdir(parents=True)
+    (trained / 'model.safetensors').touch()
     return {
         'tiny': write_tiny_policy(folder / 'tiny', tiny_spec()),
         'cut': cut,
         **{name: folder / name for name in ('nowhere', 'new', 'a_file', 'empty', 'checkpoint')},
-        **{name: folder / name for name in ('fifo', 'piped', 'studies', 'receipt')},
+        **{name: folder / name for name in ('fifo', 'piped', 'studies', 'receipt', 'run')},
     }
 
 

@@ -51,10 +51,14 @@ def test_a_what_if_tells_errors_by_joint_and_by_step(recording, capsys):
         (['--set', 'cfg_bta=2'], "setting 'cfg_bta' is unknown; did you mean 'cfg_beta'"),
         (['--set', 'cfg_beta=0.5'], 'cfg_beta is 0.5: it must be 1.0 to'),
         (['--bundle', 'nowhere'], 'nowhere'),
+        (['--ray', 'auto', '--workers', '2'], '--workers with --ray auto: the cluster places'),
+        (['--ray', 'auto', '--page', 'page.html'], '--page shows the replay of one recording here'),
+        (['--ray', 'auto', '--live'], '--live plays one recording here'),
         (['--node', '/other'], 'no policy node /other in it; there are: /vla_policy'),
     ],
 )
-def test_what_cannot_be_used_is_refused(recording, capsys, words, reason):
+def test_what_cannot_be_used_is_refused(recording, capsys, monkeypatch, tmp_path, words, reason):
+    monkeypatch.chdir(tmp_path)
     assert program.main(['replay', str(recording), *words]) == 2
     assert reason in capsys.readouterr().err
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_cuda import FakeCuda
+from fake_cuda import ContextFlags, FakeCuda
 
 from vla_runtime.engines import cuda_runtime
+from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 
 
@@ -54,9 +55,9 @@ def test_uploads_beyond_the_pinned_memory_arrive_whole(late, monkeypatch):
 
 def test_uploads_that_fit_do_not_wait_for_the_device(late, monkeypatch):
     waits = []
-    real = late.cudaStreamSynchronize
+    real = late.cuEventSynchronize
     monkeypatch.setattr(
-        late, 'cudaStreamSynchronize', lambda stream: waits.append(stream) or real(stream)
+        late, 'cuEventSynchronize', lambda event: waits.append(event) or real(event)
     )
     runtime = CudaRuntime(0, late)
     image = np.zeros((3, 224, 224), np.float32)
@@ -81,22 +82,34 @@ def test_close_frees_graphs_that_nobody_destroyed_pinned_memory_and_the_stream(l
     runtime.close()
     runtime.close()
     assert late.live == (0, 0)
-    assert late.streams == 0
+    assert (late.streams, late.events) == (0, 0)
 
 
-def test_a_time_is_taken_on_the_runtimes_own_device(late):
+def test_a_time_is_taken_in_the_context_of_the_runtimes_own_device(late):
     runtime = CudaRuntime(1, late)
-    # As on another thread, or after somebody else has chosen.
-    late.cudaSetDevice(0)
+    # As on another thread, or after another library made its context current.
+    late.cuCtxSetCurrent(0)
     assert runtime.milliseconds(lambda: None) == 1.0
+    late.cuCtxSetCurrent(0)
+    runtime.synchronize()
 
 
-def test_why_cuda_python_cannot_be_imported_is_told(monkeypatch):
-    def fail(name: str) -> None:
-        raise ImportError("No module named 'cuda.pathfinder'")
+def test_threads_that_wait_for_the_device_sleep(late):
+    CudaRuntime(1, late)
+    # The fake refuses events whose wait polls; TensorRT waits in the context.
+    assert late.context_flags == {1: ContextFlags.CU_CTX_SCHED_BLOCKING_SYNC}
 
-    monkeypatch.setattr(cuda_runtime.importlib, 'import_module', fail)
-    with pytest.raises(
-        ValueError, match=r"cannot be imported \(No module named 'cuda.pathfinder'\)"
-    ):
-        cuda_runtime.import_cuda()
+
+def test_work_that_waits_cannot_be_captured(late):
+    runtime = CudaRuntime(0, late)
+    with pytest.raises(CudaError, match='CAPTURE_UNSUPPORTED'):
+        runtime.capture(runtime.synchronize)
+    assert late.live[1] == 0
+    runtime.synchronize()
+
+
+def test_the_device_is_described_by_its_attributes(late):
+    late.processors = 4
+    info = CudaRuntime(0, late).info
+    assert (info.name, info.capability, info.processors) == ('Orin', '8.7', 4)
+    assert info.integrated and info.total_bytes == 1 << 32

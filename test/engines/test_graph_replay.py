@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_cuda import CudaErrorCode, FakeCuda
+from fake_cuda import CUresult, FakeCuda
 
-from vla_runtime.engines.cuda_runtime import CudaError, CudaRuntime
+from vla_runtime.engines.cuda_driver import CudaError
+from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.graph_replay import GraphCapturer, GraphedWork
 
-FAILURE = CudaErrorCode.cudaErrorLaunchFailure
+FAILURE = CUresult.CUDA_ERROR_LAUNCH_FAILED
 
 
 class Doubling:
@@ -46,7 +47,7 @@ def cuda() -> FakeCuda:
 
 def test_a_graph_whose_timing_fails_is_destroyed(cuda):
     work = Doubling(cuda)
-    cuda.failing['cudaEventElapsedTime'] = FAILURE
+    cuda.failing['cuEventElapsedTime'] = FAILURE
     capturer = GraphCapturer('prefix', work.runtime, captures=3)
     assert capturer.capture(work) is None
     assert cuda.live[1] == 0
@@ -60,7 +61,7 @@ def test_the_graph_before_the_one_whose_timing_fails_is_kept(cuda):
         work()
         # Once plainly, then once a capture.
         if work.runs == 3:
-            cuda.failing['cudaEventElapsedTime'] = FAILURE
+            cuda.failing['cuEventElapsedTime'] = FAILURE
 
     capturer = GraphCapturer('prefix', work.runtime, captures=3)
     graph = capturer.capture(failing_from_the_second_capture)
@@ -74,11 +75,11 @@ def test_a_graph_whose_replay_fails_is_destroyed_and_tried_again(cuda):
     def break_the_first_replay(number: int) -> None:
         # Two plain runs come before it.
         if number == 3:
-            cuda.failing['cudaGraphLaunch'] = FAILURE
+            cuda.failing['cuGraphLaunch'] = FAILURE
 
     work = Doubling(cuda, break_the_first_replay)
     graphed = GraphedWork(work, GraphCapturer('denoise', work.runtime, captures=1))
-    with pytest.raises(CudaError, match='cudaErrorLaunchFailure'):
+    with pytest.raises(CudaError, match='CUDA_ERROR_LAUNCH_FAILED'):
         graphed.prepare(work)
     assert cuda.live[1] == 0
     assert (graphed.prepared, graphed.status) == (False, 'eager')

@@ -282,7 +282,8 @@ def test_buffers_stay_where_they_are():
     runner = engine()
 
     def addresses() -> list[int]:
-        own = [runner._image_tokens, runner._plan, runner._pixels, *runner._x]
+        (vision,) = runner._vision.values()
+        own = [runner._image_tokens, runner._plan, vision.pixels, *runner._x]
         rows = [
             item for r in runner._rows.values() for item in (r.prefix_inputs['tokens'], r.velocity)
         ]

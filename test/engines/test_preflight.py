@@ -7,6 +7,7 @@ import sys
 import types
 
 import pytest
+from fake_cuda import FakeCuda
 
 from vla_runtime.engines import preflight
 from vla_runtime.engines.device_names import parse_device
@@ -147,9 +148,8 @@ def test_a_tensorrt_that_is_there_is_not_imported_without_a_gpu(monkeypatch, tmp
     (tmp_path / 'tensorrt' / '__init__.py').write_text('raise RuntimeError("imported")\n')
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, 'tensorrt', raising=False)
-    monkeypatch.setitem(sys.modules, 'cuda.bindings.runtime', types.ModuleType('runtime'))
-    monkeypatch.setattr(preflight, '_DRIVER', 'libnowhere.so.1')
-    with pytest.raises(ValueError, match="device 'cuda': no CUDA device answers here"):
+    monkeypatch.setitem(sys.modules, 'cuda.bindings.driver', FakeCuda(devices=None))
+    with pytest.raises(ValueError, match="device 'cuda:0': no CUDA device answers here"):
         check_backend('tensorrt', 'cuda')
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_cuda import CudaErrorCode
 from fake_tensorrt import RELEASES
 from onnx_bundles import reseal
 from paths import ROOT
@@ -73,7 +72,7 @@ def test_a_policy_on_tensorrt_gives_the_chunk_of_torch(machine):
 def test_a_built_engine_is_stored_for_its_gpu_and_version(machine):
     here = machine(name='NVIDIA H200', release=RELEASES[1])
     here.build(captures=2)
-    assert engines(here).name == 'nvidia-h200-trt10.3.0'
+    assert engines(here).name == 'nvidia-h200-16sm-trt10.3.0'
     data = json.loads((engines(here) / METADATA).read_text())
     assert (data['gpu'], data['tensorrt'], data['precision']) == (
         'NVIDIA H200',
@@ -87,15 +86,26 @@ def test_a_built_engine_is_stored_for_its_gpu_and_version(machine):
 
 
 def test_folder_names_are_plain(machine):
-    assert folder_name('NVIDIA GeForce RTX 4090', '11.4.0.106') == (
-        'nvidia-geforce-rtx-4090-trt11.4.0.106'
-    )
+    device = machine(name='NVIDIA GeForce RTX 4090', processors=128).runtime().info
+    assert folder_name(device, '11.4.0.106') == 'nvidia-geforce-rtx-4090-128sm-trt11.4.0.106'
+
+
+def test_every_power_mode_finds_its_own_engines(machine):
+    machine(processors=8).build()
+    here = machine(processors=4)
+    message = refused(here)
+    assert 'for Orin with 4 multiprocessors' in message
+    assert 'built for elsewhere: orin-8sm-trt' in message and message.endswith(rebuilds(here))
+    here.build()
+    assert len(list((here.bundle / 'engines').iterdir())) == 2
+    machine(processors=8).load().close()
+    machine(processors=4).load().close()
 
 
 def test_no_engines(machine):
     here = machine()
     message = refused(here)
-    assert 'no engines were built for Orin with TensorRT 11.4' in message
+    assert 'no engines were built for Orin with 16 multiprocessors and TensorRT 11.4' in message
     assert message.endswith(rebuilds(here))
 
 
@@ -103,14 +113,14 @@ def test_engines_of_another_gpu(machine):
     machine(name='Thor').build()
     here = machine(name='Orin')
     message = refused(here)
-    assert 'built for elsewhere: thor-trt' in message and message.endswith(rebuilds(here))
+    assert 'built for elsewhere: thor-16sm-trt' in message and message.endswith(rebuilds(here))
 
 
 def test_engines_of_another_version(machine):
     machine(release=RELEASES[1]).build()
     here = machine(release=RELEASES[2])
     message = refused(here)
-    assert 'with TensorRT 10.13.0.35; built for elsewhere: orin-trt10.3.0' in message
+    assert 'and TensorRT 10.13.0.35; built for elsewhere: orin-16sm-trt10.3.0' in message
     assert message.endswith(rebuilds(here))
 
 
@@ -301,9 +311,7 @@ def test_memory_that_the_file_cache_would_give_up_counts_where_the_gpu_shares_it
     machine().build()
     # CUDA counts the pages that nobody uses, and hashing the bundle has just filled the cache.
     here = machine()
-    monkeypatch.setattr(
-        here.cuda, 'cudaMemGetInfo', lambda: (CudaErrorCode.cudaSuccess, 200 << 20, 1 << 32)
-    )
+    monkeypatch.setattr(here.cuda, 'cuMemGetInfo', lambda: (0, 200 << 20, 1 << 32))
     meminfo.write_text('MemFree: 204800 kB\nMemAvailable: 2097152 kB\n')
     here.load().close()
     meminfo.write_text('MemFree: 204800 kB\nMemAvailable: 262144 kB\n')
@@ -336,7 +344,8 @@ def test_a_machine_without_a_driver(machine):
     here = machine(devices=None)
     message = refused(here)
     assert "device 'cuda:0': no CUDA device answers here" in message
-    assert 'cudaErrorInsufficientDriver' in message and 'nvidia-smi' in message
+    assert 'cuda-bindings 13.0.3' in message and 'nvidia-smi' in message
+    assert 'no NVIDIA driver is installed, libcuda.so.1 is not found' in message
     # TensorRT, which would take the process down, was not asked.
     assert here.trt.used == set()
 
@@ -373,7 +382,7 @@ _A_CUDA = """
 from fake_cuda import FakeCuda
 for name in ('cuda', 'cuda.bindings'):
     sys.modules[name] = types.ModuleType(name)
-sys.modules['cuda.bindings.runtime'] = FakeCuda(devices={devices})
+sys.modules['cuda.bindings.driver'] = FakeCuda(devices={devices})
 """
 
 
@@ -383,12 +392,12 @@ sys.modules['cuda.bindings.runtime'] = FakeCuda(devices={devices})
         ("sys.modules['tensorrt'] = None", "the Python package 'tensorrt' is not installed"),
         (
             _A_TENSORRT + "sys.modules['cuda'] = None",
-            "the Python package 'cuda-python' is not installed",
+            "the Python package 'cuda-bindings' is not installed",
         ),
         (_A_TENSORRT + _A_CUDA.format(devices=None), 'no CUDA device answers here'),
         (_A_TENSORRT + _A_CUDA.format(devices=1), 'no engines were built for Orin'),
     ],
-    ids=['no tensorrt', 'no cuda-python', 'no driver', 'no engines'],
+    ids=['no tensorrt', 'no cuda-bindings', 'no driver', 'no engines'],
 )
 def test_what_is_missing_is_told_without_importing_anything_heavy(prepare, told):
     prepare = prepare.replace('{test!r}', repr(str(ROOT / 'test')))

@@ -216,6 +216,23 @@ def test_when_a_hold_gives_way_expect_it_within_speed_and_acceleration() -> None
     assert hardest(held) <= ACCELERATION * (1 + 1e-6)
 
 
+def test_when_an_arm_sags_by_more_than_its_reach_expect_the_status_to_say_how_far_it_went() -> None:
+    rig = moving(rig_of())
+    rig.executor.stop()
+    rig.tick(50)
+    assert rig.executor.status().gave_way == ''
+    rig.robot_follows = False
+    held_at = rig.command.setpoints[0]
+    for _ in range(200):
+        # The load pulls the joint away from every setpoint.
+        sagged = rig.command.setpoints[0] - 1.2 * LIMIT.step_from_measured
+        rig.measured[0] += np.clip(sagged - rig.measured[0], -0.05, 0.05)
+        rig.tick()
+    fell = held_at - rig.command.setpoints[0]
+    assert fell > LIMIT.step_from_measured
+    assert rig.executor.status().gave_way == f"'a' by {fell:.3g}"
+
+
 def test_when_a_hold_gives_way_at_a_limit_expect_it_to_stay_inside() -> None:
     rig = moving(rig_of())
     push(rig, 6.5, 4.0)

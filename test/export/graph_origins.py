@@ -25,6 +25,9 @@ _HALF_MATRICES = re.compile(
     r'|vision\.projector\.weight|language\.embedding\.weight'
     # An encoder without vision blocks, and a decoder that reads it.
     r'|(encoder|decoder)\.\d+\.(((self_|cross_)?attention)\.(q|k|v|out)|mlp\.(fc1|fc2))\.weight'
+    # A head of cross-attention blocks, a projector of two layers, and a layer over all actions.
+    r'|blocks\.\d+\.(attention\.(q|k|v|out)|mlp\.(fc1|fc2))\.weight'
+    r'|vision\.projector\.(fc1|fc2)\.weight|pool\.weight'
 )
 TEXT_TABLE = 'language.embedding.weight'
 _PROJECTION = re.compile(r'[._](?:self_|cross_)?attention\.([qkv])\.weight$')
@@ -40,6 +43,7 @@ _COMPUTES = (
     'LayerNormalization',
     'MatMul',
     'MaxPool',
+    'Or',
     'ReduceMean',
     'ReduceSum',
     'Reciprocal',

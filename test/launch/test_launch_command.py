@@ -36,9 +36,9 @@ from launch_robot import FollowingRobot, write_files
 from launch_tools import start_motion, wait_active
 
 from vla_runtime.ros.messages.diagnostics import values_of
+from vla_runtime.ros.middleware import PROFILE_VARIABLES
 
 DEMO = ROOT / 'engines' / 'demo'
-PROFILES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
 
 @contextmanager
@@ -117,14 +117,14 @@ def test_arguments_are_declared_with_a_description(file: str) -> None:
 def test_profile_is_set_unless_the_user_has_one_or_another_middleware(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], is_set: bool
 ) -> None:
-    for name in (*PROFILES, 'RMW_IMPLEMENTATION'):
+    for name in (*PROFILE_VARIABLES, 'RMW_IMPLEMENTATION'):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     context = LaunchContext()
-    for action in load('vla.launch.py').lossless_images(context):
+    for action in load('vla.launch.py').set_profile(context):
         action.execute(context)
-    set_to = {name: context.environment.get(name, '') for name in PROFILES}
+    set_to = {name: context.environment.get(name, '') for name in PROFILE_VARIABLES}
     assert all(value.endswith('config/fastdds.xml') for value in set_to.values()) == is_set
     assert {k: v for k, v in context.environment.items() if k in environment} == environment
 

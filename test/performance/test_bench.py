@@ -166,7 +166,7 @@ def test_a_gpu_in_no_table_is_measured_and_left_as_it_was(monkeypatch, tmp_path)
 def test_looking_at_a_gpu_leaves_no_stream_behind(monkeypatch):
     cuda = FakeCuda(name='NVIDIA H200', total_bytes=1 << 30)
     monkeypatch.setattr(cuda_runtime, 'import_cuda', lambda: cuda)
-    taken = cuda.cudaMalloc(1 << 20)
+    taken = cuda.cuMemAlloc(1 << 20)
     facts = device_facts(replace(QUICK, backend='tensorrt', device='cuda'))
     assert taken[0] == 0
     assert (facts.name, facts.total_bytes, facts.used_bytes) == ('NVIDIA H200', 1 << 30, 1 << 20)
@@ -176,24 +176,24 @@ def test_looking_at_a_gpu_leaves_no_stream_behind(monkeypatch):
 @pytest.mark.parametrize('what', ['device_facts', 'rates_of'])
 def test_a_late_step_that_fails_is_noted_and_loses_nothing(bundle, monkeypatch, what):
     def fail(*arguments: object) -> None:
-        raise RuntimeError('cudaMemGetInfo: cudaErrorUnknown')
+        raise RuntimeError('cuMemGetInfo: CUDA_ERROR_UNKNOWN')
 
     monkeypatch.setattr(bench, what, fail)
     figures = run_bench(bundle, QUICK)
     assert set(figures['milliseconds']['hit']) == PHASES
     (note,) = figures['notes']
-    assert note.endswith(': RuntimeError: cudaMemGetInfo: cudaErrorUnknown')
+    assert note.endswith(': RuntimeError: cuMemGetInfo: CUDA_ERROR_UNKNOWN')
 
 
 def test_a_policy_that_cannot_be_closed_loses_nothing(bundle, monkeypatch):
     def fail(self: Policy) -> None:
-        raise RuntimeError('cudaFree: cudaErrorLaunchFailure')
+        raise RuntimeError('cuMemFree: CUDA_ERROR_LAUNCH_FAILED')
 
     monkeypatch.setattr(Policy, 'close', fail)
     figures = run_bench(bundle, QUICK)
     assert figures['milliseconds']['miss']['total']['count'] == 2
     assert figures['notes'] == [
-        'closing the policy: RuntimeError: cudaFree: cudaErrorLaunchFailure'
+        'closing the policy: RuntimeError: cuMemFree: CUDA_ERROR_LAUNCH_FAILED'
     ]
 
 

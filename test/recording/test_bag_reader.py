@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+from threading import Thread
 
 import numpy as np
 import pytest
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
+from vla_runtime.files.typed_yaml import LARGEST_FILE
 from vla_runtime.recording.bag_reader import BagReader, BagReadError, is_recording
 from vla_runtime.recording.bag_writer import Offer
 from vla_runtime.recording.cdr import header_stamp_ns
@@ -194,3 +197,44 @@ def test_files_of_a_split_bag_are_read_in_order(tmp_path):
         'bag_2.mcap',
         'bag_10.mcap',
     ]
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A folder with two files, whose names sort as they were written."""
+    for name in ('bag_2.mcap', 'bag_10.mcap'):
+        (tmp_path / name).write_bytes(b'')
+    return tmp_path
+
+
+_TURNED = 'relative_file_paths: [bag_10.mcap, bag_2.mcap]'
+
+
+def test_metadata_says_which_file_comes_first(parts):
+    (parts / 'metadata.yaml').write_text(f'rosbag2_bagfile_information:\n  {_TURNED}\n')
+    assert [file.name for file in BagReader(parts).files] == ['bag_10.mcap', 'bag_2.mcap']
+
+
+@pytest.mark.parametrize(
+    'metadata',
+    [
+        f'a: &a {{{_TURNED}}}\nrosbag2_bagfile_information:\n  <<: *a\n',
+        f'rosbag2_bagfile_information:\n  {_TURNED}\n' + '#' * LARGEST_FILE,
+        'rosbag2_bagfile_information: [1]',
+        'rosbag2_bagfile_information:\n  relative_file_paths: 7\n',
+        '[',
+    ],
+    ids=['merge key', 'too large', 'list', 'number', 'damaged'],
+)
+def test_metadata_that_is_not_used_costs_no_file(parts, metadata):
+    (parts / 'metadata.yaml').write_text(metadata)
+    assert [file.name for file in BagReader(parts).files] == ['bag_2.mcap', 'bag_10.mcap']
+
+
+def test_a_fifo_in_the_place_of_metadata_is_not_waited_for(parts):
+    os.mkfifo(parts / 'metadata.yaml')
+    found = []
+    reading = Thread(target=lambda: found.append(BagReader(parts).files), daemon=True)
+    reading.start()
+    reading.join(60.0)
+    assert [file.name for file in found[0]] == ['bag_2.mcap', 'bag_10.mcap']

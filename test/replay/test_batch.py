@@ -8,12 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 
+import psutil
 import pytest
+from local_ray import local_cluster, needs_ray
 from paths import ROOT
 from recorded_bag import Turn, record
 
 from vla_runtime.cli import main as program
+from vla_runtime.processes.workers import workers
 from vla_runtime.recording.bag_reader import BagReadError
 from vla_runtime.replay.batch import run_batch, totals
 from vla_runtime.replay.setup import Changes
@@ -55,7 +61,7 @@ def test_recordings_are_found_at_any_depth(folder, tmp_path):
 
 
 def test_two_processes_give_the_results_of_one(folder, tmp_path):
-    made = [result for _, result in run_batch(units(folder), tmp_path, 2)]
+    made = [result for _, result in run_batch(units(folder), tmp_path, partial(workers, 2))]
     assert without_times(made) == without_times(map(run_unit, units(folder)))
     total = totals(made)
     assert (total['recordings'], total['failed']) == (5, 1)
@@ -65,10 +71,10 @@ def test_two_processes_give_the_results_of_one(folder, tmp_path):
 
 
 def test_what_is_there_is_not_run_again(folder, tmp_path):
-    first = list(run_batch(units(folder)[:2], tmp_path, 1))
+    first = list(run_batch(units(folder)[:2], tmp_path, partial(workers, 1)))
     files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert len(files) == 2
-    again = list(run_batch(units(folder), tmp_path, 2))
+    again = list(run_batch(units(folder), tmp_path, partial(workers, 2)))
     assert sorted(again[:2], key=lambda one: one[0].name) == sorted(
         first, key=lambda one: one[0].name
     )
@@ -76,6 +82,17 @@ def test_what_is_there_is_not_run_again(folder, tmp_path):
     # Another question has results of its own.
     names = {unit.name for unit, _ in again}
     assert names.isdisjoint(unit.name for unit in units(folder, threads=2))
+
+
+def test_what_failed_is_tried_again(folder, tmp_path, bundle):
+    moved = bundle.rename(bundle.with_name('elsewhere'))
+    try:
+        ((_, failed),) = run_batch(units(folder)[:1], tmp_path, partial(workers, 1))
+    finally:
+        moved.rename(bundle)
+    assert 'error' in failed
+    ((_, result),) = run_batch(units(folder)[:1], tmp_path, partial(workers, 1))
+    assert 'error' not in result and result['replayed'] == 1
 
 
 def test_a_killed_process_costs_its_own_recording_and_the_same_command_goes_on(
@@ -99,6 +116,37 @@ def test_a_killed_process_costs_its_own_recording_and_the_same_command_goes_on(
     assert 'recordings 5, failed 1, inferences 10, replayed 10, compared 10, identical 10' in said
     summary = json.loads((tmp_path / 'results' / 'summary.json').read_text())
     assert without_times(summary['recordings']) == without_times(map(run_unit, units(folder)))
+
+
+@needs_ray
+def test_a_cluster_of_two_gives_the_summary_of_one_process_with_a_worker_killed_too(
+    folder, tmp_path, capsys
+):
+    with local_cluster(tmp_path, ROOT) as addresses:
+        words = ['replay', str(folder), '--ray', addresses.member, '--out']
+        assert program.main([*words, str(tmp_path / 'whole')]) == 0
+        with ThreadPoolExecutor(1) as beside:
+            killed = beside.submit(_kill_a_ray_worker)
+            assert program.main([*words, str(tmp_path / 'killed')]) == 0
+            assert killed.result(120)
+    assert 'recordings 5, failed 1, inferences 10, replayed 10' in capsys.readouterr().out
+    expected = without_times(map(run_unit, units(folder)))
+    for name in ('whole', 'killed'):
+        summary = json.loads((tmp_path / name / 'summary.json').read_text())
+        assert without_times(summary['recordings']) == expected
+
+
+def _kill_a_ray_worker() -> int:
+    """Kill the first worker of this process's cluster that has work; return its id."""
+    end_s = time.monotonic() + 120
+    while time.monotonic() < end_s:
+        for one in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if 'ray::_call' in ' '.join(one.cmdline()):
+                    one.kill()
+                    return one.pid
+        time.sleep(0.005)
+    raise AssertionError('no worker was seen at work')
 
 
 def _first_child(process: subprocess.Popen) -> int:

@@ -12,6 +12,7 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
 from vla_runtime.policy import Policy
+from vla_runtime.recording.topics import MissingTopicError
 from vla_runtime.replay.open_loop_run import run_open_loop
 from vla_runtime.replay.recorded import ReplayError
 from vla_runtime.replay.setup import Changes
@@ -133,7 +134,9 @@ def test_predictions_are_compared_with_the_motion_that_followed(
 
 def test_a_camera_that_is_not_in_the_bag_is_named(tmp_path, bundle, robot_file):
     folder = write(tmp_path / 'bag', wrist=False)
-    with pytest.raises(ReplayError, match=r"no topic wrist/image for 'wrist'.*are: /top/image"):
+    with pytest.raises(
+        MissingTopicError, match=r"no topic wrist/image for 'wrist'.*are: /top/image"
+    ):
         run(folder, bundle, robot_file)
 
 

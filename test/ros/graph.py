@@ -6,6 +6,7 @@ never for a time; that nothing was published is shown by a later message that di
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -17,7 +18,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import rclpy
-from domains import claim_domain
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from paths import ROOT
@@ -28,6 +28,9 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+
+from vla_runtime.ros.domains import claim_domain
+from vla_runtime.ros.middleware import REACH_VARIABLES, stay_on_this_machine
 
 RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 LATCHED = QoSProfile(
@@ -59,12 +62,16 @@ _LEADS_TO = {
 
 def isolate() -> None:
     """Choose this process's domain; its children inherit it. Call before `rclpy.init`."""
-    os.environ['ROS_DOMAIN_ID'] = str(claim_domain())
-    os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
-    # Humble knows only its predecessor, which later ones warn about.
-    if os.environ.get('ROS_DISTRO') == 'humble':
-        os.environ['ROS_LOCALHOST_ONLY'] = '1'
+    os.environ['ROS_DOMAIN_ID'] = str(_own_domain())
+    for reach in REACH_VARIABLES:
+        os.environ.pop(reach, None)
+    stay_on_this_machine(os.environ)
     os.environ.setdefault('AMENT_PREFIX_PATH', sys.prefix)
+
+
+@functools.cache
+def _own_domain() -> int:
+    return claim_domain()
 
 
 class Graph:

@@ -8,16 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import domains
 import pytest
 
-HERE = Path(__file__).parent
+from vla_runtime.ros import domains
+
 CLAIM = """
 import sys, tempfile
-sys.path.insert(0, sys.argv[1])
-tempfile.tempdir = sys.argv[2]
-import domains
-domains.DOMAINS = range(1, 1 + int(sys.argv[3]))
+tempfile.tempdir = sys.argv[1]
+from vla_runtime.ros import domains
+domains.DOMAINS = range(1, 1 + int(sys.argv[2]))
 try:
     print(domains.claim_domain(), flush=True)
 except RuntimeError as error:
@@ -30,7 +29,7 @@ class Claims:
     """Processes that claim a domain in the folder of one test and keep it until they are ended."""
 
     def __init__(self, folder: Path, domains: int) -> None:
-        self._arguments = (str(HERE), str(folder), str(domains))
+        self._arguments = (str(folder), str(domains))
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, count: int = 1) -> list[str]:
@@ -67,6 +66,7 @@ def test_a_process_that_was_killed_gives_its_domain_back(claims: Claims) -> None
     assert claims.start() == [claimed[2]]
 
 
-def test_this_process_keeps_the_one_that_it_has() -> None:
-    assert os.environ['ROS_DOMAIN_ID'] == str(domains.claim_domain())
-    assert domains.claim_domain() in domains.DOMAINS
+def test_a_process_claims_one_more_with_every_call() -> None:
+    claimed = [domains.claim_domain() for _ in range(2)]
+    assert len({os.environ['ROS_DOMAIN_ID'], *map(str, claimed)}) == 3
+    assert set(claimed) <= set(domains.DOMAINS)

@@ -205,7 +205,8 @@ def test_a_frozen_policy_makes_the_executor_hold_until_it_thaws(job):
     job.wait_for_status('motion', lambda s: s.get('kind') == 'track')
     os.kill(job.policy.pid, signal.SIGSTOP)
     try:
-        job.wait_for_status('a hold', lambda s: s.get('reason') == 'starved')
+        # Where the machine itself stood still meanwhile, the plan ended by a late tick.
+        job.wait_for_status('a hold', lambda s: s.get('kind') == 'hold')
     finally:
         os.kill(job.policy.pid, signal.SIGCONT)
     job.wait_for_status('motion again', lambda s: s.get('kind') == 'track')

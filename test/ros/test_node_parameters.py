@@ -14,6 +14,7 @@ from graph import Graph, graph
 from rcl_interfaces.srv import SetParameters, SetParametersAtomically
 from rclpy.parameter import Parameter
 
+from vla_runtime.ros.autostart import COULD_NOT_START
 from vla_runtime.ros.node_main import MODULES
 
 pytestmark = pytest.mark.graph
@@ -50,7 +51,7 @@ def test_a_node_does_not_start_with_a_parameter_that_no_node_has(
 ) -> None:
     process = start_with(made, node, tmp_path, {given: 3})
     made.wait_for(lambda: not process.running, 'the node to give up')
-    assert process.stop() == 1
+    assert process.stop() == COULD_NOT_START
     assert f'parameter {given}, given on the command line' in process.text()
     assert f'did you mean {nearest}?' in process.text()
     assert 'Traceback' not in process.text()
@@ -73,6 +74,17 @@ def test_setting_a_misspelt_parameter_names_the_nearest(made: Graph) -> None:
     assert result.reason == (
         "parameter replan_intervall is unknown; did you mean 'replan_interval'?"
     )
+
+
+@pytest.mark.parametrize(
+    ('given', 'meant'),
+    [('cfg_bet', "'cfg_beta' of vla_policy"), ('use_sim_tme', "'use_sim_time'")],
+)
+def test_setting_a_parameter_of_another_node_or_of_every_node_names_it(
+    made: Graph, given: str, meant: str
+) -> None:
+    result = made.set_parameter('/vla_executor', given, 4)
+    assert result.reason == f'parameter {given} is unknown; did you mean {meant}?'
 
 
 def test_of_several_parameters_the_known_ones_are_set_and_the_others_named(made: Graph) -> None:
@@ -121,7 +133,7 @@ def test_a_command_line_that_cannot_be_read_is_an_error_in_words(
         text=True,
         timeout=180,
     )
-    assert done.returncode == 1
+    assert done.returncode == COULD_NOT_START
     (line,) = [line for line in done.stderr.splitlines() if line.startswith('error: cannot start')]
     assert words in line
     assert 'Traceback' not in done.stderr

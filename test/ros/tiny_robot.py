@@ -55,7 +55,7 @@ class Drivers:
     """
 
     def __init__(self, graph: Graph, namespace: str = '') -> None:
-        self.node = graph.node
+        self._graph, self.node = graph, graph.node
         self.heal()
         self.clock_ns = lambda: int(self.node.get_clock().now().nanoseconds)
         self.frames: dict[str, dict[int, np.ndarray]] = {'top': {}, 'wrist': {}}
@@ -91,8 +91,12 @@ class Drivers:
         names: tuple[str, ...] = JOINTS,
         episode: int = 0,
         certain: int = 0,
+        unheard: bool = False,
     ) -> None:
-        """Ask for a chunk as the executor does."""
+        """Ask for a chunk as the executor does; unless `unheard`, once a policy node listens."""
+        if not unheard:
+            listens = lambda: self._plan.get_subscription_count() > 0  # noqa: E731
+            self._graph.wait_for(listens, 'a policy node to listen')
         message = plan_to_message(
             np.zeros((0, len(names))) if rows is None else rows,
             names,

@@ -30,6 +30,7 @@ from vla_runtime.bundle.schema import (
     BundleSpec,
 )
 from vla_runtime.bundle.statistics import check_statistics
+from vla_runtime.files.checkpoint_folders import checkpoint_below, has_tensors
 from vla_runtime.files.hub_id import download_hint
 from vla_runtime.files.input_files import UnreadableFileError, read_text, regular_file
 from vla_runtime.files.large_files import file_sha256
@@ -129,10 +130,13 @@ def _read_spec(folder: Path) -> BundleSpec:
     try:
         text = read_text(path, LARGEST_FILE)
     except FileNotFoundError:
-        if (folder / 'config.json').is_file() or any(folder.glob('model.safetensors*')):
+        own = (folder / 'config.json').is_file() or has_tensors(folder)
+        checkpoint = folder if own else checkpoint_below(folder)
+        if checkpoint is not None:
+            what = 'this' if own else str(checkpoint)
             raise BundleError(
-                f'{path}: is missing; this looks like a checkpoint, of which a policy bundle is '
-                f'made first: vla_runtime export {folder} --out BUNDLE'
+                f'{path}: is missing; {what} looks like a checkpoint: make a policy bundle '
+                f'of it first: vla_runtime export {checkpoint} --out BUNDLE'
             ) from None
         if folder.is_dir():
             raise BundleError(f'{path}: is missing; is this folder a policy bundle?') from None

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -30,6 +30,7 @@ from vla_runtime.families.family import Family, image_places, language_dims
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
+from vla_runtime.types import StretchedResample
 
 # Largest accepted values, many times those of any published policy. Beyond them a typo asks for
 # terabytes of buffers before anything else could notice it. Limits of a family's own dimensions
@@ -113,18 +114,25 @@ def check_spec(spec: BundleSpec) -> None:
 
 
 def _check_images(spec: BundleSpec) -> None:
-    plain = (spec.images.padding == 'none', spec.images.resample == 'none')
+    padding, resample = spec.images.padding, spec.images.resample
+    if (padding == 'stretch') != (resample in get_args(StretchedResample)):
+        raise FieldError(
+            'images',
+            f"padding '{padding}' with resample '{resample}': images are stretched with 'bicubic' "
+            "or 'bicubic_uint8', and only then",
+        )
+    plain = (padding == 'none', resample == 'none')
     if any(plain) and not all(plain):
         raise FieldError(
             'images',
-            f"padding '{spec.images.padding}' with resample '{spec.images.resample}': images that "
+            f"padding '{padding}' with resample '{resample}': images that "
             'go in at their own size have none for both',
         )
-    if spec.normalisation.images is not None and not all(plain):
+    if spec.normalisation.images is not None and padding not in ('none', 'stretch'):
         raise FieldError(
             'normalisation.images',
-            f"'{spec.normalisation.images}' is for images that are not resized (images.padding "
-            "and images.resample 'none'); resized ones go in as [-1, 1]",
+            f"'{spec.normalisation.images}' is for images that are not padded (images.padding "
+            "'none' or 'stretch'); padded ones go in as [-1, 1]",
         )
 
 

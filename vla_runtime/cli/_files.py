@@ -17,16 +17,18 @@ def output_file(text: str) -> Path:
     Nothing is made; argparse names the option.
     """
     path = Path(text)
+    if not text:
+        raise argparse.ArgumentTypeError('expected the name of a file')
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"'{path}' is a folder; name a file in it")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"'{path}' cannot be written: there is no folder '{path.parent}'"
-        )
     if is_stream(path):
         return path
     # The link stays, and the file that it leads to is written: aside, in its folder.
     path = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"'{path}' cannot be written: there is no folder '{path.parent}'"
+        )
     if not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(
             f"'{path}' cannot be written: permission denied for '{path.parent}'"

@@ -76,7 +76,7 @@ def play_live(
     result = LiveResult()
     with tempfile.TemporaryDirectory(prefix='vla_replay_') as folder:
         options, step_time_s = _options(run, changes, Path(folder))
-        with LivePlayer(options, step_time_s, Path(folder) / 'policy.log') as player:
+        with LivePlayer(options, step_time_s, Path(folder)) as player:
             begin_s, first_ns = time.monotonic(), None
             for found in live_steps(run, changes.settings):
                 if isinstance(found, SkippedInference):

@@ -1,9 +1,11 @@
 """Build a bundle's ONNX files into TensorRT engines, on the GPU that will run them.
 
 An engine runs only on the GPU and the TensorRT version it was built with, so it is built where it
-is used, once, and again after TensorRT was updated. It goes to BUNDLE/engines/GPU-trtVERSION. What
-is there already and was built from the same files is kept; a build that was stopped goes on. What
-was not asked for is removed: with --rows 1 the engines of two rows.
+is used, once, and again after TensorRT was updated. It goes to
+BUNDLE/engines/GPU-NUMBERsm-trtVERSION: a Jetson's power mode may change the number of
+multiprocessors, so build once in each mode that the robot uses. What is there already and was built
+from the same files is kept; a build that was stopped goes on. What was not asked for is removed:
+with --rows 1 the engines of two rows.
 
 examples:
   vla_runtime build engines/my_policy
@@ -81,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Build; 1 where the engines' numbers are wrong, 2 where it is not possible."""
-    from vla_runtime.engines.cuda_runtime import CudaError
+    from vla_runtime.engines.cuda_driver import CudaError
     from vla_runtime.engines.tensorrt.adapter import TensorRTError
 
     try:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # Images of every instruction, and the curves of an hour.
 _REPORT_BYTES = 16 << 20
-_PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,17 +147,12 @@ def _with_networks(options: DemoOptions) -> DemoOptions:
 
 def _prepare_environment() -> None:
     """Set what the launch files set, unless the user has: lossless images, this machine only."""
+    from vla_runtime.ros.middleware import lossless_images, stay_on_this_machine
     from vla_runtime.ros.package_files import share_folder
 
-    middleware = os.environ.get('RMW_IMPLEMENTATION', 'rmw_fastrtps_cpp')
-    if middleware.startswith('rmw_fastrtps') and not any(map(os.environ.get, _PROFILE_VARIABLES)):
-        profile = str(share_folder() / 'config' / 'fastdds.xml')
-        os.environ.update(dict.fromkeys(_PROFILE_VARIABLES, profile))
+    os.environ.update(lossless_images(os.environ, share_folder() / 'config'))
     # A simulated robot is nobody else's business on the network.
-    os.environ.setdefault('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
-    # Humble knows only its predecessor, which later ones warn about.
-    if os.environ.get('ROS_DISTRO') == 'humble':
-        os.environ.setdefault('ROS_LOCALHOST_ONLY', '1')
+    stay_on_this_machine(os.environ)
 
 
 def _report(options: DemoOptions, result: DemoResult, ended: str) -> None:

@@ -1,4 +1,4 @@
-"""Check a policy bundle and show what it says.
+"""Check a policy bundle and print its contents.
 
 Every file is compared with its SHA-256 in policy.yaml, the weights and the tokenizer with the
 networks that policy.yaml describes, and the weights are searched for numbers that are none.
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Read and print; 2 where the bundle is not what it says."""
+    """Read and print; 2 where a check fails."""
     from vla_runtime.bundle.folder import BundleError, read_bundle
     from vla_runtime.bundle.statistics import statistics_notes
     from vla_runtime.bundle.summary import describe, line

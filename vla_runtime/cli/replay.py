@@ -1,7 +1,7 @@
 """Run the inferences of recordings again and compare the chunks with those that were published.
 
 Nothing changed, on the machine that recorded: every chunk is the same, bit for bit. With another
-bundle, backend or setting it is a what-if, and the differences are told by joint and by step.
+bundle, backend or setting it is a what-if, and the differences are given by joint and by step.
 
 examples:
   vla_runtime replay recordings/first
@@ -14,6 +14,7 @@ examples:
       --instruction 'pick up the cup'
 
   vla_runtime replay recordings --out results
+  vla_runtime replay recordings --out results --ray auto
 
 exit code: 0; 1 where nothing was changed and a chunk differs all the same, or where live and
 offline differ; 2 for what cannot be used.
@@ -25,6 +26,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -32,17 +34,19 @@ from typing import TYPE_CHECKING, Any
 from vla_runtime.cli._files import make_folder, output_file
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
+from vla_runtime.cli._ray import add_ray_argument, ray_pool
 from vla_runtime.engines.preflight import BACKENDS, require_packages
 
 if TYPE_CHECKING:
     from vla_runtime.cli._live import LiveResult
+    from vla_runtime.processes.workers import Pool
     from vla_runtime.replay.open_loop_run import OpenLoopResult
     from vla_runtime.replay.page import ReplayPage
     from vla_runtime.replay.recorded import RecordedRun
     from vla_runtime.replay.rerun import ReplayedInference
     from vla_runtime.replay.setup import Changes
     from vla_runtime.replay.summary import ReplaySummary
-    from vla_runtime.replay.units import Json
+    from vla_runtime.replay.units import Json, Unit
 
     # Episode, number and stamp to the inference.
     Offline = dict[tuple[int, int, int], ReplayedInference]
@@ -136,6 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='N',
         help='several recordings: processes (default: one a core)',
     )
+    add_ray_argument(parser, 'recordings')
     parser.add_argument('--json', type=output_file, metavar='FILE', help='write the result there')
 
 
@@ -148,13 +153,16 @@ def main(arguments: argparse.Namespace) -> int:
 
         changes = _changes(arguments)
         recordings = find_recordings(arguments.recordings)
-        if arguments.live and (arguments.open_loop or len(recordings) > 1):
-            raise ValueError('--live plays one recording: no several, no --open-loop')
+        several = len(recordings) > 1 or arguments.ray is not None
+        if arguments.live and (arguments.open_loop or several):
+            raise ValueError('--live plays one recording here: no several, --open-loop or --ray')
         if not 0.0 <= arguments.rate < float('inf'):
             raise ValueError(f'--rate {arguments.rate:g}: expected 0 or more')
-        if arguments.page and (arguments.open_loop or len(recordings) > 1):
-            raise ValueError('--page shows the replay of one recording: no several, no --open-loop')
-        if len(recordings) > 1 or arguments.out:
+        if arguments.page and (arguments.open_loop or several):
+            raise ValueError(
+                '--page shows the replay of one recording here: no several, --open-loop or --ray'
+            )
+        if several or arguments.out:
             results = _several(recordings, changes, arguments)
         else:
             results = [_one(recordings[0], changes, arguments)]
@@ -211,7 +219,7 @@ def _live(run: RecordedRun, changes: Changes, offline: Offline, rate: float) -> 
 def _several(
     recordings: Sequence[Path], changes: Changes, arguments: argparse.Namespace
 ) -> list[Json]:
-    """Replay recordings in several processes, and print what they come to."""
+    """Replay recordings in several processes or on a cluster, and print what they come to."""
     from tqdm import tqdm
 
     from vla_runtime.replay import batch
@@ -226,7 +234,7 @@ def _several(
     units = [Unit(path, changes, arguments.node, options) for path in recordings]
     out: Path = arguments.out or Path('replay_results')
     make_folder(out, '--out')
-    made = batch.run_batch(units, out, arguments.workers or batch.cores(changes.threads or 1))
+    made = batch.run_batch(units, out, _pool(units, arguments))
     # disable=None: silent where the output is not a terminal.
     bar = tqdm(made, total=len(units), desc='replay', unit='bag', leave=False, disable=None)
     results = [result for _, result in bar]
@@ -235,6 +243,24 @@ def _several(
     print('\n'.join(batch.lines(results)))
     print(f'summary: {out / batch.SUMMARY}')
     return results
+
+
+def _pool(units: Sequence[Unit], arguments: argparse.Namespace) -> Pool:
+    from vla_runtime.processes.workers import workers
+    from vla_runtime.replay.batch import cores
+
+    threads = arguments.threads or 1
+    if arguments.ray is None:
+        return partial(workers, arguments.workers or cores(threads))
+    return ray_pool(
+        arguments.ray,
+        '--workers',
+        arguments.workers,
+        inputs=sorted({path for unit in units for path in unit.inputs()}),
+        packages=('rosbags',),
+        cpus=threads,
+        gpus=int((arguments.device or '').startswith('cuda')),
+    )
 
 
 def _open_loop(path: Path, changes: Changes, arguments: argparse.Namespace) -> OpenLoopResult:

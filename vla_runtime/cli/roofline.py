@@ -5,7 +5,7 @@ floors from published bandwidth and arithmetic rates and from counted operations
 roofline model): no real run is faster (one in float16 on a GeForce may be, and a note says so),
 most are clearly slower, and nothing was measured.
 
-A miss is an inference of which nothing is cached: every view, prefix and all denoise steps; a hit
+A miss is an inference with nothing cached: every view, prefix and all denoise steps; a hit
 reuses the prefix. Two rows are guidance (fused). Memory depends on what runs the networks: PyTorch
 holds the weights once, ONNX Runtime and TensorRT hold those of prefix and expert once for every
 number of rows that is built. Engines of TensorRT are built on the device that runs them, and

@@ -10,6 +10,7 @@ examples:
   vla_runtime study success
   vla_runtime study replan delay --episodes 40 --out demo_runs/study
   vla_runtime study all --bundle engines/mine --seed 1 --processes 8
+  vla_runtime study success --ray auto
   vla_runtime study --page --out benchmark/results
 """
 
@@ -18,14 +19,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_runtime.cli._files import bundle_folder, make_folder
 from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
+from vla_runtime.cli._ray import add_ray_argument, ray_pool
 
 if TYPE_CHECKING:
+    from vla_runtime.processes.workers import Pool
     from vla_runtime.tabletop.study.catalogue import Study
 
 
@@ -51,8 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--seed', type=between(0, MOST_SEED), default=0, help='of scenes, tasks and noise'
     )
     parser.add_argument(
-        '--processes', type=at_least(1), default=2, help='one thread each (default: %(default)s)'
+        '--processes', type=at_least(1), metavar='N', help='one thread each (default: 2)'
     )
+    add_ray_argument(parser, 'episodes')
     parser.add_argument(
         '--out',
         type=Path,
@@ -157,15 +162,16 @@ def _write_page(folder: Path) -> Path:
 def _run(study: Study, bundle: Path, arguments: argparse.Namespace, policy: str) -> None:
     import torch
 
+    from vla_runtime.files.code_version import code_version, source_digest
     from vla_runtime.tabletop.study.results import Provenance, study_record, write_study
     from vla_runtime.tabletop.study.runner import bundle_identity, episode_seeds, run_conditions
-    from vla_runtime.tabletop.training.code_version import code_version, source_digest
 
     # Tiny networks gain nothing from threads, and threads that spin on a busy machine lose tenfold.
     torch.set_num_threads(1)
     seeds = episode_seeds(arguments.seed, arguments.episodes or study.episodes)
     print(f'{study.name}: {study.title}')
-    results = run_conditions(study.conditions, bundle, seeds, arguments.work, arguments.processes)
+    pool = _pool(bundle, arguments)
+    results = run_conditions(study.conditions, bundle, seeds, arguments.work, pool)
     named = '' if arguments.bundle is None else f'--bundle {arguments.bundle} '
     command = (
         f'vla_runtime study {study.name} {named}--episodes {len(seeds)} --seed {arguments.seed}'
@@ -193,3 +199,15 @@ def _run(study: Study, bundle: Path, arguments: argparse.Namespace, policy: str)
         labels = ' and '.join(', '.join(label.values()) for label in pair['labels'])
         print(f'  {labels}: {pair["equal"]} of {pair["of"]} trajectories the same, bit for bit')
     print(f'wrote {", ".join(str(path) for path in [*written, page])}')
+
+
+def _pool(bundle: Path, arguments: argparse.Namespace) -> Pool | None:
+    """Return what runs the episodes; None: this process."""
+    from vla_runtime.processes.workers import workers
+
+    if arguments.ray is not None:
+        inputs = [arguments.work, *(path for path in bundle.rglob('*') if path.is_file())]
+        packages = ('torch', 'mujoco')
+        return ray_pool(arguments.ray, '--processes', arguments.processes, inputs, packages)
+    processes = 2 if arguments.processes is None else arguments.processes
+    return None if processes == 1 else partial(workers, processes)

@@ -1,6 +1,6 @@
 """Train the demo policy on the simulated tabletop and write it as a bundle.
 
-Three steps, each of which goes on where it was cut off when the same command is given again: the
+Three steps; each goes on where it was cut off when the same command is given again: the
 expert's data, the training, the bundle with its closed-loop check. About an hour on two CPU cores.
 With --from, training goes on from a bundle that this command made, on new data: give another --seed
 than that one's.
@@ -119,7 +119,7 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
     require_packages('torch', 'mujoco', 'matplotlib')
     check_backend('torch', arguments.device)
 
-    from vla_runtime.tabletop.training.code_version import code_version
+    from vla_runtime.files.code_version import code_version
     from vla_runtime.tabletop.training.dataset import DatasetSettings, claim, generate
     from vla_runtime.tabletop.training.demo_network import Start
     from vla_runtime.tabletop.training.work_log import WorkLog

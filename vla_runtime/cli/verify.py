@@ -12,8 +12,8 @@ examples:
   vla_runtime verify engines/pick --device cuda --json receipt.json
   vla_runtime verify engines/pick --backend tensorrt
 
-exit codes: 0 all within the bounds; 1 something is not, and the output says which tensor of which
-file; 2 the bundle cannot be compared (not a bundle, changed files, no ONNX files or engines, no
+exit codes: 0 all within the bounds; 1 one is not, and the output names its tensor and file; 2 the
+bundle cannot be compared (not a bundle, changed files, no ONNX files or engines, no
 such device).
 """
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Verify; 1 where files differ from the networks, 2 where they cannot be compared."""
-    from vla_runtime.engines.cuda_runtime import CudaError
+    from vla_runtime.engines.cuda_driver import CudaError
     from vla_runtime.engines.tensorrt.adapter import TensorRTError
     from vla_runtime.export.receipt import VerificationError
 

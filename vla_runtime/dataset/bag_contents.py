@@ -17,7 +17,17 @@ from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.series import Series
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.cdr import header_stamp_ns
-from vla_runtime.recording.mcap_file import RawMessage
+from vla_runtime.recording.storage_file import RawMessage
+from vla_runtime.recording.topics import (
+    IMAGE_TYPES,
+    INSTRUCTIONS,
+    JOINT_STATE,
+    STRING,
+    MissingTopicError,
+    camera_topics,
+    find_topic,
+    is_topic,
+)
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, message_to_plan
 from vla_runtime.ros.messages.conversions import stamp_to_ns as to_ns
 from vla_runtime.ros.messages.diagnostics import values_of
@@ -25,18 +35,14 @@ from vla_runtime.ros.policy.description import read_description
 from vla_runtime.ros.robot.file import Robot
 from vla_runtime.ros.robot.schema import RobotOutput
 
-_IMAGES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 _KINDS: Mapping[str, str] = {
     'joint_trajectory': 'trajectory_msgs/msg/JointTrajectory',
     'float64_multi_array': 'std_msgs/msg/Float64MultiArray',
-    'joint_state': 'sensor_msgs/msg/JointState',
+    'joint_state': JOINT_STATE,
     'pose_stamped': 'geometry_msgs/msg/PoseStamped',
     'twist_stamped': 'geometry_msgs/msg/TwistStamped',
 }
-_JOINTS, _TRAJECTORY = _KINDS['joint_state'], _KINDS['joint_trajectory']
-_STRING, _DIAGNOSTICS = 'std_msgs/msg/String', 'diagnostic_msgs/msg/DiagnosticArray'
-# The first that the bag has is used.
-_INSTRUCTIONS = ('current_instruction', 'instruction')
+_TRAJECTORY, _DIAGNOSTICS = _KINDS['joint_trajectory'], 'diagnostic_msgs/msg/DiagnosticArray'
 # A recording's time may be of another clock than its stamps, such as under use_sim_time.
 _SAME_CLOCK_NS = 1_000_000_000
 
@@ -85,7 +91,7 @@ class BagContents:
 
 def recorded_robot(reader: BagReader) -> Robot | None:
     """Return the robot file that a policy node's description in a bag has; None without one."""
-    wanted = reader.messages(lambda name, kind: kind == _STRING and name.endswith('/description'))
+    wanted = reader.messages(lambda name, kind: kind == STRING and name.endswith('/description'))
     for raw in wanted:
         message = reader.read(raw)
         if message is not None:
@@ -97,7 +103,8 @@ def read_contents(reader: BagReader, robot: Robot) -> BagContents:
     """Read a bag.
 
     Raises:
-        DatasetError: a camera or joint of the robot file is not in it; names what is.
+        MissingTopicError: a topic of the robot file is not in it.
+        DatasetError: a joint of the robot file is never in its topic.
     """
     collector = _Collector(reader, robot)
     for raw in reader.messages(collector.wants):
@@ -120,26 +127,26 @@ class _Collector:
         self._topics: dict[str, _Topic] = {}
         self._seen: dict[str, str] = {}
         self._offsets_ns: list[int] = []
-        images = {name for camera in robot.cameras for name in _camera_topics(camera.topic)}
+        images = {name for camera in robot.cameras for name in camera_topics(camera.topic)}
         outputs = {(output.topic, _KINDS[output.kind]) for output in robot.outputs}
         self._names: set[tuple[str, str]] = {
-            *((name, kind) for name in images for kind in _IMAGES),
-            *((source.topic, _JOINTS) for source in robot.joint_states),
+            *((name, kind) for name in images for kind in IMAGE_TYPES),
+            *((source.topic, JOINT_STATE) for source in robot.joint_states),
             *outputs,
-            *((name, _STRING) for name in _INSTRUCTIONS),
+            *((name, STRING) for name in INSTRUCTIONS),
             ('committed_plan', _TRAJECTORY),
             ('action_chunk', _TRAJECTORY),
             ('report', _DIAGNOSTICS),
         }
 
     def wants(self, topic: str, kind: str) -> bool:
-        if kind in (*_IMAGES, _JOINTS):
+        if kind in (*IMAGE_TYPES, JOINT_STATE):
             self._seen[topic] = kind
-        return any(kind == wanted and _ends(topic, name) for name, wanted in self._names)
+        return any(kind == wanted and is_topic(topic, name) for name, wanted in self._names)
 
     def take(self, raw: RawMessage) -> None:
         topic = self._topics.setdefault(raw.topic, _Topic(raw.type_name))
-        if raw.type_name in _IMAGES:
+        if raw.type_name in IMAGE_TYPES:
             stamp_ns = header_stamp_ns(raw.serialised)
             if stamp_ns:
                 topic.times_ns.append(stamp_ns)
@@ -147,7 +154,7 @@ class _Collector:
         message = self._reader.read(raw)
         if message is None:
             return
-        if raw.type_name == _JOINTS:
+        if raw.type_name == JOINT_STATE:
             stamp_ns = to_ns(message.header.stamp)
             self._offsets_ns.append(raw.time_ns - stamp_ns)
         topic.times_ns.append(raw.time_ns)
@@ -157,8 +164,8 @@ class _Collector:
         robot = self._robot
         offset_ns = int(np.median(self._offsets_ns)) if self._offsets_ns else 0
         offset_ns = offset_ns if abs(offset_ns) > _SAME_CLOCK_NS else 0
-        camera_topics = {
-            camera.name: self._required(_camera_topics(camera.topic), _IMAGES, camera.name)
+        topics = {
+            camera.name: self._required(camera_topics(camera.topic), IMAGE_TYPES, camera.name)
             for camera in robot.cameras
         }
         actions = self._actions(offset_ns)
@@ -167,37 +174,29 @@ class _Collector:
             states=[self._state(joint.name) for joint in robot.joints],
             actions=list(actions.values()),
             missing_outputs=[o.topic for o in robot.outputs if o.topic not in actions],
-            camera_topics=camera_topics,
+            camera_topics=topics,
             frames={
                 camera: np.unique(np.array(self._topics[topic].times_ns, dtype=np.int64))
-                for camera, topic in camera_topics.items()
+                for camera, topic in topics.items()
             },
             events=sorted(self._events(offset_ns), key=lambda event: event.time_ns),
             step_time_s=self._step_time_s(),
         )
 
-    def _find(self, names: Sequence[str], kinds: Sequence[str]) -> str | None:
-        for name in names:
-            found = [t for t, one in self._topics.items() if one.kind in kinds and _ends(t, name)]
-            if found:
-                return min(found, key=len)
-        return None
+    def _find(self, names: Sequence[str], types: Sequence[str]) -> str | None:
+        return find_topic({name: one.kind for name, one in self._topics.items()}, names, types)
 
-    def _required(self, names: Sequence[str], kinds: Sequence[str], source: str) -> str:
-        found = self._find(names, kinds)
+    def _required(self, names: Sequence[str], types: Sequence[str], source: str) -> str:
+        found = self._find(names, types)
         if found is None:
-            there = sorted(topic for topic, kind in self._seen.items() if kind in kinds)
-            raise DatasetError(
-                f"{self._reader.path}: no topic {names[0]} for '{source}' of the robot file "
-                f'{self._robot.file.name}; there are: {", ".join(there) or "none of that kind"}. '
-                'Give the robot file its name there, and the file with --robot'
-            )
+            there = [topic for topic, kind in self._seen.items() if kind in types]
+            raise MissingTopicError(self._reader.path, self._robot.file, names[0], source, there)
         return found
 
     def _state(self, joint: str) -> Series:
         robot = self._robot
-        source = next(s for s in robot.joint_states if not s.joints or joint in s.joints)
-        topic = self._required((source.topic,), (_JOINTS,), joint)
+        source = robot.joint_source(joint)
+        topic = self._required((source.topic,), (JOINT_STATE,), joint)
         series, name = Series((joint,)), robot.joint(joint).in_messages
         for message in self._topics[topic].items:
             names = list(message.name)
@@ -230,7 +229,7 @@ class _Collector:
 
     def _events(self, offset_ns: int) -> list[Event]:
         events = []
-        said = self._find(_INSTRUCTIONS, (_STRING,))
+        said = self._find(INSTRUCTIONS, (STRING,))
         if said is not None:
             topic = self._topics[said]
             for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
@@ -242,7 +241,7 @@ class _Collector:
                 episode = plan.episode
                 events.append(Event(time_ns - offset_ns, 'episode'))
         for name, topic in self._topics.items():
-            if _ends(name, 'report'):
+            if is_topic(name, 'report'):
                 for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
                     success = _verdict(message)
                     if success is not None:
@@ -265,14 +264,6 @@ class _Collector:
         for _, received in self._trajectories(name, message_to_chunk):
             return float(received.chunk.step_time_s)
         return None
-
-
-def _camera_topics(topic: str) -> tuple[str, str]:
-    return topic, f'{topic}/compressed'
-
-
-def _ends(topic: str, name: str) -> bool:
-    return topic == name or topic.endswith(f'/{name.lstrip("/")}')
 
 
 def _verdict(message: Any) -> bool | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,14 +12,13 @@ from vla_runtime.dataset.bag_contents import BagContents
 from vla_runtime.dataset.episodes import PlannedEpisode
 from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.frames import EncodedImage, Frame
-from vla_runtime.recording.cdr import header_stamp_ns
+from vla_runtime.recording.needed_frames import NeededFrames
+from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.ros.messages.images import ImageError, to_rgb
 
 _JPEG, _PNG = b'\xff\xd8', b'\x89PNG'
 # Larger files are hardly smaller above it, and take far longer.
 _PNG_COMPRESSION = 3
-
-_Key = tuple[str, int]
 
 
 class BagFrames:
@@ -37,15 +35,15 @@ class BagFrames:
 
     def __init__(self, contents: BagContents, episodes: Sequence[PlannedEpisode]) -> None:
         self.damaged = self.repeated = 0
-        self._contents = contents
-        self._needs: Counter[_Key] = Counter(
-            (camera, int(stamp_ns))
+        self._reader = contents.reader
+        self._topics = contents.camera_topics
+        uses = (
+            (self._topics[camera], int(stamp_ns))
             for episode in episodes
             for camera, stamps in episode.stamps_ns.items()
             for stamp_ns in stamps
         )
-        self._held: dict[_Key, EncodedImage | None] = {}
-        self._stream = self._images()
+        self._frames = NeededFrames(contents.reader, uses, self._encoded)
 
     def of(self, episode: PlannedEpisode) -> Iterator[Frame]:
         """Yield an episode's frames; they begin where every camera has a sound one."""
@@ -54,7 +52,7 @@ class BagFrames:
         for index in range(len(episode.times_ns)):
             stamps = {camera: int(all_[index]) for camera, all_ in episode.stamps_ns.items()}
             for camera, stamp_ns in stamps.items():
-                image = self._take((camera, stamp_ns))
+                image = self._frames.take((self._topics[camera], stamp_ns))
                 is_new = before.get(camera) != stamp_ns
                 self.repeated += not is_new
                 self.damaged += is_new and image is None
@@ -64,27 +62,9 @@ class BagFrames:
             if len(last) == len(stamps):
                 yield Frame(dict(last), episode.state[index], episode.action[index])
 
-    def _take(self, key: _Key) -> EncodedImage | None:
-        """Return a frame, and forget it when nobody else needs it; None for a damaged one."""
-        while key not in self._held:
-            found = next(self._stream, None)
-            if found is None:
-                self._held[key] = None
-            else:
-                self._held[found[0]] = found[1]
-        self._needs[key] -= 1
-        return self._held[key] if self._needs[key] else self._held.pop(key)
-
-    def _images(self) -> Iterator[tuple[_Key, EncodedImage | None]]:
-        """Yield the frames that are needed, each once, in the order of the bag."""
-        cameras = {topic: camera for camera, topic in self._contents.camera_topics.items()}
-        reader, given = self._contents.reader, set[_Key]()
-        for raw in reader.messages(lambda topic, _: topic in cameras):
-            key = cameras[raw.topic], header_stamp_ns(raw.serialised) or 0
-            if self._needs.get(key) and key not in given:
-                given.add(key)
-                message = reader.read(raw)
-                yield key, None if message is None else encode(message)
+    def _encoded(self, raw: RawMessage) -> EncodedImage | None:
+        message = self._reader.read(raw)
+        return None if message is None else encode(message)
 
 
 def encode(message: Any) -> EncodedImage | None:

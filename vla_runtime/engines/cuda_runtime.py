@@ -1,22 +1,24 @@
-"""One CUDA device through cuda-python: memory, one stream, copies, captured graphs, timing.
+"""One CUDA device through the driver: memory, one stream, copies, captured graphs, timing.
 
 Invariants:
 - No call into TensorRT comes before `CudaRuntime` has found a device: on a machine without a driver
   TensorRT hands out objects whose first use ends the process.
 - All work of one `CudaRuntime` is ordered on its one stream; only `synchronize`, `download` and
-  `milliseconds` wait for it.
-- CUDA's current device belongs to the thread, and an engine may be loaded on one thread and used
-  on another, so every call that reaches the device chooses it first.
+  `milliseconds` wait for it. They sleep: a core that polls is a core that the node does not have.
+- The current context belongs to the thread, and an engine may be loaded on one thread and used
+  on another, so every call that reaches the device makes its context current first. It is the
+  device's primary context, which TensorRT and PyTorch use too.
 - Uploads go through the runtime's own pinned memory. A piece of it is reused only after the stream
   has passed it: an asynchronous copy may still read its source after the call returns, so it must
   not read the caller's (pageable) memory.
-- `close` frees whatever is left, graphs first: they replay on the addresses of the memory.
+- `close` frees whatever is left, graphs first: they replay on the addresses of the memory. The
+  primary context stays until the process ends, because TensorRT's own objects may outlive a
+  runtime and do not keep it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -24,26 +26,12 @@ from typing import Any
 
 import numpy as np
 
+from vla_runtime.engines.cuda_driver import CudaDriver, CudaError, import_cuda
 from vla_runtime.engines.device_names import parse_device
 
-# The binding's name since cuda-python 12.6, and the one before (gone in 13).
-_MODULES = ('cuda.bindings.runtime', 'cuda.cudart')
-_NON_BLOCKING = 1
 # More than an inference uploads between two waits; larger arrays go in pieces.
 _STAGING_BYTES = 4 << 20
-
-
-class CudaError(RuntimeError):
-    """A CUDA call that failed; `code` is the name of CUDA's error."""
-
-    def __init__(self, call: str, code: str, text: str) -> None:
-        super().__init__(f'{call}: {code} ({text})')
-        self.code = code
-
-    @property
-    def out_of_memory(self) -> bool:
-        # A capture that could not get memory may surface as an invalidated capture.
-        return self.code in ('cudaErrorMemoryAllocation', 'cudaErrorStreamCaptureInvalidated')
+_NAME_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,7 @@ class DeviceInfo:
     Attributes:
         name: as the driver gives it, e.g. `Orin` or `NVIDIA H200`.
         capability: `major.minor`.
-        processors: streaming multiprocessors.
+        processors: streaming multiprocessors; a Jetson's power mode may switch some off.
         total_bytes: memory of the device.
         integrated: the GPU shares its memory with the CPU, as on a Jetson.
     """
@@ -77,18 +65,24 @@ class CudaRuntime:
 
     Args:
         index: of the device.
-        module: cuda-python's runtime module; found by itself when left out.
+        module: the driver half of cuda-bindings; imported where left out.
 
     Raises:
-        ValueError: cuda-python is not installed, no driver, or no such device.
+        ValueError: cuda-bindings is missing or too old, no usable driver, or no such device.
     """
 
     def __init__(self, index: int = 0, module: ModuleType | None = None) -> None:
         self.module = module or import_cuda()
-        self._cuda: Any = self.module
         self.index = index
-        self.info = self._find_device()
-        self._stream = self._call('cudaStreamCreateWithFlags', _NON_BLOCKING)
+        self.driver = CudaDriver(self.module)
+        self._call = self.driver.call
+        self._device = self.driver.find_device(index)
+        self.info = self._read_info()
+        self._context = self._retain_context()
+        self.activate()
+        self._stream = self._call('cuStreamCreate', self._flag('CUstream', 'STREAM_NON_BLOCKING'))
+        self._waits = self._flag('CUevent', 'EVENT_BLOCKING_SYNC')
+        self._passed = self._call('cuEventCreate', self._waits)
         self._allocated: dict[int, int] = {}
         self._graphs: list[Graph] = []
         # Start of the pinned memory, and the bytes of it that copies on the stream may still read.
@@ -108,11 +102,11 @@ class CudaRuntime:
     def free_bytes(self) -> int:
         """Return the bytes of unused device memory."""
         self.activate()
-        return int(self._call('cudaMemGetInfo')[0])
+        return int(self._call('cuMemGetInfo')[0])
 
     def activate(self) -> None:
         """Make this device the calling thread's."""
-        self._call('cudaSetDevice', self.index)
+        self._call('cuCtxSetCurrent', self._context)
 
     def allocate(self, size: int) -> int:
         """Allocate zeroed device memory and return its address (a multiple of 256).
@@ -121,15 +115,16 @@ class CudaRuntime:
             CudaError: not enough memory.
         """
         self.activate()
-        address = int(self._call('cudaMalloc', max(size, 1)))
+        address = int(self._call('cuMemAlloc', max(size, 1)))
         self._allocated[address] = size
-        self._call('cudaMemsetAsync', address, 0, size, self._stream)
+        if size:
+            self._call('cuMemsetD8Async', address, 0, size, self._stream)
         return address
 
     def free(self, address: int) -> None:
         """Give memory back once all work so far is done."""
         self.synchronize()
-        self._call('cudaFree', address)
+        self._call('cuMemFree', address)
         del self._allocated[address]
 
     def upload(self, address: int, array: np.ndarray) -> None:
@@ -138,11 +133,12 @@ class CudaRuntime:
         Waits for the stream once the uploads since the last wait exceed the pinned memory (4 MiB).
         """
         array = np.ascontiguousarray(array)
+        self.activate()
         for offset in range(0, array.nbytes, _STAGING_BYTES):
             size = min(array.nbytes - offset, _STAGING_BYTES)
             piece = self._stage(size)
             ctypes.memmove(piece, array.ctypes.data + offset, size)
-            self._copy(address + offset, piece, size, 'cudaMemcpyHostToDevice')
+            self._call('cuMemcpyHtoDAsync', address + offset, piece, size, self._stream)
 
     def download(self, address: int, array: np.ndarray) -> np.ndarray:
         """Wait for all work and copy memory of the device into `array`, which is returned.
@@ -151,17 +147,23 @@ class CudaRuntime:
             address: on the device.
             array: contiguous.
         """
-        self._copy(array.ctypes.data, address, array.nbytes, 'cudaMemcpyDeviceToHost')
+        self.activate()
+        if array.nbytes:
+            self._call('cuMemcpyDtoHAsync', array.ctypes.data, address, array.nbytes, self._stream)
         self.synchronize()
         return array
 
     def copy(self, target: int, source: int, size: int) -> None:
         """Copy within the device; may be captured."""
-        self._copy(target, source, size, 'cudaMemcpyDeviceToDevice')
+        self.activate()
+        self._call('cuMemcpyDtoDAsync', target, source, size, self._stream)
 
     def synchronize(self) -> None:
+        """Sleep until all work so far is done."""
+        # Through an event: the stream's own wait polls where another library made the context.
         self.activate()
-        self._call('cudaStreamSynchronize', self._stream)
+        self._call('cuEventRecord', self._passed, self._stream)
+        self._call('cuEventSynchronize', self._passed)
         self._staged = 0
 
     def capture(self, work: Callable[[], None]) -> Graph:
@@ -172,44 +174,45 @@ class CudaRuntime:
         """
         self.activate()
         # Only this thread's calls can break the capture, not another thread's allocations.
-        mode = self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        self._call('cudaStreamBeginCapture', self._stream, mode)
+        mode = self.driver.constant('CUstreamCaptureMode', 'CU_STREAM_CAPTURE_MODE_THREAD_LOCAL')
+        self._call('cuStreamBeginCapture', self._stream, mode)
         try:
             work()
         except BaseException:
             self._abandon_capture()
             raise
-        graph = self._call('cudaStreamEndCapture', self._stream)
+        graph = self._call('cuStreamEndCapture', self._stream)
         try:
-            self._graphs.append(Graph(self._call('cudaGraphInstantiate', graph, 0)))
+            self._graphs.append(Graph(self._call('cuGraphInstantiate', graph, 0)))
         finally:
-            self._call('cudaGraphDestroy', graph)
+            self._call('cuGraphDestroy', graph)
         return self._graphs[-1]
 
     def launch(self, graph: Graph) -> None:
+        """Replay a graph on the stream."""
         self.activate()
-        self._call('cudaGraphLaunch', graph.executable, self._stream)
+        self._call('cuGraphLaunch', graph.executable, self._stream)
 
     def destroy(self, graph: Graph) -> None:
         """Free a graph once all work so far is done."""
         self.synchronize()
-        self._call('cudaGraphExecDestroy', graph.executable)
+        self._call('cuGraphExecDestroy', graph.executable)
         self._graphs.remove(graph)
 
     def milliseconds(self, work: Callable[[], None]) -> float:
         """Device time of `work`, from an event before it to an event after it."""
-        # An event belongs to the device on which it was made.
+        # An event belongs to the context in which it was made.
         self.activate()
-        start, end = self._call('cudaEventCreate'), self._call('cudaEventCreate')
+        start, end = (self._call('cuEventCreate', self._waits) for _ in range(2))
         try:
-            self._call('cudaEventRecord', start, self._stream)
+            self._call('cuEventRecord', start, self._stream)
             work()
-            self._call('cudaEventRecord', end, self._stream)
-            self._call('cudaEventSynchronize', end)
-            return float(self._call('cudaEventElapsedTime', start, end))
+            self._call('cuEventRecord', end, self._stream)
+            self._call('cuEventSynchronize', end)
+            return float(self._call('cuEventElapsedTime', start, end))
         finally:
-            self._call('cudaEventDestroy', start)
-            self._call('cudaEventDestroy', end)
+            self._call('cuEventDestroy', start)
+            self._call('cuEventDestroy', end)
 
     def close(self) -> None:
         """Free all graphs, all memory and the stream; safe to call twice."""
@@ -219,88 +222,64 @@ class CudaRuntime:
         for graph in list(self._graphs):
             self.destroy(graph)
         for address in list(self._allocated):
-            self._call('cudaFree', address)
+            self._call('cuMemFree', address)
         self._allocated.clear()
         if self._staging is not None:
-            self._call('cudaFreeHost', self._staging)
+            self._call('cuMemFreeHost', self._staging)
             self._staging = None
-        self._call('cudaStreamDestroy', self._stream)
+        self._call('cuEventDestroy', self._passed)
+        self._call('cuStreamDestroy', self._stream)
         self._stream = None
 
     def _stage(self, size: int) -> int:
         """Return the address of `size` pinned bytes that no copy on the stream still reads."""
         if self._staging is None:
-            self.activate()
-            self._staging = int(self._call('cudaMallocHost', _STAGING_BYTES))
+            self._staging = int(self._call('cuMemHostAlloc', _STAGING_BYTES, 0))
         if self._staged + size > _STAGING_BYTES:
             self.synchronize()
         address = self._staging + self._staged
         self._staged += size
         return address
 
-    def _copy(self, target: int, source: int, size: int, kind: str) -> None:
-        self.activate()
-        kinds = self._cuda.cudaMemcpyKind
-        self._call('cudaMemcpyAsync', target, source, size, getattr(kinds, kind), self._stream)
-
     def _abandon_capture(self) -> None:
         # Ends the capture in any state. Its own error is ignored: the one that broke it is raised.
-        error, *graph = self._cuda.cudaStreamEndCapture(self._stream)
-        if int(error) == 0 and graph:
-            self._cuda.cudaGraphDestroy(graph[0])
-
-    def _find_device(self) -> DeviceInfo:
         try:
-            count = int(self._call('cudaGetDeviceCount'))
-        except CudaError as error:
-            raise ValueError(
-                f"device 'cuda:{self.index}': no CUDA device answers here ({error}); check the "
-                'NVIDIA driver (nvidia-smi; on a Jetson: jtop), or use another backend'
-            ) from error
-        if not 0 <= self.index < count:
-            raise ValueError(
-                f"device 'cuda:{self.index}': there are {count} CUDA devices here, the first is "
-                'cuda:0'
-            )
-        self.activate()
-        properties = self._call('cudaGetDeviceProperties', self.index)
-        name = properties.name
+            graph = self._call('cuStreamEndCapture', self._stream)
+        except CudaError:
+            return
+        if int(graph):
+            self._call('cuGraphDestroy', graph)
+
+    def _read_info(self) -> DeviceInfo:
+        name = self._call('cuDeviceGetName', _NAME_BYTES, self._device)
+        major, minor = (
+            self._attribute(f'COMPUTE_CAPABILITY_{part}') for part in ('MAJOR', 'MINOR')
+        )
         return DeviceInfo(
-            name=(name.decode() if isinstance(name, bytes) else str(name)).rstrip('\0').strip(),
-            capability=f'{properties.major}.{properties.minor}',
-            processors=int(properties.multiProcessorCount),
-            total_bytes=int(properties.totalGlobalMem),
-            integrated=bool(properties.integrated),
+            name=name.split(b'\0')[0].decode().strip(),
+            capability=f'{major}.{minor}',
+            processors=self._attribute('MULTIPROCESSOR_COUNT'),
+            total_bytes=int(self._call('cuDeviceTotalMem', self._device)),
+            integrated=bool(self._attribute('INTEGRATED')),
         )
 
-    def _call(self, name: str, *arguments: object) -> Any:
-        """Call a CUDA function; return its one result, a tuple of several, or None."""
-        error, *results = getattr(self._cuda, name)(*arguments)
-        if int(error) != 0:
-            text = self._cuda.cudaGetErrorString(error)[1]
-            raise CudaError(
-                name, error.name, text.decode() if isinstance(text, bytes) else str(text)
-            )
-        return results[0] if len(results) == 1 else tuple(results) or None
-
-
-def import_cuda() -> ModuleType:
-    """Import cuda-python's runtime module, under the name that this release has.
-
-    Raises:
-        ValueError: cuda-python, or something that it needs, is not installed.
-    """
-    reasons: dict[str, None] = {}
-    for name in _MODULES:
+    def _retain_context(self) -> Any:
+        """Return the device's primary context, in which waiting threads sleep."""
         try:
-            return importlib.import_module(name)
-        except ImportError as error:
-            reasons[str(error)] = None
-    raise ValueError(
-        "backend 'tensorrt': the Python package 'cuda-python' is not installed or cannot be "
-        f"imported ({'; '.join(reasons)}); install the release of this machine's CUDA, which "
-        "nvidia-smi shows (pip install 'cuda-python==12.6.*' with CUDA 12.6, as JetPack 6.1 has it)"
-    )
+            sleep = self._flag('CUctx', 'CTX_SCHED_BLOCKING_SYNC')
+            self._call('cuDevicePrimaryCtxSetFlags', self._device, sleep)
+        except CudaError as error:
+            # PyTorch may have made the context; the events of this runtime sleep all the same.
+            if error.code != 'CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE':
+                raise
+        return self._call('cuDevicePrimaryCtxRetain', self._device)
+
+    def _attribute(self, name: str) -> int:
+        attribute = self.driver.constant('CUdevice_attribute', f'CU_DEVICE_ATTRIBUTE_{name}')
+        return int(self._call('cuDeviceGetAttribute', attribute, self._device))
+
+    def _flag(self, kind: str, name: str) -> int:
+        return int(self.driver.constant(f'{kind}_flags', f'CU_{name}'))
 
 
 def device_index(device: str) -> int:

@@ -18,7 +18,8 @@ from typing import Protocol
 
 import numpy as np
 
-from vla_runtime.engines.cuda_runtime import CudaError, CudaRuntime, Graph
+from vla_runtime.engines.cuda_driver import CudaError
+from vla_runtime.engines.cuda_runtime import CudaRuntime, Graph
 from vla_runtime.engines.tensorrt.adapter import TensorRTError
 
 logger = logging.getLogger(__name__)

@@ -46,14 +46,16 @@ def check_backend(backend: str, device: str) -> None:
         raise ValueError(f"backend '{backend}' is unknown; known are: {', '.join(BACKENDS)}")
     kind, index = parse_device(device, backend)
     if backend == 'tensorrt':
-        from vla_runtime.engines.cuda_runtime import import_cuda
+        from vla_runtime.engines.cuda_driver import CudaDriver, import_cuda
         from vla_runtime.engines.tensorrt.adapter import import_tensorrt
 
         # These raise with install advice. An installed TensorRT is slow to import, so it is not.
         if missing_package('tensorrt'):
             import_tensorrt()
-        import_cuda()
-    elif missing := missing_package(backend):
+        # Through the package that the backend uses, so that a driver it cannot use is seen here.
+        CudaDriver(import_cuda()).find_device(index)
+        return
+    if missing := missing_package(backend):
         raise ValueError(
             f"backend '{backend}': the Python package '{missing}' is not installed; "
             f'{_INSTALL[backend]}'

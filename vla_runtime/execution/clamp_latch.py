@@ -21,13 +21,13 @@ class ClampLatch:
         self.closed = False
 
     def count(self, *, clamped: bool) -> None:
-        """One more chunk that could be used, clamped or as it was."""
+        """Count a usable chunk; close the latch after too many clamped ones in a row."""
         self._in_row = self._in_row + 1 if clamped else 0
         if 0 < self._allowed <= self._in_row:
             self.closed = True
 
     def open(self) -> None:
-        """Count anew; for the operator alone."""
+        """Open the latch and count from zero; only the operator may ask for it."""
         self._in_row = 0
         self.closed = False
 

@@ -167,10 +167,11 @@ def describe_no_rotation(rows: np.ndarray, columns: CommandColumns) -> str:
 def write_alike(
     rows: np.ndarray, columns: CommandColumns, reference: np.ndarray, at_row: int
 ) -> np.ndarray:
-    """The same rows, in the writing that lies nearest to a reference and changes least.
+    """Return the rows unwrapped: continuous from row to row, and nearest to a reference.
 
-    One angle has many writings, a turn apart, and one rotation two quaternions. What is between
-    two rows, or between an old plan and a new chunk, is only right when both are written alike.
+    Angles that differ by whole turns are one angle, and a quaternion and its negative are one
+    rotation. Interpolation between two rows, or between an old plan and a new chunk, needs the
+    nearest of them.
 
     Args:
         rows: (steps, columns).

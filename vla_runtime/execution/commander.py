@@ -55,6 +55,9 @@ class Commander:
         self._near = _NEAR_SHARE * self._reach
         self._far = np.zeros(columns.count, dtype=bool)
         self._gives_way = np.zeros(columns.count, dtype=bool)
+        # How far this hold has given way so far, to and fro, and where it was a tick ago.
+        self._given = np.zeros(columns.count)
+        self._before = np.zeros(columns.count)
         # Where to go first after a start away from the last command, or outside the limits.
         self._first_goal: np.ndarray | None = None
         # Where the plan or the approach is now; tracked within the limits.
@@ -156,14 +159,25 @@ class Commander:
         if positions is not None and self._gives_way_to(positions):
             np.copyto(self.target, command.setpoints)
             np.copyto(self.target, positions, where=self._gives_way)
+            np.copyto(self._before, command.setpoints)
             command.velocities[:] = 0.0
             self._limiter.apply(command.setpoints, self.target, command.velocities, positions, dt_s)
+            np.subtract(self._before, command.setpoints, out=self._before)
+            np.abs(self._before, out=self._before)
+            np.add(self._given, self._before, out=self._given)
         elif self.moving:
             self._brake(positions, dt_s)
         else:
             return self.hold(reason, now_s, dt_s)
         self._describe_hold(reason, now_s)
         return command
+
+    def gave_way(self) -> str:
+        """Name the column that this hold gave way in most, and how far; empty where it did not."""
+        worst = int(np.argmax(self._given / self._columns.scale))
+        if not self._given[worst]:
+            return ''
+        return f"'{self._columns.names[worst]}' by {self._given[worst]:.3g}"
 
     def _gives_way_to(self, positions: np.ndarray) -> bool:
         """Return whether a hold must give way: from out of reach until near again."""
@@ -328,6 +342,7 @@ class Commander:
         """Move the command towards `target` within the limits."""
         command = self.command
         self._gives_way[:] = False
+        self._given[:] = 0.0
         command.limited = self._limiter.apply(
             command.setpoints,
             self.target,

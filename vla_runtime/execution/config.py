@@ -95,6 +95,7 @@ class ExecutorStatus:
         reason: why, in a word.
         detail: why, for the person at the robot; empty while nothing is wrong.
         progress: of an approach: which column has furthest to go, and how far; empty without one.
+        gave_way: of a hold: which column gave way most to the robot, and how far; empty without.
         episode: the current episode.
         step: plan step, counted from the start of the episode.
         parameters: those in force.
@@ -112,6 +113,7 @@ class ExecutorStatus:
     reason: Reason
     detail: str
     progress: str
+    gave_way: str
     episode: int
     step: int
     parameters: ExecutorParameters

@@ -396,6 +396,7 @@ class ChunkExecutor:
             reason=command.reason,
             detail=self.detail,
             progress=self._commander.approach.progress(command.setpoints),
+            gave_way=self._commander.gave_way(),
             episode=replanner.episode,
             step=timeline.current_step,
             parameters=replanner.parameters,
@@ -419,7 +420,7 @@ class ChunkExecutor:
         """
         try:
             return self._tick(now_s, now_ros_ns)
-        except Exception as error:  # whatever it is, the robot must be told to hold
+        except Exception as error:  # whatever it is, the robot must hold
             self.counters.internal_errors += 1
             self.detail = f'{type(error).__name__}: {error}'
             # Nothing more is touched than must be: what is left of the plan is dropped at `start`.

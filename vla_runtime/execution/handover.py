@@ -120,7 +120,7 @@ def blend_rows(old: np.ndarray, new: np.ndarray, steps: int) -> np.ndarray:
 def ensemble_rows(
     chunks: Sequence[LiveChunk], join_step: int, decay: float, order: EnsembleOrder
 ) -> np.ndarray:
-    """Weighted mean of what all live chunks say, for every step of the newest from the seam on.
+    """Return the weighted mean of all live chunks, for every step of the newest from the seam on.
 
     Args:
         chunks: oldest first; the last one is the newest.

@@ -28,12 +28,12 @@ class StepHistory:
         self._floor_ns: int | None = None
 
     def clear(self) -> None:
-        """Forget everything: what was before cannot be related to what comes."""
+        """Forget all ticks: after a clock jump their times mean nothing."""
         self._first = self._end
         self._floor_ns = None
 
     def forget_before(self, stamp_ns: int) -> None:
-        """Answer nothing about earlier times: what was seen then is not to be acted on."""
+        """Know no earlier time any more: an observation from then is not acted on."""
         self._floor_ns = stamp_ns
 
     def record(self, stamp_ns: int, consumed_ns: int, elapsed_ns: int) -> None:

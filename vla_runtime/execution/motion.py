@@ -26,7 +26,7 @@ class PersonNeeded(Exception):  # noqa: N818 - it is an answer, not an error
 
 
 class Motion:
-    """Moves the command along the plan; see the module's words.
+    """Moves the command along the plan; see the module's docstring.
 
     Args:
         guard: says whether the robot may move.

@@ -1,7 +1,6 @@
-"""The last thing between a plan and the robot: one tick's motion within every limit.
+"""Limits one tick of motion: position, speed, acceleration and distance from the robot.
 
-It works on whatever the check of the chunk let through: seams, resumes and approaches go through it
-too.
+Every command passes here last: rows of a chunk, seams, resumed plans and approaches.
 """
 
 from __future__ import annotations

@@ -76,16 +76,16 @@ class Requests:
         return True
 
     def answer(self) -> None:
-        """A chunk that serves the coming boundary was accepted."""
+        """Note that a chunk for the coming boundary was accepted."""
         self._asked_at_s = None
         self.answered = True
 
     def close(self) -> None:
-        """The request came to nothing (its chunk was refused, or the plan was dropped)."""
+        """End the request without a chunk: it was refused, or the plan was dropped."""
         self._asked_at_s = None
 
     def renew(self) -> None:
-        """A boundary was passed: what was answered is in force now, the next chunk is not."""
+        """Note that a boundary was passed: the next chunk is to be asked for."""
         self.answered = False
 
     def timed_out(self, now_s: float, timeout_s: float) -> bool:

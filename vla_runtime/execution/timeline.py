@@ -188,7 +188,7 @@ class Timeline:
         return self._plan if begun and self.pending is not None else self._before_pending
 
     def _rows_from(self, step: int) -> np.ndarray:
-        """(n, columns) what the plan in force has from a step on; a hold has itself, forever."""
+        """Return (n, columns) rows of the plan in force from a step on; of a hold, its position."""
         if self.in_force is None:
             return np.repeat(self._before_pending.knots[-1:], 64, axis=0)
         return self.in_force.rows[step - self.in_force.join_step :]

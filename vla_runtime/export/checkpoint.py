@@ -21,26 +21,18 @@ from safetensors import SafetensorError, safe_open
 from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.tensor_names import TensorNames
+from vla_runtime.files.checkpoint_folders import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    checkpoint_below,
+)
 from vla_runtime.files.hub_id import download_hint
 from vla_runtime.files.input_files import UnreadableFileError, read_text, regular_file
 from vla_runtime.files.json_file import LARGEST_JSON
 from vla_runtime.files.quotes import one_line, quoted
 
-SINGLE_FILE = 'model.safetensors'
-INDEX_FILE = 'model.safetensors.index.json'
 PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
 _LISTED = 10
-# Where the policy lies below what people name: LeRobot's output folder, the Hub's cache, openpi's
-# experiment.
-_POLICIES_BELOW = (
-    'pretrained_model',
-    'last/pretrained_model',
-    'checkpoints/last/pretrained_model',
-    'checkpoints/*/pretrained_model',
-    '*/pretrained_model',
-    'snapshots/*',
-    '*',
-)
 _BLOCK_BYTES = 1 << 22
 _THEIR_NAMES = TensorNames(())
 
@@ -71,6 +63,11 @@ class StoredTensor:
     def size(self) -> int:
         """Size in bytes."""
         return math.prod(self.shape) * WEIGHT_BYTES[self.dtype]
+
+    def part(self, index: int) -> StoredTensor:
+        """Return one part along the first axis, such as the matrix of one robot; none is copied."""
+        part = replace(self, shape=self.shape[1:])
+        return replace(part, offset=self.offset + index * part.size)
 
 
 def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[str, StoredTensor]:
@@ -223,11 +220,6 @@ def _stored_tensors(folder: Path) -> list[StoredTensor]:
     raise CheckpointError(f'{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}{_nearby(folder)}')
 
 
-def has_tensors(folder: Path) -> bool:
-    """Return whether a folder holds a checkpoint's safetensors, whole or in shards."""
-    return (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file()
-
-
 def _refuse_pickle(path: Path) -> None:
     if path.suffix in PICKLE_SUFFIXES:
         raise CheckpointError(
@@ -243,12 +235,9 @@ def _nearby(folder: Path) -> str:
             "; this looks like openpi's JAX checkpoint: convert it with openpi's "
             'examples/convert_jax_model_to_pytorch.py'
         )
-    for pattern in _POLICIES_BELOW:
-        # Steps are counted in the names: the longest, then the largest, is the newest.
-        below = sorted(folder.glob(pattern), key=lambda path: [(len(s), s) for s in path.parts])
-        policies = [path for path in below if has_tensors(path)]
-        if policies:
-            return f'; did you mean {policies[-1]}?'
+    below = checkpoint_below(folder)
+    if below is not None:
+        return f'; did you mean {below}?'
     if (folder / 'adapter_model.safetensors').exists():
         return '; this is an adapter (LoRA): merge it into its base policy first'
     return ''

@@ -68,13 +68,21 @@ class CheckpointReader:
         tensors: Mapping[str, StoredTensor],
         options: ExportOptions,
         gaps: MissingFacts,
-    ) -> Mapping[str, StoredTensor]:
-        """Return the tensors that the bundle holds, such as the slice of one robot; by default all.
+    ) -> dict[str, StoredTensor]:
+        """Choose the tensors, or parts of tensors, that the bundle holds; by default all.
+
+        Args:
+            folder: of the checkpoint.
+            tensors: by our names.
+            options: what the folder lacks.
+            gaps: where missing and contradictory facts are noted.
 
         Raises:
-            CheckpointError: tensors without the wanted part.
+            CheckpointError: the folder asks for a part that is not there.
         """
-        return tensors
+        if options.embodiment is not None:
+            gaps.conflict(f'--embodiment says {options.embodiment} but the policy is of one robot')
+        return dict(tensors)
 
     def sizes(
         self,

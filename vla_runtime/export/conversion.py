@@ -80,7 +80,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         JsonError: a JSON file of the checkpoint that cannot be used.
     """
     reader, policy = find_reader(checkpoint)
-    tensors: Mapping[str, StoredTensor] = read_tensors(checkpoint, reader.names)
+    tensors = read_tensors(checkpoint, reader.names)
     family = reader.family(tensors)
     if policy is not None:
         facts = read_lerobot_folder(checkpoint, policy)

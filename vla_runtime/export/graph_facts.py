@@ -1,7 +1,7 @@
 """Facts of a bundle's ONNX graphs, in `onnx/graphs.json` beside them.
 
 The exporter writes them, so that nothing else has to read ONNX files: a Jetson that builds engines
-has TensorRT, cuda-python and numpy.
+has TensorRT, cuda-bindings and numpy.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec
@@ -29,6 +29,7 @@ from vla_runtime.export.lerobot_statistics import (
     ENVIRONMENT,
     STATE,
     Features,
+    camera_statistics,
     read_normalisation,
     read_statistics,
 )
@@ -58,9 +59,14 @@ class LeRobotPolicy:
         template: of the prompt that LeRobot writes for it; None: it has no language.
         images: resize and padding; with `none` images go in at their own sizes, normalised as
             config.json says.
-        steps: processing steps of its own that this runtime does too.
+        steps: processing steps of its own, before or after the network, that this runtime does too.
         fixed: values of config.json that network and processing are written for.
         at_most: largest numbers of config.json that they are written for.
+        views_key: of the number of images in config.json; masked black images stand for cameras
+            that the policy lacks.
+        image_statistics: mean and standard deviation of the colour channels in [0, 1], where the
+            network normalises images itself; config.json then leaves them as they are.
+        usual_prompt_length: tokens of the padded prompt, where config.json has none.
         image_size_key: of the edge of the square images in config.json, as [size, size]; None:
             config.json has the shape of each camera's images alone.
         denoise_steps_key: of the Euler steps in config.json; None: the network runs once.
@@ -75,6 +81,9 @@ class LeRobotPolicy:
     images: ImageSpec
     steps: tuple[str, ...]
     fixed: Mapping[str, object]
+    views_key: str | None = None
+    image_statistics: tuple[tuple[float, float, float], tuple[float, float, float]] | None = None
+    usual_prompt_length: int | None = None
     image_size_key: str | None = None
     denoise_steps_key: str | None = None
     at_most: Mapping[str, int] = field(default_factory=dict)
@@ -131,26 +140,40 @@ def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
                 key, f'{found} is not supported; this runtime runs policies with at most {most}'
             )
     before = read_pipeline(folder / PREPROCESSOR_FILE, (*_PREPROCESSORS, *policy.steps))
-    after = read_pipeline(folder / POSTPROCESSOR_FILE, _POSTPROCESSORS)
+    after = read_pipeline(folder / POSTPROCESSOR_FILE, (*_POSTPROCESSORS, *policy.steps))
     features = _features(config)
     state_length, action_length = sum(features.state.values()), features.action
     plain = policy.images.padding == 'none'
     normalisation = read_normalisation(config, before, after, features, normalised_images=plain)
+    statistics = read_statistics(
+        folder,
+        config,
+        before,
+        after,
+        normalisation,
+        features,
+        padded=_padded(config) if policy.padded else {},
+    )
+    cameras = _cameras(config, features, policy.views_key)
+    if policy.image_statistics is not None:
+        normalisation = replace(normalisation, images='mean_std_lerobot')
+        statistics |= camera_statistics(cameras, *policy.image_statistics)
     size_key, steps_key = policy.image_size_key, policy.denoise_steps_key
     return FolderFacts(
         kind='LeRobot',
         family=policy.type,
-        cameras=_cameras(config, features),
+        cameras=cameras,
         images=policy.images,
         normalisation=normalisation,
-        statistics=read_statistics(folder, config, before, after, normalisation, features),
+        statistics=statistics,
         cleaning='lerobot',
         action_names=_action_names(config, before, action_length),
         state_length=state_length,
         action_length=action_length,
         deltas=_deltas(config, before, after, action_length),
         template=policy.template,
-        prompt_length=_prompt_length(config, before) if policy.template else None,
+        prompt_length=_prompt_length(config, before, policy),
+        usual_prompt_length=policy.usual_prompt_length,
         horizon=config.get('chunk_size', int),
         denoise_steps=config.get(steps_key, int) if steps_key else 1,
         trained_delay_steps=config.get('rtc_training_max_delay', int, 0),
@@ -205,16 +228,29 @@ def _feature_length(config: JsonMapping, group: str, key: str) -> int:
     return int(shape[0])
 
 
-def _cameras(config: JsonMapping, features: Features) -> tuple[CameraSpec, ...]:
+def _cameras(
+    config: JsonMapping, features: Features, views_key: str | None
+) -> tuple[CameraSpec, ...]:
     """Present cameras in the order of the features, then the empty ones, as LeRobot stacks them."""
     names = list(features.cameras.values())
     empty = [f'empty_camera_{index}' for index in range(config.get('empty_cameras', int, 0))]
     present = [name for name in names if name not in empty]
     if not present:
         raise config.error('input_features', 'no camera (a feature of type VISUAL)')
+    if views_key is not None:
+        views = config.get(views_key, int)
+        if len(present) > views:
+            raise config.error(views_key, f'{views}, but input_features has {len(present)} cameras')
+        empty = [f'empty_camera_{index}' for index in range(views - len(present))]
     return tuple(
         [CameraSpec(name) for name in present] + [CameraSpec(name, present=False) for name in empty]
     )
+
+
+def _padded(config: JsonMapping) -> dict[str, int]:
+    """Padded length of state and actions, by feature; their statistics may be as long."""
+    keys = ((STATE, 'max_state_dim'), (ACTION, 'max_action_dim'))
+    return {feature: config.get(key, int) for feature, key in keys if key in config}
 
 
 def _image_size(config: JsonMapping, key: str) -> int:
@@ -224,7 +260,10 @@ def _image_size(config: JsonMapping, key: str) -> int:
     return int(size[0])
 
 
-def _prompt_length(config: JsonMapping, before: Pipeline) -> int:
+def _prompt_length(config: JsonMapping, before: Pipeline, policy: LeRobotPolicy) -> int | None:
+    """Tokens of the padded prompt; None without language, or where config.json has none."""
+    if policy.template is None or policy.usual_prompt_length is not None:
+        return None
     length = config.get('tokenizer_max_length', int)
     tokenizer = before.step('tokenizer_processor')
     used = tokenizer.get('max_length', int, length)

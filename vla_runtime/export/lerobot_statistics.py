@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from vla_runtime.bundle.schema import STATISTICS, STATISTICS_OF, NormalisationSpec
+from vla_runtime.bundle.schema import STATISTICS, STATISTICS_OF, CameraSpec, NormalisationSpec
 from vla_runtime.bundle.statistics import image_group
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import CONFIG_FILE
@@ -134,8 +134,17 @@ def read_statistics(
     after: Pipeline,
     normalisation: NormalisationSpec,
     features: Features,
+    padded: Mapping[str, int],
 ) -> dict[str, np.ndarray]:
     """Read the statistics that this runtime knows, from the normaliser's file.
+
+    Args:
+        folder: of the checkpoint.
+        config: config.json.
+        before, after: the processors.
+        normalisation: kinds that the policy was trained with.
+        features: of the policy.
+        padded: feature to its padded length; statistics of that length are cut to the feature's.
 
     Raises:
         ExportError: statistics that are missing, or not of the features' lengths.
@@ -153,7 +162,8 @@ def read_statistics(
             for feature, camera in features.cameras.items()
         ]
     for feature, group, length, kind in groups:
-        of_group = _of_feature(path, found, feature, length, kind)
+        padded_length = padded.get(feature, length)
+        of_group = _of_feature(path, found, feature, length, kind, padded_length)
         statistics |= {f'{group}.{name}': values for name, values in of_group.items()}
     for key, values in found.items():
         if key.startswith(f'{ACTION}.') and key in other and not np.array_equal(values, other[key]):
@@ -184,6 +194,7 @@ def _of_feature(
     feature: str,
     length: int,
     kind: NormaliserKind,
+    padded: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Return a feature's known statistics by name, one row of numbers each."""
     statistics: dict[str, np.ndarray] = {}
@@ -193,6 +204,8 @@ def _of_feature(
             continue
         values = found[key]
         # LeRobot writes those of colour channels as (3, 1, 1).
+        if padded is not None and values.shape == (padded,):
+            values = values[:length]
         if values.shape not in ((length,), (length, 1, 1)):
             raise ExportError(
                 f"{path}: tensor '{key}' has shape {list(values.shape)} but {CONFIG_FILE} "
@@ -206,6 +219,17 @@ def _of_feature(
                 'set (a base model) has none and cannot drive a robot yet'
             )
     return statistics
+
+
+def camera_statistics(
+    cameras: Sequence[CameraSpec], mean: Sequence[float], std: Sequence[float]
+) -> dict[str, np.ndarray]:
+    """Return the same statistics of the colour channels for every camera, absent ones too."""
+    return {
+        f'{image_group(camera.name)}.{name}': np.array(values, dtype=np.float32)
+        for camera in cameras
+        for name, values in (('mean', mean), ('std', std))
+    }
 
 
 def _unchanged(length: int, kind: NormaliserKind) -> dict[str, np.ndarray]:

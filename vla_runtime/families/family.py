@@ -25,6 +25,8 @@ from vla_runtime.types import PromptTemplate
 # `flow`: denoised over N steps. `single`: one pass, without noise and time. `tokens` (decoded one
 # by one) is to come.
 Head = Literal['flow', 'single']
+# `normal`: standard normal. `uniform`: in [-1, 1).
+Noise = Literal['normal', 'uniform']
 Shape = tuple[int, ...]
 
 
@@ -34,9 +36,11 @@ class PolicyDims(Protocol):
     Every family also has one of two fields or properties, which `image_sizes` reads:
     - `image_size`, S, the edge of the square images of all cameras in pixels;
     - `image_sizes`, (height, width) of each camera's image in pixels.
-    A family with language (`Family.templates`) has those of `LanguageDims`. One whose images stand
-    inside the prompt also has `image_places`, text tokens before each camera's image; its prompts
-    are of the template `chat`, and its `tokens` are the text without the images.
+    A family whose padded action dimensions are masked has `real_actions`, which
+    `real_action_dim` reads. A family with language (`Family.templates`) has those of
+    `LanguageDims`. One whose images stand inside the prompt, of the template `chat`, also has
+    `image_places`, text tokens before each camera's image; its `tokens` are the text without the
+    images.
     """
 
     def __hash__(self) -> int:
@@ -82,6 +86,12 @@ def image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
         return stated
     edge: int = dims.image_size  # type: ignore[attr-defined]
     return ((edge, edge),) * dims.cameras
+
+
+def real_action_dim(dims: PolicyDims) -> int:
+    """Action dimensions that noise is drawn for; it is zero in the further ones."""
+    real: int = getattr(dims, 'real_actions', dims.action_dim)
+    return real
 
 
 def distinct_image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
@@ -143,6 +153,7 @@ class Family:
         head_inputs: inputs of the head besides the prefix's outputs: `state`.
         time_table: makes the time table from dimensions and weights.
         weight_shapes: tensor names to shapes, in the order of the network's state dict.
+        noise: distribution that a `flow` begins with.
     """
 
     name: str
@@ -156,6 +167,7 @@ class Family:
     head_inputs: Callable[[Any], Mapping[str, RowInput]]
     time_table: Callable[[Any, SafetensorsReader], TimeTable]
     weight_shapes: Callable[[Any], dict[str, Shape]]
+    noise: Noise = 'normal'
 
     @property
     def has_language(self) -> bool:

@@ -12,8 +12,9 @@ from vla_runtime.files.input_files import UnreadableFileError, read_text
 from vla_runtime.files.quotes import one_line, quoted
 
 _REQUIRED = object()
-# The largest are the indexes of sharded checkpoints, some MB.
-LARGEST_JSON = 1 << 26
+# Parsed text takes up to thirty times its size in memory. The largest files are the indexes of
+# sharded checkpoints, below 1 MB.
+LARGEST_JSON = 4 << 20
 _LONGEST_FIELD = 200
 
 
@@ -103,14 +104,23 @@ def read_json(path: Path) -> JsonMapping:
     Raises:
         JsonError: missing, not JSON, or not a mapping.
     """
+    document = read_document(path)
+    if not isinstance(document, dict):
+        raise JsonError(f'{path}: is not a mapping')
+    return JsonMapping(path, document)
+
+
+def read_document(path: Path) -> Any:
+    """Read a JSON file, whatever its top is.
+
+    Raises:
+        JsonError: missing, not a regular file, too large, or not JSON.
+    """
     try:
-        document = json.loads(read_text(path, LARGEST_JSON))
+        return json.loads(read_text(path, LARGEST_JSON))
     except FileNotFoundError:
         raise JsonError(f'{path}: is missing') from None
     except UnreadableFileError as error:
         raise JsonError(f'{path}: {error}') from None
     except (OSError, ValueError, RecursionError) as error:
-        raise JsonError(f'{path}: cannot be read: {error}') from None
-    if not isinstance(document, dict):
-        raise JsonError(f'{path}: is not a mapping')
-    return JsonMapping(path, document)
+        raise JsonError(f'{path}: cannot be read: {one_line(str(error), _LONGEST_FIELD)}') from None

@@ -19,6 +19,7 @@ from vla_runtime.processing.plain_images import (
     signed_table,
     to_plain_pixels,
 )
+from vla_runtime.processing.stretched_images import stretched
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,12 @@ class CameraImages:
     def __init__(self, bundle: Bundle) -> None:
         self._spec = spec = bundle.spec
         self._sizes = image_sizes(spec.dims)
-        self._resized = spec.images.padding != 'none'
+        self._padded = spec.images.padding not in ('none', 'stretch')
+        self._stretched = spec.images.padding == 'stretch'
         self._tables: list[np.ndarray] = []
         self.levels_per_unit: np.ndarray | None = None
         self._pixels: np.ndarray | list[np.ndarray]
-        if self._resized:
+        if self._padded:
             self._pixels = np.stack([black_pixels(height) for height, _ in self._sizes])
             return
         self._tables = [_table(bundle, camera.name) for camera in spec.cameras]
@@ -71,7 +73,7 @@ class CameraImages:
         Raises:
             ValueError: names camera and sizes.
         """
-        if self._resized:
+        if self._padded or self._stretched:
             return
         for camera, size in zip(self._spec.cameras, self._sizes, strict=True):
             image = images.get(camera.name)
@@ -102,9 +104,11 @@ class CameraImages:
 
     def _convert(self, index: int, image: np.ndarray) -> None:
         size, out, spec = self._sizes[index], self._pixels[index], self._spec.images
-        if self._resized:
+        if self._padded:
             to_pixels(image, size[0], padding=spec.padding, resample=spec.resample, out=out)
         else:
+            if spec.resample == 'bicubic' or spec.resample == 'bicubic_uint8':
+                image = stretched(image, size, spec.resample)
             to_plain_pixels(image, size, self._tables[index], out)
 
     def _black(self, index: int) -> np.ndarray | float:

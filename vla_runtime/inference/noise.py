@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from vla_runtime.families.family import Noise
 
-def chunk_noise(seed: int, number: int, shape: tuple[int, int], sample: int = 0) -> np.ndarray:
-    """Standard normal noise of one sample of one inference.
+
+def chunk_noise(
+    seed: int,
+    number: int,
+    shape: tuple[int, int],
+    sample: int = 0,
+    kind: Noise = 'normal',
+) -> np.ndarray:
+    """Noise of one sample of one inference: standard normal, or uniform in [-1, 1).
 
     A Philox generator (Salmon et al., SC 2011) keyed by the seed and the inference number, so the
     noise of inference n does not depend on the inferences before it.
@@ -16,6 +24,7 @@ def chunk_noise(seed: int, number: int, shape: tuple[int, int], sample: int = 0)
         number: inference number, from 0.
         shape: (H, A).
         sample: index within the inference, from 0; each has its own range of the counter.
+        kind: distribution, of the family.
 
     Returns:
         float32 array of that shape
@@ -23,4 +32,6 @@ def chunk_noise(seed: int, number: int, shape: tuple[int, int], sample: int = 0)
     # The counter has 256 bits, lowest word first: no sample reaches the next one's range.
     bits = np.random.Philox(key=[seed, number], counter=[0, 0, 0, sample])
     generator = np.random.Generator(bits)
+    if kind == 'uniform':
+        return np.float32(2.0) * generator.random(shape, dtype=np.float32) - np.float32(1.0)
     return generator.standard_normal(shape, dtype=np.float32)

@@ -14,6 +14,7 @@ import numpy as np
 from vla_runtime.bundle.rules import check_guidable
 from vla_runtime.engines.protocol import Feature, PolicyEngine, StepInputs
 from vla_runtime.families import find_family
+from vla_runtime.families.family import real_action_dim
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import flow_times
@@ -202,7 +203,8 @@ class RequestBuilder:
                 raise ValueError(f'noise: the head of {self._spec.family} (single) draws none')
             return np.zeros(chunk, dtype=np.float32)
         if noise is None:
-            return sample_noise(settings.seed, number, settings.samples, chunk)
+            drawn = sample_noise(settings.seed, number, settings.samples, chunk, self._family.noise)
+            return self._masked(drawn)
         shape = chunk if settings.samples == 1 else (settings.samples, *chunk)
         given = np.asarray(noise)
         if given.shape != shape or given.dtype.kind not in 'fiu' or not np.isfinite(given).all():
@@ -212,7 +214,12 @@ class RequestBuilder:
                 f'action dimension), got {given.dtype} of shape {given.shape}'
             )
         # A copy, because the report keeps it and the caller may reuse the array.
-        return np.array(given, dtype=np.float32, order='C')
+        return self._masked(np.array(given, dtype=np.float32, order='C'))
+
+    def _masked(self, noise: np.ndarray) -> np.ndarray:
+        """Set the noise of masked action dimensions to zero."""
+        noise[..., real_action_dim(self._spec.dims) :] = 0.0
+        return noise
 
     def _tie(
         self,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vla_runtime.families.family import Noise
 from vla_runtime.inference.noise import chunk_noise
 
 
@@ -29,14 +30,16 @@ class Overlap:
     width: int
 
 
-def sample_noise(seed: int, number: int, samples: int, shape: tuple[int, int]) -> np.ndarray:
+def sample_noise(
+    seed: int, number: int, samples: int, shape: tuple[int, int], kind: Noise = 'normal'
+) -> np.ndarray:
     """Return the noise of one inference: (H, A) for one sample, (N, H, A) for more; float32.
 
     Sample 0 has the noise of an inference with one sample.
     """
     if samples == 1:
-        return chunk_noise(seed, number, shape)
-    return np.stack([chunk_noise(seed, number, shape, sample) for sample in range(samples)])
+        return chunk_noise(seed, number, shape, kind=kind)
+    return np.stack([chunk_noise(seed, number, shape, sample, kind) for sample in range(samples)])
 
 
 def plan_distances(chunks: np.ndarray, overlap: Overlap) -> np.ndarray:

@@ -176,7 +176,7 @@ def device_facts(options: BenchOptions) -> DeviceFacts:
         with closing(CudaRuntime(index)) as runtime:
             info, free = runtime.info, runtime.free_bytes()
     except ValueError as error:
-        # ONNX Runtime runs without cuda-python; only this query needs it.
+        # ONNX Runtime runs without cuda-bindings; only this query needs it.
         return DeviceFacts(options.device, used=f'not known: {error}')
     used = info.total_bytes - free
     return DeviceFacts(info.name, info.total_bytes, used, 'in use on the device, by all processes')

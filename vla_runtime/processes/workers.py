@@ -11,12 +11,14 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from vla_runtime.processes.parent_death import die_with
 
 Submit = Callable[..., 'Future[Any]']
+# Opens workers; takes the function that each process calls first, or nothing.
+Pool = Callable[..., AbstractContextManager[Submit]]
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Camera images to the networks' pixels: resize with the aspect kept, pad black, scale to [-1, 1].
 
-Several resamplers, because checkpoints were trained with each and the difference is visible to a
-network: plain bilinear in float (four taps, aliases when shrinking), Pillow's bilinear on uint8
-(a triangle filter as wide as the shrinking needs) and torchvision's bicubic on uint8.
+Two resamplers, because checkpoints were trained with either and the difference is visible to a
+network: plain bilinear in float (four taps, aliases when shrinking) and Pillow's bilinear on uint8
+(a triangle filter as wide as the shrinking needs).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from vla_runtime.processing.bicubic import bicubic
 from vla_runtime.processing.words import check_word
 from vla_runtime.types import ImagePadding, ImageResample
 
@@ -53,12 +52,10 @@ def to_pixels(
         image: (h, w, 3) uint8, RGB, any strides; never written to.
         size: S, side of the square in pixels.
         padding: `centre` halves the padding and puts an odd pixel right or at the
-            bottom; `left_top` pads on the left and at the top only; `stretch` fills the square
-            without keeping the aspect.
+            bottom; `left_top` pads on the left and at the top only.
         resample: `bilinear` interpolates x/255 in float32 without antialiasing, as LeRobot does
             with `torch.nn.functional.interpolate(align_corners=False)`; `antialias` resizes the
-            uint8 image with Pillow's BILINEAR, as openpi's client does; `bicubic` resizes it as
-            torchvision's bicubic with antialiasing does.
+            uint8 image with Pillow's BILINEAR, as openpi's client does.
         out: (3, S, S) float32 to write into; a new array without it.
 
     Returns:
@@ -70,8 +67,11 @@ def to_pixels(
     """
     check_image(image)
     check_word('image resample', resample, ImageResample)
-    if resample == 'none' or padding == 'none':
-        raise ValueError('images that are not resized go through processing.plain_images')
+    if padding in ('none', 'stretch') or resample not in ('bilinear', 'antialias'):
+        raise ValueError(
+            f"padding '{padding}' with resample '{resample}': only padded images are resized here; "
+            'see processing.plain_images and processing.stretched_images'
+        )
     if size < 1:
         raise ValueError(f'image size must be at least 1 pixel, got {size}')
     if out is None:
@@ -81,9 +81,7 @@ def to_pixels(
             f'out must be float32 of shape (3, {size}, {size}), got {out.dtype} of shape '
             f'{out.shape}'
         )
-    height = width = size
-    if padding != 'stretch':
-        height, width = _resized(image.shape[0], image.shape[1], size)
+    height, width = _resized(image.shape[0], image.shape[1], size)
     top, left = _offsets(size - height, size - width, padding)
 
     if height < size or width < size:
@@ -97,8 +95,7 @@ def to_pixels(
     elif resample == 'bilinear':
         _bilinear(image, inner)
     else:
-        resize = bicubic if resample == 'bicubic' else _triangle
-        _scale(resize(image, height, width), inner)
+        _scale(_triangle(image, height, width), inner)
     return out
 
 
@@ -174,7 +171,7 @@ class _Scratch(threading.local):
         self._buffers: dict[str, np.ndarray] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-        """The array of this name, with whatever it held; the next `take` of it overwrites."""
+        """Return the array of this name, not cleared; valid until the next `take` of the name."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size:

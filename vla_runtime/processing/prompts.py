@@ -6,7 +6,9 @@ Templates:
 - `pi0`: `{task}\\n`. Also right for pi0.5 checkpoints that *openpi* trained without state in the
   prompt (`discrete_state_input=False`, as in `pi05_libero`): openpi's tokenizer then falls back
   to pi0's layout.
-- `task_line`: `{task}\\n` without the vocabulary's BOS in front of it (LeRobot's SmolVLA).
+- `task_line`: `{task}\\n` without the vocabulary's BOS in front of it.
+- `after_images`: `\\n{task}` without BOS: a line of its own behind the text that the network puts
+  around the images (InternVL3).
 - `chat`: `{task}` inside a layout that the bundle holds (`processing.chat`); no BOS.
 
 The advantage tag (RECAP, pi*0.6) is added after cleaning, so cleaning cannot change it.
@@ -25,7 +27,8 @@ from vla_runtime.types import Advantage, AdvantageTemplate, PromptCleaning, Prom
 # 256 bins over [-1, 1]; the last edge is left out, so 1 and all above it fall into bin 255.
 _BIN_EDGES = np.linspace(-1, 1, 257)[:-1]
 # The task on a line of its own, and nothing else.
-_LINES: tuple[PromptTemplate, ...] = ('pi0', 'task_line')
+_LINES: tuple[PromptTemplate, ...] = ('pi0', 'task_line', 'after_images')
+_WITHOUT_BOS: tuple[PromptTemplate, ...] = ('task_line', 'after_images', 'chat')
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,10 @@ class PromptFormat:
     Attributes:
         template: the layout, see the module's docstring.
         cleaning: `openpi` strips the task and turns `_` and newlines into spaces; `lerobot` leaves
-            the text of the templates `pi0` and `task_line` as it is. The pi0.5 templates are always
-            cleaned, since both code bases do so. `python_list` leaves the text as it is and
-            writes it as Python writes a list of it: `['pick up the cup']`. A `chat` is cleaned by
-            `openpi` or `python_list`, else left as it is.
+            the text of the templates `pi0`, `task_line` and `chat` as it is, and strips that of
+            `after_images`. The pi0.5 templates are always cleaned, since both code bases do so.
+            `python_list`, for `chat`, leaves the text as it is and writes it as Python writes a
+            list of it: `['pick up the cup']`.
         advantage: where the advantage tag goes; None for a policy trained without one.
     """
 
@@ -55,7 +58,7 @@ class PromptFormat:
 
 def starts_with_bos(template: PromptTemplate) -> bool:
     """True when the vocabulary's BOS stands in front of the prompt."""
-    return template not in ('task_line', 'chat')
+    return template not in _WITHOUT_BOS
 
 
 def discretise_state(normalised: np.ndarray) -> np.ndarray:
@@ -101,7 +104,7 @@ def build_prompt(
     Returns:
         The text to tokenise. With a tag: `task_newline` puts it on a line of its own after the
         task, `in_task_space` after the task and a space, `before_action` on a line of its own
-        directly before `Action: ` (for `pi0` and `task_line`: as the last line).
+        directly before `Action: ` (without that word in the template: as the last line).
 
     Raises:
         ValueError: an empty instruction, a missing, empty or non-finite state, a tag for a format
@@ -120,6 +123,8 @@ def build_prompt(
 
     if fmt.template == 'chat':
         return str([text]) if fmt.cleaning == 'python_list' else text
+    if fmt.template == 'after_images':
+        return f'\n{text}'
     if fmt.template in _LINES:
         return text if text.endswith('\n') else f'{text}\n'
     if fmt.template == 'pi05_state':
@@ -137,7 +142,7 @@ def _clean(fmt: PromptFormat, task: str) -> str:
             f'instruction is empty (got {task!r}): say in plain words what the robot is to do'
         )
     if fmt.template in (*_LINES, 'chat') and fmt.cleaning != 'openpi':
-        return task
+        return task.strip() if fmt.template == 'after_images' else task
     return cleaned
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_runtime.files.input_files import UnreadableFileError, regular_file
+from vla_runtime.files.quotes import one_line
 from vla_runtime.processing.chat import Piece
 
 _BOS_TOKEN = '<bos>'
@@ -35,6 +37,7 @@ class Tokenizer:
         bos: int | None,
         pad: int,
         vocabulary_size: int,
+        find: Callable[[str], int | None],
         encode_frame: Callable[[str], list[int]] | None = None,
         special: tuple[str, ...] = (),
     ) -> None:
@@ -42,6 +45,7 @@ class Tokenizer:
         self.special = special
         self._first = [] if bos is None else [bos]
         self._pad = pad
+        self._find = find
         self.vocabulary_size = vocabulary_size
 
     @classmethod
@@ -63,8 +67,12 @@ class Tokenizer:
                 f'{path}: a tokenizer is a tokenizer.json (tokenizers) or a tokenizer.model '
                 '(sentencepiece)'
             )
-        if not path.is_file():
-            raise FileNotFoundError(f'{path}: no such tokenizer file')
+        try:
+            regular_file(path)
+        except FileNotFoundError:
+            raise FileNotFoundError(f'{path}: no such tokenizer file') from None
+        except UnreadableFileError as error:
+            raise ValueError(f'{path}: {error}') from None
         load = cls._load_json if path.suffix == '.json' else cls._load_sentencepiece
         return load(path, bos)
 
@@ -76,7 +84,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_str(path.read_text(encoding='utf-8'))
         # The library raises bare Exception for whatever it cannot parse.
         except Exception as error:
-            raise ValueError(f'{path}: not a readable tokenizer.json: {error}') from error
+            reason = one_line(str(error), 300)
+            raise ValueError(f'{path}: not a readable tokenizer.json: {reason}') from error
         bos = backend.token_to_id(_BOS_TOKEN) if wants_bos else None
         if wants_bos and bos is None:
             raise _no_bos(path)
@@ -106,6 +115,7 @@ class Tokenizer:
             bos=bos,
             pad=0 if pad is None else pad,
             vocabulary_size=size,
+            find=backend.token_to_id,
             encode_frame=encode_frame,
             special=tuple(token.content for token in backend.get_added_tokens_decoder().values()),
         )
@@ -128,10 +138,22 @@ class Tokenizer:
         def encode_text(text: str) -> list[int]:
             return list(backend.encode(text, add_bos=False, add_eos=False))
 
+        def find(token: str) -> int | None:
+            place: int = backend.piece_to_id(token)
+            return place if backend.id_to_piece(place) == token else None
+
         pad = max(backend.pad_id(), 0)
         size = backend.get_piece_size()
         bos = backend.bos_id() if wants_bos else None
-        return cls(encode_text, bos=bos, pad=pad, vocabulary_size=size)
+        return cls(encode_text, bos=bos, pad=pad, vocabulary_size=size, find=find)
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token as the vocabulary writes it; None where it has none."""
+        return self._find(token)
+
+    def text_tokens(self, text: str) -> list[int]:
+        """Tokens of a piece of text alone, without BOS and padding."""
+        return self._encode_text(text)
 
     def encode(self, prompt: str, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokenise a prompt.

@@ -14,14 +14,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rosbags.typesys import Stores, get_typestore
 
+from vla_runtime.files.input_files import read_text
 from vla_runtime.files.quotes import one_line
-from vla_runtime.recording.mcap_file import McapFile, RawMessage, Wanted
+from vla_runtime.files.typed_yaml import LARGEST_FILE, loads
+from vla_runtime.recording.mcap_file import McapFile
 from vla_runtime.recording.sqlite_file import SqliteFile
+from vla_runtime.recording.storage_file import RawMessage, StorageFile, Wanted
 
-_KINDS: Mapping[str, type[McapFile | SqliteFile]] = {'.mcap': McapFile, '.db3': SqliteFile}
+_KINDS: Mapping[str, type[StorageFile]] = {'.mcap': McapFile, '.db3': SqliteFile}
 # Of a bag that was compressed file by file.
 _PACKED = ('.mcap.zst', '.db3.zst')
 # Of the ring that `Recording` writes.
@@ -128,11 +130,11 @@ def _own_files(folder: Path) -> list[Path]:
         key=_natural,
     )
     try:
-        text = (folder / 'metadata.yaml').read_text(encoding='utf-8')
-        named = yaml.safe_load(text)['rosbag2_bagfile_information']['relative_file_paths']
+        text = read_text(folder / 'metadata.yaml', LARGEST_FILE)
+        named = loads(text)['rosbag2_bagfile_information']['relative_file_paths']
         order = {Path(str(name)).name: number for number, name in enumerate(named)}
-    # Without its metadata, or with a damaged one, a bag still has its files.
-    except Exception:
+    # Without its metadata, or with one that is damaged or too large, a bag still has its files.
+    except (OSError, ValueError, TypeError, LookupError):
         order = {}
     return sorted(found, key=lambda file: order.get(file.name, len(order)))
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from rosbags.rosbag2.storage_mcap import decompress
+
+from vla_runtime.recording.storage_file import RawMessage, StorageFile, Wanted
 
 _MAGIC = b'\x89MCAP0\r\n'
 _HEADER_BYTES = 9
@@ -24,42 +25,15 @@ _LAST_OPCODE = 15
 _MOST_CHUNK_BYTES = 1 << 30
 
 
-@dataclass(frozen=True)
-class RawMessage:
-    """A message as it stands in a bag.
-
-    Attributes:
-        topic: full name.
-        type_name: like `sensor_msgs/msg/Image`.
-        time_ns: at which it was recorded.
-        serialised: CDR.
-    """
-
-    topic: str
-    type_name: str
-    time_ns: int
-    serialised: bytes
-
-
-# Whether messages of a topic and type are wanted.
-Wanted = Callable[[str, str], bool]
-
-
 class _DamagedError(Exception):
     """A record that cannot be read; never leaves this module."""
 
 
-class McapFile:
-    """One file.
-
-    Args:
-        path: of the file.
-        problems: what cannot be read is added, one line each.
-    """
+class McapFile(StorageFile):
+    """One file; see `StorageFile`."""
 
     def __init__(self, path: Path, problems: list[str]) -> None:
-        self._path = path
-        self._problems = problems
+        super().__init__(path, problems)
         self._schemas: dict[int, str] = {}
         self._channels: dict[int, tuple[str, str]] = {}
         self._unknown = 0
@@ -70,13 +44,13 @@ class McapFile:
             with self._path.open('rb') as file:
                 size = self._path.stat().st_size
                 if size < len(_MAGIC):
-                    self._problems.append(f'{self._path}: is empty, or was never written')
+                    self._say('is empty, or was never written')
                     return
                 # Closed with the last view of it.
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 yield from self._walk(memoryview(mapped), wanted)
         except (OSError, ValueError) as error:
-            self._problems.append(f'{self._path}: cannot be read: {error}')
+            self._say(f'cannot be read: {error}')
 
     def _walk(self, data: memoryview, wanted: Wanted) -> Iterator[RawMessage]:
         if bytes(data[: len(_MAGIC)]) != _MAGIC:
@@ -160,11 +134,6 @@ class McapFile:
         except _DamagedError:
             self._say('its index is damaged, and was not used')
         return sorted(chunks)
-
-    def _say(self, text: str) -> None:
-        line = f'{self._path}: {text}'
-        if line not in self._problems:
-            self._problems.append(line)
 
 
 def _record(data: memoryview, place: int) -> tuple[int, memoryview, int]:

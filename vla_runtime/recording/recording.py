@@ -1,4 +1,4 @@
-"""A recording: one bag, or with a budget a ring of bags of which the oldest goes.
+"""A recording: one bag, or with a budget a ring of bags whose oldest is deleted.
 
 Invariants:
 - without limits the recording is one bag, the folder itself;
@@ -19,7 +19,7 @@ from threading import RLock
 
 from vla_runtime.recording.bag_writer import Bag, BagError, Offer
 
-# A ring has so many bags about, so that the oldest that goes is a small part of it.
+# Closed bags of a full ring, about: deleting one loses this fraction of the recording.
 _PARTS = 8
 _MOST_BAGS = 10**6
 
@@ -29,7 +29,7 @@ class RecordingLimits:
     """Budget of a recording; zeros: none.
 
     Attributes:
-        keep_s: what is older than so many seconds, on the steady clock, may go.
+        keep_s: bags whose end is older, in seconds of the steady clock, are deleted.
         most_bytes: size of all bags together.
     """
 
@@ -54,7 +54,8 @@ class Recording:
     Args:
         folder: of the recording; must not exist yet.
         limits: its budget.
-        on_failure: called once with why recording has ended, in the thread that writes or closes.
+        on_failure: called once with the reason when a failure ends the recording, in the thread
+            that writes or closes.
         clock: steady seconds.
 
     Raises:
@@ -72,7 +73,7 @@ class Recording:
     ) -> None:
         self.folder = folder
         self._limits = limits
-        # Of one bag, the one in writing included.
+        # Size at which a bag is closed. The open bag counts too, so there is one more than _PARTS.
         self._part_bytes = limits.most_bytes // (_PARTS + 1)
         self._clock = clock
         self._begin_s = clock()
@@ -138,7 +139,7 @@ class Recording:
         return bool(too_long or too_large)
 
     def _turn(self, now_ns: int) -> None:
-        """Close the bag, begin the next one, and let the oldest go."""
+        """Close the open bag, delete bags beyond the limits, and open the next bag."""
         folder = self._folder(self._number - 1)
         self._bag.close()
         if self._ended:

@@ -5,27 +5,17 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 from rosbags.rosbag2.storage_mcap import DECOMPRESSORS
 
-from vla_runtime.recording.mcap_file import RawMessage, Wanted
+from vla_runtime.recording.storage_file import RawMessage, StorageFile, Wanted
 
 # The first bytes of what zstd wrote; no serialised message begins so.
 _ZSTD = b'\x28\xb5\x2f\xfd'
 
 
-class SqliteFile:
-    """One file.
-
-    Args:
-        path: of the file.
-        problems: what cannot be read is added, one line each.
-    """
-
-    def __init__(self, path: Path, problems: list[str]) -> None:
-        self._path = path
-        self._problems = problems
+class SqliteFile(StorageFile):
+    """One file; see `StorageFile`."""
 
     def messages(self, wanted: Wanted) -> Iterator[RawMessage]:
         """Yield the wanted messages in the order of the file."""
@@ -61,8 +51,3 @@ class SqliteFile:
         except Exception as error:
             self._say(f'a message cannot be unpacked: {error}')
             return b''
-
-    def _say(self, text: str) -> None:
-        line = f'{self._path}: {text}'
-        if line not in self._problems:
-            self._problems.append(line)

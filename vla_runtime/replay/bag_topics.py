@@ -1,4 +1,4 @@
-"""Topics of a bag that are those of a robot file, and the instructions in it."""
+"""Cameras, joints and instructions of a bag, as an open loop needs them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.replay.recorded import IMAGE_TYPES, ReplayError
+from vla_runtime.recording.topics import (
+    IMAGE_TYPES,
+    INSTRUCTIONS,
+    JOINT_STATE,
+    STRING,
+    MissingTopicError,
+    camera_topics,
+    find_topic,
+    is_topic,
+)
+from vla_runtime.replay.recorded import ReplayError
 from vla_runtime.ros.policy.joint_buffer import JointSource
 from vla_runtime.ros.policy.robot_policy import RobotPolicy
 from vla_runtime.ros.robot.file import Robot
-
-_JOINTS = 'sensor_msgs/msg/JointState'
-_STRING = 'std_msgs/msg/String'
-_INSTRUCTIONS = ('/current_instruction', '/instruction')
 
 
 @dataclass(frozen=True)
@@ -36,45 +42,30 @@ def find_topics(reader: BagReader, robot: Robot, policy: RobotPolicy) -> BagTopi
     """Find the robot file's topics in a bag, in whatever namespace they were recorded.
 
     Raises:
-        ReplayError: one is not there; names those that are.
+        MissingTopicError: one is not there; names those that are.
     """
     kinds: dict[str, str] = {}
-    for message in reader.messages(lambda topic, kind: kind in (*IMAGE_TYPES, _JOINTS)):
+    for message in reader.messages(lambda topic, kind: kind in (*IMAGE_TYPES, JOINT_STATE)):
         kinds.setdefault(message.topic, message.type_name)
-    cameras = {}
-    for name, camera in policy.match.cameras.items():
-        cameras[name] = _topic(
-            reader, kinds, (camera.topic, f'{camera.topic}/compressed'), IMAGE_TYPES, name
-        )
+
+    def topic(names: Sequence[str], types: Sequence[str], source: str) -> str:
+        found = find_topic(kinds, names, types)
+        if found is None:
+            there = [one for one, kind in kinds.items() if kind in types]
+            raise MissingTopicError(reader.path, robot.file, names[0], source, there)
+        return found
+
+    cameras = {
+        name: topic(camera_topics(camera.topic), IMAGE_TYPES, name)
+        for name, camera in policy.match.cameras.items()
+    }
     sources = {}
     for joint in robot.joints:
-        topic = next(s.topic for s in robot.joint_states if not s.joints or joint.name in s.joints)
         if joint.name in policy.match.state_joints or joint.name in policy.match.column_names:
-            found = _topic(reader, kinds, (topic,), (_JOINTS,), joint.name)
+            source = robot.joint_source(joint.name).topic
+            found = topic((source,), (JOINT_STATE,), joint.name)
             sources[joint.name] = JointSource(found, joint.in_messages, joint.continuous)
     return BagTopics(cameras, [sources[name] for name in policy.match.state_joints], sources)
-
-
-def _topic(
-    reader: BagReader,
-    kinds: Mapping[str, str],
-    wanted: Sequence[str],
-    types: Sequence[str],
-    source: str,
-) -> str:
-    for name in wanted:
-        found = [
-            topic
-            for topic, kind in kinds.items()
-            if kind in types and (topic == name or topic.endswith(f'/{name.lstrip("/")}'))
-        ]
-        if found:
-            return min(found, key=len)
-    there = sorted(topic for topic, kind in kinds.items() if kind in types)
-    raise ReplayError(
-        f"{reader.path}: no topic {wanted[0]} for '{source}' of the robot file; there are: "
-        f'{", ".join(there) or "none of that kind"}. Give the robot file its name there'
-    )
 
 
 @dataclass(frozen=True)
@@ -101,13 +92,12 @@ def find_instructions(reader: BagReader) -> Instructions:
     Raises:
         ReplayError: there are none.
     """
-    found: dict[str, list[tuple[int, str]]] = {suffix: [] for suffix in _INSTRUCTIONS}
-    wanted = reader.messages(lambda topic, kind: kind == _STRING and topic.endswith(_INSTRUCTIONS))
+    found: dict[str, list[tuple[int, str]]] = {name: [] for name in INSTRUCTIONS}
+    wanted = reader.messages(lambda topic, kind: kind == STRING and bool(_named(topic)))
     for raw in wanted:
         message = reader.read(raw)
         if message is not None:
-            suffix = next(one for one in _INSTRUCTIONS if raw.topic.endswith(one))
-            found[suffix].append((raw.time_ns, message.data))
+            found[_named(raw.topic)[0]].append((raw.time_ns, message.data))
     for said in found.values():
         if any(text.strip() for _, text in said):
             said.sort(key=lambda item: item[0])
@@ -116,3 +106,7 @@ def find_instructions(reader: BagReader) -> Instructions:
         f'{reader.path}: no topic …/current_instruction or …/instruction says what the robot was '
         'to do; give it with --instruction'
     )
+
+
+def _named(topic: str) -> list[str]:
+    return [name for name in INSTRUCTIONS if is_topic(topic, name)]

@@ -1,7 +1,7 @@
-"""Many recordings, replayed in several processes, resumable, with one summary.
+"""Many recordings, replayed in several processes or on a cluster, resumable, with one summary.
 
 Each result is written when it is there, under a name of all that it depends on. So the same command
-goes on where an interrupted one was, and what has changed is replayed again.
+goes on where an interrupted one was, and what has changed or failed is replayed again.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
+from vla_runtime.files.json_file import JsonError, read_json
 from vla_runtime.files.whole_files import write_text
-from vla_runtime.processes.workers import workers
+from vla_runtime.processes.workers import Pool
 from vla_runtime.replay.units import Json, Unit, run_unit
 
 SUMMARY = 'summary.json'
 _COUNTS = ('inferences', 'replayed', 'compared', 'identical', 'predictions')
 
 
-def run_batch(units: Sequence[Unit], folder: Path, count: int) -> Iterator[tuple[Unit, Json]]:
+def run_batch(units: Sequence[Unit], folder: Path, pool: Pool) -> Iterator[tuple[Unit, Json]]:
     """Yield every unit with its result, those that are there already first.
 
     Args:
         units: to run.
         folder: of the results; must exist.
-        count: of processes.
+        pool: runs them; opened only if a result is missing.
 
     Raises:
         ChildProcessError: a process was killed from outside; the results so far are written.
+        ClusterError: the pool is a cluster that cannot be used.
         WriteError: a result cannot be written.
     """
     missing: list[tuple[Unit, Path]] = []
@@ -43,7 +45,7 @@ def run_batch(units: Sequence[Unit], folder: Path, count: int) -> Iterator[tuple
             yield unit, result
     if not missing:
         return
-    with workers(min(count, len(missing))) as submit:
+    with pool() as submit:
         futures = {submit(run_unit, unit): (unit, path) for unit, path in missing}
         for future in as_completed(futures):
             unit, path = futures[future]
@@ -144,7 +146,8 @@ def write_summary(path: Path, results: Sequence[Json]) -> None:
 
 def _read(path: Path) -> Json | None:
     try:
-        result = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError):
+        result = dict(read_json(path).values)
+    except JsonError:
         return None
-    return result if isinstance(result, dict) and 'recording' in result else None
+    # What failed for want of a bundle, a package or memory may be there now.
+    return result if 'recording' in result and 'error' not in result else None

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vla_runtime.recording.cdr import header_stamp_ns
-from vla_runtime.recording.mcap_file import RawMessage
-from vla_runtime.replay.recorded import IMAGE_TYPES, RecordedInference, RecordedRun
-
-_Key = tuple[str, int]
+from vla_runtime.recording.needed_frames import NeededFrames
+from vla_runtime.recording.storage_file import RawMessage
+from vla_runtime.replay.recorded import RecordedInference, RecordedRun
 
 
 @dataclass(frozen=True)
@@ -48,61 +45,33 @@ def with_frames(run: RecordedRun) -> Iterator[CompleteInference | SkippedInferen
     Only the frames that the next inferences need are in memory.
     """
     waiting = [(recorded, _missing(run, recorded)) for recorded in run.inferences]
-    needs = Counter(
-        (topic, stamp_ns)
-        for recorded, missing in waiting
-        if not missing
-        for _, topic, stamp_ns in recorded.frames
+    frames = NeededFrames(
+        run.reader,
+        (
+            (topic, stamp_ns)
+            for recorded, missing in waiting
+            if not missing
+            for _, topic, stamp_ns in recorded.frames
+        ),
+        lambda raw: None if (message := run.reader.read(raw)) is None else (raw, message),
     )
-    held: dict[_Key, tuple[RawMessage, Any]] = {}
-    lost: set[_Key] = set()
-    frames = _frames(run, needs)
     for recorded, reason in waiting:
         if reason:
             yield SkippedInference(recorded, reason)
             continue
-        keys = {camera: (topic, stamp_ns) for camera, topic, stamp_ns in recorded.frames}
-        for key, raw, message in frames if not _all_in(keys, held, lost) else ():
-            if message is None:
-                lost.add(key)
-            else:
-                held[key] = raw, message
-            if _all_in(keys, held, lost):
-                break
-        gone = [camera for camera, key in keys.items() if key not in held]
+        taken = {
+            camera: frames.take((topic, stamp_ns)) for camera, topic, stamp_ns in recorded.frames
+        }
+        found = {camera: frame for camera, frame in taken.items() if frame is not None}
+        gone = [camera for camera in taken if camera not in found]
         if gone:
             yield SkippedInference(recorded, f'the frame of camera {gone[0]} is damaged')
         else:
             yield CompleteInference(
                 recorded,
-                {name: held[key][1] for name, key in keys.items()},
-                {name: held[key][0] for name, key in keys.items()},
+                {camera: message for camera, (_, message) in found.items()},
+                {camera: raw for camera, (raw, _) in found.items()},
             )
-        for key in keys.values():
-            needs[key] -= 1
-            if not needs[key]:
-                held.pop(key, None)
-
-
-def _all_in(keys: Mapping[str, _Key], held: Mapping[_Key, Any], lost: set[_Key]) -> bool:
-    return all(key in held or key in lost for key in keys.values())
-
-
-def _frames(
-    run: RecordedRun, needs: Mapping[_Key, int]
-) -> Iterator[tuple[_Key, RawMessage, Any | None]]:
-    """Yield the frames that are needed, each once; None for a damaged one."""
-    topics = {topic for topic, _ in needs}
-    given: set[_Key] = set()
-    wanted = run.reader.messages(lambda topic, kind: topic in topics and kind in IMAGE_TYPES)
-    for message in wanted:
-        stamp_ns = header_stamp_ns(message.serialised)
-        if stamp_ns is None:
-            continue
-        key = message.topic, stamp_ns
-        if needs.get(key) and key not in given:
-            given.add(key)
-            yield key, message, run.reader.read(message)
 
 
 def _missing(run: RecordedRun, recorded: RecordedInference) -> str:

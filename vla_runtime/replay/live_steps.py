@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.cdr import header_stamp_ns
-from vla_runtime.recording.mcap_file import RawMessage
+from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.replay.frames import CompleteInference, SkippedInference, with_frames
 from vla_runtime.replay.recorded import RecordedInference, RecordedRun
 from vla_runtime.ros.player.steps import LiveStep, PlayedMessage

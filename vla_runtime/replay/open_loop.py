@@ -17,7 +17,7 @@ import numpy as np
 
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.recording.mcap_file import RawMessage
+from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.replay.bag_topics import BagTopics
 from vla_runtime.replay.motion import Motion
 from vla_runtime.ros.messages.conversions import ReceivedPlan, stamp_to_ns

@@ -15,7 +15,8 @@ import numpy as np
 
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.cdr import header_stamp_ns
-from vla_runtime.recording.mcap_file import RawMessage
+from vla_runtime.recording.storage_file import RawMessage
+from vla_runtime.recording.topics import IMAGE_TYPES
 from vla_runtime.ros.messages.conversions import (
     ReceivedChunk,
     ReceivedPlan,
@@ -26,7 +27,6 @@ from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.ros.policy.description import PolicyDescription, read_description
 from vla_runtime.ros.policy.settings import live_settings, read_value
 
-IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 _REPORT, _DESCRIPTION = '/report', '/description'
 _PARAMETER, _STAMP, _STATE = 'parameter.', 'stamp_ns.', 'state'
 

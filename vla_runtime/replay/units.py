@@ -62,6 +62,16 @@ class Unit:
         text = json.dumps(parts, sort_keys=True, default=str)
         return f'{self.recording.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}'
 
+    def inputs(self) -> list[Path]:
+        """Return the files that a replay needs, but for a bundle that only the recording names."""
+        given = [] if self.changes.bundle is None else self.changes.bundle.rglob('*')
+        robot = None if self.open_loop is None else self.open_loop.robot
+        return [
+            *BagReader(self.recording).files,
+            *(path for path in given if path.is_file()),
+            *([] if robot is None else [robot]),
+        ]
+
 
 def find_recordings(paths: list[Path]) -> list[Path]:
     """Return the recordings that paths name: each itself, or those in a folder at any depth.

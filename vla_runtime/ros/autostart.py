@@ -13,8 +13,8 @@ from rclpy.node import Node
 
 from vla_runtime.ros.parameters import ParameterSpec
 
-# Exit code of a node that could not be made, or not brought up.
-COULD_NOT_START = 1
+# Exit code of a node that could not be made, or not brought up; Python's own is 1.
+COULD_NOT_START = 3
 
 AUTOSTART = ParameterSpec(
     'autostart',

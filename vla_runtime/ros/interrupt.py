@@ -62,9 +62,12 @@ def interruptible() -> Iterator[Interrupt]:
 
 
 def take_signals(handler: Callable[[int, Any], Any]) -> dict[signal.Signals, Any]:
-    """Let a function handle the signals; what handled them before.
+    """Let a function handle the signals.
 
-    A SIGHUP that is ignored stays so: that is what `nohup` is for.
+    A SIGHUP that is ignored stays ignored: `nohup` asks for that.
+
+    Returns:
+        signal to the handler before
     """
     return {
         number: signal.signal(number, handler)

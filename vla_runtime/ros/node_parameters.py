@@ -9,7 +9,7 @@ from rclpy.node import Node
 
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
-from vla_runtime.ros.parameters import ParameterError, ParameterTable, is_of_rclpy
+from vla_runtime.ros.parameters import EVERY_NODE, ParameterError, ParameterTable, is_of_rclpy
 from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
 from vla_runtime.ros.recorder.parameters import RECORDER_PARAMETERS
 
@@ -49,6 +49,21 @@ def nearest_elsewhere(name: str, known: Collection[str]) -> tuple[str, str] | No
     return (close[0], owners(close[0])[0]) if close else None
 
 
+def nearest(name: str, known: Collection[str]) -> str:
+    """Return a question for the parameter that was meant: of this node, or of another one.
+
+    Args:
+        name: of no parameter.
+        known: parameters of this node.
+    """
+    known = (*known, *EVERY_NODE)
+    elsewhere = nearest_elsewhere(name, known)
+    if elsewhere is None:
+        return did_you_mean(name, known)
+    parameter, node = elsewhere
+    return f"; did you mean '{parameter}' of {node}?"
+
+
 def refuse_unknown(node: Node, table: ParameterTable) -> None:
     """Refuse parameters given at start that no node has.
 
@@ -70,16 +85,8 @@ def refuse_unknown(node: Node, table: ParameterTable) -> None:
         if not others:
             raise ParameterError(
                 f'parameter {name}, given on the command line or in a parameter file, is unknown'
-                f'{_mend(name, [row.name for row in table])}'
+                f'{nearest(name, [row.name for row in table])}'
             )
         foreign.append(f'{name} ({", ".join(others)})')
     if foreign:
         node.get_logger().info(f'parameters of other nodes are ignored: {", ".join(foreign)}')
-
-
-def _mend(name: str, known: Collection[str]) -> str:
-    elsewhere = nearest_elsewhere(name, known)
-    if elsewhere is None:
-        return did_you_mean(name, known)
-    parameter, node = elsewhere
-    return f"; did you mean '{parameter}' of {node}?"

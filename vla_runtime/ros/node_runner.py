@@ -35,9 +35,10 @@ from rclpy.signals import SignalHandlerOptions
 
 from vla_runtime.ros.autostart import COULD_NOT_START, bring_up
 from vla_runtime.ros.interrupt import Interrupt, interruptible
+from vla_runtime.ros.middleware import remove_dead_segments
 from vla_runtime.ros.parameter_file import check_files_on_command_line
 
-# Told of an exception in a callback: where, and which.
+# Called with an exception in a callback: where, and which.
 OnError = Callable[[str, Exception], None]
 
 _SPIN_S = 0.2
@@ -71,6 +72,7 @@ def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> in
     with interruptible() as interrupt:
         try:
             check_files_on_command_line(sys.argv if args is None else args)
+            remove_dead_segments()
             rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         except Exception as error:
             # No logger yet; rclpy's errors are of many classes that differ between distributions.

@@ -14,9 +14,9 @@ from typing import Any
 
 from vla_runtime.files.input_files import UnreadableFileError, read_text
 from vla_runtime.files.quotes import quoted
-from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, did_you_mean, loads
-from vla_runtime.ros.node_parameters import NODE_PARAMETERS, names_of, nearest_elsewhere
-from vla_runtime.ros.parameters import ParameterError, is_of_rclpy
+from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, loads
+from vla_runtime.ros.node_parameters import NODE_PARAMETERS, names_of, nearest, nearest_elsewhere
+from vla_runtime.ros.parameters import EVERY_NODE, ParameterError, is_of_rclpy
 
 _PARAMETERS = 'ros__parameters'
 # A section of another node may stand in the file; one that is called nearly like ours is ours.
@@ -25,6 +25,7 @@ _NEARLY = 0.75
 _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     'policy_node': ('vla_policy',),
     'executor_node': ('vla_executor',),
+    'recorder_node': ('vla_recorder',),
     'tabletop_node': ('tabletop',),
     'vla': ('vla_policy', 'vla_executor'),
     'vla_runtime': ('vla_policy', 'vla_executor'),
@@ -32,7 +33,7 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def check_parameter_file(path: Path, namespace: str) -> tuple[str, ...]:
-    """Refuse a file of which a part that is meant for the package's nodes would do nothing.
+    """Refuse a file with a part for the package's nodes that would have no effect.
 
     Args:
         path: the file.
@@ -96,9 +97,15 @@ def _sections(
     """Keys down to a `ros__parameters`, joined by slashes, and what is below it."""
     for key, value in mapping.items():
         if key == _PARAMETERS:
+            where = '.'.join((*above, _PARAMETERS))
             if not isinstance(value, Mapping):
-                raise FieldError('.'.join((*above, _PARAMETERS)), 'no parameters below it')
-            yield '/'.join(above), value
+                raise FieldError(where, 'no parameters below it')
+            section = '/'.join(above)
+            if not section.strip('/') or section.endswith('/'):
+                raise FieldError(
+                    where, "stands below no node; expected sections like '/**/vla_policy'"
+                )
+            yield section, value
         elif isinstance(value, Mapping):
             yield from _sections(value, (*above, str(key)))
         else:
@@ -114,7 +121,9 @@ def _check_section(section: str, parameters: Mapping[str, Any], namespace: str) 
         return
     # One for every node may have what only one of them knows.
     known = names_of(*nodes)
-    for name in _names(parameters, ''):
+    for name, value in _values(parameters, ''):
+        if value is None:
+            raise FieldError(f'{section}.{_PARAMETERS}.{name}', 'has no value')
         if name in known or is_of_rclpy(name):
             continue
         mend = _mend(name, known)
@@ -125,11 +134,9 @@ def _check_section(section: str, parameters: Mapping[str, Any], namespace: str) 
 
 def _mend(name: str, known: tuple[str, ...]) -> str:
     """Return the parameter to write in place of an unknown one."""
-    elsewhere = nearest_elsewhere(name, known)
-    if elsewhere is None:
-        return did_you_mean(name, known)
-    parameter, node = elsewhere
-    return f"; did you mean '{parameter}' of {node}? That belongs in a section '/**/{node}'"
+    elsewhere = nearest_elsewhere(name, (*known, *EVERY_NODE))
+    section = '' if elsewhere is None else f" That belongs in a section '/**/{elsewhere[1]}'"
+    return nearest(name, known) + section
 
 
 def _nodes_of(section: str, namespace: str) -> list[str]:
@@ -161,11 +168,11 @@ def _require_foreign(section: str, namespace: str) -> None:
     )
 
 
-def _names(parameters: Mapping[str, Any], above: str) -> Iterator[str]:
-    """Full names of parameters, where nested mappings are joined by dots."""
+def _values(parameters: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+    """Full names of parameters, where nested mappings are joined by dots, and their values."""
     for key, value in parameters.items():
         name = f'{above}.{key}' if above else str(key)
         if isinstance(value, Mapping):
-            yield from _names(value, name)
+            yield from _values(value, name)
         else:
-            yield name
+            yield name, value

@@ -27,8 +27,8 @@ from rclpy.exceptions import InvalidParameterTypeException, InvalidParameterValu
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
+from vla_runtime.files.quotes import one_line, quoted
 from vla_runtime.files.setting_fields import settings_of
-from vla_runtime.files.typed_yaml import did_you_mean
 
 _TYPE_NAMES = {bool: 'bool', int: 'integer', float: 'double', str: 'string'}
 _ROS_TYPES = {
@@ -38,7 +38,10 @@ _ROS_TYPES = {
     str: Parameter.Type.STRING,
 }
 # Some rclpy declare them, and some ask for them without.
-_EVERY_NODE = ('use_sim_time', 'start_type_description_service')
+# Longer than any path or instruction.
+_LONGEST_TEXT = 4096
+# Parameters that rclpy itself gives to every node.
+EVERY_NODE = ('use_sim_time', 'start_type_description_service')
 
 
 class ParameterError(ValueError):
@@ -85,8 +88,11 @@ class ParameterSpec:
         value = parameter.value
         if parameter.type_ != _ROS_TYPES[type(self.default)]:
             return f'{self.name} is {value!r}: it must be of type {self.type_name}'
+        if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+            length = f'{len(value)} characters; at most {_LONGEST_TEXT} are taken'
+            return f'{self.name} is a text of {length}'
         if self.words and value not in self.words:
-            return f"{self.name} is '{value}': it must be one of {self.allowed}"
+            return f'{self.name} is {quoted(value)}: it must be one of {self.allowed}'
         # rclpy's own check of ranges has a tolerance, which lets 0.999999 pass for 1.0.
         if self.minimum is None or self.maximum is None:
             return None
@@ -190,7 +196,7 @@ def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) 
 
 def is_of_rclpy(name: str) -> bool:
     """Return whether rclpy itself gives this parameter to every node."""
-    return name in _EVERY_NODE or name.startswith('qos_overrides.')
+    return name in EVERY_NODE or name.startswith('qos_overrides.')
 
 
 def _name_the_nearest(node: Node, names: Collection[str]) -> None:
@@ -198,10 +204,12 @@ def _name_the_nearest(node: Node, names: Collection[str]) -> None:
 
     rclpy refuses it before any callback is asked, with a reason for programmers.
     """
+    # Imported here: the names of all nodes are made of the tables that this module is for.
+    from vla_runtime.ros.node_parameters import nearest
 
     def unknown(parameters: Sequence[ParameterMessage]) -> str:
         return '; '.join(
-            f'parameter {p.name} is unknown{did_you_mean(p.name, names)}'
+            f'parameter {one_line(p.name, 100)} is unknown{nearest(p.name, names)}'
             for p in parameters
             if not node.has_parameter(p.name)
         )

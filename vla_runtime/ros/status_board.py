@@ -63,7 +63,7 @@ class StatusBoard:
         )
 
     def set(self, condition: StatusItem) -> None:
-        """Say this from now on; log it when it is worse than OK, and when that is over."""
+        """Publish this status from now on; log one worse than OK, and when that is over."""
         now_s = monotonic()
         with self._lock:
             last = self._conditions.get(condition.name)
@@ -80,7 +80,7 @@ class StatusBoard:
             log(self._node, condition)
 
     def drop(self, name: str) -> None:
-        """Say nothing about this any more."""
+        """Publish the status of this name no more."""
         with self._lock:
             self._conditions.pop(name, None)
 

@@ -46,13 +46,13 @@ class LatestJobWorker(Generic[Job]):
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Do this job next; one that is waiting is dropped for it."""
+        """Run this job next; it replaces one that waits."""
         with self._changed:
             self._waiting = job
             self._changed.notify()
 
     def poke(self) -> None:
-        """Something changed: try the waiting job again, if there is one."""
+        """Try the waiting job again, if there is one."""
         if self._waiting is None:
             return
         with self._changed:

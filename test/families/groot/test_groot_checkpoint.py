@@ -58,14 +58,14 @@ def test_all_sizes_are_those_of_the_reference_case(folder):
     assert isinstance(dims, GrootDims)
     expected = load_groot_case(groot_case_paths()[0], 0).network.dims
     assert dims == replace(
-        expected, image_places=dims.image_places, prompt_length=220, rotary_base=1e6
+        expected, image_places=dims.image_places, prompt_length=220, rope_base=1e6
     )
     # The text of the layout, byte by byte: before the first image, and from one to the next.
     first, second = dims.image_places
     assert second - first == len('<image 2>') + 2
     assert spec.cameras == tuple(CameraSpec(name) for name in sorted(CAMERAS))
     assert (spec.denoise_steps, spec.source['embodiment']) == (4, 'so100')
-    assert (spec.images.padding, spec.images.resample) == ('stretch', 'bicubic')
+    assert (spec.images.padding, spec.images.resample) == ('stretch', 'bicubic_uint8')
     assert spec.normalisation.state == spec.normalisation.actions == 'min_max_flat'
 
 

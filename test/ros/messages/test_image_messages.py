@@ -1,6 +1,8 @@
 """Raw and compressed image messages become RGB, or a reason why not."""
 
 import array
+import struct
+import time
 
 import cv2
 import numpy as np
@@ -164,6 +166,37 @@ def test_an_image_that_says_more_pixels_than_any_camera_has_is_not_decoded(suffi
     message.data = array.array('B', data[:at] + huge + data[at + len(huge) :])
     with pytest.raises(ImageError, match=r'says 6553[56]x6553[56] pixels; at most 16777216'):
         check_image(message)
+
+
+def frame_header(width: int, height: int) -> bytes:
+    return b'\xff\xc0\x00\x11\x08' + struct.pack('>HH', height, width) + b'\x03' + bytes(9)
+
+
+@pytest.mark.parametrize(
+    'before',
+    [
+        # Markers without a length; two bytes that look like one lead over the true header.
+        b'\xff\x01' + b'\x00\x19',
+        b'\xff\xd0' + b'\x00\x19',
+        b'\xff' * 7,
+    ],
+)
+def test_the_size_of_a_jpeg_is_that_of_the_header_that_a_decoder_finds(before):
+    # A decoder skips what stands between two segments.
+    data = b'\xff\xd8' + before + frame_header(9000, 9000) + frame_header(16, 16)
+    message = CompressedImage(format='jpeg', data=array.array('B', data))
+    with pytest.raises(ImageError, match=r'says 9000x9000 pixels|cannot be decoded'):
+        check_image(message)
+
+
+@pytest.mark.parametrize('filling', [b'\xff' * 4_000_000, b'\xff\xe0\x00\x02' * 1_000_000])
+def test_an_endless_jpeg_header_is_refused_at_once(filling):
+    message = CompressedImage(format='jpeg', data=array.array('B', b'\xff\xd8' + filling))
+    start_s = time.process_time()
+    with pytest.raises(ImageError, match='cannot be decoded'):
+        check_image(message)
+    # A hundred times what it takes here, and a tenth of what it took.
+    assert time.process_time() - start_s < 0.1
 
 
 def test_compressed_data_that_is_neither_png_nor_jpeg_is_not_decoded():

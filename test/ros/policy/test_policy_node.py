@@ -17,6 +17,7 @@ from tiny_robot import ROBOT, STEP_TIME_S, Drivers, write_robot
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.policy import Policy
+from vla_runtime.ros.autostart import COULD_NOT_START
 from vla_runtime.ros.messages.conversions import message_to_chunk, ns_to_stamp, stamp_to_ns
 from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.types import CommittedPlan, Observation
@@ -349,7 +350,7 @@ def test_lifecycle_opens_and_closes_and_survives_wrong_transitions(executor):
     made, node = executor.graph, executor.node
     assert not made.transition(node, 'configure')
     assert made.transition(node, 'deactivate')
-    executor.drivers.request()
+    executor.drivers.request(unheard=True)
     reset = made.call(Trigger, f'{node}/reset', Trigger.Request())
     assert not reset.success
     assert 'not active' in reset.message
@@ -379,7 +380,7 @@ def test_parameter_that_does_not_fit_at_start_is_named(bundle, robot):
     with graph() as made:
         process = start(made, bundle, robot, '-p', 'cfg_beta:=2')
         made.wait_for(lambda: not process.running, 'the node to give up')
-        assert process.stop() == 1
+        assert process.stop() == COULD_NOT_START
         assert 'parameter cfg_beta: expected double (write 2.0, not 2)' in process.text()
         assert 'Traceback' not in process.text()
 

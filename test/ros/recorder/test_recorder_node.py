@@ -28,9 +28,9 @@ NODE = '/vla_policy'
 TASK = 'pick up the red cup'
 
 
-@pytest.fixture(scope='module')
-def bundle(tmp_path_factory):
-    spec = tiny_spec(advantage='task_newline')
+@pytest.fixture(scope='module', params=['pi05', 'smolvla'])
+def bundle(request, tmp_path_factory):
+    spec = tiny_spec(request.param, advantage='task_newline')
     return write_tiny_policy(tmp_path_factory.mktemp('bundle') / 'tiny', spec)
 
 

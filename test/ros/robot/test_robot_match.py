@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,6 +196,26 @@ def test_pose_actions_have_the_workspace_and_no_feedback(arm: Robot) -> None:
     assert (output.columns, output.frame_id, output.pose) == (tuple(range(6)), 'base', TOOL)
     command = match.actions.to_robot(np.array([100.0, 0.0, 0.0, 180.0, 0.0, 0.0]))
     assert command == pytest.approx([0.1, 0.0, 0.0, np.pi, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ('key', 'in_urdf'),
+    [
+        ('velocity', '<joint name="lift" type="revolute"><limit lower="-1" upper="1"/></joint>'),
+        ('lower', '<joint name="lift" type="continuous"><limit velocity="2"/></joint>'),
+    ],
+)
+def test_a_limit_that_neither_robot_file_nor_urdf_has_is_an_error(
+    arm: Robot, key: str, in_urdf: str
+) -> None:
+    spec = policy(measured(*JOINTS), absolute(*JOINTS))
+    left_out = {'velocity': None, 'lower': None, 'upper': None}
+    joints = (replace(joint, **left_out) if joint.name == 'lift' else joint for joint in arm.joints)
+    open_ended = replace(arm, joints=tuple(joints))
+    match_robot(replace(open_ended, urdf_text=URDF), spec, 'bundle')
+    urdf = re.sub('<joint name="lift".*?</joint>', in_urdf, URDF)
+    with pytest.raises(MatchError, match=rf'joints\[lift\]\.{key}: is missing, in the URDF too'):
+        match_robot(replace(open_ended, urdf_text=urdf), spec, 'bundle')
 
 
 def test_a_urdf_only_ever_tightens(tmp_path: Path, arm: Robot) -> None:

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from vla_runtime.cli.main import main
+from vla_runtime.files.code_version import code_version, source_digest
 from vla_runtime.tabletop.study import catalogue
 from vla_runtime.tabletop.study.catalogue import STUDIES, Study
 from vla_runtime.tabletop.study.condition import Condition, grid
-from vla_runtime.tabletop.training.code_version import code_version, source_digest
 
 
 def test_it_lists_what_there_is(capsys):

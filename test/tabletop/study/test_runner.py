@@ -4,11 +4,13 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
+from vla_runtime.processes.workers import workers
 from vla_runtime.tabletop.study import runner
 from vla_runtime.tabletop.study.condition import Condition, grid
 from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
@@ -19,7 +21,8 @@ NO_BUNDLE = None  # the expert needs none
 
 
 def run(conditions, seeds, work, processes=1):
-    return run_conditions(conditions, NO_BUNDLE, seeds, work, processes, progress=False)
+    pool = None if processes == 1 else partial(workers, processes)
+    return run_conditions(conditions, NO_BUNDLE, seeds, work, pool, progress=False)
 
 
 def test_seeds_are_unseen_and_those_of_two_studies_differ():

@@ -10,6 +10,14 @@ import pytest
 from vla_runtime.tabletop.training.work_log import WorkLog
 
 
+@pytest.mark.parametrize('text', ['5', 'null', '{"a": 1}', '"abc"', '["abc"]', '[' * 100_000])
+def test_a_damaged_log_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / 'runs.json'
+    path.write_text(text, encoding='utf-8')
+    with pytest.raises(ValueError, match=r'runs\.json: '):
+        WorkLog(path, 'command', 'abc')
+
+
 def test_a_run_that_was_cut_off_stays_in_the_log_of_the_next(tmp_path: Path) -> None:
     path = tmp_path / 'runs.json'
     with pytest.raises(KeyboardInterrupt), WorkLog(path, 'first', 'abc').timed('data'):

@@ -162,8 +162,8 @@ class TensorRT:
 
     def complaints(self) -> str:
         """Return and clear the errors that TensorRT has logged, as one sentence."""
-        told, self._logger.errors = self._logger.errors, []
-        return 'TensorRT says: ' + ' | '.join(told) if told else 'TensorRT gave no reason.'
+        errors, self._logger.errors = self._logger.errors, []
+        return 'TensorRT says: ' + ' | '.join(errors) if errors else 'TensorRT gave no reason.'
 
     # The runtime half.
 
@@ -236,8 +236,8 @@ class TensorRT:
         parser = trt.OnnxParser(network, self._logger)
         if not parser.parse_from_file(str(onnx)):
             errors = [parser.get_error(index) for index in range(parser.num_errors)]
-            told = ' | '.join(f'node {error.node()}: {error.desc()}' for error in errors)
-            raise TensorRTError(f'{onnx}: cannot be parsed: {told or self.complaints()}')
+            problems = ' | '.join(f'node {error.node()}: {error.desc()}' for error in errors)
+            raise TensorRTError(f'{onnx}: cannot be parsed: {problems or self.complaints()}')
         config = builder.create_builder_config()
         pinned = self._configure(config, network, options)
         monitor = None

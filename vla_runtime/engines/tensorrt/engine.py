@@ -1,10 +1,10 @@
 """The TensorRT backend: vision, prefix and expert engines over one stream, replayed as CUDA graphs.
 
-Imports tensorrt, cuda-python and numpy, and nothing else. All buffers are allocated at load, those
-of another number of denoise steps when it is first set. The N steps of a chunk are one graph, the
-prefix another, the vision network a third; they are captured and checked at load, the denoise loop
-first, so that where memory runs short it is the prefix that runs without a graph. All engines share
-one block of scratch memory, because they run one after the other.
+Imports tensorrt, cuda-bindings and numpy, and nothing else. All buffers are allocated at load,
+those of another number of denoise steps when it is first set. The N steps of a chunk are one graph,
+the prefix another, the vision network a third; they are captured and checked at load, the denoise
+loop first, so that where memory runs short it is the prefix that runs without a graph. All engines
+share one block of scratch memory, because they run one after the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_runtime.engines.cuda_runtime import CudaError, CudaRuntime, device_index
+from vla_runtime.engines.cuda_driver import CudaError
+from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
 from vla_runtime.engines.graph_replay import GraphCapturer, GraphedWork
 from vla_runtime.engines.onnx.files import Network as NetworkName
 from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows, input_named
@@ -136,9 +137,9 @@ class TensorRTEngine:
             use_cuda_graphs: capture and replay graphs.
 
         Raises:
-            ValueError: no TensorRT, no cuda-python or no CUDA device here; no engines for this GPU
-                and version, or damaged ones, or of other ONNX files; another precision; not enough
-                memory; engines that ignore their inputs.
+            ValueError: no TensorRT, no cuda-bindings or no CUDA device here; no engines for this
+                GPU and version, or damaged ones, or of other ONNX files; another precision; not
+                enough memory; engines that ignore their inputs.
         """
         check_one_image_size(dims)
         index = device_index(device)

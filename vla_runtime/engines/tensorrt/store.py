@@ -1,9 +1,12 @@
-"""Built engines on disk: `engines/<gpu>-trt<version>/` in a bundle, with `engine.json` beside them.
+"""Built engines on disk: `engines/<gpu>-<N>sm-trt<version>/` in a bundle, each with `engine.json`.
 
-An engine is tied to the GPU and the TensorRT version that it was built with, and to the ONNX files
-that it was built from. Invariants:
+An engine is tied to the GPU, its number of multiprocessors and the TensorRT version that it was
+built with, and to the ONNX files that it was built from. A Jetson's power mode may switch
+multiprocessors off and leaves the GPU's name as it is, so every such mode has a folder of its own.
+Invariants:
 - `engine.json` is written after the engine it lists; each file appears complete or not at all;
-- an engine of another GPU, version or ONNX file is refused, with the command that rebuilds it;
+- an engine of another GPU, number of multiprocessors, version or ONNX file is refused, with the
+  command that rebuilds it;
 - only that folder of a bundle is read here. The bundle's ONNX files are known by their SHA-256 in
   policy.yaml, which the reader of the bundle has compared with the files. So loading engines hashes
   nothing, not even the gigabytes of weights.data.
@@ -99,9 +102,10 @@ def engine_names(rows: Iterable[int]) -> tuple[str, ...]:
     return tuple(name.removesuffix('.onnx') for name in engine_graphs(rows))
 
 
-def folder_name(gpu: str, version: str) -> str:
-    """`nvidia-h200-trt10.3.0` for `NVIDIA H200` and `10.3.0`."""
-    return re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-') + f'-trt{version}'
+def folder_name(device: DeviceInfo, version: str) -> str:
+    """`orin-16sm-trt10.3.0` for an `Orin` with 16 multiprocessors and `10.3.0`."""
+    gpu = re.sub(r'[^a-z0-9]+', '-', device.name.lower()).strip('-')
+    return f'{gpu}-{device.processors}sm-trt{version}'
 
 
 def rebuild_command(bundle: Path) -> str:
@@ -129,14 +133,16 @@ def find_engines(
             are damaged, incomplete or built from other ONNX files than the bundle's.
     """
     engines = bundle / 'engines'
-    folder = engines / folder_name(device.name, version)
+    folder = engines / folder_name(device, version)
     command = rebuild_command(bundle)
     if not folder.is_dir():
         others = sorted(path.name for path in engines.glob('*-trt*') if path.is_dir())
         seen = f'; built for elsewhere: {", ".join(others)}' if others else ''
         raise ValueError(
-            f'{folder}: no engines were built for {device.name} with TensorRT {version}{seen}. '
-            f'Engines run only on the GPU and version they were built with; run: {command}'
+            f'{folder}: no engines were built for {device.name} with {device.processors} '
+            f'multiprocessors and TensorRT {version}{seen}. Engines run only on the GPU and '
+            'version they were built with, and a power mode may change the multiprocessors; run: '
+            f'{command}'
         )
     metadata = read_metadata(folder, command)
     _check_origin(folder / METADATA, metadata, device, version, command)

@@ -129,7 +129,7 @@ def _case(
         pixels=[random.uniform(-1, 1, (3, *size)).astype(np.float32) for size in image_sizes(dims)],
         image_mask=image_mask,
         prefix_inputs=_draw(family.prefix_inputs(dims), dims, rows, lengths, random),
-        x=chunk_noise(SEED, number, chunk[1:])[None],
+        x=chunk_noise(SEED, number, chunk[1:], kind=family.noise)[None],
         row_weight=row_weights(beta if rows == 2 else None),
         plan=random.normal(0, 0.5, chunk).astype(np.float32),
         plan_weight=weight[:, None, :, None],

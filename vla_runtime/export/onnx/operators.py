@@ -144,8 +144,8 @@ def _logical(operator: str) -> Lowering:
     return write
 
 
-for _name, _operator in (('__and__', 'And'), ('__or__', 'Or')):
-    _LOWERINGS[f'{_name}.Tensor'] = _logical(_operator)
+for _name, _operator in (('logical_and', 'And'), ('logical_or', 'Or')):
+    _LOWERINGS[f'{_name}.default'] = _logical(_operator)
 
 
 @_writes('to.dtype', '_to_copy.default')

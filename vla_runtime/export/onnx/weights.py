@@ -89,7 +89,7 @@ class WeightFile:
         shape: Sequence[int],
         make: Callable[[], Tensor],
     ) -> onnx.TensorProto:
-        """A weight under a name that means the same numbers in every graph.
+        """Return a weight; one name stands for the same numbers in every graph.
 
         Args:
             name: of the weight and of what was done to it.

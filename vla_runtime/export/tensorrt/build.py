@@ -8,7 +8,7 @@ Invariants:
 - the receipt of the old engines is removed before the first of them is replaced;
 - a finished build leaves the engines that were asked for and no others.
 
-Imports tensorrt, cuda-python and numpy only: a Jetson that builds need not have PyTorch.
+Imports tensorrt, cuda-bindings and numpy only: a Jetson that builds need not have PyTorch.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def plan_build(
                 f'{", ".join(problems)}'
             )
     weight_bytes = max(graph.weight_bytes for graph in graphs.values())
-    target = bundle / 'engines' / folder_name(runtime.info.name, adapter.version)
+    target = bundle / 'engines' / folder_name(runtime.info, adapter.version)
     digests = _digests(bundle, graphs, files or {})
     plan = BuildPlan(
         folder=target,

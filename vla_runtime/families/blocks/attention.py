@@ -88,15 +88,18 @@ class Attention(nn.Module):
     Args:
         dims: sizes of the stack.
         memory_width: input width of the key and value projections; None: the stack's width.
+        bias: query, key and value projections have a bias.
     """
 
-    def __init__(self, dims: DecoderDims, memory_width: int | None = None) -> None:
+    def __init__(
+        self, dims: DecoderDims, memory_width: int | None = None, bias: bool = False
+    ) -> None:
         super().__init__()
         memory = dims.width if memory_width is None else memory_width
         self.head_dim = dims.head_dim
-        self.q = QueryLinear(dims.width, dims.num_heads * dims.head_dim, dims.head_dim, bias=False)
-        self.k = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=False)
-        self.v = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=False)
+        self.q = QueryLinear(dims.width, dims.num_heads * dims.head_dim, dims.head_dim, bias=bias)
+        self.k = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=bias)
+        self.v = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=bias)
         self.out = Linear(dims.num_heads * dims.head_dim, dims.width, bias=False)
 
     def heads(self, projected: Tensor) -> Tensor:

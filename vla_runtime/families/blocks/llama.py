@@ -56,12 +56,19 @@ class LlamaBlock(nn.Module):
         dims: sizes of the stack.
         epsilon: epsilon of the norms.
         memory_width: input width of a cross-attending block's key and value projections.
+        bias: query, key and value projections have a bias, as Qwen2's (arXiv 2407.10671).
     """
 
-    def __init__(self, dims: DecoderDims, epsilon: float, memory_width: int | None = None) -> None:
+    def __init__(
+        self,
+        dims: DecoderDims,
+        epsilon: float,
+        memory_width: int | None = None,
+        bias: bool = False,
+    ) -> None:
         super().__init__()
         self.input_norm = RMSNorm(dims.width, epsilon)
-        self.attention = Attention(dims, memory_width)
+        self.attention = Attention(dims, memory_width, bias)
         self.post_norm = RMSNorm(dims.width, epsilon)
         self.mlp = GatedMlp(dims)
 
@@ -99,6 +106,7 @@ class Llama(nn.Module):
         vocabulary: rows of the text table, 0 for none.
         cross: layers whose keys and values are computed from another stack's.
         memory_width: input width of their key and value projections.
+        bias: query, key and value projections have a bias.
     """
 
     def __init__(
@@ -109,12 +117,13 @@ class Llama(nn.Module):
         vocabulary: int = 0,
         cross: Container[int] = (),
         memory_width: int | None = None,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         if vocabulary:
             self.embedding = nn.Embedding(vocabulary, dims.width)
         self.blocks = nn.ModuleList(
-            LlamaBlock(dims, epsilon, memory_width if layer in cross else None)
+            LlamaBlock(dims, epsilon, memory_width if layer in cross else None, bias)
             for layer in range(dims.depth)
         )
         self.norm = RMSNorm(dims.width, epsilon)

@@ -30,12 +30,20 @@ def vision_block_shapes(dims: VisionDims) -> Named:
     yield from linear_shapes('mlp.fc2', dims.mlp_dim, dims.width)
 
 
-def attention_shapes(dims: DecoderDims, memory_width: int | None = None) -> Named:
+def attention_shapes(
+    dims: DecoderDims, memory_width: int | None = None, bias: bool = False
+) -> Named:
     """Tensors of `attention.Attention`."""
     memory = dims.width if memory_width is None else memory_width
-    yield 'attention.q.weight', (dims.num_heads * dims.head_dim, dims.width)
-    yield 'attention.k.weight', (dims.num_kv_heads * dims.head_dim, memory)
-    yield 'attention.v.weight', (dims.num_kv_heads * dims.head_dim, memory)
+    keys = dims.num_kv_heads * dims.head_dim
+    for name, outputs, inputs in (
+        ('q', dims.num_heads * dims.head_dim, dims.width),
+        ('k', keys, memory),
+        ('v', keys, memory),
+    ):
+        yield f'attention.{name}.weight', (outputs, inputs)
+        if bias:
+            yield f'attention.{name}.bias', (outputs,)
     yield 'attention.out.weight', (dims.width, dims.num_heads * dims.head_dim)
 
 

@@ -8,7 +8,6 @@ refused: the order of their joints is in the training project's Python code.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -63,7 +62,7 @@ class GrootReader(CheckpointReader):
                 f"{folder}: is a folder of NVIDIA's own; it does not say in which order state and "
                 'actions are joined. Fine-tune or save the policy with LeRobot (type groot) first'
             )
-        return read_groot_folder(folder, ImageSpec(padding='stretch', resample='bicubic'))
+        return read_groot_folder(folder, ImageSpec(padding='stretch', resample='bicubic_uint8'))
 
     def select(
         self,
@@ -71,7 +70,7 @@ class GrootReader(CheckpointReader):
         tensors: Mapping[str, StoredTensor],
         options: ExportOptions,
         gaps: MissingFacts,
-    ) -> Mapping[str, StoredTensor]:
+    ) -> dict[str, StoredTensor]:
         pack = read_pipeline(folder / PREPROCESSOR_FILE, PREPROCESSORS).step(PACK_STEP)
         tag = gaps.pick(
             '--embodiment',
@@ -113,14 +112,13 @@ def _slice(stored: StoredTensor, index: int) -> StoredTensor:
     Raises:
         CheckpointError: the tensor has no such part.
     """
-    count, *rest = stored.shape or (0,)
+    count = stored.shape[0] if stored.shape else 0
     if index >= count:
         raise CheckpointError(
             f"{stored.path}: tensor '{stored.name}' has {count} embodiments but {PREPROCESSOR_FILE}"
             f' gives this one number {index}'
         )
-    part = replace(stored, shape=tuple(rest))
-    return replace(part, offset=stored.offset + index * part.size)
+    return stored.part(index)
 
 
 def _settle_heads(

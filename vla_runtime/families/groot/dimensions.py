@@ -47,7 +47,7 @@ class GrootDims:
         image_places: text tokens before each camera's image, in the order of the cameras.
         prompt_length: text tokens of the padded prompt, without image tokens.
         action_dim, state_dim: padded.
-        rotary_base: base of the language model's rotary positions.
+        rope_base: base of the language model's rotary positions.
         rms_epsilon: epsilon of its norms.
     """
 
@@ -67,7 +67,7 @@ class GrootDims:
     horizon: int
     action_dim: int
     state_dim: int
-    rotary_base: float = 1e6
+    rope_base: float = 1e6
     rms_epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class GrootDims:
             raise ValueError(
                 f'horizon {self.horizon} is more than the {self.positions} action positions'
             )
-        for name in ('rotary_base', 'rms_epsilon'):
+        for name in ('rope_base', 'rms_epsilon'):
             if getattr(self, name) <= 0:
                 raise ValueError(f'{name} {getattr(self, name)} where a number above 0 is expected')
         self._check_places()

@@ -127,12 +127,13 @@ class GrootN15(FlowNetwork):
         of hidden tokens are meaningless and must stay masked.
         """
         positions = mask.long().cumsum(dim=1) - 1
-        rotation = rotary(positions, self.dims.language.head_dim, self.dims.rotary_base)
+        rotation = rotary(positions, self.dims.language.head_dim, self.dims.rope_base)
         length = mask.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
         own = torch.eye(length, dtype=torch.bool, device=mask.device)
         # A hidden token sees itself, so that no token sees nothing.
-        return self.language(embeddings, rotation, (mask[:, None] & causal) | own)
+        seen = torch.logical_or(torch.logical_and(mask[:, None], causal), own)
+        return self.language(embeddings, rotation, seen)
 
     def encode_context(self, features: Tensor, mask: Tensor) -> Tensor:
         """Self-attention over the features, (R, P, M)."""

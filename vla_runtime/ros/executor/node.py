@@ -51,9 +51,9 @@ from vla_runtime.ros.executor.realtime import prefer_this_thread, share_interpre
 from vla_runtime.ros.executor.robot_link import RobotLink
 from vla_runtime.ros.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.ros.executor.setup import check_fixed, make_core, read_files
-from vla_runtime.ros.executor.transport import keep_to_udp
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, plan_to_message
 from vla_runtime.ros.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, log, to_message
+from vla_runtime.ros.middleware import keep_to_udp
 from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.node_runner import guard_transitions, guarded, run_node
 from vla_runtime.ros.package_files import share_folder

@@ -131,8 +131,8 @@ class ExecutorSession:
         return self._control.lateness() if self._control else Lateness(0, 0.0, 0.0, 0.0, 0)
 
     def end(self) -> None:
-        """End what `begin` began, however far it came; the hold is the last thing sent."""
-        # The last one given is the first one done.
+        """Undo `begin`, complete or not; the last message sent is the hold."""
+        # Steps run in reverse order.
         with ExitStack() as steps:
             # It commands nothing, so the hold does not wait for it.
             if self._requests is not None:

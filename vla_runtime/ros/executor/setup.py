@@ -70,7 +70,7 @@ def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch]
             raise ParameterError(f"parameter '{name}' is not set: -p {name}:=PATH")
     robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
     try:
-        # Only what it says about itself is used here; the policy node checks the weights.
+        # Only policy.yaml is used here; the policy node checks the weights.
         spec = read_bundle(given['bundle'], verify=False).spec
     except BundleError as error:
         raise ParameterError(f'parameter bundle: {error}') from error

@@ -30,6 +30,10 @@ _WAITING = (Reason.WAITING_FOR_CHUNK, Reason.SYNCHRONOUS_WAIT, Reason.STARVED, R
 _SILENT_AFTER_S = 1.0
 # p99 of the lateness above this share of the period is worth a warning.
 _LATE_SHARE = 0.5
+_GAVE_WAY = (
+    'the hold gave way to the robot, {}: the robot was pushed, or it sags under its load by more '
+    'than max_step of the robot file'
+)
 _UNTIED = (
     '; handover_mode is rtc but the chunk is not tied to the plan, so it was blended: set '
     'real_time_chunking of the policy node to true'
@@ -84,6 +88,9 @@ def control(status: LoopStatus, answers: Answers, conflict: str) -> StatusItem:
         text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
     if executor.detail and (reason not in _TEXTS or reason is Reason.BRAKING):
         text += f': {executor.detail}'
+    if executor.gave_way:
+        level = max(level, Level.WARN)
+        text += f'; {_GAVE_WAY.format(executor.gave_way)}'
     if executor.untied:
         level = max(level, Level.WARN)
         text += _UNTIED
@@ -101,6 +108,7 @@ def control(status: LoopStatus, answers: Answers, conflict: str) -> StatusItem:
             'kind': executor.kind.value,
             'reason': reason.value,
             'detail': executor.detail,
+            'gave_way': executor.gave_way,
             'episode': executor.episode,
             'step': executor.step,
             'chunk': executor.chunk,

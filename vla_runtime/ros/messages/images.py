@@ -13,6 +13,7 @@ compressed one is that with a `format`.
 
 from __future__ import annotations
 
+import re
 import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,11 @@ _MOST_PIXELS = 1 << 24
 _PNG, _JPEG = b'\x89PNG\r\n\x1a\n', b'\xff\xd8'
 # Start of frame, baseline to arithmetic; C4, C8 and CC mean other things (ITU-T T.81, table B.1).
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# Markers without a length: fill bytes aside, TEM and the restart markers (table B.1).
+_JPEG_BARE = frozenset((0x01, *range(0xD0, 0xD8)))
+_JPEG_FILL = re.compile(rb'\xff+')
+# A camera's frame has some twenty segments in front of the pixels.
+_MOST_SEGMENTS = 1000
 _COMPRESSED_WORDS = ('jpeg', 'jpg', 'png')
 
 
@@ -164,15 +170,20 @@ def _declared_size(data: memoryview) -> tuple[int, int] | None:
         return width, height
     if bytes(data[:2]) != _JPEG:
         return None
-    place = 2
-    # From segment to segment: a marker, and for most a length that counts itself.
-    while place + 9 <= len(data) and data[place] == 0xFF:
-        marker = data[place + 1]
+    place = len(_JPEG)
+    # From segment to segment: any number of fill bytes, a marker, and for most a length that
+    # counts itself.
+    for _ in range(_MOST_SEGMENTS):
+        fill = _JPEG_FILL.match(data, place)
+        if fill is None or fill.end() + 8 > len(data):
+            return None
+        place = fill.end()
+        marker = data[place]
         if marker in _JPEG_FRAMES:
-            height, width = struct.unpack('>HH', data[place + 5 : place + 9])
+            height, width = struct.unpack('>HH', data[place + 4 : place + 8])
             return width, height
-        fill = marker == 0xFF
-        place += 1 if fill else 2 + int.from_bytes(data[place + 2 : place + 4], 'big')
+        bare = marker in _JPEG_BARE
+        place += 1 if bare else 1 + int.from_bytes(data[place + 1 : place + 3], 'big')
     return None
 
 

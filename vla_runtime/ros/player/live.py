@@ -11,8 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,13 +27,15 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.processes.parent_death import die_with
+from vla_runtime.processes.supervisor import Child, Supervisor
+from vla_runtime.ros.domains import claim_domain
 from vla_runtime.ros.messages.conversions import (
     ReceivedChunk,
     message_to_chunk,
     ns_to_stamp,
     plan_to_message,
 )
+from vla_runtime.ros.middleware import REACH_VARIABLES, lossless_images, stay_on_this_machine
 from vla_runtime.ros.node_main import MODULES
 from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.player.steps import LiveStep, PlayedMessage, PolicyNodeOptions
@@ -46,12 +46,10 @@ _TYPES: Mapping[str, type] = {
     'sensor_msgs/msg/CompressedImage': CompressedImage,
     'sensor_msgs/msg/JointState': JointState,
 }
-_PROFILES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 _START_TIMEOUT_S = 300.0
 _ANSWER_TIMEOUT_S = 20.0
 _SEND_AGAIN_S = 0.25
-# Ports of the domains above are those that the system gives to anybody.
-_DOMAINS = 100
+_NODE = 'policy'
 
 
 class LivePlayError(RuntimeError):
@@ -64,17 +62,13 @@ def own_domain() -> int:
     Returns:
         its number, which is not that of the environment before
     """
-    others = int(os.environ.get('ROS_DOMAIN_ID') or 0)
-    domain = 1 + os.getpid() % (_DOMAINS - 1)
-    domain += domain >= others
+    domain = claim_domain()
     os.environ['ROS_DOMAIN_ID'] = str(domain)
-    os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
-    if os.environ.get('ROS_DISTRO') == 'humble':
-        os.environ['ROS_LOCALHOST_ONLY'] = '1'
-    middleware = os.environ.get('RMW_IMPLEMENTATION', 'rmw_fastrtps_cpp')
-    if middleware.startswith('rmw_fastrtps') and not any(map(os.environ.get, _PROFILES)):
-        profile = str(share_folder() / 'config' / 'fastdds.xml')
-        os.environ.update(dict.fromkeys(_PROFILES, profile))
+    # A reach that the user chose is for the robot's graph.
+    for reach in REACH_VARIABLES:
+        os.environ.pop(reach, None)
+    stay_on_this_machine(os.environ)
+    os.environ.update(lossless_images(os.environ, share_folder() / 'config'))
     return domain
 
 
@@ -84,17 +78,17 @@ class LivePlayer:
     Args:
         options: of the node.
         step_time_s: of the policy.
-        log: file that the node's output goes to.
+        log_folder: the node's output goes to a file in it.
     """
 
-    def __init__(self, options: PolicyNodeOptions, step_time_s: float, log: Path) -> None:
+    def __init__(self, options: PolicyNodeOptions, step_time_s: float, log_folder: Path) -> None:
         self._options = options
         self._step_time_s = step_time_s
-        self._log = log
+        self._processes = Supervisor(log_folder, lambda _: None)
         self._chunks: list[ReceivedChunk] = []
         self._publishers: dict[str, Any] = {}
         self._context = rclpy.Context()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
 
     def __enter__(self) -> LivePlayer:
         rclpy.init(context=self._context)
@@ -115,12 +109,7 @@ class LivePlayer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(20.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+        self._processes.stop()
         self._executor.shutdown()
         self._node.destroy_node()
         rclpy.try_shutdown(context=self._context)
@@ -161,20 +150,14 @@ class LivePlayer:
     def _start(self) -> None:
         given = [f'{name}:={value}' for name, value in self._options.parameters.items()]
         arguments = [word for text in given for word in ('-p', text)]
-        parent = os.getpid()
-        with self._log.open('wb') as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, '-m', MODULES['policy_node'], '--ros-args'),
-                    *('-r', f'__ns:={self._options.namespace}'),
-                    *('-p', 'autostart:=true', '-p', 'use_sim_time:=true', *arguments),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=lambda: die_with(parent),
-            )
+        self._process = self._processes.start(
+            _NODE,
+            MODULES['policy_node'],
+            (
+                *('--ros-args', '-r', f'__ns:={self._options.namespace}'),
+                *('-p', 'autostart:=true', '-p', 'use_sim_time:=true', *arguments),
+            ),
+        )
         listens = lambda: self._plans.get_subscription_count() > 0  # noqa: E731
         if not self._wait(listens, _START_TIMEOUT_S):
             raise LivePlayError(f'the policy node did not start; {self._last_output()}')
@@ -211,8 +194,8 @@ class LivePlayer:
     def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         end_s = time.monotonic() + timeout_s
         while not condition():
-            if self._process is not None and self._process.poll() is not None:
-                raise LivePlayError(f'the policy node ended; {self._last_output()}')
+            if self._process is not None and not self._process.running:
+                raise LivePlayError(self._process.death())
             if time.monotonic() > end_s:
                 return False
             self._executor.spin_once(timeout_sec=0.02)
@@ -222,5 +205,4 @@ class LivePlayer:
         self._chunks.append(message_to_chunk(message, step_time_s=self._step_time_s))
 
     def _last_output(self) -> str:
-        text = self._log.read_text(encoding='utf-8', errors='replace')
-        return f'its last output ({self._log}):\n' + '\n'.join(text.splitlines()[-15:])
+        return '' if self._process is None else self._process.last_output()

@@ -15,6 +15,7 @@ from typing import Any
 from vla_runtime import __version__
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.files.quotes import quoted
 from vla_runtime.performance.measurement import machine, versions
 from vla_runtime.ros.robot.file import Robot, read_robot
 from vla_runtime.ros.robot.match import RobotMatch
@@ -124,7 +125,9 @@ def read_description(text: str) -> PolicyDescription:
         raise DescriptionError('the description is no JSON') from None
     if not isinstance(document, dict) or document.get('format') != FORMAT:
         said = document.get('format') if isinstance(document, dict) else None
-        raise DescriptionError(f'field format of the description is {said!r}, expected {FORMAT}')
+        raise DescriptionError(
+            f'field format of the description is {quoted(said)}, expected {FORMAT}'
+        )
     fields = _Fields(document)
     urdf_text = document.get('urdf_text')
     robot = read_robot(

@@ -74,7 +74,7 @@ class IncomingRequests:
         self._note(request, begun=True)
 
     def wait(self, request: Request) -> None:
-        """Something is missing for its inference; a repeat may replace it again."""
+        """Note that its inference lacks an input; a repeat may replace it."""
         self._note(request, begun=False)
 
     def answer(self, request: Request, now_ns: int) -> None:

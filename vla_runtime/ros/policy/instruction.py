@@ -14,10 +14,12 @@ from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from std_msgs.msg import String
 
+from vla_runtime.files.quotes import quoted
 from vla_runtime.policy import Policy
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.parameters import INSTRUCTION
 
+_LOGGED = 300
 _LATCHED = QoSProfile(
     depth=1,
     reliability=ReliabilityPolicy.RELIABLE,
@@ -83,4 +85,4 @@ class Instruction:
         before, self._told = self._told, self.text
         self._current.publish(String(data=self._told))
         if self._told != before:
-            self._node.get_logger().info(f"instruction: '{self._told}'")
+            self._node.get_logger().info(f'instruction: {quoted(self._told, _LOGGED)}')

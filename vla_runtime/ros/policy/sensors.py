@@ -36,20 +36,13 @@ def make_synchronizer(
         {name: node.resolve_topic_name(camera.topic) for name, camera in match.cameras.items()},
         [
             JointSource(
-                topic=node.resolve_topic_name(topic_of(robot, name).topic),
+                topic=node.resolve_topic_name(robot.joint_source(name).topic),
                 joint=robot.joint(name).in_messages,
                 continuous=robot.joint(name).continuous,
             )
             for name in match.state_joints
         ],
         limits,
-    )
-
-
-def topic_of(robot: Robot, joint: str) -> JointStateTopic:
-    """The joint-state topic that brings a joint."""
-    return next(
-        source for source in robot.joint_states if not source.joints or joint in source.joints
     )
 
 
@@ -139,5 +132,5 @@ class Sensors:
 
 
 def _used_topics(robot: Robot, match: RobotMatch) -> Sequence[JointStateTopic]:
-    used = {topic_of(robot, name).topic: topic_of(robot, name) for name in match.state_joints}
+    used = {robot.joint_source(name).topic: robot.joint_source(name) for name in match.state_joints}
     return tuple(used.values())

@@ -20,7 +20,7 @@ RECORDER_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'record_images',
         'used',
-        'frames that are recorded: used those of which a chunk was made, bit for bit; all the '
+        'frames that are recorded: used those that a chunk was made of, bit for bit; all the '
         f'same; reduced at most {IMAGE_RATE_HZ} a second of each camera, as JPEG (no replay)',
         words=get_args(ImageMode),
         read_only=True,
@@ -36,7 +36,7 @@ RECORDER_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'max_mb',
         0,
-        'most megabytes on disk, in a ring of bags of which the oldest goes; 0: no limit',
+        'most megabytes on disk, in a ring of bags, the oldest is deleted; 0: no limit',
         minimum=0,
         maximum=10**9,
         read_only=True,

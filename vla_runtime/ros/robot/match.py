@@ -18,6 +18,7 @@ from vla_runtime.execution.limits import ColumnLimits, Limits, make_limits
 from vla_runtime.execution.urdf import tighten_with_urdf
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.robot.file import Robot, RobotCamera, RobotJoint, RobotOutput, RobotPose
+from vla_runtime.ros.robot.rules import needed_limits
 
 # Unit to (dimension, size in the dimension's first unit).
 _SIZE = {
@@ -356,9 +357,25 @@ class _Matcher:
             in_urdf = {
                 name: self._joints[name].in_messages for name in names if name in self._joints
             }
-            return tighten_with_urdf(result, self._robot.urdf_text, in_urdf)
+            result = tighten_with_urdf(result, self._robot.urdf_text, in_urdf)
         except ValueError as error:
             raise MatchError(f'{self._robot.file}: {error}') from None
+        self._require_limits(columns, result)
+        return result
+
+    def _require_limits(self, columns: Sequence[Column], limits: Limits) -> None:
+        """Refuse a joint that has a limit neither in the robot file nor in the URDF."""
+        found = {'lower': limits.lower, 'upper': limits.upper, 'velocity': limits.velocity}
+        for index, column in enumerate(columns):
+            joint = self._joints.get(column.name)
+            if joint is None:
+                continue
+            for key in needed_limits(joint):
+                if not np.isfinite(found[key][index]):
+                    raise MatchError(
+                        f'{self._robot.file}: joints[{joint.name}].{key}: is missing, in the URDF '
+                        f"too: '{joint.name}' would move without this limit; give it here"
+                    )
 
 
 def _pose_actions(pose: PoseSpec) -> tuple[str, ...]:

@@ -69,14 +69,18 @@ def _check_joint(where: str, joint: RobotJoint, *, has_urdf: bool) -> None:
         raise FieldError(f'{where}.{missing}', 'is missing: zero and one go together')
     if joint.zero is not None and joint.zero == joint.one:
         raise FieldError(f'{where}.one', f'is the same as zero ({joint.zero:g})')
-    needed = ('velocity',) if joint.continuous else ('lower', 'upper', 'velocity')
-    for key in needed:
+    for key in needed_limits(joint):
         if getattr(joint, key) is None and not has_urdf:
             raise FieldError(
                 f'{where}.{key}',
                 f"is missing: '{joint.name}' would move without this limit; give it, or name the "
                 "robot's URDF in 'urdf'",
             )
+
+
+def needed_limits(joint: RobotJoint) -> tuple[str, ...]:
+    """Return the limits without which a joint is not moved: the robot file's, or the URDF's."""
+    return ('velocity',) if joint.continuous else ('lower', 'upper', 'velocity')
 
 
 def _check_pose(where: str, pose: RobotPose) -> None:

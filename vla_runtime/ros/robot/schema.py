@@ -187,6 +187,12 @@ class RobotSpec:
         """The joint of this name (not alias)."""
         return next(joint for joint in self.joints if joint.name == name)
 
+    def joint_source(self, name: str) -> JointStateTopic:
+        """The joint-state topic that brings the joint of this name."""
+        return next(
+            source for source in self.joint_states if not source.joints or name in source.joints
+        )
+
 
 @dataclass(frozen=True)
 class Robot(RobotSpec):

@@ -24,6 +24,7 @@ from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
 from vla_runtime.files.whole_files import WriteError, write_text
+from vla_runtime.processes.supervisor import ChildDiedError, Supervisor
 from vla_runtime.recording.frame_store import DEFAULT_FRAME_BYTES
 from vla_runtime.recording.recording import Recording, RecordingLimits
 from vla_runtime.ros.interrupt import Interrupt
@@ -41,7 +42,6 @@ from vla_runtime.tabletop.demo.operator import (
 )
 from vla_runtime.tabletop.demo.options import DemoOptions
 from vla_runtime.tabletop.demo.status_line import StatusLine
-from vla_runtime.tabletop.demo.supervisor import ChildDiedError, Supervisor
 from vla_runtime.tabletop.demo.telemetry import NO_VERDICT, Attempt, Telemetry
 from vla_runtime.tabletop.demo.telemetry_listener import TelemetryListener
 from vla_runtime.tabletop.sim.tasks import TIME_LIMIT_S
@@ -272,7 +272,7 @@ class _Session:
 
         operator.wait_for(over, 'a verdict', limit_s + _VERDICT_SLACK_S)
         if not attempt.outcome and limit_s <= left_s:
-            # It had all its time: a robot that hangs has not done what it was told.
+            # It had all its time: a robot that hangs has not done its task.
             attempt.outcome, attempt.end_ns = NO_VERDICT, time.time_ns()
 
     def _start_motion(self, operator: Operator) -> None:

@@ -23,16 +23,16 @@ from tqdm import tqdm
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.export.onnx.bundle import bundle_with_onnx
+from vla_runtime.files.code_version import source_digest
 from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 from vla_runtime.files.whole_files import write_text
-from vla_runtime.processes.workers import workers
+from vla_runtime.processes.workers import Pool
 from vla_runtime.tabletop.sim.world import Tabletop
 from vla_runtime.tabletop.study.cache_use import CacheUse
 from vla_runtime.tabletop.study.chunk_sources import ChunkSource, ExpertSource, PolicySource
 from vla_runtime.tabletop.study.condition import Condition
 from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ, EpisodeResult, run_episode
 from vla_runtime.tabletop.study.smoothness import Jerk
-from vla_runtime.tabletop.training.code_version import source_digest
 from vla_runtime.tabletop.training.demo_bundle import FIRST_UNSEEN_SEED
 
 # Beyond the scenes on which a demo policy is checked while it is made.
@@ -70,7 +70,7 @@ def run_conditions(
     bundle: Path,
     seeds: Sequence[int],
     work: Path,
-    processes: int = 1,
+    pool: Pool | None = None,
     progress: bool = True,
 ) -> dict[Condition, list[EpisodeResult]]:
     """Run what has not been run yet; safe to interrupt.
@@ -80,11 +80,12 @@ def run_conditions(
         bundle: folder of the policy.
         seeds: one an episode.
         work: where finished conditions are kept.
-        processes: each with one thread and a policy of its own; 1 runs everything in this one.
+        pool: of processes, each with one thread and a policy of its own; None: only this one.
         progress: show a bar.
 
     Raises:
         JsonError: a file in `work` is no finished condition; names it.
+        ClusterError: the pool is a cluster that cannot be used.
     """
     runs = [
         Run(condition, _bundle_of(condition, bundle, work), tuple(seeds))
@@ -102,7 +103,7 @@ def run_conditions(
             unit='episode',
             disable=not progress,
         ) as bar,
-        closing(_run_all(left, processes, bar.update)) as finished,
+        closing(_run_all(left, pool, bar.update)) as finished,
     ):
         for run, episodes in finished:
             _write(paths[run], run, episodes)
@@ -120,7 +121,7 @@ def _bundle_of(condition: Condition, bundle: Path, work: Path) -> Path:
 
 
 def _run_all(
-    runs: Sequence[Run], processes: int, on_progress: Callable[[int], Any]
+    runs: Sequence[Run], pool: Pool | None, on_progress: Callable[[int], Any]
 ) -> Generator[tuple[Run, list[EpisodeResult]], None, None]:
     """Each run with its episodes, as it is finished; batches of all runs share the processes."""
     tasks = [
@@ -129,8 +130,8 @@ def _run_all(
         for first in range(0, len(run.seeds), _BATCH)
     ]
     found: list[dict[int, list[EpisodeResult]]] = [{} for _ in runs]
-    # Closed here, so that an interrupt ends the processes before it is told.
-    with closing(_batches(tasks, processes)) as batches:
+    # Closed here, so that an interrupt ends the processes before it is reported.
+    with closing(_batches(tasks, pool)) as batches:
         for number, first, episodes in batches:
             found[number][first] = episodes
             on_progress(len(episodes))
@@ -140,14 +141,14 @@ def _run_all(
 
 
 def _batches(
-    tasks: Sequence[tuple[Run, int, int]], processes: int
+    tasks: Sequence[tuple[Run, int, int]], pool: Pool | None
 ) -> Generator[tuple[int, int, list[EpisodeResult]], None, None]:
     """Every task's result: in order from this process, as they are finished from others."""
-    if processes <= 1:
+    if pool is None or not tasks:
         yield from map(_run_batch, tasks)
         return
     os.environ.setdefault('OMP_NUM_THREADS', '1')
-    with workers(processes, _use_one_thread) as submit:
+    with pool(_use_one_thread) as submit:
         for future in as_completed([submit(_run_batch, task) for task in tasks]):
             yield future.result()
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vla_runtime.files.json_file import read_document
 from vla_runtime.files.whole_files import write_text
 
 
@@ -21,17 +22,17 @@ class WorkLog:
         code: version of the code that runs.
 
     Raises:
-        ValueError: the file is not JSON.
+        ValueError: the file is no list of runs.
     """
 
     def __init__(self, path: Path, command: str, code: str) -> None:
         self._path = path
         self.runs: list[dict[str, Any]] = []
         if path.exists():
-            try:
-                self.runs += json.loads(path.read_text(encoding='utf-8'))
-            except ValueError as error:
-                raise ValueError(f'{path}: is not JSON ({error}); remove it') from None
+            runs = read_document(path)
+            if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
+                raise ValueError(f'{path}: is not a list of runs; remove it')
+            self.runs += runs
         self.runs.append({'command': command, 'code': code})
 
     @contextmanager

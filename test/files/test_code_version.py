@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vla_runtime import __version__
-from vla_runtime.tabletop.training.code_version import code_version, source_digest
+from vla_runtime.files.code_version import code_version, source_digest
 
 needs_git = pytest.mark.skipif(shutil.which('git') is None, reason='git is not installed')
 

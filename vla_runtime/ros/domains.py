@@ -1,4 +1,4 @@
-"""A ROS domain that no other test process on this machine uses.
+"""A ROS domain that no other test, and no other live replay, on this machine uses.
 
 A domain is claimed by a lock on a file of the temporary folder. The kernel gives the lock back when
 the process ends, however it ends. Child processes use their parent's domain (`ROS_DOMAIN_ID`).
@@ -7,7 +7,6 @@ the process ends, however it ends. Child processes use their parent's domain (`R
 from __future__ import annotations
 
 import fcntl
-import functools
 import os
 import tempfile
 from pathlib import Path
@@ -16,21 +15,23 @@ from pathlib import Path
 DOMAINS = range(1, 102)
 
 
-@functools.cache
 def claim_domain() -> int:
-    """This process's domain, the same one until it ends.
+    """Claim a domain for this process until it ends; one more with every call.
+
+    Returns:
+        its number; never that of the environment, where a graph may run without a claim
 
     Raises:
-        RuntimeError: 101 other processes have claimed all of them.
+        RuntimeError: all of them are in use.
     """
-    folder = Path(tempfile.gettempdir()) / 'vla_runtime_test_domains'
+    folder = Path(tempfile.gettempdir()) / 'vla_runtime_domains'
     folder.mkdir(exist_ok=True)
     _open_to_all(folder, 0o777)
     # From a place of its own, so that a domain is not taken again at once: what its last process
     # left on the network may take a moment to go.
     first = os.getpid() % len(DOMAINS)
     for domain in (*DOMAINS[first:], *DOMAINS[:first]):
-        if _locked(folder / f'{domain}.lock'):
+        if str(domain) != os.environ.get('ROS_DOMAIN_ID') and _locked(folder / f'{domain}.lock'):
             return domain
     raise RuntimeError(f'all {len(DOMAINS)} domains are in use; locks are in {folder}')
 
@@ -48,6 +49,6 @@ def _locked(path: Path) -> bool:
 
 
 def _open_to_all(path: Path, mode: int) -> None:
-    """Let other users' tests use it too, whatever the umask; the one who made it does this."""
+    """Let other users' processes use it too, whatever the umask; the one who made it does this."""
     if path.stat().st_uid == os.getuid():
         path.chmod(mode)

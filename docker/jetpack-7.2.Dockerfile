@@ -1,0 +1,38 @@
+# JetPack 7.2 (Thor, Orin): CUDA 13.2, TensorRT 10.16, Ubuntu 24.04, ROS 2 Jazzy, PyTorch.
+# Build on the Jetson, from the project's root:
+#
+#     docker build -f docker/jetpack-7.2.Dockerfile -t vla_runtime:jetpack-7.2 .
+#     docker run --rm --runtime nvidia --network host --ipc host vla_runtime:jetpack-7.2
+#
+# It ends with the self-test, which says what is missing. Not yet built on a Jetson.
+ARG BASE=nvcr.io/nvidia/pytorch:26.03-py3
+FROM ${BASE}
+
+SHELL ["/bin/bash", "-eo", "pipefail", "-c"]
+ENV DEBIAN_FRONTEND=noninteractive LANG=C.UTF-8 PYTHONUNBUFFERED=1
+
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates curl python3-pip \
+    && curl -fsSL https://raw.githubusercontent.com/ros/rosdistro/master/ros.key \
+        -o /usr/share/keyrings/ros-archive-keyring.gpg \
+    && echo "deb [signed-by=/usr/share/keyrings/ros-archive-keyring.gpg] http://packages.ros.org/ros2/ubuntu noble main" \
+        > /etc/apt/sources.list.d/ros2.list \
+    && apt-get update \
+    && apt-get install -y --no-install-recommends ros-jazzy-ros-base ros-jazzy-cv-bridge \
+        ros-jazzy-trajectory-msgs ros-jazzy-diagnostic-msgs python3-colcon-common-extensions \
+    && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /workspace
+COPY . src/vla_runtime
+
+# cuda-bindings of the driver's major version; TensorRT is the image's.
+RUN python3 -m pip install --break-system-packages --no-cache-dir \
+        -c src/vla_runtime/requirements/versions.txt \
+        -c src/vla_runtime/requirements/sourced-ros.txt \
+        'cuda-bindings==13.*' opencv-python-headless safetensors sentencepiece tokenizers rosbags
+
+RUN source /opt/ros/jazzy/setup.bash \
+    && colcon build --packages-select vla_runtime
+
+ENV RMW_IMPLEMENTATION=rmw_fastrtps_cpp
+CMD ["/bin/bash", "-c", "source /workspace/install/setup.bash && vla_runtime selftest --device tensorrt"]

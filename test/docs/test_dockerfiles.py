@@ -1,0 +1,52 @@
+"""Dockerfiles, as far as no Docker goes: instructions, sources, shell lines, and who names them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+FILES = sorted((ROOT / 'docker').glob('*.Dockerfile'))
+KNOWN = {'ARG', 'FROM', 'SHELL', 'ENV', 'RUN', 'WORKDIR', 'COPY', 'CMD'}
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """Instructions and their arguments, continued lines joined as Docker joins them."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith('#')]
+    joined = re.sub(r'\\\n', '', '\n'.join(lines))
+    pairs = [line.split(maxsplit=1) for line in joined.splitlines() if line.strip()]
+    return [(name, rest) for name, rest in pairs]
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
+def test_a_dockerfile_is_well_formed(path: Path) -> None:
+    found = instructions(path)
+    assert {name for name, _ in found} <= KNOWN
+    assert [name for name, _ in found[:2]] == ['ARG', 'FROM']
+    assert found[0][1].startswith('BASE=nvcr.io/nvidia/') and ':' in found[0][1]
+    for name, rest in found:
+        if name == 'RUN':
+            subprocess.run(['bash', '-n', '-c', rest], check=True)
+        if name in ('CMD', 'SHELL'):
+            assert all(isinstance(word, str) for word in json.loads(rest))
+    (command,) = (json.loads(rest) for name, rest in found if name == 'CMD')
+    subprocess.run(['bash', '-n', '-c', command[-1]], check=True)
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
+def test_files_that_a_dockerfile_names_are_there(path: Path) -> None:
+    text = path.read_text()
+    named = re.findall(r'src/vla_runtime/(\S+)', text)
+    assert named and all((ROOT / name).exists() for name in named)
+    assert f'docker/{path.name}' in text
+    assert f'docker/{path.name}' in (ROOT / 'docs' / 'jetson.md').read_text()
+
+
+def test_there_is_one_for_every_jetpack_of_the_page() -> None:
+    page = (ROOT / 'docs' / 'jetson.md').read_text()
+    sections = set(re.findall(r'^## JetPack (\S+)$', page, re.MULTILINE))
+    assert {path.stem.removeprefix('jetpack-') for path in FILES} == sections

@@ -1,0 +1,144 @@
+"""Evo-1's reference cases on ONNX Runtime, network by network and as one file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+import torch
+from evo1_cases import evo1_entries, load_evo1_case
+from network_cases import relative_error
+from onnx_bundles import scratch_folder
+from safetensors.torch import save_file
+from tiny_policy import tiny_spec
+
+from vla_runtime.bundle.schema import WEIGHTS_FILE
+from vla_runtime.engines.onnx.engine import OnnxEngine
+from vla_runtime.engines.onnx.files import graph_path
+from vla_runtime.engines.onnx.session import Placement, Session
+from vla_runtime.engines.protocol import StepInputs
+from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.families import read_time_table
+from vla_runtime.inference.denoise import flow_times
+from vla_runtime.inference.real_time_chunking import plan_weights
+
+pytestmark = pytest.mark.cases
+
+# Relative to the largest value.
+BOUND = 1e-4
+
+entries = pytest.mark.parametrize(
+    ('path', 'b'), list(evo1_entries()), ids=lambda value: getattr(value, 'stem', value)
+)
+
+
+@lru_cache
+def onnx_folder(path: Path, b: int) -> Path:
+    """A case's network as ONNX files: a folder with weights, no whole bundle."""
+    case = load_evo1_case(path, b)
+    folder = Path(mkdtemp(dir=scratch_folder()))
+    spec = replace(tiny_spec('evo1'), dims=case.network.dims, denoise_steps=case.steps)
+    weights = {key: value.contiguous() for key, value in case.network.state_dict().items()}
+    save_file(weights, str(folder / WEIGHTS_FILE))
+    write_onnx(folder, spec, 'float32')
+    return folder
+
+
+def run(folder: Path, graph: str, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return Session(graph_path(folder, graph, 1), Placement.of('cpu')).run(values)
+
+
+def prefix_values(path: Path, b: int) -> dict[str, np.ndarray]:
+    case = load_evo1_case(path, b)
+    rows = {name: value.numpy() for name, value in case.rows().items()}
+    return {'image_mask': case.image_mask.numpy(), **rows}
+
+
+def step_inputs(path: Path, b: int, schedule: str | None) -> StepInputs:
+    case = load_evo1_case(path, b)
+    dims = case.network.dims
+    plan = np.zeros((dims.horizon, dims.action_dim), np.float32)
+    weights = np.zeros((case.steps, dims.horizon), np.float32)
+    if schedule:
+        previous = case.of('rtc_previous_chunk').numpy()
+        plan[: len(previous)] = previous
+        weights = plan_weights(
+            flow_times(case.steps),
+            schedule=schedule,
+            delay=2,
+            execution_horizon=min(6, len(previous)),
+            horizon=dims.horizon,
+            maximum=10.0,
+        )
+    noise = case.of('noise').numpy().copy()
+    noise[:, dims.real_actions :] = 0.0
+    return StepInputs(x=noise, row_weight=np.ones(1, np.float32), plan=plan, plan_weight=weights)
+
+
+@entries
+def test_features_keys_and_values_equal_the_reference(path: Path, b: int):
+    case, folder = load_evo1_case(path, b), onnx_folder(path, b)
+    features = np.concatenate(
+        [
+            run(folder, 'vision', {'pixels': one[None].numpy()})['image_tokens']
+            for one in case.pixels
+        ]
+    )
+    views = slice(b * case.views, (b + 1) * case.views)
+    assert relative_error(features, case.tensors['image_features'][views]) <= BOUND
+    past = run(folder, 'prefix', {'image_tokens': features, **prefix_values(path, b)})
+    expected = case.prefix()
+    valid = expected['prefix_mask'][0]
+    np.testing.assert_array_equal(past['prefix_mask'][0], valid.numpy())
+    for name in ('cross_key', 'cross_value'):
+        ours = torch.from_numpy(past[name])[..., valid, :]
+        assert relative_error(ours, expected[name][..., valid, :]) <= BOUND, name
+
+
+@entries
+@pytest.mark.parametrize('schedule', [None, 'linear', 'exp'])
+def test_velocities_and_chunks_equal_the_reference(path: Path, b: int, schedule: str | None):
+    case, folder = load_evo1_case(path, b), onnx_folder(path, b)
+    if schedule and f'rtc_actions_{schedule}' not in case.tensors:
+        pytest.skip('the case has no such chunks')
+    engine = OnnxEngine(
+        'evo1', case.network.dims, folder, device='cpu', precision='float32', max_rows=1
+    )
+    engine.set_schedule(flow_times(case.steps), -1 / case.steps)
+    for camera in np.flatnonzero(case.image_mask.numpy()):
+        engine.encode_image(int(camera), case.pixels[camera].numpy())
+    values = prefix_values(path, b)
+    engine.encode_prefix(values.pop('image_mask'), values)
+    engine.load_step_inputs(step_inputs(path, b, schedule))
+    for k in range(case.steps):
+        engine.step(k)
+        if schedule is None:
+            velocity = -engine.read_velocity()[0]
+            assert relative_error(velocity, case.tensors['v_t'][k, b]) <= BOUND, k
+    recorded = case.of(f'rtc_actions_{schedule}' if schedule else 'actions')
+    assert relative_error(engine.read_x(), recorded) <= BOUND
+    engine.close()
+
+
+@entries
+def test_the_one_file_gives_the_reference_chunk(path: Path, b: int):
+    case, folder = load_evo1_case(path, b), onnx_folder(path, b)
+    inputs, times = step_inputs(path, b, None), flow_times(case.steps)
+    table = read_time_table('evo1', case.network.dims, folder / WEIGHTS_FILE)(times)
+    values = {
+        **prefix_values(path, b),
+        'pixels': case.pixels.numpy(),
+        'x': inputs.x[None],
+        'time_conditioning': table,
+        't': times.astype(np.float32),
+        'dt': np.asarray(-1 / case.steps, dtype=np.float32),
+        'row_weight': inputs.row_weight,
+        'plan': inputs.plan[None],
+        'plan_weight': inputs.plan_weight[:, None, :, None],
+    }
+    chunk = run(folder, 'monolithic', values)['x_next'][0]
+    assert relative_error(chunk, case.of('actions')) <= BOUND

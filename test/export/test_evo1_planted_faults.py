@@ -1,0 +1,227 @@
+"""A wrong version of each index and order that Evo-1 computes is found by the receipt.
+
+The files are exported with the wrong version and compared with the right one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from onnx_bundles import tiny_onnx_bundle
+from tiny_policy import tiny_spec, write_tiny_policy
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.export.onnx.verification import verify_onnx
+from vla_runtime.export.onnx.weights import BundleWeights
+from vla_runtime.families.blocks.attention import rotary
+from vla_runtime.families.evo1 import networks, time_table, vision
+
+
+def spec_of(steps: int) -> BundleSpec:
+    return replace(tiny_spec('evo1'), denoise_steps=steps)
+
+
+def exported(folder: Path, steps: int = 3) -> Path:
+    """Export a tiny policy as things stand now; return its folder."""
+    spec = spec_of(steps)
+    write_tiny_policy(folder, spec)
+    write_onnx(folder, spec, 'float32')
+    return folder
+
+
+def failures_of(folder: Path, steps: int = 3) -> list[str]:
+    return verify_onnx(folder, spec_of(steps)).failures
+
+
+@pytest.mark.parametrize('precision', ['float32', 'float16', 'bfloat16'])
+def test_right_files_are_within_their_bounds(precision):
+    bundle = tiny_onnx_bundle('evo1', precision)
+    receipt = verify_onnx(bundle, read_bundle(bundle).spec)
+    assert receipt.failures == []
+    assert receipt.precision == precision
+
+
+def squares(patches: torch.Tensor, side: int, edge: int, *order: int) -> torch.Tensor:
+    n, _, width = patches.shape
+    few = side // edge
+    cut = patches.view(n, few, edge, few, edge, width).permute(0, *order)
+    return cut.reshape(n, few * few, -1)
+
+
+def columns_of_squares_first(patches, side, edge):
+    return squares(patches, side, edge, 3, 1, 2, 4, 5)
+
+
+def columns_in_a_square_first(patches, side, edge):
+    return squares(patches, side, edge, 1, 3, 4, 2, 5)
+
+
+def channels_first(patches, side, edge):
+    return squares(patches, side, edge, 1, 3, 5, 2, 4)
+
+
+def rows_of_patches(patches, side, edge):
+    """Patches that follow each other instead of squares."""
+    return patches.reshape(patches.shape[0], (side // edge) ** 2, -1)
+
+
+@pytest.mark.parametrize(
+    'wrong',
+    [columns_of_squares_first, columns_in_a_square_first, channels_first, rows_of_patches],
+    ids=lambda wrong: wrong.__name__,
+)
+def test_pixels_shuffled_in_another_order_are_found(tmp_path, monkeypatch, wrong):
+    monkeypatch.setattr(vision, 'shuffle_pixels', wrong)
+    folder = exported(tmp_path / 'wrong')
+    monkeypatch.undo()
+    found = failures_of(folder)
+    assert any(re.search(r"^vision\.onnx: tensor 'image_tokens'", line) for line in found), found
+
+
+def the_usual_base(positions, head_dim, base):
+    return rotary(positions, head_dim)
+
+
+def off_by_one_from_the_middle(positions, head_dim, base):
+    return rotary(positions + (positions > positions.shape[1] // 2), head_dim, base)
+
+
+def images_not_counted(positions, head_dim, base):
+    """Positions as if an image were one token."""
+    return rotary(positions.clamp(max=4) + (positions - 8).clamp(min=0), head_dim, base)
+
+
+def in_half(positions, head_dim, base):
+    cosine, sine = rotary(positions, head_dim, base)
+    return cosine.bfloat16().float(), sine.bfloat16().float()
+
+
+def positions_in_half(positions, head_dim, base):
+    return rotary((positions * 5).bfloat16() / 5, head_dim, base)
+
+
+@pytest.mark.parametrize(
+    'wrong',
+    [
+        the_usual_base,
+        off_by_one_from_the_middle,
+        images_not_counted,
+        in_half,
+        positions_in_half,
+    ],
+    ids=lambda wrong: wrong.__name__,
+)
+def test_a_wrong_rotary_table_is_found_in_the_prefix(tmp_path, monkeypatch, wrong):
+    monkeypatch.setattr(networks, 'rotary', wrong)
+    folder = exported(tmp_path / 'wrong')
+    monkeypatch.undo()
+    found = failures_of(folder)
+    assert any(re.search(r"^prefix\.onnx: tensor 'cross_key'", line) for line in found), found
+    assert any(line.startswith('monolithic.onnx') for line in found)
+
+
+def row_in_float32(times):
+    passed = np.float32(1) - np.asarray(times, np.float32)
+    return (passed * np.float32(999)).astype(np.int64)
+
+
+def row_not_snapped(times):
+    passed = 1.0 - np.asarray(times, np.float32).astype(np.float64)
+    return (passed * 999).astype(np.int64)
+
+
+def row_rounded(times):
+    return np.rint((1.0 - np.asarray(times)) * 999).astype(np.int64)
+
+
+def row_of_a_thousand(times):
+    return np.minimum((1.0 - np.asarray(times)) * 1000, 999).astype(np.int64)
+
+
+def row_of_the_other_direction(times):
+    return (np.asarray(times) * 999).astype(np.int64)
+
+
+def row_in_half(times):
+    return ((1.0 - np.asarray(times)).astype(np.float16) * np.float16(999)).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ('wrong', 'steps'),
+    [
+        (row_in_float32, 3),
+        (row_not_snapped, 3),
+        (row_rounded, 7),
+        (row_of_a_thousand, 7),
+        (row_of_the_other_direction, 3),
+        (row_in_half, 11),
+    ],
+    ids=lambda value: getattr(value, '__name__', str(value)),
+)
+def test_a_wrong_row_of_the_time_table_is_found(tmp_path, monkeypatch, wrong, steps):
+    folder = tiny_onnx_bundle('evo1') if steps == 3 else exported(tmp_path / 'seven', steps)
+    monkeypatch.setattr(time_table, 'time_rows', wrong)
+    found = failures_of(folder, steps)
+    assert any(line.startswith('time table') for line in found), found
+
+
+def change_table(change: Callable[[torch.Tensor], torch.Tensor]):
+    read = BundleWeights.read
+
+    def wrong(self, name):
+        found = read(self, name)
+        return change(found) if name == 'action_positions' else found
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    'change',
+    [lambda t: t.roll(1, 1), lambda t: t.bfloat16().float()],
+    ids=['off by one', 'in half'],
+)
+def test_wrong_places_in_the_chunk_are_found_in_the_head(tmp_path, monkeypatch, change):
+    monkeypatch.setattr(BundleWeights, 'read', change_table(change))
+    folder = exported(tmp_path / 'wrong')
+    monkeypatch.undo()
+    found = failures_of(folder)
+    assert any(re.search(r"^expert\.onnx: tensor 'velocity'", line) for line in found), found
+
+
+def test_images_frames_and_masks_in_another_order_are_found(tmp_path, monkeypatch):
+    embed, ids = networks.Evo1.embed_prefix, networks.frame_ids
+
+    def cameras_turned(self, image_tokens, image_mask, *text):
+        turned = [torch.cat([part[:, 1:], part[:, :1]], 1) for part in (image_tokens, image_mask)]
+        return embed(self, *turned, *text)
+
+    def hidden_camera_seen(self, image_tokens, image_mask, *text):
+        return embed(
+            self,
+            image_tokens,
+            torch.ones(image_mask.shape, dtype=torch.bool, device=image_mask.device),
+            *text,
+        )
+
+    def frames_off_by_one(frames, device):
+        found = ids(frames, device)
+        return torch.cat([found[:, 1:], found[:, :1]], dim=1)
+
+    for home, name, wrong in (
+        (networks.Evo1, 'embed_prefix', cameras_turned),
+        (networks.Evo1, 'embed_prefix', hidden_camera_seen),
+        (networks, 'frame_ids', frames_off_by_one),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(home, name, wrong)
+            folder = exported(tmp_path / wrong.__name__)
+        found = failures_of(folder)
+        assert any(line.startswith('prefix.onnx') for line in found), wrong.__name__

@@ -1,0 +1,345 @@
+"""LeRobot's Evo-1 folders: read, refused, and driven from raw observations to robot units."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_folders import edit_config, edit_json, edit_tensors, write_sparse_checkpoint
+from evo1_cases import evo1_case_paths, evo1_entries, load_evo1_case
+from evo1_folders import POSTPROCESSOR, options_of, write_folder
+from network_cases import relative_error
+from safetensors.torch import load_file, save_file
+
+from vla_runtime.bundle.schema import CameraSpec
+from vla_runtime.export.checkpoint import StoredTensor
+from vla_runtime.export.checkpoint_reader import find_reader
+from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.lerobot_folder import read_lerobot_folder
+from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.export.options import ExportOptions
+from vla_runtime.families import find_family
+from vla_runtime.families.evo1.checkpoint import Evo1Reader, of_embodiment
+from vla_runtime.families.evo1.dimensions import EVO1, Evo1Dims
+from vla_runtime.files.json_file import JsonError
+from vla_runtime.policy import Policy
+from vla_runtime.types import Observation
+
+pytestmark = pytest.mark.cases
+PATH = evo1_case_paths()[0]
+REFUSED = (ExportError, JsonError)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return write_folder(tmp_path / 'policy', PATH, 0)
+
+
+def plan(folder: Path, options: ExportOptions | None = None) -> ExportPlan:
+    return plan_export(folder, options or options_of(PATH, 0), default_name='tiny')
+
+
+def test_a_folder_says_all_but_names_units_rate_and_heads(folder):
+    reader, policy = find_reader(folder)
+    assert isinstance(reader, Evo1Reader) and policy is not None
+    facts = read_lerobot_folder(folder, policy)
+    d = load_evo1_case(PATH, 0).description
+    assert (facts.family, facts.template, facts.cleaning) == ('evo1', 'after_images', 'lerobot')
+    absent = [f'empty_camera_{i}' for i in range(d['max_views'] - d['cameras'])]
+    assert facts.cameras == (
+        *(CameraSpec(f'camera_{i}') for i in range(d['cameras'])),
+        *(CameraSpec(name, present=False) for name in absent),
+    )
+    assert (facts.images.padding, facts.images.resample) == ('stretch', 'bicubic')
+    assert facts.normalisation.images == 'mean_std_lerobot'
+    assert (facts.prompt_length, facts.usual_prompt_length) == (None, 48)
+    with pytest.raises(REFUSED) as caught:
+        plan(folder, ExportOptions())
+    asked = re.findall(r'^  (--\S+)', str(caught.value), flags=re.M)
+    assert set(asked) == {
+        *('--state-names', '--action-names', '--units', '--rate-hz'),
+        *('--vision-heads', '--kv-heads'),
+    }
+
+
+@pytest.mark.parametrize(
+    ('path', 'b'), list(evo1_entries()), ids=lambda value: getattr(value, 'stem', value)
+)
+def test_all_sizes_and_frames_are_those_of_the_case(tmp_path, path, b):
+    folder = write_folder(tmp_path / 'policy', path, b)
+    case = load_evo1_case(path, b)
+    dims = plan_export(folder, options_of(path, b), default_name='tiny').spec.dims
+    assert isinstance(dims, Evo1Dims)
+    expected = case.network.dims
+    for name in (
+        *('vision', 'pixel_shuffle', 'language', 'head', 'vocabulary', 'cameras', 'image_frames'),
+        *('horizon', 'action_dim', 'real_actions', 'state_dim', 'input_major'),
+    ):
+        assert getattr(dims, name) == getattr(expected, name), name
+
+
+@pytest.mark.parametrize(
+    ('path', 'b'), list(evo1_entries()), ids=lambda value: getattr(value, 'stem', value)
+)
+@pytest.mark.parametrize('backend', ['torch', 'onnxruntime'])
+def test_observations_become_the_references_tokens_and_chunks(tmp_path, path, b, backend):
+    case = load_evo1_case(path, b)
+    d = case.description
+    planned = plan_export(
+        write_folder(tmp_path / 'policy', path, b), options_of(path, b), default_name='tiny'
+    )
+    write_export(
+        planned,
+        tmp_path / 'bundle',
+        finish=lambda folder, spec: write_onnx(folder, spec, 'float32'),
+    )
+    policy = Policy.load(tmp_path / 'bundle', backend=backend)
+    images = {
+        f'camera_{i}': (case.of(f'raw_image_{i}').numpy() * np.float32(255))
+        .astype(np.uint8)
+        .transpose(1, 2, 0)
+        if case.image_mask[i]
+        else None
+        for i in range(d['cameras'])
+    }
+    seen = Observation(images, case.of('raw_state').numpy(), d['prompts'][b])
+    rows = policy._codec.rows(seen.instruction, policy._codec.check(seen), (None,))
+    mask = case.rows()['token_mask'][0].numpy()
+    expected = case.rows()['tokens'][0].numpy()[mask]
+    np.testing.assert_array_equal(rows['tokens'][0][rows['token_mask'][0]], expected)
+    assert relative_error(rows['state'][0], case.of('state')) <= 1e-6
+    chunk, _ = policy.infer(seen, noise=case.of('noise').numpy())
+    bound = 5e-5 if backend == 'torch' else 1e-4
+    assert relative_error(chunk.normalised, case.of('actions')) <= bound
+    real = case.network.dims.real_actions
+    assert relative_error(chunk.actions, case.of('actions')[:, :real]) <= 1e-4
+
+
+def test_the_embodiment_of_the_folder_is_cut_out_of_all(tmp_path):
+    weight = StoredTensor('W1', tmp_path, 'F32', (3, 4, 5), 100)
+    bias = StoredTensor('b1', tmp_path, 'F32', (3, 5), 900)
+    other = StoredTensor('norm', tmp_path, 'F32', (4,), 1000)
+    tensors = {'action_encoder.fc1.weight': weight, 'action_encoder.fc1.bias': bias, 'norm': other}
+    chosen = of_embodiment(tensors, 2)
+    assert chosen['action_encoder.fc1.weight'].shape == (4, 5)
+    assert chosen['action_encoder.fc1.weight'].offset == 100 + 2 * 4 * 5 * 4
+    assert (chosen['action_encoder.fc1.bias'].shape, chosen['norm']) == ((5,), other)
+    with pytest.raises(
+        ExportError, match=r'default_embodiment_id in config\.json is 3; set it to 0 to 2'
+    ):
+        of_embodiment(tensors, 3)
+
+
+def test_a_folder_of_several_embodiments_gives_the_chunk_of_its_own(folder):
+    """Stack the matrices behind others', transposed, as LeRobot stores them."""
+    case = load_evo1_case(PATH, 0)
+    pattern = re.compile(r'(.*(?:encoder|mlp_head)\.\w+)\.linear\.(weight|bias)')
+
+    def stack(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        stacked = {}
+        for name, value in tensors.items():
+            match = pattern.fullmatch(name)
+            if match:
+                own = value.T if match[2] == 'weight' else value
+                stacked[f'{match[1]}.{match[2]}'] = torch.stack([own * 0.5, own]).contiguous()
+            else:
+                stacked[name] = value
+        return stacked
+
+    edit_tensors(folder, stack)
+    edit_config(folder, default_embodiment_id=1)
+    write_export(plan(folder), folder / 'bundle')
+    policy = Policy.load(folder / 'bundle', backend='torch')
+    dims = policy.spec.dims
+    assert isinstance(dims, Evo1Dims) and dims.input_major
+    weights = load_file(folder / 'bundle/weights.safetensors')
+    for name, value in case.network.state_dict().items():
+        projection = name.startswith(('state_encoder', 'action_encoder', 'velocity_head'))
+        turned = projection and name.endswith('weight')
+        assert torch.equal(weights[name].T if turned else weights[name], value), name
+    noise = case.of('noise').numpy()
+    images = {f'camera_{i}': np.zeros((60, 90, 3), np.uint8) for i in range(2)}
+    seen = Observation(images, case.of('raw_state').numpy(), 'pick up the red cup')
+    chunk, _ = policy.infer(seen, noise=noise)
+    alone = write_folder(folder.with_name('alone'), PATH, 0)
+    write_export(plan(alone), alone / 'bundle')
+    expected, _ = Policy.load(alone / 'bundle', backend='torch').infer(seen, noise=noise)
+    assert relative_error(chunk.normalised, torch.from_numpy(expected.normalised)) <= 1e-5
+
+
+DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    'another head': (
+        lambda f: edit_config(f, action_head='diffusion'),
+        "field action_head: 'diffusion' is not supported",
+    ),
+    'a pooled token': (
+        lambda f: edit_config(f, return_cls_only=True),
+        'field return_cls_only: True is not supported',
+    ),
+    'a switched gripper': (
+        lambda f: edit_config(f, binarize_gripper=True),
+        'field binarize_gripper: True is not supported',
+    ),
+    'a switched gripper in the processor': (
+        lambda f: edit_json(
+            f / POSTPROCESSOR, lambda d: d['steps'][1]['config'].update(binarize_gripper=True)
+        ),
+        'binarize_gripper: True is not supported',
+    ),
+    'fewer actions behind the network': (
+        lambda f: edit_json(
+            f / POSTPROCESSOR, lambda d: d['steps'][1]['config'].update(action_dim=3)
+        ),
+        'action_dim: 3 where the',
+    ),
+    'fewer actions in config.json': (
+        lambda f: edit_config(f, postprocess_action_dim=3),
+        'config.json says postprocess_action_dim 3',
+    ),
+    'another image': (
+        lambda f: edit_config(f, image_resolution=[224, 224]),
+        'config.json says image_resolution 224 but the tensors show',
+    ),
+    'too many cameras': (
+        lambda f: edit_config(f, max_views=1),
+        'field max_views: 1, but input_features has 2 cameras',
+    ),
+    'no embodiment': (
+        lambda f: (
+            edit_tensors(
+                f,
+                lambda t: {
+                    name: torch.stack([value, value])
+                    if 'mlp_head.fc1.linear.bias' in name
+                    else value
+                    for name, value in t.items()
+                },
+            )
+            or edit_config(f, default_embodiment_id=2)
+        ),
+        'has matrices of 2 embodiments, but default_embodiment_id',
+    ),
+    'no tokenizer': (
+        lambda f: (f / 'tokenizer.json').unlink(),
+        r'--tokenizer  tokenizer\.json of the model that config\.json names as vlm_model_name',
+    ),
+    'a tokenizer without image tokens': (
+        lambda f: edit_json(
+            f / 'tokenizer.json',
+            lambda d: d.update(
+                added_tokens=[t for t in d['added_tokens'] if 'img' not in t['content']],
+                model={
+                    **d['model'],
+                    'vocab': {
+                        k: v for k, v in d['model']['vocab'].items() if k not in ('<img>', '</img>')
+                    },
+                },
+            ),
+        ),
+        "has no token '<img>'",
+    ),
+}
+
+
+@pytest.mark.parametrize('defect', DEFECTS, ids=str)
+def test_what_cannot_be_reproduced_is_refused_by_name(folder, defect):
+    spoil, pattern = DEFECTS[defect]
+    spoil(folder)
+    with pytest.raises(REFUSED, match=pattern):
+        plan(folder)
+
+
+def their_name(name: str) -> str:
+    """LeRobot's name of one of our tensors."""
+    vlm = 'embedder.model.'
+    for pattern, theirs in (
+        (r'vision\.class_token', f'{vlm}vision_tower.embeddings.cls_token'),
+        (r'vision\.position_embedding', f'{vlm}vision_tower.embeddings.position_embeddings'),
+        (
+            r'vision\.patch_embedding\.(\w+)',
+            rf'{vlm}vision_tower.embeddings.patch_embeddings.projection.\1',
+        ),
+        (r'vision\.blocks\.(\d+)\.scale(\d)', rf'{vlm}vision_tower.encoder.layer.\1.lambda_\2'),
+        (r'vision\.projector\.norm\.(\w+)', rf'{vlm}multi_modal_projector.layer_norm.\1'),
+        (r'vision\.projector\.fc(\d)\.(\w+)', rf'{vlm}multi_modal_projector.linear_\1.\2'),
+        (r'vision\.blocks', f'{vlm}vision_tower.encoder.layer'),
+        (r'language\.embedding', f'{vlm}language_model.embed_tokens'),
+        (r'language\.blocks', f'{vlm}language_model.layers'),
+        (r'language\.norm', f'{vlm}language_model.norm'),
+        (r'time_rows', 'action_head.time_pos_enc.pe'),
+        (r'action_positions', 'action_head.action_encoder.pos_encoding.pe'),
+        (r'action_encoder\.fc(\d)', r'action_head.action_encoder.W\1.linear'),
+        (r'state_encoder\.fc(\d)', r'action_head.state_encoder.fc\1.linear'),
+        (r'velocity_head\.fc(\d)', r'action_head.mlp_head.fc\1.linear'),
+        (r'blocks', 'action_head.transformer_blocks'),
+        (r'norm\.', 'action_head.norm_out.'),
+        (r'pool', 'action_head.seq_pool_proj'),
+    ):
+        if re.match(pattern, name):
+            ours, name = name, re.sub(pattern, theirs, name, count=1)
+            break
+    if ours.startswith('vision.blocks'):
+        name = name.replace('.norm1', '.layernorm_before').replace('.norm2', '.layernorm_after')
+        name = re.sub(r'attention\.([qkv])\b', r'attention.\1_proj', name)
+        name = name.replace('attention.out', 'attention.projection_layer')
+    elif ours.startswith('language.'):
+        name = name.replace('input_norm', 'input_layernorm')
+        name = name.replace('post_norm', 'post_attention_layernorm')
+        name = re.sub(r'attention\.([qkv])\b', r'self_attn.\1_proj', name)
+        name = name.replace('attention.out', 'self_attn.o_proj')
+        name = re.sub(r'mlp\.(gate|up|down)\b', r'mlp.\1_proj', name)
+    elif ours.startswith('blocks.'):
+        name = name.replace('attention.out', 'attn.out_proj')
+        name = name.replace('mlp.fc1', 'ff.0').replace('mlp.fc2', 'ff.2')
+    return f'model.{name}'
+
+
+def their_shapes() -> dict[str, tuple[int, ...]]:
+    """All tensors of the published size; query, key and value of the head are packed."""
+    shapes = {}
+    for name, shape in find_family('evo1').weight_shapes(EVO1).items():
+        match = re.fullmatch(r'(blocks\.\d+)\.attention\.([qkv])\.(weight|bias)', name)
+        if match is None:
+            shapes[their_name(name)] = shape
+        elif match[2] == 'q':
+            packed = their_name(f'{match[1]}.attention.out.{match[3]}')
+            packed = packed.replace(f'out_proj.{match[3]}', f'in_proj_{match[3]}')
+            shapes[packed] = (3 * shape[0], *shape[1:])
+    return shapes
+
+
+def test_a_full_size_policy_is_planned_without_reading_its_weights(folder):
+    write_sparse_checkpoint(folder / 'model.safetensors', their_shapes())
+    edit_config(
+        folder,
+        chunk_size=50,
+        max_action_dim=24,
+        max_state_dim=24,
+        image_resolution=[448, 448],
+        num_heads=8,
+    )
+    for name in ('preprocessor_step_4', 'postprocessor_step_0'):
+        save_file(
+            {
+                f'{feature}.{kind}': torch.full((24,), value)
+                for feature in ('observation.state', 'action')
+                for kind, value in (('min', -1.0), ('max', 1.0))
+            },
+            folder / f'policy_{name}_normalizer_processor.safetensors',
+        )
+    given = options_of(PATH, 0)
+    options = ExportOptions(
+        state_names=given.state_names,
+        action_names=given.action_names,
+        units=('rad',),
+        rate_hz=30.0,
+    )
+    dims = plan(folder, options).spec.dims
+    assert isinstance(dims, Evo1Dims)
+    for name in ('vision', 'pixel_shuffle', 'language', 'head', 'vocabulary', 'horizon'):
+        assert getattr(dims, name) == getattr(EVO1, name), name

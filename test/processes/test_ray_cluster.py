@@ -1,0 +1,174 @@
+"""Work on a Ray cluster: results, a killed worker, and clear errors where one cannot be used."""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import as_completed
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from local_ray import Addresses, local_cluster, needs_ray
+from paths import ROOT
+
+from vla_runtime.processes import ray_cluster
+from vla_runtime.processes.ray_cluster import ClusterError, ClusterUse, cluster_workers
+
+_PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as found:
+        found.bind(('127.0.0.1', 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture(scope='module')
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    """Yield the addresses of a cluster whose workers find the package and its tests."""
+    folder = tmp_path_factory.mktemp('ray')
+    with local_cluster(folder, ROOT, ROOT / 'test', Path(__file__).parent) as addresses:
+        yield addresses
+
+
+@pytest.fixture
+def cluster(addresses: Addresses) -> str:
+    return addresses.member
+
+
+@pytest.fixture
+def cluster_without_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Yield the address of a cluster that has another package of our name."""
+    package = tmp_path / 'other' / 'vla_runtime'
+    package.mkdir(parents=True)
+    (package / '__init__.py').write_text('')
+    # Ray has workers on this machine look in this process's folder first.
+    monkeypatch.chdir(tmp_path)
+    with local_cluster(tmp_path, package.parent) as addresses:
+        yield addresses.member
+
+
+@pytest.mark.parametrize('address', ['', 'nonsense', 'host:', 'host:0', 'host:70000', ':6379'])
+def test_what_is_no_address_is_refused(address, with_ray):
+    with pytest.raises(ClusterError, match='expected HOST:PORT'), _open(address):
+        pass
+
+
+def test_where_nothing_answers_it_says_so_at_once(closed_port, with_ray):
+    begin_s = time.monotonic()
+    for prefix in ('', 'ray://'):
+        address = f'{prefix}127.0.0.1:{closed_port}'
+        with pytest.raises(ClusterError, match=f'--ray {address}: nothing answers'), _open(address):
+            pass
+    assert time.monotonic() - begin_s < 20.0
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def without_ray(name, *words, **options):
+        if name == 'ray':
+            raise ModuleNotFoundError("No module named 'ray'", name='ray')
+        return real(name, *words, **options)
+
+    monkeypatch.setattr(builtins, '__import__', without_ray)
+    with pytest.raises(ClusterError, match=r"pip install 'vla_runtime\[ray\]'"), _open('auto'):
+        pass
+
+
+@pytest.fixture
+def with_ray(monkeypatch):
+    """Stand in for Ray where it is not installed: what is tested comes before it is used."""
+    if find_spec('ray') is None:
+        monkeypatch.setitem(sys.modules, 'ray', object())
+
+
+def _open(address, **options):
+    return cluster_workers(ClusterUse(address, **options))
+
+
+@needs_ray
+@pytest.mark.parametrize('kind', Addresses._fields)
+def test_what_is_submitted_is_run_by_workers_in_this_folder(addresses, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+    with _open(getattr(addresses, kind), inputs=[tmp_path]) as submit:
+        places = [submit(os.getcwd) for _ in range(4)]
+        assert {place.result(_PATIENCE_S) for place in places} == {str(tmp_path)}
+        assert submit(os.getpid).result(_PATIENCE_S) != os.getpid()
+        # As the function raised it, and not as Ray wraps it.
+        error = submit(operator.truediv, 1, 0).exception(_PATIENCE_S)
+        assert type(error) is ZeroDivisionError
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@needs_ray
+def test_work_of_a_killed_worker_is_done_all_the_same(cluster, tmp_path):
+    with _open(cluster) as submit:
+        busy = submit(_die_once, tmp_path / 'died')
+        others = [submit(pow, 2, power) for power in range(8)]
+        assert busy.result(_PATIENCE_S) == 'done'
+        assert sorted(one.result() for one in as_completed(others)) == [2**n for n in range(8)]
+
+
+def _die_once(mark: Path) -> str:
+    if not mark.exists():
+        mark.write_text('')
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 'done'
+
+
+@needs_ray
+def test_work_that_kills_every_worker_is_an_error_not_a_hang(cluster):
+    with pytest.raises(ChildProcessError, match='after its retries'), _open(cluster) as submit:
+        submit(signal.raise_signal, signal.SIGKILL).result(_PATIENCE_S)
+
+
+@needs_ray
+def test_machines_that_lack_something_are_named(cluster, tmp_path, monkeypatch):
+    file = tmp_path / 'bag.mcap'
+    file.write_bytes(b'1234')
+    with pytest.raises(ClusterError, match="lacks the Python package 'no_such_package'"):
+        _refused(cluster, packages=['no_such_package'])
+    with pytest.raises(ClusterError, match='no machine of the cluster has 3 CPUs'):
+        _refused(cluster, cpus=3)
+    with pytest.raises(ClusterError, match='no machine of the cluster has 1 CPUs and 1 GPUs'):
+        _refused(cluster, gpus=1)
+    for size, found in ((5, 'has another file'), (None, 'has no folder')):
+        # As on a machine with another file system.
+        monkeypatch.setattr(ray_cluster, '_described', lambda path, size=size: (str(path), size))
+        with pytest.raises(ClusterError, match=rf'{found} .*bag\.mcap.* mount the folder'):
+            _refused(cluster, inputs=[file])
+
+
+def _refused(address, **options):
+    with _open(address, **options):
+        raise AssertionError('the cluster was used')
+
+
+@needs_ray
+def test_a_cluster_without_the_package_is_an_error_within_seconds(cluster_without_package):
+    begin_s = time.monotonic()
+    with pytest.raises(ClusterError, match=r'cannot import the package .* install vla_runtime'):
+        _refused(cluster_without_package)
+    assert time.monotonic() - begin_s < 60.0
+
+
+@needs_ray
+def test_a_port_of_something_else_is_an_error_not_a_hang(monkeypatch):
+    monkeypatch.setattr(ray_cluster, '_TRIAL_S', 5.0)
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        begin_s = time.monotonic()
+        with pytest.raises(
+            ClusterError, match='no Ray cluster has let this machine join within 5 s'
+        ):
+            _refused(f'127.0.0.1:{server.getsockname()[1]}')
+        assert time.monotonic() - begin_s < 60.0

@@ -1,0 +1,222 @@
+"""The self-test: what passes is named, what fails says why, and wrong numbers never pass."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from fake_cuda import CUresult
+from paths import ROOT
+from tensorrt_machine import Machine
+
+from vla_runtime.cli.main import main
+from vla_runtime.families import family_names
+from vla_runtime.selftest import checks, jetson, policies
+from vla_runtime.selftest.checks import run_selftest
+from vla_runtime.selftest.policies import largest_error
+from vla_runtime.selftest.steps import Step, Steps
+
+
+def selftest(device: str, *families: str) -> dict[str, Step]:
+    """The steps of one run, by name."""
+    begun: list[str] = []
+    steps = Steps(begun.append, lambda step: None)
+    run_selftest(device, families or ('pi05',), steps)
+    assert begun == [step.name for step in steps.done]
+    return {step.name: step for step in steps.done}
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    return lambda **options: Machine(monkeypatch, tmp_path, **options)
+
+
+def test_on_a_cpu_both_backends_of_every_family_are_compared(tmp_path, capsys):
+    out = tmp_path / 'selftest.json'
+    assert main(['selftest', '--device', 'cpu', '--json', str(out)]) == 0
+    document = json.loads(out.read_text())
+    assert document['passed'] and {step['state'] for step in document['steps']} == {'passed'}
+    assert set(document['milliseconds']) == {'torch', 'onnxruntime'}
+    for times in document['milliseconds'].values():
+        assert set(times) == set(family_names())
+    assert {'numpy', 'torch', 'python', 'vla_runtime'} <= set(document['versions'])
+    text = capsys.readouterr().out
+    assert 'smolvla: compared' in text and f'PASSED: {3 + 6 * len(family_names())} steps' in text
+
+
+def test_a_backend_that_is_not_installed_is_skipped_and_none_at_all_fails(monkeypatch, capsys):
+    absent = {'torch'}
+    monkeypatch.setattr(checks, 'missing_package', lambda name: name if name in absent else None)
+    steps = selftest('cpu')
+    assert steps['torch: imported'].state == 'skipped'
+    assert steps['onnxruntime, pi05: timed'].state == 'passed'
+    absent.add('onnxruntime')
+    assert main(['selftest', '--device', 'cpu']) == 1
+    assert 'pip install onnxruntime' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('release', ['8.6.1', '10.3.0'])
+def test_with_tensorrt_engines_are_built_captured_compared_and_timed(machine, release):
+    machine(release=release)
+    steps = selftest('tensorrt', 'pi05', 'smolvla')
+    assert {step.state for step in steps.values()} == {'passed'}
+    assert steps['driver: a device answers'].detail == 'driver for CUDA 12.6'
+    assert '16 multiprocessors' in steps['device: opened'].detail
+    assert steps['smolvla: engines built'].detail.startswith('5 engines')
+    assert steps['pi05: timed'].detail.endswith('graphs')
+
+
+def test_nothing_stays_on_the_device(machine):
+    here = machine()
+    selftest('tensorrt')
+    assert (here.cuda.live, here.cuda.streams, here.cuda.events) == ((0, 0), 0, 0)
+
+
+def test_without_a_driver_tensorrt_is_not_asked(machine):
+    here = machine(devices=None)
+    steps = selftest('tensorrt')
+    last = list(steps.values())[-1]
+    assert (last.name, last.state) == ('driver: a device answers', 'failed')
+    assert 'libcuda.so.1 is not found' in last.detail
+    assert here.trt.used == set()
+
+
+def test_engines_that_compute_something_else_fail_and_other_families_go_on(machine):
+    here = machine()
+    here.trt.distort = ('x_next', 0.05)
+    steps = selftest('tensorrt', 'pi05', 'pi0')
+    failed = [step for step in steps.values() if step.state == 'failed']
+    assert [step.name for step in failed] == [
+        "pi05: compared with PyTorch's chunks",
+        "pi0: compared with PyTorch's chunks",
+    ]
+    assert 'differ from PyTorch' in failed[0].detail and 'do not use' in failed[0].mend
+
+
+def test_networks_without_a_graph_fail_and_say_which(machine):
+    here = machine()
+    here.cuda.graph_bytes = 1 << 40
+    steps = selftest('tensorrt')
+    # Already the copy that is captured for a trial.
+    assert 'CUDA_ERROR_OUT_OF_MEMORY' in list(steps.values())[-1].detail
+    here.cuda.graph_bytes = 0
+    here.cuda.failing['cuEventElapsedTime'] = CUresult.CUDA_ERROR_LAUNCH_FAILED
+    assert 'CUDA_ERROR_LAUNCH_FAILED' in list(selftest('tensorrt').values())[-1].detail
+
+
+def test_a_tensorrt_for_a_newer_cuda_than_the_driver_is_named(machine, monkeypatch):
+    machine()
+    real = checks.metadata.version
+
+    def version(name: str) -> str:
+        return '10.13.3' if name == 'tensorrt-cu13' else real(name)
+
+    monkeypatch.setattr(checks.metadata, 'version', version)
+    last = list(selftest('tensorrt').values())[-1]
+    assert last.state == 'failed'
+    assert 'tensorrt-cu13 10.13.3 needs a driver for CUDA 13' in last.detail
+    assert 'pip install tensorrt-cu12' in last.detail
+
+
+@pytest.mark.parametrize(
+    ('architecture', 'fits'),
+    [
+        ('sm_87', True),
+        ('sm_80', True),
+        ('sm_90', False),
+        ('sm_89', False),
+        ('compute_80', True),
+        ('compute_90', False),
+        ('sm_90a', False),
+        ('odd', False),
+    ],
+)
+def test_kernels_run_on_their_own_generation_and_are_compiled_from_older_ones(architecture, fits):
+    assert checks._serves(architecture, 8, 7) is fits
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (lambda chunks: chunks['plain_2'].fill(np.nan), 'case plain_2: actions that are not fin'),
+        (lambda chunks: chunks.update(plain_2=chunks['plain_1']), 'two different inputs'),
+        (lambda chunks: chunks['guided_1'].__iadd__(0.02), 'case guided_1: actions differ'),
+    ],
+)
+def test_chunks_that_are_wrong_are_refused(change, message):
+    random = np.random.default_rng(0)
+    names = ('plain_1', 'plain_2', 'guided_1', 'guided_2')
+    reference = {name: random.normal(size=(8, 3)) for name in names}
+    chunks = {name: value.copy() for name, value in reference.items()}
+    assert largest_error(chunks, reference) == 0.0
+    change(chunks)
+    with pytest.raises(ValueError, match=message):
+        largest_error(chunks, reference)
+
+
+@pytest.mark.parametrize(
+    ('text', 'expected'),
+    [
+        (
+            '# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64',
+            {'jetson_linux': '36.4.3', 'jetpack': '6'},
+        ),
+        ('# R38 (release), REVISION: 4.0, GCID: 1', {'jetson_linux': '38.4.0', 'jetpack': '7'}),
+        ('something else', {'jetson_linux': 'something else'}),
+    ],
+)
+def test_a_jetson_names_its_release_and_power_mode(text, expected, monkeypatch, tmp_path):
+    release = tmp_path / 'nv_tegra_release'
+    release.write_text(text + '\n# later lines\n')
+    nvpmodel = tmp_path / 'nvpmodel'
+    nvpmodel.write_text('#!/bin/sh\nprintf "NV Power Mode: 15W\\n0\\n"\n')
+    nvpmodel.chmod(0o755)
+    monkeypatch.setenv('PATH', str(tmp_path), prepend=':')
+    monkeypatch.setattr(jetson, '_RELEASE', release)
+    monkeypatch.setattr(jetson, '_MODEL', tmp_path / 'none')
+    assert jetson.describe_jetson() == {**expected, 'power_mode': '15W 0'}
+
+
+def test_another_machine_is_no_jetson(monkeypatch, tmp_path):
+    monkeypatch.setattr(jetson, '_RELEASE', tmp_path / 'none')
+    assert jetson.describe_jetson() == {}
+
+
+def test_tensorrt_is_tried_without_pytorch_and_onnx(tmp_path):
+    script = f"""
+import sys, types
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'test')!r}]
+from fake_cuda import FakeCuda
+from fake_tensorrt import FakeTensorRT
+for name in ('torch', 'onnx'):
+    sys.modules[name] = None
+cuda = FakeCuda()
+sys.modules['cuda.bindings.driver'] = cuda
+sys.modules['tensorrt'] = FakeTensorRT('10.3.0', cuda)
+from vla_runtime.cli.main import main
+sys.exit(main(['selftest', '--device', 'tensorrt', '--family', 'pi0']))
+"""
+    done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'PASSED' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['--device', 'gpu'], "device 'gpu'"),
+        (['--device', 'cpu', '--family', 'gr00t'], "family 'gr00t' is unknown"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_before_anything_runs(arguments, message, capsys):
+    assert main(['selftest', *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_every_family_has_its_policy(tmp_path):
+    policies.unpack(tmp_path)
+    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert folders == set(family_names())

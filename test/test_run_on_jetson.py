@@ -1,0 +1,134 @@
+"""`./run` on aarch64: which PyTorch it takes, by `uname` and /etc/nv_tegra_release of a Jetson.
+
+Both are faked by programs that stand first in PATH. A file lies where the virtual environment wants
+a folder, so that a setup ends at its first step, after it has said what it takes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+JETPACK_6 = '# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64'
+JETPACK_7 = '# R38 (release), REVISION: 4.0, GCID: 41651299, BOARD: generic, EABI: aarch64'
+
+
+@pytest.fixture
+def setup(tmp_path: Path):
+    """Runs `./run setup` on a faked machine; returns what it said."""
+    checkout = tmp_path / 'checkout'
+    checkout.mkdir()
+    for name in ('run', 'setup.cfg'):
+        shutil.copy(ROOT / name, checkout)
+    shutil.copytree(ROOT / 'requirements', checkout / 'requirements')
+    (checkout / 'setup.py').write_text('')
+    (checkout / '.venv').mkdir()
+    (checkout / '.venv' / 'include').touch()
+    tools = tmp_path / 'tools'
+    tools.mkdir()
+
+    def tool(name: str, lines: str) -> None:
+        path = tools / name
+        path.write_text(f'#!/bin/sh\n{lines}\nexec {shutil.which(name)} "$@"\n')
+        path.chmod(0o755)
+
+    def run(
+        release: str = '',
+        machine: str = 'aarch64',
+        kernel: str = '6.8.0-generic',
+        installed: bool = False,
+        **environment: str,
+    ) -> str:
+        tool('uname', f'case "$1" in -m) echo {machine}; exit ;; -r) echo {kernel}; exit ;; esac')
+        answer = f"printf '%s\\n' '{release}'" if release else 'exit 1'
+        tool('head', f'case "$*" in *nv_tegra_release) {answer}; exit ;; esac')
+        packages = tmp_path / 'packages'
+        (packages / 'torch').mkdir(parents=True, exist_ok=True)
+        if installed:
+            (packages / 'torch' / '__init__.py').write_text("__version__ = '2.5.0'\n")
+        else:
+            shutil.rmtree(packages / 'torch')
+            # The Python of these tests has one in its virtual environment alone.
+            environment['PYTHONNOUSERSITE'] = '1'
+        done = subprocess.run(
+            ['bash', str(checkout / 'run'), 'setup'],
+            env={
+                **os.environ,
+                'PATH': f'{tools}:{os.environ["PATH"]}',
+                'PYTHONPATH': str(packages),
+                'ROS_DISTRO': '',
+                'PIP_CONFIG_FILE': os.devnull,
+                'PIP_INDEX_URL': 'http://127.0.0.1:9',
+                'PIP_FIND_LINKS': '',
+                'PIP_RETRIES': '0',
+                'VLA_RUNTIME_NO_APT': '1',
+                'VLA_RUNTIME_TORCH': '',
+                'VLA_RUNTIME_PYTHON': 'python3',
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 1
+        return done.stderr
+
+    return run
+
+
+def test_jetpack_6_takes_the_installed_pytorch(setup) -> None:
+    said = setup(JETPACK_6, installed=True)
+    assert 'a Jetson with CUDA 12: PyTorch is system' in said
+    assert 'FAILED' in said and '1/6 virtual environment' in said
+
+
+def test_jetpack_6_without_pytorch_says_which_one_to_install(setup) -> None:
+    said = setup(JETPACK_6)
+    assert (
+        'no PyTorch is installed for' in said
+        and '~/.local does not count' in said
+        and "NVIDIA's wheel for JetPack 6" in said
+    )
+    assert 'docs/jetson.md#pytorch' in said and 'Python 3.' in said
+    assert 'setting up' not in said
+
+
+@pytest.mark.parametrize('installed', [True, False])
+def test_jetpack_6_never_takes_the_one_of_the_index(setup, installed) -> None:
+    said = setup(JETPACK_6, installed=installed, VLA_RUNTIME_TORCH='torch==2.13.0')
+    assert "VLA_RUNTIME_TORCH='torch==2.13.0' would come from the package index" in said
+    assert 'setting up' not in said
+
+
+@pytest.mark.parametrize('wheel', ['torch-2.5.0-linux_aarch64.whl', 'https://a.b/torch.whl'])
+def test_jetpack_6_takes_a_wheel_that_is_named(setup, wheel) -> None:
+    assert f'CUDA 12: PyTorch is {wheel}' in setup(JETPACK_6, VLA_RUNTIME_TORCH=wheel)
+
+
+def test_tensorrt_alone_needs_no_pytorch(setup) -> None:
+    assert 'CUDA 12: PyTorch is none' in setup(JETPACK_6, VLA_RUNTIME_TORCH='none')
+
+
+def test_a_container_is_known_by_the_kernel(setup) -> None:
+    assert 'CUDA 12 (JetPack 6): no PyTorch' in setup(kernel='5.15.148-tegra')
+    assert 'CUDA 13: PyTorch is torch==' in setup(kernel='6.8.12-tegra')
+
+
+def test_jetpack_7_takes_the_installed_one_and_else_the_index(setup) -> None:
+    assert 'CUDA 13: PyTorch is system' in setup(JETPACK_7, installed=True)
+    assert 'CUDA 13: PyTorch is torch==2.13.0' in setup(JETPACK_7)
+
+
+@pytest.mark.parametrize('machine', ['aarch64', 'x86_64'])
+def test_other_machines_take_the_index(setup, machine) -> None:
+    said = setup(machine=machine, installed=True)
+    assert 'Jetson' not in said and 'FAILED' in said
+
+
+def test_a_release_file_on_another_processor_is_no_jetson(setup) -> None:
+    assert 'Jetson' not in setup(JETPACK_6, machine='x86_64')

@@ -1,0 +1,321 @@
+"""Checkpoints of Evo-1: LeRobot's folders.
+
+The folder names the vision-language model that its policy was cut from, but lacks that model's head
+counts and tokenizer. Head counts of the published model are looked up by width.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import ClassVar
+
+from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.export.block_sizes import (
+    KnownHeads,
+    Shapes,
+    checked_dims,
+    decoder_dims,
+    settle_heads,
+)
+from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
+from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
+from vla_runtime.export.lerobot_folder import LeRobotPolicy
+from vla_runtime.export.lerobot_processors import POSTPROCESSOR_FILE
+from vla_runtime.export.missing_facts import MissingFacts
+from vla_runtime.export.options import ExportOptions
+from vla_runtime.export.tensor_names import DECODER, TensorNames, row, rows_under
+from vla_runtime.families.blocks.dimensions import VisionDims
+from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
+from vla_runtime.families.evo1.image_frames import image_frames
+from vla_runtime.files.json_file import JsonMapping, read_json
+
+_VLM = r'embedder\.model\.'
+_TOWER = rf'{_VLM}vision_tower\.'
+_LAYER = r'encoder\.layer\.(?P<i>\d+)\.'
+_HEAD = r'action_head\.'
+_BLOCK = rf'{_HEAD}transformer_blocks\.(?P<i>\d+)\.'
+NAMES = TensorNames(
+    rows=(
+        row(rf'{_TOWER}embeddings\.cls_token', 'vision.class_token'),
+        row(rf'{_TOWER}embeddings\.position_embeddings', 'vision.position_embedding'),
+        row(rf'{_TOWER}{_LAYER}lambda_(?P<n>[12])', r'vision.blocks.\g<i>.scale\g<n>'),
+        *rows_under(
+            _TOWER,
+            'vision.',
+            (
+                (r'embeddings\.patch_embeddings\.projection', 'patch_embedding'),
+                (rf'{_LAYER}layernorm_before', r'blocks.\g<i>.norm1'),
+                (rf'{_LAYER}layernorm_after', r'blocks.\g<i>.norm2'),
+                (rf'{_LAYER}attention\.(?P<n>[qkv])_proj', r'blocks.\g<i>.attention.\g<n>'),
+                (rf'{_LAYER}attention\.projection_layer', r'blocks.\g<i>.attention.out'),
+                (rf'{_LAYER}mlp\.(?P<n>fc[12])', r'blocks.\g<i>.mlp.\g<n>'),
+            ),
+        ),
+        *rows_under(
+            rf'{_VLM}multi_modal_projector\.',
+            'vision.projector.',
+            ((r'layer_norm', 'norm'), (r'linear_(?P<n>[12])', r'fc\g<n>')),
+        ),
+        *rows_under(rf'{_VLM}language_model\.', 'language.', DECODER),
+        row(rf'{_HEAD}action_encoder\.pos_encoding\.pe', 'action_positions'),
+        row(rf'{_HEAD}time_pos_enc\.pe', 'time_rows'),
+        *rows_under(
+            _BLOCK,
+            r'blocks.\g<i>.',
+            (
+                (r'norm(?P<n>[12])', r'norm\g<n>'),
+                (r'attn\.out_proj', 'attention.out'),
+                (r'ff\.0', 'mlp.fc1'),
+                (r'ff\.2', 'mlp.fc2'),
+            ),
+        ),
+        # With one embodiment each of these is a layer, with several a stack of matrices.
+        *rows_under(
+            _HEAD,
+            '',
+            (
+                (r'norm_out', 'norm'),
+                (r'seq_pool_proj', 'pool'),
+                (r'state_encoder\.(?P<n>fc[12])(?:\.linear)?', r'state_encoder.\g<n>'),
+                (r'action_encoder\.W(?P<n>[123])(?:\.linear)?', r'action_encoder.fc\g<n>'),
+                (r'mlp_head\.(?P<n>fc[12])(?:\.linear)?', r'velocity_head.\g<n>'),
+            ),
+        ),
+    ),
+    packed=(
+        (
+            re.compile(rf'{_BLOCK}attn\.in_proj_(?P<leaf>weight|bias)'),
+            tuple(rf'blocks.\g<i>.attention.{part}.\g<leaf>' for part in ('q', 'k', 'v')),
+        ),
+    ),
+)
+# Layers with a matrix for each embodiment.
+_EMBODIMENT = re.compile(r'(state_encoder|action_encoder|velocity_head)\.fc[123]\.(weight|bias)')
+# Heads of InternVL3's vision towers by width: InternViT-300M.
+_VISION_HEADS = {1024: 16}
+# Key/value heads of its language models by width: Qwen2.5 0.5B and 1.5B.
+_KV_HEADS = {896: 2, 1536: 2}
+# Tokens for the instruction; LeRobot pads to the longest of a batch.
+_PROMPT_LENGTH = 48
+_ACTION_STEP = 'evo1_action_processor'
+
+
+class Evo1Reader(CheckpointReader):
+    names = NAMES
+    lerobot = (
+        LeRobotPolicy(
+            type='evo1',
+            template='after_images',
+            images=ImageSpec(padding='stretch', resample='bicubic'),
+            steps=('evo1_pad_state_processor', 'evo1_pad_action_processor', _ACTION_STEP),
+            fixed={
+                'action_head': 'flowmatching',
+                'return_cls_only': False,
+                'binarize_gripper': False,
+            },
+            image_size_key='image_resolution',
+            # ImageNet's, by channel.
+            image_statistics=((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+            views_key='max_views',
+            denoise_steps_key='num_inference_timesteps',
+            usual_prompt_length=_PROMPT_LENGTH,
+            has_state_token=True,
+            source=('vlm_model_name', 'default_embodiment_id'),
+        ),
+    )
+    wanted: ClassVar[Mapping[str, str]] = {
+        '--tokenizer': (
+            'tokenizer.json of the model that config.json names as vlm_model_name, from the '
+            'Hugging Face Hub'
+        ),
+    }
+
+    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
+        return 'evo1'
+
+    def select(
+        self,
+        folder: Path,
+        tensors: Mapping[str, StoredTensor],
+        options: ExportOptions,
+        gaps: MissingFacts,
+    ) -> dict[str, StoredTensor]:
+        """Keep the matrices of the embodiment that config.json names (`default_embodiment_id`)."""
+        stated = read_json(folder / CONFIG_FILE).get('default_embodiment_id', int, 0)
+        gaps.pick('--embodiment', options.embodiment, str(stated), 'number of the embodiment')
+        return of_embodiment(tensors, stated)
+
+    def sizes(
+        self,
+        folder: Path,
+        tensors: Mapping[str, StoredTensor],
+        facts: FolderFacts,
+        options: ExportOptions,
+        gaps: MissingFacts,
+    ) -> MakeDims | None:
+        shape, config = Shapes(tensors, 'Evo-1'), read_json(folder / CONFIG_FILE)
+        _check_action_step(folder, config, facts, gaps)
+        states, actions = (
+            shape(f'{encoder}_encoder.fc1.weight', 2) for encoder in ('state', 'action')
+        )
+        input_major = _input_major(tensors)
+        inputs = 0 if input_major else 1
+        state_dim, action_dim = states[inputs], actions[inputs]
+        image_size = _image_size(shape)
+        for name, stated, found in (
+            (facts.image_size_key, facts.image_size, image_size),
+            ('chunk_size', facts.horizon, shape('action_positions', 3)[1]),
+            ('action dimensions', facts.action_dim, action_dim),
+            ('state dimensions', facts.state_dim, state_dim),
+        ):
+            if stated != found:
+                gaps.conflict(f'config.json says {name} {stated} but the tensors show {found}')
+        known = KnownHeads(
+            vision=_VISION_HEADS.get(shape('vision.patch_embedding.weight', 4)[0]),
+            kv=_KV_HEADS.get(shape('language.embedding.weight', 2)[1]),
+            vision_example='InternVL3-1B has 16',
+            kv_example='InternVL3-1B has 2',
+        )
+        heads = settle_heads(shape, known, options, gaps)
+        tokenizer = facts.tokenizer or options.tokenizer
+        if heads is None or tokenizer is None or not tokenizer.is_file():
+            return None  # The exporter asks for a tokenizer itself.
+        head_heads = config.get('num_heads', int)
+        vision = _vision_dims(shape, heads.vision, image_size)
+        edge = _pixel_shuffle(shape)
+        return lambda cameras, prompt_length, horizon: checked_dims(
+            lambda: Evo1Dims(
+                vision=vision,
+                pixel_shuffle=edge,
+                language=decoder_dims(shape, 'language', heads.kv),
+                head=_head_dims(shape, head_heads),
+                vocabulary=shape('language.embedding.weight', 2)[0],
+                cameras=cameras,
+                image_frames=image_frames(tokenizer, cameras),
+                prompt_length=prompt_length,
+                horizon=horizon,
+                action_dim=action_dim,
+                real_actions=facts.action_length or action_dim,
+                state_dim=state_dim,
+                input_major=input_major,
+            )
+        )
+
+
+def of_embodiment(tensors: Mapping[str, StoredTensor], embodiment: int) -> dict[str, StoredTensor]:
+    """Cut one embodiment's matrices out of those of all; others stay as they are.
+
+    Args:
+        tensors: by our names.
+        embodiment: index of its matrix.
+
+    Raises:
+        CheckpointError: there is no such embodiment.
+    """
+    chosen = dict(tensors)
+    for name, stored in tensors.items():
+        axes = 3 if name.endswith('weight') else 2
+        if not _EMBODIMENT.fullmatch(name) or len(stored.shape) != axes:
+            continue
+        matrices = stored.shape[0]
+        if not 0 <= embodiment < matrices:
+            raise CheckpointError(
+                f"{stored.path}: tensor '{stored.name}' has matrices of {matrices} embodiments, "
+                f'but default_embodiment_id in {CONFIG_FILE} is {embodiment}; set it to 0 to '
+                f'{matrices - 1}'
+            )
+        chosen[name] = stored.part(embodiment)
+    return chosen
+
+
+def _check_action_step(
+    folder: Path, config: JsonMapping, facts: FolderFacts, gaps: MissingFacts
+) -> None:
+    """Note a step behind the network that cuts or switches actions otherwise than this runtime."""
+    if config.values.get('postprocess_action_dim') not in (None, facts.action_length):
+        gaps.conflict(
+            f'config.json says postprocess_action_dim {config.values["postprocess_action_dim"]} '
+            f'but {facts.action_length} action dimensions; only equal ones are supported'
+        )
+    for step in read_json(folder / POSTPROCESSOR_FILE).mappings('steps'):
+        if step.get('registry_name', str, None) != _ACTION_STEP:
+            continue
+        found = step.mapping('config', optional=True)
+        if found.get('binarize_gripper', bool, False):
+            raise found.error(
+                'binarize_gripper', 'True is not supported; this runtime does not switch actions'
+            )
+        kept = found.get('action_dim', int, facts.action_length)
+        if kept != facts.action_length:
+            raise found.error(
+                'action_dim', f'{kept} where the {facts.action_length} of {CONFIG_FILE} is expected'
+            )
+
+
+def _input_major(tensors: Mapping[str, StoredTensor]) -> bool:
+    """Return whether the checkpoint is for several embodiments: its matrices are no layers."""
+    return not tensors['state_encoder.fc1.weight'].name.endswith('.linear.weight')
+
+
+def _image_size(shape: Shapes) -> int:
+    """Edge of the square input image in pixels.
+
+    Raises:
+        CheckpointError: the patches or their positions do not form a square.
+    """
+    _, channels, patch, patch_width = shape('vision.patch_embedding.weight', 4)
+    _, positions, _ = shape('vision.position_embedding', 3)
+    side = math.isqrt(positions - 1)
+    if channels != 3 or patch != patch_width or side * side != positions - 1:
+        raise CheckpointError(
+            f'the vision tower has {channels} channels, patches of {patch}x{patch_width} and '
+            f'{positions} positions; expected 3 channels, square patches, a square of them and one '
+            'position more for the class token'
+        )
+    return side * patch
+
+
+def _vision_dims(shape: Shapes, num_heads: int, image_size: int) -> VisionDims:
+    width, _, patch, _ = shape('vision.patch_embedding.weight', 4)
+    return VisionDims(
+        width=width,
+        depth=shape.depth('vision'),
+        num_heads=num_heads,
+        mlp_dim=shape('vision.blocks.0.mlp.fc1.weight', 2)[0],
+        patch_size=patch,
+        image_size=image_size,
+    )
+
+
+def _pixel_shuffle(shape: Shapes) -> int:
+    """Return the edge of the square of patches that the projector takes at once.
+
+    Raises:
+        CheckpointError: the projector's input is not a square of patches.
+    """
+    width = shape('vision.patch_embedding.weight', 4)[0]
+    (wide,) = shape('vision.projector.norm.weight', 1)
+    edge = math.isqrt(wide // width)
+    if width * edge**2 != wide:
+        raise CheckpointError(
+            f'the projector takes {wide} numbers, which is no square of patches of {width} each'
+        )
+    return edge
+
+
+def _head_dims(shape: Shapes, num_heads: int) -> HeadDims:
+    return HeadDims(
+        depth=next(n for n in count() if f'blocks.{n}.norm1.weight' not in shape),
+        num_heads=num_heads,
+        mlp_dim=shape('blocks.0.mlp.fc1.weight', 2)[0],
+        state_hidden=shape('state_encoder.fc1.bias', 1)[0],
+        velocity_hidden=shape('velocity_head.fc1.bias', 1)[0],
+    )
+
+
+READER = Evo1Reader()

@@ -1,0 +1,30 @@
+"""Evo-1 (arXiv 2511.04555): InternVL3 and a cross-attention head, 0.77 billion parameters."""
+
+from __future__ import annotations
+
+from vla_runtime.families.evo1.dimensions import EVO1, LIMITS, Evo1Dims
+from vla_runtime.families.evo1.time_table import TimeRows
+from vla_runtime.families.evo1.weight_shapes import weight_shapes
+from vla_runtime.families.family import Family, RowInput, no_inputs, prompt_inputs, state_input
+
+
+def _prefix_inputs(dims: Evo1Dims) -> dict[str, RowInput]:
+    return prompt_inputs(dims) | state_input(dims)
+
+
+FAMILIES = (
+    Family(
+        name='evo1',
+        title='Evo-1 (arXiv 2511.04555)',
+        head='flow',
+        dims=Evo1Dims,
+        presets={'evo1': EVO1},
+        limits=LIMITS,
+        templates=('after_images',),
+        prefix_inputs=_prefix_inputs,
+        head_inputs=no_inputs,
+        time_table=TimeRows,
+        weight_shapes=weight_shapes,
+        noise='uniform',
+    ),
+)

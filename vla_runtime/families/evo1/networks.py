@@ -1,0 +1,279 @@
+"""Evo-1 (arXiv 2511.04555): InternVL3, and a head that cross-attends to its last features.
+
+Action tokens never attend to each other; they mix where one layer reads all of them at the end.
+The head's keys and values come from features and state alone. They are constant over the denoise
+steps, so `prefix` computes them. Evo-1's flow runs from 0 to 1; `time_conditioning` and `velocity`
+turn time and velocity round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_runtime.families.blocks.attention import attend, images_of_rows, repeat_rows, rotary
+from vla_runtime.families.blocks.layers import Linear, QueryLinear
+from vla_runtime.families.blocks.llama import Llama
+from vla_runtime.families.evo1.dimensions import Evo1Dims
+from vla_runtime.families.evo1.time_table import MOST_STEPS, ROWS, TOLERANCE
+from vla_runtime.families.evo1.vision import GeluMlp, InternVision
+from vla_runtime.families.flow_network import FlowNetwork
+
+
+class Projection(nn.Module):
+    """A linear layer in float32, its weight (outputs, inputs) or, `input_major`, (inputs, outputs).
+
+    Checkpoints for several embodiments store one matrix (inputs, outputs) for each. An export
+    copies bytes, so the layout stays.
+    """
+
+    def __init__(self, inputs: int, outputs: int, input_major: bool) -> None:
+        super().__init__()
+        shape = (inputs, outputs) if input_major else (outputs, inputs)
+        self.input_major = input_major
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        nn.init.normal_(self.weight, std=inputs**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.transpose(0, 1) if self.input_major else self.weight
+        return F.linear(x, weight, self.bias)
+
+
+class ProjectionPair(nn.Module):
+    """Two projections with a ReLU between them."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int, input_major: bool) -> None:
+        super().__init__()
+        self.fc1 = Projection(inputs, hidden, input_major)
+        self.fc2 = Projection(hidden, outputs, input_major)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.relu(self.fc1(x)))
+
+
+class ActionEncoder(nn.Module):
+    """Noisy actions to action tokens; the places in the chunk are added after the first layer."""
+
+    def __init__(self, dims: Evo1Dims) -> None:
+        super().__init__()
+        width = dims.language.width
+        self.fc1 = Projection(dims.action_dim, width, dims.input_major)
+        self.fc2 = Projection(width, width, dims.input_major)
+        self.fc3 = Projection(width, width, dims.input_major)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """(B, H, A) and positions (1, H, W) to (B, H, W)."""
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)) + positions)))
+
+
+class CrossAttention(nn.Module):
+    """Projections of an attention over the context."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q = QueryLinear(width, width, width // num_heads)
+        self.k = Linear(width, width)
+        self.v = Linear(width, width)
+        self.out = Linear(width, width)
+
+    def heads(self, projected: Tensor) -> Tensor:
+        """(B, T, W) to (B, heads, T, D)."""
+        batch, tokens, width = projected.shape
+        return projected.view(batch, tokens, self.num_heads, width // self.num_heads).transpose(
+            1, 2
+        )
+
+    def memory(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, heads, P, D) of the context (B, P, W)."""
+        return self.heads(self.k(context)), self.heads(self.v(context))
+
+
+class HeadBlock(nn.Module):
+    """Cross-attention to the context, then an MLP that sees the flow time."""
+
+    def __init__(self, dims: Evo1Dims) -> None:
+        super().__init__()
+        width = dims.language.width
+        self.norm1 = nn.LayerNorm(width, eps=1e-5)
+        self.attention = CrossAttention(width, dims.head.num_heads)
+        self.norm2 = nn.LayerNorm(width, eps=1e-5)
+        self.mlp = GeluMlp(width, dims.head.mlp_dim, width)
+
+    def forward(self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor, time: Tensor) -> Tensor:
+        """Move action tokens (B, H, W) on.
+
+        Args:
+            x: float32.
+            key, value: (B, heads, P, D).
+            mask: (B, 1, P) bool, True where the context is seen.
+            time: (B or 1, H or 1, W) rows of the time table; added behind the second norm.
+        """
+        attention = self.attention
+        attended = attend(attention.heads(attention.q(self.norm1(x))), key, value, mask)
+        x = x + attention.out(attended).float()
+        return x + self.mlp(self.norm2(x) + time).float()
+
+
+class Evo1(FlowNetwork):
+    """Vision tower, truncated language model, cross-attention head.
+
+    Shapes: B batch, R prompt rows, V cameras, N tokens an image, L text tokens, T what the language
+    model reads (frames, images, text), P = T + 1 with the state token, H horizon, A padded action
+    dimension, S padded state dimension, W language width, D head dimension.
+    """
+
+    dims: Evo1Dims
+    vision: InternVision
+
+    def __init__(self, dims: Evo1Dims) -> None:
+        super().__init__()
+        self.dims = dims
+        head, width, major = dims.head, dims.language.width, dims.input_major
+        self.action_positions = nn.Parameter(torch.zeros(1, dims.horizon, width))
+        self.time_rows = nn.Parameter(torch.zeros(1, ROWS, width))
+        self.vision = InternVision(dims)
+        self.language = Llama(
+            dims.language, dims.rms_epsilon, vocabulary=dims.vocabulary, bias=True
+        )
+        self.state_encoder = ProjectionPair(dims.state_dim, head.state_hidden, width, major)
+        self.action_encoder = ActionEncoder(dims)
+        self.blocks = nn.ModuleList(HeadBlock(dims) for _ in range(head.depth))
+        self.norm = nn.LayerNorm(width, eps=1e-5)
+        self.pool = Linear(dims.horizon * width, width)
+        self.velocity_head = ProjectionPair(
+            width, head.velocity_hidden, dims.horizon * dims.action_dim, major
+        )
+
+    @property
+    def layers(self) -> list[HeadBlock]:
+        """The head's blocks in order."""
+        return [cast(HeadBlock, block) for block in self.blocks]
+
+    def time_conditioning(self, times: Tensor) -> Tensor:
+        """Return the table's rows of flow times; (N,) to (N, W). As `time_table.time_rows`."""
+        return F.embedding(time_rows(times), self.time_rows[0])
+
+    def embed_prefix(
+        self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Put images and text in order: frame, image, frame, image, …, frame, text.
+
+        A hidden camera keeps its places; nothing sees them.
+
+        Args:
+            image_tokens: (R, V, N, W); image_mask: (R, V) bool.
+            tokens: (R, L) int64; token_mask: (R, L) bool.
+
+        Returns:
+            embeddings (R, T, W) float32 and mask (R, T) bool
+        """
+        rows, _, per_image, _ = image_tokens.shape
+        ids = frame_ids(self.dims.image_frames, tokens.device).expand(rows, -1)
+        # One look-up for all text: frames first, then the prompt.
+        text = self.language.embed(torch.cat([ids, tokens], dim=1))
+        parts, masks, start = [], [], 0
+        for camera, frame in enumerate(self.dims.image_frames):
+            parts.append(text[:, start : start + len(frame)])
+            masks.append(torch.ones(rows, len(frame), dtype=torch.bool, device=tokens.device))
+            start += len(frame)
+            if camera < self.dims.cameras:
+                parts.append(image_tokens[:, camera])
+                masks.append(image_mask[:, camera : camera + 1].expand(-1, per_image))
+        return (
+            torch.cat([*parts, text[:, start:]], dim=1),
+            torch.cat([*masks, token_mask], dim=1),
+        )
+
+    def encode_prefix(self, embeddings: Tensor, mask: Tensor) -> Tensor:
+        """Features (R, T, W) float32 of the language model, behind its final norm.
+
+        Attention is causal and blind to hidden places. Positions count every place, hidden ones
+        too. Features of hidden places are meaningless and must stay masked.
+        """
+        length = embeddings.shape[1]
+        places = torch.arange(length, device=embeddings.device)
+        rotation = rotary(places[None], self.dims.language.head_dim, self.dims.rope_base)
+        causal = torch.ones(1, length, length, dtype=torch.bool, device=mask.device).tril()
+        seen = torch.logical_and(mask[:, None], causal)
+        x = embeddings
+        for block in self.language.layers:
+            q, k, v = block.project(x, rotation)
+            x = block.combine(x, attend(q, k, v, seen))
+        return self.language.norm(x)
+
+    def context(self, features: Tensor, state: Tensor) -> Tensor:
+        """Append the state token: (R, T, W) and (R, S) to (R, P, W)."""
+        return torch.cat([features, self.state_encoder(state)[:, None]], dim=1)
+
+    def prefix(
+        self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
+    ) -> Mapping[str, Tensor]:
+        """Return `cross_key`, `cross_value` (layers, R, heads, P, D) and `prefix_mask` (R, P).
+
+        `rows` are `tokens` (R, L) int64, `token_mask` (R, L) bool and `state` (R, S).
+        """
+        tokens, token_mask, state = (rows[name] for name in ('tokens', 'token_mask', 'state'))
+        images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
+        embeddings, mask = self.embed_prefix(*images, tokens, token_mask)
+        context = self.context(self.encode_prefix(embeddings, mask), state)
+        memories = [block.attention.memory(context) for block in self.layers]
+        keys, values = zip(*memories, strict=True)
+        valid = torch.ones(tokens.shape[0], 1, dtype=torch.bool, device=mask.device)
+        return {
+            'cross_key': torch.stack(keys),
+            'cross_value': torch.stack(values),
+            'prefix_mask': torch.cat([mask, valid], dim=1),
+        }
+
+    def velocity(
+        self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
+    ) -> Tensor:
+        """As `FlowNetwork.velocity`; it takes no `rows`. Zero in padded action dimensions."""
+        dims = self.dims
+        mask = past['prefix_mask']
+        shared = max(1, x.shape[0] // mask.shape[0])
+        mask = repeat_rows(mask, shared)
+        batch = mask.shape[0]
+        real = torch.arange(dims.action_dim, device=x.device) < dims.real_actions
+        h = self.action_encoder(torch.where(real, x, 0.0), self.action_positions)
+        h = h.expand(batch, -1, -1)
+        time = conditioning if conditioning.dim() == 3 else conditioning[:, None]
+        for layer, block in enumerate(self.layers):
+            key = repeat_rows(past['cross_key'][layer], shared)
+            value = repeat_rows(past['cross_value'][layer], shared)
+            h = block(h, key, value, mask[:, None], time)
+        pooled = self.pool(self.norm(h).reshape(batch, -1)).float()
+        velocity = self.velocity_head(pooled).view(batch, dims.horizon, dims.action_dim)
+        # Evo-1's velocity points from noise to actions.
+        return torch.where(real, -velocity, 0.0)
+
+
+def frame_ids(frames: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Token ids of all frames one after the other, (1, n) int64."""
+    # Filled, not copied from a list: a trace without numbers knows what is filled in.
+    filled = [
+        torch.full((1, 1), token, dtype=torch.long, device=device)
+        for frame in frames
+        for token in frame
+    ]
+    return torch.cat(filled, dim=1)
+
+
+def time_rows(times: Tensor) -> Tensor:
+    """Row of the time table for each flow time, (N,) to (N,) int64; as `time_table.time_rows`."""
+    passed = 1.0 - times.to(torch.float64)[:, None]
+    steps = torch.arange(1, MOST_STEPS + 1, dtype=torch.float64, device=times.device)
+    fractions = torch.round(passed * steps) / steps
+    near = (fractions - passed).abs() <= TOLERANCE
+    nearest = fractions.gather(1, near.to(torch.uint8).argmax(dim=1, keepdim=True))
+    exact = torch.where(near.any(dim=1, keepdim=True), nearest, passed)[:, 0]
+    return (exact * (ROWS - 1)).long().clamp(0, ROWS - 1)
+
+
+NETWORKS = {'evo1': Evo1}

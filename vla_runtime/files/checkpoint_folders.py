@@ -1,0 +1,34 @@
+"""Where training projects keep a policy's weights, below the folder that people name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SINGLE_FILE = 'model.safetensors'
+INDEX_FILE = 'model.safetensors.index.json'
+# LeRobot's output folder, the Hub's cache, openpi's experiment.
+_BELOW = (
+    'pretrained_model',
+    'last/pretrained_model',
+    'checkpoints/last/pretrained_model',
+    'checkpoints/*/pretrained_model',
+    '*/pretrained_model',
+    'snapshots/*',
+    '*',
+)
+
+
+def has_tensors(folder: Path) -> bool:
+    """Return whether a folder holds a checkpoint's safetensors, whole or in shards."""
+    return (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file()
+
+
+def checkpoint_below(folder: Path) -> Path | None:
+    """Return the newest checkpoint below a folder; None where there is none."""
+    for pattern in _BELOW:
+        # Steps are counted in the names: the longest, then the largest, is the newest.
+        below = sorted(folder.glob(pattern), key=lambda path: [(len(s), s) for s in path.parts])
+        found = [path for path in below if has_tensors(path)]
+        if found:
+            return found[-1]
+    return None

@@ -1,0 +1,311 @@
+"""Workers on a Ray cluster, with the interface of the processes in `workers.py`.
+
+Ray places the work, repeats what a lost worker was doing (three times at most), and carries
+arguments and results. No other module imports Ray, and this one only when a cluster is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vla_runtime import __version__
+from vla_runtime.files.code_version import source_digest
+from vla_runtime.processes.workers import Submit
+
+LOCAL = 'local'
+AUTO = 'auto'
+_CLIENT = 'ray://'
+_INSTALL = "pip install 'vla_runtime[ray]'"
+_CONNECT_S = 5.0
+# Ray itself tries a wrong address for minutes, inside a call that nothing interrupts. Joining a
+# cluster takes a second or two, on a machine that is busy many times that.
+_TRIAL_S = 60.0
+# Workers start within a second or two; on a machine that is busy later.
+_CHECK_S = 60.0
+# Results are small; by default Ray takes a third of the memory.
+_LOCAL_STORE_BYTES = 100 * 2**20
+_QUIET = {'log_to_driver': False, 'logging_level': 'ERROR'}
+_TRIAL = f'import sys, ray; ray.init(sys.argv[1], **{_QUIET})'
+# Path, and size in bytes or None for a folder.
+_Input = tuple[str, 'int | None']
+
+
+class ClusterError(ConnectionError):
+    """The cluster cannot be used; says why and what mends it."""
+
+
+@dataclass(frozen=True)
+class ClusterUse:
+    """What to use of which cluster.
+
+    Attributes:
+        address: `HOST:PORT` of a cluster that this machine belongs to, `ray://HOST:PORT` of any,
+            `auto` for the one that runs on this machine, `local` to start one for the time.
+        inputs: files and folders that every machine must have under the same path.
+        packages: Python packages that every machine must have.
+        cpus: CPUs of one piece of work.
+        gpus: GPUs of one piece of work.
+        local_cpus: CPUs of a cluster started here; None: all.
+    """
+
+    address: str
+    inputs: Sequence[Path] = ()
+    packages: Sequence[str] = ()
+    cpus: int = 1
+    gpus: int = 0
+    local_cpus: int | None = None
+
+
+@contextmanager
+def cluster_workers(
+    use: ClusterUse, initializer: Callable[[], None] | None = None
+) -> Iterator[Submit]:
+    """Yield a function that has another one run on the cluster, as `Executor.submit` does.
+
+    Work runs in the folder that this process is in, so relative paths mean the same there. The end
+    of the block waits for what was submitted; an exception in it, Ctrl-C too, ends the work.
+
+    Args:
+        use: of the cluster.
+        initializer: called in each process before its work.
+
+    Raises:
+        ClusterError: Ray is missing, no cluster answers, or a machine of it lacks something.
+        ChildProcessError: Ray gave a piece of work up after its retries.
+    """
+    # Read by Ray as it is imported.
+    os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
+    ray = _import_ray()
+    before = signal.getsignal(signal.SIGTERM)
+    _connect(ray, use)
+    try:
+        _check_machines(ray, use)
+        remote = ray.remote(_call).options(num_cpus=use.cpus, num_gpus=use.gpus)
+        submitted: list[Future[Any]] = []
+
+        def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            reference = remote.remote(os.getcwd(), initializer, function, arguments)
+            reference.future().add_done_callback(lambda done: _pass_on(ray, done, future))
+            submitted.append(future)
+            return future
+
+        yield submit
+        wait(submitted)
+    finally:
+        ray.shutdown()
+        # Ray has put a handler of its own there.
+        signal.signal(signal.SIGTERM, before)
+
+
+def _call(
+    folder: str,
+    initializer: Callable[[], None] | None,
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+) -> Any:
+    """Run a function on a machine of the cluster."""
+    os.chdir(folder)
+    if initializer is not None:
+        initializer()
+    return function(*arguments)
+
+
+def _pass_on(ray: Any, done: Future[Any], future: Future[Any]) -> None:
+    """Hand a result of Ray on, errors as those of the function itself."""
+    error = done.exception()
+    if error is None:
+        future.set_result(done.result())
+    elif not isinstance(error, ray.exceptions.RayTaskError):
+        future.set_exception(
+            ChildProcessError(
+                f'Ray gave a piece of work up after its retries: {_first_line(error)}; the same '
+                'command goes on where it was'
+            )
+        )
+    elif isinstance(error.cause, ray.exceptions.RayError):
+        # The worker could not read the function or its arguments.
+        future.set_exception(
+            ClusterError(
+                f'a machine of the cluster cannot run the work: {_first_line(error.cause)}'
+            )
+        )
+    else:
+        future.set_exception(error.cause)
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ClusterError(
+            f"--ray needs the Python package 'ray', which cannot be imported ({error}); {_INSTALL}"
+        ) from None
+    return ray
+
+
+def _connect(ray: Any, use: ClusterUse) -> None:
+    if use.address == LOCAL:
+        options = {
+            'num_cpus': use.local_cpus,
+            'include_dashboard': False,
+            'object_store_memory': _LOCAL_STORE_BYTES,
+        }
+    else:
+        options = {}
+        _try_address(use.address)
+    try:
+        ray.init(use.address, **options, **_QUIET)
+    except Exception as error:
+        raise ClusterError(f'--ray {use.address}: {_last_line(str(error))}') from None
+
+
+def _try_address(address: str) -> None:
+    """Refuse an address at which no cluster of this Ray answers.
+
+    Raises:
+        ClusterError: within seconds, where `ray.init` takes minutes and then ends the process.
+    """
+    if address != AUTO:
+        _try_port(address)
+    command = [sys.executable, '-c', _TRIAL, address]
+    try:
+        trial = subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_S)
+    except subprocess.TimeoutExpired:
+        raise ClusterError(
+            f'--ray {address}: no Ray cluster has let this machine join within {_TRIAL_S:.0f} s; '
+            "HOST:PORT is what 'ray start --address' is given on a machine of the cluster, "
+            f'from any other machine use {_CLIENT}HOST:10001'
+        ) from None
+    if trial.returncode:
+        raise ClusterError(f'--ray {address}: {_last_line(trial.stderr)}')
+
+
+def _try_port(address: str) -> None:
+    host, _, port = address.removeprefix(_CLIENT).rpartition(':')
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ClusterError(
+            f'--ray {address}: expected HOST:PORT, {_CLIENT}HOST:PORT, {AUTO} or {LOCAL}'
+        )
+    try:
+        socket.create_connection((host.strip('[]'), int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise ClusterError(
+            f'--ray {address}: nothing answers there ({error.strerror or error}); start a cluster '
+            f"(ray start --head), take the address that 'ray start' printed, or use {LOCAL}"
+        ) from None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else 'Ray does not say why'
+
+
+def _check_machines(ray: Any, use: ClusterUse) -> None:
+    """Have every machine that may get work look for code, packages and files.
+
+    Raises:
+        ClusterError: a machine lacks something, or none is large enough.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    machines = {
+        node['NodeID']: f'{node["NodeManagerHostname"]} ({node["NodeManagerAddress"]})'
+        for node in ray.nodes()
+        if node['Alive']
+        and node['Resources'].get('CPU', 0) >= use.cpus
+        and node['Resources'].get('GPU', 0) >= use.gpus
+    }
+    if not machines:
+        gpus = f' and {use.gpus} GPUs' if use.gpus else ''
+        raise ClusterError(
+            f'--ray {use.address}: no machine of the cluster has {use.cpus} CPUs{gpus}, which one '
+            'piece of work takes'
+        )
+    problem_of = ray.remote(num_cpus=0, max_retries=0)(_checker())
+    inputs = ray.put([_described(path) for path in use.inputs])
+    asked = {
+        problem_of.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(identity, soft=False)
+        ).remote(os.getcwd(), __version__, source_digest(), tuple(use.packages), inputs): name
+        for identity, name in machines.items()
+    }
+    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=_CHECK_S)
+    for reference in done:
+        try:
+            problem = ray.get(reference)
+        except ray.exceptions.RayError as error:
+            problem = f'cannot run anything: {_last_line(str(error))}'
+        if problem:
+            raise ClusterError(f'--ray {use.address}: machine {asked[reference]} {problem}')
+    if late:
+        raise ClusterError(
+            f'--ray {use.address}: machine {asked[late[0]]} has started nothing for '
+            f'{_CHECK_S:.0f} s; see its logs (/tmp/ray/session_latest/logs)'
+        )
+
+
+def _described(path: Path) -> _Input:
+    return str(path), None if path.is_dir() else path.stat().st_size
+
+
+def _checker() -> Callable[..., str | None]:
+    """Return the check that runs on a machine of the cluster.
+
+    Ray sends a function made inside another one as code, and not by its module's name. So it runs
+    where the package is missing.
+    """
+
+    def problem_here(
+        folder: str, version: str, digest: str, packages: tuple[str, ...], inputs: list[_Input]
+    ) -> str | None:
+        import os
+        import sys
+        from importlib.util import find_spec
+
+        where = f'under {sys.prefix} (Python {sys.version.split()[0]})'
+        try:
+            from vla_runtime import __version__ as theirs
+            from vla_runtime.files.code_version import source_digest
+        except ImportError as error:
+            return (
+                f'cannot import the package ({error}); install vla_runtime {version} there {where}'
+            )
+        if theirs != version or source_digest() != digest:
+            return (
+                f'has other code, vla_runtime {theirs} {where}, than this machine (vla_runtime '
+                f'{version}); install the same there'
+            )
+        for package in packages:
+            if find_spec(package) is None:
+                return f"lacks the Python package '{package}'; install it there {where}"
+        shared = 'the cluster must have the same files under the same paths: mount the folder there'
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            return f'cannot enter the working folder {folder} ({error.strerror}); {shared}'
+        for path, size in inputs:
+            if size is None and not os.path.isdir(path):
+                return f'has no folder {path}; {shared}'
+            if size is not None and not os.path.isfile(path):
+                return f'has no file {path}; {shared}'
+            if size is not None and os.path.getsize(path) != size:
+                return f'has another file {path} than this machine (its size differs); {shared}'
+        return None
+
+    return problem_here

@@ -1,0 +1,51 @@
+"""A file of a bag, of whatever format: its messages, and what of it cannot be read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RawMessage:
+    """A message as it stands in a bag.
+
+    Attributes:
+        topic: full name.
+        type_name: like `sensor_msgs/msg/Image`.
+        time_ns: at which it was recorded.
+        serialised: CDR.
+    """
+
+    topic: str
+    type_name: str
+    time_ns: int
+    serialised: bytes
+
+
+# Whether messages of a topic and type are wanted.
+Wanted = Callable[[str, str], bool]
+
+
+class StorageFile(ABC):
+    """One file.
+
+    Args:
+        path: of the file.
+        problems: what cannot be read is added, one line each.
+    """
+
+    def __init__(self, path: Path, problems: list[str]) -> None:
+        self._path = path
+        self._problems = problems
+
+    @abstractmethod
+    def messages(self, wanted: Wanted) -> Iterator[RawMessage]:
+        """Yield the wanted messages in the order of the file."""
+
+    def _say(self, text: str) -> None:
+        line = f'{self._path}: {text}'
+        if line not in self._problems:
+            self._problems.append(line)

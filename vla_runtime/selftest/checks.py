@@ -1,0 +1,324 @@
+"""The self-test of a machine: driver, packages, and every family's policy on a backend.
+
+Invariants:
+- A step that fails ends what builds on it and nothing else.
+- TensorRT is asked for nothing before the driver has answered: without one it ends the process.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.engines.cuda_driver import CudaDriver, format_version, import_cuda
+from vla_runtime.engines.cuda_runtime import CudaRuntime
+from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.preflight import check_backend, check_cuda_device, missing_package
+from vla_runtime.engines.tensorrt.adapter import TensorRT, import_tensorrt
+from vla_runtime.performance.measurement import machine, versions
+from vla_runtime.policy import Policy
+from vla_runtime.selftest.jetson import describe_jetson
+from vla_runtime.selftest.policies import (
+    infer_cases,
+    largest_error,
+    read_policy,
+    time_inferences,
+    unpack,
+)
+from vla_runtime.selftest.steps import StepFailedError, Steps
+
+PACKAGES = (
+    'vla_runtime',
+    'numpy',
+    'torch',
+    'onnxruntime',
+    'onnxruntime-gpu',
+    'tensorrt',
+    'tensorrt-cu12',
+    'tensorrt-cu13',
+    'cuda-bindings',
+    'cuda-python',
+    'opencv-python-headless',
+)
+_ROWS = (1, 2)
+# More than a runtime's pinned memory, so that it is used twice.
+_COPIED = 3 << 20
+_PAGE = 'docs/jetson.md has the versions that go together'
+_NUMBERS = 'the numbers are wrong on this machine: do not use this backend here, and report it'
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return the machine and the versions installed, for a report."""
+    return {'machine': machine(), 'jetson': describe_jetson(), 'versions': versions(PACKAGES)}
+
+
+def run_selftest(device: str, families: Sequence[str], steps: Steps) -> dict[str, Any]:
+    """Try a device.
+
+    Args:
+        device: `cpu` (PyTorch and ONNX Runtime), `cuda` or `cuda:N` (PyTorch), `tensorrt` or
+            `tensorrt:N`.
+        families: policies to try.
+        steps: takes the steps.
+
+    Returns:
+        median milliseconds of an inference by backend and family.
+
+    Raises:
+        ValueError: no such device.
+    """
+    kind, index = parse_device(device, 'onnxruntime')
+    times: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory(prefix='vla_runtime_selftest_') as temporary:
+        folder = Path(temporary)
+        with suppress(StepFailedError):
+            steps.run('policies: unpacked', lambda: _unpack(folder), 'free some disk space in /tmp')
+            if kind == 'cpu':
+                for backend in ('torch', 'onnxruntime'):
+                    times[backend] = _try_on_cpu(backend, folder, families, steps)
+            elif kind == 'cuda':
+                times['torch'] = _try_pytorch(index, folder, families, steps)
+            else:
+                times['tensorrt'] = _try_tensorrt(index, folder, families, steps)
+    return times
+
+
+def results(steps: Steps) -> list[dict[str, Any]]:
+    """Return the steps as JSON holds them."""
+    return [asdict(step) for step in steps.done]
+
+
+def _unpack(folder: Path) -> str:
+    unpack(folder)
+    return ', '.join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+
+
+def _try_on_cpu(
+    backend: str, folder: Path, families: Sequence[str], steps: Steps
+) -> dict[str, float]:
+    if missing_package(backend):
+        steps.skip(f'{backend}: imported', f"the Python package '{backend}' is not installed")
+        return {}
+    times: dict[str, float] = {}
+    with suppress(StepFailedError):
+        steps.run(f'{backend}: imported', lambda: _import(backend))
+        _try_families(backend, 'cpu', folder, families, steps, times)
+    return times
+
+
+def _import(package: str) -> str:
+    return str(__import__(package).__version__)
+
+
+def _try_pytorch(
+    index: int, folder: Path, families: Sequence[str], steps: Steps
+) -> dict[str, float]:
+    times: dict[str, float] = {}
+    device = f'cuda:{index}'
+
+    def driver() -> str:
+        check_cuda_device(device, index)
+        return f'{device} answers'
+
+    steps.run('driver: a device answers', driver)
+    steps.run('PyTorch: imported', lambda: _import('torch'), _PAGE)
+    steps.run('PyTorch: made for this GPU', lambda: _pytorch_fits(index), _PAGE)
+    _try_families('torch', device, folder, families, steps, times)
+    return times
+
+
+def _pytorch_fits(index: int) -> str:
+    """Compare PyTorch's kernels with the GPU.
+
+    Raises:
+        ValueError: a CPU build, one that the driver does not serve, or one without kernels for
+            this GPU.
+    """
+    import torch
+
+    if torch.version.cuda is None:
+        raise ValueError(f'PyTorch {torch.__version__} is a build without CUDA')
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f'PyTorch {torch.__version__}, made for CUDA {torch.version.cuda}, finds no device '
+            'though the driver shows one: the driver is for another CUDA'
+        )
+    major, minor = torch.cuda.get_device_capability(index)
+    made = torch.cuda.get_arch_list()
+    if not any(_serves(architecture, major, minor) for architecture in made):
+        raise ValueError(
+            f'PyTorch {torch.__version__} has no kernels for sm_{major}{minor} (it has '
+            f'{", ".join(made)})'
+        )
+    name = torch.cuda.get_device_name(index)
+    return f'{name}, sm_{major}{minor}, CUDA {torch.version.cuda}'
+
+
+def _serves(architecture: str, major: int, minor: int) -> bool:
+    """Return whether kernels of `sm_87` run on a GPU, or those of `compute_87` can be compiled."""
+    kind, _, number = architecture.partition('_')
+    digits = ''.join(letter for letter in number if letter.isdigit())
+    if not digits:
+        return False
+    made = (int(digits[:-1]), int(digits[-1]))
+    if kind == 'compute':
+        return made <= (major, minor)
+    return made[0] == major and made[1] <= minor
+
+
+def _try_tensorrt(
+    index: int, folder: Path, families: Sequence[str], steps: Steps
+) -> dict[str, float]:
+    times: dict[str, float] = {}
+    driver: list[CudaDriver] = []
+    opened: list[CudaRuntime] = []
+    adapters: list[TensorRT] = []
+
+    def bindings() -> str:
+        driver.append(CudaDriver(import_cuda()))
+        return f'cuda-bindings {driver[0].release}'
+
+    def answers() -> str:
+        driver[0].find_device(index)
+        return f'driver for CUDA {format_version(driver[0].version)}'
+
+    def opens() -> str:
+        opened.append(CudaRuntime(index))
+        info = opened[0].info
+        return (
+            f'{info.name}, sm_{info.capability.replace(".", "")}, {info.processors} '
+            f'multiprocessors, {opened[0].free_bytes() / 1e9:.1f} of {info.total_bytes / 1e9:.1f} '
+            'GB free'
+        )
+
+    def imports() -> str:
+        adapters.append(import_tensorrt())
+        return f'{adapters[0].version}; precisions {", ".join(adapters[0].precisions)}'
+
+    steps.run('bindings: imported, release taken', bindings)
+    steps.run('driver: a device answers', answers)
+    steps.run('device: opened', opens)
+    with closing(opened[0]) as runtime:
+        steps.run('device: copies, a captured graph, a timer', lambda: _use_device(runtime))
+        steps.run('versions: made for the same CUDA', lambda: _same_cuda(driver[0].version), _PAGE)
+        steps.run('TensorRT: imported, release taken', imports)
+        for family in families:
+            with suppress(StepFailedError):
+                steps.run(
+                    f'{family}: engines built',
+                    partial(_build, folder, family, adapters[0], runtime),
+                )
+                _try_policy('tensorrt', f'cuda:{index}', folder, family, steps, times)
+    return times
+
+
+def _use_device(runtime: CudaRuntime) -> str:
+    """Copy there and back, and replay a captured copy on data that came after the capture.
+
+    Raises:
+        ValueError: other numbers came back.
+    """
+    data = np.arange(_COPIED // 4, dtype=np.float32)
+    source, target = (runtime.allocate(data.nbytes) for _ in range(2))
+    runtime.upload(source, data)
+    graph = runtime.capture(lambda: runtime.copy(target, source, data.nbytes))
+    runtime.upload(source, data + 1)
+    milliseconds = runtime.milliseconds(lambda: runtime.launch(graph))
+    if not np.array_equal(runtime.download(target, np.empty_like(data)), data + 1):
+        raise ValueError('a captured copy gave other numbers than were uploaded')
+    runtime.destroy(graph)
+    runtime.free(source)
+    runtime.free(target)
+    return f'{data.nbytes / milliseconds / 1e6:.1f} GB/s within the device'
+
+
+def _same_cuda(driver: tuple[int, int]) -> str:
+    """Compare the CUDA that TensorRT's package was made for with the driver's.
+
+    Raises:
+        ValueError: the package is for a newer CUDA.
+    """
+    found = []
+    for major in (11, 12, 13):
+        with suppress(metadata.PackageNotFoundError):
+            found.append((major, metadata.version(f'tensorrt-cu{major}')))
+    for major, version in found:
+        if major > driver[0]:
+            raise ValueError(
+                f'tensorrt-cu{major} {version} needs a driver for CUDA {major}, and this one is '
+                f'for CUDA {format_version(driver)}: pip install tensorrt-cu{driver[0]}'
+            )
+    names = ', '.join(f'tensorrt-cu{major} {version}' for major, version in found)
+    return f'{names or "TensorRT of the system"}, driver for CUDA {format_version(driver)}'
+
+
+def _build(folder: Path, family: str, adapter: TensorRT, runtime: CudaRuntime) -> str:
+    from vla_runtime.export.tensorrt.build import build_engines, plan_build
+
+    bundle, _ = read_policy(folder, family)
+    plan = plan_build(bundle.folder, adapter, runtime, rows=_ROWS, files=bundle.spec.files)
+    built = build_engines(plan, adapter, runtime, captures=1)
+    size = sum(engine.size for engine in built.engines.values())
+    return f'{len(built.engines)} engines, {size / 1e6:.1f} MB'
+
+
+def _try_families(
+    backend: str,
+    device: str,
+    folder: Path,
+    families: Sequence[str],
+    steps: Steps,
+    times: dict[str, float],
+) -> None:
+    for family in families:
+        with suppress(StepFailedError):
+            _try_policy(backend, device, folder, family, steps, times)
+
+
+def _try_policy(
+    backend: str,
+    device: str,
+    folder: Path,
+    family: str,
+    steps: Steps,
+    times: dict[str, float],
+) -> None:
+    """Load one policy, compare its chunks on two inputs, and time it."""
+    name = family if backend == 'tensorrt' else f'{backend}, {family}'
+    loaded: list[Policy] = []
+    reference: dict[str, np.ndarray] = {}
+
+    def load() -> str:
+        check_backend(backend, device)
+        bundle, chunks = read_policy(folder, family)
+        reference.update(chunks)
+        loaded.append(Policy.load(bundle, backend, device, verify=False))
+        return f'on {device}'
+
+    def compare() -> str:
+        error = largest_error(infer_cases(loaded[0]), reference)
+        return f'{len(reference)} chunks differ by {error:.1g} at most'
+
+    def measure() -> str:
+        milliseconds, report = time_inferences(loaded[0])
+        times[family] = round(milliseconds, 3)
+        graphs = dict(report.cuda_graph)
+        if device != 'cpu' and set(graphs.values()) != {'captured'}:
+            raise ValueError(
+                'not every network runs as a CUDA graph: '
+                + ', '.join(f'{network} {how}' for network, how in graphs.items())
+            )
+        return f'{milliseconds:.2f} ms an inference' + (', graphs' if device != 'cpu' else '')
+
+    steps.run(f'{name}: loaded', load)
+    with closing(loaded[0]):
+        steps.run(f"{name}: compared with PyTorch's chunks", compare, _NUMBERS)
+        steps.run(f'{name}: timed', measure)

@@ -1,0 +1,117 @@
+"""Tiny random policies of every family, on which a machine is tried without a bundle of its own.
+
+`policies.tar.xz` has their bundles with ONNX files, and beside each the chunks that PyTorch gave in
+float32 on a CPU (test/selftest/make_policies.py makes it). So a robot without PyTorch compares
+numbers too, with numpy alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from vla_runtime.bundle.folder import Bundle, read_bundle
+from vla_runtime.families.family import image_sizes
+from vla_runtime.policy import Policy
+from vla_runtime.types import InferenceReport, Observation
+
+ARCHIVE = Path(__file__).with_name('policies.tar.xz')
+REFERENCE = '{family}.npz'
+# Largest difference of a chunk from PyTorch's, as a share of its largest action if that is above
+# 1. Rounding gives 1e-6 to 1e-5; a wrong mask, a stale graph or TF32 gives 1e-2 and more.
+BOUND = 1e-3
+_SEEDS = (1, 2)
+_BETAS = {'plain': 1.0, 'guided': 2.0}
+_TIMED = 20
+
+
+def unpack(folder: Path) -> None:
+    """Unpack all policies into a folder.
+
+    Raises:
+        OSError: the archive is missing, or the disk is full.
+    """
+    shutil.unpack_archive(ARCHIVE, folder)
+
+
+def read_policy(folder: Path, family: str) -> tuple[Bundle, dict[str, np.ndarray]]:
+    """Return an unpacked policy, its files compared with their SHA-256, and PyTorch's chunks."""
+    with np.load(folder / REFERENCE.format(family=family)) as file:
+        return read_bundle(folder / family), dict(file)
+
+
+def infer_cases(policy: Policy) -> dict[str, np.ndarray]:
+    """Infer on two inputs, plain and guided; return the chunks, (horizon, actions) each, by case.
+
+    The plain settings are left in force. A policy without advantage tags has no guided cases.
+    """
+    plain = policy.settings
+    chunks = {}
+    for name, beta in _BETAS.items():
+        if beta != 1.0 and policy.spec.advantage is None:
+            continue
+        policy.settings = replace(plain, cfg_enabled=beta != 1.0, cfg_beta=beta)
+        policy.reset()
+        for seed in _SEEDS:
+            chunk, _ = policy.infer(_observation(policy, seed))
+            chunks[f'{name}_{seed}'] = np.asarray(chunk.actions)
+    policy.settings = plain
+    return chunks
+
+
+def largest_error(chunks: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> float:
+    """Return the largest difference of any case, relative to its largest action if above 1.
+
+    Raises:
+        ValueError: a number that is not finite, two inputs with the same chunk, or an error above
+            `BOUND`; the message names the case.
+    """
+    errors = {}
+    for case, expected in reference.items():
+        found = chunks[case]
+        if not np.isfinite(found).all():
+            raise ValueError(f'case {case}: actions that are not finite')
+        scale = max(1.0, float(np.abs(expected).max()))
+        errors[case] = float(np.abs(found - expected).max()) / scale
+    for kind in _BETAS:
+        cases = [f'{kind}_{seed}' for seed in _SEEDS]
+        if cases[0] in reference and np.array_equal(chunks[cases[0]], chunks[cases[1]]):
+            raise ValueError(f'case {kind}: two different inputs give the same chunk')
+    worst = max(errors, key=lambda case: errors[case])
+    if errors[worst] > BOUND:
+        raise ValueError(
+            f"case {worst}: actions differ from PyTorch's in float32 by {errors[worst]:.2g}, bound "
+            f'{BOUND:g}'
+        )
+    return errors[worst]
+
+
+def time_inferences(policy: Policy) -> tuple[float, InferenceReport]:
+    """Return the median time of an inference with new images, ms, and the last one's report."""
+    observations = [_observation(policy, seed) for seed in _SEEDS]
+    seconds = []
+    for number in range(_TIMED):
+        start = perf_counter()
+        _, report = policy.infer(observations[number % len(observations)])
+        seconds.append(perf_counter() - start)
+    return float(np.median(seconds)) * 1e3, report
+
+
+def _observation(policy: Policy, seed: int) -> Observation:
+    random = np.random.default_rng(seed)
+    spec = policy.spec
+    # Images of any size are resized, unless the network takes them as they are.
+    plain = spec.images.resample == 'none'
+    sizes = image_sizes(spec.dims) if plain else ((48, 64),) * len(spec.camera_names)
+    return Observation(
+        images={
+            name: random.integers(0, 256, (*size, 3), dtype=np.uint8)
+            for name, size in zip(spec.camera_names, sizes, strict=False)
+        },
+        state=random.uniform(-1, 1, len(policy.spec.state)).astype(np.float32),
+        instruction='pick up the red cup' if seed == _SEEDS[0] else 'open the drawer',
+    )

@@ -1,0 +1,81 @@
+"""Steps of a self-test: each is named as it begins, and as it passes or fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+State = Literal['passed', 'failed', 'skipped']
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step that was tried.
+
+    Attributes:
+        name: what was tried.
+        state: `passed`, `failed` or `skipped`.
+        detail: what was found, or the reason.
+        mend: what mends a failed step; empty where the reason names it.
+        seconds: how long it took.
+    """
+
+    name: str
+    state: State
+    detail: str
+    mend: str
+    seconds: float
+
+
+class StepFailedError(Exception):
+    """A step failed and is recorded; later steps of its kind make no sense."""
+
+
+class Steps:
+    """Runs steps and keeps their results.
+
+    Args:
+        begin: called with a step's name before it runs. A step may end the process (a library that
+            crashes); the name is then the last that was shown.
+        end: called with each finished step.
+    """
+
+    def __init__(self, begin: Callable[[str], None], end: Callable[[Step], None]) -> None:
+        self._begin, self._end = begin, end
+        self.done: list[Step] = []
+
+    @property
+    def failed(self) -> list[Step]:
+        return [step for step in self.done if step.state == 'failed']
+
+    def run(self, name: str, work: Callable[[], str], mend: str = '') -> None:
+        """Run a step; `work` returns what it found, for people.
+
+        Args:
+            name: of the step.
+            work: raises where the step fails.
+            mend: what mends it where the error does not say so itself.
+
+        Raises:
+            StepFailedError: it failed.
+        """
+        self._begin(name)
+        start = perf_counter()
+        try:
+            detail = work()
+        except Exception as error:
+            kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
+            self._finish(name, 'failed', f'{kind}{error}', mend, start)
+            raise StepFailedError(name) from error
+        self._finish(name, 'passed', detail, '', start)
+
+    def skip(self, name: str, reason: str) -> None:
+        """Record a step that is not for this machine."""
+        self._begin(name)
+        self._finish(name, 'skipped', reason, '', perf_counter())
+
+    def _finish(self, name: str, state: State, detail: str, mend: str, start: float) -> None:
+        self.done.append(Step(name, state, detail, mend, round(perf_counter() - start, 3)))
+        self._end(self.done[-1])
