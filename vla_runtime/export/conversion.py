@@ -98,13 +98,12 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     if settled.language is not None:
         tokenizer, template, _ = settled.language
         _check_tokenizer(tokenizer, template, language_dims(dims).vocabulary)
-        layout = facts.layout
         prompt = PromptSpec(
             template,
             facts.cleaning,
             options.advantage,
-            frame=layout.frame if layout else None,
-            image=layout.image if layout else None,
+            frame=facts.prompt_frame,
+            image=facts.prompt_image,
         )
     spec = BundleSpec(
         name=options.name or default_name,

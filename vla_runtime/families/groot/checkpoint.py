@@ -21,16 +21,16 @@ from vla_runtime.export.lerobot_folder import is_lerobot_folder
 from vla_runtime.export.lerobot_processors import PREPROCESSOR_FILE, read_pipeline
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import ExportOptions
+from vla_runtime.export.text_frames import chat_places
 from vla_runtime.families.groot.dimensions import GrootDims, StackDims
 from vla_runtime.families.groot.lerobot import (
-    LAYOUT,
+    FRAME,
+    IMAGE,
     PACK_STEP,
     PREPROCESSORS,
     read_groot_folder,
 )
 from vla_runtime.families.groot.tensor_names import NAMES, SLICED
-from vla_runtime.processing.chat import chat_pieces, image_places_of
-from vla_runtime.processing.tokenizer import Tokenizer
 
 # Heads of published parts by width: SigLIP So400m, and the two stacks of the action head.
 _VISION_HEADS = {1152: 16}
@@ -101,7 +101,12 @@ class GrootReader(CheckpointReader):
             return None
         return lambda cameras, prompt_length, horizon: checked_dims(
             lambda: _dims(
-                shape, heads, _places(tokenizer, cameras), cameras, prompt_length, horizon
+                shape,
+                heads,
+                chat_places(tokenizer, FRAME, IMAGE, cameras),
+                cameras,
+                prompt_length,
+                horizon,
             )
         )
 
@@ -148,13 +153,6 @@ def _settle_heads(
             continue
         found[part] = heads
     return found if len(found) == len(widths) else None
-
-
-def _places(tokenizer: Path, cameras: int) -> tuple[int, ...]:
-    """Text tokens before each camera's image."""
-    vocabulary = Tokenizer.load(tokenizer, bos=False)
-    pieces = chat_pieces(LAYOUT, cameras, '', vocabulary.special)
-    return image_places_of([len(ids) for ids in vocabulary.piece_tokens(pieces)], cameras)
 
 
 def _dims(

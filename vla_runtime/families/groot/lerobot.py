@@ -21,7 +21,6 @@ from vla_runtime.export.lerobot_processors import (
     state_file,
 )
 from vla_runtime.files.json_file import JsonMapping, read_json
-from vla_runtime.processing.chat import ChatLayout
 
 PACK_STEP, UNPACK_STEP = 'groot_pack_inputs_v3', 'groot_action_unpack_unnormalize_v1'
 PREPROCESSORS = (
@@ -41,14 +40,12 @@ _HORIZON = 16
 # Euler steps of the published base model.
 _STEPS = 4
 # Eagle's chat template with a user's images and task, as its processor writes it.
-LAYOUT = ChatLayout(
-    frame=(
-        '<|im_start|>system{newline}You are a helpful assistant.<|im_end|>{newline}'
-        '<|im_start|>user{newline}{images}{task}<|im_end|>{newline}'
-        '<|im_start|>assistant{newline}'
-    ),
-    image='<image {number}><img>{tokens}</img>',
+FRAME = (
+    '<|im_start|>system{newline}You are a helpful assistant.<|im_end|>{newline}'
+    '<|im_start|>user{newline}{images}{task}<|im_end|>{newline}'
+    '<|im_start|>assistant{newline}'
 )
+IMAGE = '<image {number}><img>{tokens}</img>'
 
 
 def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
@@ -95,7 +92,8 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
         action_length=actions,
         deltas=(False,) * actions,
         template='chat',
-        layout=LAYOUT,
+        prompt_frame=FRAME,
+        prompt_image=IMAGE,
         usual_prompt_length=_PROMPT_LENGTH,
         horizon=_HORIZON if pack.get('action_horizon', int, _HORIZON) == _HORIZON else None,
         denoise_steps=_STEPS,
