@@ -27,6 +27,7 @@ from vla_runtime.families import build_network
 from vla_runtime.families.act.dimensions import ActDims, ResNetDims, StackDims
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
+from vla_runtime.families.groot import dimensions as groot
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.types import AdvantageTemplate, Observation, PromptTemplate, RotationForm
@@ -41,14 +42,20 @@ IMAGE_SIZE = (48, 64)
 
 def tokenizer_of(family: str) -> Path:
     """A vocabulary in the family's layout."""
-    without_bos = family in ('smolvla', 'evo1')
-    return _CASES / 'smolvla_folder' / 'tokenizer.json' if without_bos else TOKENIZER
+    folders = {
+        'smolvla': 'smolvla_folder/tokenizer.json',
+        'evo1': 'smolvla_folder/tokenizer.json',
+        'groot_n15': 'groot_tokenizer.json',
+    }
+    return _CASES / folders[family] if family in folders else TOKENIZER
 
 
 def tiny_dims(family: str, horizon: int = 8) -> Any:
     """Sizes of a tiny policy, the same to whoever looks at observations and actions."""
     if family == 'smolvla':
         return _tiny_smolvla(horizon)
+    if family == 'groot_n15':
+        return _tiny_groot(horizon)
     if family == 'act':
         return _tiny_act(horizon)
     if family == 'evo1':
@@ -77,6 +84,29 @@ def _tiny_smolvla(horizon: int) -> SmolVlaDims:
         self_attention_every=2,
         vocabulary=360,
         cameras=len(CAMERAS),
+        prompt_length=64,
+        horizon=horizon,
+        action_dim=6,
+        state_dim=5,
+    )
+
+
+def _tiny_groot(horizon: int) -> groot.GrootDims:
+    return groot.GrootDims(
+        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=7, image_size=28),
+        pixel_shuffle=2,
+        connector_layers=2,
+        language=DecoderDims(
+            width=40, depth=2, mlp_dim=48, num_heads=6, num_kv_heads=2, head_dim=8
+        ),
+        context=groot.StackDims(depth=1, num_heads=4, head_dim=10, mlp_dim=60),
+        dit=groot.StackDims(depth=3, num_heads=4, head_dim=6, mlp_dim=40),
+        head_width=20,
+        future_tokens=3,
+        positions=12,
+        vocabulary=264,
+        cameras=len(CAMERAS),
+        image_places=(2, 4),
         prompt_length=64,
         horizon=horizon,
         action_dim=6,
@@ -122,11 +152,18 @@ _TEMPLATES: Mapping[str, PromptTemplate] = {
     'pi0': 'pi0',
     'smolvla': 'task_line',
     'evo1': 'after_images',
+    'groot_n15': 'chat',
 }
 
 
-# Images that are not padded; their channels are normalised.
-_IMAGES = {'act': ImageSpec('none', 'none'), 'evo1': ImageSpec('stretch', 'bicubic')}
+# Images that are not padded.
+_IMAGES = {
+    'act': ImageSpec('none', 'none'),
+    'evo1': ImageSpec('stretch', 'bicubic'),
+    'groot_n15': ImageSpec('stretch', 'bicubic_uint8'),
+}
+# Families whose images are normalised by channel.
+_NORMALISED = ('act', 'evo1')
 
 
 def tiny_spec(
@@ -157,11 +194,13 @@ def tiny_spec(
             template=_TEMPLATES[family],
             cleaning='lerobot',
             advantage=advantage,
+            frame='<|im_start|>{images}{task}<|im_end|>' if family == 'groot_n15' else None,
+            image='<img>{tokens}</img>' if family == 'groot_n15' else None,
         ),
         normalisation=NormalisationSpec(
             state='quantiles_lerobot',
             actions='mean_std_lerobot',
-            images='mean_std_lerobot' if family in _IMAGES else None,
+            images='mean_std_lerobot' if family in _NORMALISED else None,
         ),
         tokenizer=None if without_language else 'tokenizer.json',
     )

@@ -16,9 +16,10 @@ import numpy as np
 # `none`: an image goes in at its own size, which must be that of the network. `stretch`: resized to
 # the square without keeping its aspect.
 ImagePadding = Literal['centre', 'left_top', 'stretch', 'none']
-ImageResample = Literal['bilinear', 'antialias', 'bicubic', 'none']
-PromptTemplate = Literal['pi05_state', 'pi05', 'pi0', 'task_line', 'after_images']
-PromptCleaning = Literal['openpi', 'lerobot']
+StretchedResample = Literal['bicubic', 'bicubic_uint8']
+ImageResample = Literal['bilinear', 'antialias', StretchedResample, 'none']
+PromptTemplate = Literal['pi05_state', 'pi05', 'pi0', 'task_line', 'after_images', 'chat']
+PromptCleaning = Literal['openpi', 'lerobot', 'python_list']
 AdvantageTemplate = Literal['task_newline', 'in_task_space', 'before_action']
 Advantage = Literal['positive', 'negative']
 NormaliserKind = Literal[
@@ -28,6 +29,7 @@ NormaliserKind = Literal[
     'mean_std_openpi',
     'mean_std_lerobot',
     'min_max',
+    'min_max_flat',
 ]
 ActionKind = Literal['absolute', 'delta', 'velocity']
 RotationForm = Literal['quaternion_wxyz', 'quaternion_xyzw', 'euler', 'axis_angle', 'rotation_6d']

@@ -43,6 +43,7 @@ _COMPUTES = (
     'LayerNormalization',
     'MatMul',
     'MaxPool',
+    'Or',
     'ReduceMean',
     'ReduceSum',
     'Reciprocal',

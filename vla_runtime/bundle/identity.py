@@ -16,8 +16,10 @@ def spec_identity(spec: BundleSpec) -> str:
     """
     files = {name: sha for name, sha in spec.files.items() if name != VERIFICATION_FILE}
     contents = asdict(replace(spec, files=files))
+    # Recordings name bundles by an identity from before there were such fields.
     if spec.normalisation.images is None:
-        # Recordings name bundles by an identity from before there was such a field.
         del contents['normalisation']['images']
+    if spec.prompt is not None and spec.prompt.layout is None:
+        del contents['prompt']['frame'], contents['prompt']['image']
     text = json.dumps(contents, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

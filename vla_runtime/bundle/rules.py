@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -23,12 +23,14 @@ from vla_runtime.bundle.schema import (
     TOKENIZER_SUFFIXES,
     BundleSpec,
     PoseSpec,
+    PromptSpec,
 )
 from vla_runtime.families import family_names, find_family
-from vla_runtime.families.family import Family, language_dims
+from vla_runtime.families.family import Family, image_places, language_dims
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
+from vla_runtime.types import StretchedResample
 
 # Largest accepted values, many times those of any published policy. Beyond them a typo asks for
 # terabytes of buffers before anything else could notice it. Limits of a family's own dimensions
@@ -113,11 +115,11 @@ def check_spec(spec: BundleSpec) -> None:
 
 def _check_images(spec: BundleSpec) -> None:
     padding, resample = spec.images.padding, spec.images.resample
-    if (padding == 'stretch') != (resample == 'bicubic'):
+    if (padding == 'stretch') != (resample in get_args(StretchedResample)):
         raise FieldError(
             'images',
-            f"padding '{padding}' with resample '{resample}': images are stretched with 'bicubic', "
-            'and only then',
+            f"padding '{padding}' with resample '{resample}': images are stretched with 'bicubic' "
+            "or 'bicubic_uint8', and only then",
         )
     plain = (padding == 'none', resample == 'none')
     if any(plain) and not all(plain):
@@ -153,11 +155,30 @@ def _check_language(spec: BundleSpec, family: Family) -> None:
             f"'{spec.prompt.template}' is not a prompt of {spec.family}; expected one of "
             f'{", ".join(family.templates)}',
         )
+    _check_chat(spec, spec.prompt)
     _check_file_name(spec.tokenizer, 'tokenizer')
     if '/' in spec.tokenizer or not spec.tokenizer.endswith(TOKENIZER_SUFFIXES):
         raise FieldError(
             'tokenizer', f"'{spec.tokenizer}' where a *.json or *.model file name is expected"
         )
+
+
+def _check_chat(spec: BundleSpec, prompt: PromptSpec) -> None:
+    """Check that a chat has its layout, and no other template."""
+    for field in ('frame', 'image'):
+        given = getattr(prompt, field) is not None
+        if given != (prompt.template == 'chat'):
+            raise FieldError(f'prompt.{field}', "is for the template 'chat', and needed there")
+    if (prompt.template == 'chat') != (image_places(spec.dims) is not None):
+        raise FieldError(
+            'prompt.template',
+            f"'{prompt.template}', but {spec.family} "
+            + ('reads its images before the text' if prompt.template == 'chat' else 'needs a chat'),
+        )
+    try:
+        prompt.layout  # noqa: B018
+    except ValueError as error:
+        raise FieldError('prompt', str(error)) from None
 
 
 def _with_dims(document: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vla_runtime.families.family import PolicyDims, image_sizes
+from vla_runtime.processing.chat import ChatLayout
 from vla_runtime.types import (
     ActionKind,
     AdvantageTemplate,
@@ -52,6 +53,7 @@ STATISTICS_OF: Mapping[NormaliserKind, tuple[str, ...]] = {
     'mean_std_openpi': ('mean', 'std'),
     'mean_std_lerobot': ('mean', 'std'),
     'min_max': ('min', 'max'),
+    'min_max_flat': ('min', 'max'),
 }
 STATISTICS = ('mean', 'std', 'min', 'max', 'q01', 'q99')
 
@@ -129,11 +131,29 @@ class PoseSpec:
 
 @dataclass(frozen=True)
 class PromptSpec:
-    """Prompt layout of task, state and advantage; `advantage` None: trained without tags."""
+    """Prompt layout of task, state and advantage; `advantage` None: trained without tags.
+
+    Attributes:
+        frame, image: layout of the template `chat`, see `processing.chat.ChatLayout`; others have
+            none.
+    """
 
     template: PromptTemplate
     cleaning: PromptCleaning
     advantage: AdvantageTemplate | None = None
+    frame: str | None = None
+    image: str | None = None
+
+    @property
+    def layout(self) -> ChatLayout | None:
+        """Layout of a chat; None for other templates.
+
+        Raises:
+            ValueError: a layout that does not name its places.
+        """
+        if self.frame is None or self.image is None:
+            return None
+        return ChatLayout(self.frame, self.image)
 
 
 @dataclass(frozen=True)

@@ -238,6 +238,11 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         help='where the advantage tag was in training (default: trained without)',
     )
     group.add_argument(
+        '--embodiment',
+        metavar='TAG',
+        help='robot that a policy of several was trained for (default: what the folder says)',
+    )
+    group.add_argument(
         '--denoise-steps', type=at_least(1), metavar='N', help='Euler steps (default: 10)'
     )
 
@@ -255,6 +260,13 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         '--kv-heads', type=at_least(1), metavar='N', help="the language model's key/value heads"
+    )
+    group.add_argument(
+        '--heads',
+        type=_counts,
+        metavar='PART=N,...',
+        default={},
+        help='attention heads of further parts of the network, named when they are asked for',
     )
 
 
@@ -281,6 +293,8 @@ def _options(arguments: argparse.Namespace) -> ExportOptions:
         advantage=arguments.advantage,
         vision_heads=arguments.vision_heads,
         kv_heads=arguments.kv_heads,
+        heads=arguments.heads,
+        embodiment=arguments.embodiment,
     )
 
 
@@ -289,6 +303,16 @@ def _words(text: str) -> tuple[str, ...]:
     if not all(words):
         raise argparse.ArgumentTypeError(f"'{text}' has an empty entry")
     return words
+
+
+def _counts(text: str) -> dict[str, int]:
+    counts = {}
+    for word in _words(text):
+        part, _, count = word.partition('=')
+        if not part or not count.isdecimal() or not int(count):
+            raise argparse.ArgumentTypeError(f"'{word}' is not PART=N with N above 0")
+        counts[part] = int(count)
+    return counts
 
 
 def _cameras(text: str) -> tuple[CameraSpec, ...]:

@@ -64,6 +64,11 @@ class StoredTensor:
         """Size in bytes."""
         return math.prod(self.shape) * WEIGHT_BYTES[self.dtype]
 
+    def part(self, index: int) -> StoredTensor:
+        """Return one part along the first axis, such as the matrix of one robot; none is copied."""
+        part = replace(self, shape=self.shape[1:])
+        return replace(part, offset=self.offset + index * part.size)
+
 
 def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[str, StoredTensor]:
     """Find a checkpoint's tensors, under our names where the table knows them.

@@ -30,13 +30,15 @@ class CheckpointReader:
 
     Attributes:
         names: of the tensors.
-        lerobot: LeRobot policy types that it reads.
+        lerobot: LeRobot policy types that it describes, and `lerobot_folder` reads.
+        lerobot_types: LeRobot policy types with processors of their own, whose folders it reads.
         projects: other projects that write such policies, for messages.
         wanted: option to the sentence that asks for it, where the family needs its own.
     """
 
     names: ClassVar[TensorNames]
     lerobot: ClassVar[tuple[LeRobotPolicy, ...]] = ()
+    lerobot_types: ClassVar[tuple[str, ...]] = ()
     projects: ClassVar[tuple[str, ...]] = ()
     wanted: ClassVar[Mapping[str, str]] = {}
 
@@ -52,25 +54,35 @@ class CheckpointReader:
         """
         raise NotImplementedError
 
-    def select(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        """Choose the tensors, or parts of tensors, that the bundle holds; by default all.
-
-        Args:
-            folder: of the checkpoint.
-            tensors: by our names.
-
-        Raises:
-            CheckpointError: the folder asks for a part that is not there.
-        """
-        return dict(tensors)
-
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
-        """Read the facts of a recognised folder that is not LeRobot's.
+        """Read the facts of a recognised folder, or of a LeRobot folder of `lerobot_types`.
 
         Raises:
             ExportError: files that contradict each other, missing or damaged files.
         """
         raise NotImplementedError
+
+    def select(
+        self,
+        folder: Path,
+        tensors: Mapping[str, StoredTensor],
+        options: ExportOptions,
+        gaps: MissingFacts,
+    ) -> dict[str, StoredTensor]:
+        """Choose the tensors, or parts of tensors, that the bundle holds; by default all.
+
+        Args:
+            folder: of the checkpoint.
+            tensors: by our names.
+            options: what the folder lacks.
+            gaps: where missing and contradictory facts are noted.
+
+        Raises:
+            CheckpointError: the folder asks for a part that is not there.
+        """
+        if options.embodiment is not None:
+            gaps.conflict(f'--embodiment says {options.embodiment} but the policy is of one robot')
+        return dict(tensors)
 
     def sizes(
         self,
@@ -89,16 +101,17 @@ class CheckpointReader:
 
 
 def find_reader(folder: Path) -> tuple[CheckpointReader, LeRobotPolicy | None]:
-    """Find the reader of a folder and, for a LeRobot folder, the description of its policy type.
+    """Find the reader of a folder and, where `lerobot_folder` reads it, the policy's description.
 
     Raises:
         ExportError: a policy that is not served, or no checkpoint at all.
     """
     readers = _readers()
     if is_lerobot_folder(folder):
-        policies = {
+        policies: dict[str, tuple[CheckpointReader, LeRobotPolicy | None]] = {
             policy.type: (reader, policy) for reader in readers for policy in reader.lerobot
         }
+        policies |= {name: (reader, None) for reader in readers for name in reader.lerobot_types}
         return policies[policy_type(folder, list(policies))]
     stored = read_tensors(folder)
     for reader in readers:

@@ -80,7 +80,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         JsonError: a JSON file of the checkpoint that cannot be used.
     """
     reader, policy = find_reader(checkpoint)
-    tensors = reader.select(checkpoint, read_tensors(checkpoint, reader.names))
+    tensors = read_tensors(checkpoint, reader.names)
     family = reader.family(tensors)
     if policy is not None:
         facts = read_lerobot_folder(checkpoint, policy)
@@ -88,6 +88,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         facts = reader.read_folder(checkpoint, family, options)
     gaps = MissingFacts(checkpoint, facts)
     _check_facts(facts, family, gaps, options)
+    tensors = reader.select(checkpoint, tensors, options, gaps)
     make_dims = reader.sizes(checkpoint, tensors, facts, options, gaps)
     settled = _settle(reader, facts, make_dims, options, gaps)
     prompt_length = settled.language[2] if settled.language else 0
@@ -97,7 +98,13 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     if settled.language is not None:
         tokenizer, template, _ = settled.language
         _check_tokenizer(tokenizer, template, language_dims(dims).vocabulary)
-        prompt = PromptSpec(template, facts.cleaning, options.advantage)
+        prompt = PromptSpec(
+            template,
+            facts.cleaning,
+            options.advantage,
+            frame=facts.prompt_frame,
+            image=facts.prompt_image,
+        )
     spec = BundleSpec(
         name=options.name or default_name,
         family=family,

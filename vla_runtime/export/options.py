@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec
@@ -34,6 +35,8 @@ class ExportOptions:
         advantage: where the advantage tag goes; None for a policy trained without one.
         vision_heads: attention heads of the vision tower.
         kv_heads: key/value heads of the language model.
+        heads: attention heads of further parts of the network, by the family's name of the part.
+        embodiment: robot that a policy of several was trained for, by its tag.
     """
 
     name: str | None = None
@@ -55,6 +58,8 @@ class ExportOptions:
     advantage: AdvantageTemplate | None = None
     vision_heads: int | None = None
     kv_heads: int | None = None
+    heads: Mapping[str, int] = field(default_factory=dict)
+    embodiment: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tokens of fixed text that a family writes around its images, read off the tokenizer."""
+"""Fixed text that a family writes around its images: its tokens and their number."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from vla_runtime.export.errors import ExportError
+from vla_runtime.processing.chat import ChatLayout, chat_pieces, image_places_of
 from vla_runtime.processing.tokenizer import Tokenizer
 
 
@@ -45,3 +46,23 @@ def frame_tokens(
         return [token]
 
     return tuple(tuple(token for piece in frame for token in tokens(piece)) for frame in frames)
+
+
+def chat_places(tokenizer: Path, frame: str, image: str, cameras: int) -> tuple[int, ...]:
+    """Count the text tokens before each camera's image in a prompt of the template `chat`.
+
+    Args:
+        tokenizer: file of the vocabulary.
+        frame, image: layout of the prompt, see `processing.chat.ChatLayout`.
+        cameras: images of the prompt.
+
+    Raises:
+        ExportError: a file that cannot be read, or that does not name its special tokens.
+    """
+    try:
+        vocabulary = Tokenizer.load(tokenizer, bos=False)
+        pieces = chat_pieces(ChatLayout(frame, image), cameras, '', vocabulary.special)
+        counts = [len(ids) for ids in vocabulary.piece_tokens(pieces)]
+    except ValueError as error:
+        raise ExportError(str(error)) from None
+    return image_places_of(counts, cameras)

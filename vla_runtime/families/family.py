@@ -38,7 +38,9 @@ class PolicyDims(Protocol):
     - `image_sizes`, (height, width) of each camera's image in pixels.
     A family whose padded action dimensions are masked has `real_actions`, which
     `real_action_dim` reads. A family with language (`Family.templates`) has those of
-    `LanguageDims`.
+    `LanguageDims`. One whose images stand inside the prompt, of the template `chat`, also has
+    `image_places`, text tokens before each camera's image; its `tokens` are the text without the
+    images.
     """
 
     def __hash__(self) -> int:
@@ -98,6 +100,11 @@ def distinct_image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
     The vision network runs once per size with static shapes.
     """
     return tuple(dict.fromkeys(image_sizes(dims)))
+
+
+def image_places(dims: PolicyDims) -> tuple[int, ...] | None:
+    """Text tokens before each camera's image; None where images stand before the prompt."""
+    return getattr(dims, 'image_places', None)
 
 
 def language_dims(dims: PolicyDims) -> LanguageDims:

@@ -107,8 +107,8 @@ class CameraImages:
         if self._padded:
             to_pixels(image, size[0], padding=spec.padding, resample=spec.resample, out=out)
         else:
-            if self._stretched:
-                image = stretched(image, size)
+            if spec.resample == 'bicubic' or spec.resample == 'bicubic_uint8':
+                image = stretched(image, size, spec.resample)
             to_plain_pixels(image, size, self._tables[index], out)
 
     def _black(self, index: int) -> np.ndarray | float:

@@ -7,14 +7,16 @@ what was expected and what came, and it changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.schema import PromptSpec
-from vla_runtime.families.family import language_dims
+from vla_runtime.families.family import image_places, language_dims
 from vla_runtime.inference.camera_images import CameraImages, EncodedImages
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
+from vla_runtime.processing.chat import ChatLayout, Piece, chat_pieces, image_places_of
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.prompts import (
     PromptFormat,
@@ -215,7 +217,8 @@ class _Prompts:
     """Prompts of a policy with language: template, tokenizer and length.
 
     Raises:
-        ValueError: a tokenizer with more tokens than the network knows.
+        ValueError: a tokenizer with more tokens than the network knows, or a chat whose images
+            stand elsewhere than the network expects them.
     """
 
     def __init__(self, bundle: Bundle, spec: PromptSpec) -> None:
@@ -223,6 +226,9 @@ class _Prompts:
         self._length = dims.prompt_length
         self._format = PromptFormat(spec.template, spec.cleaning, spec.advantage)
         self.tokenizer = Tokenizer.load(bundle.tokenizer_path, bos=starts_with_bos(spec.template))
+        self._layout, self._cameras = spec.layout, dims.cameras
+        if self._layout is not None:
+            self._check_places(self._layout, image_places(dims), bundle.tokenizer_path)
         if self.tokenizer.vocabulary_size > dims.vocabulary:
             raise ValueError(
                 f'{bundle.tokenizer_path}: has {self.tokenizer.vocabulary_size} tokens, but the '
@@ -239,15 +245,32 @@ class _Prompts:
             ValueError: a prompt is too long; names the number of tokens too many.
         """
         encoded = [
-            self.tokenizer.encode(
-                build_prompt(self._format, instruction, state, advantage), self._length
-            )
+            self._encode(build_prompt(self._format, instruction, state, advantage))
             for advantage in advantages
         ]
         return {
             'tokens': np.stack([tokens for tokens, _ in encoded]),
             'token_mask': np.stack([mask for _, mask in encoded]),
         }
+
+    def _encode(self, prompt: str) -> tuple[np.ndarray, np.ndarray]:
+        if self._layout is None:
+            return self.tokenizer.encode(prompt, self._length)
+        return self.tokenizer.encode_pieces(self._pieces(self._layout, prompt), self._length)
+
+    def _pieces(self, layout: ChatLayout, prompt: str) -> list[Piece]:
+        return chat_pieces(layout, self._cameras, prompt, self.tokenizer.special)
+
+    def _check_places(self, layout: ChatLayout, places: tuple[int, ...] | None, path: Path) -> None:
+        """Refuse a layout that puts images where the network does not expect them."""
+        counts = [len(ids) for ids in self.tokenizer.piece_tokens(self._pieces(layout, ''))]
+        found = image_places_of(counts, self._cameras)
+        if found != places:
+            raise ValueError(
+                f'{path}: puts {list(found)} text tokens before the images of the prompt, but '
+                f'dimensions.image_places in policy.yaml says {list(places or ())}: tokenizer, '
+                'prompt.frame and prompt.image must be those of the export'
+            )
 
 
 def _check_image(name: str, image: np.ndarray) -> None:

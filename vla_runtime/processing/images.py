@@ -67,7 +67,7 @@ def to_pixels(
     """
     check_image(image)
     check_word('image resample', resample, ImageResample)
-    if padding in ('none', 'stretch') or resample in ('none', 'bicubic'):
+    if padding in ('none', 'stretch') or resample not in ('bilinear', 'antialias'):
         raise ValueError(
             f"padding '{padding}' with resample '{resample}': only padded images are resized here; "
             'see processing.plain_images and processing.stretched_images'

@@ -7,8 +7,10 @@
 | `mean_std_openpi` | std + 1e-6 | (x - mean) / s | x * s + mean |
 | `mean_std_lerobot` | std | (x - mean) / (s + 1e-8) | x * s + mean |
 | `min_max` | max - min, or 1e-8 where 0 | 2 * (x - min) / s - 1 | (x + 1) / 2 * s + min |
+| `min_max_flat` | max - min | as `min_max`; 0 where s is 0 | (x + 1) / 2 * s + min |
 
-Nothing is clipped. LeRobot computes in float32 and so do its kinds and `min_max` here. openpi's
+Nothing is clipped. LeRobot computes in float32 and so do its kinds and the `min_max`
+ones here. openpi's
 statistics are float64 numpy arrays, which lifts its arithmetic to float64; its kinds do the same
 and round once, at the end.
 """
@@ -49,6 +51,11 @@ def _twice_before_division(x: np.ndarray, low: np.ndarray, scale: np.ndarray) ->
     return 2.0 * (x - low) / scale - 1.0
 
 
+def _zero_where_flat(x: np.ndarray, low: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    flat = scale == 0
+    return np.where(flat, 0.0, 2.0 * (x - low) / np.where(flat, 1.0, scale) - 1.0)
+
+
 # Order of operations is kept per source: it decides the last bits.
 _KINDS: dict[str, _Kind] = {
     'quantiles_openpi': _Kind(
@@ -82,6 +89,14 @@ _KINDS: dict[str, _Kind] = {
         lambda mean, std: std,
         lambda x, mean, std: (x - mean) / (std + std.dtype.type(_EPS_LEROBOT)),
         lambda x, mean, std: x * std + mean,
+    ),
+    'min_max_flat': _Kind(
+        'min',
+        'max',
+        np.float32,
+        lambda low, high: high - low,
+        _zero_where_flat,
+        lambda x, low, scale: (x + 1.0) * 0.5 * scale + low,
     ),
     'min_max': _Kind(
         'min',

@@ -9,6 +9,7 @@ Templates:
 - `task_line`: `{task}\\n` without the vocabulary's BOS in front of it.
 - `after_images`: `\\n{task}` without BOS: a line of its own behind the text that the network puts
   around the images (InternVL3).
+- `chat`: `{task}` inside a layout that the bundle holds (`processing.chat`); no BOS.
 
 The advantage tag (RECAP, pi*0.6) is added after cleaning, so cleaning cannot change it.
 """
@@ -27,7 +28,7 @@ from vla_runtime.types import Advantage, AdvantageTemplate, PromptCleaning, Prom
 _BIN_EDGES = np.linspace(-1, 1, 257)[:-1]
 # The task on a line of its own, and nothing else.
 _LINES: tuple[PromptTemplate, ...] = ('pi0', 'task_line', 'after_images')
-_WITHOUT_BOS: tuple[PromptTemplate, ...] = ('task_line', 'after_images')
+_WITHOUT_BOS: tuple[PromptTemplate, ...] = ('task_line', 'after_images', 'chat')
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,10 @@ class PromptFormat:
     Attributes:
         template: the layout, see the module's docstring.
         cleaning: `openpi` strips the task and turns `_` and newlines into spaces; `lerobot` leaves
-            the text of the templates `pi0` and `task_line` as it is, and strips that of
+            the text of the templates `pi0`, `task_line` and `chat` as it is, and strips that of
             `after_images`. The pi0.5 templates are always cleaned, since both code bases do so.
+            `python_list`, for `chat`, leaves the text as it is and writes it as Python writes a
+            list of it: `['pick up the cup']`.
         advantage: where the advantage tag goes; None for a policy trained without one.
     """
 
@@ -113,11 +116,13 @@ def build_prompt(
         place, tag = _advantage_place(fmt), _advantage_tag(advantage)
         # A newline that the caller left at the end would push the tag a line down.
         text = text.rstrip('\n')
-    if place == 'task_newline' or (place == 'before_action' and fmt.template in _LINES):
+    if place == 'task_newline' or (place == 'before_action' and fmt.template in (*_LINES, 'chat')):
         text = f'{text}\n{tag}'
     elif place == 'in_task_space':
         text = f'{text} {tag}'
 
+    if fmt.template == 'chat':
+        return str([text]) if fmt.cleaning == 'python_list' else text
     if fmt.template == 'after_images':
         return f'\n{text}'
     if fmt.template in _LINES:
@@ -136,7 +141,7 @@ def _clean(fmt: PromptFormat, task: str) -> str:
         raise ValueError(
             f'instruction is empty (got {task!r}): say in plain words what the robot is to do'
         )
-    if fmt.template in _LINES and fmt.cleaning == 'lerobot':
+    if fmt.template in (*_LINES, 'chat') and fmt.cleaning != 'openpi':
         return task.strip() if fmt.template == 'after_images' else task
     return cleaned
 

@@ -2,52 +2,92 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
 
 from vla_runtime.processing.images import check_image
+from vla_runtime.processing.words import check_word
+from vla_runtime.types import StretchedResample
 
 # Keys' cubic kernel (1981) with the coefficient of Pillow and of antialiased PyTorch.
 _SHARPNESS = -0.5
 _REACH = 2.0
+# Weights as whole numbers fit int16 after they are multiplied by at most this power of two.
+_MOST_BITS = 22
+_LARGEST = 1 << 15
 
 
-def stretched(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def stretched(image: np.ndarray, size: tuple[int, int], resample: StretchedResample) -> np.ndarray:
     """Resize an image with an antialiased cubic filter, columns first, then rows.
-
-    As torchvision resizes uint8 images with `BICUBIC` and `antialias`: sums in float, clamped and
-    rounded to grey levels once, at the end. Sums are float64 here, so a level may differ where
-    torchvision's float32 lies on the edge of two.
 
     Args:
         image: (h, w, 3) uint8, RGB, any strides; never written to.
         size: height and width of the result.
+        resample: `bicubic` sums in float, and clamps and rounds to grey levels once, at the end, as
+            torchvision's first transforms do. Sums are float64 here, so a level may differ where
+            their float32 lies on the edge of two. `bicubic_uint8` has weights of 16 bits, and
+            clamps and rounds after the columns and after the rows, as torchvision's transforms v2
+            do with uint8 images on a CPU; no level differs.
 
     Returns:
         (height, width, 3) uint8; `image` itself where it has that size
 
     Raises:
-        ValueError: an image of another type or shape.
+        ValueError: an image of another type or shape, or an unknown word for resample.
     """
     check_image(image)
+    check_word('image resample', resample, StretchedResample)
     height, width = size
     if image.shape[:2] == size:
         return image
-    across = _filtered(image.transpose(1, 0, 2), width)
-    down = _filtered(across.transpose(1, 0, 2), height)
-    return np.rint(np.clip(down, 0.0, 255.0)).astype(np.uint8)
+    filtered = _filtered if resample == 'bicubic' else _filtered_levels
+    across = filtered(image.transpose(1, 0, 2), width)
+    return _levels(filtered(across.transpose(1, 0, 2), height))
+
+
+def _levels(values: np.ndarray) -> np.ndarray:
+    return np.rint(np.clip(values, 0.0, 255.0)).astype(np.uint8)
 
 
 def _filtered(lines: np.ndarray, target: int) -> np.ndarray:
     """(n, m, 3) to (target, m, 3) float64: each line a weighted mean of neighbours."""
     if len(lines) == target:
         return lines.astype(np.float64)
-    places, weights = _taps(len(lines), target)
-    out = np.zeros((target, *lines.shape[1:]))
+    return _sums(lines, *_taps(len(lines), target))
+
+
+def _filtered_levels(lines: np.ndarray, target: int) -> np.ndarray:
+    """(n, m, 3) uint8 to (target, m, 3) uint8, with whole-number weights; halves round up."""
+    if len(lines) == target:
+        return lines
+    places, weights, unit = _whole_taps(len(lines), target)
+    # Exact in float64: 16 bits of weight times 8 of pixel, a few hundred times.
+    return _levels(np.floor(_sums(lines, places, weights) / unit + 0.5))
+
+
+def _sums(lines: np.ndarray, places: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    out = np.zeros((len(places), *lines.shape[1:]))
     for place, weight in zip(places.T, weights.T, strict=True):
         out += weight[:, None, None] * lines[place]
     return out
+
+
+@lru_cache(maxsize=32)
+def _whole_taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Neighbours, weights as whole numbers, and the whole number that stands for 1."""
+    places, exact = _taps(source, target)
+    unit = 2.0 ** _bits(float(exact.max()))
+    return places, np.trunc(exact * unit + np.copysign(0.5, exact)), unit
+
+
+def _bits(largest: float) -> int:
+    """Largest shift with which the largest weight fits int16."""
+    bits = 0
+    while bits < _MOST_BITS and math.floor(0.5 + largest * 2 ** (bits + 1)) < _LARGEST:
+        bits += 1
+    return bits
 
 
 @lru_cache(maxsize=32)

@@ -6,13 +6,15 @@ Reads the two files that vocabularies are handed out as: `tokenizer.json` (token
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from vla_runtime.files.input_files import UnreadableFileError, regular_file
 from vla_runtime.files.quotes import one_line
+from vla_runtime.processing.chat import Piece
 
 _BOS_TOKEN = '<bos>'
 _PAD_TOKEN = '<pad>'
@@ -22,6 +24,8 @@ class Tokenizer:
     """Encodes one prompt a call; build it with `Tokenizer.load`.
 
     Attributes:
+        special: texts of the vocabulary's special tokens, for the pieces of a chat; empty where
+            the library does not name them.
         vocabulary_size: one more than the largest token id, so the least number of rows that the
             text embedding must have.
     """
@@ -34,8 +38,11 @@ class Tokenizer:
         pad: int,
         vocabulary_size: int,
         find: Callable[[str], int | None],
+        encode_frame: Callable[[str], list[int]] | None = None,
+        special: tuple[str, ...] = (),
     ) -> None:
-        self._encode_text = encode_text
+        self._encode_text, self._encode_frame = encode_text, encode_frame
+        self.special = special
         self._first = [] if bos is None else [bos]
         self._pad = pad
         self._find = find
@@ -88,8 +95,18 @@ class Tokenizer:
         # An instruction that spells '<bos>' or '<image>' is text, as it is for sentencepiece.
         backend.encode_special_tokens = True
 
+        # The frame of a chat is the bundle's, and its special tokens are meant.
+        @lru_cache(maxsize=1)
+        def frames() -> tokenizers.Tokenizer:
+            made = tokenizers.Tokenizer.from_str(backend.to_str())
+            made.encode_special_tokens = False
+            return made
+
         def encode_text(text: str) -> list[int]:
             return list(backend.encode(text, add_special_tokens=False).ids)
+
+        def encode_frame(text: str) -> list[int]:
+            return list(frames().encode(text, add_special_tokens=False).ids)
 
         pad = backend.token_to_id(_PAD_TOKEN)
         size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
@@ -99,6 +116,8 @@ class Tokenizer:
             pad=0 if pad is None else pad,
             vocabulary_size=size,
             find=backend.token_to_id,
+            encode_frame=encode_frame,
+            special=tuple(token.content for token in backend.get_added_tokens_decoder().values()),
         )
 
     @classmethod
@@ -154,7 +173,32 @@ class Tokenizer:
                 is none.
         """
         _check_text(prompt)
-        ids = [*self._first, *self._encode_text(prompt)]
+        return self._padded([*self._first, *self._encode_text(prompt)], length, prompt)
+
+    def encode_pieces(self, pieces: Sequence[Piece], length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokenise a prompt piece by piece; as `encode`."""
+        ids = [token for counted in self.piece_tokens(pieces) for token in counted]
+        return self._padded(ids, length, ''.join(piece.text for piece in pieces))
+
+    def piece_tokens(self, pieces: Sequence[Piece]) -> list[list[int]]:
+        """Return the token ids of each piece.
+
+        Raises:
+            ValueError: a vocabulary whose special tokens are not named in its file.
+        """
+        if self._encode_frame is None:
+            raise ValueError(
+                "a prompt of the template 'chat' needs a tokenizer.json (tokenizers), which names "
+                'its special tokens; a sentencepiece model does not'
+            )
+        for piece in pieces:
+            _check_text(piece.text)
+        return [
+            (self._encode_frame if piece.frame else self._encode_text)(piece.text)
+            for piece in pieces
+        ]
+
+    def _padded(self, ids: list[int], length: int, prompt: str) -> tuple[np.ndarray, np.ndarray]:
         if len(ids) > length:
             raise ValueError(
                 f'prompt of {len(ids)} tokens is {len(ids) - length} too long for the '

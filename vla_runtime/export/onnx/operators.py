@@ -79,11 +79,6 @@ for _name, _operator in (('neg', 'Neg'), ('cos', 'Cos'), ('sin', 'Sin'), ('relu'
     _LOWERINGS[f'{_name}.default'] = _unary(_operator)
 
 
-@_writes('logical_and.default')
-def _and(graph: GraphWriter, traced: Tensor, a: Value, b: Value) -> Value:
-    return graph.node('And', [a, b], traced.shape, torch.bool)
-
-
 @_writes('square.default')
 def _square(graph: GraphWriter, traced: Tensor, x: Value) -> Value:
     x = graph.single(x)
@@ -141,6 +136,18 @@ def _where(graph: GraphWriter, traced: Tensor, mask: Value, x: Any, other: Any) 
     return graph.node('Where', operands, traced.shape, like)
 
 
+def _logical(operator: str) -> Lowering:
+    def write(graph: GraphWriter, traced: Tensor, a: Value, b: Value) -> Value:
+        assert a.dtype == b.dtype == torch.bool
+        return graph.node(operator, [a, b], traced.shape, torch.bool)
+
+    return write
+
+
+for _name, _operator in (('logical_and', 'And'), ('logical_or', 'Or')):
+    _LOWERINGS[f'{_name}.default'] = _logical(_operator)
+
+
 @_writes('to.dtype', '_to_copy.default')
 def _to(graph: GraphWriter, traced: Tensor, x: Value, *unused: Any, **named: Any) -> Value:
     return graph.cast(x, traced.dtype)
@@ -193,11 +200,14 @@ def _layer_norm(
     traced: Tensor,
     x: Value,
     shape: list[int],
-    weight: Value,
-    bias: Value,
-    eps: float,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
     *unused: Any,
 ) -> Value:
+    # ONNX has no layer norm without weights.
+    weight = graph.constant(torch.ones(shape)) if weight is None else weight
+    bias = graph.constant(torch.zeros(shape)) if bias is None else bias
     return graph.node(
         'LayerNormalization', [graph.single(x), weight, bias], traced.shape, axis=-1, epsilon=eps
     )

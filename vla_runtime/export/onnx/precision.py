@@ -48,12 +48,16 @@ _TYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, *HALVES)
 
 
 def precision_of(path: Path) -> Precision:
-    """Return the precision of a graph's matrix products.
+    """Return the precision of a graph's matrix products: that of its matrices and ports.
+
+    A half tensor inside a graph of float32 matrices is a fault, not a precision.
 
     Raises:
         ValueError: no ONNX file, or one whose types contradict each other.
     """
-    types = set(tensor_types(path, load_graph(path)).values())
+    graph = load_graph(path).graph
+    types = {tensor.data_type for tensor in graph.initializer}
+    types |= {port.type.tensor_type.elem_type for port in (*graph.input, *graph.output)}
     for half, name in HALVES.items():
         if half in types:
             return name

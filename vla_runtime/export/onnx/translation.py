@@ -145,12 +145,12 @@ class _Translation:
         return target(*numbers, **named)
 
     def _number(self, item: Any) -> Any:
-        return self._weights.read(item.name) if isinstance(item, _Weight) else item
+        return self._scaled(item) if isinstance(item, _Weight) else item
 
     def _value(self, item: Any) -> Any:
         """Numbers and weights as constants of the graph; everything else as it is."""
         if isinstance(item, _Weight):
-            return self._graph.constant(self._weights.read(item.name), item.name)
+            return self._graph.constant(self._scaled(item), item.name)
         if isinstance(item, Tensor):
             return self._graph.constant(item)
         return item
@@ -175,7 +175,9 @@ class _Translation:
     def _scaled(self, weight: _Weight | Tensor) -> Tensor:
         if isinstance(weight, Tensor):
             return weight
-        return self._weights.read(weight.name) * self._scales.get(weight.name, 1.0)
+        scale = self._scales.get(weight.name, 1.0)
+        numbers = self._weights.read(weight.name)
+        return numbers if scale == 1.0 else numbers * scale
 
     def _weight_value(self, weights: list[_Weight | Tensor], transposed: bool) -> Value:
         """Join matrices side by side; `transposed` is as ONNX multiplies them, (in, out)."""

@@ -18,7 +18,7 @@ def rotary(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rotary:
     Args:
         positions: (B, T) integer positions.
         head_dim: size of one head, even.
-        base: of the wavelengths.
+        base: ratio of the largest wavelength to the smallest.
 
     Returns:
         cosine and sine, each (B, 1, T, head_dim) float32.

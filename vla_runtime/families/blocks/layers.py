@@ -24,12 +24,18 @@ def normalise_rms(x: Tensor, epsilon: float = 1e-6) -> Tensor:
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + epsilon)
 
 
-class QueryLinear(Linear):
-    """The query projection of an attention with scores scaled by 1/sqrt(head_dim).
+class QueryScale(nn.Module):
+    """A layer whose weights scale an attention's queries, with the scale of the scores.
 
     PyTorch's attention scales the scores itself. An exported graph multiplies `scale` into this
     layer's weights instead, which saves a product over all scores.
     """
+
+    scale: float
+
+
+class QueryLinear(Linear, QueryScale):
+    """The query projection of an attention with scores scaled by 1/sqrt(head_dim)."""
 
     def __init__(self, inputs: int, outputs: int, head_dim: int, bias: bool = True) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -37,11 +43,11 @@ class QueryLinear(Linear):
 
 
 def query_scales(network: nn.Module) -> dict[str, float]:
-    """Scale of every query projection, by parameter name."""
+    """Scale of every `QueryScale`, by parameter name."""
     return {
         f'{prefix}.{name}': module.scale
         for prefix, module in network.named_modules()
-        if isinstance(module, QueryLinear)
+        if isinstance(module, QueryScale)
         for name, _ in module.named_parameters(recurse=False)
     }
 

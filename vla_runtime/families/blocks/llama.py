@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import Attention, Rotary, rotate
 from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.blocks.layers import Linear, normalise_rms
+from vla_runtime.families.blocks.layers import Linear, QueryScale, normalise_rms
 
 
 class RMSNorm(nn.Module):
@@ -28,6 +28,14 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return normalise_rms(x, self.epsilon) * self.weight.float()
+
+
+class QueryNorm(RMSNorm, QueryScale):
+    """RMSNorm of the queries of each head, for attention with scores scaled by 1/sqrt(head_dim)."""
+
+    def __init__(self, head_dim: int, epsilon: float) -> None:
+        super().__init__(head_dim, epsilon)
+        self.scale = head_dim**-0.5
 
 
 class GatedMlp(nn.Module):

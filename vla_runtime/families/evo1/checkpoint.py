@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import ClassVar
@@ -139,10 +138,17 @@ class Evo1Reader(CheckpointReader):
     def family(self, tensors: Mapping[str, StoredTensor]) -> str:
         return 'evo1'
 
-    def select(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    def select(
+        self,
+        folder: Path,
+        tensors: Mapping[str, StoredTensor],
+        options: ExportOptions,
+        gaps: MissingFacts,
+    ) -> dict[str, StoredTensor]:
         """Keep the matrices of the embodiment that config.json names (`default_embodiment_id`)."""
-        config = read_json(folder / CONFIG_FILE)
-        return of_embodiment(tensors, config.get('default_embodiment_id', int, 0))
+        stated = read_json(folder / CONFIG_FILE).get('default_embodiment_id', int, 0)
+        gaps.pick('--embodiment', options.embodiment, str(stated), 'number of the embodiment')
+        return of_embodiment(tensors, stated)
 
     def sizes(
         self,
@@ -216,15 +222,14 @@ def of_embodiment(tensors: Mapping[str, StoredTensor], embodiment: int) -> dict[
         axes = 3 if name.endswith('weight') else 2
         if not _EMBODIMENT.fullmatch(name) or len(stored.shape) != axes:
             continue
-        matrices, *rest = stored.shape
+        matrices = stored.shape[0]
         if not 0 <= embodiment < matrices:
             raise CheckpointError(
                 f"{stored.path}: tensor '{stored.name}' has matrices of {matrices} embodiments, "
                 f'but default_embodiment_id in {CONFIG_FILE} is {embodiment}; set it to 0 to '
                 f'{matrices - 1}'
             )
-        part = replace(stored, shape=tuple(rest))
-        chosen[name] = replace(part, offset=stored.offset + embodiment * part.size)
+        chosen[name] = stored.part(embodiment)
     return chosen
 
 

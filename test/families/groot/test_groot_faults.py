@@ -1,0 +1,172 @@
+"""Faults in what GR00T computes with indices: `verify` finds each that an export was made with.
+
+The export runs with a wrong version of one computation; the receipt compares its files with the
+right networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from onnx_bundles import load_graph, save_graph
+from onnx_faults import (
+    position_in_half,
+    positions_to_half,
+    rotary_angles_rounded,
+    rotary_cosines_rounded,
+)
+from tiny_policy import tiny_spec, write_tiny_policy
+from torch import Tensor
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.export.onnx.verification import verify_onnx
+from vla_runtime.export.receipt import VerificationError
+from vla_runtime.families.groot import networks, time_table
+from vla_runtime.families.groot.networks import GrootN15
+from vla_runtime.families.groot.vision import EagleVision
+
+FAMILY = 'groot_n15'
+
+
+@pytest.fixture(scope='module')
+def policy(tmp_path_factory) -> tuple[Path, BundleSpec]:
+    """A tiny policy of ten steps, where a bucket computed in floats is wrong."""
+    target = tmp_path_factory.mktemp('groot') / 'tiny'
+    write_tiny_policy(target, replace(tiny_spec(FAMILY), denoise_steps=10))
+    return target, read_bundle(target).spec
+
+
+def shuffle_columns_first(self: EagleVision, x: Tensor) -> Tensor:
+    """Patches of a square column by column."""
+    n, _, width = x.shape
+    edge, few = self.edge, self.side // self.edge
+    squares = x.view(n, few, edge, few, edge, width).permute(0, 1, 3, 4, 2, 5)
+    return squares.reshape(n, few * few, edge * edge * width)
+
+
+def shuffle_channels_first(self: EagleVision, x: Tensor) -> Tensor:
+    """Channel-major squares, as N1.6 has them."""
+    n, _, width = x.shape
+    edge, few = self.edge, self.side // self.edge
+    squares = x.view(n, few, edge, few, edge, width).permute(0, 1, 3, 5, 2, 4)
+    return squares.reshape(n, few * few, edge * edge * width)
+
+
+def positions_off_by_one(self: EagleVision) -> Tensor:
+    return self.position_embedding.roll(1, 0)
+
+
+def positions_turned(self: EagleVision) -> Tensor:
+    """Patches column by column."""
+    return self.position_embedding.view(self.side, self.side, -1).transpose(0, 1).flatten(0, 1)
+
+
+RIGHT_ROTARY = networks.rotary
+
+
+def rope(change: Callable[[Tensor], Tensor], base: float = 1e6) -> Callable[..., object]:
+    """Rotary positions from changed ones, with this base."""
+
+    def wrong(positions: Tensor, head_dim: int, _: float) -> object:
+        return RIGHT_ROTARY(change(positions), head_dim, base)
+
+    return wrong
+
+
+ON_NETWORK = {
+    'pixel shuffle, columns first': (EagleVision, 'shuffled', shuffle_columns_first),
+    'pixel shuffle, channels first': (EagleVision, 'shuffled', shuffle_channels_first),
+    'patch positions off by one': (EagleVision, 'positions', positions_off_by_one),
+    'patch positions column by column': (EagleVision, 'positions', positions_turned),
+    'rope base of Llama': (networks, 'rotary', rope(lambda p: p, base=10000.0)),
+    'rope positions backwards': (networks, 'rotary', rope(lambda p: -p)),
+}
+
+
+@pytest.mark.parametrize('fault', ON_NETWORK)
+def test_a_wrong_index_in_the_exported_network_is_found(policy, tmp_path, monkeypatch, fault):
+    folder, spec = policy
+    copy = tmp_path / 'weights.safetensors'
+    copy.write_bytes((folder / 'weights.safetensors').read_bytes())
+    with monkeypatch.context() as patch:
+        patch.setattr(*ON_NETWORK[fault])
+        write_onnx(tmp_path, spec, 'float32')
+    failures = verify_onnx(tmp_path, spec).failures
+    part = 'prefix' if 'rope' in fault else 'vision'
+    assert any(f'{part}.onnx' in line for line in failures), failures
+
+
+@pytest.mark.parametrize(
+    'fault', [rotary_angles_rounded, rotary_cosines_rounded, positions_to_half, position_in_half]
+)
+def test_a_rope_table_in_half_is_found(policy, tmp_path, fault):
+    folder, spec = policy
+    (tmp_path / 'weights.safetensors').write_bytes((folder / 'weights.safetensors').read_bytes())
+    write_onnx(tmp_path, spec, 'float32')
+    model = load_graph(tmp_path, 'prefix.onnx')
+    fault(model)
+    save_graph(model, tmp_path, 'prefix.onnx')
+    with pytest.raises(VerificationError, match=r'prefix\.onnx'):
+        verify_onnx(tmp_path, spec)
+
+
+def naive(times: np.ndarray) -> np.ndarray:
+    return ((1.0 - np.asarray(times, np.float64)) * 1000).astype(np.int64)
+
+
+def in_half(times: np.ndarray) -> np.ndarray:
+    return ((1.0 - np.asarray(times, np.float16).astype(np.float64)) * 1000).astype(np.int64)
+
+
+RIGHT = time_table.bucket
+BUCKETS = {
+    'in floats': naive,
+    'in half precision': in_half,
+    'off by one': lambda times: RIGHT(times) + 1,
+    'not turned round': lambda times: 1000 - RIGHT(times),
+}
+
+
+def test_a_wrong_bucket_in_the_time_table_is_found(policy, tmp_path, monkeypatch):
+    folder, spec = policy
+    (tmp_path / 'weights.safetensors').write_bytes((folder / 'weights.safetensors').read_bytes())
+    write_onnx(tmp_path, spec, 'float32')
+    assert verify_onnx(tmp_path, spec).failures == []
+    for name, bucket in BUCKETS.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(time_table, 'bucket', bucket)
+            failures = verify_onnx(tmp_path, spec).failures
+        assert any(line.startswith('time table') for line in failures), (name, failures)
+
+
+def test_images_at_another_place_of_the_prompt_are_found(policy, tmp_path):
+    folder, spec = policy
+    (tmp_path / 'weights.safetensors').write_bytes((folder / 'weights.safetensors').read_bytes())
+    moved = replace(spec, dims=replace(spec.dims, image_places=(2, 5)))
+    write_onnx(tmp_path, moved, 'float32')
+    assert any('prefix.onnx' in line for line in verify_onnx(tmp_path, spec).failures)
+
+
+def test_action_positions_off_by_one_are_found(policy, tmp_path, monkeypatch):
+    folder, spec = policy
+    (tmp_path / 'weights.safetensors').write_bytes((folder / 'weights.safetensors').read_bytes())
+    right = GrootN15.embed_tokens
+
+    def shifted(self, x, state, conditioning):
+        tokens, modulation = right(self, x, state, conditioning)
+        horizon = self.dims.horizon
+        first, actions = tokens[:, :-horizon], tokens[:, -horizon:]
+        actions = actions - self.positions[:horizon] + self.positions[1 : horizon + 1]
+        return torch.cat([first, actions], dim=1), modulation
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GrootN15, 'embed_tokens', shifted)
+        write_onnx(tmp_path, spec, 'float32')
+    assert any('expert.onnx' in line for line in verify_onnx(tmp_path, spec).failures)

@@ -1,0 +1,158 @@
+"""From a GR00T folder through `vla_runtime export` to chunks in robot units, on two backends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from groot_folders import CAMERAS, JOINTS, write_groot_folder
+from network_cases import relative_error
+from safetensors.torch import load_file
+
+from vla_runtime.cli.main import main
+from vla_runtime.families import build_network
+from vla_runtime.families.flow_step import DenoiseStep
+from vla_runtime.inference.denoise import flow_times
+from vla_runtime.policy import Policy
+from vla_runtime.processing.stretched_images import stretched
+from vla_runtime.types import CommittedPlan, Observation
+
+pytestmark = pytest.mark.cases
+
+ARGUMENTS = (
+    *('--state-names', ','.join(JOINTS), '--action-names', ','.join(JOINTS[:7])),
+    *('--units', 'rad', '--rate-hz', '30', '--horizon', '8', '--prompt-length', '220'),
+    *('--vision-heads', '4', '--heads', 'context=4,dit=4', '--embodiment', 'so100'),
+)
+TASK = "put the cup's lid on"
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory):
+    folder = write_groot_folder(tmp_path_factory.mktemp('groot') / 'policy')
+    target = folder.parent / 'bundle'
+    assert main(['export', str(folder), '--out', str(target), *ARGUMENTS]) == 0
+    return target
+
+
+@pytest.fixture(scope='module', params=['torch', 'onnxruntime'])
+def policy(request, bundle):
+    return Policy.load(bundle, backend=request.param)
+
+
+def observation(seed: int = 0) -> Observation:
+    random = np.random.default_rng(seed)
+    return Observation(
+        images={name: random.integers(0, 256, (60, 84, 3), dtype=np.uint8) for name in CAMERAS},
+        state=random.uniform(-1, 1, len(JOINTS)).astype(np.float32),
+        instruction=TASK,
+    )
+
+
+def by_hand(bundle, spec, seen: Observation, noise: np.ndarray) -> np.ndarray:
+    """The normalised chunk from the network alone, with inputs made here."""
+    network = build_network(spec.family, spec.dims)
+    weights = load_file(bundle / 'weights.safetensors')
+    network.load_state_dict(weights)
+    network.eval()
+    pixels = [stretched(seen.images[name], (56, 56), 'bicubic_uint8') for name in sorted(CAMERAS)]
+    pixels = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 255 * 2 - 1
+    statistics = load_file(bundle / 'statistics.safetensors')
+    low, high = (statistics[f'state.{name}'].float() for name in ('min', 'max'))
+    span = high - low
+    scaled = 2 * (torch.from_numpy(seen.state) - low) / torch.where(span == 0, 1.0, span) - 1
+    state = torch.zeros(1, spec.dims.state_dim)
+    state[0, : len(JOINTS)] = torch.where(span == 0, 0.0, scaled)
+    import tokenizers
+
+    text = (
+        '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n'
+        f'<image 1><img></img><image 2><img></img>{[TASK]!s}<|im_end|>\n<|im_start|>assistant\n'
+    )
+    ids = tokenizers.Tokenizer.from_file(str(bundle / 'tokenizer.json')).encode(text).ids
+    tokens = torch.tensor([ids])
+    # Without any padding.
+    network.dims = replace(spec.dims, prompt_length=len(ids))
+    step, x = DenoiseStep(network), torch.from_numpy(noise)[None]
+    with torch.inference_mode():
+        past = network.prefix(
+            network.vision(pixels),
+            torch.ones(2, dtype=torch.bool),
+            tokens=tokens,
+            token_mask=torch.ones_like(tokens, dtype=torch.bool),
+        )
+        for t in torch.tensor(flow_times(4), dtype=torch.float32):
+            x, _ = step(
+                x,
+                past,
+                network.time_conditioning(t[None]),
+                t,
+                torch.tensor(-0.25),
+                torch.ones(1),
+                torch.zeros_like(x),
+                torch.zeros(1, x.shape[1], 1),
+                {'state': state},
+            )
+    return x[0].numpy()
+
+
+def test_a_chunk_equals_the_network_s_on_inputs_made_by_hand(bundle, policy):
+    seen = observation()
+    noise = np.random.default_rng(3).normal(size=(8, 16)).astype(np.float32)
+    chunk, _ = policy.infer(seen, noise=noise)
+    expected = by_hand(bundle, policy.spec, seen, noise)
+    assert relative_error(chunk.normalised, torch.from_numpy(expected)) <= 1e-4
+    statistics = load_file(bundle / 'statistics.safetensors')
+    low, high = (statistics[f'actions.{name}'].numpy() for name in ('min', 'max'))
+    robot = (expected[:, :7] + 1) / 2 * (high - low) + low
+    assert relative_error(chunk.actions, torch.from_numpy(robot)) <= 1e-4
+
+
+def test_a_cache_hit_changes_nothing_and_the_state_is_not_in_its_key(policy):
+    fresh = policy.settings
+    seen = observation(1)
+    moved = replace(seen, state=seen.state + 0.25)
+    policy.reset()
+    policy.infer(seen)
+    noise = np.random.default_rng(4).normal(size=(8, 16)).astype(np.float32)
+    kept, report = policy.infer(moved, noise=noise)
+    assert (report.runs['vision'], report.runs['prefix']) == (0, 0)
+    policy.reset()
+    anew, report = policy.infer(moved, noise=noise)
+    assert report.runs['prefix'] == 1
+    np.testing.assert_array_equal(kept.normalised, anew.normalised)
+    policy.settings = fresh
+
+
+def test_guidance_is_refused_without_tags(policy):
+    fresh = policy.settings
+    with pytest.raises(ValueError, match='trained without advantage tags'):
+        policy.settings = replace(fresh, cfg_enabled=True)
+        policy.infer(observation())
+    policy.settings = fresh
+
+
+def test_real_time_chunking_ties_a_chunk_to_the_plan(policy):
+    seen = observation(2)
+    noise = np.random.default_rng(5).normal(size=(8, 16)).astype(np.float32)
+    free, _ = policy.infer(seen, noise=noise)
+    plan = CommittedPlan(actions=free.actions[2:] + 0.3, delay_steps=2, execution_horizon=5)
+    fresh = policy.settings
+    policy.settings = replace(fresh, rtc_mode='guided')
+    tied, report = policy.infer(seen, noise=noise, plan=plan)
+    policy.settings = fresh
+    assert report.rtc_mode == 'guided'
+    wanted = plan.actions[:2]
+    assert np.abs(tied.actions[:2] - wanted).max() < np.abs(free.actions[:2] - wanted).max()
+
+
+def test_a_tokenizer_that_puts_images_elsewhere_is_refused(bundle, tmp_path):
+    from vla_runtime.bundle.folder import read_bundle
+    from vla_runtime.inference.codec import PolicyCodec
+
+    whole = read_bundle(bundle)
+    prompt = replace(whole.spec.prompt, image='<image {number}>: <img>{tokens}</img>')
+    with pytest.raises(ValueError, match=r'but dimensions.image_places in policy.yaml says'):
+        PolicyCodec(replace(whole, spec=replace(whole.spec, prompt=prompt)))

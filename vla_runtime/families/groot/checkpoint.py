@@ -1,0 +1,220 @@
+"""Checkpoints of GR00T N1.5: LeRobot's folders of type `groot`.
+
+Such a folder holds encoders and decoders of every embodiment; the bundle gets the slice of one. It
+names neither the heads of its attentions nor the tokenizer. NVIDIA's own folders are recognised and
+refused: the order of their joints is in the training project's Python code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.export.block_sizes import Shapes, checked_dims, decoder_dims, vision_dims
+from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.folder import FolderFacts
+from vla_runtime.export.lerobot_folder import is_lerobot_folder
+from vla_runtime.export.lerobot_processors import PREPROCESSOR_FILE, read_pipeline
+from vla_runtime.export.missing_facts import MissingFacts
+from vla_runtime.export.options import ExportOptions
+from vla_runtime.export.text_frames import chat_places
+from vla_runtime.families.groot.dimensions import GrootDims, StackDims
+from vla_runtime.families.groot.lerobot import (
+    FRAME,
+    IMAGE,
+    PACK_STEP,
+    PREPROCESSORS,
+    read_groot_folder,
+)
+from vla_runtime.families.groot.tensor_names import NAMES, SLICED
+
+# Heads of published parts by width: SigLIP So400m, and the two stacks of the action head.
+_VISION_HEADS = {1152: 16}
+_CONTEXT_HEADS = {2048: 32}
+_DIT_HEADS = {1536: 32}
+
+
+class GrootReader(CheckpointReader):
+    names = NAMES
+    lerobot_types = ('groot',)
+    projects = ("NVIDIA's GR00T N1.5",)
+    wanted: ClassVar[Mapping[str, str]] = {
+        '--tokenizer': (
+            'tokenizer.json of the Eagle processor that the policy was trained with (config.json: '
+            'tokenizer_assets_repo), from the Hugging Face Hub'
+        ),
+        '--horizon': 'actions of a chunk (action_horizon of the base model; 16 in the published)',
+    }
+
+    def recognises(self, names: Collection[str]) -> bool:
+        return any(name.startswith('action_head.vl_self_attention.') for name in names)
+
+    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
+        return 'groot_n15'
+
+    def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
+        if not is_lerobot_folder(folder):
+            raise ExportError(
+                f"{folder}: is a folder of NVIDIA's own; it does not say in which order state and "
+                'actions are joined. Fine-tune or save the policy with LeRobot (type groot) first'
+            )
+        return read_groot_folder(folder, ImageSpec(padding='stretch', resample='bicubic_uint8'))
+
+    def select(
+        self,
+        folder: Path,
+        tensors: Mapping[str, StoredTensor],
+        options: ExportOptions,
+        gaps: MissingFacts,
+    ) -> dict[str, StoredTensor]:
+        pack = read_pipeline(folder / PREPROCESSOR_FILE, PREPROCESSORS).step(PACK_STEP)
+        tag = gaps.pick(
+            '--embodiment',
+            options.embodiment,
+            pack.get('embodiment_tag', str),
+            'tag of the robot that the policy was trained for',
+        )
+        slots = pack.mapping('embodiment_mapping')
+        # LeRobot's own rule for a tag that it does not know.
+        index = slots.get(tag, int, 0) if tag is not None else 0
+        return {
+            name: _slice(stored, index) if name.startswith(SLICED) else stored
+            for name, stored in tensors.items()
+        }
+
+    def sizes(
+        self,
+        folder: Path,
+        tensors: Mapping[str, StoredTensor],
+        facts: FolderFacts,
+        options: ExportOptions,
+        gaps: MissingFacts,
+    ) -> MakeDims | None:
+        shape = Shapes(tensors, 'GR00T N1.5')
+        heads = _settle_heads(shape, options, gaps)
+        tokenizer = facts.tokenizer or options.tokenizer
+        if heads is None or tokenizer is None or not tokenizer.is_file():
+            return None
+        return lambda cameras, prompt_length, horizon: checked_dims(
+            lambda: _dims(
+                shape,
+                heads,
+                chat_places(tokenizer, FRAME, IMAGE, cameras),
+                cameras,
+                prompt_length,
+                horizon,
+            )
+        )
+
+
+def _slice(stored: StoredTensor, index: int) -> StoredTensor:
+    """The part of one embodiment; no byte is copied.
+
+    Raises:
+        CheckpointError: the tensor has no such part.
+    """
+    count = stored.shape[0] if stored.shape else 0
+    if index >= count:
+        raise CheckpointError(
+            f"{stored.path}: tensor '{stored.name}' has {count} embodiments but {PREPROCESSOR_FILE}"
+            f' gives this one number {index}'
+        )
+    return stored.part(index)
+
+
+def _settle_heads(
+    shape: Shapes, options: ExportOptions, gaps: MissingFacts
+) -> Mapping[str, int] | None:
+    """Heads of each part by the widths of published ones, else from the options."""
+    widths = {
+        'vision': shape('vision.patch_embedding.weight', 4)[0],
+        'context': shape('context.0.attention.q.weight', 2)[0],
+        'dit': shape('dit.0.attention.q.weight', 2)[0],
+    }
+    known = {'vision': _VISION_HEADS, 'context': _CONTEXT_HEADS, 'dit': _DIT_HEADS}
+    found: dict[str, int] = {}
+    for part, width in widths.items():
+        option = '--vision-heads' if part == 'vision' else f'--heads {part}=N'
+        given = options.vision_heads if part == 'vision' else options.heads.get(part)
+        heads = gaps.pick(
+            option,
+            given,
+            known[part].get(width),
+            f"attention heads of '{part}', {width} numbers wide",
+        )
+        if heads is None:
+            continue
+        if width % heads:
+            gaps.conflict(f'{option} says {heads}, which does not divide its width of {width}')
+            continue
+        found[part] = heads
+    return found if len(found) == len(widths) else None
+
+
+def _dims(
+    shape: Shapes,
+    heads: Mapping[str, int],
+    places: tuple[int, ...],
+    cameras: int,
+    prompt_length: int,
+    horizon: int,
+) -> GrootDims:
+    (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
+    keys, _ = shape('language.blocks.0.attention.k.weight', 2)
+    vision, layers = vision_dims(shape, heads['vision']), 2 if _has_two_layers(shape) else 1
+    _, inputs = shape(f'vision.connector.{layers - 1}.weight', 2)
+    return GrootDims(
+        vision=vision,
+        pixel_shuffle=_edge(inputs, vision.width),
+        connector_layers=layers,
+        language=decoder_dims(shape, 'language', max(1, keys // head_dim)),
+        context=_stack(shape, 'context', heads['context']),
+        dit=_stack(shape, 'dit', heads['dit']),
+        head_width=shape('out.weight', 2)[0],
+        future_tokens=shape('future_tokens', 2)[0],
+        positions=shape('positions', 2)[0],
+        vocabulary=shape('language.embedding.weight', 2)[0],
+        cameras=cameras,
+        image_places=places,
+        prompt_length=prompt_length,
+        horizon=horizon,
+        action_dim=shape('action_encoder.embed.weight', 2)[0],
+        state_dim=shape('state_encoder.fc1.weight', 2)[0],
+    )
+
+
+def _has_two_layers(shape: Shapes) -> bool:
+    return 'vision.connector.3.weight' in shape
+
+
+def _edge(inputs: int, width: int) -> int:
+    """Edge of the square of patches that the connector takes at once.
+
+    Raises:
+        CheckpointError: its input is not a square of patches.
+    """
+    edge = round((inputs / width) ** 0.5)
+    if width * edge**2 != inputs:
+        raise CheckpointError(
+            f'the connector takes {inputs} numbers, which is no square of patches of {width} each'
+        )
+    return edge
+
+
+def _stack(shape: Shapes, stack: str, heads: int) -> StackDims:
+    depth = 0
+    while f'{stack}.{depth}.attention.q.weight' in shape:
+        depth += 1
+    return StackDims(
+        depth=depth,
+        num_heads=heads,
+        head_dim=shape(f'{stack}.0.attention.q.weight', 2)[0] // heads,
+        mlp_dim=shape(f'{stack}.0.mlp.fc1.weight', 2)[0],
+    )
+
+
+READER = GrootReader()

@@ -1,0 +1,24 @@
+"""GR00T N1.5 (arXiv 2503.14734): Eagle's features and a DiT, for one embodiment."""
+
+from __future__ import annotations
+
+from vla_runtime.families.family import Family, prompt_inputs, state_input
+from vla_runtime.families.groot.dimensions import GROOT_N15, LIMITS, GrootDims
+from vla_runtime.families.groot.time_table import GrootTimeTable
+from vla_runtime.families.groot.weight_shapes import weight_shapes
+
+FAMILIES = (
+    Family(
+        name='groot_n15',
+        title='GR00T N1.5 (arXiv 2503.14734, NVIDIA Isaac-GR00T)',
+        head='flow',
+        dims=GrootDims,
+        presets={'groot_n15': GROOT_N15},
+        limits=LIMITS,
+        templates=('chat',),
+        prefix_inputs=prompt_inputs,
+        head_inputs=state_input,
+        time_table=GrootTimeTable,
+        weight_shapes=weight_shapes,
+    ),
+)

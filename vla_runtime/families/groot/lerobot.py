@@ -1,0 +1,156 @@
+"""Facts of a LeRobot folder of type `groot`.
+
+Its processors are steps of their own: one normalises, pads and names the embodiment, the next two
+write the prompt and prepare the images, the last undoes the normalisation. LeRobot 0.4.4.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, find_tokenizer
+from vla_runtime.export.lerobot_processors import (
+    POSTPROCESSOR_FILE,
+    PREPROCESSOR_FILE,
+    Pipeline,
+    read_pipeline,
+    state_file,
+)
+from vla_runtime.files.json_file import JsonMapping, read_json
+
+PACK_STEP, UNPACK_STEP = 'groot_pack_inputs_v3', 'groot_action_unpack_unnormalize_v1'
+PREPROCESSORS = (
+    'rename_observations_processor',
+    'to_batch_processor',
+    PACK_STEP,
+    'groot_eagle_encode_v3',
+    'groot_eagle_collate_v3',
+    'device_processor',
+)
+_POSTPROCESSORS = (UNPACK_STEP, 'device_processor')
+_CAMERA = 'observation.images.'
+# Text tokens of a prompt: the layout of several cameras and a long task.
+_PROMPT_LENGTH = 128
+# Actions that the published base model makes, whatever the folder's chunk_size.
+_HORIZON = 16
+# Euler steps of the published base model.
+_STEPS = 4
+# Eagle's chat template with a user's images and task, as its processor writes it.
+FRAME = (
+    '<|im_start|>system{newline}You are a helpful assistant.<|im_end|>{newline}'
+    '<|im_start|>user{newline}{images}{task}<|im_end|>{newline}'
+    '<|im_start|>assistant{newline}'
+)
+IMAGE = '<image {number}><img>{tokens}</img>'
+
+
+def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
+    """Read the facts of a folder.
+
+    Args:
+        folder: whose config.json has the type `groot`.
+        images: how its images are resized.
+
+    Raises:
+        ExportError, JsonError: settings that this runtime does not reproduce, files that contradict
+            each other, missing or damaged files.
+    """
+    config = read_json(folder / CONFIG_FILE)
+    before = read_pipeline(folder / PREPROCESSOR_FILE, PREPROCESSORS)
+    after = read_pipeline(folder / POSTPROCESSOR_FILE, _POSTPROCESSORS)
+    pack, unpack = before.step(PACK_STEP), after.step(UNPACK_STEP)
+    for step, key, expected in (
+        (config, 'n_obs_steps', 1),
+        (pack, 'state_horizon', 1),
+        (pack, 'formalize_language', False),
+        (pack, 'normalize_min_max', True),
+        (unpack, 'normalize_min_max', True),
+    ):
+        found = step.get(key, (bool, int), expected)
+        if found != expected:
+            raise step.error(
+                key, f'{found!r} is not supported; this runtime runs policies with {expected!r}'
+            )
+    state, actions = (
+        _length(config, 'input_features', 'observation.state'),
+        _length(config, 'output_features', 'action'),
+    )
+    tag = pack.get('embodiment_tag', str)
+    return FolderFacts(
+        kind='LeRobot',
+        family='groot_n15',
+        cameras=_cameras(config),
+        images=images,
+        normalisation=NormalisationSpec('min_max_flat', 'min_max_flat'),
+        statistics=_statistics(folder, before, after, state, actions),
+        cleaning='python_list',
+        state_length=state,
+        action_length=actions,
+        deltas=(False,) * actions,
+        template='chat',
+        prompt_frame=FRAME,
+        prompt_image=IMAGE,
+        usual_prompt_length=_PROMPT_LENGTH,
+        horizon=_HORIZON if pack.get('action_horizon', int, _HORIZON) == _HORIZON else None,
+        denoise_steps=_STEPS,
+        action_dim=config.get('max_action_dim', int),
+        state_dim=config.get('max_state_dim', int),
+        tokenizer=find_tokenizer(folder),
+        source={'checkpoint': 'LeRobot groot', 'embodiment': tag},
+    )
+
+
+def _length(config: JsonMapping, group: str, key: str) -> int:
+    features = config.mapping(group)
+    shape = features.mapping(key).get('shape', list)
+    if len(shape) != 1 or type(shape[0]) is not int:
+        raise features.error(key, f'has shape {shape} where one number is expected')
+    return int(shape[0])
+
+
+def _cameras(config: JsonMapping) -> tuple[CameraSpec, ...]:
+    """Cameras in the order of the alphabet, which is LeRobot's for this policy."""
+    names = sorted(
+        key for key in config.mapping('input_features').values if key.startswith(_CAMERA)
+    )
+    if not names:
+        raise config.error('input_features', f'no camera (a feature {_CAMERA}…)')
+    return tuple(CameraSpec(name.removeprefix(_CAMERA)) for name in names)
+
+
+def _statistics(
+    folder: Path, before: Pipeline, after: Pipeline, state: int, actions: int
+) -> dict[str, np.ndarray]:
+    """Statistics `min` and `max` of state and actions.
+
+    Raises:
+        ExportError: some are missing, of another length, or differ between the two files.
+    """
+    path, found = state_file(folder, before, PACK_STEP)
+    other_path, other = state_file(folder, after, UNPACK_STEP)
+    statistics: dict[str, np.ndarray] = {}
+    for feature, group, length in (
+        ('observation.state', 'state', state),
+        ('action', 'actions', actions),
+    ):
+        for name in ('min', 'max'):
+            key = f'{feature}.{name}'
+            values = found.get(key)
+            if values is None or values.shape != (length,):
+                shape = 'none' if values is None else f'shape {list(values.shape)}'
+                raise ExportError(
+                    f"{path}: tensor '{key}' has {shape} where [{length}] is expected; a policy "
+                    'that was never trained on a data set (a base model) has none and cannot drive '
+                    'a robot yet'
+                )
+            if key in other and not np.array_equal(values, other[key]):
+                raise ExportError(
+                    f"{path} and {other_path} differ in '{key}'; they must agree, or actions are "
+                    'decoded with statistics they were not trained with'
+                )
+            statistics[f'{group}.{name}'] = values
+    return statistics

@@ -1,0 +1,83 @@
+"""Qwen3 decoder (arXiv 2505.09388): Llama's blocks with a norm on every query and key head."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from vla_runtime.families.blocks.attention import Rotary, attend, rotate
+from vla_runtime.families.blocks.dimensions import DecoderDims
+from vla_runtime.families.blocks.layers import Linear
+from vla_runtime.families.blocks.llama import GatedMlp, QueryNorm, RMSNorm
+
+
+class Qwen3Attention(nn.Module):
+    """Grouped-query attention whose query and key heads are normalised before they are rotated.
+
+    The query norm undoes any factor of the query projection, so the scale of the scores is in the
+    norm's weights.
+    """
+
+    def __init__(self, dims: DecoderDims, epsilon: float) -> None:
+        super().__init__()
+        self.head_dim = dims.head_dim
+        queries, keys = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
+        self.q = Linear(dims.width, queries, bias=False)
+        self.k = Linear(dims.width, keys, bias=False)
+        self.v = Linear(dims.width, keys, bias=False)
+        self.out = Linear(queries, dims.width, bias=False)
+        self.q_norm = QueryNorm(dims.head_dim, epsilon)
+        self.k_norm = RMSNorm(dims.head_dim, epsilon)
+
+    def heads(self, projected: Tensor) -> Tensor:
+        """(B, T, heads * D) to (B, heads, T, D)."""
+        batch, tokens, _ = projected.shape
+        return projected.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
+
+    def forward(self, x: Tensor, rotary: Rotary, seen: Tensor) -> Tensor:
+        """(B, T, W) float32 to (B, T, W), where `seen` (B, T, T) is True."""
+        v = self.heads(self.v(x))
+        q = rotate(self.q_norm(self.heads(self.q(x))), rotary).to(v.dtype)
+        k = rotate(self.k_norm(self.heads(self.k(x))), rotary).to(v.dtype)
+        return self.out(attend(q, k, v, seen))
+
+
+class Qwen3Block(nn.Module):
+    """One decoder block; the residual stream is (B, T, W) float32."""
+
+    def __init__(self, dims: DecoderDims, epsilon: float) -> None:
+        super().__init__()
+        self.input_norm = RMSNorm(dims.width, epsilon)
+        self.attention = Qwen3Attention(dims, epsilon)
+        self.post_norm = RMSNorm(dims.width, epsilon)
+        self.mlp = GatedMlp(dims)
+
+    def forward(self, x: Tensor, rotary: Rotary, seen: Tensor) -> Tensor:
+        x = x + self.attention(self.input_norm(x), rotary, seen).float()
+        return x + self.mlp(self.post_norm(x)).float()
+
+
+class Qwen3(nn.Module):
+    """Text table, blocks and final norm."""
+
+    def __init__(self, dims: DecoderDims, epsilon: float, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, dims.width)
+        self.blocks = nn.ModuleList(Qwen3Block(dims, epsilon) for _ in range(dims.depth))
+        self.norm = RMSNorm(dims.width, epsilon)
+
+    @property
+    def layers(self) -> list[Qwen3Block]:
+        """The blocks in order (`nn.ModuleList` loses their type)."""
+        return [cast(Qwen3Block, block) for block in self.blocks]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(B, L) token ids to (B, L, W) float32."""
+        return self.embedding(tokens).float()
+
+    def forward(self, x: Tensor, rotary: Rotary, seen: Tensor) -> Tensor:
+        """Embeddings (B, T, W) to features after the final norm."""
+        for block in self.layers:
+            x = block(x, rotary, seen)
+        return self.norm(x)
