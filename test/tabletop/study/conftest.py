@@ -12,7 +12,7 @@ from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
 from vla_runtime.tabletop.study.chunk_sources import ExpertSource
 from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ
 from vla_runtime.tabletop.training.demo_bundle import write_demo_bundle
-from vla_runtime.tabletop.training.demo_network import demo_dims
+from vla_runtime.tabletop.training.recipes.pi05 import pi05_dims
 from vla_runtime.tabletop.training.vocabulary import train_vocabulary
 
 
@@ -34,7 +34,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp('untrained')
     vocabulary = folder / 'tokenizer.model'
     tokenizer = train_vocabulary(vocabulary, len(JOINT_NAMES))
-    dims = demo_dims(tokenizer.vocabulary_size)
+    dims = pi05_dims(tokenizer.vocabulary_size)
     small = replace(dims.language, width=32, depth=1, mlp_dim=32)
     vision = replace(dims.vision, width=32, depth=1, mlp_dim=32)
     dims = replace(dims, language=small, expert=small, vision=vision)
@@ -49,5 +49,5 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Zero-initialised modulations would keep the prompt and the images out of the chunk.
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    write_demo_bundle(folder / 'bundle', network, dims, statistics, vocabulary, {}, episodes=0)
+    write_demo_bundle(folder / 'bundle', network, statistics, vocabulary, {}, episodes=0)
     return folder / 'bundle'
