@@ -10,7 +10,7 @@ examples:
   vla_runtime study success
   vla_runtime study replan delay --episodes 40 --out demo_runs/study
   vla_runtime study all --bundle engines/mine --seed 1 --processes 8
-  vla_runtime study families --bundle engines/demo --bundle engines/mine_act --bundle engines/mine
+  vla_runtime study families families_replan --bundle engines/my_act
   vla_runtime study success --ray auto
   vla_runtime study --page --out benchmark/results
 """
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from vla_runtime.processes.workers import Pool
     from vla_runtime.tabletop.study.catalogue import Study
 
+# Bundles that ship, by their family.
+SHIPPED = {'pi05': 'demo', 'smolvla': 'demo_smolvla', 'act': 'demo_act'}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
@@ -50,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action='append',
         metavar='DIR',
-        help='policy for the tabletop; for studies of families once for each of them (default: '
-        "the demo's)",
+        help='policy for the tabletop (default: the shipped one); for a study of families once for '
+        'each family whose shipped one is not meant',
     )
     parser.add_argument(
         '--episodes', type=at_least(1), metavar='N', help="a condition (default: study's)"
@@ -120,7 +123,7 @@ def _main(arguments: argparse.Namespace) -> int:
         problem = f'there is no study {", ".join(unknown)}' if unknown else 'no study named'
         raise ValueError(f'{problem}; choose from {", ".join(STUDIES)}, or all')
     studies = [STUDIES[name] for name in names]
-    bundles = [bundle_folder(named) for named in arguments.bundle or [None]]
+    bundles = [bundle_folder(named) for named in arguments.bundle or ()]
     chosen = [_bundles_of(study, bundles) for study in studies]
     _check(studies, chosen, arguments)
     for study, by_family in zip(studies, chosen, strict=True):
@@ -129,30 +132,27 @@ def _main(arguments: argparse.Namespace) -> int:
 
 
 def _bundles_of(study: Study, bundles: Sequence[Path]) -> dict[str, Path]:
-    """Bundles by the `policy_family` of a study's conditions.
+    """Bundles by the `policy_family` of a study's conditions; those not named are the shipped ones.
 
     Raises:
-        ValueError: a family has no bundle or several.
+        ValueError: a family has no bundle or several, or one of no use here.
     """
     from vla_runtime.bundle.folder import read_bundle
 
     if not study.compares_families:
         if len(bundles) > 1:
             raise ValueError(f'--bundle: study {study.name} runs one policy, not {len(bundles)}')
-        return {'': bundles[0]}
+        return {'': bundles[0] if bundles else bundle_folder(None)}
     wanted = dict.fromkeys(condition.policy_family for condition in study.conditions)
     family_of = {folder: read_bundle(folder, verify=False).spec.family for folder in bundles}
-    chosen = {}
-    for family in wanted:
-        found = [folder for folder in bundles if family_of[folder] == family]
-        if len(found) != 1:
+    for folder, family in family_of.items():
+        if family not in wanted or list(family_of.values()).count(family) > 1:
             raise ValueError(
-                f'--bundle: study {study.name} needs one bundle of the family {family}, and there '
-                f'are {len(found)}; name one for each of {", ".join(wanted)} (vla_runtime '
-                f'train-demo --family {family} makes one)'
+                f'--bundle {folder}: its family is {family}, and study {study.name} takes one '
+                f'bundle of each of {", ".join(wanted)}'
             )
-        chosen[family] = found[0]
-    return chosen
+    named = {family: folder for folder, family in family_of.items()}
+    return {family: named.get(family) or bundle_folder(None, SHIPPED[family]) for family in wanted}
 
 
 def _check(

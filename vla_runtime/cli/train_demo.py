@@ -32,6 +32,7 @@ from vla_runtime.cli._packages import import_problem
 from vla_runtime.engines.preflight import MOST_THREADS
 
 if TYPE_CHECKING:
+    from vla_runtime.processing.prompts import PromptFormat
     from vla_runtime.tabletop.training.recipes.recipe import Recipe
     from vla_runtime.tabletop.training.samples import Prompting
     from vla_runtime.tabletop.training.start import Start
@@ -167,8 +168,10 @@ def _train(
 
     work = arguments.work / recipe.name
     data = arguments.work / 'data'
-    vocabulary = None if recipe.prompt is None else work / TOKENIZER_FILE
-    prompting = None if vocabulary is None else _prompting(recipe, vocabulary, start)
+    vocabulary, prompting = None, None
+    if recipe.prompt is not None:
+        vocabulary = work / TOKENIZER_FILE
+        prompting = _prompting(recipe.prompt, vocabulary, start)
     samples = Samples(load(data), recipe.tasks, prompting, start.statistics if start else None)
     training = Training(
         _plan(arguments, recipe, start),
@@ -193,7 +196,7 @@ def _train(
     )
 
 
-def _prompting(recipe: Recipe, vocabulary: Path, start: Start | None) -> Prompting:
+def _prompting(form: PromptFormat, vocabulary: Path, start: Start | None) -> Prompting:
     """Put the vocabulary into the work folder: the start's own, or a new one."""
     from vla_runtime.tabletop.sim.world import JOINT_NAMES
     from vla_runtime.tabletop.training.samples import Prompting
@@ -203,14 +206,14 @@ def _prompting(recipe: Recipe, vocabulary: Path, start: Start | None) -> Prompti
         train_vocabulary(vocabulary, len(JOINT_NAMES))
     elif start.tokenizer is not None:
         shutil.copyfile(start.tokenizer, vocabulary)
-    return Prompting.of(recipe.prompt, vocabulary)
+    return Prompting.of(form, vocabulary)
 
 
 def _plan(arguments: argparse.Namespace, recipe: Recipe, start: Start | None) -> TrainingSettings:
     from vla_runtime.tabletop.training.training import TrainingSettings
 
     usual = recipe.steps if start is None else ONWARD_STEPS
-    steps = {}
+    steps: dict[str, Any] = {}
     for stage in ONWARD_STEPS:
         chosen = getattr(arguments, f'{stage}_steps')
         steps[f'{stage}_steps'] = usual[stage] if chosen is None else chosen

@@ -250,7 +250,8 @@ def test_another_familys_bundle_serves_what_its_training_computes(
     training.run(progress=False)
     network, recipe = training.average, training.recipe
     text = None if recipe.prompt is None else vocabulary
-    write_demo_bundle(tmp_path / 'demo', network, samples.statistics, text, {}, 0)
+    rates = write_demo_bundle(tmp_path / 'demo', network, samples.statistics, text, {}, 1)
+    assert all(rate.startswith(('0/1', '1/1')) for rate in rates.values()) and rates
     _assert_serves(tmp_path / 'demo', samples, training)
 
     # The prefix of a batch of two is, row by row, what serving computes of one observation.

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from vla_runtime.families import find_family
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.tabletop.sim.rollout import run_episode
 from vla_runtime.tabletop.sim.scene import COLOURS, Colour, Variant
@@ -43,6 +45,12 @@ def policy_chunk(policy: Policy) -> Callable[[Tabletop, Task], np.ndarray]:
     return chunk
 
 
+def noise_seed(policy: Policy, seed: int) -> int:
+    """Return the `seed` setting of an episode: the default for a head that draws no noise."""
+    draws = find_family(policy.spec.family).head == 'flow'
+    return seed if draws else PolicySettings().seed
+
+
 def run_seeds(
     world: Tabletop,
     policy: Policy,
@@ -60,6 +68,6 @@ def run_seeds(
         rng = np.random.default_rng([seed, 100])
         task = sample_task(rng, state.block_m, family, wording, colours)
         policy.reset()
-        policy.settings = replace(policy.settings, seed=seed)
+        policy.settings = replace(policy.settings, seed=noise_seed(policy, seed))
         outcomes.append(run_episode(world, task, chunk, replan_steps))
     return outcomes

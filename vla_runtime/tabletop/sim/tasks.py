@@ -177,7 +177,7 @@ def sample_task(
     """
     while True:
         side: Side | None = SIDES[rng.integers(2)] if family == 'push' else None
-        goal = Goal(COLOURS.index(colours[rng.integers(len(colours))]), side)
+        goal = Goal(COLOURS.index(colours[int(rng.integers(len(colours)))]), side)
         if not push_path_is_clear(goal, block_m):
             continue
         task = make_task(family, goal, block_m)

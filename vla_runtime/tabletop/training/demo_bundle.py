@@ -68,9 +68,9 @@ def demo_spec(recipe: Recipe, dims: PolicyDims, source: Mapping[str, str]) -> Bu
         ),
         step_time_s=STEP_TIME_S,
         denoise_steps=recipe.denoise_steps,
-        prompt=form and PromptSpec(form.template, form.cleaning, form.advantage),
+        prompt=None if form is None else PromptSpec(form.template, form.cleaning, form.advantage),
         normalisation=NormalisationSpec(state='quantiles_openpi', actions='quantiles_openpi'),
-        tokenizer=form and TOKENIZER_FILE,
+        tokenizer=None if form is None else TOKENIZER_FILE,
         source=dict(source),
     )
 
@@ -106,7 +106,11 @@ def write_demo_bundle(
     recipe = find_recipe(network.family.name)
     spec = demo_spec(recipe, network.dims, {'made by': 'vla_runtime train-demo', **versions})
     with new_bundle(target, force=force) as folder:
-        weights = {name: value.contiguous().cpu() for name, value in network.state_dict().items()}
+        stored = torch.float16 if recipe.half else torch.float32
+        weights = {
+            name: value.to('cpu', stored).contiguous()
+            for name, value in network.state_dict().items()
+        }
         (folder / WEIGHTS_FILE).write_bytes(save(weights))
         write_statistics(folder, statistics)
         if tokenizer is not None:

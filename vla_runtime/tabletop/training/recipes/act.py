@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vla_runtime.families.act.dimensions import ActDims, ResNetDims, StackDims
 from vla_runtime.families.act.networks import Act
-from vla_runtime.families.act.resnet import Block
+from vla_runtime.families.act.resnet import Block, ConvNorm
 from vla_runtime.tabletop.sim.expert import HORIZON
 from vla_runtime.tabletop.sim.scene import CAMERAS
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
@@ -65,7 +65,9 @@ def initialise(network: Act, number_tokens: np.ndarray, generator: torch.Generat
             noise = torch.randn(module.weight.shape, generator=generator)
             module.weight.copy_(noise * (2.0 / fan_in) ** 0.5)
         elif isinstance(module, Block):
-            module.convolutions[-1].norm.weight.zero_()
+            last = module.convolutions[-1]
+            assert isinstance(last, ConvNorm)
+            last.norm.weight.zero_()
     for positions in (network.vector_positions, network.action_positions, network.latent):
         positions.copy_(torch.randn(positions.shape, generator=generator))
 
@@ -92,4 +94,5 @@ RECIPE = Recipe(
     initialise=initialise,
     prefix=encode_prefix,
     denoise_steps=1,
+    half=True,
 )

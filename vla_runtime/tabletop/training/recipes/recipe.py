@@ -56,6 +56,7 @@ class Recipe:
             state bin can be, generator.
         prefix: forward of vision and prefix, differentiable.
         denoise_steps: recommended.
+        half: the bundle's weights are stored in float16, which halves it.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Recipe:
     initialise: Callable[[Any, np.ndarray, torch.Generator], None]
     prefix: PrefixForward
     denoise_steps: int
+    half: bool = False
 
     @property
     def family(self) -> Family:

@@ -87,4 +87,5 @@ RECIPE = Recipe(
     initialise=initialise,
     prefix=encode_prefix,
     denoise_steps=10,
+    half=True,
 )
