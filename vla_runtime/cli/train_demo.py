@@ -129,13 +129,16 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
 
     from vla_runtime.files.code_version import code_version
     from vla_runtime.tabletop.training.dataset import DatasetSettings, claim, generate
-    from vla_runtime.tabletop.training.recipes import find_recipe
+    from vla_runtime.tabletop.training.recipes import find_recipe, require_recipe
     from vla_runtime.tabletop.training.start import Start
     from vla_runtime.tabletop.training.work_log import WorkLog
 
-    recipe = find_recipe(arguments.family)
-    start = None if arguments.start is None else Start.read(arguments.start, recipe)
-    work = arguments.work / recipe.name
+    require_recipe(arguments.family)
+    start = None
+    if arguments.start is not None:
+        start = Start.read(arguments.start, find_recipe(arguments.family))
+    make_folder(arguments.work, '--work')
+    work = arguments.work / arguments.family
     make_folder(work, '--work')
     data = DatasetSettings(seed=arguments.seed, episodes=arguments.episodes)
     claim(arguments.work / 'data', data)
@@ -151,7 +154,7 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
     log = WorkLog(work / 'runs.json', command, code_version())
     with log.timed('data'):
         generate(arguments.work / 'data', data, arguments.processes)
-    return _train(arguments, recipe, start, log)
+    return _train(arguments, find_recipe(arguments.family), start, log)
 
 
 def _train(

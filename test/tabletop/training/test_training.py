@@ -19,7 +19,7 @@ from vla_runtime.tabletop.training.dataset import Dataset, DatasetSettings, gene
 from vla_runtime.tabletop.training.demo_bundle import write_demo_bundle
 from vla_runtime.tabletop.training.loss_plot import plot_losses
 from vla_runtime.tabletop.training.objectives import locate
-from vla_runtime.tabletop.training.recipes import RECIPES, find_recipe
+from vla_runtime.tabletop.training.recipes import RECIPE_NAMES, find_recipe
 from vla_runtime.tabletop.training.recipes.pi05 import encode_prefix, pi05_dims
 from vla_runtime.tabletop.training.recipes.recipe import STAGES
 from vla_runtime.tabletop.training.samples import Prompting, Samples, absolute
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_another_plan_is_refused(
         _training(replace(PLAN, seed=1), samples, vocabulary, tmp_path)
 
 
-@pytest.mark.parametrize('family', RECIPES)
+@pytest.mark.parametrize('family', RECIPE_NAMES)
 @pytest.mark.parametrize('stage', STAGES)
 def test_each_stage_of_each_family_learns(
     stage: str, family: str, data: Dataset, vocabulary: Path, tmp_path: Path

@@ -166,7 +166,7 @@ _STUDIES = (
     Study(
         'families',
         'Three families of policies on one executor',
-        'A small policy of each family, trained on the same data by train-demo. Touch the red '
+        'A small policy of each family, trained by train-demo, as they ship. Touch the red '
         'block, which is all that ACT knows, since it reads no instruction; and for those that '
         'read one, any block by colour or by place, in the plain wording.',
         (
@@ -179,12 +179,12 @@ _STUDIES = (
     Study(
         'families_replan',
         'How many steps of a chunk, family by family?',
-        'Touch the red block at replan interval S from one step to the whole horizon, still '
+        'Touch the red block at replan intervals S from four steps to the whole horizon, still '
         'blocks, no delay, each chunk taken as it is (switch).',
         grid(
             replace(_ONE_TASK, handover='switch', delay_steps=0.0),
             policy_family=_TRAINED_HERE,
-            replan_interval=_REPLAN_INTERVALS,
+            replan_interval=(4, 8, 16, 32),
         ),
         x='replan_interval',
         episodes=50,

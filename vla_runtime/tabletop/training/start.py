@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import VERIFICATION_FILE, WEIGHTS_FILE
 from vla_runtime.families.family import language_dims
 from vla_runtime.files.json_file import read_json
-from vla_runtime.tabletop.training.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from vla_runtime.tabletop.training.recipes.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,30 @@
 """Recipes of the families that `train-demo` can train, a module each.
 
-A new one is a module with a `RECIPE` and its name below.
+A new one is a module with a `RECIPE` and its name below. PyTorch is imported with a recipe only.
 """
 
 from __future__ import annotations
 
-from vla_runtime.tabletop.training.recipes.act import RECIPE as _ACT
-from vla_runtime.tabletop.training.recipes.pi05 import RECIPE as _PI05
-from vla_runtime.tabletop.training.recipes.recipe import Recipe
-from vla_runtime.tabletop.training.recipes.smolvla import RECIPE as _SMOLVLA
+import importlib
+from typing import TYPE_CHECKING
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (_PI05, _SMOLVLA, _ACT)}
+if TYPE_CHECKING:
+    from vla_runtime.tabletop.training.recipes.recipe import Recipe
+
+RECIPE_NAMES = ('pi05', 'smolvla', 'act')
+
+
+def require_recipe(family: str) -> None:
+    """Refuse a family without a recipe.
+
+    Raises:
+        ValueError: names the families that have one.
+    """
+    if family not in RECIPE_NAMES:
+        raise ValueError(
+            f"family '{family}' cannot be trained here; train-demo has recipes for "
+            f'{", ".join(RECIPE_NAMES)}'
+        )
 
 
 def find_recipe(family: str) -> Recipe:
@@ -19,9 +33,6 @@ def find_recipe(family: str) -> Recipe:
     Raises:
         ValueError: a family without one; names those that have one.
     """
-    if family not in RECIPES:
-        raise ValueError(
-            f"family '{family}' cannot be trained here; train-demo has recipes for "
-            f'{", ".join(RECIPES)}'
-        )
-    return RECIPES[family]
+    require_recipe(family)
+    recipe: Recipe = importlib.import_module(f'{__name__}.{family}').RECIPE
+    return recipe
