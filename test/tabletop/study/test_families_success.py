@@ -1,7 +1,5 @@
 """The policies of three families that ship still do their task, on the executor of a robot."""
 
-from dataclasses import replace
-
 import pytest
 from paths import ROOT
 
@@ -55,17 +53,4 @@ def test_a_family_does_its_task_in_unseen_scenes(condition, tmp_path):
 )
 def test_a_family_does_its_task_at_the_usual_and_the_longest_replan_interval(condition, tmp_path):
     successes, what = _successes(condition, tmp_path)
-    assert successes >= 14, what
-
-
-@pytest.mark.parametrize('family', BUNDLES)
-def test_a_first_step_alone_does_less_than_eight(family, tmp_path):
-    one, eight = (
-        _successes(replace(_condition(family), replan_interval=steps), tmp_path)[0]
-        for steps in (1, 8)
-    )
-    assert one <= eight
-
-
-def _condition(family):
-    return _conditions('families_replan', policy_family=(family,), replan_interval=(8,))[0]
+    assert successes >= 16, what
