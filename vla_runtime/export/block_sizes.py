@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.bundle.tensors import StoredTensor
+from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import ExportOptions

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from vla_runtime.export.checkpoint import StoredTensor, read_tensors
+from vla_runtime.bundle.tensors import StoredTensor
+from vla_runtime.export.checkpoint import read_tensors
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy, is_lerobot_folder, policy_type

@@ -25,8 +25,9 @@ from vla_runtime.bundle.schema import (
     PromptSpec,
 )
 from vla_runtime.bundle.statistics import check_statistics
+from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
-from vla_runtime.export.checkpoint import StoredTensor, check_tensors, copy_tensors, read_tensors
+from vla_runtime.export.checkpoint import CheckpointError, copy_tensors, read_tensors
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, find_reader
 from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
@@ -93,7 +94,10 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     settled = _settle(reader, facts, make_dims, options, gaps)
     prompt_length = settled.language[2] if settled.language else 0
     dims = settled.make_dims(len(settled.cameras), prompt_length, settled.horizon)
-    check_tensors(tensors, find_family(family).weight_shapes(dims))
+    try:
+        check_tensors(tensors, find_family(family).weight_shapes(dims))
+    except TensorsError as error:
+        raise CheckpointError(str(error)) from None
     prompt = None
     if settled.language is not None:
         tokenizer, template, _ = settled.language

@@ -16,7 +16,7 @@ from network_cases import relative_error
 from safetensors.torch import load_file, save_file
 
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.export.checkpoint import StoredTensor
+from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.checkpoint_reader import find_reader
 from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.export.errors import ExportError

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import cast, get_args
 
 from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import Shapes, checked_dims
-from vla_runtime.export.checkpoint import StoredTensor
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import (
     KnownHeads,
     Shapes,
@@ -22,7 +23,7 @@ from vla_runtime.export.block_sizes import (
     settle_heads,
     vision_dims,
 )
-from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy

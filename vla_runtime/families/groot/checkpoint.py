@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import Shapes, checked_dims, decoder_dims, vision_dims
-from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import check_shown, settle_heads
-from vla_runtime.export.checkpoint import StoredTensor
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
