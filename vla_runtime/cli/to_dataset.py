@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from vla_runtime.dataset.convert import Wishes
-    from vla_runtime.dataset.frames import Frame
+    from vla_runtime.dataset.frames import DatasetFrame
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +131,7 @@ class _Progress:
         # disable=None: silent where the output is not a terminal.
         self._bar = tqdm(unit='frame', leave=False, disable=None)
 
-    def over(self, frames: Iterable[Frame], left: int) -> Iterator[Frame]:
+    def over(self, frames: Iterable[DatasetFrame], left: int) -> Iterator[DatasetFrame]:
         """Yield the frames; `left` are those of this episode and all after it."""
         self._bar.total = self._bar.n + left
         for frame in frames:

@@ -11,14 +11,14 @@ from vla_runtime.dataset.bag_contents import BagContents, read_contents, recorde
 from vla_runtime.dataset.bag_frames import BagFrames
 from vla_runtime.dataset.episodes import Grid, PlannedEpisode, plan_episodes
 from vla_runtime.dataset.errors import DatasetError
-from vla_runtime.dataset.frames import EpisodeFacts, Frame
+from vla_runtime.dataset.frames import DatasetFrame, EpisodeFacts
 from vla_runtime.dataset.layout import Layout
 from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.ros.robot.file import Robot
 
 # Shows progress over frames, of which there are so many; gives them on.
-Progress = Callable[[Iterable[Frame], int], Iterable[Frame]]
+Progress = Callable[[Iterable[DatasetFrame], int], Iterable[DatasetFrame]]
 _WHOLE_RATE = 0.01
 
 

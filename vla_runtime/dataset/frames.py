@@ -22,7 +22,7 @@ class EncodedImage:
 
 
 @dataclass(frozen=True)
-class Frame:
+class DatasetFrame:
     """One frame of an episode.
 
     Attributes:

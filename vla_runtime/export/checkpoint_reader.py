@@ -68,7 +68,7 @@ class CheckpointReader:
         folder: Path,
         tensors: Mapping[str, StoredTensor],
         options: ExportOptions,
-        gaps: MissingFacts,
+        missing: MissingFacts,
     ) -> dict[str, StoredTensor]:
         """Choose the tensors, or parts of tensors, that the bundle holds; by default all.
 
@@ -76,13 +76,15 @@ class CheckpointReader:
             folder: of the checkpoint.
             tensors: by our names.
             options: what the folder lacks.
-            gaps: where missing and contradictory facts are noted.
+            missing: where missing and contradictory facts are noted.
 
         Raises:
             CheckpointError: the folder asks for a part that is not there.
         """
         if options.embodiment is not None:
-            gaps.conflict(f'--embodiment says {options.embodiment} but the policy is of one robot')
+            missing.conflict(
+                f'--embodiment says {options.embodiment} but the policy is of one robot'
+            )
         return dict(tensors)
 
     def sizes(
@@ -91,7 +93,7 @@ class CheckpointReader:
         tensors: Mapping[str, StoredTensor],
         facts: FolderFacts,
         options: ExportOptions,
-        gaps: MissingFacts,
+        missing: MissingFacts,
     ) -> MakeDims | None:
         """Return a maker of the dimensions that the tensors show; None once a gap is noted.
 

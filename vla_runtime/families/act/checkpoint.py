@@ -123,7 +123,7 @@ class ActReader(CheckpointReader):
         tensors: Mapping[str, StoredTensor],
         facts: FolderFacts,
         options: ExportOptions,
-        gaps: MissingFacts,
+        missing: MissingFacts,
     ) -> MakeDims:
         shape, config = Shapes(tensors, 'ACT'), read_json(folder / CONFIG_FILE)
         backbone = _resnet(tensors, shape, config)
@@ -141,7 +141,7 @@ class ActReader(CheckpointReader):
             ('environment state dimensions', facts.environment_length, environment_dim),
         ):
             if stated != found:
-                gaps.conflict(f'config.json says {name} {stated} but the tensors show {found}')
+                missing.conflict(f'config.json says {name} {stated} but the tensors show {found}')
         sizes = facts.image_sizes
         return lambda cameras, prompt_length, horizon: checked_dims(
             lambda: ActDims(

@@ -76,11 +76,11 @@ class PiReader(CheckpointReader):
         tensors: Mapping[str, StoredTensor],
         facts: FolderFacts,
         options: ExportOptions,
-        gaps: MissingFacts,
+        missing: MissingFacts,
     ) -> MakeDims | None:
         shape = pi_shapes(tensors)
-        check_shown(shape, facts, gaps)
-        heads = settle_heads(shape, known_heads(shape, facts.variant), options, gaps)
+        check_shown(shape, facts, missing)
+        heads = settle_heads(shape, known_heads(shape, facts.variant), options, missing)
         if heads is None:
             return None
         return lambda cameras, prompt_length, horizon: dims_of(
