@@ -7,6 +7,7 @@ arguments and results. No other module imports Ray, and this one only when a clu
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 
 from vla_runtime import __version__
 from vla_runtime.files.code_version import source_digest
+from vla_runtime.files.quotes import one_line
 from vla_runtime.processes.workers import Submit
 
 LOCAL = 'local'
@@ -35,7 +37,22 @@ _CHECK_S = 60.0
 # Results are small; by default Ray takes a third of the memory.
 _LOCAL_STORE_BYTES = 100 * 2**20
 _QUIET = {'log_to_driver': False, 'logging_level': 'ERROR'}
-_TRIAL = f'import sys, ray; ray.init(sys.argv[1], **{_QUIET})'
+_TRIAL = f"""
+import sys, ray
+try:
+    ray.init(sys.argv[1], **{_QUIET})
+except Exception as error:
+    sys.exit(' '.join(f'{{type(error).__name__}}: {{error}}'.split()))
+"""
+# Words that a refusal of Ray's begins with, and what mends it.
+_MENDS = {
+    'InvalidAuthToken': 'the cluster asks for a token: export RAY_AUTH_MODE=token, and keep the '
+    'token of the machine that started it in ~/.ray/auth_token or where RAY_AUTH_TOKEN_PATH says',
+    'no authentication token was found': 'write the token of the machine that started the cluster '
+    'to ~/.ray/auth_token, or unset RAY_AUTH_MODE for a cluster without one',
+    'Version mismatch': 'install the same Ray and the same Python on this machine and the cluster',
+}
+_REASON_LENGTH = 300
 # Path, and size in bytes or None for a folder.
 _Input = tuple[str, 'int | None']
 
@@ -87,7 +104,8 @@ def cluster_workers(
     os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
     ray = _import_ray()
     before = signal.getsignal(signal.SIGTERM)
-    _connect(ray, use)
+    with _own_token(use.address):
+        _connect(ray, use)
     try:
         _check_machines(ray, use)
         remote = ray.remote(_call).options(num_cpus=use.cpus, num_gpus=use.gpus)
@@ -167,7 +185,26 @@ def _connect(ray: Any, use: ClusterUse) -> None:
     try:
         ray.init(use.address, **options, **_QUIET)
     except Exception as error:
-        raise ClusterError(f'--ray {use.address}: {_last_line(str(error))}') from None
+        said = ' '.join(f'{type(error).__name__}: {error}'.split())
+        raise _refusal(use.address, said) from None
+
+
+@contextmanager
+def _own_token(address: str) -> Iterator[None]:
+    """Give a cluster that is started here a token that is gone with it.
+
+    Ray would write one to the home folder, and every cluster started there later would ask for it.
+    """
+    before = {name: os.environ.get(name) for name in ('RAY_AUTH_TOKEN', 'RAY_AUTH_MODE')}
+    stated = any(before.values()) or 'RAY_AUTH_TOKEN_PATH' in os.environ
+    if address == LOCAL and not stated:
+        os.environ['RAY_AUTH_TOKEN'] = secrets.token_hex(32)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
 
 
 def _try_address(address: str) -> None:
@@ -188,7 +225,7 @@ def _try_address(address: str) -> None:
             f'from any other machine use {_CLIENT}HOST:10001'
         ) from None
     if trial.returncode:
-        raise ClusterError(f'--ray {address}: {_last_line(trial.stderr)}')
+        raise _refusal(address, trial.stderr)
 
 
 def _try_port(address: str) -> None:
@@ -209,6 +246,21 @@ def _try_port(address: str) -> None:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _refusal(address: str, said: str) -> ClusterError:
+    """Return the error of a cluster that cannot be joined: Ray's reason, and what mends it.
+
+    Args:
+        address: as given.
+        said: what Ray wrote: lines of its log, and its error on one line.
+    """
+    for words, mend in _MENDS.items():
+        if words in said:
+            # Ray goes on with advice of its own.
+            reason = said[said.index(words) :].splitlines()[0].split('. ')[0].rstrip('.')
+            return ClusterError(f'--ray {address}: {one_line(reason, _REASON_LENGTH)}; {mend}')
+    return ClusterError(f'--ray {address}: {one_line(_last_line(said), _REASON_LENGTH)}')
 
 
 def _last_line(text: str) -> str:
