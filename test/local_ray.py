@@ -62,6 +62,7 @@ def local_cluster(
                 **security,
                 'PYTHONPATH': path,
                 'RAY_raylet_start_wait_time_s': '120',
+                'RAY_agent_register_timeout_ms': '120000',
             },
             stdout=output,
             stderr=subprocess.STDOUT,

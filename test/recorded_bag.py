@@ -24,7 +24,7 @@ from vla_runtime.ros.messages.conversions import (
     plan_to_message,
 )
 from vla_runtime.ros.messages.diagnostics import to_message
-from vla_runtime.ros.policy.camera_buffer import CameraFrame
+from vla_runtime.ros.policy.camera_buffer import Frame
 from vla_runtime.ros.policy.description import describe
 from vla_runtime.ros.policy.incoming_requests import Request
 from vla_runtime.ros.policy.joint_buffer import JointSource
@@ -187,7 +187,7 @@ class _Maker:
             image.header.stamp = ns_to_stamp(self._now_ns)
             image.data = array.array('B', self._pixels[name].tobytes())
             frames[topic] = image
-            self._synchronizer.add_frame(name, CameraFrame(self._now_ns, 1, image), self._now_ns)
+            self._synchronizer.add_frame(name, Frame(self._now_ns, 1, image), self._now_ns)
         names = list(self._match.state_joints)
         positions = [float(value) for value in self._random.uniform(-1, 1, len(names))]
         joints = JointState(name=names, position=positions)

@@ -94,6 +94,11 @@ def test_where_nothing_answers_it_says_so_at_once(closed_port, with_ray):
             'process on 192.0.2.2 was started with: Ray: 2.60.0 Python: 3.11.7; install the same '
             'Ray and the same Python on this machine and the cluster',
         ),
+        (
+            'UserWarning: Ray Client connection timed out.\nConnectionError: ray client connection '
+            'timeout',
+            'ray client connection timeout; no client server of Ray answers there, or it asks for',
+        ),
         ('a log line\nConnectionError: no answer', 'ConnectionError: no answer'),
         ('', 'Ray does not say why'),
     ],
@@ -198,9 +203,11 @@ def test_a_cluster_without_the_package_is_an_error_within_seconds(cluster_withou
 @needs_ray
 def test_a_cluster_that_asks_for_a_token_says_so(tmp_path):
     with local_cluster(tmp_path, ROOT, token='0123456789abcdef') as addresses:
-        for address in addresses:
-            with pytest.raises(ClusterError, match=r'InvalidAuthToken.*export RAY_AUTH_MODE=token'):
-                _refused(address)
+        with pytest.raises(ClusterError, match=r'InvalidAuthToken.*export RAY_AUTH_MODE=token'):
+            _refused(addresses.member)
+        # Ray's client hides the reason.
+        with pytest.raises(ClusterError, match=r'asks for a token .export RAY_AUTH_MODE=token'):
+            _refused(addresses.client)
 
 
 @needs_ray

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -44,12 +45,15 @@ try:
 except Exception as error:
     sys.exit(' '.join(f'{{type(error).__name__}}: {{error}}'.split()))
 """
+_NO_TOKEN = 'InvalidAuthToken'
 # Words that a refusal of Ray's begins with, and what mends it.
 _MENDS = {
-    'InvalidAuthToken': 'the cluster asks for a token: export RAY_AUTH_MODE=token, and keep the '
+    _NO_TOKEN: 'the cluster asks for a token: export RAY_AUTH_MODE=token, and keep the '
     'token of the machine that started it in ~/.ray/auth_token or where RAY_AUTH_TOKEN_PATH says',
     'no authentication token was found': 'write the token of the machine that started the cluster '
     'to ~/.ray/auth_token, or unset RAY_AUTH_MODE for a cluster without one',
+    'ray client connection timeout': 'no client server of Ray answers there, or it asks for a token '
+    '(export RAY_AUTH_MODE=token); its port is 10001, or that of ray start --ray-client-server-port',
     'Version mismatch': 'install the same Ray and the same Python on this machine and the cluster',
 }
 _REASON_LENGTH = 300
@@ -215,17 +219,39 @@ def _try_address(address: str) -> None:
     """
     if address != AUTO:
         _try_port(address)
-    command = [sys.executable, '-c', _TRIAL, address]
-    try:
-        trial = subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_S)
-    except subprocess.TimeoutExpired:
+    said, status = _joined(address)
+    if status is None:
         raise ClusterError(
             f'--ray {address}: no Ray cluster has let this machine join within {_TRIAL_S:.0f} s; '
             "HOST:PORT is what 'ray start --address' is given on a machine of the cluster, "
             f'from any other machine use {_CLIENT}HOST:10001'
-        ) from None
-    if trial.returncode:
-        raise _refusal(address, trial.stderr)
+        )
+    if status:
+        raise _refusal(address, said)
+
+
+def _joined(address: str) -> tuple[str, int | None]:
+    """Join a cluster in a process of its own.
+
+    Returns:
+        what Ray wrote, and the exit status; None where it took too long
+    """
+    lines = []
+    command = [sys.executable, '-c', _TRIAL, address]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors='replace'
+    ) as trial:
+        assert trial.stderr is not None
+        limit = threading.Timer(_TRIAL_S, trial.kill)
+        limit.start()
+        for line in trial.stderr:
+            lines.append(line)
+            # Ray itself goes on asking for a minute.
+            if _NO_TOKEN in line:
+                trial.kill()
+        late = not limit.is_alive()
+        limit.cancel()
+    return ''.join(lines), None if late else trial.returncode
 
 
 def _try_port(address: str) -> None:

@@ -21,7 +21,7 @@ from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.replay.bag_topics import BagTopics
 from vla_runtime.replay.motion import RecordedMotion
 from vla_runtime.ros.messages.conversions import ReceivedPlan, stamp_to_ns
-from vla_runtime.ros.policy.camera_buffer import CameraFrame
+from vla_runtime.ros.policy.camera_buffer import Frame
 from vla_runtime.ros.policy.robot_policy import RobotPolicy
 from vla_runtime.ros.policy.synchronizer import Selection, Synchronizer, SyncLimits
 from vla_runtime.types import ActionChunk, Observation
@@ -122,7 +122,7 @@ class OpenLoop:
     def _take(self, stamp_ns: int, item: tuple[str, Any]) -> None:
         topic, message = item
         if topic in self._camera_of:
-            frame = CameraFrame(stamp_ns, 0, message)
+            frame = Frame(stamp_ns, 0, message)
             self._synchronizer.add_frame(self._camera_of[topic], frame, stamp_ns)
             return
         names, positions = list(message.name), [float(value) for value in message.position]

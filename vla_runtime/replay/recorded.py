@@ -123,7 +123,6 @@ class _InferenceCollector:
         self._descriptions: dict[str, list[tuple[int, str]]] = {}
         self._trajectories: dict[str, list[Any]] = {}
         self._frames: dict[str, set[int]] = {}
-        self._reduced: set[str] = set()
 
     def take(self, message: RawMessage) -> None:
         kind, topic = message.type_name.rpartition('/')[2], message.topic

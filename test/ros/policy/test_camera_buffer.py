@@ -2,7 +2,7 @@
 
 import pytest
 
-from vla_runtime.ros.policy.camera_buffer import CameraBuffer, CameraFrame
+from vla_runtime.ros.policy.camera_buffer import CameraBuffer, Frame
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -10,7 +10,7 @@ MAX_AGE = S // 2
 
 
 def a_frame(stamp_ns):
-    return CameraFrame(stamp_ns, 0, f'image {stamp_ns}')
+    return Frame(stamp_ns, 0, f'image {stamp_ns}')
 
 
 def a_buffer(*stamps, now=None):

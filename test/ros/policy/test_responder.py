@@ -15,7 +15,7 @@ from tiny_robot import ROBOT, write_robot
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.ros.messages.conversions import ReceivedPlan
-from vla_runtime.ros.policy.camera_buffer import CameraFrame
+from vla_runtime.ros.policy.camera_buffer import Frame
 from vla_runtime.ros.policy.incoming_requests import Request
 from vla_runtime.ros.policy.joint_buffer import JointSource
 from vla_runtime.ros.policy.responder import Answer, Circumstances, Responder
@@ -63,8 +63,8 @@ class Scene:
     def look(self, stamp_ns=NOW, wrist=None):
         top = Image(height=24, width=32, encoding='rgb8', step=96)
         top.data = array.array('B', IMAGE.tobytes())
-        self.synchronizer.add_frame('top', CameraFrame(stamp_ns, 7, top), stamp_ns)
-        self.synchronizer.add_frame('wrist', CameraFrame(stamp_ns, 9, wrist or top), stamp_ns)
+        self.synchronizer.add_frame('top', Frame(stamp_ns, 7, top), stamp_ns)
+        self.synchronizer.add_frame('wrist', Frame(stamp_ns, 9, wrist or top), stamp_ns)
         shoulder, elbow, gripper = np.degrees(STATE)
         self.synchronizer.add_joints(
             '/joint_states', ['joint2', 'shoulder'], [elbow, shoulder], stamp_ns, stamp_ns

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_runtime.ros.policy.camera_buffer import CameraFrame
+from vla_runtime.ros.policy.camera_buffer import Frame
 from vla_runtime.ros.policy.joint_buffer import JointSource
 from vla_runtime.ros.policy.synchronizer import MissingInput, Selection, Synchronizer, SyncLimits
 
@@ -27,7 +27,7 @@ def a_synchronizer(cameras=('top', 'wrist'), limits=LIMITS):
 def feed_frames(made, **stamps):
     for camera, times in stamps.items():
         for time in times:
-            made.add_frame(camera, CameraFrame(NOW + time * MS, 0, None), NOW + max(0, time) * MS)
+            made.add_frame(camera, Frame(NOW + time * MS, 0, None), NOW + max(0, time) * MS)
 
 
 def feed_joints(made, *times, base=0.0, elbow=1.0, finger=2.0):
@@ -238,7 +238,7 @@ def test_clock_that_goes_back_empties_everything():
     assert set(refused(made, -10_000)) >= {'camera top', 'joint elbow'}
     assert made.clock_jumps == 1
     # The looped bag's messages are older than those before, and welcome.
-    made.add_frame('top', CameraFrame(NOW - 10 * S, 0, None), NOW - 10 * S)
+    made.add_frame('top', Frame(NOW - 10 * S, 0, None), NOW - 10 * S)
     assert 'camera top' not in refused(made, -10_000)
 
 
@@ -278,7 +278,7 @@ def test_whatever_comes_a_selection_keeps_its_promises(data):
         stamp = max(0, now + data.draw(st.integers(-700, 700)) * MS)
         source = data.draw(st.sampled_from(['top', 'wrist', ARM, HAND]))
         if source in ('top', 'wrist'):
-            made.add_frame(source, CameraFrame(stamp, 0, None), now)
+            made.add_frame(source, Frame(stamp, 0, None), now)
         else:
             value = data.draw(st.floats())
             made.add_joints(source, ['elbow', 'finger', 'base'], [value] * 3, stamp, now)

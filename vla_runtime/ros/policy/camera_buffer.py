@@ -20,7 +20,7 @@ _OUTAGE_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
-class CameraFrame:
+class Frame:
     """One image message.
 
     Attributes:
@@ -58,7 +58,7 @@ class CameraBuffer:
         self.name = name
         self.topic = topic
         self.counters = CameraCounters()
-        self.frames: deque[CameraFrame] = deque(maxlen=_DEPTH)
+        self.frames: deque[Frame] = deque(maxlen=_DEPTH)
         # Why the latest message could not be used; None when it could.
         self.fault: str | None = None
         self._last_ns: int | None = None
@@ -78,7 +78,7 @@ class CameraBuffer:
             return 0.0
         return 1e9 / median(self._periods)
 
-    def add(self, frame: CameraFrame, now_ns: int, max_age_ns: int) -> bool:
+    def add(self, frame: Frame, now_ns: int, max_age_ns: int) -> bool:
         """Keep a frame, unless its stamp forbids it.
 
         Returns:
@@ -118,7 +118,7 @@ class CameraBuffer:
         self.counters.received += 1
         self._refuse(reason)
 
-    def discard(self, frame: CameraFrame, reason: str) -> None:
+    def discard(self, frame: Frame, reason: str) -> None:
         """Drop a frame that was kept and turned out to be unusable."""
         if frame in self.frames:
             self.frames.remove(frame)

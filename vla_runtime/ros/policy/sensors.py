@@ -19,7 +19,7 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from vla_runtime.ros.messages.conversions import stamp_to_ns
 from vla_runtime.ros.messages.images import ImageError, check_image
 from vla_runtime.ros.node_runner import OnError, guarded
-from vla_runtime.ros.policy.camera_buffer import CameraFrame
+from vla_runtime.ros.policy.camera_buffer import Frame
 from vla_runtime.ros.policy.joint_buffer import JointSource
 from vla_runtime.ros.policy.synchronizer import Synchronizer, SyncLimits
 from vla_runtime.ros.robot.file import JointStateTopic, Robot, RobotCamera
@@ -115,7 +115,7 @@ class Sensors:
         except ImageError as error:
             self._synchronizer.refuse_frame(name, str(error))
             return
-        frame = CameraFrame(stamp_to_ns(message.header.stamp), arrived_ns, message)
+        frame = Frame(stamp_to_ns(message.header.stamp), arrived_ns, message)
         if self._synchronizer.add_frame(name, frame, self._node.get_clock().now().nanoseconds):
             self._on_data()
 

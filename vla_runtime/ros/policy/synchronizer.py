@@ -20,7 +20,7 @@ from threading import Lock
 
 import numpy as np
 
-from vla_runtime.ros.policy.camera_buffer import CameraBuffer, CameraCounters, CameraFrame
+from vla_runtime.ros.policy.camera_buffer import CameraBuffer, CameraCounters, Frame
 from vla_runtime.ros.policy.joint_buffer import JointBuffer, JointSource, JointTopic
 
 # Two threads read the clock and then wait for the lock: less than this is no jump.
@@ -65,7 +65,7 @@ class Selection:
     """
 
     stamp_ns: int
-    frames: Mapping[str, CameraFrame]
+    frames: Mapping[str, Frame]
     state: np.ndarray
     state_stamp_ns: int
 
@@ -110,7 +110,7 @@ class Synchronizer:
             for topic in dict.fromkeys(source.topic for source in joints)
         }
 
-    def add_frame(self, camera: str, frame: CameraFrame, now_ns: int) -> bool:
+    def add_frame(self, camera: str, frame: Frame, now_ns: int) -> bool:
         """Take a camera's frame; returns whether it was kept."""
         with self._lock:
             self._see(now_ns)
@@ -124,7 +124,7 @@ class Synchronizer:
         with self._lock:
             self._cameras[camera].refuse(reason)
 
-    def discard_frame(self, camera: str, frame: CameraFrame, reason: str) -> None:
+    def discard_frame(self, camera: str, frame: Frame, reason: str) -> None:
         """Drop a selected frame that could not be decoded, so that it is not selected again."""
         with self._lock:
             self._cameras[camera].discard(frame, reason)
@@ -221,7 +221,7 @@ class Synchronizer:
                 missing.append(MissingInput(f'joint {joint.source.joint}', text))
         return missing
 
-    def _newest_together(self, tolerance_ns: int) -> dict[str, CameraFrame] | None:
+    def _newest_together(self, tolerance_ns: int) -> dict[str, Frame] | None:
         """Walk back from the newest frames; the newest of the candidates is the one to give way.
 
         A frame more than the tolerance newer than another camera's candidate fits none of that
