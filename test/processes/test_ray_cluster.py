@@ -97,7 +97,7 @@ def test_where_nothing_answers_it_says_so_at_once(closed_port, with_ray):
         (
             'UserWarning: Ray Client connection timed out.\nConnectionError: ray client connection '
             'timeout',
-            'ray client connection timeout; no client server of Ray answers there, or it asks for',
+            'ray client connection timeout; no client server of Ray answers there (its port is',
         ),
         ('a log line\nConnectionError: no answer', 'ConnectionError: no answer'),
         ('', 'Ray does not say why'),

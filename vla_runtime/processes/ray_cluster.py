@@ -52,8 +52,8 @@ _MENDS = {
     'token of the machine that started it in ~/.ray/auth_token or where RAY_AUTH_TOKEN_PATH says',
     'no authentication token was found': 'write the token of the machine that started the cluster '
     'to ~/.ray/auth_token, or unset RAY_AUTH_MODE for a cluster without one',
-    'ray client connection timeout': 'no client server of Ray answers there, or it asks for a token '
-    '(export RAY_AUTH_MODE=token); its port is 10001, or that of ray start --ray-client-server-port',
+    'ray client connection timeout': 'no client server of Ray answers there (its port is 10001, if '
+    "'ray start' was not told another), or it asks for a token (export RAY_AUTH_MODE=token)",
     'Version mismatch': 'install the same Ray and the same Python on this machine and the cluster',
 }
 _REASON_LENGTH = 300
