@@ -38,7 +38,7 @@ class SmolVlaCase(ReferenceCase):
         return {name: torch.stack([self.tensors[name][b] for b in entries]) for name in names}
 
     def prefix(self, b: int) -> Mapping[str, Tensor]:
-        """What the prefix of batch entry b hands to the head."""
+        """Outputs of the prefix network for batch entry b."""
         pixels, mask = self.images(b)
         return self.network.prefix(self.network.vision(pixels), mask, **self.rows(b))
 

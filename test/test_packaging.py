@@ -1,4 +1,4 @@
-"""What a user meets first: the files around the package agree, and ./run does what it says."""
+"""Files around the package agree, and ./run does what it says."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def setup_py(*arguments: str) -> str:
 
 @functools.cache
 def metadata() -> Message:
-    """What setup.py says of the package, as pip and the package index read it."""
+    """Metadata of setup.py, as pip and the package index read it."""
     with tempfile.TemporaryDirectory() as folder:
         setup_py('egg_info', '--egg-base', folder)
         text = (Path(folder) / 'vla_runtime.egg-info' / 'PKG-INFO').read_text()

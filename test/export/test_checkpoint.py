@@ -30,7 +30,7 @@ from vla_runtime.files.json_file import JsonError
 
 
 def loaded(folder: Path, target: Path) -> dict[str, torch.Tensor]:
-    """What a bundle would hold."""
+    """Tensors that a bundle would hold."""
     copy_tensors(read_tensors(folder, NAMES), target)
     return load_file(target)
 

@@ -49,7 +49,7 @@ _SAME_CLOCK_NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class Event:
-    """What begins or ends an episode.
+    """Begin or end of an episode.
 
     Attributes:
         time_ns: on the clock of the stamps.

@@ -23,8 +23,8 @@ _WHOLE_RATE = 0.01
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a data set is to be.
+class DatasetOptions:
+    """Options of a conversion.
 
     Attributes:
         robot: the robot file; None: the recorded one.
@@ -45,7 +45,7 @@ class Wishes:
 
 @dataclass
 class Result:
-    """What became of the bags.
+    """Outcome of a conversion.
 
     Attributes:
         layout: of every frame.
@@ -101,7 +101,7 @@ class _Bag:
 def convert(
     paths: Sequence[Path],
     out: Path,
-    wishes: Wishes,
+    wishes: DatasetOptions,
     *,
     force: bool = False,
     progress: Progress = lambda frames, _: frames,
@@ -138,7 +138,7 @@ def convert(
         return _write(bags, folder, layout, too_short, progress)
 
 
-def _grid(path: Path, contents: BagContents, wishes: Wishes, before: int | None) -> Grid:
+def _grid(path: Path, contents: BagContents, wishes: DatasetOptions, before: int | None) -> Grid:
     if not wishes.measured_actions and contents.missing_outputs:
         raise DatasetError(
             f'{path}: no command on topic {contents.missing_outputs[0]} of the robot file; make '

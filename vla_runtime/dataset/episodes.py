@@ -21,7 +21,7 @@ _MOST_AGE_NS = 500_000_000
 
 @dataclass(frozen=True)
 class Grid:
-    """Where frames are taken.
+    """Rate and limits of the frames taken from a bag.
 
     Attributes:
         fps: frames a second.

@@ -38,7 +38,7 @@ class DatasetFrame:
 
 @dataclass(frozen=True)
 class EpisodeFacts:
-    """What is known of an episode beside its frames.
+    """Task, length and verdict of an episode.
 
     Attributes:
         task: in plain words.

@@ -67,7 +67,7 @@ class ClusterError(ConnectionError):
 
 @dataclass(frozen=True)
 class ClusterUse:
-    """What to use of which cluster.
+    """Address of a cluster, and needs of one piece of work.
 
     Attributes:
         address: `HOST:PORT` of a cluster that this machine belongs to, `ray://HOST:PORT` of any,
