@@ -43,12 +43,12 @@ def test_nothing_but_our_own_errors(
 ) -> None:
     whole = write_bag(tmp_path / 'whole', Story(plugin=plugin, **STORY))
     file = next(path for path in whole.iterdir() if path.suffix in ('.mcap', '.db3'))
-    data, wishes, made = file.read_bytes(), DatasetOptions(robot=load_robot(robot_file)), 0
+    data, options, made = file.read_bytes(), DatasetOptions(robot=load_robot(robot_file)), 0
     (tmp_path / 'bag').mkdir()
     for seed in range(mutations):
         (tmp_path / 'bag' / file.name).write_bytes(damaged(data, seed))
         try:
-            made += convert([tmp_path / 'bag'], tmp_path / 'out', wishes, force=True).episodes > 0
+            made += convert([tmp_path / 'bag'], tmp_path / 'out', options, force=True).episodes > 0
         # Of a data set, a bag, a robot file or an image.
         except ValueError as error:
             assert type(error).__module__.startswith('vla_runtime.')

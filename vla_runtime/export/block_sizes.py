@@ -177,7 +177,7 @@ class KnownHeads:
 def settle_heads(
     shape: Shapes, known: KnownHeads, options: ExportOptions, missing: MissingFacts
 ) -> HeadCounts | None:
-    """Head counts of the published network, else from the options; None: noted as missing."""
+    """Return the head counts of the published network or the options; None: one is missing."""
     kv = missing.pick(
         '--kv-heads',
         options.kv_heads,

@@ -95,7 +95,7 @@ class CheckpointReader:
         options: ExportOptions,
         missing: MissingFacts,
     ) -> MakeDims | None:
-        """Return a maker of the dimensions that the tensors show; None once a gap is noted.
+        """Return a maker of the dimensions that the tensors show; None once one is missing.
 
         Raises:
             CheckpointError: tensors that are missing or contradict each other; `MakeDims` too.
