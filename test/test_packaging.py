@@ -378,3 +378,15 @@ def test_run_works_a_second_time_without_the_network() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1].startswith('ready: ')
     assert 'PyTorch' not in done.stderr
+
+
+@pytest.mark.skipif(
+    not (ROOT / '.venv' / 'setup.stamps').is_file(),
+    reason='this environment was not made by ./run',
+)
+def test_run_keeps_bytecode_even_where_the_environment_forbids_it_and_not_beside_the_code() -> None:
+    code = 'import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)'
+    done = run('exec', 'python', '-c', code, PYTHONDONTWRITEBYTECODE='1', PYTHONPYCACHEPREFIX='')
+    assert done.stdout.split() == ['False', str(ROOT / '.venv' / 'pycache')], done.stderr
+    done = run('exec', 'python', '-c', code, PYTHONDONTWRITEBYTECODE='', PYTHONPYCACHEPREFIX='')
+    assert done.stdout.split() == ['False', 'None'], done.stderr
