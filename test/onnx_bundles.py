@@ -53,6 +53,13 @@ def _tiny_onnx_bundle(family: str, precision: Precision) -> Path:
     return target
 
 
+def exported(folder: Path, spec: BundleSpec) -> Path:
+    """Export a tiny policy as the code stands now, patched or not; return its folder."""
+    write_tiny_policy(folder, spec)
+    write_onnx(folder, spec, 'float32')
+    return folder
+
+
 def onnx_of_case(path: Path) -> tuple[Path, BundleSpec]:
     """A reference case's network as ONNX files: a folder with weights, no whole bundle."""
     return _onnx_of_case(path.stem)
