@@ -12,7 +12,9 @@ LeRobot lives in a Python of its own, and imports nothing of this package:
     python benchmark/lerobot_turns.py smolvla --lerobot-python LEROBOT_ENV/bin/python --rounds 20
 
 Beside the time of the wall the processor time is given: other work on the machine stretches the
-first far more than the second, but a thread that waits busily uses it up too.
+first far more than the second. PyTorch's threads wait for each other busily, which uses up both
+where they do not get their cores at once: on a busy machine set OMP_WAIT_POLICY=passive, which
+holds for LeRobot's process too.
 """
 
 from __future__ import annotations
@@ -105,8 +107,10 @@ def make_folder(python: Path, family: str, folder: Path) -> None:
     )
 
 
-def export(family: str, checkpoint: Path, bundle: Path) -> BundleSpec:
-    """Make the bundle, with ONNX files in float32; the chunks are what verifies them here."""
+def export(family: str, checkpoint: Path, bundle: Path, *, onnx: bool) -> None:
+    """Make the bundle, unless it is there; the chunks are what verifies its ONNX files here."""
+    if bundle.exists():
+        return
     names = tuple(f'joint_{i}' for i in range(JOINTS[family]))
     options = ExportOptions(
         state_names=names,
@@ -116,12 +120,14 @@ def export(family: str, checkpoint: Path, bundle: Path) -> BundleSpec:
         deltas=(),
         tokenizer=TOKENIZER if family != 'act' else None,
     )
-    plan = plan_export(checkpoint, options, default_name=f'full-size {family}')
-    if not bundle.exists():
-        write_export(
-            plan, bundle, finish=lambda folder, spec: write_onnx(folder, spec, 'float32')
-        )
-    return plan.spec
+
+    def finish(folder: Path, spec: BundleSpec) -> None:
+        if onnx:
+            write_onnx(folder, spec, 'float32')
+
+    write_export(
+        plan_export(checkpoint, options, default_name=f'full-size {family}'), bundle, finish=finish
+    )
 
 
 def look(family: str, seed: int, spec: BundleSpec) -> dict[str, np.ndarray]:
@@ -138,15 +144,11 @@ def look(family: str, seed: int, spec: BundleSpec) -> dict[str, np.ndarray]:
     return {
         **images,
         'state': rng.uniform(-1, 1, JOINTS[family]).astype(np.float32),
-        'noise': rng.standard_normal(
-            (spec.dims.horizon, spec.dims.action_dim), dtype=np.float32
-        ),
+        'noise': rng.standard_normal((spec.dims.horizon, spec.dims.action_dim), dtype=np.float32),
     }
 
 
-def infer(
-    policy: Policy, arrays: Mapping[str, np.ndarray]
-) -> tuple[np.ndarray, float, float]:
+def infer(policy: Policy, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, float, float]:
     """Return the chunk (H, A), and milliseconds of the wall and of the processor."""
     observation = Observation(
         images={
@@ -181,8 +183,11 @@ def measure(
         for name in ours:
             difference = np.abs(turns[name][0] - expected).max()
             differences[name].append(float(difference / max(1.0, np.abs(expected).max())))
-        shown = '  '.join(f'{name} {turn[1]:.0f}' for name, turn in turns.items())
-        print(f'round {number}, load {os.getloadavg()[0]:.1f}: {shown} ms', flush=True)
+        shown = '  '.join(f'{name} {turn[1]:.0f} ({turn[2]:.0f})' for name, turn in turns.items())
+        print(
+            f'round {number}, load {os.getloadavg()[0]:.1f}: {shown} ms (of processor time)',
+            flush=True,
+        )
         if number:
             load.append(round(os.getloadavg()[0], 1))
             for name, (_, took, cpu) in turns.items():
@@ -241,7 +246,8 @@ def main() -> int:
         work.mkdir(parents=True, exist_ok=True)
         checkpoint, bundle = work / family, work / f'{family}_bundle'
         make_folder(arguments.lerobot_python, family, checkpoint)
-        export(family, checkpoint, bundle)
+        onnx = any(OURS[name][0] == 'onnxruntime' for name in arguments.ours)
+        export(family, checkpoint, bundle, onnx=onnx)
         gc.collect()
         lerobot = LeRobot(arguments.lerobot_python, family, checkpoint, threads)
         ours = {
@@ -259,11 +265,15 @@ def main() -> int:
     figures = {
         'family': family,
         'threads': threads,
+        'omp_wait_policy': os.environ.get('OMP_WAIT_POLICY', 'default'),
         'targets': TARGETS,
         'theirs': lerobot.facts,
         **figures,
     }
     show(figures, ours)
+    # The result names no folder of this machine.
+    shown = {str(arguments.lerobot_python): 'LEROBOT_ENV/bin/python', str(arguments.folder): 'WORK'}
+    sys.argv[1:] = [shown.get(word, word) for word in sys.argv[1:]]
     print(write_result(f'lerobot_{family}', figures, PACKAGES, arguments.json).name)
     return 0
 

@@ -116,7 +116,7 @@ def make(family: str, folder: Path, tokenizer: Path) -> None:
             'std': torch.tensor(rng.uniform(0.5, 1.5, shape), dtype=torch.float32),
         }
         for name, shape in (
-            *(((name, (3, 1, 1)) for name in inputs if 'images' in name)),
+            *((name, (3, 1, 1)) for name in inputs if 'images' in name),
             ('observation.state', (joints,)),
             ('action', (joints,)),
         )
