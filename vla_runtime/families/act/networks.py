@@ -150,8 +150,12 @@ class Act(SinglePassNetwork):
         self.action_head = nn.Linear(dims.width, dims.action_dim)
 
     def fold_constants(self) -> None:
-        """Put the frozen norms into the convolutions, which then run in the matrices' precision."""
-        precision = self._layers[0].mlp.fc1.weight.dtype
+        """Put the frozen norms into the convolutions, which run in bfloat16 if the matrices do.
+
+        Not in float16: a processor without its arithmetic convolves in it a number at a time.
+        """
+        matrices = self._layers[0].mlp.fc1.weight.dtype
+        precision = torch.bfloat16 if matrices == torch.bfloat16 else torch.float32
         for module in self.modules():
             if isinstance(module, ConvNorm):
                 module.fold(precision)
