@@ -52,8 +52,9 @@ class FlowNetwork(nn.Module):
     def fold_constants(self) -> None:
         """Compute now what depends on weights alone; by default there is nothing.
 
-        A PyTorch engine calls this once, when all weights are there for good; the numbers that the
-        network gives must be the same without the call.
+        A PyTorch engine calls this once, when all weights are there for good. In float32 the
+        numbers that the network gives must be the same without the call; where the matrices are in
+        reduced precision, convolutions may follow them.
         """
 
     def time_conditioning(self, times: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ class ActVision(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(n, 3, height, width) float32, normalised, to (n, N, W) float32, places row by row."""
-        places = self.backbone(pixels).flatten(2).transpose(1, 2)
+        places = self.backbone(pixels).flatten(2).transpose(1, 2).float()
         return F.linear(places, self.projection.weight.flatten(1), self.projection.bias)
 
 
@@ -140,10 +140,15 @@ class Act(SinglePassNetwork):
         self.action_head = nn.Linear(dims.width, dims.action_dim)
 
     def fold_constants(self) -> None:
-        """Put the frozen norms into the convolutions."""
+        """Put the frozen norms into the convolutions, which run in bfloat16 if the matrices do.
+
+        Not in float16: a processor without its arithmetic convolves in it a number at a time.
+        """
+        matrices = self._layers[0].mlp.fc1.weight.dtype
+        precision = torch.bfloat16 if matrices == torch.bfloat16 else torch.float32
         for module in self.modules():
             if isinstance(module, ConvNorm):
-                module.fold()
+                module.fold(precision)
 
     def positions(self) -> Tensor:
         """Positions of the encoder's tokens, (T, W)."""
