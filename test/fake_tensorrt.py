@@ -249,14 +249,22 @@ class FakeContext(Named):
 
 
 class FakeLayer(Named):
-    """A layer with outputs of the given types."""
+    """A layer with outputs of the given types.
+
+    Args:
+        inputs: tensors that it reads, as `get_output` of other layers gives them.
+    """
 
     kind = 'ILayer'
 
-    def __init__(self, trt: FakeTensorRT, layer_type: str, *dtypes: str) -> None:
+    def __init__(self, trt: FakeTensorRT, layer_type: str, *dtypes: str, inputs=()) -> None:
         super().__init__(trt)
         self._type = getattr(trt.LayerType, layer_type)
-        self._dtypes = [getattr(trt.DataType, name) for name in dtypes]
+        self._outputs = [
+            SimpleNamespace(dtype=getattr(trt.DataType, name), name=f'{id(self)}.{number}')
+            for number, name in enumerate(dtypes)
+        ]
+        self._inputs = list(inputs)
         self._set: dict[int, object] = {}
         self._precision = None
 
@@ -266,10 +274,20 @@ class FakeLayer(Named):
 
     @property
     def num_outputs(self) -> int:
-        return len(self._dtypes)
+        return len(self._outputs)
 
     def get_output(self, index: int):
-        return SimpleNamespace(dtype=self._dtypes[index])
+        return self._outputs[index]
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self._inputs)
+
+    def get_input(self, index: int):
+        return self._inputs[index]
+
+    def set_input(self, index: int, tensor) -> None:
+        self._inputs[index] = tensor
 
     @property
     def precision(self):
@@ -296,6 +314,11 @@ class FakeNetwork(Named):
 
     def get_layer(self, index: int) -> FakeLayer:
         return self.trt.layers[index]
+
+    def add_cast(self, tensor, dtype) -> FakeLayer:
+        cast = FakeLayer(self.trt, 'CAST', dtype.name, inputs=[tensor])
+        self.trt.layers.append(cast)
+        return cast
 
 
 class FakeParser(Named):

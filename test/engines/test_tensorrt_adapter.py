@@ -128,6 +128,42 @@ def test_float32_products_are_never_rounded_to_tf32(release, graph):
     assert config._limits == {'WORKSPACE': 5 << 20}
 
 
+@pytest.mark.parametrize('release', RELEASES[1:])
+def test_products_of_float16_are_added_up_in_float32_and_rounded_after(graph, release):
+    trt = FakeTensorRT(release)
+    source, other = (FakeLayer(trt, 'CONSTANT', 'HALF') for _ in range(2))
+    first = FakeLayer(
+        trt, 'MATRIX_MULTIPLY', 'HALF', inputs=[source.get_output(0), other.get_output(0)]
+    )
+    second = FakeLayer(
+        trt, 'MATRIX_MULTIPLY', 'HALF', inputs=[first.get_output(0), other.get_output(0)]
+    )
+    norm = FakeLayer(trt, 'CAST', 'FLOAT', inputs=[second.get_output(0)])
+    wide = FakeLayer(
+        trt, 'MATRIX_MULTIPLY', 'FLOAT', inputs=[norm.get_output(0), norm.get_output(0)]
+    )
+    trt.layers = [source, other, first, second, norm, wide]
+    TensorRT(trt).build(graph, BuildOptions(reduced=True))
+    made_by = {layer.get_output(0).name: layer for layer in trt.layers}
+
+    def origin(tensor) -> tuple[str, str, FakeLayer]:
+        layer = made_by[tensor.name]
+        return layer.type.name, tensor.dtype.name, layer
+
+    for product, operands in ((first, (source, other)), (second, (first, other))):
+        for number, operand in enumerate(operands):
+            kind, dtype, cast = origin(product.get_input(number))
+            assert (kind, dtype) == ('CAST', 'FLOAT')
+            read = origin(cast.get_input(0))
+            if operand is first:
+                # Rounded in between, as the file says.
+                assert read[:2] == ('CAST', 'HALF')
+                read = origin(read[2].get_input(0))
+            assert read[2] is operand
+    assert origin(norm.get_input(0))[:2] == ('CAST', 'HALF')
+    assert wide.get_input(0) is norm.get_output(0)
+
+
 def test_on_8_6_every_layer_is_pinned_to_the_type_of_the_file(graph):
     trt = FakeTensorRT(OLDEST)
     product = FakeLayer(trt, 'MATRIX_MULTIPLY', 'HALF')

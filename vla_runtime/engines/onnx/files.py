@@ -8,6 +8,7 @@
     onnx/weights.data                      the weights of all of them, once
     onnx/graphs.json                       operators and bytes of each, for a build
     onnx/operations.json                   operations and bytes of each run, for the roofline
+    onnx/cases.npz                         recorded inputs, and what PyTorch gave for them
 
 Every shape is static; shapes are those of engines/README.md. The monolithic graph takes `pixels`
 (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,) and plan_weight (N, 1, H, 1), and
@@ -27,6 +28,7 @@ Precision = Literal['float32', 'float16', 'bfloat16']
 ONNX_FOLDER = 'onnx'
 WEIGHTS_DATA = 'weights.data'
 GRAPHS_FILE = 'graphs.json'
+CASES_FILE = 'cases.npz'
 # Numbers of prompt rows that are exported: 1, and 2 for guidance.
 ROWS = (1, 2)
 

@@ -1,4 +1,6 @@
-"""All that differs between TensorRT 8.6, 10 and 11; nothing else in the package names their API.
+"""All that differs between TensorRT 8.6, 10 and 11.
+
+Only this module and `layer_types` name their API.
 
 | | 8.6 (JetPack 6.0) | 10.3 and later | 11 |
 |---|---|---|---|
@@ -9,8 +11,8 @@
 | its memory | a property, size unknown | a call with the size | likewise |
 | progress | none | `IProgressMonitor` | `IProgressMonitor` |
 
-Invariants: the precision is what the ONNX file says on every version; float32 products are never
-run in TF32; a message that TensorRT logs as an error is part of the error that is raised.
+Invariants: the precision is what the ONNX file says on every version, and from 10 on products are
+added up in float32 whatever it is; float32 products are never run in TF32; a message that TensorRT logs as an error is part of the error that is raised.
 """
 
 from __future__ import annotations
@@ -25,19 +27,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from vla_runtime.engines.tensorrt.layer_types import dtype_name, pin_types, sum_in_float32
+
 logger = logging.getLogger(__name__)
 
-# Names of TensorRT's data types to numpy's; bfloat16 is held as uint16.
-_DTYPES = {
-    'FLOAT': 'float32',
-    'HALF': 'float16',
-    'BF16': 'bfloat16',
-    'INT32': 'int32',
-    'INT64': 'int64',
-    'BOOL': 'bool',
-}
-# Layers of 8.6 that carry their own types.
-_TYPED_LAYERS = ('CONSTANT', 'SHAPE', 'CAST', 'IDENTITY')
 _SUPPORTED = '8.6, 10.3 and later'
 # (what TensorRT is doing, steps done, steps in all); False stops the build.
 Progress = Callable[[str, int, int], bool]
@@ -65,7 +58,7 @@ class BuildOptions:
         workspace_bytes: most device memory a layer may take as scratch; None for TensorRT's own
             choice.
         timing_cache: kernel times that earlier builds on this GPU and version measured.
-        reduced: the ONNX file has float16 tensors (only 8.6 needs this).
+        reduced: the ONNX file has tensors in half precision.
         progress: called with the build's progress, on versions that report it.
     """
 
@@ -82,7 +75,7 @@ class BuiltEngine:
     Attributes:
         plan: the serialized engine; a buffer of TensorRT's own, not copied.
         timing_cache: to hand to the next build.
-        layers: number of layers of the parsed network.
+        layers: number of layers of the network.
         pinned: on 8.6, number of layers pinned to each type.
     """
 
@@ -157,6 +150,11 @@ class TensorRT:
         return ('float32', 'float16') + (('bfloat16',) if self.major >= 10 else ())
 
     @property
+    def default_precision(self) -> str | None:
+        """bfloat16 where this version runs it: float16's range is too small for some policies."""
+        return 'bfloat16' if 'bfloat16' in self.precisions else None
+
+    @property
     def reports_progress(self) -> bool:
         return hasattr(self._trt, 'IProgressMonitor')
 
@@ -201,7 +199,7 @@ class TensorRT:
             TensorInfo(
                 name=name,
                 shape=tuple(int(size) for size in engine.get_tensor_shape(name)),
-                dtype=_dtype_name(engine.get_tensor_dtype(name)),
+                dtype=dtype_name(engine.get_tensor_dtype(name)),
                 is_input=engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT,
             )
             for name in names
@@ -273,6 +271,8 @@ class TensorRT:
             logger.warning('the timing cache is of another GPU or version and is begun anew')
             config.set_timing_cache(config.create_timing_cache(b''), False)
         if self.major >= 10:
+            if options.reduced:
+                sum_in_float32(trt, network)
             return {}
         # Nothing of ours needs cuBLAS or cuDNN, which not every installation of 8.6 has.
         sources = config.get_tactic_sources()
@@ -283,28 +283,7 @@ class TensorRT:
             return {}
         config.set_flag(trt.BuilderFlag.FP16)
         config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
-        return self._pin_types(network)
-
-    def _pin_types(self, network: Any) -> dict[str, int]:
-        """Pin every layer to the type that the ONNX file gave it.
-
-        Once float16 is allowed, 8.6 runs every layer in float16 that is faster so. Policies have
-        failed with norms and softmax in float16.
-        """
-        trt = self._trt
-        typed = [getattr(trt.LayerType, name) for name in _TYPED_LAYERS]
-        floats = (trt.DataType.FLOAT, trt.DataType.HALF)
-        pinned = dict.fromkeys((_DTYPES['FLOAT'], _DTYPES['HALF']), 0)
-        for index in range(network.num_layers):
-            layer = network.get_layer(index)
-            dtypes = [layer.get_output(number).dtype for number in range(layer.num_outputs)]
-            if layer.type in typed or not dtypes or any(dtype not in floats for dtype in dtypes):
-                continue
-            layer.precision = dtypes[0]
-            for number, dtype in enumerate(dtypes):
-                layer.set_output_type(number, dtype)
-            pinned[_dtype_name(dtypes[0])] += 1
-        return pinned
+        return pin_types(trt, network)
 
 
 def import_tensorrt() -> TensorRT:
@@ -332,11 +311,6 @@ def _import_failed(error: Exception) -> str:
         f"backend 'tensorrt': the Python package 'tensorrt' cannot be imported: {error}; check "
         'that its libraries are of the same release and of this Python'
     )
-
-
-def _dtype_name(dtype: Any) -> str:
-    name = dtype.name
-    return _DTYPES.get(name, name.lower())
 
 
 def _make_logger(trt: Any) -> Any:

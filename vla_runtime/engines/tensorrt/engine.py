@@ -122,6 +122,7 @@ class TensorRTEngine:
         max_rows: int,
         denoise_steps: int,
         use_cuda_graphs: bool,
+        passed: bool = True,
     ) -> TensorRTEngine:
         """Load the engines that were built for this GPU and this TensorRT, and try them.
 
@@ -135,6 +136,8 @@ class TensorRTEngine:
                 less (`vla_runtime build --rows 1`).
             denoise_steps: number whose graphs are captured now rather than when first used.
             use_cuda_graphs: capture and replay graphs.
+            passed: refuse engines that have not passed the comparison with the bundle's recorded
+                cases; False for that comparison itself.
 
         Raises:
             ValueError: no TensorRT, no cuda-bindings or no CUDA device here; no engines for this
@@ -147,7 +150,9 @@ class TensorRTEngine:
         # Before any call into TensorRT, which crashes on a machine without a driver.
         runtime = CudaRuntime(index)
         try:
-            folder, metadata = find_engines(bundle, runtime.info, adapter.version, max_rows, files)
+            folder, metadata = find_engines(
+                bundle, runtime.info, adapter.version, max_rows, files, passed=passed
+            )
             # Engines built for one row run guidance row by row (`cfg_mode`).
             max_rows = min(max_rows, metadata.max_rows)
             names = engine_names(range(1, max_rows + 1))

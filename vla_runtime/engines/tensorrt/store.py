@@ -5,6 +5,7 @@ built with, and to the ONNX files that it was built from. A Jetson's power mode 
 multiprocessors off and leaves the GPU's name as it is, so every such mode has a folder of its own.
 Invariants:
 - `engine.json` is written after the engine it lists; each file appears complete or not at all;
+- engines are loaded only after they passed the comparison with the bundle's recorded cases;
 - an engine of another GPU, number of multiprocessors, version or ONNX file is refused, with the
   command that rebuilds it;
 - only that folder of a bundle is read here. The bundle's ONNX files are known by their SHA-256 in
@@ -21,8 +22,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.engines.cuda_runtime import DeviceInfo
 from vla_runtime.engines.onnx.files import (
+    CASES_FILE,
     ONNX_FOLDER,
     Network,
     Precision,
@@ -37,7 +40,7 @@ TIMING_CACHE = 'timing.cache'
 RECEIPT = 'verification.json'
 # Findings about engines that failed the comparison and were removed.
 REJECTION = 'rejected.json'
-FORMAT = 2
+FORMAT = 3
 _LARGEST_METADATA = 1 << 24
 
 
@@ -75,6 +78,8 @@ class Metadata:
         precision: of the ONNX files.
         captures: how often a CUDA graph is captured at load; the fastest is kept.
         engines: by name, see `engine_names`.
+        passed: SHA-256 of the bundle's files that the engines were compared with and agreed, by
+            name; empty before.
     """
 
     tensorrt: str
@@ -84,6 +89,7 @@ class Metadata:
     precision: Precision
     captures: int
     engines: dict[str, EngineFile]
+    passed: dict[str, str] = field(default_factory=dict)
 
     @property
     def max_rows(self) -> int:
@@ -118,6 +124,8 @@ def find_engines(
     version: str,
     max_rows: int,
     files: Mapping[str, str],
+    *,
+    passed: bool = True,
 ) -> tuple[Path, Metadata]:
     """Find the folder of the engines for this GPU and version; return it and its metadata.
 
@@ -127,10 +135,11 @@ def find_engines(
         version: of the TensorRT at hand.
         max_rows: most prompt rows that will be asked for; engines of more need not be whole.
         files: SHA-256 of the bundle's files by name, as in its policy.yaml.
+        passed: refuse engines that have not passed the comparison.
 
     Raises:
         ValueError: no engines for this GPU and version (the message names others), or engines that
-            are damaged, incomplete or built from other ONNX files than the bundle's.
+            are damaged, incomplete, not compared or built from other ONNX files than the bundle's.
     """
     engines = bundle / 'engines'
     folder = engines / folder_name(device, version)
@@ -148,7 +157,22 @@ def find_engines(
     _check_origin(folder / METADATA, metadata, device, version, command)
     for name in engine_names(range(1, min(max_rows, metadata.max_rows) + 1)):
         _check_engine(folder, metadata, name, files, command)
+    if passed and metadata.passed != passed_on(files):
+        before = 'with other weights or cases' if metadata.passed else 'not'
+        raise ValueError(
+            f"{folder / METADATA}: field 'passed': these engines were {before} compared with the "
+            f"bundle's recorded cases, and engines run only after that; run: {command}"
+        )
     return folder, metadata
+
+
+def passed_on(files: Mapping[str, str]) -> dict[str, str]:
+    """SHA-256 of the weights and recorded cases of a bundle, which its engines are compared with.
+
+    Args:
+        files: SHA-256 of the bundle's files by name, as in its policy.yaml.
+    """
+    return {name: files.get(name, '') for name in (WEIGHTS_FILE, f'{ONNX_FOLDER}/{CASES_FILE}')}
 
 
 def read_metadata(folder: Path, command: str) -> Metadata:

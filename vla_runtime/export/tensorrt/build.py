@@ -85,6 +85,7 @@ class BuildPlan:
         graphs: facts of every engine's ONNX file, by engine name.
         digests: SHA-256 of each graph and its weights, by their names in the bundle.
         done: engines that are there already and need not be built.
+        passed: what these were compared with (`store.Metadata`).
         precision: of the ONNX files.
         workspace_bytes: scratch memory that a layer may take.
         estimate: of the largest build.
@@ -94,6 +95,7 @@ class BuildPlan:
     graphs: dict[str, GraphFacts]
     digests: dict[str, dict[str, str]]
     done: dict[str, EngineFile]
+    passed: dict[str, str]
     precision: Precision
     workspace_bytes: int
     estimate: MemoryEstimate
@@ -144,8 +146,9 @@ def plan_build(
     found = exported.precision
     if precision not in (None, found):
         raise ValueError(
-            f"--precision {precision}: the files in {folder} are {found}, and an engine's "
-            'precision is that of its ONNX files; export them again in the one that you want'
+            f'the files in {folder} are {found}, and {precision} was asked for, the default from '
+            f'TensorRT 10.3 on being bfloat16: ask for these with --precision {found}, or export '
+            f'again with --onnx-precision {precision}'
         )
     if found not in adapter.precisions:
         raise ValueError(
@@ -161,11 +164,13 @@ def plan_build(
     weight_bytes = max(graph.weight_bytes for graph in graphs.values())
     target = bundle / 'engines' / folder_name(runtime.info, adapter.version)
     digests = _digests(bundle, graphs, files or {})
+    done, passed = ({}, {}) if force else _done(bundle, target, digests, found)
     plan = BuildPlan(
         folder=target,
         graphs=graphs,
         digests=digests,
-        done={} if force else _done(bundle, target, digests, found),
+        done=done,
+        passed=passed,
         precision=found,
         workspace_bytes=workspace_bytes,
         estimate=MemoryEstimate.of(weight_bytes, workspace_bytes),
@@ -209,6 +214,7 @@ def build_engines(
         precision=plan.precision,
         captures=captures,
         engines=dict(plan.done),
+        passed={} if plan.to_build else dict(plan.passed),
     )
     for name in plan.to_build:
         entry = _build_one(name, plan, adapter, progress)
@@ -313,13 +319,13 @@ def _digests(
 
 def _done(
     bundle: Path, folder: Path, digests: dict[str, dict[str, str]], precision: str
-) -> dict[str, EngineFile]:
-    """Engines that are there, whole, and from these ONNX files."""
+) -> tuple[dict[str, EngineFile], dict[str, str]]:
+    """Engines that are there, whole, and from these ONNX files; what they were compared with."""
     try:
         metadata = read_metadata(folder, rebuild_command(bundle))
     except ValueError:
-        return {}
-    return {
+        return {}, {}
+    done = {
         name: entry
         for name, entry in metadata.engines.items()
         if digests.get(name) == entry.onnx_sha256
@@ -327,6 +333,7 @@ def _done(
         and (folder / entry.file).is_file()
         and (folder / entry.file).stat().st_size == entry.size
     }
+    return done, metadata.passed
 
 
 def _graph_file(engine: str) -> str:
