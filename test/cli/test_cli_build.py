@@ -18,7 +18,6 @@ from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
 from vla_runtime.files.large_files import file_sha256
 
-
 COMPARED = "compared with PyTorch's recorded chunks"
 
 

@@ -51,7 +51,9 @@ def graph(tmp_path_factory) -> Path:
 def run_everything(release: str, graph: Path, folder: Path) -> FakeTensorRT:
     """Build, load and run on a fake release; it holds the names that were used."""
     trt = FakeTensorRT(release)
-    trt.layers = [FakeLayer(trt, 'MATRIX_MULTIPLY', 'HALF')]
+    matrix = FakeLayer(trt, 'CONSTANT', 'HALF')
+    product = FakeLayer(trt, 'MATRIX_MULTIPLY', 'HALF', inputs=[matrix.get_output(0)] * 2)
+    trt.layers = [matrix, product]
     adapter = TensorRT(trt)
     options = BuildOptions(1 << 20, reduced=True, progress=lambda phase, done, total: True)
     plan = folder / f'{release}.engine'

@@ -15,8 +15,8 @@ from vla_runtime.engines.onnx.files import ONNX_FOLDER
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.cases import seeded_cases
 from vla_runtime.export.onnx.verification import receipt_dict, verification_steps, verify_onnx
-from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.export.receipt import BOUNDS, Bounds, VerificationError, chunk_bound
+from vla_runtime.processing.tokenizer import Tokenizer
 
 
 def verify(bundle, **options):

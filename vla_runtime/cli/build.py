@@ -14,11 +14,11 @@ examples:
   vla_runtime build engines/my_policy --workspace 256        # MiB that a layer may take
 
 The engines' precision is that of the ONNX files ('vla_runtime export --onnx-precision'): bfloat16,
-unless --precision names another one. What was built is compared with what PyTorch gave for the cases that the export recorded in
-the bundle, for which numpy is enough. Only engines that agree are ever loaded. The receipt is written beside them
-(verification.json, with the SHA-256 of what it speaks of). Engines beyond the bounds are removed,
-and rejected.json says what was found. 'vla_runtime verify BUNDLE --backend tensorrt' repeats the
-comparison.
+unless --precision names another one. What was built is compared with what PyTorch gave for the
+cases that the export recorded in the bundle; numpy is enough for that. Only engines that agree are
+ever loaded. The receipt is written beside them (verification.json, with the SHA-256 of what it
+speaks of). Engines beyond the bounds are removed, and rejected.json says what was found.
+'vla_runtime verify BUNDLE --backend tensorrt' repeats the comparison.
 
 exit codes: 0 built or up to date; 1 the engines' numbers are wrong, and the output says which; 2
 not possible as asked; 130 stopped with Ctrl-C.
@@ -180,7 +180,10 @@ def _verified(bundle: Bundle, folder: Path, metadata: Metadata, device: str) -> 
         return False
     keep(folder, metadata, document, bundle.spec.files)
     largest = max(item.max_error for item in receipt.chunks)
-    print(f'  compared with PyTorch's recorded chunks: they differ by {largest:.2g} at most ({receipt.notes[0]})')
+    print(
+        f"  compared with PyTorch's recorded chunks: they differ by {largest:.2g} at most "
+        f'({receipt.notes[0]})'
+    )
     return True
 
 

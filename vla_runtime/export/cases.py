@@ -69,7 +69,9 @@ class Case:
     @property
     def pixels(self) -> list[np.ndarray]:
         """Images as vision networks see them, float32 in [-1, 1]."""
-        return [image.astype(np.float32) / np.float32(127.5) - np.float32(1) for image in self.images]
+        return [
+            image.astype(np.float32) / np.float32(127.5) - np.float32(1) for image in self.images
+        ]
 
     def visible(self, past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Drop the positions of a prefix that `prefix_mask` (R, P) hides from the head.
@@ -149,12 +151,16 @@ def read_cases(bundle: Path) -> tuple[list[Case], dict[str, Any]]:
             f'{path}: is missing, so engines cannot be compared; export the bundle again: '
             f'vla_runtime export {bundle} --out NEW_BUNDLE'
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
         raise ValueError(f'{path}: is damaged: {error}; export the bundle again') from None
 
 
 def _read_case(arrays: Mapping[str, np.ndarray], number: str, stated: Mapping[str, Any]) -> Case:
-    own = {key.removeprefix(number): value for key, value in arrays.items() if number == key[: len(number)]}
+    own = {
+        key.removeprefix(number): value
+        for key, value in arrays.items()
+        if number == key[: len(number)]
+    }
     groups = {
         group: {
             key.removeprefix(f'{group}/'): value

@@ -66,7 +66,7 @@ def _clocks() -> dict[str, dict[str, int]]:
 
 
 def _temperatures() -> dict[str, float]:
-    """Celsius by the zone's name; the kernel gives thousandths, and an error where a zone is off."""
+    """Celsius by zone; the kernel gives thousandths, and an error where a zone is switched off."""
     zones = {}
     for folder in sorted(_SYS.glob('class/thermal/thermal_zone*')):
         number = _number(folder / 'temp')

@@ -49,7 +49,8 @@ class MemoryNeed:
     """Bytes that serving a policy takes.
 
     Attributes:
-        weights: all weights that are loaded, the whole text table included.
+        weights: all weights that are loaded. PyTorch loads the whole text table; the other
+            backends leave it to the host, which maps it and holds the rows in use.
         past: keys and values, all prefix slots of every number of rows that is built.
         activations: activations of the widest operation of the prefix, an estimate.
     """
@@ -152,9 +153,9 @@ def largest_engine_bytes(counts: PolicyCounts, matrix_bytes: int) -> int:
 
 
 def _engine_weights(counts: PolicyCounts, matrix_bytes: int) -> tuple[int, int, int]:
-    """Weight bytes of the vision, prefix and expert engines."""
+    """Weight bytes of the vision, prefix and expert engines; the text table is the host's."""
     vision, prefix, expert = (
-        network.held_bytes(matrix_bytes)
+        network.held_bytes(matrix_bytes) - network.hosted * matrix_bytes
         for network in (counts.vision, counts.prefix[1], counts.step[1])
     )
     return vision, prefix, expert

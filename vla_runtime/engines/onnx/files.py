@@ -6,7 +6,7 @@
     onnx/expert.onnx, expert_r2.onnx       one denoise step over 1 or 2 rows
     onnx/monolithic.onnx, ..._r2.onnx      everything, all denoise steps unrolled: the baseline
     onnx/weights.data                      the weights of all of them, once
-    onnx/graphs.json                       operators and bytes of each, for a build
+    onnx/graphs.json                       operators and bytes of each, for a build; the text table
     onnx/operations.json                   operations and bytes of each run, for the roofline
     onnx/cases.npz                         recorded inputs, and what PyTorch gave for them
 
@@ -36,6 +36,10 @@ ROWS = (1, 2)
 # outputs (keys, values, mask) are inputs of `expert` under the same names. `expert` also takes the
 # family's head inputs.
 IMAGE_INPUTS = ('image_tokens', 'image_mask')
+# The family's input that is looked up in a text table, and the rows that `prefix` takes in its
+# place, (R, L, W) float32 (`engines.text_table`).
+TOKENS = 'tokens'
+TEXT_INPUT = 'text_embeddings'
 STEP_INPUTS = ('time_conditioning', 't', 'dt', 'row_weight', 'plan', 'plan_weight')
 STEP_OUTPUTS = ('x_next', 'velocity')
 

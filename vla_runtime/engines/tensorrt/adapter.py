@@ -12,7 +12,8 @@ Only this module and `layer_types` name their API.
 | progress | none | `IProgressMonitor` | `IProgressMonitor` |
 
 Invariants: the precision is what the ONNX file says on every version, and from 10 on products are
-added up in float32 whatever it is; float32 products are never run in TF32; a message that TensorRT logs as an error is part of the error that is raised.
+added up in float32 whatever it is; float32 products are never run in TF32; a message that TensorRT
+logs as an error is part of the error that is raised.
 """
 
 from __future__ import annotations

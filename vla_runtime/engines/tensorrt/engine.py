@@ -18,6 +18,7 @@ import numpy as np
 from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
 from vla_runtime.engines.graph_replay import GraphCapturer, GraphedWork
+from vla_runtime.engines.onnx.files import TEXT_INPUT
 from vla_runtime.engines.onnx.files import Network as NetworkName
 from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows, input_named
 from vla_runtime.engines.tensorrt.adapter import Network, import_tensorrt
@@ -30,6 +31,7 @@ from vla_runtime.engines.tensorrt.loading import (
 )
 from vla_runtime.engines.tensorrt.probes import PrefixProbe, StepsProbe, VisionProbe
 from vla_runtime.engines.tensorrt.store import engine_name, engine_names, find_engines
+from vla_runtime.engines.text_table import TextTable
 from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.family import Family, PolicyDims, TimeTable, language_dims
 
@@ -47,6 +49,7 @@ class TensorRTEngine:
         time_table: of the family, over the bundle's weights.
         max_rows: most prompt rows that will be asked for.
         captures: how often each graph is captured to keep the fastest; 0 for no graphs.
+        text_table: needed where the prefix engine takes rows of it.
 
     Raises:
         ValueError: engines whose inputs and outputs are not those of these dimensions.
@@ -66,9 +69,11 @@ class TensorRTEngine:
         *,
         max_rows: int = 2,
         captures: int = 3,
+        text_table: TextTable | None = None,
     ) -> None:
         self.dims, self.max_rows, self._family = dims, max_rows, family
         self._runtime, self._networks, self._time_table = runtime, networks, time_table
+        self._text_table = text_table
         tensors = {name: network.tensors for name, network in networks.items()}
         check_tensors(family, dims, time_table.width, tensors)
         self._capturers = {
@@ -167,6 +172,9 @@ class TensorRTEngine:
                 read_time_table(family, dims, bundle / 'weights.safetensors'),
                 max_rows=max_rows,
                 captures=metadata.captures if use_cuda_graphs else 0,
+                text_table=TextTable.of(bundle, precision)
+                if TEXT_INPUT in networks['prefix'].tensors
+                else None,
             )
             engine.prepare(denoise_steps)
         except CudaError as error:
@@ -237,6 +245,8 @@ class TensorRTEngine:
         self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
     ) -> None:
         count = count_rows(rows)
+        if self._text_table is not None:
+            rows = self._text_table.replace_tokens(rows)
         self._image_mask.write(image_mask)
         for name, array in self._buffers[count].prefix_inputs.items():
             array.write(input_named(name, rows))

@@ -29,6 +29,7 @@ from vla_runtime.engines.onnx.files import (
     ROWS,
     STEP_INPUTS,
     STEP_OUTPUTS,
+    TOKENS,
     Precision,
     graph_path,
     vision_names,
@@ -83,7 +84,7 @@ def write_onnx(
             writer.prefix(rows)
             writer.expert(rows)
             writer.monolithic(rows)
-    write_graph_facts(target, ExportedGraphs(precision, writer.facts))
+    write_graph_facts(target, ExportedGraphs(precision, writer.text_table, writer.facts))
     write_counts(folder, count_operations(spec.family, spec.dims))
 
 
@@ -187,6 +188,8 @@ class _Writer:
         self._traced = traced
         self._scales = query_scales(traced.network)
         self.facts: dict[str, GraphFacts] = {}
+        # That the prefix graphs leave to the host; empty where they hold it.
+        self.text_table = ''
 
     def vision(self) -> None:
         """Write a graph for each size of the cameras' images."""
@@ -200,9 +203,11 @@ class _Writer:
             self._save(graph, self._folder / ONNX_FOLDER / name)
 
     def prefix(self, rows: int) -> None:
-        graph, translator = self._begin('prefix')
+        graph, translator = self._begin('prefix', tokens_on_host=True)
         inputs = self._declare(graph, self._traced.shapes(rows).inputs('prefix'))
         outputs = translator.write(self._traced.prefix(rows), '', list(inputs.values()))
+        graph.drop_unused_input(TOKENS)
+        self.text_table = translator.text_table
         for (name, (kind, _)), value in zip(self._past(rows), outputs, strict=True):
             # A half product with a bias is float32 until here.
             graph.output(name, graph.cast(value, _DTYPES[kind]))
@@ -280,9 +285,10 @@ class _Writer:
             'plan_weight': row('plan_weight'),
         }
 
-    def _begin(self, name: str) -> tuple[GraphWriter, Translator]:
+    def _begin(self, name: str, *, tokens_on_host: bool = False) -> tuple[GraphWriter, Translator]:
         graph = GraphWriter(name, self._file)
-        return graph, Translator(graph, self._weights, self._scales)
+        translator = Translator(graph, self._weights, self._scales, tokens_on_host=tokens_on_host)
+        return graph, translator
 
     @staticmethod
     def _declare(graph: GraphWriter, inputs: Tensors) -> dict[str, Value]:

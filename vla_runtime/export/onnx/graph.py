@@ -57,6 +57,11 @@ class GraphWriter:
         self._inputs.append(helper.make_tensor_value_info(name, ONNX_TYPE[dtype], list(shape)))
         return Value(name, dtype, tuple(shape))
 
+    def drop_unused_input(self, name: str) -> None:
+        """Take an input back that no node reads."""
+        if not any(name in node.input for node in self._nodes):
+            self._inputs = [port for port in self._inputs if port.name != name]
+
     def output(self, name: str, value: Value) -> None:
         """Declare an output of the graph; the value takes this name, no copy is made."""
         for node in self._nodes:

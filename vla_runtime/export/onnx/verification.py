@@ -24,6 +24,7 @@ from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.files import (
     ONNX_FOLDER,
     ROWS,
+    TEXT_INPUT,
     Network,
     Precision,
     engine_graphs,
@@ -33,6 +34,7 @@ from vla_runtime.engines.onnx.files import (
 )
 from vla_runtime.engines.onnx.session import Placement, Session, session_options
 from vla_runtime.engines.preflight import check_graph_files
+from vla_runtime.engines.text_table import TextTable
 from vla_runtime.export.cases import Case
 from vla_runtime.export.onnx.cases import Reference, seeded_cases
 from vla_runtime.export.onnx.precision import precision_of, type_faults
@@ -215,7 +217,10 @@ class _Verifier:
     def _prefix(self, rows: int) -> None:
         session, name = self._open_rows('prefix', rows)
         for case, own in self._of(rows):
-            given = {'image_mask': case.image_mask, **case.prefix_inputs}
+            rows = case.prefix_inputs
+            if TEXT_INPUT in session.inputs:
+                rows = TextTable.of(self._folder, self._precision).replace_tokens(rows)
+            given = {'image_mask': case.image_mask, **rows}
             found = session.run({'image_tokens': case.reference['image_tokens'], **given})
             visible = case.visible(found)
             for tensor, expected in case.visible(case.past).items():
