@@ -10,7 +10,7 @@ with --rows 1 the engines of two rows.
 examples:
   vla_runtime build engines/my_policy
   vla_runtime build engines/my_policy --dry-run              # what would be built, and its memory
-  vla_runtime build engines/my_policy --rows 1               # half the memory, serial guidance
+  vla_runtime build engines/my_policy --rows 1               # a shorter build, serial guidance
   vla_runtime build engines/my_policy --workspace 256        # MiB that a layer may take
 
 The engines' precision is that of the ONNX files ('vla_runtime export --onnx-precision'): bfloat16,
@@ -95,18 +95,18 @@ def main(arguments: argparse.Namespace) -> int:
 def _build(arguments: argparse.Namespace) -> int:
     from vla_runtime.bundle.folder import read_bundle, verify_files
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
-    from vla_runtime.engines.onnx.files import CASES_FILE, engine_graphs
+    from vla_runtime.engines.onnx.files import CASES_FILE
     from vla_runtime.engines.preflight import check_backend, check_graph_files
     from vla_runtime.engines.tensorrt.adapter import import_tensorrt
     from vla_runtime.engines.tensorrt.loading import check_one_image_size
-    from vla_runtime.engines.tensorrt.store import passed_on
+    from vla_runtime.engines.tensorrt.store import ENGINES, graph_of, passed_on
     from vla_runtime.export.tensorrt.build import build_engines, plan_build
     from vla_runtime.export.tensorrt.receipt import is_compared
 
     bundle = read_bundle(arguments.bundle, verify=False)
     check_one_image_size(bundle.spec.dims)
     most = arguments.rows or (2 if bundle.spec.advantage else 1)
-    check_graph_files(bundle.folder, (*engine_graphs(range(1, most + 1)), CASES_FILE))
+    check_graph_files(bundle.folder, (*map(graph_of, ENGINES), CASES_FILE))
     check_backend('tensorrt', arguments.device)
     adapter = import_tensorrt()
     precision = arguments.precision or adapter.default_precision
@@ -115,7 +115,7 @@ def _build(arguments: argparse.Namespace) -> int:
         bundle.folder,
         adapter,
         runtime,
-        rows=range(1, most + 1),
+        rows=most,
         files=bundle.spec.files,
         precision=precision,
         workspace_bytes=arguments.workspace * _MIB,

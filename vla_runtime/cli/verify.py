@@ -115,7 +115,7 @@ def _verify_onnx(path: Path, device: str) -> Compared:
 def _verify_engines(path: Path, device: str) -> Compared:
     from vla_runtime.bundle.folder import read_bundle, verify_files
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
-    from vla_runtime.engines.onnx.files import CASES_FILE, ROWS
+    from vla_runtime.engines.onnx.files import CASES_FILE
     from vla_runtime.engines.preflight import check_backend, check_graph_files
     from vla_runtime.engines.tensorrt.adapter import import_tensorrt
     from vla_runtime.engines.tensorrt.store import find_engines
@@ -126,12 +126,7 @@ def _verify_engines(path: Path, device: str) -> Compared:
     runtime = CudaRuntime(device_index(device))
     runtime.close()
     folder, metadata = find_engines(
-        bundle.folder,
-        runtime.info,
-        import_tensorrt().version,
-        max(ROWS),
-        bundle.spec.files,
-        passed=False,
+        bundle.folder, runtime.info, import_tensorrt().version, bundle.spec.files, passed=False
     )
     verify_files(bundle)
     return compare_engines(bundle, folder, metadata, device)

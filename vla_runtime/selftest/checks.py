@@ -48,7 +48,7 @@ PACKAGES = (
     'cuda-python',
     'opencv-python-headless',
 )
-_ROWS = (1, 2)
+_ROWS = 2
 # More than a runtime's pinned memory, so that it is used twice.
 _COPIED = 3 << 20
 _PAGE = 'docs/jetson.md has the versions that go together'

@@ -4,16 +4,18 @@
                                            different size of the cameras' images
     onnx/prefix.onnx, prefix_r2.onnx       image tokens and 1 or 2 prompt rows to keys and values
     onnx/expert.onnx, expert_r2.onnx       one denoise step over 1 or 2 rows
+    onnx/prefix_rows.onnx, expert_rows     the same for any number of rows, for TensorRT
     onnx/monolithic.onnx, ..._r2.onnx      everything, all denoise steps unrolled: the baseline
     onnx/weights.data                      the weights of all of them, once
     onnx/graphs.json                       operators and bytes of each, for a build; the text table
     onnx/operations.json                   operations and bytes of each run, for the roofline
     onnx/cases.npz                         recorded inputs, and what PyTorch gave for them
 
-Every shape is static; shapes are those of engines/README.md. The monolithic graph takes `pixels`
-(V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,) and plan_weight (N, 1, H, 1), and
-gives the chunk. With images of several sizes it takes one input a camera, `pixels_0`
-(1, 3, height, width) and so on. Nothing is imported here, so every runtime's engine may use this.
+Every shape is static but for the rows of `_rows`; shapes are those of engines/README.md. The
+monolithic graph takes `pixels` (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,)
+and plan_weight (N, 1, H, 1), and gives the chunk. With images of several sizes it takes one input a
+camera, `pixels_0` (1, 3, height, width) and so on. Nothing is imported here, so every runtime's
+engine may use this.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ GRAPHS_FILE = 'graphs.json'
 CASES_FILE = 'cases.npz'
 # Numbers of prompt rows that are exported: 1, and 2 for guidance.
 ROWS = (1, 2)
+# Of the graphs with a free axis of rows.
+ROWS_ENDING = '_rows.onnx'
 
 # Inputs and outputs of every family's graphs. `prefix` also takes the family's prefix inputs; its
 # outputs (keys, values, mask) are inputs of `expert` under the same names. `expert` also takes the

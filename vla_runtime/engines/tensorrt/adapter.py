@@ -60,12 +60,14 @@ class BuildOptions:
             choice.
         timing_cache: kernel times that earlier builds on this GPU and version measured.
         reduced: the ONNX file has tensors in half precision.
+        lengths: of the file's free axis, if it has one; the engine gets a profile for each.
         progress: called with the build's progress, on versions that report it.
     """
 
     workspace_bytes: int | None = None
     timing_cache: bytes = b''
     reduced: bool = False
+    lengths: tuple[int, ...] = ()
     progress: Progress | None = None
 
 
@@ -87,16 +89,16 @@ class BuiltEngine:
 
 
 class Network:
-    """A loaded engine with one execution context.
+    """A loaded engine with one execution context, for one length of its free axis if it has one.
 
     The context has no memory of its own until `use_scratch`: engines that run one after the other
-    share one block.
+    share one block. Networks of one engine share its weights.
     """
 
     def __init__(self, adapter: TensorRT, engine: Any, context: Any, label: str) -> None:
         self._adapter, self._engine, self._context = adapter, engine, context
         self.label = label
-        self.tensors = {info.name: info for info in adapter.tensors(engine)}
+        self.tensors = {info.name: info for info in adapter.tensors(engine, context)}
         self.scratch_bytes = adapter.scratch_bytes(engine)
 
     def use_scratch(self, address: int, size: int) -> None:
@@ -117,7 +119,7 @@ class Network:
             raise TensorRTError(f'{self.label}: could not be run. {self._adapter.complaints()}')
 
     def close(self) -> None:
-        """Free the context, then the engine."""
+        """Free the context, and with an engine's last network the engine."""
         self._context = None
         self._engine = None
 
@@ -166,8 +168,16 @@ class TensorRT:
 
     # The runtime half.
 
-    def load(self, path: Path) -> Network:
-        """Deserialize an engine file and make its context.
+    def load(self, path: Path, stream: int, contexts: int = 1) -> list[Network]:
+        """Deserialize an engine file and make its contexts.
+
+        Args:
+            path: of the engine.
+            stream: on which profiles are selected; it must be waited for before a network runs.
+            contexts: number of profiles, from the first, that get a context.
+
+        Returns:
+            a network for each context
 
         Raises:
             TensorRTError: not an engine, or one of another version or GPU.
@@ -184,22 +194,39 @@ class TensorRT:
             engine = self._runtime.deserialize_cuda_engine(data)
         if engine is None:
             raise TensorRTError(f'{path}: is no engine for here. {self.complaints()}')
+        return [
+            Network(self, engine, self._context(engine, path, profile, stream), path.name)
+            for profile in range(min(contexts, engine.num_optimization_profiles))
+        ]
+
+    def _context(self, engine: Any, path: Path, profile: int, stream: int) -> Any:
+        """Make the context of a profile, with the shapes of its inputs set."""
         if self.major >= 10:
             strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
             context = engine.create_execution_context(strategy)
         else:
             context = engine.create_execution_context_without_device_memory()
-        if context is None:
+        # An engine's first context has its first profile already.
+        if context is None or (
+            profile > 0 and not context.set_optimization_profile_async(profile, stream)
+        ):
             raise TensorRTError(f'{path}: no context could be made. {self.complaints()}')
-        return Network(self, engine, context, path.name)
+        for index in range(engine.num_io_tensors):
+            name = engine.get_tensor_name(index)
+            is_input = engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT
+            if is_input and -1 in tuple(engine.get_tensor_shape(name)):
+                _, shape, _ = engine.get_tensor_profile_shape(name, profile)
+                if not context.set_input_shape(name, shape):
+                    raise TensorRTError(f"{path}: '{name}' takes no {shape}. {self.complaints()}")
+        return context
 
-    def tensors(self, engine: Any) -> list[TensorInfo]:
-        """Inputs and outputs of an engine."""
+    def tensors(self, engine: Any, context: Any) -> list[TensorInfo]:
+        """Inputs and outputs of an engine, in the shapes of a context."""
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         return [
             TensorInfo(
                 name=name,
-                shape=tuple(int(size) for size in engine.get_tensor_shape(name)),
+                shape=tuple(int(size) for size in context.get_tensor_shape(name)),
                 dtype=dtype_name(engine.get_tensor_dtype(name)),
                 is_input=engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT,
             )
@@ -239,6 +266,7 @@ class TensorRT:
             raise TensorRTError(f'{onnx}: cannot be parsed: {problems or self.complaints()}')
         config = builder.create_builder_config()
         pinned = self._configure(config, network, options)
+        _add_profiles(builder, config, network, options.lengths)
         monitor = None
         if options.progress is not None and self.reports_progress:
             monitor = _make_monitor(trt, options.progress)
@@ -312,6 +340,18 @@ def _import_failed(error: Exception) -> str:
         f"backend 'tensorrt': the Python package 'tensorrt' cannot be imported: {error}; check "
         'that its libraries are of the same release and of this Python'
     )
+
+
+def _add_profiles(builder: Any, config: Any, network: Any, lengths: tuple[int, ...]) -> None:
+    """Add a profile for each length of the free axis; none where every shape is static."""
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    free = {port.name: tuple(port.shape) for port in inputs if -1 in tuple(port.shape)}
+    for length in lengths if free else ():
+        profile = builder.create_optimization_profile()
+        for name, sizes in free.items():
+            shape = tuple(length if size == -1 else size for size in sizes)
+            profile.set_shape(name, shape, shape, shape)
+        config.add_optimization_profile(profile)
 
 
 def _make_logger(trt: Any) -> Any:

@@ -203,7 +203,7 @@ def check_tensors(
     Args:
         family, dims: of the policy.
         conditioning: C, numbers of a row of the time table.
-        engines: inputs and outputs of each engine, by `store.engine_names`.
+        engines: inputs and outputs of each network, by `store.network_name`.
 
     Raises:
         ValueError: a tensor that is missing, unknown, or of another shape or type than its other

@@ -30,7 +30,7 @@ from vla_runtime.engines.tensorrt.loading import (
     load_networks,
 )
 from vla_runtime.engines.tensorrt.probes import PrefixProbe, StepsProbe, VisionProbe
-from vla_runtime.engines.tensorrt.store import engine_name, engine_names, find_engines
+from vla_runtime.engines.tensorrt.store import find_engines, network_name
 from vla_runtime.engines.text_table import TextTable
 from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.family import Family, PolicyDims, TimeTable, language_dims
@@ -45,7 +45,7 @@ class TensorRTEngine:
     Args:
         family, dims: of the policy.
         runtime: of the device; the engine closes it.
-        networks: loaded engines by name (`store.engine_names`).
+        networks: of the loaded engines, by `store.network_name`.
         time_table: of the family, over the bundle's weights.
         max_rows: most prompt rows that will be asked for.
         captures: how often each graph is captured to keep the fastest; 0 for no graphs.
@@ -98,8 +98,8 @@ class TensorRTEngine:
         self._buffers = {
             rows: RowBuffers(
                 runtime,
-                networks[engine_name('prefix', rows)].tensors,
-                networks[engine_name('expert', rows)].tensors,
+                networks[network_name('prefix', rows)].tensors,
+                networks[network_name('expert', rows)].tensors,
                 list(family.prefix_inputs(dims)),
                 SLOTS,
             )
@@ -156,14 +156,13 @@ class TensorRTEngine:
         runtime = CudaRuntime(index)
         try:
             folder, metadata = find_engines(
-                bundle, runtime.info, adapter.version, max_rows, files, passed=passed
+                bundle, runtime.info, adapter.version, files, passed=passed
             )
             # Engines built for one row run guidance row by row (`cfg_mode`).
-            max_rows = min(max_rows, metadata.max_rows)
-            names = engine_names(range(1, max_rows + 1))
+            max_rows = min(max_rows, metadata.rows)
             check_precision(bundle, metadata, precision)
-            check_memory(runtime, metadata, names, device)
-            networks = load_networks(adapter, folder, metadata, names, bundle)
+            check_memory(runtime, metadata, device)
+            networks = load_networks(adapter, runtime, folder, metadata, max_rows, bundle)
             engine = cls(
                 find_family(family),
                 dims,
@@ -183,7 +182,7 @@ class TensorRTEngine:
                 raise
             raise ValueError(
                 f"device '{device}': not enough memory for the engines of {bundle}: {error}; free "
-                'memory, or build and load without guidance (--rows 1)'
+                'memory, or build for one prompt row (--rows 1), which takes fewer buffers'
             ) from error
         except BaseException:
             runtime.close()
@@ -345,7 +344,7 @@ class TensorRTEngine:
         return StepsProbe(self._noise, self._x[schedule.steps % 2], buffers, prefix)
 
     def _run(self, network: NetworkName, rows: int, addresses: dict[str, int]) -> None:
-        engine = self._networks[engine_name(network, rows)]
+        engine = self._networks[network_name(network, rows)]
         engine.bind(addresses)
         self._runtime.activate()
         engine.enqueue(self._runtime.stream)

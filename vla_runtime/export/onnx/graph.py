@@ -43,6 +43,8 @@ class GraphWriter:
         self.weights = weights
         # Prefixed to the names of all nodes and intermediate tensors.
         self.scope = ''
+        # Numbers of every constant, by its name in the graph.
+        self.values: dict[str, Tensor] = {}
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
@@ -124,6 +126,7 @@ class GraphWriter:
             unique = f'constant_{len(self._constants)}' + (f'/{name}' if name else '')
             proto = self.weights.constant(unique, value)
             self._constants[key] = self.initializer(proto, value.dtype)
+            self.values[unique] = value
         return self._constants[key]
 
     def integers(self, numbers: Sequence[int]) -> Value:

@@ -46,7 +46,7 @@ def verify_built(
         ValueError: no recorded cases, or as `TensorRTEngine.load`.
     """
     cases, facts = read_cases(bundle.folder)
-    cases = [case for case in cases if case.rows <= metadata.max_rows]
+    cases = [case for case in cases if case.rows <= metadata.rows]
     engine = TensorRTEngine.load(
         bundle.folder,
         bundle.spec.family,
@@ -54,7 +54,7 @@ def verify_built(
         files=bundle.spec.files,
         device=device,
         precision=metadata.precision,
-        max_rows=metadata.max_rows,
+        max_rows=metadata.rows,
         denoise_steps=bundle.spec.denoise_steps,
         use_cuda_graphs=True,
         passed=False,
