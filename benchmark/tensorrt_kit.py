@@ -93,8 +93,9 @@ def kit_dims(size: str) -> PiDims:
 def prepare(folder: Path, size: str, precision: str, seed: int = 0) -> None:
     """Write graphs, drawn weights, inputs and ONNX Runtime's outputs.
 
-    `reference.npz` holds the inputs by name (`pixels`, `text_embeddings_r2`, …), the time table, and
-    for one and two rows `image_tokens`, `past_key_rR`, `past_value_rR`, `velocity_rR` (of the first step)
+    `reference.npz` holds the inputs by name (`pixels`, `text_embeddings_r2`, …), the time table,
+    and for one and two rows `image_tokens`, `past_key_rR`, `past_value_rR`, `velocity_rR` (of the
+    first step)
     and `chunk_rR`. The folder appears complete or not at all.
 
     Raises:

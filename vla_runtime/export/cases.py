@@ -127,7 +127,7 @@ def write_cases(bundle: Path, cases: Iterable[Case], facts: Mapping[str, Any]) -
             arrays[f'{number}/mask'] = case.past['prefix_mask']
     document = json.dumps({'facts': dict(facts), 'cases': words})
     arrays['document'] = np.frombuffer(document.encode(), np.uint8)
-    np.savez_compressed(bundle / ONNX_FOLDER / CASES_FILE, **arrays)
+    np.savez_compressed(bundle / ONNX_FOLDER / CASES_FILE, **arrays)  # type: ignore[arg-type]
 
 
 def read_cases(bundle: Path) -> tuple[list[Case], dict[str, Any]]:
@@ -174,7 +174,14 @@ def _read_case(arrays: Mapping[str, np.ndarray], number: str, stated: Mapping[st
         words=dict(stated[_WORDS]),
         row_axes=dict(stated[_ROW_AXES]),
         images=[images[str(i)] for i in range(len(images))],
+        image_mask=own['image_mask'],
+        x=own['x'],
+        row_weight=own['row_weight'],
+        plan=own['plan'],
+        plan_weight=own['plan_weight'],
         past={'prefix_mask': own['mask']} if 'mask' in own else {},
-        **{name: own[name] for name in _ARRAYS},
-        **groups,
+        prefix_inputs=groups['prefix_inputs'],
+        head_inputs=groups['head_inputs'],
+        samples=groups['samples'],
+        reference=groups['reference'],
     )

@@ -116,10 +116,10 @@ def phase_floors(
 def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int) -> MemoryNeed:
     """Return the device memory that serving a policy takes.
 
-    PyTorch holds one network and computes any number of rows with it. ONNX Runtime and TensorRT
-    have a prefix and an expert of static shape for each number of rows, each with its own copy of
-    the weights. All runs share scratch memory, except that each ONNX Runtime session keeps its
-    own.
+    PyTorch holds one network and computes any number of rows with it, and a TensorRT engine has a
+    profile for each number of rows over one set of weights. ONNX Runtime has a prefix and an expert
+    of static shape for each number of rows, each with its own copy of the weights. All runs share
+    scratch memory, except that each ONNX Runtime session keeps its own.
 
     Args:
         counts: counts of the policy.
@@ -129,10 +129,11 @@ def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int
     """
     size, built = MATRIX_BYTES[precision], range(1, rows + 1)
     at_once = sum(built) if backend == 'onnxruntime' else rows
+    pairs = len(built) if backend == 'onnxruntime' else 1
     return MemoryNeed(
         weights=weight_bytes(counts, size)
         if backend == 'torch'
-        else engine_weight_bytes(counts, size, len(built)),
+        else engine_weight_bytes(counts, size, pairs),
         past=SLOTS * sum(counts.prefix[count].past for count in built) * size,
         activations=at_once * counts.widest * size,
     )

@@ -217,7 +217,8 @@ class _Writer:
             ('prefix', self._prefix_graph, [*family.prefix_inputs(dims)][-1]),
             ('expert', self._expert_graph, 'row_weight'),
         ):
-            model = with_row_axis(*map(write, TRACED), counted)
+            two, three = (write(rows) for rows in TRACED)
+            model = with_row_axis(two, three, counted)
             self._save(model, self._folder / ONNX_FOLDER / f'{network}{ROWS_ENDING}')
 
     def _prefix_graph(self, rows: int) -> GraphWriter:

@@ -107,7 +107,7 @@ class _Merge:
         key = (base.tobytes(), slope.tobytes())
         if key not in self._made:
             count = self._node('Shape', [self._counted])
-            rows = self._node('Gather', [count, self._constant(np.array([0]))], axis=0)
+            rows = self._node('Gather', [count, self._constant(np.array([0]))])
             more = self._node('Sub', [rows, self._constant(np.array([TRACED[0]]))])
             step = self._node('Mul', [more, self._constant(slope)])
             self._made[key] = self._node('Add', [step, self._constant(base)])
@@ -126,9 +126,9 @@ class _Merge:
         shape = self._affine(shapes[0], shapes[1] - shapes[0])
         return self._node('Expand', [self._constant(row), shape])
 
-    def _node(self, operator: str, inputs: list[str], **attributes: int) -> str:
+    def _node(self, operator: str, inputs: list[str]) -> str:
         name = f'rows/{operator}_{len(self._added)}'
-        self._added.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
+        self._added.append(helper.make_node(operator, inputs, [name], name=name))
         return name
 
     def _constant(self, value: np.ndarray) -> str:

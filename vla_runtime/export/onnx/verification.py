@@ -11,7 +11,7 @@ Errors and bounds are those of `receipt`.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -216,11 +216,13 @@ class _Verifier:
 
     def _prefix(self, rows: int) -> None:
         session, name = self._open_rows('prefix', rows)
+        hosted = TEXT_INPUT in session.inputs
+        text_table = TextTable.of(self._folder, self._precision) if hosted else None
         for case, own in self._of(rows):
-            rows = case.prefix_inputs
-            if TEXT_INPUT in session.inputs:
-                rows = TextTable.of(self._folder, self._precision).replace_tokens(rows)
-            given = {'image_mask': case.image_mask, **rows}
+            prompt: Mapping[str, np.ndarray] = case.prefix_inputs
+            if text_table is not None:
+                prompt = text_table.replace_tokens(prompt)
+            given = {'image_mask': case.image_mask, **prompt}
             found = session.run({'image_tokens': case.reference['image_tokens'], **given})
             visible = case.visible(found)
             for tensor, expected in case.visible(case.past).items():
