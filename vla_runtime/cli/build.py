@@ -4,8 +4,8 @@ An engine runs only on the GPU and the TensorRT version it was built with, so it
 is used, once, and again after TensorRT was updated. It goes to
 BUNDLE/engines/GPU-NUMBERsm-trtVERSION: a Jetson's power mode may change the number of
 multiprocessors, so build once in each mode that the robot uses. What is there already and was built
-from the same files is kept; a build that was stopped goes on. What was not asked for is removed:
-with --rows 1 the engines of two rows.
+from the same files is kept; a build that was stopped goes on. One engine serves one and two prompt
+rows, with a profile for each.
 
 examples:
   vla_runtime build engines/my_policy

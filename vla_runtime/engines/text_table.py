@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime.engines.onnx.files import GRAPHS_FILE, ONNX_FOLDER, TEXT_INPUT, TOKENS
+from vla_runtime.engines.protocol import input_named
 from vla_runtime.files.json_file import read_json
 from vla_runtime.files.safetensors_reader import (
     SafetensorsReader,
@@ -56,6 +57,10 @@ class TextTable:
         return wide.astype(self._precision).astype(np.float32)
 
     def replace_tokens(self, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return a family's prefix inputs with the table's rows in place of the tokens."""
+        """Return a family's prefix inputs with the table's rows in place of the tokens.
+
+        Raises:
+            ValueError: there are no tokens.
+        """
         others = {name: array for name, array in rows.items() if name != TOKENS}
-        return {**others, TEXT_INPUT: self(rows[TOKENS])}
+        return {**others, TEXT_INPUT: self(input_named(TOKENS, rows))}

@@ -35,6 +35,7 @@ CASES_FILE = 'cases.npz'
 ROWS = (1, 2)
 # Of the graphs with a free axis of rows.
 ROWS_ENDING = '_rows.onnx'
+ROWS_GRAPHS = (f'prefix{ROWS_ENDING}', f'expert{ROWS_ENDING}')
 
 # Inputs and outputs of every family's graphs. `prefix` also takes the family's prefix inputs; its
 # outputs (keys, values, mask) are inputs of `expert` under the same names. `expert` also takes the

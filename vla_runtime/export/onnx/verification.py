@@ -24,6 +24,7 @@ from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.files import (
     ONNX_FOLDER,
     ROWS,
+    ROWS_GRAPHS,
     TEXT_INPUT,
     Network,
     Precision,
@@ -106,7 +107,7 @@ def check_graphs(folder: Path, image_sizes: int = 1) -> Precision:
             precision where it was not asked for.
         ValueError: a file is missing or no ONNX file.
     """
-    names = graph_names(image_sizes)
+    names = (*graph_names(image_sizes), *ROWS_GRAPHS)
     check_graph_files(folder, names)
     # Not every network has matrices that may be in half.
     found = (precision_of(folder / ONNX_FOLDER / name) for name in engine_graphs((1,), image_sizes))
