@@ -95,19 +95,20 @@ def main(arguments: argparse.Namespace) -> int:
 def _build(arguments: argparse.Namespace) -> int:
     from vla_runtime.bundle.folder import read_bundle, verify_files
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
-    from vla_runtime.engines.onnx.files import CASES_FILE
     from vla_runtime.engines.preflight import check_backend, check_graph_files
     from vla_runtime.engines.tensorrt.adapter import import_tensorrt
     from vla_runtime.engines.tensorrt.loading import check_one_image_size
     from vla_runtime.engines.tensorrt.store import ENGINES, graph_of, passed_on
+    from vla_runtime.export.cases import check_cases
     from vla_runtime.export.tensorrt.build import build_engines, plan_build
     from vla_runtime.export.tensorrt.receipt import is_compared
 
     bundle = read_bundle(arguments.bundle, verify=False)
     check_one_image_size(bundle.spec.dims)
     most = arguments.rows or (2 if bundle.spec.advantage else 1)
-    check_graph_files(bundle.folder, (*map(graph_of, ENGINES), CASES_FILE))
+    check_graph_files(bundle.folder, map(graph_of, ENGINES))
     check_backend('tensorrt', arguments.device)
+    check_cases(bundle.folder)
     adapter = import_tensorrt()
     precision = arguments.precision or adapter.default_precision
     runtime = CudaRuntime(device_index(arguments.device))

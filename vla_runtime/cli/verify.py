@@ -115,14 +115,14 @@ def _verify_onnx(path: Path, device: str) -> Compared:
 def _verify_engines(path: Path, device: str) -> Compared:
     from vla_runtime.bundle.folder import read_bundle, verify_files
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
-    from vla_runtime.engines.onnx.files import CASES_FILE
-    from vla_runtime.engines.preflight import check_backend, check_graph_files
+    from vla_runtime.engines.preflight import check_backend
     from vla_runtime.engines.tensorrt.adapter import import_tensorrt
     from vla_runtime.engines.tensorrt.store import find_engines
+    from vla_runtime.export.cases import check_cases
 
     bundle = read_bundle(path, verify=False)
-    check_graph_files(bundle.folder, (CASES_FILE,))
     check_backend('tensorrt', device)
+    check_cases(bundle.folder)
     runtime = CudaRuntime(device_index(device))
     runtime.close()
     folder, metadata = find_engines(

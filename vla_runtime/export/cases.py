@@ -130,12 +130,23 @@ def write_cases(bundle: Path, cases: Iterable[Case], facts: Mapping[str, Any]) -
     np.savez_compressed(bundle / ONNX_FOLDER / CASES_FILE, **arrays)  # type: ignore[arg-type]
 
 
+def check_cases(bundle: Path) -> None:
+    """Refuse a bundle without recorded cases (ValueError)."""
+    path = bundle / ONNX_FOLDER / CASES_FILE
+    if not path.is_file():
+        raise ValueError(
+            f'{path}: is missing, so engines cannot be compared; export the bundle again: '
+            f'vla_runtime export {bundle} --out NEW_BUNDLE'
+        )
+
+
 def read_cases(bundle: Path) -> tuple[list[Case], dict[str, Any]]:
     """Read the recorded cases of a bundle, and what they were recorded with.
 
     Raises:
         ValueError: there are none, or they are damaged.
     """
+    check_cases(bundle)
     path = bundle / ONNX_FOLDER / CASES_FILE
     try:
         with np.load(path) as file:
@@ -146,11 +157,6 @@ def read_cases(bundle: Path) -> tuple[list[Case], dict[str, Any]]:
             for number, stated in enumerate(document['cases'])
         ]
         return cases, document['facts']
-    except FileNotFoundError:
-        raise ValueError(
-            f'{path}: is missing, so engines cannot be compared; export the bundle again: '
-            f'vla_runtime export {bundle} --out NEW_BUNDLE'
-        ) from None
     except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
         raise ValueError(f'{path}: is damaged: {error}; export the bundle again') from None
 
