@@ -28,6 +28,7 @@ from vla_runtime.families.family import distinct_image_sizes, image_sizes
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import StepObserver
+from vla_runtime.inference.guidance import resolve_cfg_mode
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import Place
 from vla_runtime.inference.request import ChunkRequest
@@ -37,6 +38,8 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
 
 Inference = tuple[ActionChunk, InferenceReport]
+# Settings whose graphs are known to be there: fewer than the schedules that any engine keeps.
+_PREPARED_KEPT = 3
 
 
 class Policy:
@@ -64,6 +67,8 @@ class Policy:
         self._pipeline: ChunkPipeline[Inference] = ChunkPipeline(self._runner)
         self._number = 0
         self._closed = False
+        # Latest last; see `is_prepared`.
+        self._prepared: list[tuple[object, ...]] = []
         self._settings = PolicySettings()
         self.settings = settings or PolicySettings()
 
@@ -271,19 +276,44 @@ class Policy:
         self._number = 0
         self._runner.cache.clear()
 
-    def warm_up(self) -> float:
+    def is_prepared(self, settings: PolicySettings) -> bool:
+        """Return whether an inference with these settings would begin without preparation.
+
+        True on an engine without CUDA graphs; else after `warm_up` with settings that need the same
+        graphs, unless several others were warmed up since (engines keep the last few).
+        """
+        if set(self._engine.cuda_graph.values()) == {'eager'}:
+            return True
+        return self._graphs_of(settings) in self._prepared
+
+    def _graphs_of(self, settings: PolicySettings) -> tuple[object, ...]:
+        """What of the settings the graphs depend on; guided or not, both are warmed up."""
+        return (
+            settings.denoise_steps or self.spec.denoise_steps,
+            resolve_cfg_mode(settings.cfg_mode, self._engine.max_rows),
+            settings.rtc_mode,
+            settings.samples,
+            settings.pipeline,
+        )
+
+    def warm_up(self, settings: PolicySettings | None = None) -> float:
         """Infer once on a black image, so that the first real inference is not slow.
 
         Captures the CUDA graphs that the settings need, with and without guidance and plan; others
         are captured at the first inference that needs them. Does not count as an inference.
 
+        Args:
+            settings: to prepare for, which are not put in force; None: those in force.
+
         Returns:
             milliseconds that it took
 
         Raises:
-            ValueError: this policy was closed.
+            ValueError: this policy was closed, or cannot run with these settings.
         """
         self._require_open()
+        wanted = self._settings if settings is None else settings
+        self.check(wanted)
         sizes = image_sizes(self.spec.dims)
         observation = Observation(
             images={
@@ -296,7 +326,7 @@ class Policy:
         )
         start = perf_counter()
         for guided in (False, True) if self.spec.advantage else (False,):
-            settings = replace(self._settings, cfg_enabled=guided, cfg_beta=2.0)
+            settings = replace(wanted, cfg_enabled=guided, cfg_beta=2.0)
             clock = PhaseClock()
             request = self._builder.build(
                 observation, settings, 0, plan=None, noise=None, clock=clock
@@ -312,6 +342,9 @@ class Policy:
                     self._runner.denoise(tied, encoded, clock)
                 held = encoded.places
                 self._runner.cache.clear()
+        graphs = self._graphs_of(wanted)
+        kept = [one for one in self._prepared if one != graphs]
+        self._prepared = [*kept, graphs][-_PREPARED_KEPT:]
         return (perf_counter() - start) * 1e3
 
     def close(self) -> None:

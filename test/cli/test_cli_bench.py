@@ -100,6 +100,7 @@ def test_device_memory_is_shown_where_there_is_a_device():
             'device_is': 'in use',
         },
         'cuda_graph': {'denoise': 'captured'},
+        'power': {'before': {}, 'after': {}},
         'notes': ['closing the policy: so'],
     }
     lines = describe(figures).splitlines()

@@ -172,8 +172,35 @@ def describe(figures: Mapping[str, Any]) -> str:
     if memory['device_is']:
         size = '' if memory['device'] is None else f'{_mebibytes(memory["device"])} '
         lines.append(f'device memory: {size}{memory["device_is"]}')
+    lines += _power_lines(figures['power'])
     lines += [f'note: {note}' for note in figures['notes']]
     return '\n'.join(lines)
+
+
+def _power_lines(power: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Power mode, clocks and the hottest zone before and after; no line for what is not there."""
+    lines = []
+    if mode := power['after'].get('power_mode'):
+        lines.append(f'power mode: {mode}')
+    if clocks := power['after'].get('clocks'):
+        lines.append(
+            'clocks after it: '
+            + ', '.join(
+                f'{name} {clock["now_mhz"]} MHz'
+                + (f' of {clock["most_mhz"]}' if 'most_mhz' in clock else '')
+                for name, clock in clocks.items()
+                if 'now_mhz' in clock
+            )
+        )
+    hottest = [
+        max(zones.items(), key=lambda zone: zone[1])
+        for when in ('before', 'after')
+        if (zones := power[when].get('celsius'))
+    ]
+    if len(hottest) == 2:
+        (first, cold), (last, warm) = hottest
+        lines.append(f'hottest: {first} {cold:.0f} °C before, {last} {warm:.0f} °C after')
+    return lines
 
 
 def _mebibytes(count: int | None) -> str:

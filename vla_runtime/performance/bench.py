@@ -26,6 +26,7 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.performance.device_rates import rates_of
 from vla_runtime.performance.measurement import percentiles
 from vla_runtime.performance.operation_counts import counts_of
+from vla_runtime.performance.power import power_state
 from vla_runtime.performance.roofline import Floor, Rates, phase_floors
 from vla_runtime.policy import Policy
 from vla_runtime.processing.poses import from_matrix
@@ -101,7 +102,8 @@ def run_bench(
 
     Returns:
         `milliseconds` (kind, phase, percentiles), `floors_ms`, `rates`, `memory`, `device_name`,
-        the options, and `notes`: what could not be found out
+        `power` (`before` and `after` the measurement, see `power_state`), the options, and
+        `notes`: what could not be found out
 
     Raises:
         BundleError: the bundle is damaged or inconsistent.
@@ -114,11 +116,13 @@ def run_bench(
     before = _resident_bytes()
     policy = _load(checked, options)
     kinds, rounds = kinds_of(views), range(options.repeats + WARM_UP)
+    power = {'before': power_state()}
     try:
         samples, report = _measure(policy, spec, kinds, progress(rounds))
     except BaseException:
         policy.close()
         raise
+    power['after'] = power_state()
     memory = {'resident_before': before, 'resident_peak': _peak_resident_bytes()}
     notes: list[str] = []
     facts = _late('the device', lambda: device_facts(options), notes) or DeviceFacts()
@@ -138,6 +142,7 @@ def run_bench(
         'floors_ms': _floors(checked, rates, options, kinds, report.denoise_steps),
         'rates': asdict(rates) if rates else None,
         'memory': {**memory, 'device': facts.used_bytes, 'device_is': facts.used},
+        'power': power,
         'notes': notes,
     }
 

@@ -21,10 +21,11 @@ from threading import local
 
 import numpy as np
 
-from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS
+from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS, TEXT_INPUT
 from vla_runtime.engines.onnx.graphs import load_graphs
 from vla_runtime.engines.onnx.session import Binding, Buffer, Placement, Session
 from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows, input_named
+from vla_runtime.engines.text_table import TextTable
 from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.family import PolicyDims, image_sizes
 
@@ -162,6 +163,8 @@ class OnnxEngine:
             folder, place, declared, dims, self._table.width, precision, range(1, max_rows + 1)
         )
         expert = graphs.expert[1]
+        hosted = TEXT_INPUT in graphs.prefix[1].inputs
+        self._text_table = TextTable.of(folder, precision) if hosted else None
         self._vision = {size: _Vision(session) for size, session in graphs.vision.items()}
         self._sizes = image_sizes(dims)
         tokens = (dims.cameras, *max(vision.tokens for vision in self._vision.values()))
@@ -211,6 +214,8 @@ class OnnxEngine:
         self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
     ) -> None:
         held = self._rows[count_rows(rows)]
+        if self._text_table is not None:
+            rows = self._text_table.replace_tokens(rows)
         self._image_mask.write(image_mask)
         for name, buffer in held.prefix_inputs.items():
             buffer.write(input_named(name, rows))

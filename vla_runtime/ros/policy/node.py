@@ -61,6 +61,7 @@ from vla_runtime.ros.policy.parameters import (
     POLICY_PARAMETERS,
     limits_from,
 )
+from vla_runtime.ros.policy.prepared_settings import PreparedSettings
 from vla_runtime.ros.policy.responder import Answer, Circumstances, Responder
 from vla_runtime.ros.policy.sensors import Sensors, make_synchronizer
 from vla_runtime.ros.policy.settings import settings_from
@@ -98,6 +99,7 @@ class PolicyNode(LifecycleNode):
         self._match: RobotMatch | None = None
         self._synchronizer: Synchronizer | None = None
         self._responder: Responder | None = None
+        self._prepared: PreparedSettings | None = None
         self._sensors: Sensors | None = None
         self._worker: LatestJobWorker[Request] | None = None
         self._requests: Subscription | None = None
@@ -224,6 +226,7 @@ class PolicyNode(LifecycleNode):
             now_ns=self._ros_time_ns(),
             steady_ns=monotonic_ns(),
         )
+        self._prepared = PreparedSettings(self._policy)
         self._instruction.read_by(self._policy)
         self._begin_era()
         self._worker = LatestJobWorker(
@@ -260,6 +263,7 @@ class PolicyNode(LifecycleNode):
             self._worker.stop()
             self._responder.drain()
         self._sensors = self._worker = self._responder = self._synchronizer = None
+        self._prepared = None
         self._status.drop('observation')
         self._status.drop('requests')
 
@@ -304,7 +308,8 @@ class PolicyNode(LifecycleNode):
 
     def _attempt(self, request: Request) -> bool:
         responder, synchronizer = self._responder, self._synchronizer
-        assert responder is not None and synchronizer is not None
+        prepared = self._prepared
+        assert responder is not None and synchronizer is not None and prepared is not None
         if not responder.has_room:
             return False
         with self._era_lock:
@@ -314,7 +319,7 @@ class PolicyNode(LifecycleNode):
         given: dict[str, Any] = {}
 
         def read() -> Circumstances:
-            given.update(values(self, POLICY_PARAMETERS))
+            given.update(prepared.of(values(self, POLICY_PARAMETERS)))
             synchronizer.limits = limits_from(given)
             return Circumstances(
                 now_ns=self._ros_time_ns(),
@@ -330,6 +335,9 @@ class PolicyNode(LifecycleNode):
                 self._status.set(policy_status.observation(answer))
             return False
         answer.add_done_callback(lambda done: self._on_answer(request, done, era, given))
+        # After this answer, in the time until the next request.
+        if milliseconds := prepared.prepare():
+            self.get_logger().info(f'new settings prepared in {milliseconds:.0f} ms')
         return True
 
     def _on_answer(
