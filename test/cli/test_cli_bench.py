@@ -90,6 +90,8 @@ def test_device_memory_is_shown_where_there_is_a_device():
         'rows': 1,
         'steps': 10,
         'repeats': 30,
+        'threads': 1,
+        'why': '',
         'milliseconds': {},
         'floors_ms': {},
         'rates': None,

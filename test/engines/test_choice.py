@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from onnx_bundles import copy_bundle, reseal, tiny_onnx_bundle
+from onnx_bundles import copy_bundle, tiny_onnx_bundle
 from tiny_policy import observation as looked
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
+from vla_runtime.bundle.writer import seal
 from vla_runtime.engines import choice as choices
 from vla_runtime.engines.choice import Candidate, candidates, choose, memory_path
 from vla_runtime.inference.settings import PolicySettings
@@ -27,8 +28,9 @@ def _memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def with_receipt(target: Path, precision: str) -> Bundle:
     """A bundle with ONNX files, and a receipt for them."""
     bundle = copy_bundle(tiny_onnx_bundle(), target)
+    spec = read_bundle(bundle, verify=False).spec
     (bundle / 'verification.json').write_text(json.dumps({'onnx': {'precision': precision}}))
-    reseal(bundle)
+    seal(bundle, spec)
     return read_bundle(bundle)
 
 
@@ -84,8 +86,16 @@ def test_reduced_precision_needs_a_receipt_and_a_cpu_that_has_it(
 def test_what_was_named_is_kept(bundle: Bundle):
     assert candidates(bundle, 'onnxruntime', 'cpu', 'auto') == [ONNX]
     assert candidates(bundle, 'auto', 'cpu', 'float32') == [TORCH, ONNX]
-    with pytest.raises(ValueError, match=r'precision .bfloat16. on .cpu. leaves nothing'):
-        candidates(bundle, 'auto', 'cpu', 'bfloat16')
+    # A precision without a receipt is never chosen, but it can be named.
+    assert candidates(bundle, 'auto', 'cpu', 'bfloat16') == [Candidate('torch', 'bfloat16')]
+
+
+def test_nothing_installed_is_an_error_that_says_what_to_do(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(choices, 'missing_package', lambda name: name)
+    with pytest.raises(ValueError, match=r'leaves nothing that may run .* install PyTorch'):
+        candidates(bundle, 'auto', 'cpu', 'auto')
 
 
 @pytest.mark.parametrize(

@@ -79,28 +79,34 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
         ValueError: nothing is left; says why.
     """
     receipt = _receipt_precision(bundle)
-    has_graphs = graph_path(bundle.folder, 'vision').is_file()
     found: list[Candidate] = []
-    if any(bundle.engines_folder.glob(f'*-trt*/{VERIFICATION_FILE}')) and receipt:
+    if receipt and any(bundle.engines_folder.glob(f'*-trt*/{VERIFICATION_FILE}')):
         found.append(Candidate('tensorrt', receipt))
-    if receipt == 'bfloat16' and (device != 'cpu' or multiplies_bfloat16()):
-        found.append(Candidate('torch', receipt))
-    if receipt == 'float16' and device != 'cpu':
-        found.append(Candidate('torch', receipt))
-    found.append(Candidate('torch', 'float32'))
+    if precision != AUTO:
+        # Named outright: the user vouches for it.
+        found.append(Candidate('torch', precision))
+    else:
+        if _is_faster_reduced(receipt, device):
+            found.append(Candidate('torch', str(receipt)))
+        found.append(Candidate('torch', 'float32'))
     # ONNX Runtime has no bfloat16 products on a CPU.
-    if has_graphs and receipt and not (receipt == 'bfloat16' and device == 'cpu'):
-        found.append(Candidate('onnxruntime', receipt))
-    if backend != AUTO and precision == AUTO and not any(c.backend == backend for c in found):
-        # Named outright, so its own check says what is missing.
+    runs_files = receipt and not (receipt == 'bfloat16' and device == 'cpu')
+    if runs_files and graph_path(bundle.folder, 'vision').is_file():
+        found.append(Candidate('onnxruntime', str(receipt)))
+    if backend not in (AUTO, *(candidate.backend for candidate in found)):
+        # Its own checks say what is missing.
         found.append(Candidate(backend, receipt or 'float32'))
     fitting = [
         candidate
         for candidate in found
         if backend in (AUTO, candidate.backend)
         and precision in (AUTO, candidate.precision)
-        and accepts_device(device, candidate.backend)
-        and (backend != AUTO or missing_package(candidate.backend) is None)
+        and (
+            backend != AUTO
+            or (
+                accepts_device(device, candidate.backend) and not missing_package(candidate.backend)
+            )
+        )
     ]
     if not fitting:
         raise ValueError(
@@ -183,6 +189,14 @@ def _receipt_precision(bundle: Bundle) -> str | None:
     except JsonError as error:
         logger.warning('%s', error)
         return None
+
+
+def _is_faster_reduced(receipt: str | None, device: str) -> bool:
+    """Return whether PyTorch is likely faster there in the receipt's precision than in float32."""
+    if receipt == 'bfloat16':
+        return device != 'cpu' or multiplies_bfloat16()
+    # A CPU emulates float16.
+    return receipt == 'float16' and device != 'cpu'
 
 
 def _key(bundle: Bundle, found: Sequence[Candidate], device: str, threads: int) -> str:

@@ -56,8 +56,8 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'torch_threads',
         0,
-        'CPU threads of each network that runs; 0: all cores but one, which the messages need, '
-        'shared by two networks where pipeline is throughput at configure',
+        'CPU threads of each network that runs, whatever the backend; 0: all cores but one, which '
+        'the messages need, shared by two networks where pipeline is throughput at configure',
         minimum=0,
         maximum=MOST_THREADS,
         read_only=True,
