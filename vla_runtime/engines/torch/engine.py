@@ -209,8 +209,10 @@ class TorchEngine:
             self._image_mask.copy_(torch.from_numpy(image_mask))
             _copy(rows, self._buffers[count].prefix_inputs)
             self._prefix[count, slot]()
-            for key in [key for key in self._laid_out if key[0] == (count, slot)]:
-                del self._laid_out[key]
+            # A list: the thread that denoises may add an entry of its own slot meanwhile.
+            for key in list(self._laid_out):
+                if key[0] == (count, slot):
+                    del self._laid_out[key]
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
         self._variant = self._variant._replace(rows=rows, slot=slot)
