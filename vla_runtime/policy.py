@@ -14,6 +14,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -124,32 +125,51 @@ class Policy:
             verify_files(checked)
         threads = cpu_threads(threads, (settings or PolicySettings()).networks_at_once)
 
-        def load(candidate: Candidate) -> Policy:
-            check_backend(candidate.backend, device)
-            engine = load_engine(
-                checked,
-                candidate.backend,
-                device,
-                precision=candidate.precision,
-                max_rows=max(_rows(checked)),
-                use_cuda_graphs=use_cuda_graphs,
-                threads=threads,
-            )
-            try:
-                policy = cls(checked, engine, settings)
-            except BaseException:
-                engine.close()
-                raise
-            policy.threads = threads
-            policy.backend, policy.precision = candidate.backend, candidate.precision
-            return policy
-
+        load = partial(
+            cls._load_one,
+            checked,
+            device,
+            settings=settings,
+            use_cuda_graphs=use_cuda_graphs,
+            threads=threads,
+        )
         if AUTO not in (backend, precision):
             return load(Candidate(backend, precision))
         found = candidates(checked, backend, device, precision)
         choice = choose(checked, found, device, threads, lambda one: _time(load(one)))
         policy = load(Candidate(choice.backend, choice.precision))
         policy.why = choice.why
+        return policy
+
+    @classmethod
+    def _load_one(
+        cls,
+        bundle: Bundle,
+        device: str,
+        candidate: Candidate,
+        *,
+        settings: PolicySettings | None,
+        use_cuda_graphs: bool,
+        threads: int,
+    ) -> Policy:
+        """Load a bundle with this backend and precision; after an error nothing stays loaded."""
+        check_backend(candidate.backend, device)
+        engine = load_engine(
+            bundle,
+            candidate.backend,
+            device,
+            precision=candidate.precision,
+            max_rows=max(_rows(bundle)),
+            use_cuda_graphs=use_cuda_graphs,
+            threads=threads,
+        )
+        try:
+            policy = cls(bundle, engine, settings)
+        except BaseException:
+            engine.close()
+            raise
+        policy.threads = threads
+        policy.backend, policy.precision = candidate.backend, candidate.precision
         return policy
 
     @property
