@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vla_runtime.bundle.folder import Bundle
+from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.protocol import PolicyEngine
 
 
@@ -14,7 +15,7 @@ def load_engine(
     precision: str,
     max_rows: int,
     use_cuda_graphs: bool,
-    threads: int,
+    threads: int | None = None,
 ) -> PolicyEngine:
     """Load a bundle's networks on the requested backend, and on no other.
 
@@ -22,7 +23,8 @@ def load_engine(
         bundle: checked.
         backend, device: accepted by `preflight.check_backend`.
         precision, max_rows, use_cuda_graphs: as for `Policy.load`.
-        threads: CPU threads of each network; with PyTorch those of the whole process.
+        threads: CPU threads of each network, see `cpu.cpu_threads`; with PyTorch those of the whole
+            process.
 
     Raises:
         ValueError: files that this backend cannot load.
@@ -32,7 +34,7 @@ def load_engine(
 
         from vla_runtime.engines.torch.engine import TorchEngine
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(cpu_threads(threads))
         return TorchEngine.load(
             bundle.spec.family,
             bundle.spec.dims,
