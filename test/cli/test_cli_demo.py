@@ -1,4 +1,4 @@
-"""What `vla_runtime demo` chooses for the person before anything starts."""
+"""Choices of `vla_runtime demo` before anything starts."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""What must be in float32 or integers is, in every exported graph; planted faults are found."""
+"""Types of every exported graph keep the rules of precision; planted faults are found."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ FAULTS = [
 
 @pytest.fixture(scope='module')
 def grounds(tmp_path_factory) -> Path:
-    """Where graphs can lie beside copies of their weights."""
+    """Folder for graphs beside copies of their weights."""
     return tmp_path_factory.mktemp('grounds')
 
 

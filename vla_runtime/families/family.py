@@ -3,7 +3,8 @@
 A policy is a vision network, a prefix network and a head. The prefix hands the head an opaque
 set of named tensors: a prefix output feeds the head input of the same name, and its shape is read
 from the traced network, the ONNX file or the engine. A family declares only the inputs that
-come from an observation.
+come from an observation. Masks are known by their type: a prefix output of booleans marks the
+positions that the head sees, a row input of booleans the tokens of a prompt that are no padding.
 
 A family lives in a folder of `vla_runtime/families/`:
 - `declaration.py`: `FAMILIES`, a tuple of `Family`; imports neither PyTorch nor ROS 2;
@@ -28,6 +29,8 @@ Head = Literal['flow', 'single']
 # `normal`: standard normal. `uniform`: in [-1, 1).
 Noise = Literal['normal', 'uniform']
 Shape = tuple[int, ...]
+# Row inputs of every prompt.
+TOKENS, TOKEN_MASK = 'tokens', 'token_mask'
 
 
 class PolicyDims(Protocol):
@@ -190,8 +193,8 @@ class NoTimes:
 def prompt_inputs(dims: LanguageDims) -> dict[str, RowInput]:
     """Inputs of every prompt: tokens and their mask."""
     return {
-        'tokens': RowInput('int64', (dims.prompt_length,)),
-        'token_mask': RowInput('bool', (dims.prompt_length,)),
+        TOKENS: RowInput('int64', (dims.prompt_length,)),
+        TOKEN_MASK: RowInput('bool', (dims.prompt_length,)),
     }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.schema import PromptSpec
-from vla_runtime.families.family import image_places, language_dims
+from vla_runtime.families.family import TOKEN_MASK, TOKENS, image_places, language_dims
 from vla_runtime.inference.camera_images import CameraImages, EncodedImages
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.chat import ChatLayout, Piece, chat_pieces, image_places_of
@@ -249,8 +249,8 @@ class _Prompts:
             for advantage in advantages
         ]
         return {
-            'tokens': np.stack([tokens for tokens, _ in encoded]),
-            'token_mask': np.stack([mask for _, mask in encoded]),
+            TOKENS: np.stack([tokens for tokens, _ in encoded]),
+            TOKEN_MASK: np.stack([mask for _, mask in encoded]),
         }
 
     def _encode(self, prompt: str) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.replay.bag_topics import BagTopics
-from vla_runtime.replay.motion import Motion
+from vla_runtime.replay.motion import RecordedMotion
 from vla_runtime.ros.messages.conversions import ReceivedPlan, stamp_to_ns
 from vla_runtime.ros.policy.camera_buffer import Frame
 from vla_runtime.ros.policy.robot_policy import RobotPolicy
@@ -75,7 +75,7 @@ class OpenLoop:
         instruction: Callable[[int], str],
         every_s: float,
     ) -> None:
-        self.motion = Motion()
+        self.motion = RecordedMotion()
         self.missing: Counter[str] = Counter()
         self._reader = reader
         self._topics = topics

@@ -1,4 +1,4 @@
-"""What a process sets for the middleware before it joins a graph: reach and profile.
+"""Set reach and profile of the middleware before a process joins a graph.
 
 Nothing here imports ROS 2: the environment is read by `rclpy.init` and by child processes.
 """

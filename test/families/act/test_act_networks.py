@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from act_cases import ActCase, act_case_paths, act_entries, load_act_case
+from act_cases import ActCase, load_act_case
 from act_oracle import actions, sine_positions, their_weights
-from network_cases import relative_error
+from network_cases import each_case, each_entry, relative_error
 from tiny_policy import tiny_dims
 
 from vla_runtime.families import build_network
@@ -21,10 +21,8 @@ from vla_runtime.families.act.positions import map_positions
 # Relative to the largest value: float32's own noise is up to 7e-6 in the actions.
 BOUND = 5e-5
 
-entries = pytest.mark.parametrize(
-    ('path', 'b'), list(act_entries()), ids=lambda value: getattr(value, 'stem', value)
-)
-cases = pytest.mark.parametrize('path', act_case_paths(), ids=lambda path: path.stem)
+entries = each_entry('act')
+cases = each_case('act')
 
 
 @pytest.fixture(autouse=True)

@@ -69,13 +69,15 @@ class Case:
         return len(self.row_weight)
 
     def visible(self, past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Drop the positions of a prefix that `prefix_mask` (R, P) hides from the head.
+        """Drop the positions of a prefix that are hidden from the head.
 
+        Its masks are the outputs of booleans, (R, P); one is enough to show a position.
         Tensors (…, P, D) have such positions; values there may differ from backend to backend.
         """
-        mask = self.past.get('prefix_mask')
-        if mask is None:
+        masks = [array for array in self.past.values() if array.dtype == np.bool_]
+        if not masks:
             return dict(past)
+        mask = np.logical_or.reduce(masks)
         return {
             name: np.moveaxis(array, (self.row_axes[name], -2), (0, 1))[mask]
             if array.ndim > mask.ndim

@@ -12,7 +12,7 @@ from vla_runtime.families.act.dimensions import ActDims, Activation, StackDims
 from vla_runtime.families.act.positions import map_positions
 from vla_runtime.families.act.resnet import ConvNorm, ResNet
 from vla_runtime.families.blocks.attention import attend, images_of_rows
-from vla_runtime.families.blocks.layers import Linear, QueryLinear
+from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
 from vla_runtime.families.flow_network import SinglePassNetwork
 
 
@@ -31,21 +31,11 @@ class ActVision(nn.Module):
         return F.linear(places, self.projection.weight.flatten(1), self.projection.bias)
 
 
-class Attention(nn.Module):
+class Attention(MultiHeadAttention):
     """Multi-head attention; queries and keys carry positions, values do not."""
 
     def __init__(self, dims: StackDims) -> None:
-        super().__init__()
-        self.num_heads = dims.num_heads
-        self.q = QueryLinear(dims.width, dims.width, dims.width // dims.num_heads)
-        self.k = Linear(dims.width, dims.width)
-        self.v = Linear(dims.width, dims.width)
-        self.out = Linear(dims.width, dims.width)
-
-    def heads(self, projected: Tensor) -> Tensor:
-        """(B, T, W) to (B, heads, T, D)."""
-        batch, tokens, _ = projected.shape
-        return projected.view(batch, tokens, self.num_heads, -1).transpose(1, 2)
+        super().__init__(dims.width, dims.num_heads)
 
     def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens (B, T, W) at `positions` (T, W), (B, heads, T, D) each."""

@@ -53,6 +53,16 @@ def gated_mlp_shapes(dims: DecoderDims) -> Named:
     yield 'mlp.down.weight', (dims.width, dims.mlp_dim)
 
 
+def decoder_block_shapes(
+    dims: DecoderDims, memory_width: int | None = None, bias: bool = False
+) -> Named:
+    """Tensors of a decoder block with plain RMS norms."""
+    yield 'input_norm.weight', (dims.width,)
+    yield from attention_shapes(dims, memory_width, bias)
+    yield 'post_norm.weight', (dims.width,)
+    yield from gated_mlp_shapes(dims)
+
+
 def layer_norm_shapes(name: str, width: int) -> Named:
     yield f'{name}.weight', (width,)
     yield f'{name}.bias', (width,)

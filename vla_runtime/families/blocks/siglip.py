@@ -7,27 +7,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.blocks.layers import Linear, QueryLinear
+from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
 
 
-class VisionAttention(nn.Module):
+class VisionAttention(MultiHeadAttention):
     """Full self-attention over the patches of one image."""
 
     def __init__(self, dims: VisionDims) -> None:
-        super().__init__()
-        self.num_heads = dims.num_heads
-        self.q = QueryLinear(dims.width, dims.width, dims.width // dims.num_heads)
-        self.k = Linear(dims.width, dims.width)
-        self.v = Linear(dims.width, dims.width)
-        self.out = Linear(dims.width, dims.width)
+        super().__init__(dims.width, dims.num_heads)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, N, width) to (n, N, width)."""
         n, tokens, width = x.shape
-        q, k, v = (
-            layer(x).view(n, tokens, self.num_heads, -1).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
+        q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
         attended = F.scaled_dot_product_attention(q, k, v)
         return self.out(attended.transpose(1, 2).reshape(n, tokens, width))
 

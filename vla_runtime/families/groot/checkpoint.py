@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import (
     Shapes,
     checked_dims,
@@ -19,7 +20,7 @@ from vla_runtime.export.block_sizes import (
     image_size_of,
     vision_dims,
 )
-from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
