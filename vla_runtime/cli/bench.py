@@ -27,6 +27,7 @@ from typing import Any
 from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import at_least, between
+from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.device_names import default_device
 from vla_runtime.engines.preflight import MOST_THREADS
 from vla_runtime.files.whole_files import write_text
@@ -49,7 +50,9 @@ _MOST_REPEATS = 1_000_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument('bundle', type=Path, metavar='BUNDLE', help='the folder')
-    parser.add_argument('--backend', default='torch', help='runs the networks (default: torch)')
+    parser.add_argument(
+        '--backend', default=AUTO, help='runs the networks (default: auto, the fastest here)'
+    )
     parser.add_argument(
         '--device',
         help="cpu, cuda, cuda:N, or tensorrt for ONNX Runtime's TensorRT provider (default: cpu; "
@@ -57,9 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--precision',
-        choices=list(MATRIX_BYTES),
-        default='float32',
-        help='of the large matrices (default: float32)',
+        choices=[AUTO, *MATRIX_BYTES],
+        default=AUTO,
+        help="of the large matrices (default: auto, the fastest that the bundle's receipt "
+        'vouches for)',
     )
     parser.add_argument(
         '--views', type=at_least(1), metavar='V', help='cameras that see something (default: all)'
@@ -84,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--threads',
         type=between(1, MOST_THREADS),
         metavar='N',
-        help="CPU threads of each network (default: the backend's choice)",
+        help='CPU threads of each network (default: OMP_NUM_THREADS, else all cores but one)',
     )
     parser.add_argument(
         '--json', type=output_file, metavar='OUT', help='write all figures to this file'
@@ -136,8 +140,10 @@ def describe(figures: Mapping[str, Any]) -> str:
     lines = [
         f'{figures["policy"]}: {figures["backend"]} on {where}, {figures["precision"]}, '
         f'{figures["views"]} view(s), {figures["rows"]} row(s), {figures["steps"]} denoise steps, '
-        f'{figures["repeats"]} of each kind',
+        f'{figures["threads"]} thread(s), {figures["repeats"]} of each kind',
     ]
+    if figures['why']:
+        lines.append(f'chosen: {figures["why"]}')
     for kind, phases in figures['milliseconds'].items():
         least_title = f'{"least":>9}' if figures['rates'] else ''
         lines += ['', f'{kind + ", ms":20}{"median":>9}{"p95":>9}{"p99":>9}{least_title}']

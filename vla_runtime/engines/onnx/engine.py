@@ -134,6 +134,7 @@ class OnnxEngine:
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
         precision: of the export; it is checked, not chosen here.
         max_rows: most prompt rows that will be asked for (2 for guidance).
+        threads: CPU threads of each network, see `cpu.cpu_threads`.
 
     Raises:
         ValueError: a provider, file or precision that is not available, or files that do not fit
@@ -152,6 +153,7 @@ class OnnxEngine:
         device: str,
         precision: str,
         max_rows: int,
+        threads: int | None = None,
     ) -> None:
         self.dims = dims
         self.max_rows = max_rows
@@ -160,7 +162,14 @@ class OnnxEngine:
         declared = find_family(family)
         self._table = read_time_table(family, dims, folder / 'weights.safetensors')
         graphs = load_graphs(
-            folder, place, declared, dims, self._table.width, precision, range(1, max_rows + 1)
+            folder,
+            place,
+            declared,
+            dims,
+            self._table.width,
+            precision,
+            range(1, max_rows + 1),
+            threads,
         )
         expert = graphs.expert[1]
         hosted = TEXT_INPUT in graphs.prefix[1].inputs

@@ -19,7 +19,7 @@ from vla_runtime.engines.onnx.files import (
     graph_path,
     vision_names,
 )
-from vla_runtime.engines.onnx.session import KIND_OF, Placement, Session
+from vla_runtime.engines.onnx.session import KIND_OF, Placement, Session, session_options
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
 from vla_runtime.families.family import Family, PolicyDims, distinct_image_sizes
 from vla_runtime.files.quotes import one_line
@@ -42,6 +42,7 @@ def load_graphs(
     conditioning: int,
     precision: str,
     rows: Sequence[int],
+    threads: int | None = None,
 ) -> Graphs:
     """Load and check the graphs of an engine.
 
@@ -52,6 +53,7 @@ def load_graphs(
         conditioning: C, width of a row of the time table.
         precision: that the files must have been exported in.
         rows: numbers of prompt rows.
+        threads: CPU threads of each session, see `cpu.cpu_threads`.
 
     Raises:
         ValueError: a file that cannot be loaded, is the graph of another network, precision or
@@ -59,7 +61,7 @@ def load_graphs(
     """
 
     def load(network: Network, path: Path) -> Session:
-        session = Session(path, place)
+        session = Session(path, place, session_options(threads))
         _check_names(session, network, family, dims)
         return session
 

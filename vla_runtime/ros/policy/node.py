@@ -197,6 +197,8 @@ class PolicyNode(LifecycleNode):
             verify=given['verify_bundle'],
         )
         milliseconds = self._policy.warm_up()
+        # A recording names what ran, so that a replay needs no choice.
+        picked = {'backend': self._policy.backend, 'precision': self._policy.precision}
         self._robot, self._status.hardware = robot, robot.name
         self._descriptions.publish(
             String(
@@ -204,15 +206,17 @@ class PolicyNode(LifecycleNode):
                     self._policy.spec,
                     robot,
                     self._match,
-                    {**given, 'bundle': str(bundle.folder.resolve())},
+                    {**given, **picked, 'bundle': str(bundle.folder.resolve())},
                     threads=self._policy.threads or 0,
                     topic_name=self.resolve_topic_name,
                 )
             )
         )
         self.get_logger().info(
-            f"policy '{self._policy.spec.name}' on robot '{robot.name}', {given['backend']} on "
-            f'{given["device"]}: warmed up in {milliseconds:.0f} ms'
+            f"policy '{self._policy.spec.name}' on robot '{robot.name}', {picked['backend']} in "
+            f'{picked["precision"]} on {given["device"]}, {self._policy.threads} thread(s): warmed '
+            f'up in {milliseconds:.0f} ms'
+            + (f' (chosen: {self._policy.why})' if self._policy.why else '')
         )
 
     def _open(self) -> None:
