@@ -1,0 +1,172 @@
+"""GR00T N1.7 (NVIDIA Isaac-GR00T): Qwen3-VL's features, and the action head.
+
+The DiT's cross-attention blocks read either the text or the images, so `prefix` hands over keys and
+values of just those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from vla_runtime.families.blocks.attention import (
+    Rotary,
+    images_of_rows,
+    rotary_frequencies,
+    rotary_of_angles,
+)
+from vla_runtime.families.groot.head import GrootHead, Memory
+from vla_runtime.families.groot.interleaving import interleaved, separated
+from vla_runtime.families.groot.n17_dimensions import GrootN17Dims
+from vla_runtime.families.groot.qwen3 import Qwen3, causal_attention
+from vla_runtime.families.groot.qwen3_vl import QwenVision
+
+TEXT, IMAGES = 'text', 'images'
+
+
+class GrootN17(GrootHead):
+    """Vision encoder, language model and head.
+
+    Shapes as the head's; V images, N tokens an image, L text tokens, P = V*N + L.
+    """
+
+    dims: GrootN17Dims
+    vision: QwenVision
+
+    def __init__(self, dims: GrootN17Dims) -> None:
+        super().__init__(dims)
+        self.vision = QwenVision(dims)
+        self.language = Qwen3(dims.language, dims.rms_epsilon, dims.vocabulary, final_norm=False)
+        self.build_head()
+
+    def embed_prefix(
+        self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Put images into the text, each at its place, and text of zeros around what is added.
+
+        Args:
+            image_tokens: (R, V, N, (1 + D) * M); image_mask: (R, V) bool.
+            tokens: (R, L) int; token_mask: (R, L) bool.
+
+        Returns:
+            embeddings (R, P, (1 + D) * M) float32 and mask (R, P) bool
+        """
+        places, text = self.dims.image_places, self.language.embed(tokens)
+        nothing = image_tokens.shape[-1] - text.shape[-1]
+        text = torch.nn.functional.pad(text, (0, nothing))
+        masks = image_mask[:, :, None].expand(-1, -1, image_tokens.shape[2])
+        return (
+            interleaved(text, image_tokens, places),
+            interleaved(token_mask, masks, places),
+        )
+
+    def positions_of(self, mask: Tensor) -> Tensor:
+        """Time, row and column of every token, (R, P, 3) int64.
+
+        A text token has three equal ones, one more than the largest before it. An image's time is
+        that of a text token in its place; its rows and columns count on from there, and the next
+        token continues behind the longer side. A hidden image is as if it were not there.
+        """
+        places, count = self.dims.image_places, self.dims.image_tokens
+        rows, columns = self.dims.grid
+        text, images = separated(mask.long(), places, count)
+        images = images.view(mask.shape[0], len(places), count)
+        # What comes behind a token starts so much later.
+        last = torch.arange(count, device=mask.device) == count - 1
+        advance = interleaved(text, images * last * max(rows, columns), places)
+        start = advance.cumsum(dim=1) - advance
+        place = torch.arange(count, device=mask.device)
+        offsets = torch.stack([torch.zeros_like(place), place // columns, place % columns], dim=-1)
+        inside = interleaved(
+            torch.zeros(1, text.shape[1], 3, dtype=torch.int64, device=mask.device),
+            offsets[None, None].expand(1, len(places), -1, -1),
+            places,
+        )
+        return start[:, :, None] + inside
+
+    def rotary_positions(self, positions: Tensor) -> Rotary:
+        """Interleaved rotary positions of (R, P, 3): time, row and column take turns."""
+        dims = self.dims
+        _, rows, columns = dims.rope_sections
+        half = dims.language.head_dim // 2
+        axes = [
+            1 if i % 3 == 1 and i < 3 * rows else 2 if i % 3 == 2 and i < 3 * columns else 0
+            for i in range(half)
+        ]
+        chosen = positions[:, :, torch.tensor(axes, device=positions.device)]
+        frequencies = rotary_frequencies(dims.language.head_dim, dims.rope_base, positions.device)
+        return rotary_of_angles(chosen[:, None].float() * frequencies)
+
+    def features(self, embeddings: Tensor, mask: Tensor) -> Tensor:
+        """Language model's features (R, P, M) before its final norm; causal attention.
+
+        Features of hidden tokens are meaningless and must stay masked.
+        """
+        x, *added = embeddings.split(self.dims.language.width, dim=-1)
+        rotation = self.rotary_positions(self.positions_of(mask))
+        return self.language(x, rotation, causal_attention(mask), added)
+
+    def context_of(self, embeddings: Tensor, mask: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Context (R, K, M) of text and of images, with their masks (R, K)."""
+        context = self.encode_context(self.features(embeddings, mask), mask)
+        places, count = self.dims.image_places, self.dims.image_tokens
+        parts = zip(separated(context, places, count), separated(mask, places, count), strict=True)
+        return dict(zip((TEXT, IMAGES), parts, strict=True))
+
+    @property
+    def readers(self) -> dict[str, Sequence[int]]:
+        """DiT blocks that read the text and those that read the images, if there are any."""
+        blocks = {TEXT: self.dims.text_blocks, IMAGES: self.dims.image_blocks}
+        return {part: of_part for part, of_part in blocks.items() if of_part}
+
+    def prefix(
+        self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
+    ) -> Mapping[str, Tensor]:
+        """Return what the DiT's cross-attention blocks read; `rows` are `tokens`, `token_mask`.
+
+        `text_key` and `text_value` are (blocks, R, heads, L, D), `text_seen` is (R, L) bool;
+        `images_key`, `images_value` and `images_seen` have V*N for L.
+        """
+        tokens, token_mask = rows['tokens'], rows['token_mask']
+        images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
+        context = self.context_of(*self.embed_prefix(*images, tokens, token_mask))
+        past: dict[str, Tensor] = {}
+        for part, blocks in self.readers.items():
+            read, seen = context[part]
+            pairs = [self.blocks[block].attention.keys_values(read) for block in blocks]
+            past[f'{part}_key'] = torch.stack([key for key, _ in pairs])
+            past[f'{part}_value'] = torch.stack([value for _, value in pairs])
+            past[f'{part}_seen'] = seen
+        return past
+
+    def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
+        """As `GrootHead.memories`: a block reads either the text or the images."""
+        return {
+            block: (
+                past[f'{part}_key'][index],
+                past[f'{part}_value'][index],
+                past[f'{part}_seen'],
+            )
+            for part, blocks in self.readers.items()
+            for index, block in enumerate(blocks)
+        }
+
+    def joint_velocity(
+        self, embeddings: Tensor, mask: Tensor, x: Tensor, conditioning: Tensor, state: Tensor
+    ) -> Tensor:
+        """Return the velocity from one forward over everything, without any cache.
+
+        Args:
+            embeddings, mask: as `embed_prefix` returns them, (B, P, (1 + D) * M) and (B, P).
+            x, conditioning, state: as for `velocity`, batch B.
+        """
+        context = self.context_of(embeddings, mask)
+        memories = {
+            block: (*self.blocks[block].attention.keys_values(context[part][0]), context[part][1])
+            for part, blocks in self.readers.items()
+            for block in blocks
+        }
+        tokens, modulations = self.embed_tokens(x, self.state_encoder(state)[:, None], conditioning)
+        return self.decode(tokens, modulations, memories)
