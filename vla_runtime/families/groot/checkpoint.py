@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
-from vla_runtime.export.block_sizes import Shapes, checked_dims, decoder_dims, vision_dims
+from vla_runtime.export.block_sizes import (
+    Shapes,
+    checked_dims,
+    decoder_dims,
+    image_size_of,
+    vision_dims,
+)
 from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.errors import ExportError
@@ -142,7 +148,8 @@ def _dims(
 ) -> GrootDims:
     (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
     keys, _ = shape('language.blocks.0.attention.k.weight', 2)
-    vision, layers = vision_dims(shape, heads['vision']), 2 if _has_two_layers(shape) else 1
+    vision = vision_dims(shape, heads['vision'], image_size_of(shape))
+    layers = 2 if _has_two_layers(shape) else 1
     _, inputs = shape(f'vision.connector.{layers - 1}.weight', 2)
     return GrootDims(
         vision=vision,
