@@ -32,6 +32,7 @@ from three_cameras import (
     use_profile,
 )
 
+from vla_runtime.processes.parent_death import dies_with_this_process
 from vla_runtime.ros.messages.diagnostics import values_of
 
 _RATE_HZ = 30.0
@@ -51,6 +52,7 @@ def measure(graph: Graph, folder: Path, seconds: float) -> dict[str, Any]:
             [sys.executable, driver, f'/{name}/image', '--rate', str(_RATE_HZ)],
             stdout=subprocess.PIPE,
             text=True,
+            preexec_fn=dies_with_this_process(),
         )
         for name in CAMERAS
     }

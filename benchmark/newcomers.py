@@ -32,6 +32,8 @@ from three_cameras import PACKAGES, PROFILE_VARIABLES, ROOT, Graph, quiet_domain
 from tabletop_policy import write_tabletop_policy  # isort: skip
 from velocity_robot import VelocityRobot, write_velocity_robot  # isort: skip
 
+from vla_runtime.processes.parent_death import dies_with_this_process
+
 CAMERA = '/cameras/top'
 STALL_S = 0.25
 TURNS = ('nobody joins', 'clients end in order', 'clients are killed')
@@ -195,9 +197,15 @@ def main() -> int:
         robots = {one: start_executor(graph, one, folder) for one in PROFILES}
         use_profile(True)
         children = [
-            subprocess.Popen([sys.executable, str(ROOT / 'benchmark/camera_driver.py'), CAMERA]),
+            subprocess.Popen(
+                [sys.executable, str(ROOT / 'benchmark/camera_driver.py'), CAMERA],
+                preexec_fn=dies_with_this_process(),
+            ),
             idler := subprocess.Popen(
-                [sys.executable, '-c', IDLER], stdout=subprocess.PIPE, text=True
+                [sys.executable, '-c', IDLER],
+                stdout=subprocess.PIPE,
+                text=True,
+                preexec_fn=dies_with_this_process(),
             ),
         ]
         use_profile(arguments.newcomers == 'shipped')
@@ -207,6 +215,7 @@ def main() -> int:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                preexec_fn=dies_with_this_process(),
             )
             for _ in range(CLIENTS)
         ]

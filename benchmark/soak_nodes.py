@@ -18,6 +18,7 @@ from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter
 from three_cameras import ROOT, Graph, isolate
 
+from vla_runtime.processes.parent_death import dies_with_this_process
 from vla_runtime.ros.middleware import PROFILE_VARIABLES
 
 # Beside the helpers that three_cameras makes importable.
@@ -102,6 +103,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
+                preexec_fn=dies_with_this_process(),
                 env={**os.environ, **use_profile(profile)},
             )
 

@@ -34,6 +34,7 @@ from three_cameras import PACKAGES, Graph, keep_others_out, quiet_domain
 # Beside the helpers that three_cameras makes importable.
 from executor_bench import Arm  # isort: skip
 
+from vla_runtime.processes.parent_death import dies_with_this_process
 from vla_runtime.ros.messages.diagnostics import values_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -186,6 +187,7 @@ def saturated(bundle: Path) -> Iterator[None]:
         env={**os.environ, 'OMP_NUM_THREADS': '1'},
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=dies_with_this_process(),
     )
     try:
         assert process.stdout is not None

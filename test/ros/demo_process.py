@@ -9,6 +9,7 @@ import sys
 
 from paths import ROOT
 
+from vla_runtime.processes.parent_death import dies_with_this_process
 from vla_runtime.ros.node_main import MODULES
 
 TIMEOUT_S = 120.0
@@ -29,6 +30,7 @@ class Demo:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=dies_with_this_process(),
         )
 
     def wait_for_line(self, pattern: str) -> None:

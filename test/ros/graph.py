@@ -29,6 +29,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
+from vla_runtime.processes.parent_death import dies_with_this_process
 from vla_runtime.ros.domains import claim_domain
 from vla_runtime.ros.middleware import REACH_VARIABLES, stay_on_this_machine
 
@@ -218,6 +219,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=dies_with_this_process(),
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

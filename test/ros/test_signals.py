@@ -26,6 +26,7 @@ from tabletop_policy import write_tabletop_policy
 from trajectory_msgs.msg import JointTrajectory
 from velocity_robot import VelocityRobot, write_velocity_robot
 
+from vla_runtime.processes.parent_death import dies_with_this_process
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
@@ -63,12 +64,13 @@ class Group:
 
     def start(self, name: str, *arguments: str) -> None:
         leader = self._id
+        tie = dies_with_this_process()
         with (self._logs / name).open('wb') as log:
             process = subprocess.Popen(
                 [str(EXECUTABLES / name), '--ros-args', *arguments],
                 stdout=log,
                 stderr=log,
-                preexec_fn=lambda: os.setpgid(0, leader),
+                preexec_fn=lambda: (os.setpgid(0, leader), tie()),
             )
         self._id = leader or process.pid
         self._processes.append((name, process))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
+from vla_runtime.processes.parent_death import dies_with_this_process
 from vla_runtime.ros.node_main import MODULES
 
 pytestmark = pytest.mark.graph
@@ -53,6 +54,7 @@ def node(methods: str, make: str = 'Node') -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=dies_with_this_process(),
     )
     try:
         assert process.stdout is not None
@@ -161,6 +163,7 @@ def test_ctrl_c_while_it_imports_ends_it_without_a_traceback(name: str, how: str
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=dies_with_this_process(),
     )
     try:
         assert process.stdout is not None

@@ -6,10 +6,20 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 # Loaded here: between fork and exec only what needs no lock is safe.
 _LIBC = ctypes.CDLL(None) if sys.platform == 'linux' else None
+
+
+def dies_with_this_process() -> Callable[[], None]:
+    """Return a `preexec_fn` for `subprocess.Popen` that ties the child to this process.
+
+    The thread that starts the child must live as long as the child shall.
+    """
+    parent = os.getpid()
+    return lambda: die_with(parent)
 
 
 def die_with(parent: int) -> None:

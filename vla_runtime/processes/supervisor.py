@@ -13,7 +13,6 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from vla_runtime.processes.parent_death import die_with
+from vla_runtime.processes.parent_death import dies_with_this_process
 
 _LAST_LINES = 15
 # A node ends its teardown within 16 s, and takes no notice of a second signal meanwhile.
@@ -57,7 +56,6 @@ class Child:
         self.name = name
         self.log = log
         self._on_failure = on_failure
-        parent = os.getpid()
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._process = subprocess.Popen(
             [sys.executable, '-m', module, *arguments],
@@ -67,7 +65,7 @@ class Child:
             text=True,
             errors='replace',
             start_new_session=True,
-            preexec_fn=lambda: die_with(parent),
+            preexec_fn=dies_with_this_process(),
         )
         self._reader = threading.Thread(target=self._read, name=f'{name} output', daemon=True)
         self._reader.start()
