@@ -97,7 +97,7 @@ def test_embeddings_positions_and_masks_equal_the_reference(path: Path, b: int):
     width = network.dims.language.width
     reference = case.tensors['input_embeddings'][b, case.valid]
     assert relative_error(embeddings[0, :, :width], reference) <= BOUND
-    positions = network.positions_of(mask)[0]
+    positions = network.starts(mask)[0, :, None] + network.offsets(mask.device)
     assert torch.equal(positions.T, case.tensors['position_ids'][:, b, case.valid])
     images = torch.tensor([token == case.description['image_token'] for token in case.ids])
     assert torch.equal(images, case.tensors['image_mask'][b, case.valid])
@@ -111,7 +111,7 @@ def test_features_and_what_the_head_reads_equal_the_reference(path: Path, b: int
     network = case.network
     embeddings, mask = embedded(case)
     x, *added = embeddings.split(network.dims.language.width, dim=-1)
-    rotary = network.rotary_positions(network.positions_of(mask))
+    rotary = network.rotary_positions(network.starts(mask))
     seen = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool).tril()
     for index, block in enumerate(network.language.layers):
         x = block(x, rotary, seen)
@@ -227,10 +227,10 @@ def test_a_hidden_image_takes_no_positions(path: Path):
     visible[0] = False
     tokens = network.vision(case.pixels)
     _, mask = network.embed_prefix(tokens[None], visible[None], **case.rows())
-    positions = network.positions_of(mask)[0]
-    text, _ = separated(positions[None], network.dims.image_places, network.dims.image_tokens)
+    starts = network.starts(mask)
+    text, _ = separated(starts, network.dims.image_places, network.dims.image_tokens)
     first = network.dims.image_places[0]
-    assert torch.equal(text[0, : first + 1, 0], torch.arange(first + 1))
+    assert torch.equal(text[0, : first + 1], torch.arange(first + 1))
 
 
 @cases

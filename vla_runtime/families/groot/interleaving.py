@@ -21,10 +21,13 @@ def interleaved(text: Tensor, images: Tensor, places: Sequence[int]) -> Tensor:
     """
     parts, start = [], 0
     for image, place in enumerate(places):
-        parts += [text[:, start:place], images[:, image]]
+        if place > start:
+            parts.append(text[:, start:place])
+        parts.append(images[:, image])
         start = place
-    parts.append(text[:, start:])
-    return torch.cat([part for part in parts if part.shape[1]], dim=1)
+    if start < text.shape[1]:
+        parts.append(text[:, start:])
+    return torch.cat(parts, dim=1)
 
 
 def separated(x: Tensor, places: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
@@ -41,11 +44,10 @@ def separated(x: Tensor, places: Sequence[int], count: int) -> tuple[Tensor, Ten
     text, images, start = [], [], 0
     for image, place in enumerate(places):
         first = image * count + place
-        text.append(x[:, start:first])
+        if first > start:
+            text.append(x[:, start:first])
         images.append(x[:, first : first + count])
         start = first + count
-    text.append(x[:, start:])
-    return (
-        torch.cat([part for part in text if part.shape[1]], dim=1),
-        torch.cat(images, dim=1),
-    )
+    if start < x.shape[1]:
+        text.append(x[:, start:])
+    return torch.cat(text, dim=1), torch.cat(images, dim=1)

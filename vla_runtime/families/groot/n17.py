@@ -55,57 +55,73 @@ class GrootN17(GrootHead):
         """
         places, text = self.dims.image_places, self.language.embed(tokens)
         nothing = image_tokens.shape[-1] - text.shape[-1]
-        text = torch.nn.functional.pad(text, (0, nothing))
+        if nothing:
+            zeros = torch.zeros(*text.shape[:2], nothing, device=text.device)
+            text = torch.cat([text, zeros], dim=-1)
         masks = image_mask[:, :, None].expand(-1, -1, image_tokens.shape[2])
         return (
             interleaved(text, image_tokens, places),
             interleaved(token_mask, masks, places),
         )
 
-    def positions_of(self, mask: Tensor) -> Tensor:
-        """Time, row and column of every token, (R, P, 3) int64.
+    def starts(self, mask: Tensor) -> Tensor:
+        """Position of every text token, and of the first token of the image that a token is of.
 
-        A text token has three equal ones, one more than the largest before it. An image's time is
-        that of a text token in its place; its rows and columns count on from there, and the next
-        token continues behind the longer side. A hidden image is as if it were not there.
+        The next token continues behind an image's longer side. A hidden image takes no positions.
+
+        Args:
+            mask: (R, P) bool.
+
+        Returns:
+            (R, P) int64
         """
         places, count = self.dims.image_places, self.dims.image_tokens
-        rows, columns = self.dims.grid
-        text, images = separated(mask.long(), places, count)
-        images = images.view(mask.shape[0], len(places), count)
-        # What comes behind a token starts so much later.
-        last = torch.arange(count, device=mask.device) == count - 1
-        advance = interleaved(text, images * last * max(rows, columns), places)
-        start = advance.cumsum(dim=1) - advance
-        place = torch.arange(count, device=mask.device)
-        offsets = torch.stack([torch.zeros_like(place), place // columns, place % columns], dim=-1)
-        inside = interleaved(
-            torch.zeros(1, text.shape[1], 3, dtype=torch.int64, device=mask.device),
-            offsets[None, None].expand(1, len(places), -1, -1),
-            places,
-        )
-        return start[:, :, None] + inside
+        longer = max(self.dims.grid)
+        text, images = separated(mask, places, count)
+        shown = images.view(mask.shape[0], len(places), count)[:, :, :1]
+        # As many positions as an image takes, in place of its tokens.
+        taken = interleaved(text, shown.expand(-1, -1, longer), places)
+        before = taken.long().cumsum(dim=1) - taken.long()
+        text, images = separated(before, places, longer)
+        first = images.view(mask.shape[0], len(places), longer)[:, :, :1]
+        return interleaved(text, first.expand(-1, -1, count), places)
 
-    def rotary_positions(self, positions: Tensor) -> Rotary:
-        """Interleaved rotary positions of (R, P, 3): time, row and column take turns."""
+    def offsets(self, device: torch.device) -> Tensor:
+        """What time, row and column of every token add to its start: an image's grid.
+
+        (P, 3) int64
+        """
         dims = self.dims
-        _, rows, columns = dims.rope_sections
-        half = dims.language.head_dim // 2
-        axes = [
+        _, columns = dims.grid
+        place = torch.arange(dims.image_tokens, device=device)
+        grid = torch.stack([torch.zeros_like(place), place // columns, place % columns], dim=-1)
+        text = torch.zeros(1, dims.prompt_length, 3, dtype=torch.int64, device=device)
+        images = grid[None, None].expand(1, dims.cameras, -1, -1)
+        return interleaved(text, images, dims.image_places)[0]
+
+    def axes(self) -> list[int]:
+        """Time (0), row (1) or column (2) by which each pair of a head's numbers turns."""
+        _, rows, columns = self.dims.rope_sections
+        return [
             1 if i % 3 == 1 and i < 3 * rows else 2 if i % 3 == 2 and i < 3 * columns else 0
-            for i in range(half)
+            for i in range(self.dims.language.head_dim // 2)
         ]
-        chosen = positions[:, :, torch.tensor(axes, device=positions.device)]
-        frequencies = rotary_frequencies(dims.language.head_dim, dims.rope_base, positions.device)
-        return rotary_of_angles(chosen[:, None].float() * frequencies)
+
+    def rotary_positions(self, starts: Tensor) -> Rotary:
+        """Rotary positions of time, row and column, from `starts`."""
+        dims = self.dims
+        axes = torch.tensor(self.axes(), device=starts.device)
+        places = starts[:, None, :, None] + self.offsets(starts.device)[:, axes]
+        frequencies = rotary_frequencies(dims.language.head_dim, dims.rope_base, starts.device)
+        return rotary_of_angles(places.float() * frequencies)
 
     def features(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         """Language model's features (R, P, M) before its final norm; causal attention.
 
         Features of hidden tokens are meaningless and must stay masked.
         """
-        x, *added = embeddings.split(self.dims.language.width, dim=-1)
-        rotation = self.rotary_positions(self.positions_of(mask))
+        x, *added = embeddings.chunk(1 + len(self.dims.vision.deepstack), dim=-1)
+        rotation = self.rotary_positions(self.starts(mask))
         return self.language(x, rotation, causal_attention(mask), added)
 
     def context_of(self, embeddings: Tensor, mask: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
