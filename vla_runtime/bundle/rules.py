@@ -274,12 +274,9 @@ def _check_cameras(spec: BundleSpec) -> None:
     _check_unique(spec.camera_names, 'cameras')
     own = {camera.name: camera for camera in spec.cameras if camera.frame_of is None}
     for index, camera in enumerate(spec.cameras):
-        if (camera.frame_of is None) != (camera.steps_ago == 0) or camera.steps_ago < 0:
-            raise FieldError(
-                f'cameras[{index}].steps_ago',
-                f'{camera.steps_ago} where a number above 0 goes with frame_of, and only with it',
-            )
-        if camera.frame_of is None:
+        if (camera.frame_of is None) != (camera.steps_ago is None):
+            raise FieldError(f'cameras[{index}].steps_ago', 'goes with frame_of, and only with it')
+        if camera.frame_of is None or camera.steps_ago is None:
             continue
         of = own.get(camera.frame_of)
         if of is None or of.present != camera.present:
@@ -288,11 +285,12 @@ def _check_cameras(spec: BundleSpec) -> None:
                 f"'{camera.frame_of}' is no camera of its own that is "
                 f'{"" if camera.present else "not "}present',
             )
-        if camera.steps_ago * spec.step_time_s > EARLIEST_FRAME_S:
+        age_s = camera.steps_ago * spec.step_time_s
+        if age_s > EARLIEST_FRAME_S:
             raise FieldError(
                 f'cameras[{index}].steps_ago',
-                f'{camera.steps_ago} are {camera.steps_ago * spec.step_time_s:g} s; at most '
-                f'{EARLIEST_FRAME_S:g} s of frames are kept',
+                f'{camera.steps_ago} are {age_s:g} s; at most {EARLIEST_FRAME_S:g} s of frames '
+                'are kept',
             )
     if not any(camera.present for camera in spec.cameras):
         raise FieldError('cameras', 'none is present; a policy needs at least one image')

@@ -67,13 +67,13 @@ class CameraSpec:
         name: unique among the cameras.
         present: the robot has it.
         frame_of: camera whose earlier frame this one is; None: a camera of its own.
-        steps_ago: actions (`step_time_s`) by which the earlier frame is older.
+        steps_ago: actions (`step_time_s`) by which the earlier frame is older; with `frame_of`.
     """
 
     name: str
     present: bool = True
     frame_of: str | None = None
-    steps_ago: int = 0
+    steps_ago: int | None = None
 
 
 @dataclass(frozen=True)

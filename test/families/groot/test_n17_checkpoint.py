@@ -94,7 +94,7 @@ def test_two_frames_become_images_of_their_own_the_earlier_ones_first(tmp_path, 
         second,
     )
     assert [camera.frame_of for camera in spec.cameras] == [first, second, None, None]
-    assert [camera.steps_ago for camera in spec.cameras] == [15, 15, 0, 0]
+    assert [camera.steps_ago for camera in spec.cameras] == [15, 15, None, None]
     assert spec.dims.cameras == len(spec.dims.image_places) == 4
 
 

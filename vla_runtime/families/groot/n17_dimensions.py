@@ -39,7 +39,7 @@ class QwenVisionDims:
     patch_size: int
     merge: int
     positions: int
-    deepstack: tuple[int, ...]
+    deepstack: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.width % (4 * self.num_heads):
@@ -87,7 +87,6 @@ class GrootN17Dims:
     image: tuple[int, int]
     language: DecoderDims
     rope_sections: tuple[int, int, int]
-    context: StackDims | None
     dit: StackDims
     text_every: int
     head_width: int
@@ -100,6 +99,7 @@ class GrootN17Dims:
     real_horizon: int
     action_dim: int
     state_dim: int
+    context: StackDims | None = None
     rope_base: float = 5e6
     rms_epsilon: float = 1e-6
 

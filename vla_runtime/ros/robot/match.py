@@ -134,7 +134,7 @@ def _earlier_frames(spec: BundleSpec) -> dict[str, EarlierFrame]:
     return {
         camera.name: EarlierFrame(camera.frame_of, round(camera.steps_ago * spec.step_time_s * 1e9))
         for camera in spec.cameras
-        if camera.present and camera.frame_of is not None
+        if camera.present and camera.frame_of is not None and camera.steps_ago is not None
     }
 
 
