@@ -129,9 +129,11 @@ def no_grid(self: GrootN17, device: torch.device) -> Tensor:
     return OFFSETS(self, device) * 0
 
 
-def sections_in_a_row(self: GrootN17) -> list[int]:
+def sections_in_a_row(self: GrootN17, device: torch.device) -> Tensor:
     """Sections of frequencies one after the other instead of interleaved."""
-    return [axis for axis, count in enumerate(self.dims.rope_sections) for _ in range(count)]
+    times, rows, columns = self.dims.rope_sections
+    pair = torch.arange(times + rows + columns, device=device)
+    return (pair >= times).long() + (pair >= times + rows).long()
 
 
 def rope_backwards(self: GrootN17, starts: Tensor) -> Rotary:

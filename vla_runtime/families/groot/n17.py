@@ -99,19 +99,23 @@ class GrootN17(GrootHead):
         images = grid[None, None].expand(1, dims.cameras, -1, -1)
         return interleaved(text, images, dims.image_places)[0]
 
-    def axes(self) -> list[int]:
-        """Time (0), row (1) or column (2) by which each pair of a head's numbers turns."""
+    def axes(self, device: torch.device) -> Tensor:
+        """Time (0), row (1) or column (2) by which each pair of a head's numbers turns.
+
+        They take turns as long as rows and columns have pairs left. Computed, not listed: an
+        export knows no numbers of a list.
+        """
         _, rows, columns = self.dims.rope_sections
-        return [
-            1 if i % 3 == 1 and i < 3 * rows else 2 if i % 3 == 2 and i < 3 * columns else 0
-            for i in range(self.dims.language.head_dim // 2)
-        ]
+        pair = torch.arange(self.dims.language.head_dim // 2, device=device)
+        is_row = torch.logical_and(pair % 3 == 1, pair < 3 * rows)
+        is_column = torch.logical_and(pair % 3 == 2, pair < 3 * columns)
+        return is_row.long() + 2 * is_column.long()
 
     def rotary_positions(self, starts: Tensor) -> Rotary:
         """Rotary positions of time, row and column, from `starts`."""
         dims = self.dims
-        axes = torch.tensor(self.axes(), device=starts.device)
-        places = starts[:, None, :, None] + self.offsets(starts.device)[:, axes]
+        offsets = self.offsets(starts.device)[:, self.axes(starts.device)]
+        places = starts[:, None, :, None] + offsets
         frequencies = rotary_frequencies(dims.language.head_dim, dims.rope_base, starts.device)
         return rotary_of_angles(places.float() * frequencies)
 
