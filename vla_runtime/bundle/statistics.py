@@ -60,7 +60,7 @@ def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
             raise FieldError(key, f'unknown statistic{did_you_mean(key, known)}')
         names = columns[key.rpartition('.')[0]]
         length = len(names)
-        shapes = [(length,)]
+        shapes: list[tuple[int, ...]] = [(length,)]
         if key.startswith('actions.') and spec.normalisation.actions == 'clipped_range':
             shapes.append((spec.horizon, length))
         if value.shape not in shapes or value.dtype not in (np.float32, np.float64):

@@ -88,7 +88,9 @@ class GrootHead(FlowNetwork):
         self.context_norm = nn.LayerNorm(language)
         context = dims.context
         self.context = nn.ModuleList(
-            ContextBlock(context, language) for _ in range(context.depth if context else 0)
+            []
+            if context is None
+            else [ContextBlock(context, language) for _ in range(context.depth)]
         )
         self.state_encoder = SlicedMlp(dims.state_dim, dims.head_width, width)
         self.action_encoder = ActionEncoder(dims.action_dim, width)
