@@ -100,7 +100,9 @@ def _length(facts: FolderFacts, group: str) -> _Length:
         return _Length(exact, exact)
     # openpi's statistics may be padded, so they only bound the number of dimensions.
     sizes = [
-        array.size for key, array in (facts.statistics or {}).items() if key.startswith(f'{group}.')
+        array.shape[-1]
+        for key, array in (facts.statistics or {}).items()
+        if key.startswith(f'{group}.')
     ]
     return _Length(None, min(sizes, default=None) if sizes else None)
 
@@ -229,6 +231,6 @@ def cut_statistics(
     lengths = {'state': len(columns.state), 'actions': len(columns.actions)}
     # Those of colour channels stay whole.
     return {
-        key: array[: lengths.get(key.partition('.')[0])]
+        key: array[..., : lengths.get(key.partition('.')[0])]
         for key, array in (statistics or {}).items()
     }

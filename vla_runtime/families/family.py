@@ -40,7 +40,8 @@ class PolicyDims(Protocol):
     - `image_size`, S, the edge of the square images of all cameras in pixels;
     - `image_sizes`, (height, width) of each camera's image in pixels.
     A family whose padded action dimensions are masked has `real_actions`, which
-    `real_action_dim` reads. A family with language (`Family.templates`) has those of
+    `real_action_dim` reads; one whose chunk is longer than a robot's has `real_horizon`, which the
+    function of that name reads. A family with language (`Family.templates`) has those of
     `LanguageDims`. One whose images stand inside the prompt, of the template `chat`, also has
     `image_places`, text tokens before each camera's image; its `tokens` are the text without the
     images.
@@ -94,6 +95,12 @@ def image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
 def real_action_dim(dims: PolicyDims) -> int:
     """Action dimensions that noise is drawn for; it is zero in the further ones."""
     real: int = getattr(dims, 'real_actions', dims.action_dim)
+    return real
+
+
+def real_horizon(dims: PolicyDims) -> int:
+    """Actions of a chunk that the robot gets; the network's further ones are padding."""
+    real: int = getattr(dims, 'real_horizon', dims.horizon)
     return real
 
 

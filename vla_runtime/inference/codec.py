@@ -171,8 +171,7 @@ class PolicyCodec:
                 f'plan.actions: expected at least one row of {len(names)} numbers '
                 f'({", ".join(names)}), got shape {actions.shape}'
             )
-        horizon = self.spec.dims.horizon
-        rows = np.minimum(np.arange(horizon), len(actions) - 1)
+        rows = np.minimum(np.arange(self.spec.horizon), len(actions) - 1)
         state = np.asarray(observation.state, dtype=np.float64)
         with np.errstate(over='ignore', invalid='ignore'):
             normalised = self._action_normalizer.normalise(
@@ -184,12 +183,12 @@ class PolicyCodec:
                 f'plan.actions: no usable number: {names[column]} = '
                 f'{actions[rows[step], column]} at step {step}'
             )
-        padded = np.zeros((horizon, self.spec.dims.action_dim), dtype=np.float32)
-        padded[:, : len(names)] = normalised
+        padded = np.zeros((self.spec.dims.horizon, self.spec.dims.action_dim), dtype=np.float32)
+        padded[: self.spec.horizon, : len(names)] = normalised
         return padded
 
     def actions(self, normalised: np.ndarray, observation: Observation) -> ActionChunk:
-        """Convert network output (H, A) to actions in robot units.
+        """Convert network output (H, A) to actions in robot units, those that reach the robot.
 
         Raises:
             ValueError: the network returned a number that is not finite.
@@ -201,7 +200,7 @@ class PolicyCodec:
                 'max_guidance_weight, with which its velocities grow'
             )
         width = len(self.spec.actions)
-        actions = self._action_normalizer.denormalise(normalised[:, :width])
+        actions = self._action_normalizer.denormalise(normalised[: self.spec.horizon, :width])
         return ActionChunk(
             actions=self.action_space.to_robot(
                 actions, np.asarray(observation.state, dtype=np.float64)

@@ -83,9 +83,12 @@ class OpenLoop:
         self._settings = settings
         self._instruction = instruction
         self._every_ns = round(every_s * 1e9)
-        self._camera_of = {topic: name for name, topic in topics.cameras.items()}
+        earlier = policy.match.earlier
+        self._camera_of = {
+            topic: name for name, topic in topics.cameras.items() if name not in earlier
+        }
         self._joint_topics = {source.topic for source in topics.measured.values()}
-        self._synchronizer = Synchronizer(topics.cameras, list(topics.joints), LIMITS)
+        self._synchronizer = Synchronizer(topics.cameras, list(topics.joints), LIMITS, earlier)
 
     def predictions(self) -> Iterator[Prediction]:
         """Make them, in the order of time."""

@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class VisionBlockDims(Protocol):
+    """Sizes of one block of a vision transformer."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def mlp_dim(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionBlockDims, VisionDims
 
 Shape = tuple[int, ...]
 Named = Iterator[tuple[str, Shape]]
@@ -21,7 +21,7 @@ def vision_shapes(dims: VisionDims) -> Named:
     yield from layer_norm_shapes('norm', width)
 
 
-def vision_block_shapes(dims: VisionDims) -> Named:
+def vision_block_shapes(dims: VisionBlockDims) -> Named:
     yield from layer_norm_shapes('norm1', dims.width)
     for name in ('q', 'k', 'v', 'out'):
         yield from linear_shapes(f'attention.{name}', dims.width, dims.width)
