@@ -28,6 +28,7 @@ from tensorrt_kit import ROWS, SIZES, STEPS, Kit, expert_inputs, prepare, restor
 
 from vla_runtime.engines.cuda_driver import CudaError  # noqa: E402
 from vla_runtime.engines.cuda_runtime import CudaRuntime  # noqa: E402
+from vla_runtime.engines.onnx.files import TEXT_INPUT  # noqa: E402
 from vla_runtime.engines.preflight import check_backend  # noqa: E402
 from vla_runtime.engines.tensorrt.adapter import (  # noqa: E402
     Network,
@@ -37,7 +38,9 @@ from vla_runtime.engines.tensorrt.adapter import (  # noqa: E402
 )
 from vla_runtime.engines.tensorrt.buffers import DeviceArray  # noqa: E402
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine  # noqa: E402
-from vla_runtime.engines.tensorrt.store import Metadata, engine_names  # noqa: E402
+from vla_runtime.engines.tensorrt.loading import load_networks  # noqa: E402
+from vla_runtime.engines.tensorrt.store import ENGINES, Metadata, network_name  # noqa: E402
+from vla_runtime.engines.text_table import TextTable  # noqa: E402
 from vla_runtime.export.tensorrt.build import build_engines, plan_build  # noqa: E402
 from vla_runtime.families import find_family  # noqa: E402
 
@@ -76,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(kit: Kit, adapter: TensorRT, runtime: CudaRuntime, repeats: int) -> dict[str, Any]:
     """Build, compare and time; everything in a table of plain numbers."""
     print(f'{runtime.info.name}, TensorRT {adapter.version}: building ...', flush=True)
-    plan = plan_build(kit.folder, adapter, runtime, rows=ROWS, force=True)
+    plan = plan_build(kit.folder, adapter, runtime, rows=max(ROWS), force=True)
     metadata = build_engines(
         plan,
         adapter,
@@ -84,9 +87,7 @@ def measure(kit: Kit, adapter: TensorRT, runtime: CudaRuntime, repeats: int) -> 
         captures=3,
         report=lambda name, entry: print(f'  {name}: {entry.seconds:.0f} s', flush=True),
     )
-    networks = {
-        name: adapter.load(plan.folder / metadata.engines[name].file) for name in engine_names(ROWS)
-    }
+    networks = load_networks(adapter, runtime, plan.folder, metadata, max(ROWS), kit.folder)
     bound = BOUNDS[kit.precision]
     checks = {
         name: _check(error, bound) for name, error in compare_networks(kit, runtime, networks)
@@ -96,17 +97,17 @@ def measure(kit: Kit, adapter: TensorRT, runtime: CudaRuntime, repeats: int) -> 
     for mode, captures in (('graphs', 3), ('plain', 0)):
         for network in networks.values():
             network.close()
-        networks = {
-            name: adapter.load(plan.folder / entry.file) for name, entry in metadata.engines.items()
-        }
+        own = CudaRuntime(runtime.index, runtime.module)
+        networks = load_networks(adapter, own, plan.folder, metadata, max(ROWS), kit.folder)
         engine = TensorRTEngine(
             find_family('pi05'),
             kit.dims,
-            CudaRuntime(runtime.index, runtime.module),
+            own,
             networks,
             PreparedTable(kit.reference['time_table']),
             max_rows=max(ROWS),
             captures=captures,
+            text_table=PreparedText(kit.reference),
         )
         engine.prepare(STEPS)
         status[mode] = dict(engine.cuda_graph)
@@ -133,12 +134,12 @@ def compare_networks(
     """The error of every network alone, on ONNX Runtime's inputs."""
     reference, found = kit.reference, []
     for rows in ROWS:
-        vision, prefix, expert = engine_names([rows])
+        vision, prefix, expert = (network_name(name, rows) for name in ENGINES)
         past = {name: reference[f'{name}_r{rows}'] for name in ('past_key', 'past_value')}
         inputs = {
             'image_tokens': reference['image_tokens'],
             'image_mask': reference['image_mask'],
-            'tokens': reference[f'tokens_r{rows}'],
+            TEXT_INPUT: reference[f'{TEXT_INPUT}_r{rows}'],
             'token_mask': reference[f'token_mask_r{rows}'],
         }
         images = kit.dims.cameras * kit.dims.vision.tokens
@@ -191,6 +192,16 @@ class PreparedTable:
 
     def __call__(self, times: np.ndarray) -> np.ndarray:
         return self._rows
+
+
+class PreparedText(TextTable):
+    """The kit's rows of the text table, looked up where the weights were."""
+
+    def __init__(self, reference: Mapping[str, np.ndarray]) -> None:
+        self._reference = reference
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        return self._reference[f'{TEXT_INPUT}_r{len(tokens)}']
 
 
 def encode(engine: TensorRTEngine, kit: Kit, rows: int) -> None:

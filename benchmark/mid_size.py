@@ -12,7 +12,6 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-import torch
 from random_policy import random_network
 
 from vla_runtime.bundle.schema import (
@@ -85,10 +84,9 @@ def write_mid_size(folder: Path) -> Path:
 @contextmanager
 def mid_size_policy(threads: int, settings: PolicySettings | None = None) -> Iterator[Policy]:
     """The policy, warm, on so many CPU threads."""
-    torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
         bundle = write_mid_size(Path(folder) / 'bundle')
-        policy = Policy.load(bundle, settings=settings, verify=False)
+        policy = Policy.load(bundle, settings=settings, threads=threads, verify=False)
         policy.warm_up()
         yield policy
         policy.close()

@@ -126,7 +126,7 @@ def main() -> None:
 
     figures: dict[str, Any] = {'episodes': len(seeds), 'expert': push_all(world, plan, seeds)}
     for bundle in arguments.bundles:
-        policy = Policy.load(bundle)
+        policy = Policy.load(bundle, threads=1)
         figures[str(bundle)] = {
             'bundle_sha256': bundle_identity(bundle),
             **push_all(world, policy_chunk(policy), seeds),

@@ -146,7 +146,7 @@ def write_policy(folder: Path, robot: Robot, step_time_s: float, seed: int) -> P
 def _mean_action(bundle: Path, centre: np.ndarray, half: np.ndarray, seed: int) -> np.ndarray:
     """(joints,) mean normalised action over random observations."""
     random = np.random.default_rng(seed)
-    policy = Policy.load(bundle, verify=False)
+    policy = Policy.load(bundle, threads=1, verify=False)
     means = []
     for _ in range(_LOOKS):
         images = {

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, WEIGHTS_DATA
+from vla_runtime.engines.onnx.files import ONNX_FOLDER, TEXT_INPUT, WEIGHTS_DATA
 from vla_runtime.engines.protocol import StepInputs
-from vla_runtime.engines.tensorrt.store import engine_names
+from vla_runtime.engines.tensorrt.store import ENGINES, network_name
+from vla_runtime.engines.text_table import TextTable
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PI05, PiDims
 from vla_runtime.files.large_files import file_sha256
@@ -92,8 +93,9 @@ def kit_dims(size: str) -> PiDims:
 def prepare(folder: Path, size: str, precision: str, seed: int = 0) -> None:
     """Write graphs, drawn weights, inputs and ONNX Runtime's outputs.
 
-    `reference.npz` holds the inputs by name (`pixels`, `tokens_r2`, …), the time table, and for one
-    and two rows `image_tokens`, `past_key_rR`, `past_value_rR`, `velocity_rR` (of the first step)
+    `reference.npz` holds the inputs by name (`pixels`, `text_embeddings_r2`, …), the time table,
+    and for one and two rows `image_tokens`, `past_key_rR`, `past_value_rR`, `velocity_rR` (of the
+    first step)
     and `chunk_rR`. The folder appears complete or not at all.
 
     Raises:
@@ -155,10 +157,12 @@ def _reference(
     from vla_runtime.engines.onnx.engine import OnnxEngine
 
     engine = OnnxEngine('pi05', dims, bundle, device='cpu', precision=precision, max_rows=max(ROWS))
+    text = TextTable.of(bundle, precision)
     reference: dict[str, np.ndarray] = {'time_table': table}
     for rows in ROWS:
         inputs = random_inputs(dims, rows, seed, steps=STEPS)
         reference |= _inputs(inputs, rows)
+        reference[f'{TEXT_INPUT}_r{rows}'] = text(inputs.prefix_inputs['tokens'])
         reference |= _network_outputs(bundle / ONNX_FOLDER, reference, rows)
         reference[f'chunk_r{rows}'] = _chunk(engine, inputs)
     engine.close()
@@ -264,7 +268,7 @@ def _network_outputs(
     """Each graph alone on ONNX Runtime, the expert for one step."""
     import onnxruntime
 
-    names = engine_names([rows])
+    names = [network_name(name, rows) for name in ENGINES]
 
     def run(name: str, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
         session = onnxruntime.InferenceSession(
@@ -276,7 +280,7 @@ def _network_outputs(
     prefix = {
         'image_tokens': image_tokens,
         'image_mask': reference['image_mask'],
-        'tokens': reference[f'tokens_r{rows}'],
+        TEXT_INPUT: reference[f'{TEXT_INPUT}_r{rows}'],
         'token_mask': reference[f'token_mask_r{rows}'],
     }
     past_key, past_value, prefix_mask = run(names[1], prefix)

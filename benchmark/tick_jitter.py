@@ -49,7 +49,7 @@ import torch
 torch.set_num_threads(1)
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
-policy = Policy.load(sys.argv[1])
+policy = Policy.load(sys.argv[1], threads=1)
 spec, random = policy.spec, np.random.default_rng(0)
 state = np.zeros(len(spec.state), dtype=np.float32)
 print('ready', flush=True)

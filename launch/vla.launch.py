@@ -34,7 +34,7 @@ ARGUMENTS = (
     DeclareLaunchArgument(
         'robot', description='Robot file, or the name of one of config/robots without .yaml.'
     ),
-    DeclareLaunchArgument('backend', default_value='torch', description='What runs the networks.'),
+    DeclareLaunchArgument('backend', default_value='auto', description='What runs the networks.'),
     DeclareLaunchArgument(
         'instruction',
         default_value='',

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from network_cases import ReferenceCase, batch_entries, network_case_paths, our_weights
+from network_cases import ReferenceCase, our_weights
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -86,11 +86,6 @@ def dims_of_case(d: Mapping[str, Any]) -> ActDims:
     )
 
 
-def act_case_paths() -> list[Path]:
-    """Descriptions of all ACT cases in the cases folder."""
-    return network_case_paths('act')
-
-
 @lru_cache(maxsize=4)
 def load_act_case(path: Path) -> ActCase:
     """Read a case and load its weights under our names, every one of them."""
@@ -100,8 +95,3 @@ def load_act_case(path: Path) -> ActCase:
     network.load_state_dict(our_weights(path, NAMES))
     network.eval().requires_grad_(False)
     return ActCase(description, load_file(path.with_suffix('.case.safetensors')), network)
-
-
-def act_entries() -> Iterator[tuple[Path, int]]:
-    """Every (case, batch entry)."""
-    return batch_entries('act')

@@ -14,7 +14,7 @@ _IMPORT = re.compile(r'^import time: +\S+ +\| +\S+ +\| +(\S+)$')
 
 @dataclass(frozen=True)
 class Command:
-    """How a command ended; `imported` are the modules that Python looked into for it."""
+    """Outcome of a command; `imported` are the modules that Python looked into for it."""
 
     returncode: int
     stdout: str

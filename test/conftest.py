@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,13 @@ from hypothesis import settings
 
 # Tiny networks gain nothing from threads, and threads that spin on a busy machine lose tenfold.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
+
+# What `auto` chose for this user's own bundles is no business of the tests, nor the other way
+# round. Fonts that were laid out once are taken from where they are.
+if 'PYTEST_XDIST_WORKER' not in os.environ:
+    os.environ.setdefault('MPLCONFIGDIR', str(Path.home() / '.cache' / 'matplotlib'))
+    os.environ['XDG_CACHE_HOME'] = tempfile.mkdtemp(prefix='vla_runtime_cache_')
+    atexit.register(shutil.rmtree, os.environ['XDG_CACHE_HOME'], ignore_errors=True)
 
 sys.path.insert(0, str(Path(__file__).parent))
 

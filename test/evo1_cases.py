@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from network_cases import ReferenceCase, batch_entries, network_case_paths, our_weights
+from network_cases import ReferenceCase, our_weights
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -154,13 +154,3 @@ def load_evo1_case(path: Path, b: int) -> Evo1Case:
 def _has_embodiments(name: str, value: Tensor) -> bool:
     encoder = name.startswith(('state_encoder', 'action_encoder', 'velocity_head'))
     return encoder and value.dim() == (3 if name.endswith('weight') else 2)
-
-
-def evo1_case_paths() -> list[Path]:
-    """Descriptions of all Evo-1 cases in the cases folder."""
-    return network_case_paths('evo1')
-
-
-def evo1_entries() -> Iterator[tuple[Path, int]]:
-    """Every (case, batch entry)."""
-    return batch_entries('evo1')

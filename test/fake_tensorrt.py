@@ -135,7 +135,7 @@ class FakeRuntime(Named):
             severity = self._logger.Severity.ERROR
             self._logger.log(severity, 'the serialization of the plan does not fit')
             return None
-        return FakeEngine(self.trt, Path(plan['onnx']))
+        return FakeEngine(self.trt, Path(plan['onnx']), plan['profiles'])
 
 
 @cache
@@ -148,8 +148,9 @@ def _session(onnx: Path) -> onnxruntime.InferenceSession:
 class FakeEngine(Named):
     kind = 'ICudaEngine'
 
-    def __init__(self, trt: FakeTensorRT, onnx: Path) -> None:
+    def __init__(self, trt: FakeTensorRT, onnx: Path, profiles: list[dict]) -> None:
         super().__init__(trt)
+        self._profiles, self._contexts = profiles, 0
         self._session = _session(onnx.resolve())
         self._inputs = {item.name: item for item in self._session.get_inputs()}
         self._outputs = {item.name: item for item in self._session.get_outputs()}
@@ -170,8 +171,15 @@ class FakeEngine(Named):
     def get_tensor_name(self, index: int) -> str:
         return list(self._tensors)[index]
 
+    @property
+    def num_optimization_profiles(self) -> int:
+        return max(1, len(self._profiles))
+
+    def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
+        return [tuple(self._profiles[profile][name])] * 3
+
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
+        return _free(self._tensors[name].shape)
 
     def get_tensor_mode(self, name: str):
         modes = self.trt.TensorIOMode
@@ -186,19 +194,24 @@ class FakeEngine(Named):
 
     def create_execution_context(self, strategy=None):
         assert strategy is None or strategy.name == 'USER_MANAGED'
-        return FakeContext(self)
+        return self._context()
 
     def create_execution_context_without_device_memory(self):
-        return FakeContext(self)
+        return self._context()
 
-    def _run(self, addresses: dict[str, int]) -> None:
+    def _context(self):
+        # The first context has the first profile, the others none.
+        self._contexts += 1
+        return FakeContext(self, 0 if self._contexts == 1 else None)
+
+    def _run(self, addresses: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         cuda = self.trt.cuda
         arrays = {}
         for name, tensor in self._tensors.items():
             dtype = _TYPES[tensor.type][1]
             if self.get_tensor_dtype(name).name == 'INT32':
                 dtype = np.int32
-            arrays[name] = cuda.array(addresses[name], tuple(tensor.shape), dtype)
+            arrays[name] = cuda.array(addresses[name], shapes[name], dtype)
         feeds = {
             name: arrays[name].astype(_TYPES[tensor.type][1])
             for name, tensor in self._inputs.items()
@@ -215,9 +228,11 @@ class FakeEngine(Named):
 class FakeContext(Named):
     kind = 'IExecutionContext'
 
-    def __init__(self, engine: FakeEngine) -> None:
+    def __init__(self, engine: FakeEngine, profile: int | None) -> None:
         super().__init__(engine.trt)
-        self._engine = engine
+        self._engine, self._profile = engine, profile
+        self._lengths: set[int] = set()
+        self._set: set[str] = set()
         self._addresses: dict[str, int] = {}
         self._scratch = 0
 
@@ -233,6 +248,28 @@ class FakeContext(Named):
         assert size >= 1000
         self._scratch = address
 
+    def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
+        if profile >= self._engine.num_optimization_profiles:
+            return False
+        self._profile = profile
+        return True
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        assert self._profile is not None, 'a context without a profile was given a shape'
+        if tuple(shape) != self._engine.get_tensor_profile_shape(name, self._profile)[1]:
+            return False
+        free = self._engine.get_tensor_shape(name)
+        self._lengths |= {size for size, known in zip(shape, free, strict=True) if known == -1}
+        self._set.add(name)
+        return True
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        free = self._engine.get_tensor_shape(name)
+        if -1 not in free:
+            return free
+        (length,) = self._lengths
+        return tuple(length if size == -1 else size for size in free)
+
     def set_tensor_address(self, name: str, address: int) -> bool:
         if name not in self._engine._tensors:
             return False
@@ -243,20 +280,32 @@ class FakeContext(Named):
         assert self._scratch, 'a context without scratch memory was run'
         if set(self._addresses) != set(self._engine._tensors):
             return False
-        frozen, engine = dict(self._addresses), self._engine
-        self.trt.cuda.put(stream, lambda: engine._run(frozen))
+        engine = self._engine
+        free = {name for name in engine._inputs if -1 in engine.get_tensor_shape(name)}
+        assert self._set == free, 'an input of unknown shape'
+        frozen = dict(self._addresses)
+        shapes = {name: self.get_tensor_shape(name) for name in engine._tensors}
+        self.trt.cuda.put(stream, lambda: engine._run(frozen, shapes))
         return True
 
 
 class FakeLayer(Named):
-    """A layer with outputs of the given types."""
+    """A layer with outputs of the given types.
+
+    Args:
+        inputs: tensors that it reads, as `get_output` of other layers gives them.
+    """
 
     kind = 'ILayer'
 
-    def __init__(self, trt: FakeTensorRT, layer_type: str, *dtypes: str) -> None:
+    def __init__(self, trt: FakeTensorRT, layer_type: str, *dtypes: str, inputs=()) -> None:
         super().__init__(trt)
         self._type = getattr(trt.LayerType, layer_type)
-        self._dtypes = [getattr(trt.DataType, name) for name in dtypes]
+        self._outputs = [
+            SimpleNamespace(dtype=getattr(trt.DataType, name), name=f'{id(self)}.{number}')
+            for number, name in enumerate(dtypes)
+        ]
+        self._inputs = list(inputs)
         self._set: dict[int, object] = {}
         self._precision = None
 
@@ -266,10 +315,20 @@ class FakeLayer(Named):
 
     @property
     def num_outputs(self) -> int:
-        return len(self._dtypes)
+        return len(self._outputs)
 
     def get_output(self, index: int):
-        return SimpleNamespace(dtype=self._dtypes[index])
+        return self._outputs[index]
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self._inputs)
+
+    def get_input(self, index: int):
+        return self._inputs[index]
+
+    def set_input(self, index: int, tensor) -> None:
+        self._inputs[index] = tensor
 
     @property
     def precision(self):
@@ -296,6 +355,38 @@ class FakeNetwork(Named):
 
     def get_layer(self, index: int) -> FakeLayer:
         return self.trt.layers[index]
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self._inputs())
+
+    def get_input(self, index: int):
+        port = self._inputs()[index]
+        return SimpleNamespace(name=port.name, shape=_free(port.shape))
+
+    def _inputs(self) -> list:
+        return _session(Path(self._onnx).resolve()).get_inputs()
+
+    def add_cast(self, tensor, dtype) -> FakeLayer:
+        cast = FakeLayer(self.trt, 'CAST', dtype.name, inputs=[tensor])
+        self.trt.layers.append(cast)
+        return cast
+
+
+def _free(shape) -> tuple[int, ...]:
+    """A shape with -1 for an axis of any length."""
+    return tuple(size if isinstance(size, int) else -1 for size in shape)
+
+
+class FakeProfile:
+    """Shapes of inputs: smallest, usual and largest."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def set_shape(self, name: str, smallest, usual, largest) -> None:
+        assert smallest == usual == largest
+        self.shapes[name] = usual
 
 
 class FakeParser(Named):
@@ -335,10 +426,15 @@ class FakeConfig(Named):
         super().__init__(trt)
         self._flags: set[str] = {'TF32'}
         self._limits: dict[str, int] = {}
+        self._profiles: list[FakeProfile] = []
         self._sources, self._cache, self._monitor = 0b11111, None, None
 
     def set_memory_pool_limit(self, pool, size: int) -> None:
         self._limits[pool.name] = size
+
+    def add_optimization_profile(self, profile: FakeProfile) -> int:
+        self._profiles.append(profile)
+        return len(self._profiles) - 1
 
     def set_flag(self, flag) -> None:
         self._flags.add(flag.name)
@@ -392,6 +488,9 @@ class FakeBuilder(Named):
         self.trt.configs.append(config)
         return config
 
+    def create_optimization_profile(self) -> FakeProfile:
+        return FakeProfile()
+
     def build_serialized_network(self, network: FakeNetwork, config: FakeConfig) -> bytes | None:
         monitor = config._monitor
         if monitor is not None:
@@ -404,5 +503,10 @@ class FakeBuilder(Named):
         if self.trt.fail_build:
             self._logger.log(self._logger.Severity.ERROR, self.trt.fail_build)
             return None
-        plan = {'release': self.trt.__version__, 'onnx': network._onnx}
+        profiles = [profile.shapes for profile in config._profiles]
+        if not profiles and any(-1 in _free(port.shape) for port in network._inputs()):
+            severity = self._logger.Severity.ERROR
+            self._logger.log(severity, 'a network with a free axis needs a profile')
+            return None
+        plan = {'release': self.trt.__version__, 'onnx': network._onnx, 'profiles': profiles}
         return json.dumps(plan).encode()

@@ -23,7 +23,7 @@ from torch import Tensor
 from vla_runtime.families import build_network
 from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.groot.dimensions import GrootDims, StackDims
-from vla_runtime.families.groot.networks import GrootN15
+from vla_runtime.families.groot.n15 import GrootN15
 from vla_runtime.families.groot.tensor_names import NAMES, SLICED
 
 FAMILY = 'groot_n15'

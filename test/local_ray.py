@@ -31,12 +31,15 @@ class Addresses(NamedTuple):
 
 
 @contextmanager
-def local_cluster(folder: Path, *python_path: Path) -> Iterator[Addresses]:
+def local_cluster(
+    folder: Path, *python_path: Path, token: str | None = None
+) -> Iterator[Addresses]:
     """Start a cluster with two CPUs, so of two workers; yield its addresses.
 
     Args:
         folder: for its log; it starts there.
         python_path: where its workers look for packages first.
+        token: that it asks for; None: it asks for none.
     """
     port, client_port = _free_port(), _free_port()
     words = ['start', '--head', '--block', '--num-cpus=2', f'--port={port}']
@@ -44,13 +47,23 @@ def local_cluster(folder: Path, *python_path: Path) -> Iterator[Addresses]:
     words += ['--include-dashboard=false', '--disable-usage-stats']
     before = os.environ.get('PYTHONPATH')
     path = os.pathsep.join([*map(str, python_path), *([before] if before else [])])
+    # Without a word Ray would ask for the token in the home folder, where there is one.
+    security = {'RAY_AUTH_MODE': 'disabled' if token is None else 'token'}
+    if token is not None:
+        security['RAY_AUTH_TOKEN'] = token
     log = folder / 'ray.log'
     with log.open('w') as output:
         process = subprocess.Popen(
             [sys.executable, '-c', _RAY, *words],
             cwd=folder,
             # A busy machine starts a cluster in more than the 30 seconds that Ray allows.
-            env={**os.environ, 'PYTHONPATH': path, 'RAY_raylet_start_wait_time_s': '120'},
+            env={
+                **os.environ,
+                **security,
+                'PYTHONPATH': path,
+                'RAY_raylet_start_wait_time_s': '120',
+                'RAY_agent_register_timeout_ms': '120000',
+            },
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from reference_cases import find
 from safetensors.torch import load_file
@@ -17,9 +19,13 @@ from torch import Tensor
 from vla_runtime.export.tensor_names import TensorNames
 from vla_runtime.families import build_network
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.families.pi.tensor_names import NAMES
+from vla_runtime.inference.denoise import flow_times
+from vla_runtime.inference.real_time_chunking import plan_weights
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,55 @@ def batch_entries(kind: str | None = None) -> Iterator[tuple[Path, int]]:
     for path in network_case_paths(kind):
         for b in range(json.loads(path.read_text())['batch']):
             yield path, b
+
+
+def each_entry(kind: str) -> pytest.MarkDecorator:
+    """Run a test with `path` and `b` of every case and batch entry of a kind."""
+    return pytest.mark.parametrize(
+        ('path', 'b'), list(batch_entries(kind)), ids=lambda value: getattr(value, 'stem', value)
+    )
+
+
+def each_case(kind: str) -> pytest.MarkDecorator:
+    """Run a test with `path` of every case of a kind."""
+    return pytest.mark.parametrize('path', network_case_paths(kind), ids=lambda path: path.stem)
+
+
+def committed_plan(
+    previous: Tensor, horizon: int, steps: int, schedule: str
+) -> tuple[Tensor, np.ndarray]:
+    """Plan (1, H, A) of a case's previous chunk, and its weights (N, H) by a schedule."""
+    plan = torch.zeros(1, horizon, previous.shape[1])
+    plan[0, : len(previous)] = previous
+    weights = plan_weights(
+        flow_times(steps),
+        schedule=schedule,
+        delay=2,
+        execution_horizon=min(6, len(previous)),
+        horizon=horizon,
+        maximum=10.0,
+    )
+    return plan, weights
+
+
+def denoised(
+    network: FlowNetwork,
+    past: Mapping[str, Tensor],
+    noise: Tensor,
+    steps: int,
+    plan: Tensor | None = None,
+    weights: np.ndarray | None = None,
+) -> list[tuple[Tensor, Tensor]]:
+    """(x, velocity) of every step from noise (1, H, A), as the engines run them."""
+    step, x, states = DenoiseStep(network), noise, []
+    plan = torch.zeros_like(x) if plan is None else plan
+    for k, t in enumerate(torch.tensor(flow_times(steps), dtype=torch.float32)):
+        weight = torch.zeros(x.shape[1]) if weights is None else torch.from_numpy(weights[k])
+        table = network.time_conditioning(t[None])
+        dt = torch.tensor(-1.0 / steps)
+        x, velocity = step(x, past, table, t, dt, torch.ones(1), plan, weight[None, :, None], {})
+        states.append((x, velocity))
+    return states
 
 
 def largest_error(ours: Tensor | Any, reference: Tensor) -> float:

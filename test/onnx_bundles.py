@@ -5,20 +5,27 @@ from __future__ import annotations
 import shutil
 import tempfile
 from atexit import register
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
-from network_cases import load_network_case, network_case_paths
+from network_cases import committed_plan, load_network_case, network_case_paths
 from safetensors.torch import save_file
 from tiny_policy import tiny_spec, write_tiny_policy
+from torch import Tensor
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.bundle.writer import seal
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision
+from vla_runtime.engines.onnx.session import Placement, Session
+from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.families.flow_network import FlowNetwork
 
 
 @lru_cache
@@ -46,6 +53,13 @@ def _tiny_onnx_bundle(family: str, precision: Precision) -> Path:
     return target
 
 
+def exported(folder: Path, spec: BundleSpec) -> Path:
+    """Export a tiny policy as the code stands now, patched or not; return its folder."""
+    write_tiny_policy(folder, spec)
+    write_onnx(folder, spec, 'float32')
+    return folder
+
+
 def onnx_of_case(path: Path) -> tuple[Path, BundleSpec]:
     """A reference case's network as ONNX files: a folder with weights, no whole bundle."""
     return _onnx_of_case(path.stem)
@@ -55,13 +69,41 @@ def onnx_of_case(path: Path) -> tuple[Path, BundleSpec]:
 def _onnx_of_case(stem: str) -> tuple[Path, BundleSpec]:
     (path,) = (path for path in network_case_paths() if path.stem == stem)
     case = load_network_case(path)
-    folder = scratch_folder() / f'case_{stem}'
-    folder.mkdir()
-    spec = replace(tiny_spec(case.kind), dims=case.network.dims, denoise_steps=case.steps)
-    weights = {key: value.contiguous() for key, value in case.network.state_dict().items()}
+    return onnx_of_network(case.kind, case.network, denoise_steps=case.steps)
+
+
+def onnx_of_network(family: str, network: FlowNetwork, **changes: Any) -> tuple[Path, BundleSpec]:
+    """A network as ONNX files: a folder with weights, no whole bundle.
+
+    Args:
+        family: of the network.
+        network: with weights.
+        changes: of the tiny policy's description.
+    """
+    folder = Path(tempfile.mkdtemp(dir=scratch_folder()))
+    spec = replace(tiny_spec(family), dims=network.dims, **changes)
+    weights = {key: value.contiguous() for key, value in network.state_dict().items()}
     save_file(weights, str(folder / WEIGHTS_FILE))
     write_onnx(folder, spec, 'float32')
     return folder, spec
+
+
+def run_graph(folder: Path, name: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Outputs of one ONNX file of a folder, by its file name without the ending."""
+    return Session(folder / ONNX_FOLDER / f'{name}.onnx', Placement.of('cpu')).run(values)
+
+
+def tied_inputs(
+    noise: Tensor, steps: int, previous: Tensor | None = None, schedule: str | None = None
+) -> StepInputs:
+    """Inputs of a chunk's steps from noise (H, A), tied to a previous chunk by a schedule."""
+    plan, weights = np.zeros(noise.shape, np.float32), np.zeros((steps, len(noise)), np.float32)
+    if schedule is not None:
+        tied, weights = committed_plan(previous, len(noise), steps, schedule)
+        plan = tied[0].numpy()
+    return StepInputs(
+        x=noise.numpy(), row_weight=np.ones(1, np.float32), plan=plan, plan_weight=weights
+    )
 
 
 def copy_bundle(source: Path, target: Path) -> Path:

@@ -277,7 +277,7 @@ def update_in_half(model: onnx.ModelProto) -> None:
 
 
 def a_step_rounded(model: onnx.ModelProto) -> None:
-    """What goes from the first of the unrolled steps to the second."""
+    """Tensor that goes from the first of the unrolled steps to the second."""
     update = [node for node in nodes_of(model, 'Add') if node.name.startswith('step_0/')][-1]
     round_tensor(model, update.output[0])
 

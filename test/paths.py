@@ -1,4 +1,4 @@
-"""Where the tests find the project's files."""
+"""Paths of the project's files."""
 
 from pathlib import Path
 

@@ -120,6 +120,7 @@ class _Maker:
             self._topics,
             [JointSource(self._joints_topic, joint) for joint in self._match.state_joints],
             SyncLimits(20_000_000, 500_000_000),
+            self._match.earlier,
         )
         self._responder = Responder(
             self._policy,

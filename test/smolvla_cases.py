@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from network_cases import (
     ReferenceCase,
-    batch_entries,
-    network_case_paths,
     our_weights,
     vision_of_case,
 )
@@ -40,7 +38,7 @@ class SmolVlaCase(ReferenceCase):
         return {name: torch.stack([self.tensors[name][b] for b in entries]) for name in names}
 
     def prefix(self, b: int) -> Mapping[str, Tensor]:
-        """What the prefix of batch entry b hands to the head."""
+        """Outputs of the prefix network for batch entry b."""
         pixels, mask = self.images(b)
         return self.network.prefix(self.network.vision(pixels), mask, **self.rows(b))
 
@@ -68,11 +66,6 @@ def dims_of_case(d: Mapping[str, Any]) -> SmolVlaDims:
     )
 
 
-def smolvla_case_paths() -> list[Path]:
-    """Descriptions of all SmolVLA cases in the cases folder."""
-    return network_case_paths('smolvla')
-
-
 @lru_cache(maxsize=4)
 def load_smolvla_case(path: Path) -> SmolVlaCase:
     """Read a case and load its weights under our names, every one of them."""
@@ -82,11 +75,6 @@ def load_smolvla_case(path: Path) -> SmolVlaCase:
     network.load_state_dict(our_weights(path, NAMES))
     network.eval().requires_grad_(False)
     return SmolVlaCase(description, load_file(path.with_suffix('.case.safetensors')), network)
-
-
-def smolvla_entries() -> Iterator[tuple[Path, int]]:
-    """Every (case, batch entry)."""
-    return batch_entries('smolvla')
 
 
 def tiny_smolvla(dims: SmolVlaDims | None = None) -> SmolVla:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from fake_cuda import FakeCuda
@@ -14,7 +15,8 @@ from vla_runtime.bundle.writer import seal
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.tensorrt.adapter import TensorRT
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
-from vla_runtime.engines.tensorrt.store import Metadata
+from vla_runtime.engines.tensorrt.store import Metadata, passed_on, write_metadata
+from vla_runtime.export.onnx.cases import record_cases
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.tensorrt.build import build_engines, plan_build
 
@@ -22,10 +24,11 @@ STEPS = tiny_spec().denoise_steps
 
 
 def write_exported_policy(target: Path, family: str = 'pi05', precision='float32') -> Path:
-    """A tiny bundle of random weights with its ONNX files, guidance included."""
+    """A tiny bundle of random weights with ONNX files and recorded cases, guidance included."""
     write_tiny_policy(target, tiny_spec(family, advantage='task_newline'))
     spec = read_bundle(target).spec
     write_onnx(target, spec, precision)
+    record_cases(target, spec)
     seal(target, spec)
     return target
 
@@ -50,10 +53,15 @@ class Machine:
     def runtime(self, index: int = 0) -> CudaRuntime:
         return CudaRuntime(index, self.cuda)
 
-    def build(self, captures: int = 1, **options) -> Metadata:
+    def build(self, captures: int = 1, passed: bool = True, **options) -> Metadata:
+        """Build without comparing; with `passed` as if the engines had been compared."""
         runtime, adapter = self.runtime(), TensorRT(self.trt)
-        plan = plan_build(self.bundle, adapter, runtime, **{'rows': (1, 2), **options})
+        plan = plan_build(self.bundle, adapter, runtime, **{'rows': 2, **options})
         metadata = build_engines(plan, adapter, runtime, captures=captures)
+        if passed:
+            files = read_bundle(self.bundle, verify=False).spec.files
+            metadata = replace(metadata, passed=passed_on(files))
+            write_metadata(plan.folder, metadata)
         runtime.close()
         return metadata
 

@@ -1,4 +1,4 @@
-"""What a user meets first: the files around the package agree, and ./run does what it says."""
+"""Files around the package agree, and ./run does what it says."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def setup_py(*arguments: str) -> str:
 
 @functools.cache
 def metadata() -> Message:
-    """What setup.py says of the package, as pip and the package index read it."""
+    """Metadata of setup.py, as pip and the package index read it."""
     with tempfile.TemporaryDirectory() as folder:
         setup_py('egg_info', '--egg-base', folder)
         text = (Path(folder) / 'vla_runtime.egg-info' / 'PKG-INFO').read_text()
@@ -378,3 +378,15 @@ def test_run_works_a_second_time_without_the_network() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1].startswith('ready: ')
     assert 'PyTorch' not in done.stderr
+
+
+@pytest.mark.skipif(
+    not (ROOT / '.venv' / 'setup.stamps').is_file(),
+    reason='this environment was not made by ./run',
+)
+def test_run_keeps_bytecode_even_where_the_environment_forbids_it_and_not_beside_the_code() -> None:
+    code = 'import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)'
+    done = run('exec', 'python', '-c', code, PYTHONDONTWRITEBYTECODE='1', PYTHONPYCACHEPREFIX='')
+    assert done.stdout.split() == ['False', str(ROOT / '.venv' / 'pycache')], done.stderr
+    done = run('exec', 'python', '-c', code, PYTHONDONTWRITEBYTECODE='', PYTHONPYCACHEPREFIX='')
+    assert done.stdout.split() == ['False', 'None'], done.stderr

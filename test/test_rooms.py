@@ -21,7 +21,7 @@ ROOMS: dict[str, set[str]] = {
     'files': set(),
     # A family's checkpoint reader gives the exporter and the bundle what they write.
     'families': {'bundle', 'export'},
-    'bundle': {'families', 'processing', 'export'},
+    'bundle': {'families', 'processing'},
     'processing': set(),
     'inference': {'engines', 'bundle', 'processing', 'families'},
     'engines': {'families', 'bundle'},

@@ -15,6 +15,7 @@ from vla_runtime.bundle.schema import (
     ActionSpec,
     BundleSpec,
     CameraSpec,
+    CropSpec,
     ImageSpec,
     NormalisationSpec,
     PoseSpec,
@@ -28,6 +29,7 @@ from vla_runtime.families.act.dimensions import ActDims, ResNetDims, StackDims
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
 from vla_runtime.families.groot import dimensions as groot
+from vla_runtime.families.groot.n17_dimensions import GrootN17Dims, QwenVisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.types import AdvantageTemplate, Observation, PromptTemplate, RotationForm
@@ -46,6 +48,7 @@ def tokenizer_of(family: str) -> Path:
         'smolvla': 'smolvla_folder/tokenizer.json',
         'evo1': 'smolvla_folder/tokenizer.json',
         'groot_n15': 'groot_tokenizer.json',
+        'groot_n17': 'groot_tokenizer.json',
     }
     return _CASES / folders[family] if family in folders else TOKENIZER
 
@@ -56,6 +59,8 @@ def tiny_dims(family: str, horizon: int = 8) -> Any:
         return _tiny_smolvla(horizon)
     if family == 'groot_n15':
         return _tiny_groot(horizon)
+    if family == 'groot_n17':
+        return _tiny_groot_n17(horizon)
     if family == 'act':
         return _tiny_act(horizon)
     if family == 'evo1':
@@ -114,6 +119,39 @@ def _tiny_groot(horizon: int) -> groot.GrootDims:
     )
 
 
+def _tiny_groot_n17(horizon: int) -> GrootN17Dims:
+    return GrootN17Dims(
+        vision=QwenVisionDims(
+            width=32,
+            depth=2,
+            num_heads=2,
+            mlp_dim=40,
+            patch_size=8,
+            merge=2,
+            positions=5,
+            deepstack=(1,),
+        ),
+        image=(32, 48),
+        language=DecoderDims(
+            width=40, depth=3, mlp_dim=48, num_heads=4, num_kv_heads=2, head_dim=16
+        ),
+        rope_sections=(4, 2, 2),
+        context=groot.StackDims(depth=1, num_heads=4, head_dim=10, mlp_dim=60),
+        dit=groot.StackDims(depth=5, num_heads=4, head_dim=6, mlp_dim=40),
+        text_every=2,
+        head_width=20,
+        positions=12,
+        vocabulary=264,
+        cameras=len(CAMERAS),
+        image_places=(2, 4),
+        prompt_length=64,
+        horizon=horizon,
+        real_horizon=horizon,
+        action_dim=6,
+        state_dim=5,
+    )
+
+
 def _tiny_act(horizon: int) -> ActDims:
     stack = {'width': 24, 'num_heads': 3, 'mlp_dim': 32}
     return ActDims(
@@ -153,6 +191,7 @@ _TEMPLATES: Mapping[str, PromptTemplate] = {
     'smolvla': 'task_line',
     'evo1': 'after_images',
     'groot_n15': 'chat',
+    'groot_n17': 'chat',
 }
 
 
@@ -161,7 +200,10 @@ _IMAGES = {
     'act': ImageSpec('none', 'none'),
     'evo1': ImageSpec('stretch', 'bicubic'),
     'groot_n15': ImageSpec('stretch', 'bicubic_uint8'),
+    'groot_n17': ImageSpec('crop', 'bicubic_uint8', CropSpec(edge=36, fraction=0.9)),
 }
+# Families whose prompts are chats.
+CHATS = ('groot_n15', 'groot_n17')
 # Families whose images are normalised by channel.
 _NORMALISED = ('act', 'evo1')
 
@@ -194,8 +236,8 @@ def tiny_spec(
             template=_TEMPLATES[family],
             cleaning='lerobot',
             advantage=advantage,
-            frame='<|im_start|>{images}{task}<|im_end|>' if family == 'groot_n15' else None,
-            image='<img>{tokens}</img>' if family == 'groot_n15' else None,
+            frame='<|im_start|>{images}{task}<|im_end|>' if family in CHATS else None,
+            image='<img>{tokens}</img>' if family in CHATS else None,
         ),
         normalisation=NormalisationSpec(
             state='quantiles_lerobot',

@@ -12,7 +12,9 @@ Invariants:
 from __future__ import annotations
 
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -20,7 +22,9 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle, verify_files
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.loading import limit_threads, load_engine
+from vla_runtime.engines.choice import AUTO, Candidate, candidates, check_words, choose
+from vla_runtime.engines.cpu import cpu_threads
+from vla_runtime.engines.loading import load_engine
 from vla_runtime.engines.onnx.files import engine_graphs
 from vla_runtime.engines.preflight import check_backend, check_graph_files
 from vla_runtime.engines.protocol import PolicyEngine
@@ -28,6 +32,7 @@ from vla_runtime.families.family import distinct_image_sizes, image_sizes
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import StepObserver
+from vla_runtime.inference.guidance import resolve_cfg_mode
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import Place
 from vla_runtime.inference.request import ChunkRequest
@@ -37,6 +42,11 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
 
 Inference = tuple[ActionChunk, InferenceReport]
+# Settings whose graphs are known to be there: fewer than the schedules that any engine keeps.
+_PREPARED_KEPT = 3
+# A candidate of `auto` is timed over at least and at most so many inferences, else for so long.
+_LEAST_TRIALS, _MOST_TRIALS = 3, 30
+_TRIALS_MS = 300.0
 
 
 class Policy:
@@ -48,10 +58,16 @@ class Policy:
         settings: live settings to begin with.
 
     Attributes:
-        threads: CPU threads of each network; None: those that the process has.
+        backend, precision: what runs the networks, never `auto`; empty for an engine that was
+            handed over.
+        threads: CPU threads of each network.
+        why: how `auto` was decided; empty where both were named.
     """
 
+    backend: str = ''
+    precision: str = ''
     threads: int | None = None
+    why: str = ''
 
     def __init__(
         self, bundle: Bundle, engine: PolicyEngine, settings: PolicySettings | None = None
@@ -64,6 +80,8 @@ class Policy:
         self._pipeline: ChunkPipeline[Inference] = ChunkPipeline(self._runner)
         self._number = 0
         self._closed = False
+        # Latest last; see `is_prepared`.
+        self._prepared: list[tuple[object, ...]] = []
         self._settings = PolicySettings()
         self.settings = settings or PolicySettings()
 
@@ -71,10 +89,10 @@ class Policy:
     def load(
         cls,
         bundle: str | Path | Bundle,
-        backend: str = 'torch',
+        backend: str = AUTO,
         device: str = 'cpu',
         *,
-        precision: str = 'float32',
+        precision: str = AUTO,
         settings: PolicySettings | None = None,
         use_cuda_graphs: bool = True,
         threads: int | None = None,
@@ -84,13 +102,15 @@ class Policy:
 
         Args:
             bundle: the bundle's folder, or the bundle as read.
-            backend: a name of `engines.preflight.BACKENDS`: `torch`, `onnxruntime`, `tensorrt`.
+            backend: a name of `engines.preflight.BACKENDS`: `torch`, `onnxruntime`, `tensorrt`;
+                `auto`: the fastest here of those that may run this bundle (`engines.choice`).
             device: `cpu`, `cuda` or `cuda:N`.
-            precision: `float32`, `bfloat16` or `float16` for the large matrices.
+            precision: `float32`, `bfloat16` or `float16` for the large matrices; `auto`: the
+                fastest here of those that the bundle's receipt vouches for.
             settings: live settings to begin with.
             use_cuda_graphs: on CUDA, replay captured graphs (same results, less launch time).
-            threads: CPU threads of each network; 0: all cores but one, shared by the networks that
-                run at once; None: those that the process has.
+            threads: CPU threads of each network, whatever runs it; 0: all cores but one, shared by
+                the networks that run at once; None: OMP_NUM_THREADS where set, else as 0.
             verify: compare every file of the bundle with its SHA-256 first.
 
         Raises:
@@ -99,33 +119,62 @@ class Policy:
                 this policy cannot run with; nothing stays loaded then.
         """
         # Quick checks come before gigabytes are hashed.
-        check_backend(backend, device)
+        check_words(backend, precision)
+        if backend != AUTO:
+            check_backend(backend, device)
         checked = bundle if isinstance(bundle, Bundle) else read_bundle(bundle, verify=False)
-        # Guidance needs a second prompt row, and only policies with a tag can be guided.
-        max_rows = 2 if checked.spec.advantage else 1
         if backend == 'onnxruntime':
             sizes = len(distinct_image_sizes(checked.spec.dims))
-            check_graph_files(checked.folder, engine_graphs(range(1, max_rows + 1), sizes))
+            check_graph_files(checked.folder, engine_graphs(_rows(checked), sizes))
         if verify:
             verify_files(checked)
-        if threads is not None:
-            threads = limit_threads(
-                backend, threads, (settings or PolicySettings()).networks_at_once
-            )
-        engine = load_engine(
+        threads = cpu_threads(threads, (settings or PolicySettings()).networks_at_once)
+
+        load = partial(
+            cls._load_one,
             checked,
-            backend,
             device,
-            precision=precision,
-            max_rows=max_rows,
+            settings=settings,
             use_cuda_graphs=use_cuda_graphs,
+            threads=threads,
+        )
+        if AUTO not in (backend, precision):
+            return load(Candidate(backend, precision))
+        found = candidates(checked, backend, device, precision)
+        choice = choose(checked, found, device, threads, lambda one: _time(load(one)))
+        policy = load(Candidate(choice.backend, choice.precision))
+        policy.why = choice.why
+        return policy
+
+    @classmethod
+    def _load_one(
+        cls,
+        bundle: Bundle,
+        device: str,
+        candidate: Candidate,
+        *,
+        settings: PolicySettings | None,
+        use_cuda_graphs: bool,
+        threads: int,
+    ) -> Policy:
+        """Load a bundle with this backend and precision; after an error nothing stays loaded."""
+        check_backend(candidate.backend, device)
+        engine = load_engine(
+            bundle,
+            candidate.backend,
+            device,
+            precision=candidate.precision,
+            max_rows=max(_rows(bundle)),
+            use_cuda_graphs=use_cuda_graphs,
+            threads=threads,
         )
         try:
-            policy = cls(checked, engine, settings)
+            policy = cls(bundle, engine, settings)
         except BaseException:
             engine.close()
             raise
         policy.threads = threads
+        policy.backend, policy.precision = candidate.backend, candidate.precision
         return policy
 
     @property
@@ -271,19 +320,44 @@ class Policy:
         self._number = 0
         self._runner.cache.clear()
 
-    def warm_up(self) -> float:
+    def is_prepared(self, settings: PolicySettings) -> bool:
+        """Return whether an inference with these settings would begin without preparation.
+
+        True on an engine without CUDA graphs; else after `warm_up` with settings that need the same
+        graphs, unless several others were warmed up since (engines keep the last few).
+        """
+        if set(self._engine.cuda_graph.values()) == {'eager'}:
+            return True
+        return self._graphs_of(settings) in self._prepared
+
+    def _graphs_of(self, settings: PolicySettings) -> tuple[object, ...]:
+        """What of the settings the graphs depend on; guided or not, both are warmed up."""
+        return (
+            settings.denoise_steps or self.spec.denoise_steps,
+            resolve_cfg_mode(settings.cfg_mode, self._engine.max_rows),
+            settings.rtc_mode,
+            settings.samples,
+            settings.pipeline,
+        )
+
+    def warm_up(self, settings: PolicySettings | None = None) -> float:
         """Infer once on a black image, so that the first real inference is not slow.
 
         Captures the CUDA graphs that the settings need, with and without guidance and plan; others
         are captured at the first inference that needs them. Does not count as an inference.
 
+        Args:
+            settings: to prepare for, which are not put in force; None: those in force.
+
         Returns:
             milliseconds that it took
 
         Raises:
-            ValueError: this policy was closed.
+            ValueError: this policy was closed, or cannot run with these settings.
         """
         self._require_open()
+        wanted = self._settings if settings is None else settings
+        self.check(wanted)
         sizes = image_sizes(self.spec.dims)
         observation = Observation(
             images={
@@ -296,7 +370,7 @@ class Policy:
         )
         start = perf_counter()
         for guided in (False, True) if self.spec.advantage else (False,):
-            settings = replace(self._settings, cfg_enabled=guided, cfg_beta=2.0)
+            settings = replace(wanted, cfg_enabled=guided, cfg_beta=2.0)
             clock = PhaseClock()
             request = self._builder.build(
                 observation, settings, 0, plan=None, noise=None, clock=clock
@@ -312,6 +386,9 @@ class Policy:
                     self._runner.denoise(tied, encoded, clock)
                 held = encoded.places
                 self._runner.cache.clear()
+        graphs = self._graphs_of(wanted)
+        kept = [one for one in self._prepared if one != graphs]
+        self._prepared = [*kept, graphs][-_PREPARED_KEPT:]
         return (perf_counter() - start) * 1e3
 
     def close(self) -> None:
@@ -335,3 +412,18 @@ def _as_if_tied(
         return request
     inputs = replace(request.inputs, jacobian=jacobian, clean_actions=clean)
     return replace(request, inputs=inputs)
+
+
+def _rows(bundle: Bundle) -> range:
+    """Numbers of prompt rows: guidance needs a second one, and only policies with a tag have it."""
+    return range(1, 3 if bundle.spec.advantage else 2)
+
+
+def _time(policy: Policy) -> float:
+    """Milliseconds of the fastest of a few warm-ups; closes the policy."""
+    with closing(policy):
+        policy.warm_up()
+        times: list[float] = []
+        while len(times) < _MOST_TRIALS and (len(times) < _LEAST_TRIALS or sum(times) < _TRIALS_MS):
+            times.append(policy.warm_up())
+    return min(times)

@@ -14,12 +14,13 @@ import numpy as np
 
 # The closed vocabularies of a bundle's policy.yaml; `typing.get_args` gives the allowed words.
 # `none`: an image goes in at its own size, which must be that of the network. `stretch`: resized to
-# the square without keeping its aspect.
-ImagePadding = Literal['centre', 'left_top', 'stretch', 'none']
+# the square without keeping its aspect. `crop`: resized, its middle cut out, and resized again.
+ImagePadding = Literal['centre', 'left_top', 'stretch', 'crop', 'none']
 StretchedResample = Literal['bicubic', 'bicubic_uint8']
-ImageResample = Literal['bilinear', 'antialias', StretchedResample, 'none']
+CroppedResample = Literal['bicubic_uint8', 'area']
+ImageResample = Literal['bilinear', 'antialias', StretchedResample, 'area', 'none']
 PromptTemplate = Literal['pi05_state', 'pi05', 'pi0', 'task_line', 'after_images', 'chat']
-PromptCleaning = Literal['openpi', 'lerobot', 'python_list']
+PromptCleaning = Literal['openpi', 'lerobot', 'python_list', 'letters']
 AdvantageTemplate = Literal['task_newline', 'in_task_space', 'before_action']
 Advantage = Literal['positive', 'negative']
 NormaliserKind = Literal[
@@ -30,6 +31,7 @@ NormaliserKind = Literal[
     'mean_std_lerobot',
     'min_max',
     'min_max_flat',
+    'clipped_range',
 ]
 ActionKind = Literal['absolute', 'delta', 'velocity']
 RotationForm = Literal['quaternion_wxyz', 'quaternion_xyzw', 'euler', 'axis_angle', 'rotation_6d']
@@ -63,7 +65,8 @@ class ActionChunk:
     """The horizon of actions that one inference returns, in robot units.
 
     Attributes:
-        actions: (horizon, number of actions) float64. Absolute and delta dimensions are absolute
+        actions: (horizon, number of actions) float64; the network's further rows, padding for this
+            robot, are left out. Absolute and delta dimensions are absolute
             targets here (deltas are already anchored to the observed state); velocity dimensions
             stay velocities.
         names: action names, in column order.

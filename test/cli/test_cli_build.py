@@ -18,6 +18,8 @@ from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
 from vla_runtime.files.large_files import file_sha256
 
+COMPARED = "compared with PyTorch's recorded chunks"
+
 
 @pytest.fixture(scope='module')
 def exported(tmp_path_factory) -> Path:
@@ -35,8 +37,8 @@ def machine(monkeypatch, exported, tmp_path):
     return make
 
 
-def build(here: Machine, *options: str) -> int:
-    return main(['build', str(here.bundle), *options])
+def build(here: Machine, *options: str, precision: str = 'float32') -> int:
+    return main(['build', str(here.bundle), '--precision', precision, *options])
 
 
 def engines(here: Machine) -> Path:
@@ -49,22 +51,24 @@ def test_building_shows_the_plan_and_every_engine(machine, capsys):
     assert build(here) == 0
     out = capsys.readouterr().out
     assert 'Orin, TensorRT 11.4.0.106, float32' in out
-    assert out.count('to build') == 5 and out.count(' layers') == 5
+    assert out.count('to build') == 3 and out.count(' layers') == 3
     assert 'needs about' in out
     assert f'built {here.bundle / "engines" / "orin-16sm-trt11.4.0.106"}' in out
     here.load().close()
 
 
-def test_what_was_built_is_compared_with_pytorch_and_the_receipt_kept(machine, capsys):
+def test_what_was_built_is_compared_with_the_recorded_cases_and_the_receipt_kept(machine, capsys):
     here = machine()
     assert build(here) == 0
-    assert 'compared with PyTorch: chunks differ by' in capsys.readouterr().out
+    assert "compared with PyTorch's recorded chunks: they differ by" in capsys.readouterr().out
     folder = engines(here)
     receipt = json.loads((folder / 'verification.json').read_text())
-    names = ('vision', 'prefix', 'prefix_r2', 'expert', 'expert_r2')
+    names = ('vision', 'prefix', 'expert')
     compared = [folder / f'{name}.engine' for name in names]
-    compared.append(here.bundle / 'weights.safetensors')
-    assert receipt['files'] == {path.name: file_sha256(path) for path in compared}
+    digests = {path.name: file_sha256(path) for path in compared}
+    for name in ('weights.safetensors', 'onnx/cases.npz'):
+        digests[name] = file_sha256(here.bundle / name)
+    assert receipt['files'] == digests
     assert receipt['versions']['tensorrt'] == '11.4.0.106' and receipt['gpu'] == 'Orin'
     assert len(receipt['chunks']) == 6
     assert all(item['max_error'] <= 5e-5 for item in receipt['tensors'] + receipt['chunks'])
@@ -105,20 +109,41 @@ def test_a_receipt_vouches_for_the_engines_that_were_compared_only(machine, caps
     assert build(here) == 0
     receipt = engines(here) / 'verification.json'
     first = receipt.read_text()
-    assert build(here, '--force', '--no-verify') == 0
-    assert not receipt.exists()
     capsys.readouterr()
-    # Nothing is built, and what was built unseen is compared now.
-    assert build(here) == 0
-    out = capsys.readouterr().out
-    assert 'up to date' in out and 'compared with PyTorch' in out
     for text in (first.replace(file_sha256(engines(here) / 'expert.engine'), '0' * 64), '{}', '['):
         receipt.write_text(text)
         assert build(here) == 0
-        assert 'compared with PyTorch' in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert 'up to date' in out and COMPARED in out
         assert json.loads(receipt.read_text())['files'] == json.loads(first)['files']
     assert build(here) == 0
-    assert 'compared with PyTorch' not in capsys.readouterr().out
+    assert COMPARED not in capsys.readouterr().out
+
+
+def test_engines_that_were_not_compared_are_not_loaded_and_the_next_build_compares(machine, capsys):
+    here = machine()
+    here.build(passed=False)
+    with pytest.raises(ValueError, match=r"field 'passed': .* not compared .* run: vla_runtime"):
+        here.load()
+    assert build(here) == 0
+    out = capsys.readouterr().out
+    assert 'up to date' in out and COMPARED in out
+    here.load().close()
+
+
+def test_engines_compared_with_other_weights_are_not_loaded(machine):
+    here = machine()
+    assert build(here) == 0
+    files = {**read_bundle(here.bundle, verify=False).spec.files, 'weights.safetensors': '0' * 64}
+    with pytest.raises(ValueError, match='with other weights or cases compared'):
+        here.load(files=files)
+
+
+def test_a_bundle_without_recorded_cases_is_told(machine, capsys):
+    here = machine()
+    (here.bundle / 'onnx' / 'cases.npz').unlink()
+    assert build(here) == 2
+    assert 'cases.npz: is missing' in capsys.readouterr().err
 
 
 def test_a_receipt_of_another_networks_weights_does_not_vouch(machine, capsys):
@@ -135,59 +160,15 @@ def test_a_receipt_of_another_networks_weights_does_not_vouch(machine, capsys):
     assert 'differs from PyTorch' in capsys.readouterr().err
 
 
-def test_what_was_not_asked_for_is_removed_and_its_receipt_still_vouches(machine, capsys):
-    here = machine()
-    assert build(here) == 0
-    capsys.readouterr()
-    assert build(here, '--rows', '1', '--dry-run') == 0
-    assert capsys.readouterr().out.count('not asked for: to remove') == 2
-    assert len(list(engines(here).glob('*.engine'))) == 5
-    assert build(here, '--rows', '1') == 0
-    out = capsys.readouterr().out
-    assert 'up to date' in out and 'compared with PyTorch' not in out
-    assert len(list(engines(here).glob('*.engine'))) == 3
-
-
 def test_changed_onnx_files_are_not_built(machine, capsys):
     here = machine()
-    graph = here.bundle / 'onnx' / 'expert.onnx'
+    graph = here.bundle / 'onnx' / 'expert_rows.onnx'
     data = graph.read_bytes()
     graph.unlink()
     graph.write_bytes(data.replace(b'vla_runtime', b'vla_rantime'))
     assert build(here) == 2
-    assert 'expert.onnx: has changed' in capsys.readouterr().err
+    assert 'expert_rows.onnx: has changed' in capsys.readouterr().err
     assert here.trt.configs == [] and not (here.bundle / 'engines').exists()
-
-
-def test_without_pytorch_it_is_said_that_nothing_was_compared(machine, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'vla_runtime.export.tensorrt.verification', None)
-    here = machine()
-    assert build(here) == 0
-    assert 'not compared with PyTorch' in capsys.readouterr().out
-    folder = engines(here)
-    assert not (folder / 'verification.json').exists()
-
-
-@pytest.mark.parametrize('package', ['torch', 'onnx', 'onnxruntime'])
-def test_without_what_compares_nothing_is_read_for_a_comparison(
-    machine, capsys, monkeypatch, package
-):
-    here = machine()
-    assert build(here, '--no-verify') == 0
-    capsys.readouterr()
-    monkeypatch.setitem(sys.modules, package, None)
-    # What reads it finds that it has changed.
-    weights = here.bundle / 'weights.safetensors'
-    data = weights.read_bytes()
-    weights.unlink()
-    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert build(here) == 0
-    out = capsys.readouterr().out
-    told = f"not compared with PyTorch: the Python package '{package}' is not installed"
-    assert told in out and 'up to date' in out
-    # What is to be built is read all the same.
-    assert build(here, '--force') == 2
-    assert 'weights.safetensors: has changed' in capsys.readouterr().err
 
 
 def test_what_is_there_is_kept(machine, capsys):
@@ -197,7 +178,7 @@ def test_what_is_there_is_kept(machine, capsys):
     capsys.readouterr()
     assert build(here) == 0
     out = capsys.readouterr().out
-    assert out.count('is there') == 5 and 'up to date' in out and 'needs about' not in out
+    assert out.count('is there') == 3 and 'up to date' in out and 'needs about' not in out
     assert len(here.trt.configs) == builds
     assert build(here, '--force') == 0
     assert len(here.trt.configs) == 2 * builds
@@ -217,8 +198,8 @@ def test_a_policy_without_advantage_tags_is_built_for_one_row(machine, capsys):
     assert count == 1
     spec.unlink()
     spec.write_text(text)
-    assert build(here, '--dry-run') == 0
-    assert capsys.readouterr().out.count('to build') == 3
+    assert build(here) == 0
+    assert '"rows": 1' in (engines(here) / 'engine.json').read_text()
 
 
 def test_options_reach_the_build(machine):
@@ -232,7 +213,7 @@ def test_options_reach_the_build(machine):
 @pytest.mark.parametrize(
     ('options', 'cuda', 'told'),
     [
-        (['--precision', 'float16'], {}, '--precision float16: the files in'),
+        (['--precision', 'float16'], {}, 'are float32, and float16 was asked for'),
         (['--device', 'cpu'], {}, "device 'cpu' is not supported by backend 'tensorrt'"),
         (['--device', 'cuda:3'], {}, 'there are 1 CUDA devices here'),
         ([], {'devices': None}, 'no CUDA device answers here'),
@@ -244,6 +225,14 @@ def test_what_is_not_possible_is_told_with_exit_code_2(machine, capsys, options,
     assert build(here, *options) == 2
     error = capsys.readouterr().err
     assert error.startswith('error: ') and told in error
+
+
+def test_bfloat16_is_the_default_where_tensorrt_has_it_and_float32_is_asked_for(machine, capsys):
+    here = machine(release='10.3.0')
+    assert main(['build', str(here.bundle)]) == 2
+    assert 'are float32, and bfloat16 was asked for' in capsys.readouterr().err
+    here = machine(release='8.6.1')
+    assert main(['build', str(here.bundle), '--dry-run']) == 0
 
 
 def test_a_failed_build_is_told_with_exit_code_2(machine, capsys):

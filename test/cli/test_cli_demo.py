@@ -1,4 +1,4 @@
-"""What `vla_runtime demo` chooses for the person before anything starts."""
+"""Choices of `vla_runtime demo` before anything starts."""
 
 import argparse
 import os
@@ -11,8 +11,8 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
 from vla_runtime.cli import demo
-from vla_runtime.cli._files import cache_folder
 from vla_runtime.export.onnx.bundle import export_bundle
+from vla_runtime.files.cache_folder import cache_folder
 
 
 def prepared(monkeypatch, **given: str) -> dict[str, str]:

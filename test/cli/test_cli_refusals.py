@@ -1,4 +1,4 @@
-"""What cannot be done here is refused at once: without PyTorch, which takes seconds to import.
+"""Refusals are immediate: PyTorch, which takes seconds to import, is not imported for them.
 
 All refusals run in one process of their own, through the program's real `main`; of each it is asked
 what it has imported.
@@ -150,7 +150,7 @@ def places(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope='module')
 def told(places) -> dict[str, list]:
-    """What each command line of REFUSALS came to."""
+    """Outcome of each command line of REFUSALS."""
     commands = [
         [word.format_map(places) for word in refusal.command.split()] for refusal in REFUSALS
     ]

@@ -11,7 +11,6 @@ from onnx_faults import (
     change_weight,
     norm_in_half,
     position_in_half,
-    token_index_in_half,
 )
 from tiny_policy import tiny_spec, write_tiny_policy
 
@@ -65,7 +64,6 @@ def test_of_the_chunks_the_one_nearest_to_its_own_bound_is_shown(capsys, worst):
     [
         (norm_in_half, 'ReduceMean'),
         (position_in_half, 'must not be in half'),
-        (token_index_in_half, 'must not be in half'),
     ],
 )
 def test_a_planted_precision_fault_is_exit_code_1_and_named(tmp_path, capsys, fault, message):

@@ -58,7 +58,7 @@ def test_wrong_numbers_are_exit_code_1_and_the_engines_stay(here, capsys):
 
 
 def test_engines_for_one_row_are_compared_on_the_cases_of_one_row(here, capsys):
-    here.build(rows=(1,))
+    here.build(rows=1)
     assert verify(here) == 0
     assert '11.4.0.106), 3 cases' in capsys.readouterr().out
 

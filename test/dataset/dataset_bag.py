@@ -35,7 +35,7 @@ HEIGHT, WIDTH = 12, 16
 
 @dataclass
 class Story:
-    """What happens in a bag; times in milliseconds from its start.
+    """Events of a bag; times in milliseconds from its start.
 
     Attributes:
         length_ms: of the bag.

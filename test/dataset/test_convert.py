@@ -19,7 +19,7 @@ from dataset_bag import MS, START_NS, Story, command, jpeg, pixels, position, wr
 from rosbags.rosbag2 import StoragePlugin
 
 from vla_runtime.dataset import bag_frames
-from vla_runtime.dataset.convert import Result, Wishes, convert
+from vla_runtime.dataset.convert import DatasetOptions, Result, convert
 from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.recording.topics import MissingTopicError
 from vla_runtime.ros.robot.file import load_robot
@@ -44,10 +44,10 @@ class Made:
 
 @pytest.fixture
 def make(tmp_path: Path, robot_file: Path) -> Any:
-    def made(story: Story, **wishes: Any) -> Made:
+    def made(story: Story, **options: Any) -> Made:
         bag = write_bag(tmp_path / f'bag{len(list(tmp_path.iterdir()))}', story)
         out = tmp_path / 'out'
-        wanted = Wishes(**{'robot': load_robot(robot_file), **wishes})
+        wanted = DatasetOptions(**{'robot': load_robot(robot_file), **options})
         return Made(out, convert([bag], out, wanted, force=True))
 
     return made
@@ -219,7 +219,7 @@ def test_several_bags_become_one_data_set(tmp_path: Path, robot_file: Path) -> N
         write_bag(tmp_path / name, Story(said=((0, task),)))
         for name, task in (('first', 'wave'), ('second', 'point'))
     ]
-    result = convert(bags, tmp_path / 'out', Wishes(robot=load_robot(robot_file)))
+    result = convert(bags, tmp_path / 'out', DatasetOptions(robot=load_robot(robot_file)))
     made = Made(tmp_path / 'out', result)
     assert made.episodes['source'].to_pylist() == [str(bag) for bag in bags]
     assert (made.info['total_episodes'], made.info['total_frames']) == (2, 120)
@@ -232,7 +232,7 @@ def test_several_bags_become_one_data_set(tmp_path: Path, robot_file: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ('story', 'wishes', 'words'),
+    ('story', 'options', 'words'),
     [
         (Story(said=()), {}, 'give it with --task'),
         (Story(step_ms=0), {}, 'with --fps'),
@@ -244,17 +244,17 @@ def test_several_bags_become_one_data_set(tmp_path: Path, robot_file: Path) -> N
     ],
 )
 def test_what_is_missing_is_named_with_what_mends_it(
-    make: Any, tmp_path: Path, story: Story, wishes: dict[str, Any], words: str
+    make: Any, tmp_path: Path, story: Story, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises((DatasetError, MissingTopicError), match=words):
-        make(story, **wishes)
+        make(story, **options)
     assert not any('out' in path.name for path in tmp_path.iterdir())
 
 
 def test_a_bag_without_a_policy_needs_the_robot_file(tmp_path: Path) -> None:
     bag = write_bag(tmp_path / 'bag', Story())
     with pytest.raises(DatasetError, match='give the robot file with --robot'):
-        convert([bag], tmp_path / 'out', Wishes())
+        convert([bag], tmp_path / 'out', DatasetOptions())
 
 
 def test_bags_of_two_robots_are_refused(tmp_path: Path, robot_file: Path) -> None:
@@ -263,26 +263,26 @@ def test_bags_of_two_robots_are_refused(tmp_path: Path, robot_file: Path) -> Non
         write_bag(tmp_path / 'second', Story(commands=False)),
     ]
     with pytest.raises(DatasetError, match=r'second.*--actions measured'):
-        convert(bags, tmp_path / 'out', Wishes(robot=load_robot(robot_file)))
+        convert(bags, tmp_path / 'out', DatasetOptions(robot=load_robot(robot_file)))
 
 
 def test_what_is_there_is_kept_unless_it_is_to_be_replaced(
     tmp_path: Path, robot_file: Path
 ) -> None:
     bag, out = write_bag(tmp_path / 'bag', Story()), tmp_path / 'out'
-    wishes = Wishes(robot=load_robot(robot_file))
-    convert([bag], out, wishes)
+    options = DatasetOptions(robot=load_robot(robot_file))
+    convert([bag], out, options)
     (out / 'mark').touch()
     with pytest.raises(DatasetError, match=r'exists already.*--force'):
-        convert([bag], out, wishes)
+        convert([bag], out, options)
     assert (out / 'mark').exists()
-    convert([bag], out, wishes, force=True)
+    convert([bag], out, options, force=True)
     assert (out / 'meta/info.json').is_file() and not (out / 'mark').exists()
     other = tmp_path / 'pictures'
     other.mkdir()
     (other / 'cat.png').touch()
     with pytest.raises(DatasetError, match='no data set, so --force does not replace it'):
-        convert([bag], other, wishes, force=True)
+        convert([bag], other, options, force=True)
     assert (other / 'cat.png').exists()
 
 
@@ -291,9 +291,9 @@ def test_what_was_begun_is_not_left_behind(
     tmp_path: Path, robot_file: Path, monkeypatch: pytest.MonkeyPatch, replaces: bool
 ) -> None:
     bag, out = write_bag(tmp_path / 'bag', Story()), tmp_path / 'out'
-    wishes = Wishes(robot=load_robot(robot_file))
+    options = DatasetOptions(robot=load_robot(robot_file))
     if replaces:
-        convert([bag], out, wishes)
+        convert([bag], out, options)
     encode, calls = bag_frames.encode, iter(range(1000))
 
     def fail_later(message: Any) -> Any:
@@ -303,6 +303,6 @@ def test_what_was_begun_is_not_left_behind(
 
     monkeypatch.setattr(bag_frames, 'encode', fail_later)
     with pytest.raises(DatasetError, match='out: cannot be written: No space left'):
-        convert([bag], out, wishes, force=True)
+        convert([bag], out, options, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ['bag', *(['out'] * replaces)]
     assert not replaces or (out / 'meta/info.json').is_file()

@@ -13,7 +13,7 @@ pytest.importorskip('rosbags', reason='bags need rosbags')
 from dataset_bag import Story, write_bag
 from rosbags.rosbag2 import StoragePlugin
 
-from vla_runtime.dataset.convert import Wishes, convert
+from vla_runtime.dataset.convert import DatasetOptions, convert
 from vla_runtime.ros.robot.file import load_robot
 
 MUTATIONS = 30
@@ -43,12 +43,12 @@ def test_nothing_but_our_own_errors(
 ) -> None:
     whole = write_bag(tmp_path / 'whole', Story(plugin=plugin, **STORY))
     file = next(path for path in whole.iterdir() if path.suffix in ('.mcap', '.db3'))
-    data, wishes, made = file.read_bytes(), Wishes(robot=load_robot(robot_file)), 0
+    data, options, made = file.read_bytes(), DatasetOptions(robot=load_robot(robot_file)), 0
     (tmp_path / 'bag').mkdir()
     for seed in range(mutations):
         (tmp_path / 'bag' / file.name).write_bytes(damaged(data, seed))
         try:
-            made += convert([tmp_path / 'bag'], tmp_path / 'out', wishes, force=True).episodes > 0
+            made += convert([tmp_path / 'bag'], tmp_path / 'out', options, force=True).episodes > 0
         # Of a data set, a bag, a robot file or an image.
         except ValueError as error:
             assert type(error).__module__.startswith('vla_runtime.')
@@ -58,6 +58,6 @@ def test_nothing_but_our_own_errors(
 
 def test_a_stamp_that_is_years_away_asks_for_no_memory(tmp_path: Path, robot_file: Path) -> None:
     bag = write_bag(tmp_path / 'bag', Story(length_ms=3000, late_ms=300_000_000_000))
-    result = convert([bag], tmp_path / 'out', Wishes(robot=load_robot(robot_file)))
+    result = convert([bag], tmp_path / 'out', DatasetOptions(robot=load_robot(robot_file)))
     # The last of every source is good for half a second more.
     assert result.episodes == 1 and 60 <= result.frames <= 70

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vla_runtime.export.checkpoint import check_tensors, read_tensors
+from vla_runtime.bundle.tensors import check_tensors
+from vla_runtime.export.checkpoint import read_tensors
 from vla_runtime.export.checkpoint_reader import _readers as checkpoint_readers
 from vla_runtime.families.family import Family
 from vla_runtime.families.flow_network import FlowNetwork

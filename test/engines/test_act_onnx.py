@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
-from act_cases import act_entries, load_act_case
-from network_cases import relative_error
-from onnx_bundles import scratch_folder
-from safetensors.torch import save_file
-from tiny_policy import tiny_spec
+from act_cases import load_act_case
+from network_cases import each_entry, relative_error
+from onnx_bundles import onnx_of_network, run_graph
 
-from vla_runtime.bundle.schema import WEIGHTS_FILE, CameraSpec
+from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.engines.onnx.engine import OnnxEngine
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, vision_names
-from vla_runtime.engines.onnx.session import Placement, Session
+from vla_runtime.engines.onnx.files import vision_names
 from vla_runtime.engines.protocol import StepInputs
-from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.families.family import distinct_image_sizes
 
 pytestmark = pytest.mark.cases
@@ -28,26 +22,15 @@ pytestmark = pytest.mark.cases
 # Relative to the largest value.
 BOUND = 1e-4
 
-entries = pytest.mark.parametrize(
-    ('path', 'b'), list(act_entries()), ids=lambda value: getattr(value, 'stem', value)
-)
+entries = each_entry('act')
 
 
 @lru_cache
 def onnx_folder(path: Path) -> Path:
-    """A case's network as ONNX files: a folder with weights, no whole bundle."""
+    """Return the folder of a case's ONNX files."""
     case = load_act_case(path)
-    folder = Path(mkdtemp(dir=scratch_folder()))
     cameras = tuple(CameraSpec(f'camera_{i}') for i in case.cameras)
-    spec = replace(tiny_spec('act'), dims=case.network.dims, cameras=cameras)
-    weights = {key: value.contiguous() for key, value in case.network.state_dict().items()}
-    save_file(weights, str(folder / WEIGHTS_FILE))
-    write_onnx(folder, spec, 'float32')
-    return folder
-
-
-def run(folder: Path, name: str, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return Session(folder / ONNX_FOLDER / name, Placement.of('cpu')).run(values)
+    return onnx_of_network('act', case.network, cameras=cameras)[0]
 
 
 @entries
@@ -59,12 +42,14 @@ def test_each_network_equals_the_reference(path: Path, b: int):
     tokens = np.zeros(case.image_tokens(b).shape, np.float32)
     for i, (pixels, (height, width)) in enumerate(zip(case.pixels(b), dims.map_sizes, strict=True)):
         name = names[tuple(pixels.shape[1:])]
-        (found,) = run(folder, name, {'pixels': pixels[None].numpy()})['image_tokens']
+        (found,) = run_graph(folder, Path(name).stem, {'pixels': pixels[None].numpy()})[
+            'image_tokens'
+        ]
         tokens[i, : len(found)] = found
         expected = case.tensors[f'camera_features_{i}'][b]
         assert relative_error(found.T.reshape(-1, height, width), expected) <= BOUND
     given = {'image_mask': case.visible().numpy(), 'state': case.state(b).numpy()}
-    past = run(folder, 'prefix.onnx', {'image_tokens': tokens, **given})
+    past = run_graph(folder, 'prefix', {'image_tokens': tokens, **given})
     for name, expected in case.prefix(b).items():
         assert relative_error(past[name].astype(np.float32), expected.float()) <= BOUND, name
 
@@ -112,5 +97,5 @@ def test_the_one_file_gives_the_reference_chunk(path: Path, b: int):
         'plan': chunk,
         'plan_weight': np.zeros((1, 1, dims.horizon, 1), np.float32),
     }
-    found = run(folder, 'monolithic.onnx', values)['x_next'][0]
+    found = run_graph(folder, 'monolithic', values)['x_next'][0]
     assert relative_error(found, case.tensors['actions'][b]) <= BOUND

@@ -6,12 +6,15 @@ import os
 from collections.abc import Iterator
 from threading import Thread
 
+import onnxruntime
 import pytest
 import torch
+from onnx_bundles import tiny_onnx_bundle
 
-from vla_runtime.engines.loading import limit_threads
-from vla_runtime.engines.onnx.session import cpu_threads
+from vla_runtime.engines.cpu import cpu_threads
+from vla_runtime.engines.onnx.session import session_options
 from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.policy import Policy
 
 
 @pytest.fixture(autouse=True)
@@ -35,24 +38,46 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (8, 5, 'throughput', 5),
     ],
 )
-@pytest.mark.parametrize('backend', ['torch', 'onnxruntime'])
 def test_the_networks_of_a_pipeline_leave_a_core(
-    monkeypatch: pytest.MonkeyPatch,
-    backend: str,
-    cores: int,
-    given: int,
-    pipeline: str,
-    expected: int,
+    monkeypatch: pytest.MonkeyPatch, cores: int, given: int, pipeline: str, expected: int
 ) -> None:
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(cores)))
     settings = PolicySettings(pipeline=pipeline)  # type: ignore[arg-type]
-    limit_threads(backend, given, settings.networks_at_once)
-    assert (torch.get_num_threads() if backend == 'torch' else cpu_threads()) == expected
+    assert cpu_threads(given, settings.networks_at_once) == expected
+
+
+@pytest.mark.parametrize(('said', 'expected'), [('3', 3), ('', 7), ('0', 7), ('many', 7)])
+def test_without_a_number_the_environments_counts(
+    monkeypatch: pytest.MonkeyPatch, said: str, expected: int
+) -> None:
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(8)))
+    monkeypatch.setenv('OMP_NUM_THREADS', said)
+    assert cpu_threads(None) == expected
+    assert cpu_threads(0) == 7
+
+
+def test_every_backend_is_given_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = []
+
+    def options(threads: int | None = None) -> onnxruntime.SessionOptions:
+        sessions.append(session_options(threads))
+        return sessions[-1]
+
+    monkeypatch.setattr('vla_runtime.engines.onnx.graphs.session_options', options)
+    bundle = tiny_onnx_bundle()
+    for threads in (2, 1):
+        for backend in ('torch', 'onnxruntime'):
+            policy = Policy.load(bundle, backend, precision='float32', threads=threads)
+            assert policy.threads == threads
+            policy.close()
+        assert torch.get_num_threads() == threads
+        assert {one.intra_op_num_threads for one in sessions} == {threads}
+        sessions.clear()
 
 
 def test_a_thread_that_begins_later_has_as_many() -> None:
     """The pipeline's is one: its network runs on as many threads as the other."""
-    limit_threads('torch', 3, 2)
+    Policy.load(tiny_onnx_bundle(), 'torch', precision='float32', threads=3).close()
     found: list[int] = []
 
     def work() -> None:

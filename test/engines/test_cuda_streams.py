@@ -47,7 +47,7 @@ class FakeStream:
 
 
 class FakeCuda:
-    """What `CudaStreams` uses of `torch.cuda`, as CUDA documents it."""
+    """Streams and events of `torch.cuda`, as CUDA documents them."""
 
     Event = FakeEvent
 

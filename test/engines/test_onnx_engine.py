@@ -285,7 +285,9 @@ def test_buffers_stay_where_they_are():
         (vision,) = runner._vision.values()
         own = [runner._image_tokens, runner._plan, vision.pixels, *runner._x]
         rows = [
-            item for r in runner._rows.values() for item in (r.prefix_inputs['tokens'], r.velocity)
+            item
+            for r in runner._rows.values()
+            for item in (r.prefix_inputs['text_embeddings'], r.velocity)
         ]
         return [buffer.row_address(0) for buffer in (*own, *rows)]
 

@@ -31,7 +31,11 @@ def load_fails(bundle: Path, words: str) -> None:
         ('vision.onnx', 'expert.onnx', r'expert\.onnx: is not the graph of expert: its inputs are'),
         ('prefix.onnx', 'expert.onnx', r'expert\.onnx: is not the graph of expert'),
         ('vision.onnx', 'prefix.onnx', r'vision\.onnx: is not the graph of vision: its inputs are'),
-        ('prefix.onnx', 'prefix_r2.onnx', r"prefix\.onnx: input 'tokens' is int64 \[2, 64\], but"),
+        (
+            'prefix.onnx',
+            'prefix_r2.onnx',
+            r"prefix\.onnx: input 'token_mask' is bool \[2, 64\], but",
+        ),
         ('expert.onnx', 'expert_r2.onnx', r"expert\.onnx: input 'past_key' is float32 \[2, 2, 1"),
     ],
 )

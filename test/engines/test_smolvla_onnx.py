@@ -2,54 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
 import torch
-from network_cases import relative_error
-from onnx_bundles import scratch_folder
-from safetensors.torch import save_file
-from smolvla_cases import load_smolvla_case, smolvla_entries
-from tiny_policy import tiny_spec
+from network_cases import each_entry, relative_error
+from onnx_bundles import onnx_of_network, run_graph, tied_inputs
+from smolvla_cases import load_smolvla_case
 
 from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.engines.onnx.engine import OnnxEngine
-from vla_runtime.engines.onnx.files import graph_path
-from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
-from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.families import read_time_table
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.inference.real_time_chunking import plan_weights
 
 pytestmark = pytest.mark.cases
 
 # Relative to the largest value.
 BOUND = 5e-5
 
-entries = pytest.mark.parametrize(
-    ('path', 'b'), list(smolvla_entries()), ids=lambda value: getattr(value, 'stem', value)
-)
+entries = each_entry('smolvla')
 
 
 @lru_cache
 def onnx_folder(path: Path) -> Path:
-    """A case's network as ONNX files: a folder with weights, no whole bundle."""
+    """Return the folder of a case's ONNX files."""
     case = load_smolvla_case(path)
-    folder = Path(mkdtemp(dir=scratch_folder()))
-    spec = replace(tiny_spec('smolvla'), dims=case.network.dims, denoise_steps=case.steps)
-    weights = {key: value.contiguous() for key, value in case.network.state_dict().items()}
-    save_file(weights, str(folder / WEIGHTS_FILE))
-    write_onnx(folder, spec, 'float32')
-    return folder
-
-
-def run(folder: Path, graph: str, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return Session(graph_path(folder, graph, 1), Placement.of('cpu')).run(values)
+    return onnx_of_network('smolvla', case.network, denoise_steps=case.steps)[0]
 
 
 def prefix_values(path: Path, b: int) -> dict[str, np.ndarray]:
@@ -60,23 +41,9 @@ def prefix_values(path: Path, b: int) -> dict[str, np.ndarray]:
 
 
 def step_inputs(path: Path, b: int, schedule: str | None) -> StepInputs:
-    case = load_smolvla_case(path)
-    horizon, width = case.network.dims.horizon, case.network.dims.action_dim
-    plan = np.zeros((horizon, width), np.float32)
-    weights = np.zeros((case.steps, horizon), np.float32)
-    if schedule:
-        previous = case.tensors['rtc_previous_chunk'][b].numpy()
-        plan[: len(previous)] = previous
-        weights = plan_weights(
-            flow_times(case.steps),
-            schedule=schedule,
-            delay=2,
-            execution_horizon=min(6, len(previous)),
-            horizon=horizon,
-            maximum=10.0,
-        )
-    noise = case.tensors['noise'][b].numpy()
-    return StepInputs(x=noise, row_weight=np.ones(1, np.float32), plan=plan, plan_weight=weights)
+    tensors = load_smolvla_case(path).tensors
+    previous = tensors['rtc_previous_chunk'][b] if schedule else None
+    return tied_inputs(tensors['noise'][b], load_smolvla_case(path).steps, previous, schedule)
 
 
 @entries
@@ -84,11 +51,14 @@ def test_features_keys_and_values_equal_the_reference(path: Path, b: int):
     case, folder = load_smolvla_case(path), onnx_folder(path)
     pixels, _ = case.images(b)
     features = np.concatenate(
-        [run(folder, 'vision', {'pixels': one[None].numpy()})['image_tokens'] for one in pixels]
+        [
+            run_graph(folder, 'vision', {'pixels': one[None].numpy()})['image_tokens']
+            for one in pixels
+        ]
     )
     for i, ours in enumerate(features):
         assert relative_error(ours, case.tensors[f'image_features_{i}'][b]) <= BOUND
-    past = run(folder, 'prefix', {'image_tokens': features, **prefix_values(path, b)})
+    past = run_graph(folder, 'prefix', {'image_tokens': features, **prefix_values(path, b)})
     valid = case.tensors['prefix_valid'][b]
     np.testing.assert_array_equal(past['prefix_mask'][0], valid.numpy())
     own = list(case.network.dims.self_layers)
@@ -145,5 +115,5 @@ def test_the_one_file_gives_the_reference_chunk(path: Path, b: int):
         'plan': inputs.plan[None],
         'plan_weight': inputs.plan_weight[:, None, :, None],
     }
-    chunk = run(folder, 'monolithic', values)['x_next'][0]
+    chunk = run_graph(folder, 'monolithic', values)['x_next'][0]
     assert relative_error(chunk, case.tensors['actions'][b]) <= BOUND

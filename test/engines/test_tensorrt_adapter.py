@@ -31,11 +31,11 @@ REAL_MODULES = {
 
 @pytest.fixture(scope='module')
 def graph(tmp_path_factory) -> Path:
-    """An ONNX file of one operator."""
+    """An ONNX file of one operator, with an axis of any length."""
     from onnx import TensorProto, helper, save
 
     inputs, outputs = (
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4])] for name in ('x', 'y')
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ['rows', 4])] for name in 'xy'
     )
     node = helper.make_node('Neg', ['x'], ['y'])
     model = helper.make_model(
@@ -51,17 +51,22 @@ def graph(tmp_path_factory) -> Path:
 def run_everything(release: str, graph: Path, folder: Path) -> FakeTensorRT:
     """Build, load and run on a fake release; it holds the names that were used."""
     trt = FakeTensorRT(release)
-    trt.layers = [FakeLayer(trt, 'MATRIX_MULTIPLY', 'HALF')]
+    matrix = FakeLayer(trt, 'CONSTANT', 'HALF')
+    product = FakeLayer(trt, 'MATRIX_MULTIPLY', 'HALF', inputs=[matrix.get_output(0)] * 2)
+    trt.layers = [matrix, product]
     adapter = TensorRT(trt)
-    options = BuildOptions(1 << 20, reduced=True, progress=lambda phase, done, total: True)
+    options = BuildOptions(
+        1 << 20, reduced=True, lengths=(1, 2), progress=lambda phase, done, total: True
+    )
     plan = folder / f'{release}.engine'
     plan.write_bytes(adapter.build(graph, options).plan)
-    network = adapter.load(plan)
     addresses = [trt.cuda.cuMemAlloc(2048)[1] for _ in range(3)]
-    network.use_scratch(addresses[0], 2048)
-    network.bind({'x': addresses[1], 'y': addresses[2]})
-    network.enqueue(77)
-    network.close()
+    for rows, network in enumerate(adapter.load(plan, 77, contexts=2), 1):
+        assert {info.shape for info in network.tensors.values()} == {(rows, 4)}
+        network.use_scratch(addresses[0], 2048)
+        network.bind({'x': addresses[1], 'y': addresses[2]})
+        network.enqueue(77)
+        network.close()
     return trt
 
 
@@ -78,7 +83,7 @@ def test_a_name_that_a_release_lacks_is_noticed(graph, tmp_path):
     # What 11 dropped.
     adapter.major = 8
     with pytest.raises(AttributeError, match='EXPLICIT_BATCH'):
-        adapter.build(graph, BuildOptions())
+        adapter.build(graph, BuildOptions(lengths=(1,)))
 
 
 @pytest.mark.parametrize('name', REAL_MODULES)
@@ -128,6 +133,42 @@ def test_float32_products_are_never_rounded_to_tf32(release, graph):
     assert config._limits == {'WORKSPACE': 5 << 20}
 
 
+@pytest.mark.parametrize('release', RELEASES[1:])
+def test_products_of_float16_are_added_up_in_float32_and_rounded_after(graph, release):
+    trt = FakeTensorRT(release)
+    source, other = (FakeLayer(trt, 'CONSTANT', 'HALF') for _ in range(2))
+    first = FakeLayer(
+        trt, 'MATRIX_MULTIPLY', 'HALF', inputs=[source.get_output(0), other.get_output(0)]
+    )
+    second = FakeLayer(
+        trt, 'MATRIX_MULTIPLY', 'HALF', inputs=[first.get_output(0), other.get_output(0)]
+    )
+    norm = FakeLayer(trt, 'CAST', 'FLOAT', inputs=[second.get_output(0)])
+    wide = FakeLayer(
+        trt, 'MATRIX_MULTIPLY', 'FLOAT', inputs=[norm.get_output(0), norm.get_output(0)]
+    )
+    trt.layers = [source, other, first, second, norm, wide]
+    TensorRT(trt).build(graph, BuildOptions(reduced=True, lengths=(1,)))
+    made_by = {layer.get_output(0).name: layer for layer in trt.layers}
+
+    def origin(tensor) -> tuple[str, str, FakeLayer]:
+        layer = made_by[tensor.name]
+        return layer.type.name, tensor.dtype.name, layer
+
+    for product, operands in ((first, (source, other)), (second, (first, other))):
+        for number, operand in enumerate(operands):
+            kind, dtype, cast = origin(product.get_input(number))
+            assert (kind, dtype) == ('CAST', 'FLOAT')
+            read = origin(cast.get_input(0))
+            if operand is first:
+                # Rounded in between, as the file says.
+                assert read[:2] == ('CAST', 'HALF')
+                read = origin(read[2].get_input(0))
+            assert read[2] is operand
+    assert origin(norm.get_input(0))[:2] == ('CAST', 'HALF')
+    assert wide.get_input(0) is norm.get_output(0)
+
+
 def test_on_8_6_every_layer_is_pinned_to_the_type_of_the_file(graph):
     trt = FakeTensorRT(OLDEST)
     product = FakeLayer(trt, 'MATRIX_MULTIPLY', 'HALF')
@@ -135,7 +176,7 @@ def test_on_8_6_every_layer_is_pinned_to_the_type_of_the_file(graph):
     split = FakeLayer(trt, 'TOPK', 'FLOAT', 'INT32')
     cast = FakeLayer(trt, 'CAST', 'FLOAT')
     trt.layers = [product, softmax, split, cast]
-    built = TensorRT(trt).build(graph, BuildOptions(reduced=True))
+    built = TensorRT(trt).build(graph, BuildOptions(reduced=True, lengths=(1,)))
     assert trt.configs[0]._flags == {'FP16', 'OBEY_PRECISION_CONSTRAINTS'}
     assert (product._precision.name, softmax._precision.name) == ('HALF', 'FLOAT')
     assert split._precision is None and cast._precision is None
@@ -145,7 +186,7 @@ def test_on_8_6_every_layer_is_pinned_to_the_type_of_the_file(graph):
 
 def test_on_8_6_neither_cublas_nor_cudnn_is_asked_for(graph):
     trt = FakeTensorRT(OLDEST)
-    TensorRT(trt).build(graph, BuildOptions())
+    TensorRT(trt).build(graph, BuildOptions(lengths=(1,)))
     assert trt.configs[0]._sources == 0b11000
 
 
@@ -153,7 +194,7 @@ def test_on_8_6_neither_cublas_nor_cudnn_is_asked_for(graph):
 def test_later_releases_take_the_types_from_the_file(release, graph):
     trt = FakeTensorRT(release)
     trt.layers = [FakeLayer(trt, 'SOFTMAX', 'FLOAT')]
-    assert TensorRT(trt).build(graph, BuildOptions(reduced=True)).pinned == {}
+    assert TensorRT(trt).build(graph, BuildOptions(reduced=True, lengths=(1,))).pinned == {}
     assert trt.configs[0]._flags == set()
 
 
@@ -202,30 +243,30 @@ def test_what_cannot_be_parsed_is_named(graph):
     trt = FakeTensorRT(NEWEST)
     trt.fail_parse = 'no importer for Fancy'
     with pytest.raises(TensorRTError, match=r'graph\.onnx: .*node 3: no importer for Fancy'):
-        TensorRT(trt).build(graph, BuildOptions())
+        TensorRT(trt).build(graph, BuildOptions(lengths=(1,)))
 
 
 def test_a_failed_build_tells_what_tensorrt_logged(graph):
     trt = FakeTensorRT(NEWEST)
     trt.fail_build = 'no implementation for node Softmax_3'
     with pytest.raises(TensorRTError, match='TensorRT says: no implementation for node Softmax_3'):
-        TensorRT(trt).build(graph, BuildOptions())
+        TensorRT(trt).build(graph, BuildOptions(lengths=(1,)))
 
 
 def test_a_plan_of_another_release_is_refused_with_what_tensorrt_logged(tmp_path):
     path = tmp_path / 'expert.engine'
     path.write_text(json.dumps({'release': OLDEST, 'onnx': 'graph.onnx'}))
     with pytest.raises(TensorRTError, match=r'expert\.engine: .* plan does not fit'):
-        TensorRT(FakeTensorRT(NEWEST)).load(path)
+        TensorRT(FakeTensorRT(NEWEST)).load(path, 77)
     path.write_bytes(b'')
     with pytest.raises(TensorRTError, match='empty'):
-        TensorRT(FakeTensorRT(NEWEST)).load(path)
+        TensorRT(FakeTensorRT(NEWEST)).load(path, 77)
 
 
 def test_a_builder_that_cannot_be_made_is_an_error_of_ours(graph):
     trt = FakeTensorRT(NEWEST, FakeCuda(devices=None))
     with pytest.raises(TensorRTError, match='no builder'):
-        TensorRT(trt).build(graph, BuildOptions())
+        TensorRT(trt).build(graph, BuildOptions(lengths=(1,)))
 
 
 @pytest.mark.parametrize('version', ['8.5.3', '9.3.0', '10.0.1', '7.1', 'odd'])

@@ -1,4 +1,4 @@
-"""What the property test drives the executor with."""
+"""Random inputs of the property test of the executor."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ STEP_NS = 40_000_000
 
 @dataclass(frozen=True)
 class Tick:
-    """What one tick said, copied."""
+    """Copy of the outcome of one tick."""
 
     now_s: float
     ros_ns: int

@@ -1,4 +1,4 @@
-"""What closes the latch, and that only the operator opens it."""
+"""The latch closes on repeated clamping, and only the operator opens it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When chunks are asked for, joined, executed, overrun, dropped; all counted in steps."""
+"""Request, hand-over, execution, overrun and refusal of chunks, counted in steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stops the robot, at which tick, why, and what lets it go on."""
+"""Stops of the robot: tick, reason, and the way on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is executed of a chunk, at any control rate, and what is reported about it."""
+"""Executed rows of a chunk at any control rate, and the report of them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_when_holding_expect_an_empty_plan() -> None:
 
 
 def test_when_policy_follows_the_plan_expect_its_rows_to_lie_on_the_same_steps() -> None:
-    """What real-time chunking rests on: the plan's row for an observation is the chunk's row 0."""
+    """Real-time chunking rests on it: the plan's row for an observation is the chunk's row 0."""
     rig = Rig(executor_parameters(handover=HandoverParameters(mode='rtc'))).started()
     rig.submit(RAMP)
     rig.tick(9)

@@ -1,4 +1,4 @@
-"""Which step was current at a moment of the past."""
+"""Current step at a moment of the past."""
 
 from __future__ import annotations
 

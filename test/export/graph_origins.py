@@ -88,6 +88,8 @@ _COMPUTED, _SOFTMAX = 'float32 results', 'attention weights'
 _CONSTANT = 'a constant that is no matrix of attention, MLP or projector'
 _MATRIX, _TABLE, _PRODUCT = 'a matrix', 'text embeddings', 'a product'
 _QUERIES, _KEYS, _VALUES = 'queries', 'keys', 'values'
+# Half operands of scores, in float32 for their product.
+_WIDE_QUERIES, _WIDE_KEYS = 'widened queries', 'widened keys'
 # What a prefix hands over in half, by the end of its name.
 _PAST = {'_key': 'past keys', '_value': 'past values'}
 _PAST_KEYS, _PAST_VALUES = _PAST.values()
@@ -180,6 +182,11 @@ class _Walk:
             pass
         elif node.op_type == 'Cast':
             return [self._of_cast(node.input[0], node.output[0])]
+        elif self._misuses_operands_of_scores(node):
+            self._fault(
+                'takes what was in half before and was widened for the product of queries and '
+                'keys; nothing else may go on with it in float32'
+            )
         elif node.op_type in MOVES:
             return self._of_move(node)
         elif node.op_type == 'MatMul' and self._is_half(node.output[0]):
@@ -191,6 +198,16 @@ class _Walk:
         else:
             self._fault('is an operator that no policy is exported with, so it has no rule here')
         return [None]
+
+    def _misuses_operands_of_scores(self, node: onnx.NodeProto) -> bool:
+        """Return whether widened queries or keys go anywhere but into their product."""
+        origins = [self._origins[name] for name in node.input]
+        roles = [origin.roles for origin in origins if origin is not None]
+        if not any({_WIDE_QUERIES, _WIDE_KEYS} & found for found in roles):
+            return False
+        if node.op_type != 'MatMul' or len(roles) != 2:
+            return True
+        return not (roles[0] <= {_WIDE_QUERIES, _QUERIES} and roles[1] <= {_WIDE_KEYS, _KEYS})
 
     def _of_cast(self, source: str, target: str) -> Origin | None:
         """Origin after a cast; between float32 and half the tensor's origin decides if it may."""
@@ -206,6 +223,10 @@ class _Walk:
             self._fault(f'rounds {change}: {origin} must stay in float32')
         elif not origin.rounded and origin.within(*_PRODUCTS, _TABLE):
             return Origin(origin.roles)
+        elif _are_rotated_queries(origin):
+            return _of(_WIDE_QUERIES)
+        elif _are_keys(origin):
+            return _of(_WIDE_KEYS)
         else:
             self._fault(
                 f'widens {change}: only a product or a text embedding is made in half, and this is '
@@ -234,20 +255,18 @@ class _Walk:
         )
 
     def _of_half_product(self, node: onnx.NodeProto) -> Origin | None:
-        """Origin of a half matrix product, which must be one of the three allowed."""
+        """Origin of a half matrix product, which must be one of the two allowed."""
         left, right = (self._origins[name] for name in node.input)
         if left is None or right is None:
             return None
         if right.roles == {_MATRIX} and right.matrices and _MATRIX not in left.roles:
             return _product(right.matrices)
-        if _are_rotated_queries(left) and _are_keys(right):
-            return _of(_PRODUCT)
         if left.roles == {_SOFTMAX} and _are_values(right):
             return _of(_PRODUCT)
         self._fault(
             f"multiplies '{node.input[0]}' ({left}) by '{node.input[1]}' ({right}) in "
-            f'{type_name(self._kind(node.output[0]))}; only products by a matrix of the bundle, of '
-            'queries and keys, and of attention weights and values may be'
+            f'{type_name(self._kind(node.output[0]))}; only products by a matrix of the bundle and '
+            'of attention weights and values may be'
         )
         return None
 

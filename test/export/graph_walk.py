@@ -4,10 +4,11 @@ Numbers alone cannot tell: an index computed in half is right for a short prompt
 long one, and a norm in half is lost among the roundings of half matrix products. So the graph
 itself is walked, node by node, on the types that ONNX infers; `graph_origins.py` follows every
 tensor from where its numbers come from to where they are used. The rules:
-- in float16 or bfloat16 there are three products and nothing else that computes: by one of the
-  bundle's matrices (`is_half_matrix`), of queries and keys, and of attention weights and values;
-- what is rounded for such a product goes into it, or into the past, and is never widened again; so
-  norms, softmax, time, guidance mix, plan term and Euler update are in float32;
+- in float16 or bfloat16 there are two products and nothing else that computes: by one of the
+  bundle's matrices (`is_half_matrix`), and of attention weights and values;
+- what is rounded for such a product goes into it, or into the past, and is never widened again,
+  but for queries and keys, whose product is in float32; so scores, norms, softmax, time, guidance
+  mix, plan term and Euler update are in float32;
 - no input, position, rotary angle, count or constant is rounded at all;
 - no float becomes an integer and no truth value a float: indices are integers from end to end, and
   rotary angles are made of such integers;

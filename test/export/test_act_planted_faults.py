@@ -12,11 +12,10 @@ from pathlib import Path
 import onnx_faults as faults
 import pytest
 import torch
-from onnx_bundles import copy_bundle, load_graph, save_graph, tiny_onnx_bundle
-from tiny_policy import tiny_spec, write_tiny_policy
+from onnx_bundles import copy_bundle, exported, load_graph, save_graph, tiny_onnx_bundle
+from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.verification import VerificationError, check_graphs, verify_onnx
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.families.act import networks
@@ -66,14 +65,6 @@ def _positions(height, width, channels, device, first=1, pair=2):
     return torch.cat([rows, codes[1][None].expand(height, width, half)], dim=-1).flatten(0, 1)
 
 
-def exported(folder: Path) -> Path:
-    """Export a tiny policy as things stand now; return its folder."""
-    spec = tiny_spec('act')
-    write_tiny_policy(folder, spec)
-    write_onnx(folder, spec, 'float32')
-    return folder
-
-
 def failures_of(folder: Path) -> list[str]:
     return verify_onnx(folder, read_bundle(tiny_onnx_bundle('act')).spec).failures
 
@@ -97,7 +88,7 @@ def test_the_wrong_versions_differ_in_nothing_else():
 )
 def test_wrong_positions_of_a_map_are_found_in_the_prefix(tmp_path, monkeypatch, wrong):
     monkeypatch.setattr(networks, 'map_positions', wrong)
-    folder = exported(tmp_path / 'wrong')
+    folder = exported(tmp_path / 'wrong', tiny_spec('act'))
     monkeypatch.undo()
     found = failures_of(folder)
     assert any(re.search(r"^prefix\.onnx: tensor 'cross_key'", line) for line in found), found
@@ -128,7 +119,7 @@ def test_a_wrong_table_is_found_in_its_file(tmp_path, monkeypatch, table, change
         'read',
         lambda self, name: change(read(self, name)) if name == table else read(self, name),
     )
-    folder = exported(tmp_path / 'wrong')
+    folder = exported(tmp_path / 'wrong', tiny_spec('act'))
     monkeypatch.undo()
     found = failures_of(folder)
     assert any(re.search(file, line) for line in found), found
@@ -142,7 +133,7 @@ def test_cameras_in_another_order_are_found(tmp_path, monkeypatch):
         return embed(self, tokens, mask, state)
 
     monkeypatch.setattr(networks.Act, 'embed', turned)
-    folder = exported(tmp_path / 'wrong')
+    folder = exported(tmp_path / 'wrong', tiny_spec('act'))
     monkeypatch.undo()
     assert any(line.startswith('prefix.onnx') for line in failures_of(folder))
 

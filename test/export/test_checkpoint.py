@@ -20,20 +20,17 @@ from checkpoint_folders import (
 )
 from safetensors.torch import load_file, save_file
 
+from vla_runtime.bundle.tensors import TensorsError, check_tensors
 from vla_runtime.export.block_sizes import HeadCounts, image_size_of
-from vla_runtime.export.checkpoint import (
-    CheckpointError,
-    check_tensors,
-    copy_tensors,
-    read_tensors,
-)
+from vla_runtime.export.checkpoint import CheckpointError, copy_tensors, read_tensors
 from vla_runtime.families import find_family
 from vla_runtime.families.pi.tensor_dims import dims_of, family_of, pi_shapes
 from vla_runtime.families.pi.tensor_names import NAMES
+from vla_runtime.files.json_file import JsonError
 
 
 def loaded(folder: Path, target: Path) -> dict[str, torch.Tensor]:
-    """What a bundle would hold."""
+    """Tensors that a bundle would hold."""
     copy_tensors(read_tensors(folder, NAMES), target)
     return load_file(target)
 
@@ -140,7 +137,7 @@ class TestFit:
         tensors['proprio_history_proj.weight'] = torch.zeros(4, 5)
         tensors['action_in_proj.bias'] = torch.zeros(7)
         folder = saved(tmp_path / 'c', tensors)
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(TensorsError) as caught:
             check_tensors(read_tensors(folder, NAMES), expected)
         text = str(caught.value)
         assert "missing 'time_out.bias' [32]" in text
@@ -150,7 +147,7 @@ class TestFit:
     def test_a_long_list_ends_in_a_count(self, tmp_path):
         tensors = {f'extra_{index}': torch.zeros(1) for index in range(25)}
         folder = saved(tmp_path / 'c', {**tiny_tensors(), **tensors})
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(TensorsError) as caught:
             check_tensors(read_tensors(folder, NAMES), expected_shapes(lerobot_folder()))
         lines = str(caught.value).splitlines()
         assert len(lines) == 12
@@ -324,10 +321,20 @@ class TestFiles:
         index.write_text(json.dumps(document))
         self.refuses(tmp_path, "holds tensor 'action_in_proj.bias', which .* places in no file")
 
-    @pytest.mark.parametrize('text', ['', '[]', '{"weight_map": 3}', '{}'])
-    def test_an_index_of_another_form_is_named(self, tmp_path, text):
+    @pytest.mark.parametrize(
+        ('text', 'pattern'),
+        [
+            ('', 'index.json: cannot be read'),
+            ('[]', 'index.json: is not a mapping'),
+            ('{"weight_map": 3}', 'field weight_map: 3 .int. where dict is expected'),
+            ('{}', 'field weight_map: is missing'),
+            ('{"weight_map": {"a": 7}}', 'field weight_map.a: 7 .int. where str is expected'),
+        ],
+    )
+    def test_an_index_of_another_form_is_named(self, tmp_path, text, pattern):
         (tmp_path / 'model.safetensors.index.json').write_text(text)
-        self.refuses(tmp_path, "index.json: has no usable 'weight_map'")
+        with pytest.raises(JsonError, match=pattern):
+            read_tensors(tmp_path, NAMES)
 
     def test_an_unknown_precision_is_named(self, tmp_path):
         save_file({'action_in_proj.weight': torch.zeros(2, dtype=torch.int8)}, tmp_path / 'model.s')

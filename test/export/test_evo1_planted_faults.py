@@ -13,28 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from onnx_bundles import tiny_onnx_bundle
-from tiny_policy import tiny_spec, write_tiny_policy
+from onnx_bundles import exported, tiny_onnx_bundle
+from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.verification import verify_onnx
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.families.blocks.attention import rotary
 from vla_runtime.families.evo1 import networks, time_table, vision
 
 
-def spec_of(steps: int) -> BundleSpec:
+def spec_of(steps: int = 3) -> BundleSpec:
     return replace(tiny_spec('evo1'), denoise_steps=steps)
-
-
-def exported(folder: Path, steps: int = 3) -> Path:
-    """Export a tiny policy as things stand now; return its folder."""
-    spec = spec_of(steps)
-    write_tiny_policy(folder, spec)
-    write_onnx(folder, spec, 'float32')
-    return folder
 
 
 def failures_of(folder: Path, steps: int = 3) -> list[str]:
@@ -80,7 +71,7 @@ def rows_of_patches(patches, side, edge):
 )
 def test_pixels_shuffled_in_another_order_are_found(tmp_path, monkeypatch, wrong):
     monkeypatch.setattr(vision, 'shuffle_pixels', wrong)
-    folder = exported(tmp_path / 'wrong')
+    folder = exported(tmp_path / 'wrong', spec_of())
     monkeypatch.undo()
     found = failures_of(folder)
     assert any(re.search(r"^vision\.onnx: tensor 'image_tokens'", line) for line in found), found
@@ -121,7 +112,7 @@ def positions_in_half(positions, head_dim, base):
 )
 def test_a_wrong_rotary_table_is_found_in_the_prefix(tmp_path, monkeypatch, wrong):
     monkeypatch.setattr(networks, 'rotary', wrong)
-    folder = exported(tmp_path / 'wrong')
+    folder = exported(tmp_path / 'wrong', spec_of())
     monkeypatch.undo()
     found = failures_of(folder)
     assert any(re.search(r"^prefix\.onnx: tensor 'cross_key'", line) for line in found), found
@@ -167,7 +158,9 @@ def row_in_half(times):
     ids=lambda value: getattr(value, '__name__', str(value)),
 )
 def test_a_wrong_row_of_the_time_table_is_found(tmp_path, monkeypatch, wrong, steps):
-    folder = tiny_onnx_bundle('evo1') if steps == 3 else exported(tmp_path / 'seven', steps)
+    folder = (
+        tiny_onnx_bundle('evo1') if steps == 3 else exported(tmp_path / 'seven', spec_of(steps))
+    )
     monkeypatch.setattr(time_table, 'time_rows', wrong)
     found = failures_of(folder, steps)
     assert any(line.startswith('time table') for line in found), found
@@ -190,7 +183,7 @@ def change_table(change: Callable[[torch.Tensor], torch.Tensor]):
 )
 def test_wrong_places_in_the_chunk_are_found_in_the_head(tmp_path, monkeypatch, change):
     monkeypatch.setattr(BundleWeights, 'read', change_table(change))
-    folder = exported(tmp_path / 'wrong')
+    folder = exported(tmp_path / 'wrong', spec_of())
     monkeypatch.undo()
     found = failures_of(folder)
     assert any(re.search(r"^expert\.onnx: tensor 'velocity'", line) for line in found), found
@@ -222,6 +215,6 @@ def test_images_frames_and_masks_in_another_order_are_found(tmp_path, monkeypatc
     ):
         with monkeypatch.context() as patch:
             patch.setattr(home, name, wrong)
-            folder = exported(tmp_path / wrong.__name__)
+            folder = exported(tmp_path / wrong.__name__, spec_of())
         found = failures_of(folder)
         assert any(line.startswith('prefix.onnx') for line in found), wrong.__name__

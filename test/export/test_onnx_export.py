@@ -61,8 +61,8 @@ def test_every_file_is_valid_and_has_the_designs_names_in_static_shapes(family):
     assert vision_in == {'pixels': ('FLOAT', [1, 3, 28, 28])}
     assert vision_out == {'image_tokens': ('FLOAT', [1, 4, 32])}
     prefix_in, prefix_out = found['prefix_r2.onnx']
-    assert list(prefix_in) == [*IMAGE_INPUTS, 'tokens', 'token_mask']
-    assert prefix_in['tokens'] == ('INT64', [2, 64])
+    assert list(prefix_in) == [*IMAGE_INPUTS, 'token_mask', 'text_embeddings']
+    assert prefix_in['text_embeddings'] == ('FLOAT', [2, 64, 32])
     assert prefix_in['image_mask'] == ('BOOL', [2])
     assert prefix_out == {
         'past_key': ('FLOAT', past),

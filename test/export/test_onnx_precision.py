@@ -1,4 +1,4 @@
-"""What must be in float32 or integers is, in every exported graph; planted faults are found."""
+"""Types of every exported graph keep the rules of precision; planted faults are found."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ ROUNDS = 'rounds'
 WIDENS = 'widens'
 PREFIX_FAULTS = [
     (rounded('image_tokens'), f"{ROUNDS} 'image_tokens'.*an input"),
+    (rounded('text_embeddings'), f"{ROUNDS} 'text_embeddings'.*an input"),
     (faults.norm_in_half, f'ReduceMean.*{IN_HALF}'),
     # Of a file without half products, what is squared is the image tokens themselves.
     (faults.norm_mean_as_product, 'multiplies .* in b?float16; only products|an input'),
@@ -81,8 +82,6 @@ PREFIX_FAULTS = [
     (faults.positions_to_half, 'index, mask or count must not be in half'),
     (faults.rotary_angles_rounded, f'{ROUNDS} .*positions'),
     (faults.rotary_cosines_rounded, f'{ROUNDS} .*rotary angles'),
-    (faults.token_index_in_float, 'index must be computed in integers'),
-    (faults.token_index_in_half, 'index, mask or count must not be in half'),
 ]
 EXPERT_FAULTS = [
     *(
@@ -120,6 +119,7 @@ MONOLITHIC_FAULTS = [
     (faults.softmax_in_half, f'Softmax.*{IN_HALF}'),
     (faults.positions_rounded, f'{ROUNDS} .*positions'),
     (faults.rotary_angles_rounded, f'{ROUNDS} .*positions'),
+    (faults.token_index_in_float, 'index must be computed in integers'),
     (faults.token_index_in_half, 'index, mask or count must not be in half'),
 ]
 FAULTS = [
@@ -141,7 +141,7 @@ FAULTS = [
 
 @pytest.fixture(scope='module')
 def grounds(tmp_path_factory) -> Path:
-    """Where graphs can lie beside copies of their weights."""
+    """Folder for graphs beside copies of their weights."""
     return tmp_path_factory.mktemp('grounds')
 
 
@@ -175,7 +175,7 @@ def test_a_planted_fault_is_found_and_named(grounds, precision, family, name, fa
     ('name', 'fault', 'message'),
     [
         ('prefix.onnx', faults.past_made_the_wrong_way_round, "output 'past_key' is values, in"),
-        ('expert.onnx', faults.past_read_the_wrong_way_round, 'by .*past values'),
+        ('expert.onnx', faults.past_read_the_wrong_way_round, 'by .*past keys'),
         ('expert_r2.onnx', faults.time_comes_in_half, "'t' is in b?float16 and must be float"),
     ],
 )

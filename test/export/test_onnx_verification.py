@@ -16,6 +16,7 @@ from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.cases import seeded_cases
 from vla_runtime.export.onnx.verification import receipt_dict, verification_steps, verify_onnx
 from vla_runtime.export.receipt import BOUNDS, Bounds, VerificationError, chunk_bound
+from vla_runtime.processing.tokenizer import Tokenizer
 
 
 def verify(bundle, **options):
@@ -62,8 +63,8 @@ def test_exported_files_are_within_their_bounds_and_the_receipt_says_what_was_co
 
 
 def test_the_cases_are_the_same_every_time_and_cover_what_differs():
-    spec = read_bundle(tiny_onnx_bundle()).spec
-    first, second = seeded_cases(spec), seeded_cases(spec)
+    bundle = read_bundle(tiny_onnx_bundle())
+    first, second = (seeded_cases(bundle.folder, bundle.spec) for _ in range(2))
     for a, b in zip(first, second, strict=True):
         for name in ('pixels', 'x', 'plan', 'plan_weight'):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
@@ -73,6 +74,9 @@ def test_the_cases_are_the_same_every_time_and_cover_what_differs():
     masks = [case.prefix_inputs['token_mask'] for case in first]
     assert any(mask.all(axis=1).any() for mask in masks)
     assert any(not mask.all() for mask in masks)
+    # As prompts do: BOS first.
+    bos = Tokenizer.load(bundle.tokenizer_path).bos
+    assert all((case.prefix_inputs['tokens'][:, 0] == bos).all() for case in first)
 
 
 @pytest.mark.parametrize(

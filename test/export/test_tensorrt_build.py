@@ -48,18 +48,16 @@ def with_memory_of_its_own(here: Machine) -> CudaRuntime:
 
 
 def plan_on(here: Machine, **options):
-    return plan_build(
-        here.bundle, TensorRT(here.trt), here.runtime(), **{'rows': (1, 2), **options}
-    )
+    return plan_build(here.bundle, TensorRT(here.trt), here.runtime(), **{'rows': 2, **options})
 
 
 def test_engines_are_built_once_and_again_when_the_onnx_files_change(machine):
     here = machine()
-    assert len(plan_on(here).to_build) == 5
+    assert len(plan_on(here).to_build) == 3
     here.build()
     assert plan_on(here).to_build == []
-    assert len(plan_on(here, force=True).to_build) == 5
-    graph = here.bundle / 'onnx' / 'expert.onnx'
+    assert len(plan_on(here, force=True).to_build) == 3
+    graph = here.bundle / 'onnx' / 'expert_rows.onnx'
     data = graph.read_bytes()
     graph.unlink()
     # Another producer's name: as good a graph, but not the one that was built.
@@ -75,7 +73,7 @@ def test_changed_weights_mean_building_everything_again(machine):
     data[0] ^= 1
     weights.unlink()
     weights.write_bytes(data)
-    assert len(plan_on(here).to_build) == 5
+    assert len(plan_on(here).to_build) == 3
 
 
 def test_a_changed_sha256_in_policy_yaml_means_building_again(machine):
@@ -83,30 +81,33 @@ def test_a_changed_sha256_in_policy_yaml_means_building_again(machine):
     here.build()
     listed = read_bundle(here.bundle, verify=False).spec.files
     assert plan_on(here, files=listed).to_build == []
-    other = {**listed, 'onnx/prefix_r2.onnx': '0' * 64}
-    assert plan_on(here, files=other).to_build == ['prefix_r2']
+    other = {**listed, 'onnx/prefix_rows.onnx': '0' * 64}
+    assert plan_on(here, files=other).to_build == ['prefix']
     other = {**listed, 'onnx/weights.data': '0' * 64}
-    assert len(plan_on(here, files=other).to_build) == 5
+    assert len(plan_on(here, files=other).to_build) == 3
 
 
-def test_engines_for_fewer_rows_replace_those_for_more(machine):
+def test_engines_for_another_number_of_rows_replace_those_with_rows_alone(machine):
     here = machine()
     here.build()
-    plan = plan_on(here, rows=(1,))
-    assert plan.to_build == []
-    assert [path.name for path in plan.surplus] == ['expert_r2.engine', 'prefix_r2.engine']
-    here.build(rows=(1,))
-    assert sorted(path.stem for path in plan.folder.glob('*.engine')) == [
-        'expert',
-        'prefix',
-        'vision',
-    ]
-    metadata = read_metadata(plan.folder, '')
-    assert sorted(metadata.engines) == ['expert', 'prefix', 'vision'] and metadata.max_rows == 1
+    assert plan_on(here, rows=1).to_build == ['prefix', 'expert']
+    here.build(rows=1)
+    metadata = read_metadata(plan_on(here).folder, '')
+    assert sorted(metadata.engines) == ['expert', 'prefix', 'vision'] and metadata.rows == 1
     engine = here.load(max_rows=2)
     assert engine.max_rows == 1
     engine.close()
-    assert plan_on(here).to_build == ['prefix_r2', 'expert_r2']
+    assert plan_on(here).to_build == ['prefix', 'expert']
+
+
+def test_an_engine_file_that_belongs_to_nothing_is_removed(machine):
+    here = machine()
+    here.build()
+    left = plan_on(here).folder / 'prefix_r2.engine'
+    left.write_bytes(b'of an earlier release')
+    assert plan_on(here).surplus == [left]
+    here.build()
+    assert not left.exists()
 
 
 def test_a_receipt_is_gone_before_the_first_engine_is_replaced(machine):
@@ -148,12 +149,12 @@ def test_a_build_that_was_stopped_goes_on(machine):
 
 def test_a_failed_build_keeps_what_was_finished_and_leaves_no_half_file(machine):
     here = machine()
-    here.build(rows=(1,))
+    here.build(rows=1)
     here.trt.fail_build = 'out of tactics'
     with pytest.raises(TensorRTError, match='out of tactics'):
         here.build()
     plan = plan_on(here)
-    assert plan.to_build == ['prefix_r2', 'expert_r2']
+    assert plan.to_build == ['prefix', 'expert']
     assert sorted(path.name for path in plan.folder.iterdir()) == [
         'engine.json',
         'expert.engine',
@@ -166,17 +167,17 @@ def test_a_failed_build_keeps_what_was_finished_and_leaves_no_half_file(machine)
 def test_measurements_are_handed_from_build_to_build(machine):
     here = machine()
     here.build()
-    assert (plan_on(here).folder / TIMING_CACHE).read_bytes() == b'+++++'
+    assert (plan_on(here).folder / TIMING_CACHE).read_bytes() == b'+++'
 
 
 def test_the_workspace_reaches_tensorrt(machine):
     here = machine()
     here.build(workspace_bytes=7 << 20)
-    assert [config._limits for config in here.trt.configs] == [{'WORKSPACE': 7 << 20}] * 5
+    assert [config._limits for config in here.trt.configs] == [{'WORKSPACE': 7 << 20}] * 3
 
 
 def test_only_the_rows_asked_for_are_built(machine):
-    assert plan_on(machine(), rows=(1,)).to_build == ['vision', 'prefix', 'expert']
+    assert plan_on(machine(), rows=1).to_build == ['vision', 'prefix', 'expert']
 
 
 def test_bfloat16_is_refused_on_8_6_and_built_later(machine):
@@ -186,15 +187,15 @@ def test_bfloat16_is_refused_on_8_6_and_built_later(machine):
 
 
 def test_another_precision_than_the_files_is_refused(machine):
-    with pytest.raises(ValueError, match=r'--precision float16: the files in .* are float32'):
+    with pytest.raises(ValueError, match='are float32, and float16 was asked for'):
         plan_on(machine(), precision='float16')
     assert plan_on(machine(), precision='float32').precision == 'float32'
 
 
 def test_a_bundle_without_onnx_files_is_told_what_to_do(machine):
     here = machine()
-    (here.bundle / 'onnx' / 'prefix.onnx').unlink()
-    with pytest.raises(ValueError, match=r'prefix\.onnx: is missing, .* vla_runtime export'):
+    (here.bundle / 'onnx' / 'prefix_rows.onnx').unlink()
+    with pytest.raises(ValueError, match=r'prefix_rows\.onnx: is missing, .* vla_runtime export'):
         plan_on(here)
 
 

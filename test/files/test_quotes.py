@@ -1,4 +1,4 @@
-"""What others wrote is quoted on one short line, whatever it is."""
+"""Foreign text is quoted on one short line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was there before is kept whenever a file cannot be written to its end."""
+"""The old file is kept whenever the new one cannot be written to its end."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""What a guided denoise loop must have done, judged from its trace by the float64 joint forward.
+"""Judge a guided denoise loop from its trace, by the float64 joint forward.
 
 Knows nothing of the package: prompts, noise, guidance scale and trace go in, faults come out.
 """
@@ -52,7 +52,7 @@ class GuidanceOracle:
         return x
 
     def faults(self, noise: np.ndarray, trace: Sequence[Step]) -> set[str]:
-        """What is wrong with a trace: of `rows`, `conditioned velocity`, `unconditioned
+        """List the faults of a trace: of `rows`, `conditioned velocity`, `unconditioned
         velocity`, `direction`, `size`, `identity`, `chunk`, `nothing to judge`; empty if nothing.
         """
         found: set[str] = set()

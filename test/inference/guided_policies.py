@@ -24,7 +24,7 @@ def write_guided(folder: Path, family: str = 'pi05', **changes) -> Path:
 
 
 def without_ages(cache: Mapping[str, str]) -> dict[str, str]:
-    """What the report says of the cache, but for the ages of the hits, which are wall time here."""
+    """Words of a cache report without the ages of its hits, which are wall time here."""
     return {level: re.sub(r'hit \([\d.]+ s old\)', 'hit', text) for level, text in cache.items()}
 
 

@@ -57,25 +57,6 @@ def test_no_instruction_is_needed_and_one_that_is_given_changes_nothing(bundle):
     assert report.tokens == ()
 
 
-def test_a_hit_changes_nothing_and_needs_an_equal_state(bundle):
-    cached, fresh = Policy.load(bundle), Policy.load(bundle, settings=OFF)
-    seen = observation()
-    moved = replace(seen, state=seen.state + np.float32(1e-3))
-    image = {**seen.images, 'top': 255 - seen.images['top']}
-    hit = 'top: hit, wrist: hit'
-    for look, vision, prefix in (
-        (seen, 'top: miss (first), wrist: miss (first)', 'miss (first)'),
-        (seen, hit, 'hit'),
-        (moved, hit, 'miss (state)'),
-        (replace(moved, images=image), 'top: miss (pixels), wrist: hit', 'miss (images)'),
-    ):
-        chunk, report = cached.infer(look)
-        expected, without = fresh.infer(look)
-        assert without_ages(cache_words(report.cache)) == {'vision': vision, 'prefix': prefix}
-        assert cache_words(without.cache)['prefix'] == 'off'
-        np.testing.assert_array_equal(chunk.normalised, expected.normalised)
-
-
 def test_a_change_of_normalised_images_is_measured_in_grey_levels(bundle):
     bounds = CachePolicy(mode='bounded', max_age_s=9.0, max_reuses=9, max_image_change=2.5)
     policy = Policy.load(bundle, settings=PolicySettings(cache=bounds))

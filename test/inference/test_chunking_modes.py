@@ -1,4 +1,4 @@
-"""How a chunk is tied to the committed plan, mode by mode, against loops written for it."""
+"""Ties of a chunk to the committed plan, mode by mode, against loops written for it."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_serial_guidance_needs_both_slots_and_overlaps_with_nothing(bundles):
 
 
 def sample(draw: Any, seeds: int = 3) -> tuple[Observation, PolicySettings, CommittedPlan | None]:
-    """What an executor may come with next: often something that was there already."""
+    """Next request of an executor: often one that was there already."""
     look = observation(draw(st.integers(0, seeds - 1)))
     wrist = observation(draw(st.integers(0, seeds - 1))).images['wrist']
     images = {**look.images, 'wrist': draw(st.sampled_from([look.images['wrist'], wrist, None]))}

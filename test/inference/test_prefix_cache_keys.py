@@ -1,4 +1,4 @@
-"""What the prefix cache is keyed by, seen from the networks: which of them ran, and on what."""
+"""Keys of the prefix cache, seen from the networks: calls and their inputs."""
 
 from __future__ import annotations
 

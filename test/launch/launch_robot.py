@@ -50,7 +50,7 @@ _FRAME_PERIOD_S = 0.05
 
 @dataclass(frozen=True)
 class Files:
-    """What a launch of the policy and the executor needs: `bundle`, `robot`, `params_file`."""
+    """Arguments of a launch of policy and executor: `bundle`, `robot`, `params_file`."""
 
     bundle: Path
     robot: Path
@@ -106,7 +106,7 @@ class FollowingRobot:
 
     @property
     def moves(self) -> bool:
-        """Whether the newest ten commands differ from each other, on both outputs."""
+        """Return whether the newest ten commands differ from each other, on both outputs."""
         arm, gripper = np.array(self.arm[-10:]), np.array(self.gripper[-10:])
         return len(arm) == 10 == len(gripper) and bool(
             (np.abs(np.diff(arm, axis=0)).max(axis=1) > 0).all() and gripper.any()

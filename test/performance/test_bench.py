@@ -125,7 +125,6 @@ def test_one_view_has_no_kind_between_a_miss_and_a_hit():
         ({'repeats': 0}, '--repeats 0'),
         ({'threads': 0}, '--threads 0: expected 1 to 256'),
         ({'threads': 5000}, '--threads 5000: expected 1 to 256'),
-        ({'threads': 1, 'backend': 'onnxruntime'}, 'and backend torch'),
         ({'backend': 'jax'}, "backend 'jax' is unknown"),
         ({'device': 'cuda:x'}, "device 'cuda:x' is unknown"),
         ({'steps': 1000}, 'denoise_steps is 1000'),

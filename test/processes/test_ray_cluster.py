@@ -7,6 +7,7 @@ import operator
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -69,6 +70,43 @@ def test_where_nothing_answers_it_says_so_at_once(closed_port, with_ray):
         with pytest.raises(ClusterError, match=f'--ray {address}: nothing answers'), _open(address):
             pass
     assert time.monotonic() - begin_s < 20.0
+
+
+@pytest.mark.parametrize(
+    ('said', 'expected'),
+    [
+        (
+            '[2026-11-23 00:40:00,001 E 9 9] rpc.cc:1: retried\nAuthenticationError: Failed to '
+            'connect: InvalidAuthToken: Authentication token is missing or incorrect. Note: '
+            "RAY_AUTH_MODE is currently 'disabled' (not 'token'). Ensure that the token is there",
+            'InvalidAuthToken: Authentication token is missing or incorrect; the cluster asks for '
+            'a token: export RAY_AUTH_MODE=token, and keep',
+        ),
+        (
+            'AuthenticationError: Token authentication is enabled but no authentication token was '
+            'found. Ensure that the token for the cluster is available in a local file',
+            'no authentication token was found; write the token of the machine that started',
+        ),
+        (
+            'RuntimeError: Version mismatch: The cluster was started with: Ray: 2.40.0 Python: '
+            '3.10.2 This process on 192.0.2.2 was started with: Ray: 2.60.0 Python: 3.11.7',
+            'Version mismatch: The cluster was started with: Ray: 2.40.0 Python: 3.10.2 This '
+            'process on 192.0.2.2 was started with: Ray: 2.60.0 Python: 3.11.7; install the same '
+            'Ray and the same Python on this machine and the cluster',
+        ),
+        (
+            'UserWarning: Ray Client connection timed out.\nConnectionError: ray client connection '
+            'timeout',
+            'ray client connection timeout; no client server of Ray answers there (its port is',
+        ),
+        ('a log line\nConnectionError: no answer', 'ConnectionError: no answer'),
+        ('', 'Ray does not say why'),
+    ],
+)
+def test_a_refusal_is_one_line_with_the_reason_of_ray_and_what_mends_it(said, expected):
+    refused = str(ray_cluster._refusal('host:6379', said))
+    assert refused.startswith(f'--ray host:6379: {expected}')
+    assert len(refused.splitlines()) == 1
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch):
@@ -160,6 +198,40 @@ def test_a_cluster_without_the_package_is_an_error_within_seconds(cluster_withou
     with pytest.raises(ClusterError, match=r'cannot import the package .* install vla_runtime'):
         _refused(cluster_without_package)
     assert time.monotonic() - begin_s < 60.0
+
+
+@needs_ray
+def test_a_cluster_that_asks_for_a_token_says_so(tmp_path):
+    with local_cluster(tmp_path, ROOT, token='0123456789abcdef') as addresses:
+        with pytest.raises(ClusterError, match=r'InvalidAuthToken.*export RAY_AUTH_MODE=token'):
+            _refused(addresses.member)
+        # Ray's client hides the reason.
+        with pytest.raises(ClusterError, match=r'asks for a token .export RAY_AUTH_MODE=token'):
+            _refused(addresses.client)
+
+
+@needs_ray
+def test_a_cluster_started_here_leaves_no_token_behind(tmp_path):
+    code = (
+        'import os\n'
+        'from vla_runtime.processes.ray_cluster import ClusterUse, cluster_workers\n'
+        'if __name__ == "__main__":\n'
+        '    with cluster_workers(ClusterUse("local", local_cpus=1)) as submit:\n'
+        '        print(submit(pow, 2, 5).result(120))\n'
+        '    print([name for name in os.environ if name.startswith("RAY_AUTH")])\n'
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith('RAY_AUTH')}
+    environment |= {'HOME': str(tmp_path), 'PYTHONPATH': str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, '-c', code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=2 * _PATIENCE_S,
+    )
+    assert done.stdout.split() == ['32', '[]'], done.stderr
+    assert not (tmp_path / '.ray' / 'auth_token').exists()
 
 
 @needs_ray

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from evo1_cases import evo1_entries, load_evo1_case
+from evo1_cases import load_evo1_case
+from network_cases import each_entry
 
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.plain_images import normalised_table, to_plain_pixels
@@ -20,9 +21,7 @@ def table() -> np.ndarray:
 
 
 @pytest.mark.cases
-@pytest.mark.parametrize(
-    ('path', 'b'), list(evo1_entries()), ids=lambda value: getattr(value, 'stem', value)
-)
+@each_entry('evo1')
 def test_pixels_equal_the_reference(path, b):
     case = load_evo1_case(path, b)
     size = (case.network.dims.image_size,) * 2

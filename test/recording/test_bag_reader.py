@@ -145,7 +145,7 @@ def test_a_damaged_record_is_passed_over_by_the_index(tmp_path):
 
 
 def _first_index(data: bytes) -> int:
-    """Where the first message index stands, behind the first chunk."""
+    """Position of the first message index, behind the first chunk."""
     place = 8
     while data[place] != 0x07:
         place += 9 + int.from_bytes(data[place + 1 : place + 9], 'little')

@@ -50,7 +50,7 @@ class Demo:
         return self.process.returncode, ''.join(self.lines)
 
     def chunks(self) -> int:
-        """How many the status line last counted."""
+        """Newest count of the status line."""
         return int(re.findall(r'chunk (\d+)', ''.join(self.lines))[-1])
 
     def children(self) -> list[int]:
@@ -58,7 +58,7 @@ class Demo:
         return [self.child(MODULES[f'{name}_node']) for name in NODES]
 
     def log(self, name: str) -> str:
-        """What a node wrote."""
+        """Output of a node."""
         return (self.out / 'log' / f'{name}.log').read_text(encoding='utf-8')
 
     def child(self, module: str) -> int:

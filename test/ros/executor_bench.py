@@ -1,4 +1,4 @@
-"""What the executor's tests put around it: an arm that follows its commands, and chunks by hand."""
+"""Surroundings of the executor under test: an arm that follows, and chunks by hand."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ class Process:
         return self._process.poll() is None
 
     def text(self) -> str:
-        """What it has written so far."""
+        """Output of the process so far."""
         return ''.join(self._lines)
 
     def output(self) -> str:

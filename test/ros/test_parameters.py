@@ -117,7 +117,7 @@ def test_joint_check_sees_the_values_as_they_would_be(make_node):
 
 
 class Storing(dict):
-    """What rclpy keeps a node's parameters in; calls back after each one that is stored."""
+    """Dictionary of a node's parameters in rclpy; calls back after each one that is stored."""
 
     def __init__(self, stored, then):
         super().__init__(stored)

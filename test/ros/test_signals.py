@@ -148,7 +148,7 @@ def positions(message: JointTrajectory) -> list[float]:
 
 
 def moves(rows: list[list[float]]) -> bool:
-    """Whether the newest commands differ from each other."""
+    """Return whether the newest commands differ from each other."""
     return len(rows) > 20 and bool((np.abs(np.diff(rows[-10:], axis=0)).max(axis=1) > 0).all())
 
 

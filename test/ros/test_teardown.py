@@ -1,4 +1,4 @@
-"""What bounds a node's teardown: outputs, callbacks and threads that hang."""
+"""Bounds of a node's teardown: outputs, callbacks and threads that hang."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, BundleError
-from vla_runtime.export.checkpoint import CheckpointError, StoredTensor, check_tensors, read_header
+from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors, read_header
 from vla_runtime.families import find_family
 from vla_runtime.families.family import language_dims
 from vla_runtime.processing.prompts import starts_with_bos
@@ -40,7 +40,7 @@ def check_contents(bundle: Bundle) -> None:
     expected = find_family(bundle.spec.family).weight_shapes(bundle.spec.dims)
     try:
         check_tensors(tensors, expected)
-    except CheckpointError as error:
+    except TensorsError as error:
         raise BundleError(
             f'{bundle.weights_path}: against family and dimensions in policy.yaml {error}'
         ) from None
@@ -97,7 +97,7 @@ def _count_bad(file: BinaryIO, tensor: StoredTensor, advance: Callable[[int], ob
 def _header(bundle: Bundle) -> dict[str, StoredTensor]:
     try:
         return {tensor.name: tensor for tensor in read_header(bundle.weights_path)}
-    except CheckpointError as error:
+    except TensorsError as error:
         raise BundleError(str(error)) from None
 
 

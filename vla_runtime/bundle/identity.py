@@ -21,5 +21,10 @@ def spec_identity(spec: BundleSpec) -> str:
         del contents['normalisation']['images']
     if spec.prompt is not None and spec.prompt.layout is None:
         del contents['prompt']['frame'], contents['prompt']['image']
+    if spec.images.crop is None:
+        del contents['images']['crop']
+    for camera in contents['cameras']:
+        if camera['frame_of'] is None:
+            del camera['frame_of'], camera['steps_ago']
     text = json.dumps(contents, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

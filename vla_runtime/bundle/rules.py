@@ -30,7 +30,7 @@ from vla_runtime.families.family import Family, image_places, language_dims
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
-from vla_runtime.types import StretchedResample
+from vla_runtime.types import CroppedResample, StretchedResample
 
 # Largest accepted values, many times those of any published policy. Beyond them a typo asks for
 # terabytes of buffers before anything else could notice it. Limits of a family's own dimensions
@@ -44,6 +44,8 @@ LIMITS: Mapping[str, int] = {
     'dimensions.state_dim': 1024,
     'denoise_steps': 100,
 }
+# Frames of a camera are kept for so long.
+EARLIEST_FRAME_S = 10.0
 # Image tokens of all cameras and prompt tokens: attention masks grow with their square.
 PREFIX_LIMIT = 32768
 
@@ -94,10 +96,10 @@ def check_spec(spec: BundleSpec) -> None:
             f'is expected: the head of {spec.family} runs once',
         )
     _check_cameras(spec)
-    if spec.trained_delay_steps > spec.dims.horizon:
+    if spec.trained_delay_steps > spec.horizon:
         raise FieldError(
             'trained_delay_steps',
-            f'{spec.trained_delay_steps} is more than the {spec.dims.horizon} actions of a chunk '
+            f'{spec.trained_delay_steps} is more than the {spec.horizon} actions of a chunk '
             '(dimensions.horizon)',
         )
     _check_state(spec)
@@ -115,24 +117,31 @@ def check_spec(spec: BundleSpec) -> None:
 
 def _check_images(spec: BundleSpec) -> None:
     padding, resample = spec.images.padding, spec.images.resample
-    if (padding == 'stretch') != (resample in get_args(StretchedResample)):
+    words = {
+        'stretch': get_args(StretchedResample),
+        'crop': get_args(CroppedResample),
+        'none': ('none',),
+    }.get(padding, ('bilinear', 'antialias'))
+    if resample not in words:
         raise FieldError(
             'images',
-            f"padding '{padding}' with resample '{resample}': images are stretched with 'bicubic' "
-            "or 'bicubic_uint8', and only then",
+            f"padding '{padding}' with resample '{resample}', where it goes with "
+            f'{" or ".join(words)}',
         )
-    plain = (padding == 'none', resample == 'none')
-    if any(plain) and not all(plain):
+    crop = spec.images.crop
+    if (crop is not None) != (padding == 'crop'):
+        raise FieldError('images.crop', "is for the padding 'crop', and needed there")
+    if crop is not None and not (1 <= crop.edge <= 4096 and 0.0 < crop.fraction <= 1.0):
         raise FieldError(
-            'images',
-            f"padding '{padding}' with resample '{resample}': images that "
-            'go in at their own size have none for both',
+            'images.crop',
+            f'edge {crop.edge}, fraction {crop.fraction} where an edge from 1 to 4096 and a '
+            'fraction above 0 and at most 1 are expected',
         )
-    if spec.normalisation.images is not None and padding not in ('none', 'stretch'):
+    if spec.normalisation.images is not None and padding not in ('none', 'stretch', 'crop'):
         raise FieldError(
             'normalisation.images',
             f"'{spec.normalisation.images}' is for images that are not padded (images.padding "
-            "'none' or 'stretch'); padded ones go in as [-1, 1]",
+            "'none', 'stretch' or 'crop'); padded ones go in as [-1, 1]",
         )
 
 
@@ -221,7 +230,10 @@ def _check_limits(spec: BundleSpec, family: Family, document: Mapping[str, Any])
     for field, limit in {**own, **shared}.items():
         value: Any = document
         for key in field.split('.'):
-            value = value[key]
+            # A stack that a policy does without is left out.
+            value = value.get(key, {})
+        if value == {}:
+            continue
         largest = _largest(value)
         if largest > limit:
             raise FieldError(field, f'{largest} where at most {limit} is expected')
@@ -260,6 +272,26 @@ def _check_cameras(spec: BundleSpec) -> None:
             f'{len(spec.cameras)} entries but dimensions.cameras is {spec.dims.cameras}',
         )
     _check_unique(spec.camera_names, 'cameras')
+    own = {camera.name: camera for camera in spec.cameras if camera.frame_of is None}
+    for index, camera in enumerate(spec.cameras):
+        if (camera.frame_of is None) != (camera.steps_ago is None):
+            raise FieldError(f'cameras[{index}].steps_ago', 'goes with frame_of, and only with it')
+        if camera.frame_of is None or camera.steps_ago is None:
+            continue
+        of = own.get(camera.frame_of)
+        if of is None or of.present != camera.present:
+            raise FieldError(
+                f'cameras[{index}].frame_of',
+                f"'{camera.frame_of}' is no camera of its own that is "
+                f'{"" if camera.present else "not "}present',
+            )
+        age_s = camera.steps_ago * spec.step_time_s
+        if age_s > EARLIEST_FRAME_S:
+            raise FieldError(
+                f'cameras[{index}].steps_ago',
+                f'{camera.steps_ago} are {age_s:g} s; at most {EARLIEST_FRAME_S:g} s of frames '
+                'are kept',
+            )
     if not any(camera.present for camera in spec.cameras):
         raise FieldError('cameras', 'none is present; a policy needs at least one image')
 

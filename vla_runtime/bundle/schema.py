@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vla_runtime.families.family import PolicyDims, image_sizes
+from vla_runtime.families.family import PolicyDims, image_sizes, real_horizon
 from vla_runtime.processing.chat import ChatLayout
 from vla_runtime.types import (
     ActionKind,
@@ -54,16 +54,39 @@ STATISTICS_OF: Mapping[NormaliserKind, tuple[str, ...]] = {
     'mean_std_lerobot': ('mean', 'std'),
     'min_max': ('min', 'max'),
     'min_max_flat': ('min', 'max'),
+    'clipped_range': ('low', 'high'),
 }
-STATISTICS = ('mean', 'std', 'min', 'max', 'q01', 'q99')
+STATISTICS = ('mean', 'std', 'min', 'max', 'q01', 'q99', 'low', 'high')
 
 
 @dataclass(frozen=True)
 class CameraSpec:
-    """A camera the policy was trained with; `present: false` is always a masked black image."""
+    """A camera the policy was trained with; `present: false` is always a masked black image.
+
+    Attributes:
+        name: unique among the cameras.
+        present: the robot has it.
+        frame_of: camera whose earlier frame this one is; None: a camera of its own.
+        steps_ago: actions (`step_time_s`) by which the earlier frame is older; with `frame_of`.
+    """
 
     name: str
     present: bool = True
+    frame_of: str | None = None
+    steps_ago: int | None = None
+
+
+@dataclass(frozen=True)
+class CropSpec:
+    """Middle of an image that the policy sees.
+
+    Attributes:
+        edge: of the resized image in pixels; with resample `area` of its shorter side.
+        fraction: of height and width that is kept.
+    """
+
+    edge: int
+    fraction: float
 
 
 @dataclass(frozen=True)
@@ -71,10 +94,14 @@ class ImageSpec:
     """Padding and resampling of a camera's image to the network's pixels.
 
     Both are `none` where images go in as they are.
+
+    Attributes:
+        crop: for the padding `crop` only.
     """
 
     padding: ImagePadding
     resample: ImageResample
+    crop: CropSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -221,6 +248,11 @@ class BundleSpec:
     def fixed_image_sizes(self) -> tuple[tuple[int, int], ...] | None:
         """(height, width) that each camera's images must have; None where they are resized."""
         return image_sizes(self.dims) if self.images.padding == 'none' else None
+
+    @property
+    def horizon(self) -> int:
+        """Actions of a chunk that reach the robot."""
+        return real_horizon(self.dims)
 
     @property
     def camera_names(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -45,7 +46,8 @@ def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
     Args:
         spec: a checked spec.
         statistics: `state.mean`, `actions.q01` and so on to float arrays of one number a dimension;
-            `images.CAMERA.mean` of one number a colour channel, where images are normalised.
+            `images.CAMERA.mean` of one number a colour channel, where images are normalised. Those
+            of actions may have a row for each action of a chunk, with `clipped_range`.
 
     Raises:
         FieldError: unknown, missing, wrongly shaped, non-finite or contradictory statistics, or
@@ -58,13 +60,17 @@ def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
             raise FieldError(key, f'unknown statistic{did_you_mean(key, known)}')
         names = columns[key.rpartition('.')[0]]
         length = len(names)
-        if value.shape != (length,) or value.dtype not in (np.float32, np.float64):
+        shapes: list[tuple[int, ...]] = [(length,)]
+        if key.startswith('actions.') and spec.normalisation.actions == 'clipped_range':
+            shapes.append((spec.horizon, length))
+        if value.shape not in shapes or value.dtype not in (np.float32, np.float64):
             raise FieldError(
                 key,
                 f'{value.dtype} of shape {value.shape} where float32 or float64 of shape '
                 f'({length},) is expected, one number for each name in {SPEC_FILE}',
             )
-        for name, number in zip(names, value.tolist(), strict=True):
+        numbers = [number for row in np.atleast_2d(value).tolist() for number in row]
+        for name, number in zip(itertools.cycle(names), numbers, strict=False):
             if not math.isfinite(number):
                 raise FieldError(key, f'the number for {quoted(name)} is not finite')
             if abs(number) > _LARGEST:
@@ -153,6 +159,9 @@ def _range(
     first, second = (
         statistics[f'{group}.{name}'].astype(np.float64) for name in STATISTICS_OF[kind]
     )
+    if first.ndim == 2:
+        # Of all steps together.
+        first, second = first.min(axis=0), second.max(axis=0)
     return (first - second, first + second) if kind.startswith('mean_std') else (first, second)
 
 
@@ -182,7 +191,7 @@ def _check_group(spec: BundleSpec, group: str, statistics: Mapping[str, np.ndarr
     std = statistics.get(f'{group}.std')
     if std is not None and (std < 0).any():
         raise FieldError(f'{group}.std', 'has a negative number; a spread is at least 0')
-    for low, high in (('q01', 'q99'), ('min', 'max')):
+    for low, high in (('q01', 'q99'), ('min', 'max'), ('low', 'high')):
         below, above = statistics.get(f'{group}.{low}'), statistics.get(f'{group}.{high}')
         if below is not None and above is not None and (below > above).any():
             raise FieldError(f'{group}.{low}', f'is above {group}.{high} in some dimension')

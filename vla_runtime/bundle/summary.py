@@ -42,8 +42,8 @@ def describe(spec: BundleSpec) -> str:
     lines += [
         line(
             'chunk',
-            f'{dims.horizon} actions of {spec.step_time_s * 1e3:g} ms '
-            f'({dims.horizon * spec.step_time_s:.2f} s), {spec.denoise_steps} denoise steps'
+            f'{spec.horizon} actions of {spec.step_time_s * 1e3:g} ms '
+            f'({spec.horizon * spec.step_time_s:.2f} s), {spec.denoise_steps} denoise steps'
             f'{trained}',
         ),
         line('prompt', _prompt(spec)),
@@ -69,6 +69,8 @@ def _images(spec: BundleSpec) -> str:
     if len(written) > 1:
         written = [f'{h}x{w}' for h, w in sizes]
     resized = f'{spec.images.padding}, {spec.images.resample}'
+    if spec.images.crop is not None:
+        resized += f', {spec.images.crop.fraction:.0%} of {spec.images.crop.edge} px'
     if spec.images.padding == 'none':
         resized = 'not resized'
     return f'{", ".join(written)} px, {resized}'

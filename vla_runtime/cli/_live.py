@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -76,7 +77,7 @@ def play_live(
     result = LiveResult()
     with tempfile.TemporaryDirectory(prefix='vla_replay_') as folder:
         options, step_time_s = _options(run, changes, Path(folder))
-        with LivePlayer(options, step_time_s, Path(folder)) as player:
+        with LivePlayer(options, step_time_s, Path(folder), _warn) as player:
             begin_s, first_ns = time.monotonic(), None
             for found in live_steps(run, changes.settings):
                 if isinstance(found, SkippedInference):
@@ -92,6 +93,10 @@ def play_live(
                 _compare(result, player.play(step), offline.get(key), key)
             result.seconds = time.monotonic() - begin_s
     return result
+
+
+def _warn(message: str) -> None:
+    print(f'warning: {message}', file=sys.stderr)
 
 
 def _count(result: LiveResult, skipped: SkippedInference) -> None:

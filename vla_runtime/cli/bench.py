@@ -27,6 +27,7 @@ from typing import Any
 from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import at_least, between
+from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.device_names import default_device
 from vla_runtime.engines.preflight import MOST_THREADS
 from vla_runtime.files.whole_files import write_text
@@ -49,7 +50,9 @@ _MOST_REPEATS = 1_000_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument('bundle', type=Path, metavar='BUNDLE', help='the folder')
-    parser.add_argument('--backend', default='torch', help='runs the networks (default: torch)')
+    parser.add_argument(
+        '--backend', default=AUTO, help='runs the networks (default: auto, the fastest here)'
+    )
     parser.add_argument(
         '--device',
         help="cpu, cuda, cuda:N, or tensorrt for ONNX Runtime's TensorRT provider (default: cpu; "
@@ -57,9 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--precision',
-        choices=list(MATRIX_BYTES),
-        default='float32',
-        help='of the large matrices (default: float32)',
+        choices=[AUTO, *MATRIX_BYTES],
+        default=AUTO,
+        help="of the large matrices (default: auto, the fastest that the bundle's receipt "
+        'vouches for)',
     )
     parser.add_argument(
         '--views', type=at_least(1), metavar='V', help='cameras that see something (default: all)'
@@ -84,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--threads',
         type=between(1, MOST_THREADS),
         metavar='N',
-        help="CPU threads of each network (default: the backend's choice)",
+        help='CPU threads of each network (default: OMP_NUM_THREADS, else all cores but one)',
     )
     parser.add_argument(
         '--json', type=output_file, metavar='OUT', help='write all figures to this file'
@@ -136,8 +140,10 @@ def describe(figures: Mapping[str, Any]) -> str:
     lines = [
         f'{figures["policy"]}: {figures["backend"]} on {where}, {figures["precision"]}, '
         f'{figures["views"]} view(s), {figures["rows"]} row(s), {figures["steps"]} denoise steps, '
-        f'{figures["repeats"]} of each kind',
+        f'{figures["threads"]} thread(s), {figures["repeats"]} of each kind',
     ]
+    if figures['why']:
+        lines.append(f'chosen: {figures["why"]}')
     for kind, phases in figures['milliseconds'].items():
         least_title = f'{"least":>9}' if figures['rates'] else ''
         lines += ['', f'{kind + ", ms":20}{"median":>9}{"p95":>9}{"p99":>9}{least_title}']
@@ -172,8 +178,35 @@ def describe(figures: Mapping[str, Any]) -> str:
     if memory['device_is']:
         size = '' if memory['device'] is None else f'{_mebibytes(memory["device"])} '
         lines.append(f'device memory: {size}{memory["device_is"]}')
+    lines += _power_lines(figures['power'])
     lines += [f'note: {note}' for note in figures['notes']]
     return '\n'.join(lines)
+
+
+def _power_lines(power: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Power mode, clocks and the hottest zone before and after; no line for what is not there."""
+    lines = []
+    if mode := power['after'].get('power_mode'):
+        lines.append(f'power mode: {mode}')
+    if clocks := power['after'].get('clocks'):
+        lines.append(
+            'clocks after it: '
+            + ', '.join(
+                f'{name} {clock["now_mhz"]} MHz'
+                + (f' of {clock["most_mhz"]}' if 'most_mhz' in clock else '')
+                for name, clock in clocks.items()
+                if 'now_mhz' in clock
+            )
+        )
+    hottest = [
+        max(zones.items(), key=lambda zone: zone[1])
+        for when in ('before', 'after')
+        if (zones := power[when].get('celsius'))
+    ]
+    if len(hottest) == 2:
+        (first, cold), (last, warm) = hottest
+        lines.append(f'hottest: {first} {cold:.0f} °C before, {last} {warm:.0f} °C after')
+    return lines
 
 
 def _mebibytes(count: int | None) -> str:

@@ -4,19 +4,20 @@ An engine runs only on the GPU and the TensorRT version it was built with, so it
 is used, once, and again after TensorRT was updated. It goes to
 BUNDLE/engines/GPU-NUMBERsm-trtVERSION: a Jetson's power mode may change the number of
 multiprocessors, so build once in each mode that the robot uses. What is there already and was built
-from the same files is kept; a build that was stopped goes on. What was not asked for is removed:
-with --rows 1 the engines of two rows.
+from the same files is kept; a build that was stopped goes on. One engine serves one and two prompt
+rows, with a profile for each.
 
 examples:
   vla_runtime build engines/my_policy
   vla_runtime build engines/my_policy --dry-run              # what would be built, and its memory
-  vla_runtime build engines/my_policy --rows 1               # half the memory, serial guidance
+  vla_runtime build engines/my_policy --rows 1               # a shorter build, serial guidance
   vla_runtime build engines/my_policy --workspace 256        # MiB that a layer may take
 
-The engines' precision is that of the ONNX files ('vla_runtime export'); --precision only makes sure
-of it. Where PyTorch, onnx and onnxruntime are installed, what was built is compared with PyTorch
-and the receipt written beside the engines (verification.json, with the SHA-256 of what it speaks
-of). Engines beyond the bounds are removed, and rejected.json says what was found.
+The engines' precision is that of the ONNX files ('vla_runtime export --onnx-precision'): bfloat16,
+unless --precision names another one. What was built is compared with what PyTorch gave for the
+cases that the export recorded in the bundle; numpy is enough for that. Only engines that agree are
+ever loaded. The receipt is written beside them (verification.json, with the SHA-256 of what it
+speaks of). Engines beyond the bounds are removed, and rejected.json says what was found.
 'vla_runtime verify BUNDLE --backend tensorrt' repeats the comparison.
 
 exit codes: 0 built or up to date; 1 the engines' numbers are wrong, and the output says which; 2
@@ -48,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--precision',
         choices=('float32', 'float16', 'bfloat16'),
-        help='refuse ONNX files of another precision',
+        help='that the ONNX files have; others are refused (default: bfloat16 from TensorRT 10.3 '
+        'on, so that float32 and float16 are built on demand alone)',
     )
     parser.add_argument(
         '--workspace',
@@ -76,9 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--force', action='store_true', help='build again what is there')
     parser.add_argument('--dry-run', action='store_true', help='check and show, build nothing')
-    parser.add_argument(
-        '--no-verify', action='store_true', help='do not compare the engines with PyTorch'
-    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -96,32 +95,30 @@ def main(arguments: argparse.Namespace) -> int:
 def _build(arguments: argparse.Namespace) -> int:
     from vla_runtime.bundle.folder import read_bundle, verify_files
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
-    from vla_runtime.engines.onnx.files import engine_graphs
-    from vla_runtime.engines.preflight import (
-        COMPARISON_PACKAGES,
-        check_backend,
-        check_graph_files,
-        missing_package,
-    )
+    from vla_runtime.engines.preflight import check_backend, check_graph_files
     from vla_runtime.engines.tensorrt.adapter import import_tensorrt
     from vla_runtime.engines.tensorrt.loading import check_one_image_size
+    from vla_runtime.engines.tensorrt.store import ENGINES, graph_of, passed_on
+    from vla_runtime.export.cases import check_cases
     from vla_runtime.export.tensorrt.build import build_engines, plan_build
     from vla_runtime.export.tensorrt.receipt import is_compared
 
     bundle = read_bundle(arguments.bundle, verify=False)
     check_one_image_size(bundle.spec.dims)
     most = arguments.rows or (2 if bundle.spec.advantage else 1)
-    check_graph_files(bundle.folder, engine_graphs(range(1, most + 1)))
+    check_graph_files(bundle.folder, map(graph_of, ENGINES))
     check_backend('tensorrt', arguments.device)
+    check_cases(bundle.folder)
     adapter = import_tensorrt()
+    precision = arguments.precision or adapter.default_precision
     runtime = CudaRuntime(device_index(arguments.device))
     plan = plan_build(
         bundle.folder,
         adapter,
         runtime,
-        rows=range(1, most + 1),
+        rows=most,
         files=bundle.spec.files,
-        precision=arguments.precision,
+        precision=precision,
         workspace_bytes=arguments.workspace * _MIB,
         force=arguments.force,
     )
@@ -130,12 +127,11 @@ def _build(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print('\ndry run: nothing was built')
         return 0
-    compare = not arguments.no_verify and (
-        bool(plan.to_build) or not is_compared(plan.folder, plan.done, bundle.spec.files)
+    compare = (
+        bool(plan.to_build)
+        or plan.passed != passed_on(bundle.spec.files)
+        or not is_compared(plan.folder, plan.done, bundle.spec.files)
     )
-    # Looked up before files are read: without PyTorch no receipt ever comes of reading them.
-    missing = missing_package(*COMPARISON_PACKAGES) if compare else None
-    compare = compare and not missing
     if plan.to_build or compare:
         # Last, because it reads gigabytes: what is built and what it is compared with.
         verify_files(bundle)
@@ -149,8 +145,6 @@ def _build(arguments: argparse.Namespace) -> int:
             report=bar.report,
         )
     runtime.close()
-    if missing:
-        _say_not_compared(plan.folder, missing)
     if compare and not _verified(bundle, plan.folder, metadata, arguments.device):
         return 1
     print(f'\n{"built" if plan.to_build else "up to date:"} {plan.folder}')
@@ -172,16 +166,11 @@ def _show(plan: BuildPlan) -> None:
 
 
 def _verified(bundle: Bundle, folder: Path, metadata: Metadata, device: str) -> bool:
-    """Compare with PyTorch and write the receipt; engines that differ are removed."""
+    """Compare with the recorded cases, write the receipt; engines that differ are removed."""
     from vla_runtime.engines.tensorrt.store import REJECTION
     from vla_runtime.export.tensorrt.receipt import keep, reject
 
-    try:
-        receipt, document = compare_engines(bundle, folder, metadata, device)
-    except ModuleNotFoundError as error:
-        # Something that one of the packages needs in its turn.
-        _say_not_compared(folder, str(error.name))
-        return True
+    receipt, document = compare_engines(bundle, folder, metadata, device)
     for failure in receipt.failures:
         print(f'FAILED: {failure}', file=sys.stderr)
     if receipt.failures:
@@ -190,17 +179,13 @@ def _verified(bundle: Bundle, folder: Path, metadata: Metadata, device: str) -> 
             f'the engines were removed; what was found is in {folder / REJECTION}', file=sys.stderr
         )
         return False
-    keep(folder, document)
+    keep(folder, metadata, document, bundle.spec.files)
     largest = max(item.max_error for item in receipt.chunks)
-    print(f'  compared with PyTorch: chunks differ by {largest:.2g} at most ({receipt.notes[0]})')
+    print(
+        f"  compared with PyTorch's recorded chunks: they differ by {largest:.2g} at most "
+        f'({receipt.notes[0]})'
+    )
     return True
-
-
-def _say_not_compared(folder: Path, package: str) -> None:
-    from vla_runtime.export.tensorrt.receipt import forget
-
-    print(f"not compared with PyTorch: the Python package '{package}' is not installed")
-    forget(folder)
 
 
 class _Bar:

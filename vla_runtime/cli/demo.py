@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vla_runtime.cli._files import bundle_folder, cache_folder, make_folder
+from vla_runtime.cli._files import bundle_folder, make_folder
 from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.files.whole_files import WriteError
@@ -141,6 +141,7 @@ def _with_networks(options: DemoOptions) -> DemoOptions:
     if options.backend != 'onnxruntime':
         return options
     from vla_runtime.export.onnx.bundle import bundle_with_onnx
+    from vla_runtime.files.cache_folder import cache_folder
 
     return replace(options, bundle=bundle_with_onnx(options.bundle, cache_folder(), tell=say))
 

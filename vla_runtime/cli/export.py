@@ -35,6 +35,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -209,11 +210,22 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
     )
     kinds = group.add_mutually_exclusive_group()
     kinds.add_argument(
-        '--delta', type=_words, metavar='NAME,...', help='actions relative to the state'
+        '--delta',
+        dest='deltas',
+        type=_words,
+        metavar='NAME,...',
+        help='actions relative to the state',
     )
-    kinds.add_argument('--absolute', action='store_true', help='no action is relative to the state')
+    kinds.add_argument(
+        '--absolute',
+        dest='deltas',
+        action='store_const',
+        const=(),
+        help='no action is relative to the state',
+    )
     group.add_argument(
         '--velocity',
+        dest='velocities',
         type=_words,
         metavar='NAME,...',
         default=(),
@@ -274,27 +286,7 @@ def _options(arguments: argparse.Namespace) -> ExportOptions:
     from vla_runtime.export.options import ExportOptions
 
     return ExportOptions(
-        name=arguments.name,
-        tokenizer=arguments.tokenizer,
-        statistics=arguments.statistics,
-        asset_id=arguments.asset_id,
-        dataset=arguments.dataset,
-        state_names=arguments.state_names,
-        action_names=arguments.action_names,
-        units=arguments.units,
-        rate_hz=arguments.rate_hz,
-        cameras=arguments.cameras,
-        deltas=() if arguments.absolute else arguments.delta,
-        velocities=arguments.velocity,
-        horizon=arguments.horizon,
-        denoise_steps=arguments.denoise_steps,
-        prompt_length=arguments.prompt_length,
-        prompt_template=arguments.prompt_template,
-        advantage=arguments.advantage,
-        vision_heads=arguments.vision_heads,
-        kv_heads=arguments.kv_heads,
-        heads=arguments.heads,
-        embodiment=arguments.embodiment,
+        **{one.name: getattr(arguments, one.name) for one in fields(ExportOptions)}
     )
 
 

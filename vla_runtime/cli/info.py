@@ -46,11 +46,23 @@ def main(arguments: argparse.Namespace) -> int:
     print(line('weights', weights))
     checked = 'SHA-256 of each agrees' if verify else 'names only'
     print(line('files', f'{len(bundle.spec.files)}, {checked}'))
+    print(line('backends', _backends(bundle)))
     for engine in sorted(bundle.engines_folder.glob('*')):
         print(line('engine', engine.name))
     for note in statistics_notes(bundle.spec, bundle.statistics):
         print(line('note', note))
     return 0
+
+
+def _backends(bundle: Bundle) -> str:
+    """Return what `backend: auto` chooses among on this machine's CPU."""
+    from vla_runtime.engines.choice import AUTO, candidates
+
+    try:
+        found = candidates(bundle, AUTO, 'cpu', AUTO)
+    except ValueError:
+        return 'none that is installed here runs it on a CPU'
+    return f'on cpu: {", ".join(map(str, found))}; auto takes the fastest at load'
 
 
 def _check(bundle: Bundle, quick: bool) -> str:

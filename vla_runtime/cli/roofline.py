@@ -7,9 +7,10 @@ most are clearly slower, and nothing was measured.
 
 A miss is an inference with nothing cached: every view, prefix and all denoise steps; a hit
 reuses the prefix. Two rows are guidance (fused). Memory depends on what runs the networks: PyTorch
-holds the weights once, ONNX Runtime and TensorRT hold those of prefix and expert once for every
-number of rows that is built. Engines of TensorRT are built on the device that runs them, and
-building takes more than running: 'tensorrt, build' is what 'vla_runtime build' asks for first.
+and TensorRT hold the weights once, ONNX Runtime those of prefix and expert once for every number of
+rows. PyTorch holds the text table too; the others leave it to the host, which maps it. Engines of
+TensorRT are built on the device that runs them, and building takes more than running: 'tensorrt,
+build' is what 'vla_runtime build' asks for first.
 
 examples:
   vla_runtime roofline --list

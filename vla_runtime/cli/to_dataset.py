@@ -26,8 +26,8 @@ from vla_runtime.cli._packages import import_problem
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vla_runtime.dataset.convert import Wishes
-    from vla_runtime.dataset.frames import Frame
+    from vla_runtime.dataset.convert import DatasetOptions
+    from vla_runtime.dataset.frames import DatasetFrame
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,8 +97,8 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wishes(arguments: argparse.Namespace) -> Wishes:
-    from vla_runtime.dataset.convert import Wishes
+def _wishes(arguments: argparse.Namespace) -> DatasetOptions:
+    from vla_runtime.dataset.convert import DatasetOptions
     from vla_runtime.ros.package_files import share_folder
     from vla_runtime.ros.robot.file import find_robot, load_robot
 
@@ -112,7 +112,7 @@ def _wishes(arguments: argparse.Namespace) -> Wishes:
     robot = None
     if arguments.robot:
         robot = load_robot(find_robot(arguments.robot, share_folder() / 'config' / 'robots'))
-    return Wishes(
+    return DatasetOptions(
         robot=robot,
         fps=arguments.fps,
         task=arguments.task.strip() if arguments.task else None,
@@ -131,7 +131,7 @@ class _Progress:
         # disable=None: silent where the output is not a terminal.
         self._bar = tqdm(unit='frame', leave=False, disable=None)
 
-    def over(self, frames: Iterable[Frame], left: int) -> Iterator[Frame]:
+    def over(self, frames: Iterable[DatasetFrame], left: int) -> Iterator[DatasetFrame]:
         """Yield the frames; `left` are those of this episode and all after it."""
         self._bar.total = self._bar.n + left
         for frame in frames:

@@ -4,8 +4,9 @@ Every file runs on seeded inputs (several prompts, hidden cameras, one and two r
 scales, plans) and its outputs are compared with those of the PyTorch modules in float32, tensor by
 tensor, step by step and as whole chunks. The types in ONNX files are checked too: norms, softmax,
 time, masks and the update in float32, indices in integers. It is what 'vla_runtime export' does
-before it writes a bundle, and with --backend tensorrt what 'vla_runtime build' does with the
-engines that it built for this GPU; nothing in the bundle is changed.
+before it writes a bundle. With --backend tensorrt the engines that 'vla_runtime build' built for
+this GPU are compared with what PyTorch gave for the cases recorded at export, which needs numpy and
+no PyTorch. Nothing in the bundle is changed.
 
 examples:
   vla_runtime verify engines/pick
@@ -31,7 +32,6 @@ from vla_runtime.engines.device_names import default_device
 from vla_runtime.files.whole_files import write_text
 
 if TYPE_CHECKING:
-    from vla_runtime.bundle.folder import Bundle
     from vla_runtime.export.receipt import Receipt
 
     Compared = tuple[Receipt, dict[str, Any]]
@@ -82,12 +82,22 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _verify_onnx(path: Path, device: str) -> Compared:
-    from vla_runtime.bundle.folder import verify_files
+    from vla_runtime.bundle.folder import read_bundle, verify_files
     from vla_runtime.engines.onnx.files import graph_names
-    from vla_runtime.engines.preflight import check_backend, check_graph_files
+    from vla_runtime.engines.preflight import (
+        COMPARISON_PACKAGES,
+        check_backend,
+        check_graph_files,
+        missing_package,
+    )
     from vla_runtime.families.family import distinct_image_sizes
 
-    bundle = _read(path)
+    bundle = read_bundle(path, verify=False)
+    if missing := missing_package(*COMPARISON_PACKAGES):
+        raise ValueError(
+            f"the Python package '{missing}' is not installed, so nothing can be compared: "
+            'pip install torch onnx onnxruntime'
+        )
     check_graph_files(bundle.folder, graph_names(len(distinct_image_sizes(bundle.spec.dims))))
     check_backend('onnxruntime', device)
     verify_files(bundle)
@@ -103,33 +113,20 @@ def _verify_onnx(path: Path, device: str) -> Compared:
 
 
 def _verify_engines(path: Path, device: str) -> Compared:
-    from vla_runtime.bundle.folder import verify_files
+    from vla_runtime.bundle.folder import read_bundle, verify_files
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
-    from vla_runtime.engines.onnx.files import ROWS
     from vla_runtime.engines.preflight import check_backend
     from vla_runtime.engines.tensorrt.adapter import import_tensorrt
     from vla_runtime.engines.tensorrt.store import find_engines
+    from vla_runtime.export.cases import check_cases
 
-    bundle = _read(path)
+    bundle = read_bundle(path, verify=False)
     check_backend('tensorrt', device)
+    check_cases(bundle.folder)
     runtime = CudaRuntime(device_index(device))
     runtime.close()
     folder, metadata = find_engines(
-        bundle.folder, runtime.info, import_tensorrt().version, max(ROWS), bundle.spec.files
+        bundle.folder, runtime.info, import_tensorrt().version, bundle.spec.files, passed=False
     )
     verify_files(bundle)
     return compare_engines(bundle, folder, metadata, device)
-
-
-def _read(path: Path) -> Bundle:
-    """The bundle, its files not yet hashed; refuses where nothing can be compared."""
-    from vla_runtime.bundle.folder import read_bundle
-    from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
-
-    bundle = read_bundle(path, verify=False)
-    if missing := missing_package(*COMPARISON_PACKAGES):
-        raise ValueError(
-            f"the Python package '{missing}' is not installed, so nothing can be compared: "
-            'pip install torch onnx onnxruntime'
-        )
-    return bundle

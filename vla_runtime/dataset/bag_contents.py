@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.dataset.errors import DatasetError
-from vla_runtime.dataset.series import Series
+from vla_runtime.dataset.series import JointSeries
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.cdr import header_stamp_ns
 from vla_runtime.recording.storage_file import RawMessage
@@ -49,7 +49,7 @@ _SAME_CLOCK_NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class Event:
-    """What begins or ends an episode.
+    """Begin or end of an episode.
 
     Attributes:
         time_ns: on the clock of the stamps.
@@ -80,8 +80,8 @@ class BagContents:
     """
 
     reader: BagReader
-    states: list[Series]
-    actions: list[Series]
+    states: list[JointSeries]
+    actions: list[JointSeries]
     missing_outputs: list[str]
     camera_topics: dict[str, str]
     frames: dict[str, np.ndarray]
@@ -106,7 +106,7 @@ def read_contents(reader: BagReader, robot: Robot) -> BagContents:
         MissingTopicError: a topic of the robot file is not in it.
         DatasetError: a joint of the robot file is never in its topic.
     """
-    collector = _Collector(reader, robot)
+    collector = _EpisodeCollector(reader, robot)
     for raw in reader.messages(collector.wants):
         collector.take(raw)
     return collector.contents()
@@ -121,7 +121,7 @@ class _Topic:
     items: list[Any] = field(default_factory=list)
 
 
-class _Collector:
+class _EpisodeCollector:
     def __init__(self, reader: BagReader, robot: Robot) -> None:
         self._reader, self._robot = reader, robot
         self._topics: dict[str, _Topic] = {}
@@ -193,11 +193,11 @@ class _Collector:
             raise MissingTopicError(self._reader.path, self._robot.file, names[0], source, there)
         return found
 
-    def _state(self, joint: str) -> Series:
+    def _state(self, joint: str) -> JointSeries:
         robot = self._robot
         source = robot.joint_source(joint)
         topic = self._required((source.topic,), (JOINT_STATE,), joint)
-        series, name = Series((joint,)), robot.joint(joint).in_messages
+        series, name = JointSeries((joint,)), robot.joint(joint).in_messages
         for message in self._topics[topic].items:
             names = list(message.name)
             if name in names and len(message.position) == len(names):
@@ -210,13 +210,13 @@ class _Collector:
             )
         return series
 
-    def _actions(self, offset_ns: int) -> dict[str, Series]:
+    def _actions(self, offset_ns: int) -> dict[str, JointSeries]:
         found = {}
         for output in self._robot.outputs:
             topic = self._find((output.topic,), (_KINDS[output.kind],))
             if topic is None:
                 continue
-            series = Series(_column_names(output))
+            series = JointSeries(_column_names(output))
             read = _READERS[output.kind](output, self._robot)
             messages = self._topics[topic]
             for time_ns, message in zip(messages.times_ns, messages.items, strict=True):

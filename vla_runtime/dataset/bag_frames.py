@@ -11,7 +11,7 @@ import numpy as np
 from vla_runtime.dataset.bag_contents import BagContents
 from vla_runtime.dataset.episodes import PlannedEpisode
 from vla_runtime.dataset.errors import DatasetError
-from vla_runtime.dataset.frames import EncodedImage, Frame
+from vla_runtime.dataset.frames import DatasetFrame, EncodedImage
 from vla_runtime.recording.needed_frames import NeededFrames
 from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.ros.messages.images import ImageError, to_rgb
@@ -45,7 +45,7 @@ class BagFrames:
         )
         self._frames = NeededFrames(contents.reader, uses, self._encoded)
 
-    def of(self, episode: PlannedEpisode) -> Iterator[Frame]:
+    def of(self, episode: PlannedEpisode) -> Iterator[DatasetFrame]:
         """Yield an episode's frames; they begin where every camera has a sound one."""
         last: dict[str, EncodedImage] = {}
         before: dict[str, int] = {}
@@ -60,7 +60,7 @@ class BagFrames:
                 if image is not None:
                     last[camera] = image
             if len(last) == len(stamps):
-                yield Frame(dict(last), episode.state[index], episode.action[index])
+                yield DatasetFrame(dict(last), episode.state[index], episode.action[index])
 
     def _encoded(self, raw: RawMessage) -> EncodedImage | None:
         message = self._reader.read(raw)

@@ -11,20 +11,20 @@ from vla_runtime.dataset.bag_contents import BagContents, read_contents, recorde
 from vla_runtime.dataset.bag_frames import BagFrames
 from vla_runtime.dataset.episodes import Grid, PlannedEpisode, plan_episodes
 from vla_runtime.dataset.errors import DatasetError
-from vla_runtime.dataset.frames import EpisodeFacts, Frame
+from vla_runtime.dataset.frames import DatasetFrame, EpisodeFacts
 from vla_runtime.dataset.layout import Layout
 from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.ros.robot.file import Robot
 
 # Shows progress over frames, of which there are so many; gives them on.
-Progress = Callable[[Iterable[Frame], int], Iterable[Frame]]
+Progress = Callable[[Iterable[DatasetFrame], int], Iterable[DatasetFrame]]
 _WHOLE_RATE = 0.01
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a data set is to be.
+class DatasetOptions:
+    """Options of a conversion.
 
     Attributes:
         robot: the robot file; None: the recorded one.
@@ -45,7 +45,7 @@ class Wishes:
 
 @dataclass
 class Result:
-    """What became of the bags.
+    """Outcome of a conversion.
 
     Attributes:
         layout: of every frame.
@@ -101,7 +101,7 @@ class _Bag:
 def convert(
     paths: Sequence[Path],
     out: Path,
-    wishes: Wishes,
+    options: DatasetOptions,
     *,
     force: bool = False,
     progress: Progress = lambda frames, _: frames,
@@ -111,7 +111,7 @@ def convert(
     Args:
         paths: recordings, in the order of their episodes.
         out: folder of the data set; appears complete or not at all.
-        wishes: what it is to be.
+        options: of the data set.
         force: replace the data set that is there.
         progress: shows progress.
 
@@ -122,14 +122,14 @@ def convert(
     with dataset_folder(out, force=force) as folder:
         for path in paths:
             reader = BagReader(path)
-            robot = wishes.robot or recorded_robot(reader)
+            robot = options.robot or recorded_robot(reader)
             if robot is None:
                 raise DatasetError(
                     f'{path}: no policy node was recorded in it, so nothing says which robot it '
                     'is; give the robot file with --robot'
                 )
             contents = read_contents(reader, robot)
-            grid = _grid(path, contents, wishes, layout.fps if layout else None)
+            grid = _grid(path, contents, options, layout.fps if layout else None)
             episodes, short = plan_episodes(contents, grid)
             too_short += short
             bags.append(_Bag(path, contents, episodes))
@@ -138,24 +138,26 @@ def convert(
         return _write(bags, folder, layout, too_short, progress)
 
 
-def _grid(path: Path, contents: BagContents, wishes: Wishes, before: int | None) -> Grid:
-    if not wishes.measured_actions and contents.missing_outputs:
+def _grid(path: Path, contents: BagContents, options: DatasetOptions, before: int | None) -> Grid:
+    if not options.measured_actions and contents.missing_outputs:
         raise DatasetError(
             f'{path}: no command on topic {contents.missing_outputs[0]} of the robot file; make '
             'actions of the measured positions with --actions measured'
         )
-    if wishes.task is None and not any(e.kind == 'instruction' and e.text for e in contents.events):
+    if options.task is None and not any(
+        e.kind == 'instruction' and e.text for e in contents.events
+    ):
         raise DatasetError(
             f'{path}: no topic …/current_instruction or …/instruction says what the robot was to '
             'do; give it with --task'
         )
-    fps = wishes.fps or before or _policy_rate(path, contents)
+    fps = options.fps or before or _policy_rate(path, contents)
     return Grid(
         fps,
-        round(wishes.frame_age_s * 1e9),
-        wishes.shortest_s,
-        wishes.measured_actions,
-        wishes.task,
+        round(options.frame_age_s * 1e9),
+        options.shortest_s,
+        options.measured_actions,
+        options.task,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_runtime.dataset.bag_contents import BagContents, Event
-from vla_runtime.dataset.series import Series, newest
+from vla_runtime.dataset.series import JointSeries, newest
 
 # Measured positions come far more often; commands too, once the robot is started.
 _MOST_AGE_NS = 500_000_000
@@ -21,7 +21,7 @@ _MOST_AGE_NS = 500_000_000
 
 @dataclass(frozen=True)
 class Grid:
-    """Where frames are taken.
+    """Rate and limits of the frames taken from a bag.
 
     Attributes:
         fps: frames a second.
@@ -134,7 +134,7 @@ def _first(times_ns: Sequence[int]) -> int:
     return times_ns[0] if times_ns else 0
 
 
-def _all_series(contents: BagContents, grid: Grid) -> list[Series]:
+def _all_series(contents: BagContents, grid: Grid) -> list[JointSeries]:
     return [*contents.states, *(() if grid.measured_actions else contents.actions)]
 
 
@@ -151,5 +151,5 @@ def _episode(
     return PlannedEpisode(task, success, times, stamps, state, action)
 
 
-def _columns(series: Sequence[Series], times: np.ndarray) -> np.ndarray:
+def _columns(series: Sequence[JointSeries], times: np.ndarray) -> np.ndarray:
     return np.concatenate([one.at(times)[0] for one in series], axis=1)

@@ -22,7 +22,7 @@ class EncodedImage:
 
 
 @dataclass(frozen=True)
-class Frame:
+class DatasetFrame:
     """One frame of an episode.
 
     Attributes:
@@ -38,7 +38,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class EpisodeFacts:
-    """What is known of an episode beside its frames.
+    """Task, length and verdict of an episode.
 
     Attributes:
         task: in plain words.

@@ -1,4 +1,4 @@
-"""What the frames of a data set have, and where LeRobot's format v3 puts what.
+"""Features of a data set's frames, and paths of its files in LeRobot's format v3.
 
 Names and fields are those of `lerobot.datasets`, `CODEBASE_VERSION` v3.0.
 """

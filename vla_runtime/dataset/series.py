@@ -12,7 +12,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass
-class Series:
+class JointSeries:
     """Rows of numbers over time.
 
     Attributes:

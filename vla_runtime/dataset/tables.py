@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vla_runtime.dataset.frames import Frame
+from vla_runtime.dataset.frames import DatasetFrame
 from vla_runtime.dataset.layout import ACTION, STATE, SUCCESS, Layout, image_key
 from vla_runtime.dataset.statistics import Statistics, vector_statistics
 
@@ -44,7 +44,9 @@ class FrameGroup:
         self._columns: dict[str, list[Any]] = {name: [] for name in schema.names}
         self.size = 0
 
-    def add(self, frame: Frame, success: bool | None, indices: tuple[float, int, int, int]) -> None:
+    def add(
+        self, frame: DatasetFrame, success: bool | None, indices: tuple[float, int, int, int]
+    ) -> None:
         """Add a frame; `indices` are its timestamp, frame, episode and task."""
         row: dict[str, Any] = {STATE: _cell(frame.state), ACTION: _cell(frame.action)}
         for camera, image in frame.images.items():

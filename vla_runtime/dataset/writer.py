@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from vla_runtime.dataset.errors import DatasetError
-from vla_runtime.dataset.frames import EncodedImage, EpisodeFacts, Frame
+from vla_runtime.dataset.frames import DatasetFrame, EncodedImage, EpisodeFacts
 from vla_runtime.dataset.layout import (
     ACTION,
     DATA,
@@ -106,7 +106,7 @@ class DatasetWriter:
         self._file = -1
         self._parquet: pq.ParquetWriter | None = None
 
-    def write(self, facts: EpisodeFacts, frames: Iterable[Frame]) -> None:
+    def write(self, facts: EpisodeFacts, frames: Iterable[DatasetFrame]) -> None:
         """Write one episode; of fewer frames than `facts` says the number is taken from them.
 
         Raises:
@@ -233,9 +233,9 @@ class DatasetWriter:
         (self._folder / name).write_text(text, encoding='utf-8')
 
 
-def _with_last(frames: Iterable[Frame]) -> Iterator[tuple[Frame, bool]]:
+def _with_last(frames: Iterable[DatasetFrame]) -> Iterator[tuple[DatasetFrame, bool]]:
     """Yield each frame with whether it is the last one."""
-    waiting: Frame | None = None
+    waiting: DatasetFrame | None = None
     for frame in frames:
         if waiting is not None:
             yield waiting, False

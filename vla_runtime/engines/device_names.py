@@ -18,8 +18,16 @@ _DEVICE = re.compile(r'cpu|(cuda|tensorrt)(:([0-9]{1,3}))?')
 
 
 def default_device(backend: str) -> str:
-    """Default device of a backend: `cuda` for TensorRT, which has no other, `cpu` for the rest."""
+    """Default device of a backend: `cuda` for TensorRT, which has no other, `cpu` for the rest.
+
+    Also for `auto`.
+    """
     return 'cuda' if backend == 'tensorrt' else 'cpu'
+
+
+def accepts_device(device: str, backend: str) -> bool:
+    """Return whether a backend runs on devices of this name."""
+    return device.partition(':')[0] in _KINDS[backend]
 
 
 def parse_device(device: str, backend: str) -> tuple[str, int]:

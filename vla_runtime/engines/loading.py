@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from vla_runtime.bundle.folder import Bundle
+from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.protocol import PolicyEngine
 
 
@@ -16,6 +15,7 @@ def load_engine(
     precision: str,
     max_rows: int,
     use_cuda_graphs: bool,
+    threads: int | None = None,
 ) -> PolicyEngine:
     """Load a bundle's networks on the requested backend, and on no other.
 
@@ -23,13 +23,18 @@ def load_engine(
         bundle: checked.
         backend, device: accepted by `preflight.check_backend`.
         precision, max_rows, use_cuda_graphs: as for `Policy.load`.
+        threads: CPU threads of each network, see `cpu.cpu_threads`; with PyTorch those of the whole
+            process.
 
     Raises:
         ValueError: files that this backend cannot load.
     """
     if backend == 'torch':
+        import torch
+
         from vla_runtime.engines.torch.engine import TorchEngine
 
+        torch.set_num_threads(cpu_threads(threads))
         return TorchEngine.load(
             bundle.spec.family,
             bundle.spec.dims,
@@ -49,6 +54,7 @@ def load_engine(
             device=device,
             precision=precision,
             max_rows=max_rows,
+            threads=threads,
         )
     from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 
@@ -63,25 +69,3 @@ def load_engine(
         denoise_steps=bundle.spec.denoise_steps,
         use_cuda_graphs=use_cuda_graphs,
     )
-
-
-def limit_threads(backend: str, threads: int, networks: int) -> int:
-    """Set the CPU threads of each network of this process; call before networks are loaded.
-
-    Args:
-        backend: that will run the networks.
-        threads: 0 for all cores but one: networks on all of them starve a node's callbacks.
-        networks: number that run at once (two in the pipeline `throughput`) and share those cores;
-            each has at least one.
-
-    Returns:
-        the number that was set
-    """
-    threads = threads or max(1, (len(os.sched_getaffinity(0)) - 1) // networks)
-    if backend == 'torch':
-        import torch
-
-        torch.set_num_threads(threads)
-    else:
-        os.environ['OMP_NUM_THREADS'] = str(threads)
-    return threads

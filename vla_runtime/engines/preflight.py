@@ -20,7 +20,7 @@ from vla_runtime.engines.onnx.files import ONNX_FOLDER
 BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
 # Most CPU threads of one network. With thousands that cannot be started PyTorch segfaults.
 MOST_THREADS = 256
-# Packages that comparing ONNX files or engines with PyTorch needs.
+# Packages that comparing ONNX files with PyTorch needs.
 COMPARISON_PACKAGES = ('torch', 'onnx', 'onnxruntime')
 _DRIVER = 'libcuda.so.1'
 _INSTALL = {

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.bundle.tensors import StoredTensor
+from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import ExportOptions
@@ -143,7 +144,7 @@ def checked_dims(make: Callable[[], T]) -> T:
         raise CheckpointError(f'the checkpoint contradicts itself: {error}') from None
 
 
-def check_shown(shape: Shapes, facts: FolderFacts, gaps: MissingFacts) -> None:
+def check_shown(shape: Shapes, facts: FolderFacts, missing: MissingFacts) -> None:
     """Note sizes of image, action or state that differ between config.json and the tensors."""
     action_dim = shape('action_in.weight', 2)[1] if 'action_in.weight' in shape else None
     projection = 'state_projection.weight'
@@ -154,7 +155,7 @@ def check_shown(shape: Shapes, facts: FolderFacts, gaps: MissingFacts) -> None:
         ('state dimensions', facts.state_dim, state_dim),
     ):
         if stated is not None and stated != found:
-            gaps.conflict(f'config.json says {name} {stated} but the tensors show {found}')
+            missing.conflict(f'config.json says {name} {stated} but the tensors show {found}')
 
 
 @dataclass(frozen=True)
@@ -174,16 +175,16 @@ class KnownHeads:
 
 
 def settle_heads(
-    shape: Shapes, known: KnownHeads, options: ExportOptions, gaps: MissingFacts
+    shape: Shapes, known: KnownHeads, options: ExportOptions, missing: MissingFacts
 ) -> HeadCounts | None:
-    """Head counts of the published network, else from the options; None once a gap is noted."""
-    kv = gaps.pick(
+    """Return the head counts of the published network or the options; None: one is missing."""
+    kv = missing.pick(
         '--kv-heads',
         options.kv_heads,
         known.kv,
         f"the language model's key/value heads ({known.kv_example})",
     )
-    vision = gaps.pick(
+    vision = missing.pick(
         '--vision-heads',
         options.vision_heads,
         known.vision,
@@ -194,7 +195,7 @@ def settle_heads(
         ('--kv-heads', options.kv_heads, _fitting_kv_heads, "the language model's attention"),
     ):
         if given is not None and (fits := fitting(shape)) and given not in fits:
-            gaps.conflict(
+            missing.conflict(
                 f'{option} says {given}, but {what} only divides into '
                 f'{", ".join(map(str, fits))} heads'
             )

@@ -8,17 +8,15 @@ Only safetensors are opened: a pickle runs code when it is read.
 from __future__ import annotations
 
 import json
-import math
 import os
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from safetensors import SafetensorError, safe_open
-
 from vla_runtime.bundle.schema import WEIGHT_BYTES
+from vla_runtime.bundle.tensors import StoredTensor, TensorsError, read_header
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.tensor_names import TensorNames
 from vla_runtime.files.checkpoint_folders import (
@@ -27,9 +25,7 @@ from vla_runtime.files.checkpoint_folders import (
     checkpoint_below,
 )
 from vla_runtime.files.hub_id import download_hint
-from vla_runtime.files.input_files import UnreadableFileError, read_text, regular_file
-from vla_runtime.files.json_file import LARGEST_JSON
-from vla_runtime.files.quotes import one_line, quoted
+from vla_runtime.files.json_file import read_json
 
 PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
 _LISTED = 10
@@ -39,35 +35,6 @@ _THEIR_NAMES = TensorNames(())
 
 class CheckpointError(ExportError):
     """Tensors that cannot be used; the message names file and tensors."""
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """Location of a tensor's bytes in a checkpoint.
-
-    Attributes:
-        name: in the checkpoint.
-        path: file that holds it.
-        dtype: `F32`, `BF16` or `F16`.
-        shape: as stored.
-        offset: of its first byte in the file.
-    """
-
-    name: str
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return math.prod(self.shape) * WEIGHT_BYTES[self.dtype]
-
-    def part(self, index: int) -> StoredTensor:
-        """Return one part along the first axis, such as the matrix of one robot; none is copied."""
-        part = replace(self, shape=self.shape[1:])
-        return replace(part, offset=self.offset + index * part.size)
 
 
 def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[str, StoredTensor]:
@@ -83,6 +50,7 @@ def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[
     Raises:
         CheckpointError: no safetensors, a pickle, a damaged file, a shard or tensor that the index
             names and nobody has, two tensors of one name.
+        JsonError: an index that is damaged or lacks its `weight_map`.
     """
     folder = Path(folder)
     tensors: dict[str, StoredTensor] = {}
@@ -118,35 +86,6 @@ def _parts(stored: StoredTensor, names: tuple[str, ...]) -> list[tuple[str, Stor
         (name, replace(part, offset=stored.offset + index * part.size))
         for index, name in enumerate(names)
     ]
-
-
-def check_tensors(
-    tensors: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Compare with the network: no tensor missing, unexpected or of another shape.
-
-    Args:
-        tensors: from `read_tensors`.
-        expected: the network's names and shapes.
-
-    Raises:
-        CheckpointError: with at most 10 names and shapes, then a count.
-    """
-    lines = [
-        f"missing '{name}' {list(shape)}" for name, shape in expected.items() if name not in tensors
-    ]
-    for name, stored in tensors.items():
-        if name not in expected:
-            lines.append(f"unexpected '{stored.name}' {list(stored.shape)} ({stored.path.name})")
-        elif stored.shape != tuple(expected[name]):
-            lines.append(
-                f"'{stored.name}' has shape {list(stored.shape)} where {list(expected[name])} is "
-                f"expected for '{name}' ({stored.path.name})"
-            )
-    if lines:
-        shown = '\n  '.join(lines[:_LISTED])
-        more = f'\n  and {len(lines) - _LISTED} more' if len(lines) > _LISTED else ''
-        raise CheckpointError(f'the tensors do not fit the network:\n  {shown}{more}')
 
 
 def copy_tensors(
@@ -212,12 +151,19 @@ def _stored_tensors(folder: Path) -> list[StoredTensor]:
             f'{folder}: has both {SINGLE_FILE} and {INDEX_FILE}; remove the one that is not meant'
         )
     if has_single:
-        return read_header(single)
+        return _header(single)
     if has_index:
         return _read_shards(index)
     for path in sorted(folder.iterdir()):
         _refuse_pickle(path)
     raise CheckpointError(f'{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}{_nearby(folder)}')
+
+
+def _header(path: Path) -> list[StoredTensor]:
+    try:
+        return read_header(path)
+    except TensorsError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def _refuse_pickle(path: Path) -> None:
@@ -244,13 +190,8 @@ def _nearby(folder: Path) -> str:
 
 
 def _read_shards(index: Path) -> list[StoredTensor]:
-    try:
-        weight_map = json.loads(read_text(index, LARGEST_JSON))['weight_map']
-        shards = {str(name): str(file) for name, file in weight_map.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{index}: has no usable 'weight_map': {one_line(repr(error), 300)}"
-        ) from None
+    weight_map = read_json(index).mapping('weight_map')
+    shards = {name: weight_map.get(name, str) for name in weight_map.values}
     found: dict[str, StoredTensor] = {}
     for file in sorted(set(shards.values())):
         if Path(file).name != file or not file.endswith('.safetensors'):
@@ -261,7 +202,7 @@ def _read_shards(index: Path) -> list[StoredTensor]:
         path = index.parent / file
         if not os.path.lexists(path):
             raise CheckpointError(f'{path}: is missing, but {INDEX_FILE} names it')
-        for stored in read_header(path):
+        for stored in _header(path):
             if shards.get(stored.name) != file:
                 raise CheckpointError(
                     f"{path}: holds tensor '{stored.name}', which {INDEX_FILE} places in "
@@ -274,35 +215,3 @@ def _read_shards(index: Path) -> list[StoredTensor]:
         more = f' and {len(lost) - _LISTED} more' if len(lost) > _LISTED else ''
         raise CheckpointError(f'{index}: names tensors that are in no shard: {shown}{more}')
     return list(found.values())
-
-
-def read_header(path: Path) -> list[StoredTensor]:
-    """Find the tensors of one safetensors file, under the names they have there.
-
-    Raises:
-        CheckpointError: a damaged file, or a tensor that is not of a precision networks load.
-    """
-    try:
-        target = regular_file(path)
-        # The library checks the whole header: sizes, overlaps, and that the file is not cut short.
-        with safe_open(str(target), framework='np'):
-            pass
-        with target.open('rb') as file:
-            (length,) = struct.unpack('<Q', file.read(8))
-            header = json.loads(file.read(length))
-    except UnreadableFileError as error:
-        raise CheckpointError(f'{path}: {error}') from None
-    except (SafetensorError, OSError, ValueError) as error:
-        reason = one_line(str(error), 300)
-        raise CheckpointError(f'{path}: is not a whole safetensors file: {reason}') from None
-    header.pop('__metadata__', None)
-    tensors = []
-    for name, entry in header.items():
-        if entry['dtype'] not in WEIGHT_BYTES:
-            raise CheckpointError(
-                f'{path}: tensor {quoted(name)} is {entry["dtype"]}; expected one of '
-                f'{", ".join(WEIGHT_BYTES)}'
-            )
-        shape, offset = tuple(entry['shape']), 8 + length + entry['data_offsets'][0]
-        tensors.append(StoredTensor(name, path, entry['dtype'], shape, offset))
-    return tensors

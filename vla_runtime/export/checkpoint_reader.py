@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from vla_runtime.export.checkpoint import StoredTensor, read_tensors
+from vla_runtime.bundle.tensors import StoredTensor
+from vla_runtime.export.checkpoint import read_tensors
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy, is_lerobot_folder, policy_type
@@ -67,7 +68,7 @@ class CheckpointReader:
         folder: Path,
         tensors: Mapping[str, StoredTensor],
         options: ExportOptions,
-        gaps: MissingFacts,
+        missing: MissingFacts,
     ) -> dict[str, StoredTensor]:
         """Choose the tensors, or parts of tensors, that the bundle holds; by default all.
 
@@ -75,13 +76,15 @@ class CheckpointReader:
             folder: of the checkpoint.
             tensors: by our names.
             options: what the folder lacks.
-            gaps: where missing and contradictory facts are noted.
+            missing: where missing and contradictory facts are noted.
 
         Raises:
             CheckpointError: the folder asks for a part that is not there.
         """
         if options.embodiment is not None:
-            gaps.conflict(f'--embodiment says {options.embodiment} but the policy is of one robot')
+            missing.conflict(
+                f'--embodiment says {options.embodiment} but the policy is of one robot'
+            )
         return dict(tensors)
 
     def sizes(
@@ -90,9 +93,9 @@ class CheckpointReader:
         tensors: Mapping[str, StoredTensor],
         facts: FolderFacts,
         options: ExportOptions,
-        gaps: MissingFacts,
+        missing: MissingFacts,
     ) -> MakeDims | None:
-        """Return a maker of the dimensions that the tensors show; None once a gap is noted.
+        """Return a maker of the dimensions that the tensors show; None once one is missing.
 
         Raises:
             CheckpointError: tensors that are missing or contradict each other; `MakeDims` too.

@@ -29,16 +29,16 @@ class Columns:
 
 
 def resolve_columns(
-    facts: FolderFacts, options: ExportOptions, dataset: DatasetInfo | None, gaps: MissingFacts
+    facts: FolderFacts, options: ExportOptions, dataset: DatasetInfo | None, missing: MissingFacts
 ) -> Columns | None:
-    """Put names, units and kinds together; None once something missing is noted in `gaps`."""
+    """Put names, units and kinds together; None once something missing is noted in `missing`."""
     state_names = _names(
         '--state-names',
         options.state_names,
         dataset.state_names if dataset else None,
         None,
         _length(facts, 'state'),
-        gaps,
+        missing,
     )
     action_names = _names(
         '--action-names',
@@ -46,14 +46,14 @@ def resolve_columns(
         dataset.action_names if dataset else None,
         facts.action_names,
         _length(facts, 'actions'),
-        gaps,
+        missing,
     )
-    state_units = _units(options.units, 'state', state_names, action_names, gaps)
-    action_units = _units(options.units, 'action', action_names, state_names, gaps)
+    state_units = _units(options.units, 'state', state_names, action_names, missing)
+    action_units = _units(options.units, 'action', action_names, state_names, missing)
     if options.units is None:
-        gaps.ask('--units', f'unit of all dimensions, or NAME=UNIT for each: {_UNIT_WORDS}')
-    deltas = _deltas(facts, options.deltas, action_names, gaps)
-    velocities = _known('--velocity', options.velocities, action_names, gaps)
+        missing.ask('--units', f'unit of all dimensions, or NAME=UNIT for each: {_UNIT_WORDS}')
+    deltas = _deltas(facts, options.deltas, action_names, missing)
+    velocities = _known('--velocity', options.velocities, action_names, missing)
     if not (state_names and action_names and state_units and action_units and deltas):
         return None
     actions = []
@@ -63,10 +63,10 @@ def resolve_columns(
             kind = 'delta'
         if name in velocities:
             if deltas[index]:
-                gaps.conflict(f"--velocity names '{name}', which is relative to the state")
+                missing.conflict(f"--velocity names '{name}', which is relative to the state")
             kind = 'velocity'
         if kind == 'delta' and index >= len(state_names):
-            gaps.conflict(
+            missing.conflict(
                 f"action '{name}' is relative to state dimension {index + 1}, but the state has "
                 f'only {len(state_names)}'
             )
@@ -100,7 +100,9 @@ def _length(facts: FolderFacts, group: str) -> _Length:
         return _Length(exact, exact)
     # openpi's statistics may be padded, so they only bound the number of dimensions.
     sizes = [
-        array.size for key, array in (facts.statistics or {}).items() if key.startswith(f'{group}.')
+        array.shape[-1]
+        for key, array in (facts.statistics or {}).items()
+        if key.startswith(f'{group}.')
     ]
     return _Length(None, min(sizes, default=None) if sizes else None)
 
@@ -111,22 +113,24 @@ def _names(
     in_dataset: tuple[str, ...] | None,
     stated: tuple[str, ...] | None,
     length: _Length,
-    gaps: MissingFacts,
+    missing: MissingFacts,
 ) -> tuple[str, ...] | None:
     what = 'measured state' if option == '--state-names' else 'action'
     wanted = f'names of {length.said()}{what} dimensions in training order, separated by commas'
     sources = {option: given, '--dataset': in_dataset, 'the folder': stated}
     known = {source: names for source, names in sources.items() if names is not None}
     if not known:
-        gaps.ask(option, wanted)
+        missing.ask(option, wanted)
         return None
     (first, names), *others = known.items()
     for source, other in others:
         if not _same_names(names, other):
-            gaps.conflict(f'{first} says {", ".join(names)} but {source} says {", ".join(other)}')
+            missing.conflict(
+                f'{first} says {", ".join(names)} but {source} says {", ".join(other)}'
+            )
     least, most = length.least, length.most
     if (least is not None and len(names) < least) or (most is not None and len(names) > most):
-        gaps.conflict(
+        missing.conflict(
             f'{first} says {len(names)} names for the {what} but the folder has '
             f'{"" if least is not None else "at most "}{most} dimensions'
         )
@@ -145,7 +149,7 @@ def _units(
     group: str,
     names: tuple[str, ...] | None,
     other_names: tuple[str, ...] | None,
-    gaps: MissingFacts,
+    missing: MissingFacts,
 ) -> dict[str, Unit] | None:
     """Units of one group: `rad` is for all, `gripper=1` for one, `state:x=m` for one group's."""
     if given is None or names is None:
@@ -164,7 +168,7 @@ def _units(
             name = target
         if unit not in words:
             unknown = True
-            gaps.conflict(f"--units says '{unit}', which is no unit{did_you_mean(unit, words)}")
+            missing.conflict(f"--units says '{unit}', which is no unit{did_you_mean(unit, words)}")
         elif not equals:
             units = dict.fromkeys(names, cast(Unit, unit))
         elif name in names:
@@ -172,13 +176,13 @@ def _units(
         elif other_names is None or name not in other_names or name != target:
             known = dict.fromkeys((*names, *(other_names or ())))
             hint = did_you_mean(name, known)
-            gaps.conflict(f"--units names '{target}', which is no dimension{hint}")
+            missing.conflict(f"--units names '{target}', which is no dimension{hint}")
     if unknown:
         # The wrong unit is reported; its dimension is not asked for on top.
         return None
     still_open = [name for name in names if name not in units]
     if still_open:
-        gaps.ask('--units', f'unit of the {group} {", ".join(still_open)}: {_UNIT_WORDS}')
+        missing.ask('--units', f'unit of the {group} {", ".join(still_open)}: {_UNIT_WORDS}')
         return None
     return units
 
@@ -187,7 +191,7 @@ def _deltas(
     facts: FolderFacts,
     given: tuple[str, ...] | None,
     names: tuple[str, ...] | None,
-    gaps: MissingFacts,
+    missing: MissingFacts,
 ) -> tuple[bool, ...] | None:
     wanted = (
         'names of the actions that the policy was trained with relative to the state; --absolute '
@@ -195,13 +199,13 @@ def _deltas(
     )
     if given is None or names is None:
         if facts.deltas is None and given is None:
-            gaps.ask('--delta', wanted)
+            missing.ask('--delta', wanted)
         return facts.deltas
-    known = _known('--delta', given, names, gaps)
+    known = _known('--delta', given, names, missing)
     chosen = tuple(name in known for name in names)
     if facts.deltas is not None and chosen != facts.deltas:
         stated = [name for name, delta in zip(names, facts.deltas, strict=True) if delta]
-        gaps.conflict(
+        missing.conflict(
             f'{"--delta says " + ", ".join(given) if given else "--absolute is given"} but the '
             f'folder says {", ".join(stated) or "that no action"} '
             f'{"are" if len(stated) > 1 else "is"} relative to the state'
@@ -210,11 +214,13 @@ def _deltas(
 
 
 def _known(
-    option: str, given: tuple[str, ...], names: tuple[str, ...] | None, gaps: MissingFacts
+    option: str, given: tuple[str, ...], names: tuple[str, ...] | None, missing: MissingFacts
 ) -> tuple[str, ...]:
     for name in given:
         if names is not None and name not in names:
-            gaps.conflict(f"{option} names '{name}', which is no action{did_you_mean(name, names)}")
+            missing.conflict(
+                f"{option} names '{name}', which is no action{did_you_mean(name, names)}"
+            )
     return given
 
 
@@ -225,6 +231,6 @@ def cut_statistics(
     lengths = {'state': len(columns.state), 'actions': len(columns.actions)}
     # Those of colour channels stay whole.
     return {
-        key: array[: lengths.get(key.partition('.')[0])]
+        key: array[..., : lengths.get(key.partition('.')[0])]
         for key, array in (statistics or {}).items()
     }

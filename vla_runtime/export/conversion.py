@@ -25,8 +25,9 @@ from vla_runtime.bundle.schema import (
     PromptSpec,
 )
 from vla_runtime.bundle.statistics import check_statistics
+from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
-from vla_runtime.export.checkpoint import StoredTensor, check_tensors, copy_tensors, read_tensors
+from vla_runtime.export.checkpoint import CheckpointError, copy_tensors, read_tensors
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, find_reader
 from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
@@ -86,14 +87,17 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         facts = read_lerobot_folder(checkpoint, policy)
     else:
         facts = reader.read_folder(checkpoint, family, options)
-    gaps = MissingFacts(checkpoint, facts)
-    _check_facts(facts, family, gaps, options)
-    tensors = reader.select(checkpoint, tensors, options, gaps)
-    make_dims = reader.sizes(checkpoint, tensors, facts, options, gaps)
-    settled = _settle(reader, facts, make_dims, options, gaps)
+    missing = MissingFacts(checkpoint, facts)
+    _check_facts(facts, family, missing, options)
+    tensors = reader.select(checkpoint, tensors, options, missing)
+    make_dims = reader.sizes(checkpoint, tensors, facts, options, missing)
+    settled = _settle(reader, facts, make_dims, options, missing)
     prompt_length = settled.language[2] if settled.language else 0
     dims = settled.make_dims(len(settled.cameras), prompt_length, settled.horizon)
-    check_tensors(tensors, find_family(family).weight_shapes(dims))
+    try:
+        check_tensors(tensors, find_family(family).weight_shapes(dims))
+    except TensorsError as error:
+        raise CheckpointError(str(error)) from None
     prompt = None
     if settled.language is not None:
         tokenizer, template, _ = settled.language
@@ -169,18 +173,20 @@ def write_export(
 
 
 def _check_facts(
-    facts: FolderFacts, family: str, gaps: MissingFacts, options: ExportOptions
+    facts: FolderFacts, family: str, missing: MissingFacts, options: ExportOptions
 ) -> None:
     """Note where the folder's statements contradict its tensors or the options."""
     if facts.family != family:
-        gaps.conflict(f'config.json says type {facts.family} but the tensors show {family}')
+        missing.conflict(f'config.json says type {facts.family} but the tensors show {family}')
     if facts.kind == 'LeRobot':
         for option, value in (
             ('--asset-id', options.asset_id),
             ('--statistics', options.statistics),
         ):
             if value is not None:
-                gaps.conflict(f'{option} says {value} but a LeRobot folder has its own statistics')
+                missing.conflict(
+                    f'{option} says {value} but a LeRobot folder has its own statistics'
+                )
 
 
 @dataclass(frozen=True)
@@ -209,7 +215,7 @@ def _settle(
     facts: FolderFacts,
     make_dims: MakeDims | None,
     options: ExportOptions,
-    gaps: MissingFacts,
+    missing: MissingFacts,
 ) -> _Settled:
     """Put folder and options together.
 
@@ -217,39 +223,39 @@ def _settle(
         ExportError: everything that is missing or contradictory, at once.
     """
     dataset = _dataset(options)
-    columns = resolve_columns(facts, options, dataset, gaps)
-    rate_hz = _rate(options, dataset, gaps)
+    columns = resolve_columns(facts, options, dataset, missing)
+    rate_hz = _rate(options, dataset, missing)
     has_language = find_family(facts.family).has_language
-    language = _language(reader, facts, options, gaps) if has_language else None
+    language = _language(reader, facts, options, missing) if has_language else None
     if not has_language:
-        _check_no_language(facts, options, gaps)
-    cameras = gaps.pick(
+        _check_no_language(facts, options, missing)
+    cameras = missing.pick(
         '--cameras',
         options.cameras,
         facts.cameras if facts.cameras_stated else None,
         'camera names in the order the network sees them',
         default=facts.cameras,
     )
-    horizon, denoise_steps = _numbers(reader, facts, options, gaps)
-    gaps.raise_if_any()
-    # Every None is noted in `gaps`, so nothing is None any more.
+    horizon, denoise_steps = _numbers(reader, facts, options, missing)
+    missing.raise_if_any()
+    # Every None is noted in `missing`, so nothing is None any more.
     assert columns and cameras and make_dims and (language or not has_language)
     assert rate_hz and horizon and denoise_steps
     return _Settled(columns, cameras, make_dims, language, rate_hz, horizon, denoise_steps)
 
 
 def _language(
-    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: MissingFacts
+    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, missing: MissingFacts
 ) -> tuple[Path, PromptTemplate, int] | None:
     """Return tokenizer, template and tokens of a prompt; None once one is noted missing."""
-    tokenizer = _tokenizer(reader, facts, options, gaps)
-    template: PromptTemplate | None = gaps.pick(
+    tokenizer = _tokenizer(reader, facts, options, missing)
+    template: PromptTemplate | None = missing.pick(
         '--prompt-template',
         options.prompt_template,
         facts.template,
         reader.wanted.get('--prompt-template', 'layout of the prompt in training'),
     )
-    length = gaps.pick(
+    length = missing.pick(
         '--prompt-length',
         options.prompt_length,
         facts.prompt_length,
@@ -259,7 +265,7 @@ def _language(
     return (tokenizer, template, length) if tokenizer and template and length else None
 
 
-def _check_no_language(facts: FolderFacts, options: ExportOptions, gaps: MissingFacts) -> None:
+def _check_no_language(facts: FolderFacts, options: ExportOptions, missing: MissingFacts) -> None:
     """Note options about a prompt, for a policy that reads none."""
     for option, value in (
         ('--tokenizer', options.tokenizer),
@@ -268,21 +274,21 @@ def _check_no_language(facts: FolderFacts, options: ExportOptions, gaps: Missing
         ('--advantage', options.advantage),
     ):
         if value is not None:
-            gaps.conflict(f'{option} says {value}, but {facts.family} has no language')
+            missing.conflict(f'{option} says {value}, but {facts.family} has no language')
 
 
 def _numbers(
-    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: MissingFacts
+    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, missing: MissingFacts
 ) -> tuple[int | None, int | None]:
     """Actions of a chunk, denoise steps."""
     return (
-        gaps.pick(
+        missing.pick(
             '--horizon',
             options.horizon,
             facts.horizon,
             reader.wanted.get('--horizon', 'actions of a chunk'),
         ),
-        gaps.pick(
+        missing.pick(
             '--denoise-steps',
             options.denoise_steps,
             facts.denoise_steps,
@@ -307,33 +313,35 @@ def _dataset(options: ExportOptions) -> DatasetInfo | None:
         raise ExportError(f'--dataset says {options.dataset}, but {error}') from None
 
 
-def _rate(options: ExportOptions, dataset: DatasetInfo | None, gaps: MissingFacts) -> float | None:
+def _rate(
+    options: ExportOptions, dataset: DatasetInfo | None, missing: MissingFacts
+) -> float | None:
     if options.rate_hz is not None and not (0 < options.rate_hz < math.inf):
-        gaps.conflict(f'--rate-hz says {options.rate_hz}; expected a number above 0')
+        missing.conflict(f'--rate-hz says {options.rate_hz}; expected a number above 0')
     stated = dataset.rate_hz if dataset else None
     if options.rate_hz is not None and stated is not None and options.rate_hz != stated:
-        gaps.conflict(f'--rate-hz says {options.rate_hz} but --dataset says fps {stated}')
+        missing.conflict(f'--rate-hz says {options.rate_hz} but --dataset says fps {stated}')
     rate = options.rate_hz if options.rate_hz is not None else stated
     if rate is None:
-        gaps.ask('--rate-hz', 'actions a second in training (the frame rate of the data set)')
+        missing.ask('--rate-hz', 'actions a second in training (the frame rate of the data set)')
     return rate
 
 
 def _tokenizer(
-    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, gaps: MissingFacts
+    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, missing: MissingFacts
 ) -> Path | None:
     given, stated = options.tokenizer, facts.tokenizer
     if given is not None and not given.is_file():
-        gaps.conflict(f'--tokenizer says {given}, but there is no such file')
+        missing.conflict(f'--tokenizer says {given}, but there is no such file')
         return None
     if given is not None and given.suffix not in TOKENIZER_SUFFIXES:
-        gaps.conflict(f'--tokenizer says {given}; expected a *.json or *.model file')
+        missing.conflict(f'--tokenizer says {given}; expected a *.json or *.model file')
         return None
     if given and stated and not filecmp.cmp(given, stated, shallow=False):
-        gaps.conflict(f'--tokenizer says {given} but the folder has another {stated.name}')
+        missing.conflict(f'--tokenizer says {given} but the folder has another {stated.name}')
     chosen = stated or given
     if chosen is None:
-        gaps.ask(
+        missing.ask(
             '--tokenizer',
             reader.wanted.get(
                 '--tokenizer', 'tokenizer.json or tokenizer.model that the policy was trained with'

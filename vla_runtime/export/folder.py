@@ -46,10 +46,12 @@ class FolderFacts:
         prompt_length: tokens of the padded prompt.
         usual_prompt_length: that of the project, where neither folder nor user says another.
         horizon: actions of a chunk.
+        real_horizon: first of them that the robot has; None: all.
         denoise_steps: Euler steps.
         trained_delay_steps: longest clean action prefix seen in training, 0 for none.
         image_size: edge of the square input image in pixels.
-        image_sizes: (height, width) of each camera's images, where they go in as they are.
+        image_sizes: (height, width) of each camera's images, where they go in as they are or
+            are not square.
         image_size_key: field of the folder's config that states it.
         action_dim: padded action dimensions.
         state_dim: padded state dimensions.
@@ -78,6 +80,7 @@ class FolderFacts:
     prompt_length: int | None = None
     usual_prompt_length: int | None = None
     horizon: int | None = None
+    real_horizon: int | None = None
     denoise_steps: int | None = None
     trained_delay_steps: int = 0
     image_size: int | None = None

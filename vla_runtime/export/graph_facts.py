@@ -38,10 +38,13 @@ class ExportedGraphs:
 
     Attributes:
         precision: of the large matrices, in every graph.
+        text_table: tensor in weights.safetensors that the prefix graphs leave to the host; empty
+            where they hold it, and without language.
         graphs: file name to facts.
     """
 
     precision: Precision
+    text_table: str
     graphs: Mapping[str, GraphFacts]
 
 
@@ -67,7 +70,10 @@ def read_graph_facts(folder: Path, names: Iterable[str]) -> ExportedGraphs:
         expected = ' or '.join(get_args(Precision))
         raise document.error('precision', f'{quoted(precision)} where {expected} is expected')
     stated = document.mapping('graphs')
-    return ExportedGraphs(precision, {name: _graph(stated.mapping(name)) for name in names})
+    text_table = document.get('text_table', str)
+    return ExportedGraphs(
+        precision, text_table, {name: _graph(stated.mapping(name)) for name in names}
+    )
 
 
 def _graph(stated: JsonMapping) -> GraphFacts:

@@ -1,4 +1,4 @@
-"""How a LeRobot policy was normalised, and the numbers of it."""
+"""Normaliser of a LeRobot policy, and its statistics."""
 
 from __future__ import annotations
 

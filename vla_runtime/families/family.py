@@ -3,7 +3,8 @@
 A policy is a vision network, a prefix network and a head. The prefix hands the head an opaque
 set of named tensors: a prefix output feeds the head input of the same name, and its shape is read
 from the traced network, the ONNX file or the engine. A family declares only the inputs that
-come from an observation.
+come from an observation. Masks are known by their type: a prefix output of booleans marks the
+positions that the head sees, a row input of booleans the tokens of a prompt that are no padding.
 
 A family lives in a folder of `vla_runtime/families/`:
 - `declaration.py`: `FAMILIES`, a tuple of `Family`; imports neither PyTorch nor ROS 2;
@@ -28,6 +29,8 @@ Head = Literal['flow', 'single']
 # `normal`: standard normal. `uniform`: in [-1, 1).
 Noise = Literal['normal', 'uniform']
 Shape = tuple[int, ...]
+# Row inputs of every prompt.
+TOKENS, TOKEN_MASK = 'tokens', 'token_mask'
 
 
 class PolicyDims(Protocol):
@@ -37,7 +40,8 @@ class PolicyDims(Protocol):
     - `image_size`, S, the edge of the square images of all cameras in pixels;
     - `image_sizes`, (height, width) of each camera's image in pixels.
     A family whose padded action dimensions are masked has `real_actions`, which
-    `real_action_dim` reads. A family with language (`Family.templates`) has those of
+    `real_action_dim` reads; one whose chunk is longer than a robot's has `real_horizon`, which the
+    function of that name reads. A family with language (`Family.templates`) has those of
     `LanguageDims`. One whose images stand inside the prompt, of the template `chat`, also has
     `image_places`, text tokens before each camera's image; its `tokens` are the text without the
     images.
@@ -91,6 +95,12 @@ def image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
 def real_action_dim(dims: PolicyDims) -> int:
     """Action dimensions that noise is drawn for; it is zero in the further ones."""
     real: int = getattr(dims, 'real_actions', dims.action_dim)
+    return real
+
+
+def real_horizon(dims: PolicyDims) -> int:
+    """Actions of a chunk that the robot gets; the network's further ones are padding."""
+    real: int = getattr(dims, 'real_horizon', dims.horizon)
     return real
 
 
@@ -190,8 +200,8 @@ class NoTimes:
 def prompt_inputs(dims: LanguageDims) -> dict[str, RowInput]:
     """Inputs of every prompt: tokens and their mask."""
     return {
-        'tokens': RowInput('int64', (dims.prompt_length,)),
-        'token_mask': RowInput('bool', (dims.prompt_length,)),
+        TOKENS: RowInput('int64', (dims.prompt_length,)),
+        TOKEN_MASK: RowInput('bool', (dims.prompt_length,)),
     }
 
 

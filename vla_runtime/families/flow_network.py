@@ -52,9 +52,32 @@ class FlowNetwork(nn.Module):
     def fold_constants(self) -> None:
         """Compute now what depends on weights alone; by default there is nothing.
 
-        A PyTorch engine calls this once, when all weights are there for good; the numbers that the
-        network gives must be the same without the call.
+        A PyTorch engine calls this once, when all weights are there for good. In float32 the
+        numbers that the network gives must be the same without the call; where the matrices are in
+        reduced precision, convolutions may follow them.
         """
+
+    def fused(self) -> FlowNetwork:
+        """Return a network of the same numbers, up to rounding, that is faster on a CPU.
+
+        A PyTorch engine on a CPU calls this once, after `fold_constants`, and then runs `vision`,
+        `prefix` and `velocity` of what it returns; by default that is this network. It may make
+        this network's parameters views of its own, and this network stays usable.
+        """
+        return self
+
+    def lay_out(self, past: Mapping[str, Tensor], samples: int) -> Any:
+        """Compute once per prefix what `velocity` takes as `past`; by default nothing changes.
+
+        Args:
+            past: outputs of `prefix`, R rows.
+            samples: chunks that share each row.
+        """
+        return past
+
+    def split_conditioning(self, conditioning: Tensor) -> Any:
+        """Compute once per step of a schedule what `velocity` takes as `conditioning`."""
+        return conditioning
 
     def time_conditioning(self, times: Tensor) -> Tensor:
         """Return the head's conditioning on flow times (N,): one row (C,) per time."""

@@ -1,4 +1,4 @@
-"""Where training projects keep a policy's weights, below the folder that people name."""
+"""Folders below a named one in which training projects keep a policy's weights."""
 
 from __future__ import annotations
 

@@ -46,6 +46,17 @@ class SafetensorsReader:
             values = bfloat16_to_float32(values)
         return values.astype(np.float32, copy=False).reshape(entry['shape'])
 
+    def mapped(self, name: str) -> tuple[np.ndarray, bool]:
+        """One tensor as it is stored, mapped and not read; True for bfloat16, held as uint16.
+
+        Raises:
+            ValueError: as `read`.
+        """
+        entry = self._entry(name)
+        offset, shape = self._start + entry['data_offsets'][0], tuple(entry['shape'])
+        dtype = np.dtype(_DTYPES[entry['dtype']])
+        return np.memmap(self.path, dtype, 'r', offset, shape), entry['dtype'] == 'BF16'
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one tensor; errors as `read`."""
         return tuple(self._entry(name)['shape'])

@@ -10,6 +10,7 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.statistics import CHANNELS, image_group
 from vla_runtime.families.family import image_sizes
+from vla_runtime.processing.cropped_images import cropped
 from vla_runtime.processing.images import black_pixels, to_pixels
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.plain_images import (
@@ -50,8 +51,7 @@ class CameraImages:
     def __init__(self, bundle: Bundle) -> None:
         self._spec = spec = bundle.spec
         self._sizes = image_sizes(spec.dims)
-        self._padded = spec.images.padding not in ('none', 'stretch')
-        self._stretched = spec.images.padding == 'stretch'
+        self._padded = spec.images.padding not in ('none', 'stretch', 'crop')
         self._tables: list[np.ndarray] = []
         self.levels_per_unit: np.ndarray | None = None
         self._pixels: np.ndarray | list[np.ndarray]
@@ -73,7 +73,7 @@ class CameraImages:
         Raises:
             ValueError: names camera and sizes.
         """
-        if self._padded or self._stretched:
+        if self._spec.images.padding != 'none':
             return
         for camera, size in zip(self._spec.cameras, self._sizes, strict=True):
             image = images.get(camera.name)
@@ -107,9 +107,17 @@ class CameraImages:
         if self._padded:
             to_pixels(image, size[0], padding=spec.padding, resample=spec.resample, out=out)
         else:
-            if spec.resample == 'bicubic' or spec.resample == 'bicubic_uint8':
-                image = stretched(image, size, spec.resample)
+            image = self._resized(image, size)
             to_plain_pixels(image, size, self._tables[index], out)
+
+    def _resized(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """An image without padding, in the network's size."""
+        resample, crop = self._spec.images.resample, self._spec.images.crop
+        if crop is not None and (resample == 'bicubic_uint8' or resample == 'area'):
+            return cropped(image, size, edge=crop.edge, fraction=crop.fraction, resample=resample)
+        if resample == 'bicubic' or resample == 'bicubic_uint8':
+            return stretched(image, size, resample)
+        return image
 
     def _black(self, index: int) -> np.ndarray | float:
         return self._tables[index][:, 0][:, None, None] if self._tables else -1.0

@@ -13,7 +13,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.schema import PromptSpec
-from vla_runtime.families.family import image_places, language_dims
+from vla_runtime.families.family import TOKEN_MASK, TOKENS, image_places, language_dims
 from vla_runtime.inference.camera_images import CameraImages, EncodedImages
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.chat import ChatLayout, Piece, chat_pieces, image_places_of
@@ -171,8 +171,7 @@ class PolicyCodec:
                 f'plan.actions: expected at least one row of {len(names)} numbers '
                 f'({", ".join(names)}), got shape {actions.shape}'
             )
-        horizon = self.spec.dims.horizon
-        rows = np.minimum(np.arange(horizon), len(actions) - 1)
+        rows = np.minimum(np.arange(self.spec.horizon), len(actions) - 1)
         state = np.asarray(observation.state, dtype=np.float64)
         with np.errstate(over='ignore', invalid='ignore'):
             normalised = self._action_normalizer.normalise(
@@ -184,12 +183,12 @@ class PolicyCodec:
                 f'plan.actions: no usable number: {names[column]} = '
                 f'{actions[rows[step], column]} at step {step}'
             )
-        padded = np.zeros((horizon, self.spec.dims.action_dim), dtype=np.float32)
-        padded[:, : len(names)] = normalised
+        padded = np.zeros((self.spec.dims.horizon, self.spec.dims.action_dim), dtype=np.float32)
+        padded[: self.spec.horizon, : len(names)] = normalised
         return padded
 
     def actions(self, normalised: np.ndarray, observation: Observation) -> ActionChunk:
-        """Convert network output (H, A) to actions in robot units.
+        """Convert network output (H, A) to actions in robot units, those that reach the robot.
 
         Raises:
             ValueError: the network returned a number that is not finite.
@@ -201,7 +200,7 @@ class PolicyCodec:
                 'max_guidance_weight, with which its velocities grow'
             )
         width = len(self.spec.actions)
-        actions = self._action_normalizer.denormalise(normalised[:, :width])
+        actions = self._action_normalizer.denormalise(normalised[: self.spec.horizon, :width])
         return ActionChunk(
             actions=self.action_space.to_robot(
                 actions, np.asarray(observation.state, dtype=np.float64)
@@ -249,8 +248,8 @@ class _Prompts:
             for advantage in advantages
         ]
         return {
-            'tokens': np.stack([tokens for tokens, _ in encoded]),
-            'token_mask': np.stack([mask for _, mask in encoded]),
+            TOKENS: np.stack([tokens for tokens, _ in encoded]),
+            TOKEN_MASK: np.stack([mask for _, mask in encoded]),
         }
 
     def _encode(self, prompt: str) -> tuple[np.ndarray, np.ndarray]:

@@ -42,7 +42,6 @@ class ChunkRequest:
     @property
     def tokens(self) -> tuple[int, ...]:
         """Valid tokens of each prompt row; () for a policy without language."""
-        masks = [
-            prefix.rows['token_mask'] for prefix in self.prefixes if 'token_mask' in prefix.rows
-        ]
+        rows = (array for prefix in self.prefixes for array in prefix.rows.values())
+        masks = (array for array in rows if array.dtype == np.bool_)
         return tuple(int(n) for mask in masks for n in mask.sum(axis=1))

@@ -237,7 +237,7 @@ class RequestBuilder:
             return free
         normalised = self._codec.plan(plan, observation)
         # Beyond the end of the plan or of the chunk there is nothing to tie.
-        end = min(plan.execution_horizon, len(plan.actions), dims.horizon)
+        end = min(plan.execution_horizon, len(plan.actions), self._spec.horizon)
         if settings.rtc_horizon:
             end = min(end, max(settings.rtc_horizon, plan.delay_steps))
         per_action = prefix_weights(settings.plan_schedule, plan.delay_steps, end, dims.horizon)

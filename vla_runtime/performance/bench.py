@@ -10,7 +10,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.preflight import MOST_THREADS
 from vla_runtime.families.family import image_sizes
@@ -26,6 +27,7 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.performance.device_rates import rates_of
 from vla_runtime.performance.measurement import percentiles
 from vla_runtime.performance.operation_counts import counts_of
+from vla_runtime.performance.power import power_state
 from vla_runtime.performance.roofline import Floor, Rates, phase_floors
 from vla_runtime.policy import Policy
 from vla_runtime.processing.poses import from_matrix
@@ -49,12 +51,12 @@ class BenchOptions:
         rows: prompt rows; 2 is fused guidance.
         steps: denoise steps; None: as many as the bundle recommends.
         repeats: inferences of each kind.
-        threads: CPU threads of each network; None: the backend's choice.
+        threads: CPU threads of each network; None: as for `Policy.load`.
     """
 
-    backend: str = 'torch'
+    backend: str = AUTO
     device: str = 'cpu'
-    precision: str = 'float32'
+    precision: str = AUTO
     views: int | None = None
     rows: int = 1
     steps: int | None = None
@@ -101,7 +103,8 @@ def run_bench(
 
     Returns:
         `milliseconds` (kind, phase, percentiles), `floors_ms`, `rates`, `memory`, `device_name`,
-        the options, and `notes`: what could not be found out
+        `power` (`before` and `after` the measurement, see `power_state`), the options with what
+        `auto` became and `why`, and `notes`: what could not be found out
 
     Raises:
         BundleError: the bundle is damaged or inconsistent.
@@ -113,12 +116,17 @@ def run_bench(
     views = _check(spec, options)
     before = _resident_bytes()
     policy = _load(checked, options)
+    options = replace(
+        options, backend=policy.backend, precision=policy.precision, threads=policy.threads
+    )
     kinds, rounds = kinds_of(views), range(options.repeats + WARM_UP)
+    power = {'before': power_state()}
     try:
         samples, report = _measure(policy, spec, kinds, progress(rounds))
     except BaseException:
         policy.close()
         raise
+    power['after'] = power_state()
     memory = {'resident_before': before, 'resident_peak': _peak_resident_bytes()}
     notes: list[str] = []
     facts = _late('the device', lambda: device_facts(options), notes) or DeviceFacts()
@@ -127,6 +135,7 @@ def run_bench(
     return {
         'policy': spec.name,
         **asdict(options),
+        'why': policy.why,
         'views': views,
         'steps': report.denoise_steps,
         'device_name': facts.name,
@@ -138,6 +147,7 @@ def run_bench(
         'floors_ms': _floors(checked, rates, options, kinds, report.denoise_steps),
         'rates': asdict(rates) if rates else None,
         'memory': {**memory, 'device': facts.used_bytes, 'device_is': facts.used},
+        'power': power,
         'notes': notes,
     }
 
@@ -237,13 +247,8 @@ def _check(spec: BundleSpec, options: BenchOptions) -> int:
         )
     if options.repeats < 1:
         raise ValueError(f'--repeats {options.repeats}: expected at least 1')
-    if options.threads is not None and (
-        not 1 <= options.threads <= MOST_THREADS or options.backend != 'torch'
-    ):
-        raise ValueError(
-            f'--threads {options.threads}: expected 1 to {MOST_THREADS}, and backend torch (ONNX '
-            'Runtime takes as many as OMP_NUM_THREADS says)'
-        )
+    if options.threads is not None and not 1 <= options.threads <= MOST_THREADS:
+        raise ValueError(f'--threads {options.threads}: expected 1 to {MOST_THREADS}')
     return views
 
 

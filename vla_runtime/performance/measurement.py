@@ -7,22 +7,18 @@ import platform
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vla_runtime.engines.cpu import cpu_name
+
 
 def machine() -> dict[str, Any]:
     """Processor, cores, memory, system and load of this machine; never its name."""
-    cpu = ''
-    info = Path('/proc/cpuinfo')
-    if info.exists():
-        lines = (line for line in info.read_text().splitlines() if line.startswith('model name'))
-        cpu = next(lines, '').partition(':')[2].strip()
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     return {
-        'cpu': cpu or platform.processor() or platform.machine(),
+        'cpu': cpu_name(),
         'cores': os.cpu_count(),
         'memory_gib': round(memory / 2**30),
         'system': platform.platform(terse=True),

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from vla_runtime.engines.onnx.files import TOKENS
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.family import PolicyDims, distinct_image_sizes, image_sizes
 from vla_runtime.families.flow_network import empty_network
@@ -59,8 +60,9 @@ class MetaRuns:
 
     def prefix(self, rows: int) -> NetworkCounts:
         """Count a run of all images and `rows` prompt rows."""
-        images, run = self._prefix(rows)
-        return self._count('prefix', run, [images], past=self._past(rows), outputs=False)
+        images, tokens, run = self._prefix(rows)
+        past = self._past(rows)
+        return self._count('prefix', run, [images], past=past, outputs=False, tokens=tokens)
 
     def step(self, rows: int) -> NetworkCounts:
         """Count a run of the head over `rows` prompt rows and one chunk."""
@@ -79,17 +81,20 @@ class MetaRuns:
 
     def widest(self) -> int:
         """Numbers that the widest operation of a prefix of one row reads and writes."""
-        _, run = self._prefix(1)
+        *_, run = self._prefix(1)
         with _Widest() as widest, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             run()
         return widest.numbers
 
-    def _prefix(self, rows: int) -> tuple[Tensor, Callable[[], Mapping[str, Tensor]]]:
+    def _prefix(
+        self, rows: int
+    ) -> tuple[Tensor, Tensor | None, Callable[[], Mapping[str, Tensor]]]:
+        """Image tokens, prompt tokens (None without language), and a run over them."""
         dims, network = self._dims, self._network
         images = _zeros(dims.cameras, *self._shapes.image_tokens)
         mask = torch.ones(dims.cameras, dtype=torch.bool, device='meta')
         inputs = row_tensors(network.family.prefix_inputs(dims), rows)
-        return images, lambda: network.prefix(images, mask, **inputs)
+        return images, inputs.get(TOKENS), lambda: network.prefix(images, mask, **inputs)
 
     def _past(self, rows: int) -> int:
         """Count the numbers handed to the head; masks are too small to count."""
@@ -108,8 +113,9 @@ class MetaRuns:
         *,
         past: int,
         outputs: bool = True,
+        tokens: Tensor | None = None,
     ) -> NetworkCounts:
-        tables = _LookedUp(self._network)
+        tables = _LookedUp(self._network, tokens)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), tables:
             found = [tensor for tensor in tree_leaves(run()) if tensor.is_floating_point()]
         matrices, others = self._split(self._read[part])
@@ -118,6 +124,7 @@ class MetaRuns:
             flops=counter.get_total_flops(),
             matrices=matrices,
             looked_up=tables.unread,
+            hosted=tables.hosted,
             others=others,
             past=past,
             data_bytes=sum(tensor.numel() for tensor in moved) * _FLOAT32,
@@ -135,15 +142,20 @@ class MetaRuns:
 class _LookedUp:
     """Context that counts the numbers of text tables which a run does not read."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, tokens: Tensor | None) -> None:
+        self._tokens = tokens
         self._tables = [module for module in network.modules() if isinstance(module, nn.Embedding)]
         self._hooks: list[Any] = []
         self.unread = 0
+        # Numbers of the table that the tokens are looked up in as they come.
+        self.hosted = 0
 
     def __enter__(self) -> None:
         def look_up(table: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
             assert isinstance(table, nn.Embedding)
             read = min(inputs[0].numel(), table.num_embeddings) * table.embedding_dim
+            if inputs[0] is self._tokens:
+                self.hosted = table.weight.numel()
             self.unread += table.weight.numel() - read
 
         self._hooks = [table.register_forward_hook(look_up) for table in self._tables]

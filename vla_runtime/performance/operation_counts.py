@@ -75,6 +75,7 @@ class NetworkCounts:
         flops: floating point operations.
         matrices: count of weights that may be in reduced precision, read or not.
         looked_up: of those, count in text tables that a run does not read.
+        hosted: of those, count in the text table whose rows engines get from the host.
         others: count of weights that stay float32.
         past: count of numbers handed from prefix to head in the matrices' precision.
         data_bytes: bytes of other inputs and outputs.
@@ -83,12 +84,13 @@ class NetworkCounts:
     flops: int
     matrices: int
     looked_up: int
+    hosted: int
     others: int
     past: int
     data_bytes: int
 
     def held_bytes(self, matrix_bytes: int) -> int:
-        """Weights of an engine of this network, whole text tables included."""
+        """Weights of this network in PyTorch, whole text tables included."""
         return self.matrices * matrix_bytes + self.others * _FLOAT32
 
     def work(self, matrix_bytes: int) -> Work:

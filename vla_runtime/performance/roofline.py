@@ -49,7 +49,8 @@ class MemoryNeed:
     """Bytes that serving a policy takes.
 
     Attributes:
-        weights: all weights that are loaded, the whole text table included.
+        weights: all weights that are loaded. PyTorch loads the whole text table; the other
+            backends leave it to the host, which maps it and holds the rows in use.
         past: keys and values, all prefix slots of every number of rows that is built.
         activations: activations of the widest operation of the prefix, an estimate.
     """
@@ -115,10 +116,10 @@ def phase_floors(
 def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int) -> MemoryNeed:
     """Return the device memory that serving a policy takes.
 
-    PyTorch holds one network and computes any number of rows with it. ONNX Runtime and TensorRT
-    have a prefix and an expert of static shape for each number of rows, each with its own copy of
-    the weights. All runs share scratch memory, except that each ONNX Runtime session keeps its
-    own.
+    PyTorch holds one network and computes any number of rows with it, and a TensorRT engine has a
+    profile for each number of rows over one set of weights. ONNX Runtime has a prefix and an expert
+    of static shape for each number of rows, each with its own copy of the weights. All runs share
+    scratch memory, except that each ONNX Runtime session keeps its own.
 
     Args:
         counts: counts of the policy.
@@ -128,10 +129,11 @@ def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int
     """
     size, built = MATRIX_BYTES[precision], range(1, rows + 1)
     at_once = sum(built) if backend == 'onnxruntime' else rows
+    pairs = len(built) if backend == 'onnxruntime' else 1
     return MemoryNeed(
         weights=weight_bytes(counts, size)
         if backend == 'torch'
-        else engine_weight_bytes(counts, size, len(built)),
+        else engine_weight_bytes(counts, size, pairs),
         past=SLOTS * sum(counts.prefix[count].past for count in built) * size,
         activations=at_once * counts.widest * size,
     )
@@ -152,9 +154,9 @@ def largest_engine_bytes(counts: PolicyCounts, matrix_bytes: int) -> int:
 
 
 def _engine_weights(counts: PolicyCounts, matrix_bytes: int) -> tuple[int, int, int]:
-    """Weight bytes of the vision, prefix and expert engines."""
+    """Weight bytes of the vision, prefix and expert engines; the text table is the host's."""
     vision, prefix, expert = (
-        network.held_bytes(matrix_bytes)
+        network.held_bytes(matrix_bytes) - network.hosted * matrix_bytes
         for network in (counts.vision, counts.prefix[1], counts.step[1])
     )
     return vision, prefix, expert

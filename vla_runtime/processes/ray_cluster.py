@@ -7,10 +7,12 @@ arguments and results. No other module imports Ray, and this one only when a clu
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from typing import Any
 
 from vla_runtime import __version__
 from vla_runtime.files.code_version import source_digest
+from vla_runtime.files.quotes import one_line
 from vla_runtime.processes.workers import Submit
 
 LOCAL = 'local'
@@ -35,7 +38,25 @@ _CHECK_S = 60.0
 # Results are small; by default Ray takes a third of the memory.
 _LOCAL_STORE_BYTES = 100 * 2**20
 _QUIET = {'log_to_driver': False, 'logging_level': 'ERROR'}
-_TRIAL = f'import sys, ray; ray.init(sys.argv[1], **{_QUIET})'
+_TRIAL = f"""
+import sys, ray
+try:
+    ray.init(sys.argv[1], **{_QUIET})
+except Exception as error:
+    sys.exit(' '.join(f'{{type(error).__name__}}: {{error}}'.split()))
+"""
+_NO_TOKEN = 'InvalidAuthToken'
+# Words that a refusal of Ray's begins with, and what mends it.
+_MENDS = {
+    _NO_TOKEN: 'the cluster asks for a token: export RAY_AUTH_MODE=token, and keep the '
+    'token of the machine that started it in ~/.ray/auth_token or where RAY_AUTH_TOKEN_PATH says',
+    'no authentication token was found': 'write the token of the machine that started the cluster '
+    'to ~/.ray/auth_token, or unset RAY_AUTH_MODE for a cluster without one',
+    'ray client connection timeout': 'no client server of Ray answers there (its port is 10001, if '
+    "'ray start' was not told another), or it asks for a token (export RAY_AUTH_MODE=token)",
+    'Version mismatch': 'install the same Ray and the same Python on this machine and the cluster',
+}
+_REASON_LENGTH = 300
 # Path, and size in bytes or None for a folder.
 _Input = tuple[str, 'int | None']
 
@@ -46,7 +67,7 @@ class ClusterError(ConnectionError):
 
 @dataclass(frozen=True)
 class ClusterUse:
-    """What to use of which cluster.
+    """Address of a cluster, and needs of one piece of work.
 
     Attributes:
         address: `HOST:PORT` of a cluster that this machine belongs to, `ray://HOST:PORT` of any,
@@ -87,7 +108,8 @@ def cluster_workers(
     os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
     ray = _import_ray()
     before = signal.getsignal(signal.SIGTERM)
-    _connect(ray, use)
+    with _own_token(use.address):
+        _connect(ray, use)
     try:
         _check_machines(ray, use)
         remote = ray.remote(_call).options(num_cpus=use.cpus, num_gpus=use.gpus)
@@ -167,7 +189,26 @@ def _connect(ray: Any, use: ClusterUse) -> None:
     try:
         ray.init(use.address, **options, **_QUIET)
     except Exception as error:
-        raise ClusterError(f'--ray {use.address}: {_last_line(str(error))}') from None
+        said = ' '.join(f'{type(error).__name__}: {error}'.split())
+        raise _refusal(use.address, said) from None
+
+
+@contextmanager
+def _own_token(address: str) -> Iterator[None]:
+    """Give a cluster that is started here a token that is gone with it.
+
+    Ray would write one to the home folder, and every cluster started there later would ask for it.
+    """
+    before = {name: os.environ.get(name) for name in ('RAY_AUTH_TOKEN', 'RAY_AUTH_MODE')}
+    stated = any(before.values()) or 'RAY_AUTH_TOKEN_PATH' in os.environ
+    if address == LOCAL and not stated:
+        os.environ['RAY_AUTH_TOKEN'] = secrets.token_hex(32)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
 
 
 def _try_address(address: str) -> None:
@@ -178,17 +219,39 @@ def _try_address(address: str) -> None:
     """
     if address != AUTO:
         _try_port(address)
-    command = [sys.executable, '-c', _TRIAL, address]
-    try:
-        trial = subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_S)
-    except subprocess.TimeoutExpired:
+    said, status = _joined(address)
+    if status is None:
         raise ClusterError(
             f'--ray {address}: no Ray cluster has let this machine join within {_TRIAL_S:.0f} s; '
             "HOST:PORT is what 'ray start --address' is given on a machine of the cluster, "
             f'from any other machine use {_CLIENT}HOST:10001'
-        ) from None
-    if trial.returncode:
-        raise ClusterError(f'--ray {address}: {_last_line(trial.stderr)}')
+        )
+    if status:
+        raise _refusal(address, said)
+
+
+def _joined(address: str) -> tuple[str, int | None]:
+    """Join a cluster in a process of its own.
+
+    Returns:
+        what Ray wrote, and the exit status; None where it took too long
+    """
+    lines = []
+    command = [sys.executable, '-c', _TRIAL, address]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors='replace'
+    ) as trial:
+        assert trial.stderr is not None
+        limit = threading.Timer(_TRIAL_S, trial.kill)
+        limit.start()
+        for line in trial.stderr:
+            lines.append(line)
+            # Ray itself goes on asking for a minute.
+            if _NO_TOKEN in line:
+                trial.kill()
+        late = not limit.is_alive()
+        limit.cancel()
+    return ''.join(lines), None if late else trial.returncode
 
 
 def _try_port(address: str) -> None:
@@ -209,6 +272,21 @@ def _try_port(address: str) -> None:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _refusal(address: str, said: str) -> ClusterError:
+    """Return the error of a cluster that cannot be joined: Ray's reason, and what mends it.
+
+    Args:
+        address: as given.
+        said: what Ray wrote: lines of its log, and its error on one line.
+    """
+    for words, mend in _MENDS.items():
+        if words in said:
+            # Ray goes on with advice of its own.
+            reason = said[said.index(words) :].splitlines()[0].split('. ')[0].rstrip('.')
+            return ClusterError(f'--ray {address}: {one_line(reason, _REASON_LENGTH)}; {mend}')
+    return ClusterError(f'--ray {address}: {one_line(_last_line(said), _REASON_LENGTH)}')
 
 
 def _last_line(text: str) -> str:

@@ -8,11 +8,12 @@
 | `mean_std_lerobot` | std | (x - mean) / (s + 1e-8) | x * s + mean |
 | `min_max` | max - min, or 1e-8 where 0 | 2 * (x - min) / s - 1 | (x + 1) / 2 * s + min |
 | `min_max_flat` | max - min | as `min_max`; 0 where s is 0 | (x + 1) / 2 * s + min |
+| `clipped_range` | high - low | as `min_max_flat`, clipped to [-1, 1] | x clipped, then likewise |
 
-Nothing is clipped. LeRobot computes in float32 and so do its kinds and the `min_max`
-ones here. openpi's
-statistics are float64 numpy arrays, which lifts its arithmetic to float64; its kinds do the same
-and round once, at the end.
+`clipped_range` alone clips, and alone may have a row of statistics for each step of a chunk; `low`
+and `high` are what maps to -1 and 1. LeRobot computes in float32 and so do its kinds, the `min_max`
+ones and `clipped_range` here. openpi's statistics are float64 numpy arrays, which lifts its
+arithmetic to float64; its kinds do the same and round once, at the end.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ def _span_or_eps(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 def _twice_before_division(x: np.ndarray, low: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return 2.0 * (x - low) / scale - 1.0
+
+
+def _clipped(x: np.ndarray, low: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    return np.clip(_zero_where_flat(x, low, scale), -1.0, 1.0)
 
 
 def _zero_where_flat(x: np.ndarray, low: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -98,6 +103,14 @@ _KINDS: dict[str, _Kind] = {
         _zero_where_flat,
         lambda x, low, scale: (x + 1.0) * 0.5 * scale + low,
     ),
+    'clipped_range': _Kind(
+        'low',
+        'high',
+        np.float32,
+        lambda low, high: high - low,
+        _clipped,
+        lambda x, low, scale: (np.clip(x, -1.0, 1.0) + 1.0) * 0.5 * scale + low,
+    ),
     'min_max': _Kind(
         'min',
         'max',
@@ -127,8 +140,8 @@ class Normalizer:
 
         Args:
             kind: `identity` or a row of the table above.
-            statistics: name (`mean`, `std`, `min`, `max`, `q01`, `q99`) to (n,) floats; those the
-                kind does not read are ignored.
+            statistics: name (`mean`, `std`, `min`, `max`, `q01`, `q99`, `low`, `high`) to (n,)
+                floats, or (steps, n) for `clipped_range`; those the kind does not read are ignored.
             names: n names of the dimensions, for error messages and to check the length.
 
         Raises:
@@ -181,7 +194,15 @@ class Normalizer:
         if self._formulas is None:
             return x.astype(np.float32)
         formula = direction(self._formulas)
-        result = formula(x.astype(self._formulas.dtype), self._offset, self._scale)
+        offset, scale = self._offset, self._scale
+        if offset.ndim == 2:
+            steps = x.shape[-2] if x.ndim > 1 else 1
+            if steps > len(offset):
+                raise ValueError(
+                    f'normaliser {self.kind!r} has statistics for {len(offset)} steps, got {steps}'
+                )
+            offset, scale = offset[:steps], scale[:steps]
+        result = formula(x.astype(self._formulas.dtype), offset, scale)
         return result.astype(np.float32, copy=False)
 
     def _statistic(
@@ -194,15 +215,17 @@ class Normalizer:
                 f'are: {found})'
             )
         values = np.array(statistics[name], dtype=dtype)
-        if values.ndim != 1 or values.size == 0:
+        by_step = self.kind == 'clipped_range' and values.ndim == 2
+        if not (values.ndim == 1 or by_step) or values.size == 0:
             raise ValueError(
                 f'statistic {name!r} must be one row of numbers, got shape {values.shape}'
             )
+        width = values.shape[-1]
         if self.size is None:
-            self.size = values.size
-        if values.size != self.size:
+            self.size = width
+        if width != self.size:
             raise ValueError(
-                f'statistic {name!r} has {values.size} numbers, expected {self.size}'
+                f'statistic {name!r} has {width} numbers, expected {self.size}'
                 + (f' ({", ".join(self._names)})' if self._names else '')
             )
         self._refuse(~np.isfinite(values), f'statistic {name!r} is not finite', values)
@@ -220,6 +243,10 @@ class Normalizer:
 
     def _refuse(self, bad: np.ndarray, what: str, values: np.ndarray) -> None:
         """Raise a ValueError naming the first few bad dimensions, if there are any."""
+        if bad.ndim == 2:
+            # By step: the first one that is wrong.
+            step = int(np.argmax(bad.any(axis=1)))
+            bad, values = bad[step], values[step]
         indices = np.flatnonzero(bad)
         if not indices.size:
             return

@@ -16,6 +16,7 @@ The advantage tag (RECAP, pi*0.6) is added after cleaning, so cleaning cannot ch
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import get_args
 
@@ -28,6 +29,8 @@ from vla_runtime.types import Advantage, AdvantageTemplate, PromptCleaning, Prom
 _BIN_EDGES = np.linspace(-1, 1, 257)[:-1]
 # The task on a line of its own, and nothing else.
 _LINES: tuple[PromptTemplate, ...] = ('pi0', 'task_line', 'after_images')
+# All but letters, digits, `_` and white space.
+_SIGNS = re.compile(r'[^\w\s]')
 _WITHOUT_BOS: tuple[PromptTemplate, ...] = ('task_line', 'after_images', 'chat')
 
 
@@ -41,7 +44,8 @@ class PromptFormat:
             the text of the templates `pi0`, `task_line` and `chat` as it is, and strips that of
             `after_images`. The pi0.5 templates are always cleaned, since both code bases do so.
             `python_list`, for `chat`, leaves the text as it is and writes it as Python writes a
-            list of it: `['pick up the cup']`.
+            list of it: `['pick up the cup']`. `letters`, for `chat`, turns the text into small
+            letters and leaves out all but letters, digits, `_` and white space.
         advantage: where the advantage tag goes; None for a policy trained without one.
     """
 
@@ -141,6 +145,14 @@ def _clean(fmt: PromptFormat, task: str) -> str:
         raise ValueError(
             f'instruction is empty (got {task!r}): say in plain words what the robot is to do'
         )
+    if fmt.cleaning == 'letters':
+        words = _SIGNS.sub('', task.lower())
+        if not words.strip():
+            raise ValueError(
+                f'instruction has neither letters nor digits (got {task!r}): say in plain words '
+                'what the robot is to do'
+            )
+        return words
     if fmt.template in (*_LINES, 'chat') and fmt.cleaning != 'openpi':
         return task.strip() if fmt.template == 'after_images' else task
     return cleaned

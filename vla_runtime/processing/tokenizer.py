@@ -24,6 +24,7 @@ class Tokenizer:
     """Encodes one prompt a call; build it with `Tokenizer.load`.
 
     Attributes:
+        bos: token in front of every prompt; None without one.
         special: texts of the vocabulary's special tokens, for the pieces of a chat; empty where
             the library does not name them.
         vocabulary_size: one more than the largest token id, so the least number of rows that the
@@ -43,6 +44,7 @@ class Tokenizer:
     ) -> None:
         self._encode_text, self._encode_frame = encode_text, encode_frame
         self.special = special
+        self.bos = bos
         self._first = [] if bos is None else [bos]
         self._pad = pad
         self._find = find

@@ -48,7 +48,7 @@ class HoldEvent:
 
 @dataclass(frozen=True)
 class Events:
-    """What the executor of a policy's namespace did.
+    """Seams and holds of the executor in a policy's namespace.
 
     Attributes:
         seams: in the order of time.

@@ -17,7 +17,7 @@ _GAP_NS = 200_000_000
 
 
 @dataclass
-class Motion:
+class RecordedMotion:
     """Measured positions of the joints over time, in the robot file's units.
 
     Attributes:
@@ -71,7 +71,7 @@ class OpenLoopError:
 
 
 def open_loop_error(
-    predictions: Sequence[tuple[int, ActionChunk]], motion: Motion, robot: Robot
+    predictions: Sequence[tuple[int, ActionChunk]], motion: RecordedMotion, robot: Robot
 ) -> OpenLoopError:
     """Compare predicted with measured positions.
 

@@ -19,7 +19,7 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.replay.bag_topics import BagTopics
-from vla_runtime.replay.motion import Motion
+from vla_runtime.replay.motion import RecordedMotion
 from vla_runtime.ros.messages.conversions import ReceivedPlan, stamp_to_ns
 from vla_runtime.ros.policy.camera_buffer import Frame
 from vla_runtime.ros.policy.robot_policy import RobotPolicy
@@ -75,7 +75,7 @@ class OpenLoop:
         instruction: Callable[[int], str],
         every_s: float,
     ) -> None:
-        self.motion = Motion()
+        self.motion = RecordedMotion()
         self.missing: Counter[str] = Counter()
         self._reader = reader
         self._topics = topics
@@ -83,9 +83,12 @@ class OpenLoop:
         self._settings = settings
         self._instruction = instruction
         self._every_ns = round(every_s * 1e9)
-        self._camera_of = {topic: name for name, topic in topics.cameras.items()}
+        earlier = policy.match.earlier
+        self._camera_of = {
+            topic: name for name, topic in topics.cameras.items() if name not in earlier
+        }
         self._joint_topics = {source.topic for source in topics.measured.values()}
-        self._synchronizer = Synchronizer(topics.cameras, list(topics.joints), LIMITS)
+        self._synchronizer = Synchronizer(topics.cameras, list(topics.joints), LIMITS, earlier)
 
     def predictions(self) -> Iterator[Prediction]:
         """Make them, in the order of time."""

@@ -108,13 +108,13 @@ def read_run(reader: BagReader, node: str | None = None) -> RecordedRun:
     Raises:
         ReplayError: there is no policy node in it, or several.
     """
-    collector = _Collector(reader)
+    collector = _InferenceCollector(reader)
     for message in reader.messages(lambda topic, type_name: True):
         collector.take(message)
     return collector.run(node)
 
 
-class _Collector:
+class _InferenceCollector:
     """Messages that inferences are made of, sorted as they come."""
 
     def __init__(self, reader: BagReader) -> None:
@@ -123,7 +123,6 @@ class _Collector:
         self._descriptions: dict[str, list[tuple[int, str]]] = {}
         self._trajectories: dict[str, list[Any]] = {}
         self._frames: dict[str, set[int]] = {}
-        self._reduced: set[str] = set()
 
     def take(self, message: RawMessage) -> None:
         kind, topic = message.type_name.rpartition('/')[2], message.topic

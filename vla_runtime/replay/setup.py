@@ -115,13 +115,22 @@ def _cameras(description: PolicyDescription, match: RobotMatch, folder: Path) ->
         for name in description.cameras
         if name in (camera.name, *camera.aliases)
     }
-    missing = [name for name, camera in match.cameras.items() if camera.name not in recorded]
+    missing = [
+        name
+        for name, camera in match.cameras.items()
+        if camera.name not in recorded
+        or (name in match.earlier and name not in description.cameras)
+    ]
     if missing:
         raise ReplayError(
             f'{folder}: its camera {missing[0]} was not used by the policy that was recorded, so '
             'its frames are not in the recording'
         )
-    return {name: recorded[camera.name] for name, camera in match.cameras.items()}
+    return {
+        # An earlier frame of a camera was recorded under its own name.
+        name: name if name in match.earlier else recorded[camera.name]
+        for name, camera in match.cameras.items()
+    }
 
 
 def _state(

@@ -16,6 +16,9 @@ from vla_runtime.ros.parameters import ParameterSpec
 # Exit code of a node that could not be made, or not brought up; Python's own is 1.
 COULD_NOT_START = 3
 
+# What leads from unconfigured to a state.
+_TRANSITIONS = {'inactive': ('configure',), 'active': ('configure', 'activate')}
+
 AUTOSTART = ParameterSpec(
     'autostart',
     False,
@@ -25,19 +28,22 @@ AUTOSTART = ParameterSpec(
 )
 
 
-def bring_up(node: Node, unwanted: Callable[[], bool]) -> bool:
+def bring_up(node: Node, unwanted: Callable[[], bool], state: str | None = None) -> bool:
     """Configure and activate a node whose parameter `autostart` says so.
 
     Args:
         node: any node; without that parameter nothing is done.
         unwanted: whether the node is to end meanwhile.
+        state: bring it as far up as this label, whatever `autostart` says.
 
     Returns:
         True when nothing failed
     """
-    if not (node.has_parameter(AUTOSTART.name) and node.get_parameter(AUTOSTART.name).value):
+    if not node.has_parameter(AUTOSTART.name):
         return True
-    for transition in ('configure', 'activate'):
+    if state is None:
+        state = 'active' if node.get_parameter(AUTOSTART.name).value else 'unconfigured'
+    for transition in _TRANSITIONS.get(state, ()):
         if unwanted():
             return True
         if getattr(node, f'trigger_{transition}')() is not TransitionCallbackReturn.SUCCESS:

@@ -1,26 +1,17 @@
-"""What a process sets for the middleware before it joins a graph: reach, profile, shared memory.
+"""Set reach and profile of the middleware before a process joins a graph.
 
 Nothing here imports ROS 2: the environment is read by `rclpy.init` and by child processes.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
 from collections.abc import Mapping, MutableMapping
-from contextlib import suppress
 from pathlib import Path
 
 PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 _RANGE = 'ROS_AUTOMATIC_DISCOVERY_RANGE'
 # How far discovery reaches: of Iron and later, and of Humble.
 REACH_VARIABLES = (_RANGE, 'ROS_LOCALHOST_ONLY')
-_SHARED_MEMORY = Path('/dev/shm')
-_SEGMENTS = 'fastrtps_'
-_LOCK = '_el'
-# Fast DDS makes a lock file and locks it a moment later.
-_MIN_AGE_S = 60.0
 
 
 def stay_on_this_machine(environment: MutableMapping[str, str]) -> None:
@@ -66,44 +57,6 @@ def keep_to_udp(environment: MutableMapping[str, str], config: Path) -> None:
         if not Path(given).is_file() or Path(given).read_bytes() != shipped:
             return
     environment.update(dict.fromkeys(PROFILE_VARIABLES, str(config / 'fastdds_executor.xml')))
-
-
-def remove_dead_segments(folder: Path = _SHARED_MEMORY) -> int:
-    """Remove the shared memory of Fast DDS processes that were killed; `fastdds shm clean` does so.
-
-    A process that ends by SIGKILL, or by the kernel for want of memory, leaves its segment: up to
-    67 MB each with the shipped profile. A node that is respawned again and again would fill the
-    memory. A living process holds a lock on a file beside its segment.
-
-    Args:
-        folder: of the segments.
-
-    Returns:
-        segments removed; those of other users, and those that are a minute old or less, stay
-    """
-    removed = 0
-    for lock in folder.glob(f'{_SEGMENTS}*{_LOCK}'):
-        segment = lock.with_name(lock.name.removesuffix(_LOCK))
-        # Ports have a lock of the same name, and Fast DDS takes over dead ones itself.
-        if segment.name.startswith(f'{_SEGMENTS}port'):
-            continue
-        # Gone meanwhile, another user's, or in use.
-        with suppress(OSError):
-            removed += _remove_if_dead(lock, segment)
-    return removed
-
-
-def _remove_if_dead(lock: Path, segment: Path) -> bool:
-    if time.time() - lock.stat().st_mtime < _MIN_AGE_S:
-        return False
-    file = os.open(lock, os.O_RDONLY)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        segment.unlink(missing_ok=True)
-        lock.unlink()
-        return True
-    finally:
-        os.close(file)
 
 
 def _is_fast_dds(environment: Mapping[str, str]) -> bool:

@@ -33,35 +33,22 @@ def owners(parameter: str) -> tuple[str, ...]:
     return tuple(node for node in NODE_PARAMETERS if parameter in names_of(node))
 
 
-def nearest_elsewhere(name: str, known: Collection[str]) -> tuple[str, str] | None:
-    """Return the parameter of another node that a name comes near to, and that node.
-
-    Args:
-        name: of no node.
-        known: parameters that would be expected here.
-
-    Returns:
-        None where one of `known` is near, or none at all.
-    """
-    if difflib.get_close_matches(name, known, n=1):
-        return None
-    close = difflib.get_close_matches(name, names_of(*NODE_PARAMETERS), n=1)
-    return (close[0], owners(close[0])[0]) if close else None
-
-
-def nearest(name: str, known: Collection[str]) -> str:
+def nearest(name: str, known: Collection[str], in_file: bool = False) -> str:
     """Return a question for the parameter that was meant: of this node, or of another one.
 
     Args:
         name: of no parameter.
         known: parameters of this node.
+        in_file: name the section of a parameter file that the other node's parameters stand in.
     """
     known = (*known, *EVERY_NODE)
-    elsewhere = nearest_elsewhere(name, known)
-    if elsewhere is None:
+    near = difflib.get_close_matches(name, known, n=1)
+    near_all = difflib.get_close_matches(name, names_of(*NODE_PARAMETERS), n=1)
+    if near or not near_all:
         return did_you_mean(name, known)
-    parameter, node = elsewhere
-    return f"; did you mean '{parameter}' of {node}?"
+    node = owners(near_all[0])[0]
+    section = f" That belongs in a section '/**/{node}'" if in_file else ''
+    return f"; did you mean '{near_all[0]}' of {node}?{section}"
 
 
 def refuse_unknown(node: Node, table: ParameterTable) -> None:

@@ -11,7 +11,9 @@ Invariants:
   once, are not installed;
 - teardown order: callbacks stop, then (of a lifecycle node) deactivate, cleanup and shutdown run,
   then the node and the context go;
-- an exception in a callback is logged and the node lives on.
+- an exception in a callback is logged and the node lives on;
+- a node that the middleware has cut off is taken down, and its process starts again, with its
+  parameters and as far up as it was.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from traceback import format_exc
 from typing import Any, NoReturn
 
 import rclpy
@@ -35,8 +37,9 @@ from rclpy.signals import SignalHandlerOptions
 
 from vla_runtime.ros.autostart import COULD_NOT_START, bring_up
 from vla_runtime.ros.interrupt import Interrupt, interruptible
-from vla_runtime.ros.middleware import remove_dead_segments
 from vla_runtime.ros.parameter_file import check_files_on_command_line
+from vla_runtime.ros.restart import NodeState, start_again, state_before, state_of
+from vla_runtime.ros.shared_memory import PortWatch, remove_dead_segments
 
 # Called with an exception in a callback: where, and which.
 OnError = Callable[[str, Exception], None]
@@ -84,48 +87,84 @@ def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> in
             except Exception as error:
                 get_logger('vla_runtime').fatal(f'cannot start: {error}')
                 return COULD_NOT_START
-            return _spin(node, interrupt)
+            return _Run(node, interrupt).until_it_ends()
         finally:
             rclpy.try_shutdown()
 
 
-def _spin(node: Node, interrupt: Interrupt) -> int:
-    """Run the node's callbacks until the interrupt, then take it down; the exit code."""
-    executor = make_executor()
-    executor.add_node(node)
-    failed = threading.Event()
+class _Run:
+    """A node from its making to its end.
 
-    def over() -> bool:
-        return interrupt.wanted or failed.is_set()
+    Args:
+        node: made, and not yet brought up.
+        interrupt: ends it.
+    """
 
-    def spin() -> None:
-        if not bring_up(node, over):
-            failed.set()
-        while not over():
+    def __init__(self, node: Node, interrupt: Interrupt) -> None:
+        self._node, self._interrupt = node, interrupt
+        self._before = state_before()
+        # What the next process needs, once the middleware has cut this one off.
+        self._cut_off: NodeState | None = None
+        self._failed = threading.Event()
+        self._executor = make_executor()
+        self._executor.add_node(node)
+
+    def until_it_ends(self) -> int:
+        """Run the callbacks until the interrupt, then take the node down; the exit code."""
+        name = self._node.get_name()
+        thread = threading.Thread(target=self._spin, name='ros_callbacks', daemon=True)
+        thread.start()
+        watch = PortWatch()
+        while not self._over():
+            time.sleep(_LOOK_S)
+            if lost := watch.lost():
+                self._leave(lost)
+        with _bounded(name):
+            thread.join(_CALLBACK_S)
+            code = 0 if _take_down(self._node) else 1
+            if self._failed.is_set():
+                code = COULD_NOT_START
+            if thread.is_alive():
+                self._end_now(code)
+            self._executor.shutdown()
+            self._node.destroy_node()
+            if self._cut_off is not None or _others_run():
+                self._end_now(code)
+        return code
+
+    def _end_now(self, code: int) -> NoReturn:
+        """End the process without waiting for threads; Python's own end may crash beside them."""
+        if self._cut_off is not None and not self._interrupt.wanted:
+            start_again(self._cut_off)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _over(self) -> bool:
+        return self._interrupt.wanted or self._failed.is_set() or self._cut_off is not None
+
+    def _spin(self) -> None:
+        if self._before is not None:
+            self._before.set_parameters_of(self._node)
+        state = None if self._before is None else self._before.lifecycle
+        if not bring_up(self._node, self._over, state):
+            self._failed.set()
+        while not self._over():
             try:
                 # One callback at a time and with a time-out: `spin` of Jazzy's events executor
                 # keeps the interpreter lock for good while it waits.
-                executor.spin_once(timeout_sec=_SPIN_S)
+                self._executor.spin_once(timeout_sec=_SPIN_S)
             # Callbacks guard themselves; this is for what rclpy raises around them.
             except Exception:
-                node.get_logger().error(f'exception while spinning:\n{traceback.format_exc()}')
+                self._node.get_logger().error(f'exception while spinning:\n{format_exc()}')
 
-    thread = threading.Thread(target=spin, name='ros_callbacks', daemon=True)
-    thread.start()
-    while not over():
-        time.sleep(_LOOK_S)
-    with _bounded(node.get_name()):
-        thread.join(_CALLBACK_S)
-        code = 0 if _take_down(node) else 1
-        if failed.is_set():
-            code = COULD_NOT_START
-        if thread.is_alive():
-            _end_now(code)
-        executor.shutdown()
-        node.destroy_node()
-        if _others_run():
-            _end_now(code)
-    return code
+    def _leave(self, lost: frozenset[str]) -> None:
+        self._node.get_logger().error(
+            f'cut off: Fast DDS gave the shared memory of this node ({", ".join(sorted(lost))}) to '
+            'a new file while the process stood still, so nothing arrives any more; the process '
+            'starts again, with the parameters it has now'
+        )
+        self._cut_off = state_of(self._node)
 
 
 def _take_down(node: Node) -> bool:
@@ -149,13 +188,6 @@ def _others_run() -> bool:
     main = threading.main_thread()
     # The timer is the one that bounds the teardown.
     return any(t is not main and not isinstance(t, threading.Timer) for t in threading.enumerate())
-
-
-def _end_now(code: int) -> NoReturn:
-    """End the process without waiting for threads; Python's own end may crash beside them."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from typing import Any
 from vla_runtime.files.input_files import UnreadableFileError, read_text
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, loads
-from vla_runtime.ros.node_parameters import NODE_PARAMETERS, names_of, nearest, nearest_elsewhere
-from vla_runtime.ros.parameters import EVERY_NODE, ParameterError, is_of_rclpy
+from vla_runtime.ros.node_parameters import NODE_PARAMETERS, names_of, nearest
+from vla_runtime.ros.parameters import ParameterError, is_of_rclpy
 
 _PARAMETERS = 'ros__parameters'
 # A section of another node may stand in the file; one that is called nearly like ours is ours.
@@ -126,17 +126,10 @@ def _check_section(section: str, parameters: Mapping[str, Any], namespace: str) 
             raise FieldError(f'{section}.{_PARAMETERS}.{name}', 'has no value')
         if name in known or is_of_rclpy(name):
             continue
-        mend = _mend(name, known)
+        mend = nearest(name, known, in_file=True)
         raise FieldError(
             f'{section}.{_PARAMETERS}.{name}', f'no parameter of {" or ".join(nodes)}{mend}'
         )
-
-
-def _mend(name: str, known: tuple[str, ...]) -> str:
-    """Return the parameter to write in place of an unknown one."""
-    elsewhere = nearest_elsewhere(name, (*known, *EVERY_NODE))
-    section = '' if elsewhere is None else f" That belongs in a section '/**/{elsewhere[1]}'"
-    return nearest(name, known) + section
 
 
 def _nodes_of(section: str, namespace: str) -> list[str]:

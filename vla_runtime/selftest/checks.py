@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -48,7 +48,7 @@ PACKAGES = (
     'cuda-python',
     'opencv-python-headless',
 )
-_ROWS = (1, 2)
+_ROWS = 2
 # More than a runtime's pinned memory, so that it is used twice.
 _COPIED = 3 << 20
 _PAGE = 'docs/jetson.md has the versions that go together'
@@ -261,11 +261,14 @@ def _same_cuda(driver: tuple[int, int]) -> str:
 
 
 def _build(folder: Path, family: str, adapter: TensorRT, runtime: CudaRuntime) -> str:
+    from vla_runtime.engines.tensorrt.store import passed_on, write_metadata
     from vla_runtime.export.tensorrt.build import build_engines, plan_build
 
     bundle, _ = read_policy(folder, family)
     plan = plan_build(bundle.folder, adapter, runtime, rows=_ROWS, files=bundle.spec.files)
     built = build_engines(plan, adapter, runtime, captures=1)
+    # Loaded for the comparison that follows, and for nothing else: the folder is a temporary one.
+    write_metadata(plan.folder, replace(built, passed=passed_on(bundle.spec.files)))
     size = sum(engine.size for engine in built.engines.values())
     return f'{len(built.engines)} engines, {size / 1e6:.1f} MB'
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from contextlib import suppress
 from pathlib import Path
+
+from vla_runtime.performance.power import power_mode
 
 # First line: `# R36 (release), REVISION: 4.3, GCID: …, BOARD: generic, …`
 _RELEASE = Path('/etc/nv_tegra_release')
 _MODEL = Path('/proc/device-tree/model')
 _JETPACKS = {'36': '6', '38': '7', '39': '7'}
-# Seconds; nvpmodel answers from a file.
-_PATIENCE = 10
 
 
 def describe_jetson() -> dict[str, str]:
@@ -28,19 +26,6 @@ def describe_jetson() -> dict[str, str]:
         described['jetpack'] = _JETPACKS[found[1]]
     with suppress(OSError):
         described['model'] = _MODEL.read_text(errors='replace').strip('\0 \n')
-    if mode := _power_mode():
+    if mode := power_mode():
         described['power_mode'] = mode
     return described
-
-
-def _power_mode() -> str:
-    """Answer of `nvpmodel -q` in one line; empty where there is none."""
-    if shutil.which('nvpmodel') is None:
-        return ''
-    try:
-        done = subprocess.run(
-            ['nvpmodel', '-q'], capture_output=True, text=True, timeout=_PATIENCE, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ''
-    return ' '.join(done.stdout.replace('NV Power Mode:', '').split())

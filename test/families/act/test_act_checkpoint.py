@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from tiny_policy import tokenizer_of
 
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.export.checkpoint import check_tensors, copy_tensors, read_tensors
+from vla_runtime.bundle.tensors import check_tensors
+from vla_runtime.export.checkpoint import copy_tensors, read_tensors
 from vla_runtime.export.checkpoint_reader import find_reader
 from vla_runtime.export.conversion import ExportPlan, plan_export
 from vla_runtime.export.errors import ExportError

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from act_cases import ActCase, act_case_paths, act_entries, load_act_case
+from act_cases import ActCase, load_act_case
 from act_oracle import actions, sine_positions, their_weights
-from network_cases import relative_error
+from network_cases import each_case, each_entry, relative_error
 from tiny_policy import tiny_dims
 
 from vla_runtime.families import build_network
@@ -17,14 +17,13 @@ from vla_runtime.families.act.checkpoint import NAMES
 from vla_runtime.families.act.dimensions import ActDims, ResNetDims
 from vla_runtime.families.act.networks import Act
 from vla_runtime.families.act.positions import map_positions
+from vla_runtime.families.blocks.layers import matrix_names
 
 # Relative to the largest value: float32's own noise is up to 7e-6 in the actions.
 BOUND = 5e-5
 
-entries = pytest.mark.parametrize(
-    ('path', 'b'), list(act_entries()), ids=lambda value: getattr(value, 'stem', value)
-)
-cases = pytest.mark.parametrize('path', act_case_paths(), ids=lambda path: path.stem)
+entries = each_entry('act')
+cases = each_case('act')
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +110,28 @@ def test_norms_folded_into_convolutions_stay_within_the_bound(path: Path):
         for ours, expected in zip(tokens, case.image_tokens(b), strict=True):
             assert relative_error(ours, expected[: len(ours)]) <= 1e-6
         assert relative_error(folded.actions(past)[0], case.tensors['actions'][b]) <= BOUND
+
+
+@pytest.mark.cases
+@cases
+def test_convolutions_follow_the_matrices_into_bfloat16_alone(path: Path):
+    case = load_act_case(path)
+    for precision, expected, bound in (
+        (torch.bfloat16, torch.bfloat16, 4e-2),
+        (torch.float16, torch.float32, 1e-5),
+    ):
+        network = build_network('act', case.network.dims).eval().requires_grad_(False)
+        network.load_state_dict(case.network.state_dict())
+        matrices = matrix_names(network)
+        for name, parameter in network.named_parameters():
+            if name in matrices:
+                parameter.data = parameter.data.to(precision)
+        network.fold_constants()
+        pixels = case.pixels(0)[0]
+        assert network.vision.backbone(pixels[None]).dtype == expected
+        tokens = network.vision(pixels[None])[0]
+        assert tokens.dtype == torch.float32
+        assert relative_error(tokens, case.image_tokens(0)[0][: len(tokens)]) <= bound
 
 
 TINY: ActDims = tiny_dims('act')

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_folders import edit_config, edit_json, edit_tensors, write_sparse_checkpoint
-from evo1_cases import evo1_case_paths, evo1_entries, load_evo1_case
+from evo1_cases import load_evo1_case
 from evo1_folders import POSTPROCESSOR, options_of, write_folder
-from network_cases import relative_error
+from network_cases import each_entry, network_case_paths, relative_error
 from safetensors.torch import load_file, save_file
 
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.export.checkpoint import StoredTensor
+from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.checkpoint_reader import find_reader
 from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.export.errors import ExportError
@@ -31,7 +31,7 @@ from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 
 pytestmark = pytest.mark.cases
-PATH = evo1_case_paths()[0]
+PATH = network_case_paths('evo1')[0]
 REFUSED = (ExportError, JsonError)
 
 
@@ -67,9 +67,7 @@ def test_a_folder_says_all_but_names_units_rate_and_heads(folder):
     }
 
 
-@pytest.mark.parametrize(
-    ('path', 'b'), list(evo1_entries()), ids=lambda value: getattr(value, 'stem', value)
-)
+@each_entry('evo1')
 def test_all_sizes_and_frames_are_those_of_the_case(tmp_path, path, b):
     folder = write_folder(tmp_path / 'policy', path, b)
     case = load_evo1_case(path, b)
@@ -83,9 +81,7 @@ def test_all_sizes_and_frames_are_those_of_the_case(tmp_path, path, b):
         assert getattr(dims, name) == getattr(expected, name), name
 
 
-@pytest.mark.parametrize(
-    ('path', 'b'), list(evo1_entries()), ids=lambda value: getattr(value, 'stem', value)
-)
+@each_entry('evo1')
 @pytest.mark.parametrize('backend', ['torch', 'onnxruntime'])
 def test_observations_become_the_references_tokens_and_chunks(tmp_path, path, b, backend):
     case = load_evo1_case(path, b)

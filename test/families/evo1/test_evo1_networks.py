@@ -7,25 +7,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from evo1_cases import Evo1Case, evo1_case_paths, evo1_entries, load_evo1_case
-from network_cases import largest_error, relative_error
+from evo1_cases import Evo1Case, load_evo1_case
+from network_cases import (
+    committed_plan,
+    denoised,
+    each_case,
+    each_entry,
+    largest_error,
+    network_case_paths,
+    relative_error,
+)
 from torch.nn import functional as F
 
 from vla_runtime.families.evo1 import time_table
 from vla_runtime.families.evo1.networks import time_rows
-from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.inference.real_time_chunking import plan_weights
 
 pytestmark = pytest.mark.cases
 
 # Relative to the largest value: float32's own noise is up to 3e-6 in the actions.
 BOUND = 5e-5
 
-entries = pytest.mark.parametrize(
-    ('path', 'b'), list(evo1_entries()), ids=lambda value: getattr(value, 'stem', value)
-)
-cases = pytest.mark.parametrize('path', evo1_case_paths(), ids=lambda path: path.stem)
+entries = each_entry('evo1')
+cases = each_case('evo1')
 
 
 @pytest.fixture(autouse=True)
@@ -44,20 +48,10 @@ def features_of(case: Evo1Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return embeddings[0], mask[0], case.network.encode_prefix(embeddings, mask)[0]
 
 
-def denoised(case: Evo1Case, plan=None, weights=None) -> list[tuple[torch.Tensor, ...]]:
-    """(x, velocity) of every step, as the engines run them."""
-    past, step = case.prefix(), DenoiseStep(case.network)
-    x = case.of('noise')[None].clone()
-    x[..., case.network.dims.real_actions :] = 0.0
-    plan = torch.zeros_like(x) if plan is None else plan
-    states = []
-    for k, t in enumerate(torch.tensor(flow_times(case.steps), dtype=torch.float32)):
-        weight = torch.zeros(x.shape[1]) if weights is None else torch.from_numpy(weights[k])
-        table = case.network.time_conditioning(t[None])
-        dt = torch.tensor(-1.0 / case.steps)
-        x, velocity = step(x, past, table, t, dt, torch.ones(1), plan, weight[None, :, None], {})
-        states.append((x, velocity))
-    return states
+def chunk_of(case: Evo1Case, plan=None, weights=None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    noise = case.of('noise')[None].clone()
+    noise[..., case.network.dims.real_actions :] = 0.0
+    return denoised(case.network, case.prefix(), noise, case.steps, plan, weights)
 
 
 @entries
@@ -105,7 +99,7 @@ def test_context_keys_and_values_equal_the_reference(path: Path, b: int):
 @entries
 def test_velocities_and_the_chunk_equal_the_reference(path: Path, b: int):
     case = load_evo1_case(path, b)
-    steps = denoised(case)
+    steps = chunk_of(case)
     for k, (_, velocity) in enumerate(steps):
         # Evo-1's velocity points the other way.
         assert relative_error(-velocity[0], case.tensors['v_t'][k, b]) <= BOUND, f'step {k}'
@@ -136,21 +130,11 @@ def test_real_time_chunking_equals_the_reference(path: Path, b: int, schedule: s
     if f'rtc_actions_{schedule}' not in case.tensors:
         pytest.skip('the case has no such chunks')
     previous = case.of('rtc_previous_chunk')
-    horizon = case.network.dims.horizon
-    plan = torch.zeros(1, horizon, previous.shape[1])
-    plan[0, : len(previous)] = previous
-    weights = plan_weights(
-        flow_times(case.steps),
-        schedule=schedule,
-        delay=2,
-        execution_horizon=min(6, len(previous)),
-        horizon=horizon,
-        maximum=10.0,
-    )
+    plan, weights = committed_plan(previous, case.network.dims.horizon, case.steps, schedule)
     reference = case.of(f'rtc_actions_{schedule}')
-    tied = denoised(case, plan, weights)[-1][0][0]
+    tied = chunk_of(case, plan, weights)[-1][0][0]
     assert relative_error(tied, reference) <= BOUND
-    assert relative_error(denoised(case)[-1][0][0], reference) > 100 * BOUND
+    assert relative_error(chunk_of(case)[-1][0][0], reference) > 100 * BOUND
 
 
 @entries
@@ -287,7 +271,7 @@ def test_time_rows_of_every_schedule_are_computed_as_from_whole_numbers():
 
 
 def test_a_wrong_size_is_named():
-    dims = load_evo1_case(evo1_case_paths()[0], 0).network.dims
+    dims = load_evo1_case(network_case_paths('evo1')[0], 0).network.dims
     for changes, words in (
         ({'image_frames': dims.image_frames[:-1]}, 'image_frames has'),
         ({'pixel_shuffle': 3}, 'pixel_shuffle 3 does not divide'),

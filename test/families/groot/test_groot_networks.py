@@ -12,7 +12,7 @@ from network_cases import largest_error, relative_error
 
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.groot import time_table
-from vla_runtime.families.groot.networks import action_code, bucket, dit_code
+from vla_runtime.families.groot.head import action_code, bucket, dit_code
 from vla_runtime.inference.denoise import flow_times
 
 pytestmark = pytest.mark.cases

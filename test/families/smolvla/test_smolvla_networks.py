@@ -6,23 +6,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from network_cases import largest_error, relative_error
-from smolvla_cases import SmolVlaCase, load_smolvla_case, smolvla_case_paths, smolvla_entries
+from network_cases import (
+    committed_plan,
+    denoised,
+    each_case,
+    each_entry,
+    largest_error,
+    relative_error,
+)
+from smolvla_cases import SmolVlaCase, load_smolvla_case
 
 from vla_runtime.families.blocks.action_time import time_embedding
-from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.inference.real_time_chunking import plan_weights
 
 pytestmark = pytest.mark.cases
 
 # Relative to the largest value: float32's own noise is up to 8e-6 in the actions.
 BOUND = 5e-5
 
-entries = pytest.mark.parametrize(
-    ('path', 'b'), list(smolvla_entries()), ids=lambda value: getattr(value, 'stem', value)
-)
-cases = pytest.mark.parametrize('path', smolvla_case_paths(), ids=lambda path: path.stem)
+entries = each_entry('smolvla')
+cases = each_case('smolvla')
 
 
 @pytest.fixture(autouse=True)
@@ -39,19 +42,11 @@ def embedded(case: SmolVlaCase, b: int) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def denoised(case: SmolVlaCase, b: int, plan=None, weights=None) -> list[tuple[torch.Tensor, ...]]:
-    """(x, velocity) of every step, as the engines run them."""
-    past, step = case.prefix(b), DenoiseStep(case.network)
-    x = case.tensors['noise'][b : b + 1]
-    plan = torch.zeros_like(x) if plan is None else plan
-    states = []
-    for k, t in enumerate(torch.tensor(flow_times(case.steps), dtype=torch.float32)):
-        weight = torch.zeros(x.shape[1]) if weights is None else torch.from_numpy(weights[k])
-        table = case.network.time_conditioning(t[None])
-        dt = torch.tensor(-1.0 / case.steps)
-        x, velocity = step(x, past, table, t, dt, torch.ones(1), plan, weight[None, :, None], {})
-        states.append((x, velocity))
-    return states
+def chunk_of(
+    case: SmolVlaCase, b: int, plan=None, weights=None
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    noise = case.tensors['noise'][b : b + 1]
+    return denoised(case.network, case.prefix(b), noise, case.steps, plan, weights)
 
 
 @entries
@@ -91,7 +86,7 @@ def test_each_steps_velocity_and_the_chunk_equal_the_reference(path: Path, b: in
     case = load_smolvla_case(path)
     times = torch.tensor(flow_times(case.steps), dtype=torch.float32)
     assert torch.equal(times, case.tensors['t'][:, b])
-    steps = denoised(case, b)
+    steps = chunk_of(case, b)
     for k, (_, velocity) in enumerate(steps):
         assert relative_error(velocity[0], case.tensors['v_t'][k, b]) <= BOUND, f'step {k}'
     actions = steps[-1][0][0]
@@ -105,21 +100,11 @@ def test_each_steps_velocity_and_the_chunk_equal_the_reference(path: Path, b: in
 def test_real_time_chunking_equals_the_reference(path: Path, b: int, schedule: str):
     case = load_smolvla_case(path)
     previous = case.tensors['rtc_previous_chunk'][b]
-    horizon = case.network.dims.horizon
-    plan = torch.zeros(1, horizon, previous.shape[1])
-    plan[0, : len(previous)] = previous
-    weights = plan_weights(
-        flow_times(case.steps),
-        schedule=schedule,
-        delay=2,
-        execution_horizon=min(6, len(previous)),
-        horizon=horizon,
-        maximum=10.0,
-    )
+    plan, weights = committed_plan(previous, case.network.dims.horizon, case.steps, schedule)
     reference = case.tensors[f'rtc_actions_{schedule}'][b]
-    tied = denoised(case, b, plan, weights)[-1][0][0]
+    tied = chunk_of(case, b, plan, weights)[-1][0][0]
     assert relative_error(tied, reference) <= BOUND
-    assert relative_error(denoised(case, b)[-1][0][0], reference) > 100 * BOUND
+    assert relative_error(chunk_of(case, b)[-1][0][0], reference) > 100 * BOUND
 
 
 @entries

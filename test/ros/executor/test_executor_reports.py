@@ -1,4 +1,4 @@
-"""What the executor node tells of its parameters, of chunks that are not tied, and of a rival."""
+"""Reports of the executor node: parameters, chunks that are not tied, a second publisher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an active executor node does while its callbacks are busy, refused or failing."""
+"""An active executor node while its callbacks are busy, refused or failing."""
 
 from __future__ import annotations
 

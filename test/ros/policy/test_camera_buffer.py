@@ -1,4 +1,4 @@
-"""What becomes of each frame of a camera, and what is told of those that never came."""
+"""Fate of each frame of a camera, and counts of those that never came."""
 
 import pytest
 

@@ -151,7 +151,7 @@ class Pair:
         drivers.silent = set()
 
     def refusal(self, name: str, value: Any) -> str:
-        """Why a value is refused; what was in force must stay."""
+        """Return the reason of a refusal; the value in force must stay."""
         before = self.chunk()[f'parameter.{name}']
         result = self.executor.graph.set_parameter(self.executor.node, name, value)
         assert not result.successful

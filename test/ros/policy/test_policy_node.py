@@ -89,7 +89,7 @@ class Executor:
         return message_to_chunk(self.chunks[-1]), values_of(self.reports[-1].status[0])
 
     def statuses(self, condition):
-        """What was said about a condition, oldest first."""
+        """Messages about a condition, oldest first."""
         return [
             status
             for message in self.diagnostics

@@ -132,6 +132,7 @@ def test_what_it_records_replays_bit_for_bit(bundle, robot, tmp_path):
     assert qos[f'{NODE}/description'].durability is QosDurability.TRANSIENT_LOCAL
 
 
+@pytest.mark.parametrize('bundle', ['pi05'], indirect=True)
 def test_reduced_images_are_said_to_be_no_replay(bundle, robot, tmp_path):
     with graph() as made:
         bench = Bench(made, bundle, robot, tmp_path / 'bag', '-p', 'record_images:=reduced')

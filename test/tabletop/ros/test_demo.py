@@ -57,10 +57,17 @@ def profiles(bag) -> dict:
         }
 
 
-def test_it_runs_to_its_end_and_leaves_bag_parameters_and_report(bundle, tmp_path):
-    demo = Demo(bundle, tmp_path / 'out', seconds=5.0)
+@pytest.fixture(scope='module')
+def finished(bundle, tmp_path_factory) -> tuple[Demo, str]:
+    """Return a demo that ran to its end, and its output."""
+    demo = Demo(bundle, tmp_path_factory.mktemp('finished') / 'out', seconds=5.0)
     code, text = demo.end()
     assert code == 0, text
+    return demo, text
+
+
+def test_it_runs_to_its_end_and_leaves_bag_parameters_and_report(bundle, finished):
+    demo, text = finished
     assert 'replan 8' in text
     page = require_report(demo.out)
     assert 'instructions completed' in page
@@ -100,10 +107,8 @@ def test_it_drives_with_onnx_runtime(bundle, tmp_path, monkeypatch):
     assert counts['/demo/action_chunk'] > 0
 
 
-def test_the_bag_has_the_quality_of_service_of_the_publishers(bundle, tmp_path):
-    demo = Demo(bundle, tmp_path / 'out', seconds=0.5)
-    code, text = demo.end()
-    assert code == 0, text
+def test_the_bag_has_the_quality_of_service_of_the_publishers(finished):
+    demo, _ = finished
     offered = profiles(demo.out / 'bag')
     instruction = offered['/demo/vla_policy/instruction']
     assert instruction.durability is QosDurability.TRANSIENT_LOCAL

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from local_ray import local_cluster, needs_ray
+from paths import ROOT
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
@@ -66,6 +68,7 @@ def test_it_runs_a_study_and_writes_its_results(tmp_path, capsys, monkeypatch, b
     assert page.read_text() == written
 
 
+<<<<<<< HEAD
 def test_families_run_side_by_side_each_from_its_own_bundle(
     tmp_path, capsys, monkeypatch, untrained, untrained_act, bundle_for_study
 ):
@@ -93,6 +96,30 @@ def test_a_study_of_one_policy_refuses_a_second_bundle(capsys, untrained, untrai
     bundles = ['--bundle', str(untrained), '--bundle', str(untrained_act)]
     assert main(['study', 'success', *bundles]) == 2
     assert 'study success runs one policy, not 2' in capsys.readouterr().err
+=======
+@needs_ray
+def test_a_cluster_gives_the_results_of_one_process(tmp_path, monkeypatch, untrained):
+    conditions = grid(Condition(), replan_interval=(4, 8))
+    study = Study('tiny', 'Tiny', '?', conditions, 'replan_interval', 6)
+    monkeypatch.setitem(catalogue.STUDIES, 'tiny', study)
+    records = []
+    with local_cluster(tmp_path, ROOT) as addresses:
+        for words in (['--processes', '1'], ['--ray', addresses.member]):
+            out = tmp_path / words[0].strip('-')
+            folders = ['--out', str(out), '--work', str(tmp_path / f'work of {out.name}')]
+            assert main(['study', 'tiny', '--bundle', str(untrained), *words, *folders]) == 0
+            records.append((out / 'study_tiny.json').read_text())
+    assert records[0] == records[1]
+
+
+def test_processes_of_a_cluster_that_was_there_before_are_refused(tmp_path, capsys, untrained):
+    words = ['study', 'success', '--bundle', str(untrained), '--ray', 'host:1', '--processes', '2']
+    folders = ['--out', str(tmp_path / 'out'), '--work', str(tmp_path / 'work')]
+    assert main([*words, *folders]) == 2
+    assert '--processes with --ray host:1: the cluster places the work itself' in (
+        capsys.readouterr().err
+    )
+>>>>>>> main
 
 
 def test_a_page_of_nothing_is_refused(tmp_path, capsys):

@@ -21,10 +21,11 @@ from threading import local
 
 import numpy as np
 
-from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS
+from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS, TEXT_INPUT
 from vla_runtime.engines.onnx.graphs import load_graphs
 from vla_runtime.engines.onnx.session import Binding, Buffer, Placement, Session
 from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows, input_named
+from vla_runtime.engines.text_table import TextTable
 from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.family import PolicyDims, image_sizes
 
@@ -133,6 +134,7 @@ class OnnxEngine:
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
         precision: of the export; it is checked, not chosen here.
         max_rows: most prompt rows that will be asked for (2 for guidance).
+        threads: CPU threads of each network, see `cpu.cpu_threads`.
 
     Raises:
         ValueError: a provider, file or precision that is not available, or files that do not fit
@@ -151,6 +153,7 @@ class OnnxEngine:
         device: str,
         precision: str,
         max_rows: int,
+        threads: int | None = None,
     ) -> None:
         self.dims = dims
         self.max_rows = max_rows
@@ -159,9 +162,18 @@ class OnnxEngine:
         declared = find_family(family)
         self._table = read_time_table(family, dims, folder / 'weights.safetensors')
         graphs = load_graphs(
-            folder, place, declared, dims, self._table.width, precision, range(1, max_rows + 1)
+            folder,
+            place,
+            declared,
+            dims,
+            self._table.width,
+            precision,
+            range(1, max_rows + 1),
+            threads,
         )
         expert = graphs.expert[1]
+        hosted = TEXT_INPUT in graphs.prefix[1].inputs
+        self._text_table = TextTable.of(folder, precision) if hosted else None
         self._vision = {size: _Vision(session) for size, session in graphs.vision.items()}
         self._sizes = image_sizes(dims)
         tokens = (dims.cameras, *max(vision.tokens for vision in self._vision.values()))
@@ -211,6 +223,8 @@ class OnnxEngine:
         self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
     ) -> None:
         held = self._rows[count_rows(rows)]
+        if self._text_table is not None:
+            rows = self._text_table.replace_tokens(rows)
         self._image_mask.write(image_mask)
         for name, buffer in held.prefix_inputs.items():
             buffer.write(input_named(name, rows))

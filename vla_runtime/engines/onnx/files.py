@@ -4,15 +4,18 @@
                                            different size of the cameras' images
     onnx/prefix.onnx, prefix_r2.onnx       image tokens and 1 or 2 prompt rows to keys and values
     onnx/expert.onnx, expert_r2.onnx       one denoise step over 1 or 2 rows
+    onnx/prefix_rows.onnx, expert_rows     the same for any number of rows, for TensorRT
     onnx/monolithic.onnx, ..._r2.onnx      everything, all denoise steps unrolled: the baseline
     onnx/weights.data                      the weights of all of them, once
-    onnx/graphs.json                       operators and bytes of each, for a build
+    onnx/graphs.json                       operators and bytes of each, for a build; the text table
     onnx/operations.json                   operations and bytes of each run, for the roofline
+    onnx/cases.npz                         recorded inputs, and what PyTorch gave for them
 
-Every shape is static; shapes are those of engines/README.md. The monolithic graph takes `pixels`
-(V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,) and plan_weight (N, 1, H, 1), and
-gives the chunk. With images of several sizes it takes one input a camera, `pixels_0`
-(1, 3, height, width) and so on. Nothing is imported here, so every runtime's engine may use this.
+Every shape is static but for the rows of `_rows`; shapes are those of engines/README.md. The
+monolithic graph takes `pixels` (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,)
+and plan_weight (N, 1, H, 1), and gives the chunk. With images of several sizes it takes one input a
+camera, `pixels_0` (1, 3, height, width) and so on. Nothing is imported here, so every runtime's
+engine may use this.
 """
 
 from __future__ import annotations
@@ -27,13 +30,21 @@ Precision = Literal['float32', 'float16', 'bfloat16']
 ONNX_FOLDER = 'onnx'
 WEIGHTS_DATA = 'weights.data'
 GRAPHS_FILE = 'graphs.json'
+CASES_FILE = 'cases.npz'
 # Numbers of prompt rows that are exported: 1, and 2 for guidance.
 ROWS = (1, 2)
+# Of the graphs with a free axis of rows.
+ROWS_ENDING = '_rows.onnx'
+ROWS_GRAPHS = (f'prefix{ROWS_ENDING}', f'expert{ROWS_ENDING}')
 
 # Inputs and outputs of every family's graphs. `prefix` also takes the family's prefix inputs; its
 # outputs (keys, values, mask) are inputs of `expert` under the same names. `expert` also takes the
 # family's head inputs.
 IMAGE_INPUTS = ('image_tokens', 'image_mask')
+# The family's input that is looked up in a text table, and the rows that `prefix` takes in its
+# place, (R, L, W) float32 (`engines.text_table`).
+TOKENS = 'tokens'
+TEXT_INPUT = 'text_embeddings'
 STEP_INPUTS = ('time_conditioning', 't', 'dt', 'row_weight', 'plan', 'plan_weight')
 STEP_OUTPUTS = ('x_next', 'velocity')
 

@@ -12,12 +12,14 @@ from vla_runtime.engines.onnx.files import (
     ONNX_FOLDER,
     STEP_INPUTS,
     STEP_OUTPUTS,
+    TEXT_INPUT,
+    TOKENS,
     Network,
     Precision,
     graph_path,
     vision_names,
 )
-from vla_runtime.engines.onnx.session import KIND_OF, Placement, Session
+from vla_runtime.engines.onnx.session import KIND_OF, Placement, Session, session_options
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
 from vla_runtime.families.family import Family, PolicyDims, distinct_image_sizes
 from vla_runtime.files.quotes import one_line
@@ -40,6 +42,7 @@ def load_graphs(
     conditioning: int,
     precision: str,
     rows: Sequence[int],
+    threads: int | None = None,
 ) -> Graphs:
     """Load and check the graphs of an engine.
 
@@ -50,6 +53,7 @@ def load_graphs(
         conditioning: C, width of a row of the time table.
         precision: that the files must have been exported in.
         rows: numbers of prompt rows.
+        threads: CPU threads of each session, see `cpu.cpu_threads`.
 
     Raises:
         ValueError: a file that cannot be loaded, is the graph of another network, precision or
@@ -57,7 +61,7 @@ def load_graphs(
     """
 
     def load(network: Network, path: Path) -> Session:
-        session = Session(path, place)
+        session = Session(path, place, session_options(threads))
         _check_names(session, network, family, dims)
         return session
 
@@ -78,7 +82,9 @@ def load_graphs(
         if count not in expert:
             expert[count] = load('expert', graph_path(folder, 'expert', count))
         past = tensors_of(prefix[count].outputs)
-        shapes = GraphShapes(family, dims, count, max(tokens), past, conditioning)
+        text = tensors_of(prefix[count].inputs).get(TEXT_INPUT)
+        width = None if text is None else text[1][-1]
+        shapes = GraphShapes(family, dims, count, max(tokens), past, conditioning, width)
         _check_shapes(prefix[count], shapes.inputs('prefix'), shapes.outputs('prefix'), shapes)
         _check_shapes(expert[count], shapes.inputs('expert'), shapes.outputs('expert'), shapes)
     return Graphs(vision, prefix, expert)
@@ -102,7 +108,7 @@ def _check_names(session: Session, network: Network, family: Family, dims: Polic
     """Refuse the file of another network, by its input and output names (ValueError)."""
     inputs = {
         'vision': {'pixels'},
-        'prefix': {*IMAGE_INPUTS, *family.prefix_inputs(dims)},
+        'prefix': {*IMAGE_INPUTS, *_prefix_inputs(session, family, dims)},
         'expert': {'x', *STEP_INPUTS, *family.head_inputs(dims)},
     }[network]
     outputs = {'vision': {'image_tokens'}, 'prefix': set(), 'expert': set(STEP_OUTPUTS)}[network]
@@ -110,6 +116,12 @@ def _check_names(session: Session, network: Network, family: Family, dims: Polic
     for what, found, expected in parts:
         if not expected <= set(found):
             raise _other_graph(session, network, what, found, expected)
+
+
+def _prefix_inputs(session: Session, family: Family, dims: PolicyDims) -> set[str]:
+    """The family's inputs; a prefix may take rows of the text table in place of the tokens."""
+    names = set(family.prefix_inputs(dims))
+    return names - {TOKENS} | {TEXT_INPUT} if TEXT_INPUT in session.inputs else names
 
 
 def _check_shapes(

@@ -6,7 +6,6 @@ error: ONNX Runtime alone would warn and go on with the CPU.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.onnx.links import follow_weights
 
@@ -212,22 +212,18 @@ class Binding:
         self._binding.synchronize_outputs()
 
 
-def session_options() -> onnxruntime.SessionOptions:
-    """Options of every session: deterministic results, and no thread that spins while it waits."""
+def session_options(threads: int | None = None) -> onnxruntime.SessionOptions:
+    """Options of every session: deterministic results, and no thread that spins while it waits.
+
+    Args:
+        threads: see `cpu.cpu_threads`.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _LOG_ERRORS
     options.use_deterministic_compute = True
-    options.intra_op_num_threads = cpu_threads()
+    options.intra_op_num_threads = cpu_threads(threads)
     options.add_session_config_entry('session.intra_op.allow_spinning', '0')
     return options
-
-
-def cpu_threads() -> int:
-    """Return OMP_NUM_THREADS where set, else all cores but one, which a node's callbacks need."""
-    said = os.environ.get('OMP_NUM_THREADS', '')
-    if said.isdigit() and int(said) > 0:
-        return int(said)
-    return max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 def _load_error(path: Path, placement: Placement, error: Exception) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from vla_runtime.engines.onnx.files import IMAGE_INPUTS, Network
+from vla_runtime.engines.onnx.files import IMAGE_INPUTS, TEXT_INPUT, TOKENS, Network
 from vla_runtime.families.family import Family, PolicyDims, RowInput, image_sizes
 
 # Name to dtype (`float32`, `int64`, `bool`, …) and shape.
@@ -26,6 +26,8 @@ class GraphShapes:
         image_tokens: (N, W) of the image with most tokens.
         past: the prefix's outputs, which are inputs of the expert.
         conditioning: C, width of a row of the time table.
+        text_width: W of the text table's rows, which the prefix takes in place of tokens; None
+            where it takes the tokens.
     """
 
     family: Family
@@ -34,6 +36,7 @@ class GraphShapes:
     image_tokens: tuple[int, ...]
     past: Mapping[str, tuple[str, tuple[int, ...]]]
     conditioning: int
+    text_width: int | None = None
 
     def inputs(self, network: Network) -> Tensors:
         """Inputs of `vision` (one image of the first size), `prefix` or `expert`."""
@@ -71,11 +74,14 @@ class GraphShapes:
         return self.images() | prefix | own | per_step
 
     def _prefix(self) -> Tensors:
-        cameras = self.dims.cameras
+        cameras, rows = self.dims.cameras, self._rows(self.family.prefix_inputs(self.dims))
+        if self.text_width is not None:
+            _, tokens = rows.pop(TOKENS)
+            rows[TEXT_INPUT] = ('float32', (*tokens, self.text_width))
         return {
             'image_tokens': ('float32', (cameras, *self.image_tokens)),
             'image_mask': ('bool', (cameras,)),
-            **self._rows(self.family.prefix_inputs(self.dims)),
+            **rows,
         }
 
     def _expert(self) -> Tensors:

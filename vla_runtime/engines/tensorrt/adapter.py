@@ -1,4 +1,6 @@
-"""All that differs between TensorRT 8.6, 10 and 11; nothing else in the package names their API.
+"""All that differs between TensorRT 8.6, 10 and 11.
+
+Only this module and `layer_types` name their API.
 
 | | 8.6 (JetPack 6.0) | 10.3 and later | 11 |
 |---|---|---|---|
@@ -9,8 +11,9 @@
 | its memory | a property, size unknown | a call with the size | likewise |
 | progress | none | `IProgressMonitor` | `IProgressMonitor` |
 
-Invariants: the precision is what the ONNX file says on every version; float32 products are never
-run in TF32; a message that TensorRT logs as an error is part of the error that is raised.
+Invariants: the precision is what the ONNX file says on every version, and from 10 on products are
+added up in float32 whatever it is; float32 products are never run in TF32; a message that TensorRT
+logs as an error is part of the error that is raised.
 """
 
 from __future__ import annotations
@@ -25,19 +28,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from vla_runtime.engines.tensorrt.layer_types import dtype_name, pin_types, sum_in_float32
+
 logger = logging.getLogger(__name__)
 
-# Names of TensorRT's data types to numpy's; bfloat16 is held as uint16.
-_DTYPES = {
-    'FLOAT': 'float32',
-    'HALF': 'float16',
-    'BF16': 'bfloat16',
-    'INT32': 'int32',
-    'INT64': 'int64',
-    'BOOL': 'bool',
-}
-# Layers of 8.6 that carry their own types.
-_TYPED_LAYERS = ('CONSTANT', 'SHAPE', 'CAST', 'IDENTITY')
 _SUPPORTED = '8.6, 10.3 and later'
 # (what TensorRT is doing, steps done, steps in all); False stops the build.
 Progress = Callable[[str, int, int], bool]
@@ -65,13 +59,15 @@ class BuildOptions:
         workspace_bytes: most device memory a layer may take as scratch; None for TensorRT's own
             choice.
         timing_cache: kernel times that earlier builds on this GPU and version measured.
-        reduced: the ONNX file has float16 tensors (only 8.6 needs this).
+        reduced: the ONNX file has tensors in half precision.
+        lengths: of the file's free axis, if it has one; the engine gets a profile for each.
         progress: called with the build's progress, on versions that report it.
     """
 
     workspace_bytes: int | None = None
     timing_cache: bytes = b''
     reduced: bool = False
+    lengths: tuple[int, ...] = ()
     progress: Progress | None = None
 
 
@@ -82,7 +78,7 @@ class BuiltEngine:
     Attributes:
         plan: the serialized engine; a buffer of TensorRT's own, not copied.
         timing_cache: to hand to the next build.
-        layers: number of layers of the parsed network.
+        layers: number of layers of the network.
         pinned: on 8.6, number of layers pinned to each type.
     """
 
@@ -93,16 +89,16 @@ class BuiltEngine:
 
 
 class Network:
-    """A loaded engine with one execution context.
+    """A loaded engine with one execution context, for one length of its free axis if it has one.
 
     The context has no memory of its own until `use_scratch`: engines that run one after the other
-    share one block.
+    share one block. Networks of one engine share its weights.
     """
 
     def __init__(self, adapter: TensorRT, engine: Any, context: Any, label: str) -> None:
         self._adapter, self._engine, self._context = adapter, engine, context
         self.label = label
-        self.tensors = {info.name: info for info in adapter.tensors(engine)}
+        self.tensors = {info.name: info for info in adapter.tensors(engine, context)}
         self.scratch_bytes = adapter.scratch_bytes(engine)
 
     def use_scratch(self, address: int, size: int) -> None:
@@ -123,7 +119,7 @@ class Network:
             raise TensorRTError(f'{self.label}: could not be run. {self._adapter.complaints()}')
 
     def close(self) -> None:
-        """Free the context, then the engine."""
+        """Free the context, and with an engine's last network the engine."""
         self._context = None
         self._engine = None
 
@@ -157,6 +153,11 @@ class TensorRT:
         return ('float32', 'float16') + (('bfloat16',) if self.major >= 10 else ())
 
     @property
+    def default_precision(self) -> str | None:
+        """bfloat16 where this version runs it: float16's range is too small for some policies."""
+        return 'bfloat16' if 'bfloat16' in self.precisions else None
+
+    @property
     def reports_progress(self) -> bool:
         return hasattr(self._trt, 'IProgressMonitor')
 
@@ -167,8 +168,16 @@ class TensorRT:
 
     # The runtime half.
 
-    def load(self, path: Path) -> Network:
-        """Deserialize an engine file and make its context.
+    def load(self, path: Path, stream: int, contexts: int = 1) -> list[Network]:
+        """Deserialize an engine file and make its contexts.
+
+        Args:
+            path: of the engine.
+            stream: on which profiles are selected; it must be waited for before a network runs.
+            contexts: number of profiles, from the first, that get a context.
+
+        Returns:
+            a network for each context
 
         Raises:
             TensorRTError: not an engine, or one of another version or GPU.
@@ -185,23 +194,40 @@ class TensorRT:
             engine = self._runtime.deserialize_cuda_engine(data)
         if engine is None:
             raise TensorRTError(f'{path}: is no engine for here. {self.complaints()}')
+        return [
+            Network(self, engine, self._context(engine, path, profile, stream), path.name)
+            for profile in range(min(contexts, engine.num_optimization_profiles))
+        ]
+
+    def _context(self, engine: Any, path: Path, profile: int, stream: int) -> Any:
+        """Make the context of a profile, with the shapes of its inputs set."""
         if self.major >= 10:
             strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
             context = engine.create_execution_context(strategy)
         else:
             context = engine.create_execution_context_without_device_memory()
-        if context is None:
+        # An engine's first context has its first profile already.
+        if context is None or (
+            profile > 0 and not context.set_optimization_profile_async(profile, stream)
+        ):
             raise TensorRTError(f'{path}: no context could be made. {self.complaints()}')
-        return Network(self, engine, context, path.name)
+        for index in range(engine.num_io_tensors):
+            name = engine.get_tensor_name(index)
+            is_input = engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT
+            if is_input and -1 in tuple(engine.get_tensor_shape(name)):
+                _, shape, _ = engine.get_tensor_profile_shape(name, profile)
+                if not context.set_input_shape(name, shape):
+                    raise TensorRTError(f"{path}: '{name}' takes no {shape}. {self.complaints()}")
+        return context
 
-    def tensors(self, engine: Any) -> list[TensorInfo]:
-        """Inputs and outputs of an engine."""
+    def tensors(self, engine: Any, context: Any) -> list[TensorInfo]:
+        """Inputs and outputs of an engine, in the shapes of a context."""
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         return [
             TensorInfo(
                 name=name,
-                shape=tuple(int(size) for size in engine.get_tensor_shape(name)),
-                dtype=_dtype_name(engine.get_tensor_dtype(name)),
+                shape=tuple(int(size) for size in context.get_tensor_shape(name)),
+                dtype=dtype_name(engine.get_tensor_dtype(name)),
                 is_input=engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT,
             )
             for name in names
@@ -240,6 +266,7 @@ class TensorRT:
             raise TensorRTError(f'{onnx}: cannot be parsed: {problems or self.complaints()}')
         config = builder.create_builder_config()
         pinned = self._configure(config, network, options)
+        _add_profiles(builder, config, network, options.lengths)
         monitor = None
         if options.progress is not None and self.reports_progress:
             monitor = _make_monitor(trt, options.progress)
@@ -273,6 +300,8 @@ class TensorRT:
             logger.warning('the timing cache is of another GPU or version and is begun anew')
             config.set_timing_cache(config.create_timing_cache(b''), False)
         if self.major >= 10:
+            if options.reduced:
+                sum_in_float32(trt, network)
             return {}
         # Nothing of ours needs cuBLAS or cuDNN, which not every installation of 8.6 has.
         sources = config.get_tactic_sources()
@@ -283,28 +312,7 @@ class TensorRT:
             return {}
         config.set_flag(trt.BuilderFlag.FP16)
         config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
-        return self._pin_types(network)
-
-    def _pin_types(self, network: Any) -> dict[str, int]:
-        """Pin every layer to the type that the ONNX file gave it.
-
-        Once float16 is allowed, 8.6 runs every layer in float16 that is faster so. Policies have
-        failed with norms and softmax in float16.
-        """
-        trt = self._trt
-        typed = [getattr(trt.LayerType, name) for name in _TYPED_LAYERS]
-        floats = (trt.DataType.FLOAT, trt.DataType.HALF)
-        pinned = dict.fromkeys((_DTYPES['FLOAT'], _DTYPES['HALF']), 0)
-        for index in range(network.num_layers):
-            layer = network.get_layer(index)
-            dtypes = [layer.get_output(number).dtype for number in range(layer.num_outputs)]
-            if layer.type in typed or not dtypes or any(dtype not in floats for dtype in dtypes):
-                continue
-            layer.precision = dtypes[0]
-            for number, dtype in enumerate(dtypes):
-                layer.set_output_type(number, dtype)
-            pinned[_dtype_name(dtypes[0])] += 1
-        return pinned
+        return pin_types(trt, network)
 
 
 def import_tensorrt() -> TensorRT:
@@ -334,9 +342,16 @@ def _import_failed(error: Exception) -> str:
     )
 
 
-def _dtype_name(dtype: Any) -> str:
-    name = dtype.name
-    return _DTYPES.get(name, name.lower())
+def _add_profiles(builder: Any, config: Any, network: Any, lengths: tuple[int, ...]) -> None:
+    """Add a profile for each length of the free axis; none where every shape is static."""
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    free = {port.name: tuple(port.shape) for port in inputs if -1 in tuple(port.shape)}
+    for length in lengths if free else ():
+        profile = builder.create_optimization_profile()
+        for name, sizes in free.items():
+            shape = tuple(length if size == -1 else size for size in sizes)
+            profile.set_shape(name, shape, shape, shape)
+        config.add_optimization_profile(profile)
 
 
 def _make_logger(trt: Any) -> Any:

@@ -9,7 +9,12 @@ import numpy as np
 
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.graph_replay import GraphedWork
-from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS, STEP_OUTPUTS
+from vla_runtime.engines.onnx.files import (
+    IMAGE_INPUTS,
+    STEP_INPUTS,
+    STEP_OUTPUTS,
+    TEXT_INPUT,
+)
 from vla_runtime.engines.onnx.shapes import GraphShapes
 from vla_runtime.engines.tensorrt.adapter import TensorInfo
 from vla_runtime.families.family import Family, PolicyDims
@@ -114,7 +119,8 @@ class RowBuffers:
     Args:
         runtime: of the device.
         prefix, expert: inputs and outputs of the two engines.
-        inputs: names of the family's prefix inputs.
+        inputs: names of the family's prefix inputs; the engine may take rows of the text table in
+            place of one.
         slots: number of prefixes.
     """
 
@@ -126,11 +132,18 @@ class RowBuffers:
         inputs: Collection[str],
         slots: int,
     ) -> None:
+        own_inputs = {*inputs, TEXT_INPUT} & set(prefix)
         past = {
-            name: tensor for name, tensor in prefix.items() if name not in (*IMAGE_INPUTS, *inputs)
+            name: tensor
+            for name, tensor in prefix.items()
+            if name not in IMAGE_INPUTS and name not in own_inputs
         }
         own = {*past, *STEP_INPUTS, *STEP_OUTPUTS, 'x'}
-        self.prefix_inputs = {name: DeviceArray.of(runtime, prefix[name]) for name in inputs}
+        self.prefix_inputs = {
+            name: DeviceArray.of(runtime, tensor)
+            for name, tensor in prefix.items()
+            if name in own_inputs
+        }
         self.head_inputs = {
             name: DeviceArray.of(runtime, tensor)
             for name, tensor in expert.items()
@@ -190,7 +203,7 @@ def check_tensors(
     Args:
         family, dims: of the policy.
         conditioning: C, numbers of a row of the time table.
-        engines: inputs and outputs of each engine, by `store.engine_names`.
+        engines: inputs and outputs of each network, by `store.network_name`.
 
     Raises:
         ValueError: a tensor that is missing, unknown, or of another shape or type than its other
@@ -231,7 +244,7 @@ def _shapes(
     past = {
         name: (tensor.dtype, tensor.shape)
         for name, tensor in prefix.items()
-        if name not in (*IMAGE_INPUTS, *inputs)
+        if name not in (*IMAGE_INPUTS, *inputs, TEXT_INPUT)
     }
     tokens = engines['vision'].get('image_tokens')
     if tokens is None:
@@ -239,7 +252,9 @@ def _shapes(
             "engine 'vision': its inputs and outputs are not this policy's: image_tokens; export "
             'the ONNX files and build again'
         )
-    return GraphShapes(family, dims, rows, tokens.shape[1:], past, conditioning)
+    text = prefix.get(TEXT_INPUT)
+    width = None if text is None else text.shape[-1]
+    return GraphShapes(family, dims, rows, tokens.shape[1:], past, conditioning, width)
 
 
 def _check_types(
@@ -247,7 +262,7 @@ def _check_types(
 ) -> None:
     """Refuse a shared buffer of two types, and schedule rows other than float32 (ValueError)."""
     steps = ('x', 'x_next', 'time_conditioning', 't', 'dt', 'plan_weight')
-    typed = dict.fromkeys(steps, 'float32')
+    typed = dict.fromkeys((*steps, TEXT_INPUT), 'float32')
     if name.startswith('expert'):
         other = engines[name.replace('expert', 'prefix')]
         typed |= {key: tensor.dtype for key, tensor in other.items() if key in tensors}

@@ -18,6 +18,7 @@ import numpy as np
 from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
 from vla_runtime.engines.graph_replay import GraphCapturer, GraphedWork
+from vla_runtime.engines.onnx.files import TEXT_INPUT
 from vla_runtime.engines.onnx.files import Network as NetworkName
 from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows, input_named
 from vla_runtime.engines.tensorrt.adapter import Network, import_tensorrt
@@ -29,7 +30,8 @@ from vla_runtime.engines.tensorrt.loading import (
     load_networks,
 )
 from vla_runtime.engines.tensorrt.probes import PrefixProbe, StepsProbe, VisionProbe
-from vla_runtime.engines.tensorrt.store import engine_name, engine_names, find_engines
+from vla_runtime.engines.tensorrt.store import find_engines, network_name
+from vla_runtime.engines.text_table import TextTable
 from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.family import Family, PolicyDims, TimeTable, language_dims
 
@@ -43,10 +45,11 @@ class TensorRTEngine:
     Args:
         family, dims: of the policy.
         runtime: of the device; the engine closes it.
-        networks: loaded engines by name (`store.engine_names`).
+        networks: of the loaded engines, by `store.network_name`.
         time_table: of the family, over the bundle's weights.
         max_rows: most prompt rows that will be asked for.
         captures: how often each graph is captured to keep the fastest; 0 for no graphs.
+        text_table: needed where the prefix engine takes rows of it.
 
     Raises:
         ValueError: engines whose inputs and outputs are not those of these dimensions.
@@ -66,9 +69,11 @@ class TensorRTEngine:
         *,
         max_rows: int = 2,
         captures: int = 3,
+        text_table: TextTable | None = None,
     ) -> None:
         self.dims, self.max_rows, self._family = dims, max_rows, family
         self._runtime, self._networks, self._time_table = runtime, networks, time_table
+        self._text_table = text_table
         tensors = {name: network.tensors for name, network in networks.items()}
         check_tensors(family, dims, time_table.width, tensors)
         self._capturers = {
@@ -93,8 +98,8 @@ class TensorRTEngine:
         self._buffers = {
             rows: RowBuffers(
                 runtime,
-                networks[engine_name('prefix', rows)].tensors,
-                networks[engine_name('expert', rows)].tensors,
+                networks[network_name('prefix', rows)].tensors,
+                networks[network_name('expert', rows)].tensors,
                 list(family.prefix_inputs(dims)),
                 SLOTS,
             )
@@ -122,6 +127,7 @@ class TensorRTEngine:
         max_rows: int,
         denoise_steps: int,
         use_cuda_graphs: bool,
+        passed: bool = True,
     ) -> TensorRTEngine:
         """Load the engines that were built for this GPU and this TensorRT, and try them.
 
@@ -135,6 +141,8 @@ class TensorRTEngine:
                 less (`vla_runtime build --rows 1`).
             denoise_steps: number whose graphs are captured now rather than when first used.
             use_cuda_graphs: capture and replay graphs.
+            passed: refuse engines that have not passed the comparison with the bundle's recorded
+                cases; False for that comparison itself.
 
         Raises:
             ValueError: no TensorRT, no cuda-bindings or no CUDA device here; no engines for this
@@ -147,13 +155,14 @@ class TensorRTEngine:
         # Before any call into TensorRT, which crashes on a machine without a driver.
         runtime = CudaRuntime(index)
         try:
-            folder, metadata = find_engines(bundle, runtime.info, adapter.version, max_rows, files)
+            folder, metadata = find_engines(
+                bundle, runtime.info, adapter.version, files, passed=passed
+            )
             # Engines built for one row run guidance row by row (`cfg_mode`).
-            max_rows = min(max_rows, metadata.max_rows)
-            names = engine_names(range(1, max_rows + 1))
+            max_rows = min(max_rows, metadata.rows)
             check_precision(bundle, metadata, precision)
-            check_memory(runtime, metadata, names, device)
-            networks = load_networks(adapter, folder, metadata, names, bundle)
+            check_memory(runtime, metadata, device)
+            networks = load_networks(adapter, runtime, folder, metadata, max_rows, bundle)
             engine = cls(
                 find_family(family),
                 dims,
@@ -162,6 +171,9 @@ class TensorRTEngine:
                 read_time_table(family, dims, bundle / 'weights.safetensors'),
                 max_rows=max_rows,
                 captures=metadata.captures if use_cuda_graphs else 0,
+                text_table=TextTable.of(bundle, precision)
+                if TEXT_INPUT in networks['prefix'].tensors
+                else None,
             )
             engine.prepare(denoise_steps)
         except CudaError as error:
@@ -170,7 +182,7 @@ class TensorRTEngine:
                 raise
             raise ValueError(
                 f"device '{device}': not enough memory for the engines of {bundle}: {error}; free "
-                'memory, or build and load without guidance (--rows 1)'
+                'memory, or build for one prompt row (--rows 1), which takes fewer buffers'
             ) from error
         except BaseException:
             runtime.close()
@@ -232,6 +244,8 @@ class TensorRTEngine:
         self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
     ) -> None:
         count = count_rows(rows)
+        if self._text_table is not None:
+            rows = self._text_table.replace_tokens(rows)
         self._image_mask.write(image_mask)
         for name, array in self._buffers[count].prefix_inputs.items():
             array.write(input_named(name, rows))
@@ -330,7 +344,7 @@ class TensorRTEngine:
         return StepsProbe(self._noise, self._x[schedule.steps % 2], buffers, prefix)
 
     def _run(self, network: NetworkName, rows: int, addresses: dict[str, int]) -> None:
-        engine = self._networks[engine_name(network, rows)]
+        engine = self._networks[network_name(network, rows)]
         engine.bind(addresses)
         self._runtime.activate()
         engine.enqueue(self._runtime.stream)

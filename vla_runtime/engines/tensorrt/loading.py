@@ -7,7 +7,7 @@ from pathlib import Path
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.free_memory import free_device_bytes
 from vla_runtime.engines.tensorrt.adapter import Network, TensorRT, TensorRTError
-from vla_runtime.engines.tensorrt.store import Metadata, rebuild_command
+from vla_runtime.engines.tensorrt.store import ENGINES, Metadata, rebuild_command
 from vla_runtime.families.family import PolicyDims, distinct_image_sizes
 
 # Left free at load: CUDA's own, the captured graphs and the time tables.
@@ -15,17 +15,29 @@ _RESERVE_BYTES = 256 << 20
 
 
 def load_networks(
-    adapter: TensorRT, folder: Path, metadata: Metadata, names: tuple[str, ...], bundle: Path
+    adapter: TensorRT,
+    runtime: CudaRuntime,
+    folder: Path,
+    metadata: Metadata,
+    rows: int,
+    bundle: Path,
 ) -> dict[str, Network]:
-    """Load engine files.
+    """Load engine files; return a network for every number of prompt rows, by `network_name`.
 
     Raises:
         ValueError: TensorRT refuses one; with the command that rebuilds it.
     """
+    networks: dict[str, Network] = {}
     try:
-        return {name: adapter.load(folder / metadata.engines[name].file) for name in names}
+        for name in ENGINES:
+            path = folder / metadata.engines[name].file
+            loaded = adapter.load(path, runtime.stream, contexts=rows)
+            for count, network in enumerate(loaded, 1):
+                networks[name if count == 1 else f'{name}_r{count}'] = network
+        runtime.synchronize()
     except TensorRTError as error:
         raise ValueError(f'{error} Run: {rebuild_command(bundle)}') from error
+    return networks
 
 
 def check_one_image_size(dims: PolicyDims) -> None:
@@ -49,17 +61,15 @@ def check_precision(bundle: Path, metadata: Metadata, precision: str) -> None:
         )
 
 
-def check_memory(
-    runtime: CudaRuntime, metadata: Metadata, names: tuple[str, ...], device: str
-) -> None:
+def check_memory(runtime: CudaRuntime, metadata: Metadata, device: str) -> None:
     """Refuse engines that do not fit into free device memory (ValueError)."""
-    entries = [metadata.engines[name] for name in names]
+    entries = [metadata.engines[name] for name in ENGINES]
     need = sum(entry.size for entry in entries) + max(entry.scratch_bytes for entry in entries)
     need += _RESERVE_BYTES
     free = free_device_bytes(runtime)
     if need > free:
         raise ValueError(
             f"device '{device}': the engines need about {need / 1e9:.1f} GB and {free / 1e9:.1f} "
-            'GB are free; end what else uses the GPU, build for one prompt row (--rows 1), or from '
-            'ONNX files of a smaller precision'
+            'GB are free; end what else uses the GPU, or build from ONNX files of a smaller '
+            'precision'
         )

@@ -5,6 +5,7 @@ built with, and to the ONNX files that it was built from. A Jetson's power mode 
 multiprocessors off and leaves the GPU's name as it is, so every such mode has a folder of its own.
 Invariants:
 - `engine.json` is written after the engine it lists; each file appears complete or not at all;
+- engines are loaded only after they passed the comparison with the bundle's recorded cases;
 - an engine of another GPU, number of multiprocessors, version or ONNX file is refused, with the
   command that rebuilds it;
 - only that folder of a bundle is read here. The bundle's ONNX files are known by their SHA-256 in
@@ -16,17 +17,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.engines.cuda_runtime import DeviceInfo
 from vla_runtime.engines.onnx.files import (
+    CASES_FILE,
     ONNX_FOLDER,
+    ROWS_ENDING,
     Network,
     Precision,
-    engine_graphs,
     graph_name,
 )
 from vla_runtime.files.input_files import read_text
@@ -37,7 +40,9 @@ TIMING_CACHE = 'timing.cache'
 RECEIPT = 'verification.json'
 # Findings about engines that failed the comparison and were removed.
 REJECTION = 'rejected.json'
-FORMAT = 2
+FORMAT = 3
+# The engines of a policy.
+ENGINES = ('vision', 'prefix', 'expert')
 _LARGEST_METADATA = 1 << 24
 
 
@@ -74,7 +79,10 @@ class Metadata:
         gpu, capability, processors: the GPU that they were built on.
         precision: of the ONNX files.
         captures: how often a CUDA graph is captured at load; the fastest is kept.
-        engines: by name, see `engine_names`.
+        rows: most prompt rows; engines have a profile for each number from 1 to it.
+        engines: by name, see `ENGINES`.
+        passed: SHA-256 of the bundle's files that the engines were compared with and agreed, by
+            name; empty before.
     """
 
     tensorrt: str
@@ -83,23 +91,19 @@ class Metadata:
     processors: int
     precision: Precision
     captures: int
+    rows: int
     engines: dict[str, EngineFile]
-
-    @property
-    def max_rows(self) -> int:
-        """Most prompt rows that engines were built for, complete or not."""
-        pairs = [name for name in self.engines if '_r' in name]
-        return max((int(name.rpartition('_r')[2]) for name in pairs), default=1)
+    passed: dict[str, str] = field(default_factory=dict)
 
 
-def engine_name(network: Network, rows: int = 1) -> str:
-    """Name of an engine: that of its ONNX graph, without the ending."""
+def network_name(network: Network, rows: int = 1) -> str:
+    """Name of a network: of an engine, for this number of prompt rows."""
     return graph_name(network, rows).removesuffix('.onnx')
 
 
-def engine_names(rows: Iterable[int]) -> tuple[str, ...]:
-    """The engines of a policy that runs with these numbers of prompt rows."""
-    return tuple(name.removesuffix('.onnx') for name in engine_graphs(rows))
+def graph_of(engine: str) -> str:
+    """File name of the ONNX graph that an engine is built from."""
+    return 'vision.onnx' if engine == 'vision' else f'{engine}{ROWS_ENDING}'
 
 
 def folder_name(device: DeviceInfo, version: str) -> str:
@@ -116,8 +120,9 @@ def find_engines(
     bundle: Path,
     device: DeviceInfo,
     version: str,
-    max_rows: int,
     files: Mapping[str, str],
+    *,
+    passed: bool = True,
 ) -> tuple[Path, Metadata]:
     """Find the folder of the engines for this GPU and version; return it and its metadata.
 
@@ -125,12 +130,12 @@ def find_engines(
         bundle: the bundle's folder.
         device: the GPU at hand.
         version: of the TensorRT at hand.
-        max_rows: most prompt rows that will be asked for; engines of more need not be whole.
         files: SHA-256 of the bundle's files by name, as in its policy.yaml.
+        passed: refuse engines that have not passed the comparison.
 
     Raises:
         ValueError: no engines for this GPU and version (the message names others), or engines that
-            are damaged, incomplete or built from other ONNX files than the bundle's.
+            are damaged, incomplete, not compared or built from other ONNX files than the bundle's.
     """
     engines = bundle / 'engines'
     folder = engines / folder_name(device, version)
@@ -146,9 +151,24 @@ def find_engines(
         )
     metadata = read_metadata(folder, command)
     _check_origin(folder / METADATA, metadata, device, version, command)
-    for name in engine_names(range(1, min(max_rows, metadata.max_rows) + 1)):
+    for name in ENGINES:
         _check_engine(folder, metadata, name, files, command)
+    if passed and metadata.passed != passed_on(files):
+        before = 'with other weights or cases' if metadata.passed else 'not'
+        raise ValueError(
+            f"{folder / METADATA}: field 'passed': these engines were {before} compared with the "
+            f"bundle's recorded cases, and engines run only after that; run: {command}"
+        )
     return folder, metadata
+
+
+def passed_on(files: Mapping[str, str]) -> dict[str, str]:
+    """SHA-256 of the weights and recorded cases of a bundle, which its engines are compared with.
+
+    Args:
+        files: SHA-256 of the bundle's files by name, as in its policy.yaml.
+    """
+    return {name: files.get(name, '') for name in (WEIGHTS_FILE, f'{ONNX_FOLDER}/{CASES_FILE}')}
 
 
 def read_metadata(folder: Path, command: str) -> Metadata:
@@ -237,7 +257,7 @@ def _check_engine(
 
 
 def _check_sources(name: str, entry: EngineFile) -> None:
-    graph = f'{ONNX_FOLDER}/{name}.onnx'
+    graph = f'{ONNX_FOLDER}/{graph_of(name)}'
     digests = entry.onnx_sha256
     if graph not in digests or not all(isinstance(value, str) for value in digests.values()):
         raise ValueError(f"field 'engines.{name}.onnx_sha256' has no SHA-256 of {graph}")

@@ -66,6 +66,10 @@ class Schedule:
         self.table = torch.cat([network.time_conditioning(t[None]) for t in self.times])
         # Conditioning of a known action: flow time 0.
         self.clean = network.time_conditioning(torch.zeros(1, device=device))
+        # As the network's head takes them.
+        self.conditioning = [
+            network.split_conditioning(self.table[i : i + 1]) for i in range(len(times))
+        ]
         horizon = network.dims.horizon
         self.plan_weight = torch.zeros(len(times), 1, horizon, 1, device=device)
         self.denoise: dict[Variant, GraphedWork] = {}

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,11 +66,15 @@ class TorchEngine:
         network.fold_constants()
         self.dims = dims = network.dims
         self.max_rows = max_rows
-        self._network = network
-        self._denoise_step = DenoiseStep(network)
-        self._jacobian_step = JacobianDenoiseStep(network)
         self._device = device = next(network.parameters()).device
         self._shapes = trace_shapes(network)
+        self._network = network
+        self._fused = network.fused() if device.type == 'cpu' else network
+        self._denoise_step = DenoiseStep(self._fused)
+        # Through the plain modules, which have gradients.
+        self._jacobian_step = JacobianDenoiseStep(network)
+        # What the denoise steps over a prefix share, by place and number of samples.
+        self._laid_out: dict[tuple[Place, int], Any] = {}
         graphs = use_cuda_graphs and device.type == 'cuda'
         # Encoding and denoising graphs may replay at the same time, so they share no pool.
         encode, denoise = (CudaGraphCapture(device) if graphs else None for _ in range(2))
@@ -180,7 +185,7 @@ class TorchEngine:
             key = (*map(float, times), dt)
             schedule = self._schedules.pop(key, None)
             if schedule is None:
-                schedule = Schedule(times, dt, self._network, self._device)
+                schedule = Schedule(times, dt, self._fused, self._device)
             self._schedules[key] = self._schedule = schedule
             if len(self._schedules) > _SCHEDULES_KEPT:
                 del self._schedules[next(iter(self._schedules))]
@@ -204,6 +209,10 @@ class TorchEngine:
             self._image_mask.copy_(torch.from_numpy(image_mask))
             _copy(rows, self._buffers[count].prefix_inputs)
             self._prefix[count, slot]()
+            # A list: the thread that denoises may add an entry of its own slot meanwhile.
+            for key in list(self._laid_out):
+                if key[0] == (count, slot):
+                    del self._laid_out[key]
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
         self._variant = self._variant._replace(rows=rows, slot=slot)
@@ -266,8 +275,8 @@ class TorchEngine:
         # Graphs first: they replay on the addresses of everything below.
         for name in ('_vision', '_prefix', '_schedule', '_schedules', '_capturers', '_buffers'):
             setattr(self, name, None)
-        self._pixels, self._encoded = {}, {}
-        for name in ('_network', '_denoise_step', '_jacobian_step'):
+        self._pixels, self._encoded, self._laid_out = {}, {}, {}
+        for name in ('_network', '_fused', '_denoise_step', '_jacobian_step'):
             setattr(self, name, None)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
@@ -302,7 +311,7 @@ class TorchEngine:
         return self._schedule
 
     def _run_vision(self, size: tuple[int, int]) -> None:
-        self._encoded[size].copy_(self._network.vision(self._pixels[size]))
+        self._encoded[size].copy_(self._fused.vision(self._pixels[size]))
 
     def _run_prefix(self, count: int, slot: int) -> None:
         rows = self._buffers[count]
@@ -313,7 +322,7 @@ class TorchEngine:
         for first in range(0, count, together):
             part = slice(first, first + together)
             inputs = {name: tensor[part] for name, tensor in rows.prefix_inputs.items()}
-            past = self._network.prefix(self._image_tokens, self._image_mask, **inputs)
+            past = self._fused.prefix(self._image_tokens, self._image_mask, **inputs)
             for name, tensor in past.items():
                 axis = self._shapes.past[name].row_axis
                 prefix[name].narrow(axis, first, tensor.shape[axis]).copy_(tensor)
@@ -326,14 +335,14 @@ class TorchEngine:
 
     def _run_step(self, schedule: Schedule, variant: Variant, index: int) -> None:
         rows = self._buffers[variant.rows]
-        conditioning = schedule.table[index : index + 1]
-        if variant.action_time:
-            conditioning = torch.where(self._clean, schedule.clean, conditioning)[None]
-        denoise_step = self._jacobian_step if variant.jacobian else self._denoise_step
+        past: Any = rows.slots[variant.slot]
+        denoise_step: DenoiseStep = self._jacobian_step
+        if not variant.jacobian:
+            denoise_step, past = self._denoise_step, self._lay_out(variant)
         x_next, velocity = denoise_step(
             self._x[: variant.samples],
-            rows.slots[variant.slot],
-            conditioning,
+            past,
+            self._conditioning(schedule, variant, index),
             schedule.times[index],
             schedule.dt,
             rows.row_weight,
@@ -343,6 +352,23 @@ class TorchEngine:
         )
         self._x[: variant.samples].copy_(x_next)
         rows.velocity[: variant.rows * variant.samples].copy_(velocity)
+
+    def _lay_out(self, variant: Variant) -> Any:
+        """Return what the steps over this prefix share; computed again after it was encoded."""
+        key = ((variant.rows, variant.slot), variant.samples)
+        if key not in self._laid_out:
+            past = self._buffers[variant.rows].slots[variant.slot]
+            self._laid_out[key] = self._fused.lay_out(past, variant.samples)
+        return self._laid_out[key]
+
+    def _conditioning(self, schedule: Schedule, variant: Variant, index: int) -> Any:
+        """Return the head's conditioning of a step, in the form that its network takes."""
+        if not (variant.action_time or variant.jacobian):
+            return schedule.conditioning[index]
+        row = schedule.table[index : index + 1]
+        if variant.action_time:
+            row = torch.where(self._clean, schedule.clean, row)[None]
+        return row if variant.jacobian else self._fused.split_conditioning(row)
 
 
 def _copy(given: Mapping[str, np.ndarray], buffers: Mapping[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def add_onnx(
     bars: Bars = no_bars,
     report: Report = no_report,
 ) -> None:
-    """Write a bundle's ONNX files and their receipt, before it is sealed.
+    """Write a bundle's ONNX files, recorded cases and receipt, before it is sealed.
 
     The receipt goes into verification.json under `onnx`, beside what stands there.
 
@@ -73,6 +74,7 @@ def add_onnx(
     """
     check_packages()
 
+    from vla_runtime.export.onnx.cases import record_cases
     from vla_runtime.export.onnx.export import onnx_bytes, write_onnx
     from vla_runtime.export.onnx.verification import receipt_dict, verification_steps, verify_onnx
 
@@ -87,7 +89,9 @@ def add_onnx(
     with bars('write onnx', size) as advance:
         write_onnx(folder, spec, precision, advance=advance)
     with bars('verify', verification_steps()) as advance:
-        receipt = verify_onnx(folder, spec, advance=advance)
+        receipt = verify_onnx(
+            folder, spec, advance=advance, keep=partial(record_cases, folder, spec)
+        )
     if receipt.failures:
         lines = '\n  '.join(receipt.failures[:10])
         raise VerificationError(

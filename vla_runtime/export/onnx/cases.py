@@ -1,22 +1,23 @@
 """Seeded inputs that exported networks are compared on, and PyTorch's outputs for them.
 
-Prompts of several lengths (each row its own), hidden cameras, guidance scales and committed plans.
-PyTorch computes in float32 whatever the files' precision, one network at a time: the weights of
-vision, prefix and head are never in memory together.
+Prompts as long as real ones and one that fills its row (each row its own), hidden cameras, guidance
+scales and committed plans. PyTorch computes in float32 whatever the files' precision, one network
+at a time: the weights of vision, prefix and head are never in memory together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.files import ROWS
+from vla_runtime.export.cases import Case, write_cases
 from vla_runtime.export.onnx.export import meta_network
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import SEED
@@ -29,69 +30,57 @@ from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.noise import chunk_noise
 from vla_runtime.inference.real_time_chunking import plan_weights
+from vla_runtime.processing.prompts import starts_with_bos
+from vla_runtime.processing.tokenizer import Tokenizer
 
 # Guidance scale and plan schedule of each case; repeated for each number of rows.
 _SETTINGS = ((1.5, None), (2.5, 'exp'), (1.0, 'linear'))
 # Standard deviation of the change of the noise that the gain is measured with.
 _NUDGE = 1e-4
+# Edge of the blocks of one colour that images are made of; no multiple of a usual patch.
+_BLOCK = 8
+# Tokens of a real prompt: a short task, and one with a state of many joints.
+_REAL_PROMPTS = (8, 64)
 
 
-@dataclass
-class Case:
-    """One inference: inputs, and PyTorch's outputs as they are computed.
+def seeded_cases(folder: Path, spec: BundleSpec) -> list[Case]:
+    """The inputs for this policy's shapes, the same every time.
 
-    Attributes:
-        words: what is particular about it, for the receipt.
-        pixels: of every camera, (3, height, width); image_mask: (V,).
-        prefix_inputs, head_inputs: the family's, (R, …) each.
-        x: (1, H, A) noise; row_weight: (R,); plan: (1, H, A); plan_weight: (N, 1, H, 1).
-        past: what the prefix handed to the head; row_axes: the axis of the prompt rows of each.
-        reference: `image_tokens` (V, N, W); `trace`, x before every step and after the last,
-            (N + 1, 1, H, A); `velocity` (N, R, H, A); `gain` (), how many times a small change of
-            the noise is larger in the chunk.
+    Args:
+        folder: of the bundle, with its tokenizer.
+        spec: its policy.yaml.
     """
-
-    words: dict[str, object]
-    pixels: list[np.ndarray]
-    image_mask: np.ndarray
-    prefix_inputs: dict[str, np.ndarray]
-    head_inputs: dict[str, np.ndarray]
-    x: np.ndarray
-    row_weight: np.ndarray
-    plan: np.ndarray
-    plan_weight: np.ndarray
-    past: dict[str, np.ndarray] = field(default_factory=dict)
-    row_axes: dict[str, int] = field(default_factory=dict)
-    reference: dict[str, np.ndarray] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> int:
-        return len(self.row_weight)
-
-    def visible(self, past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Drop the positions of a prefix that `prefix_mask` (R, P) hides from the head.
-
-        Tensors (…, P, D) have such positions; values there may differ from backend to backend.
-        """
-        mask = self.past.get('prefix_mask')
-        if mask is None:
-            return dict(past)
-        return {
-            name: np.moveaxis(array, (self.row_axes[name], -2), (0, 1))[mask]
-            if array.ndim > mask.ndim
-            else array
-            for name, array in past.items()
-        }
-
-
-def seeded_cases(spec: BundleSpec) -> list[Case]:
-    """The inputs for this policy's shapes, the same every time."""
     random = np.random.default_rng(SEED)
+    first = _first_token(folder, spec)
     return [
-        _case(spec, random, rows, number, *_SETTINGS[number])
+        _case(spec, random, rows, number, first, *_SETTINGS[number])
         for rows in ROWS
         for number in range(len(_SETTINGS))
     ]
+
+
+def record_cases(folder: Path, spec: BundleSpec, cases: list[Case] | None = None) -> None:
+    """Write the cases of a bundle's networks into it.
+
+    Args:
+        folder: of the bundle, not sealed yet, with `onnx/`.
+        spec: its policy.yaml.
+        cases: with PyTorch's outputs; None: compute them.
+    """
+    if cases is None:
+        cases = seeded_cases(folder, spec)
+        reference = Reference(spec, BundleWeights(folder / WEIGHTS_FILE))
+        reference.image_tokens(cases)
+        reference.prefixes(cases)
+        reference.chunks(cases)
+    write_cases(folder, cases, {'torch': str(torch.__version__), 'seed': SEED})
+
+
+def _first_token(folder: Path, spec: BundleSpec) -> int | None:
+    """Token that stands in front of every prompt of this policy; None without one."""
+    if spec.prompt is None or spec.tokenizer is None or not starts_with_bos(spec.prompt.template):
+        return None
+    return Tokenizer.load(folder / spec.tokenizer).bos
 
 
 def _case(
@@ -99,6 +88,7 @@ def _case(
     random: np.random.Generator,
     rows: int,
     number: int,
+    first: int | None,
     beta: float,
     schedule: str | None,
 ) -> Case:
@@ -126,15 +116,22 @@ def _case(
             'beta': beta if rows == 2 else None,
             'plan': schedule,
         },
-        pixels=[random.uniform(-1, 1, (3, *size)).astype(np.float32) for size in image_sizes(dims)],
+        images=[_image(random, *size) for size in image_sizes(dims)],
         image_mask=image_mask,
-        prefix_inputs=_draw(family.prefix_inputs(dims), dims, rows, lengths, random),
+        prefix_inputs=_draw(family.prefix_inputs(dims), dims, rows, lengths, first, random),
         x=chunk_noise(SEED, number, chunk[1:], kind=family.noise)[None],
         row_weight=row_weights(beta if rows == 2 else None),
         plan=random.normal(0, 0.5, chunk).astype(np.float32),
         plan_weight=weight[:, None, :, None],
-        head_inputs=_draw(family.head_inputs(dims), dims, rows, lengths, random),
+        head_inputs=_draw(family.head_inputs(dims), dims, rows, lengths, first, random),
     )
+
+
+def _image(random: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """Draw blocks of random colours, which a recording holds in little room."""
+    coarse = (3, -(-height // _BLOCK), -(-width // _BLOCK))
+    colours = random.integers(0, 256, coarse, dtype=np.uint8)
+    return np.kron(colours, np.ones((1, _BLOCK, _BLOCK), np.uint8))[:, :height, :width]
 
 
 def _prompt_lengths(
@@ -145,7 +142,8 @@ def _prompt_lengths(
         return None
     most = language_dims(spec.dims).prompt_length
     # The first prompt fills its row; the others are padded, each row differently.
-    lengths = random.integers(2, most + 1, rows)
+    shortest, longest = (min(length, most) for length in _REAL_PROMPTS)
+    lengths = random.integers(shortest, longest + 1, rows)
     if number == 0:
         lengths[0] = most
     return lengths
@@ -156,6 +154,7 @@ def _draw(
     dims: PolicyDims,
     rows: int,
     lengths: np.ndarray | None,
+    first: int | None,
     random: np.random.Generator,
 ) -> dict[str, np.ndarray]:
     """Draw a family's inputs; integers are tokens, and masks those of the prompts' lengths."""
@@ -164,6 +163,8 @@ def _draw(
         shape = (rows, *given.shape)
         if given.kind == 'int64':
             drawn[name] = random.integers(0, language_dims(dims).vocabulary, shape)
+            if first is not None:
+                drawn[name][:, 0] = first
         elif given.kind == 'bool':
             assert lengths is not None
             drawn[name] = np.arange(shape[-1]) < lengths[:, None]

@@ -27,8 +27,10 @@ from vla_runtime.engines.onnx.files import (
     IMAGE_INPUTS,
     ONNX_FOLDER,
     ROWS,
+    ROWS_ENDING,
     STEP_INPUTS,
     STEP_OUTPUTS,
+    TOKENS,
     Precision,
     graph_path,
     vision_names,
@@ -36,6 +38,7 @@ from vla_runtime.engines.onnx.files import (
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
 from vla_runtime.export.graph_facts import ExportedGraphs, GraphFacts, write_graph_facts
 from vla_runtime.export.onnx.graph import GraphWriter, Value
+from vla_runtime.export.onnx.row_axis import TRACED, with_row_axis
 from vla_runtime.export.onnx.translation import Translator
 from vla_runtime.export.onnx.weights import BundleWeights, WeightFile
 from vla_runtime.families.blocks.layers import matrix_names, query_scales
@@ -83,7 +86,8 @@ def write_onnx(
             writer.prefix(rows)
             writer.expert(rows)
             writer.monolithic(rows)
-    write_graph_facts(target, ExportedGraphs(precision, writer.facts))
+        writer.any_rows()
+    write_graph_facts(target, ExportedGraphs(precision, writer.text_table, writer.facts))
     write_counts(folder, count_operations(spec.family, spec.dims))
 
 
@@ -187,6 +191,8 @@ class _Writer:
         self._traced = traced
         self._scales = query_scales(traced.network)
         self.facts: dict[str, GraphFacts] = {}
+        # That the prefix graphs leave to the host; empty where they hold it.
+        self.text_table = ''
 
     def vision(self) -> None:
         """Write a graph for each size of the cameras' images."""
@@ -197,27 +203,49 @@ class _Writer:
             traced = self._traced.vision(1, size)
             (tokens,) = translator.write(traced, 'vision.', list(inputs.values()))
             graph.output('image_tokens', tokens)
-            self._save(graph, self._folder / ONNX_FOLDER / name)
+            self._save(graph.model(), self._folder / ONNX_FOLDER / name)
 
     def prefix(self, rows: int) -> None:
-        graph, translator = self._begin('prefix')
+        graph = self._prefix_graph(rows)
+        self._save(graph.model(), graph_path(self._folder, 'prefix', rows))
+
+    def any_rows(self) -> None:
+        """Write prefix and expert for any number of rows, which engines are built from."""
+        family, dims = self._traced.network.family, self._spec.dims
+        for network, write, counted in (
+            # Every family's prefix has an input besides the tokens with a value for each row.
+            ('prefix', self._prefix_graph, [*family.prefix_inputs(dims)][-1]),
+            ('expert', self._expert_graph, 'row_weight'),
+        ):
+            two, three = (write(rows) for rows in TRACED)
+            model = with_row_axis(two, three, counted)
+            self._save(model, self._folder / ONNX_FOLDER / f'{network}{ROWS_ENDING}')
+
+    def _prefix_graph(self, rows: int) -> GraphWriter:
+        graph, translator = self._begin('prefix', tokens_on_host=True)
         inputs = self._declare(graph, self._traced.shapes(rows).inputs('prefix'))
         outputs = translator.write(self._traced.prefix(rows), '', list(inputs.values()))
+        graph.drop_unused_input(TOKENS)
+        self.text_table = translator.text_table
         for (name, (kind, _)), value in zip(self._past(rows), outputs, strict=True):
             # A half product with a bias is float32 until here.
             graph.output(name, graph.cast(value, _DTYPES[kind]))
-        self._save(graph, graph_path(self._folder, 'prefix', rows))
+        return graph
 
     def _past(self, rows: int) -> ItemsView[str, tuple[str, tuple[int, ...]]]:
         return self._traced.shapes(rows).past.items()
 
     def expert(self, rows: int) -> None:
+        graph = self._expert_graph(rows)
+        self._save(graph.model(), graph_path(self._folder, 'expert', rows))
+
+    def _expert_graph(self, rows: int) -> GraphWriter:
         graph, translator = self._begin('expert')
         inputs = self._declare(graph, self._traced.shapes(rows).inputs('expert'))
         outputs = translator.write(self._traced.expert(rows), '', list(inputs.values()))
         for name, value in zip(STEP_OUTPUTS, outputs, strict=True):
             graph.output(name, value)
-        self._save(graph, graph_path(self._folder, 'expert', rows))
+        return graph
 
     def monolithic(self, rows: int) -> None:
         graph, translator = self._begin('monolithic')
@@ -238,7 +266,7 @@ class _Writer:
             inputs = [given[name] for name in shapes.inputs('expert')]
             x, _ = translator.write(self._traced.expert(rows), '', inputs)
         graph.output('x_next', x)
-        self._save(graph, graph_path(self._folder, 'monolithic', rows))
+        self._save(graph.model(), graph_path(self._folder, 'monolithic', rows))
 
     def _all_tokens(
         self, graph: GraphWriter, translator: Translator, values: Mapping[str, Value]
@@ -280,9 +308,10 @@ class _Writer:
             'plan_weight': row('plan_weight'),
         }
 
-    def _begin(self, name: str) -> tuple[GraphWriter, Translator]:
+    def _begin(self, name: str, *, tokens_on_host: bool = False) -> tuple[GraphWriter, Translator]:
         graph = GraphWriter(name, self._file)
-        return graph, Translator(graph, self._weights, self._scales)
+        translator = Translator(graph, self._weights, self._scales, tokens_on_host=tokens_on_host)
+        return graph, translator
 
     @staticmethod
     def _declare(graph: GraphWriter, inputs: Tensors) -> dict[str, Value]:
@@ -290,8 +319,7 @@ class _Writer:
             name: graph.input(name, _DTYPES[kind], shape) for name, (kind, shape) in inputs.items()
         }
 
-    def _save(self, graph: GraphWriter, path: Path) -> None:
-        model = graph.model()
+    def _save(self, model: onnx.ModelProto, path: Path) -> None:
         onnx.save_model(model, path)
         self.facts[path.name] = _facts_of(model)
 

@@ -43,6 +43,8 @@ class GraphWriter:
         self.weights = weights
         # Prefixed to the names of all nodes and intermediate tensors.
         self.scope = ''
+        # Numbers of every constant, by its name in the graph.
+        self.values: dict[str, Tensor] = {}
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
@@ -56,6 +58,11 @@ class GraphWriter:
         """Declare an input of the graph."""
         self._inputs.append(helper.make_tensor_value_info(name, ONNX_TYPE[dtype], list(shape)))
         return Value(name, dtype, tuple(shape))
+
+    def drop_unused_input(self, name: str) -> None:
+        """Take an input back that no node reads."""
+        if not any(name in node.input for node in self._nodes):
+            self._inputs = [port for port in self._inputs if port.name != name]
 
     def output(self, name: str, value: Value) -> None:
         """Declare an output of the graph; the value takes this name, no copy is made."""
@@ -119,6 +126,7 @@ class GraphWriter:
             unique = f'constant_{len(self._constants)}' + (f'/{name}' if name else '')
             proto = self.weights.constant(unique, value)
             self._constants[key] = self.initializer(proto, value.dtype)
+            self.values[unique] = value
         return self._constants[key]
 
     def integers(self, numbers: Sequence[int]) -> Value:

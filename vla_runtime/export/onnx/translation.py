@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
+from vla_runtime.engines.onnx.files import TEXT_INPUT, TOKENS
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.operators import lowering, split
 from vla_runtime.export.onnx.weights import BundleWeights
@@ -42,14 +43,26 @@ class Translator:
         graph: to write into.
         weights: of the bundle.
         scales: parameter name to the factor that its numbers are multiplied by.
+        tokens_on_host: take the rows of the text table that the input `tokens` names as an input of
+            their own, and leave the table out.
+
+    Attributes:
+        text_table: name of the table that was left out; empty without one.
     """
 
     def __init__(
-        self, graph: GraphWriter, weights: BundleWeights, scales: Mapping[str, float]
+        self,
+        graph: GraphWriter,
+        weights: BundleWeights,
+        scales: Mapping[str, float],
+        *,
+        tokens_on_host: bool = False,
     ) -> None:
         self._graph = graph
         self._weights = weights
         self._scales = scales
+        self._tokens_on_host = tokens_on_host
+        self.text_table = ''
 
     def write(self, program: ExportedProgram, prefix: str, inputs: Sequence[Value]) -> list[Value]:
         """Write one traced module.
@@ -63,7 +76,12 @@ class Translator:
         Returns:
             The module's outputs in order.
         """
-        return _Translation(self._graph, self._weights, self._scales, prefix).run(program, inputs)
+        translation = _Translation(
+            self._graph, self._weights, self._scales, prefix, self._tokens_on_host
+        )
+        outputs = translation.run(program, inputs)
+        self.text_table = translation.text_table
+        return outputs
 
 
 class _Translation:
@@ -75,11 +93,14 @@ class _Translation:
         weights: BundleWeights,
         scales: Mapping[str, float],
         prefix: str,
+        tokens_on_host: bool,
     ) -> None:
         self._graph = graph
         self._weights = weights
         self._scales = scales
         self._prefix = prefix
+        self._tokens_on_host = tokens_on_host
+        self.text_table = ''
         # Graph values, numbers known now (tensors), weights not yet read, and plain numbers.
         self._known: dict[Node, Any] = {}
         self._groups: dict[Node, list[Node]] = {}
@@ -129,11 +150,27 @@ class _Translation:
             return
         if operator == 'embedding.default':
             table, tokens = args[:2]
+            if self._leaves_out(table, tokens):
+                self._known[node] = self._graph.input(
+                    TEXT_INPUT, torch.float32, node.meta['val'].shape
+                )
+                self.text_table = table.name
+                return
             args = [self._weight_value([table], transposed=False), tokens]
         write = lowering(operator)
         values = [_each(argument, self._value) for argument in args]
         named = {key: value for key, value in named.items() if key not in ('dtype', 'device')}
         self._known[node] = write(self._graph, node.meta['val'], *values, **named)
+
+    def _leaves_out(self, table: Any, tokens: Any) -> bool:
+        """Return whether a lookup is left to the host: the first one of the input `tokens`."""
+        return (
+            self._tokens_on_host
+            and not self.text_table
+            and isinstance(table, _Weight)
+            and isinstance(tokens, Value)
+            and tokens.name == TOKENS
+        )
 
     def _known_argument(self, argument: Any) -> Any:
         return _each(argument, lambda item: self._known[item] if isinstance(item, Node) else item)

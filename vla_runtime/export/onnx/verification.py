@@ -11,7 +11,7 @@ Errors and bounds are those of `receipt`.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.files import (
     ONNX_FOLDER,
     ROWS,
+    ROWS_GRAPHS,
+    TEXT_INPUT,
     Network,
     Precision,
     engine_graphs,
@@ -33,7 +35,9 @@ from vla_runtime.engines.onnx.files import (
 )
 from vla_runtime.engines.onnx.session import Placement, Session, session_options
 from vla_runtime.engines.preflight import check_graph_files
-from vla_runtime.export.onnx.cases import Case, Reference, seeded_cases
+from vla_runtime.engines.text_table import TextTable
+from vla_runtime.export.cases import Case
+from vla_runtime.export.onnx.cases import Reference, seeded_cases
 from vla_runtime.export.onnx.precision import precision_of, type_faults
 from vla_runtime.export.onnx.variants import comparable
 from vla_runtime.export.onnx.weights import BundleWeights
@@ -57,6 +61,7 @@ def verify_onnx(
     *,
     device: str = 'cpu',
     advance: Callable[[int], object] = lambda count: None,
+    keep: Callable[[list[Case]], object] = lambda cases: None,
 ) -> Receipt:
     """Compare a bundle's ONNX files with its PyTorch modules.
 
@@ -65,6 +70,7 @@ def verify_onnx(
         spec: its policy.yaml.
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
         advance: called with 1 for each of the `verification_steps`.
+        keep: called with the cases and PyTorch's outputs, once all are compared.
 
     Returns:
         The receipt; ask it for `failures`.
@@ -75,7 +81,10 @@ def verify_onnx(
     """
     placement = Placement.of(device)
     precision = check_graphs(folder, len(distinct_image_sizes(spec.dims)))
-    return _Verifier(folder, spec, precision, placement, advance).run()
+    verifier = _Verifier(folder, spec, precision, placement, advance)
+    receipt = verifier.run()
+    keep(verifier.cases)
+    return receipt
 
 
 def verification_steps() -> int:
@@ -98,7 +107,7 @@ def check_graphs(folder: Path, image_sizes: int = 1) -> Precision:
             precision where it was not asked for.
         ValueError: a file is missing or no ONNX file.
     """
-    names = graph_names(image_sizes)
+    names = (*graph_names(image_sizes), *ROWS_GRAPHS)
     check_graph_files(folder, names)
     # Not every network has matrices that may be in half.
     found = (precision_of(folder / ONNX_FOLDER / name) for name in engine_graphs((1,), image_sizes))
@@ -154,22 +163,22 @@ class _Verifier:
         self._placement = placement
         self._advance = advance
         self._widened = precision == 'bfloat16' and placement.memory == 'cpu'
-        self._cases = seeded_cases(spec)
+        self.cases = seeded_cases(folder, spec)
         # What ONNX Runtime made of each case, from the pixels on.
-        self._own: list[dict[str, np.ndarray]] = [{} for _ in self._cases]
+        self._own: list[dict[str, np.ndarray]] = [{} for _ in self.cases]
         self._errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
         self._chunks: list[ChunkComparison] = []
 
     def run(self) -> Receipt:
         reference = Reference(self._spec, BundleWeights(self._folder / WEIGHTS_FILE))
-        reference.image_tokens(self._cases)
+        reference.image_tokens(self.cases)
         self._advance(1)
         self._vision()
-        reference.prefixes(self._cases)
+        reference.prefixes(self.cases)
         self._advance(1)
         for rows in ROWS:
             self._prefix(rows)
-        table = reference.chunks(self._cases)
+        table = reference.chunks(self.cases)
         self._advance(1)
         own_table = self._time_table(table)
         for rows in ROWS:
@@ -183,7 +192,7 @@ class _Verifier:
         return Receipt(
             self._precision,
             f'{self._placement.device} ({self._placement.provider})',
-            [case.words for case in self._cases],
+            [case.words for case in self.cases],
             tensors,
             self._chunks,
             ['bfloat16 products computed in float32 and rounded: the CPU has none of its own']
@@ -193,11 +202,11 @@ class _Verifier:
 
     def _vision(self) -> None:
         sizes = distinct_image_sizes(self._spec.dims)
-        for case, own in zip(self._cases, self._own, strict=True):
+        for case, own in zip(self.cases, self._own, strict=True):
             own['image_tokens'] = np.zeros_like(case.reference['image_tokens'])
         for size, name in zip(sizes, vision_names(len(sizes)), strict=True):
             session = self._open(self._folder / ONNX_FOLDER / name)
-            for case, own in zip(self._cases, self._own, strict=True):
+            for case, own in zip(self.cases, self._own, strict=True):
                 expected = case.reference['image_tokens']
                 for camera, image in enumerate(case.pixels):
                     if image.shape[1:] == size:
@@ -208,8 +217,13 @@ class _Verifier:
 
     def _prefix(self, rows: int) -> None:
         session, name = self._open_rows('prefix', rows)
+        hosted = TEXT_INPUT in session.inputs
+        text_table = TextTable.of(self._folder, self._precision) if hosted else None
         for case, own in self._of(rows):
-            given = {'image_mask': case.image_mask, **case.prefix_inputs}
+            prompt: Mapping[str, np.ndarray] = case.prefix_inputs
+            if text_table is not None:
+                prompt = text_table.replace_tokens(prompt)
+            given = {'image_mask': case.image_mask, **prompt}
             found = session.run({'image_tokens': case.reference['image_tokens'], **given})
             visible = case.visible(found)
             for tensor, expected in case.visible(case.past).items():
@@ -290,14 +304,14 @@ class _Verifier:
         )
 
     def _of(self, rows: int) -> list[tuple[Case, dict[str, np.ndarray]]]:
-        pairs = zip(self._cases, self._own, strict=True)
+        pairs = zip(self.cases, self._own, strict=True)
         return [(case, own) for case, own in pairs if case.rows == rows]
 
     def _compare(self, file: str, tensor: str, found: np.ndarray, expected: np.ndarray) -> None:
         self._errors.setdefault((file, tensor), []).append(error_of(found, expected))
 
     def _add_chunk(self, graphs: str, case: Case, x: np.ndarray, growth: list[float]) -> None:
-        number = next(i for i, other in enumerate(self._cases) if other is case)
+        number = next(i for i, other in enumerate(self.cases) if other is case)
         error = error_of(x, case.reference['trace'][-1])
         gain = float(case.reference['gain'])
         self._chunks.append(

@@ -24,11 +24,12 @@ from vla_runtime.engines.onnx.files import GRAPHS_FILE, ONNX_FOLDER, WEIGHTS_DAT
 from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.tensorrt.adapter import BuildOptions, Progress, TensorRT, TensorRTError
 from vla_runtime.engines.tensorrt.store import (
+    ENGINES,
     TIMING_CACHE,
     EngineFile,
     Metadata,
-    engine_names,
     folder_name,
+    graph_of,
     read_metadata,
     rebuild_command,
     write_metadata,
@@ -82,18 +83,22 @@ class BuildPlan:
 
     Attributes:
         folder: where the engines go.
+        rows: most prompt rows.
         graphs: facts of every engine's ONNX file, by engine name.
         digests: SHA-256 of each graph and its weights, by their names in the bundle.
         done: engines that are there already and need not be built.
+        passed: what these were compared with (`store.Metadata`).
         precision: of the ONNX files.
         workspace_bytes: scratch memory that a layer may take.
         estimate: of the largest build.
     """
 
     folder: Path
+    rows: int
     graphs: dict[str, GraphFacts]
     digests: dict[str, dict[str, str]]
     done: dict[str, EngineFile]
+    passed: dict[str, str]
     precision: Precision
     workspace_bytes: int
     estimate: MemoryEstimate
@@ -104,7 +109,7 @@ class BuildPlan:
 
     @property
     def surplus(self) -> list[Path]:
-        """Engines that are there and were not asked for, as those of two rows with `rows=(1,)`."""
+        """Engine files that are there and belong to none of these engines."""
         paths = sorted(self.folder.glob(f'*{_ENDING}'))
         return [path for path in paths if path.stem not in self.graphs]
 
@@ -114,7 +119,7 @@ def plan_build(
     adapter: TensorRT,
     runtime: CudaRuntime,
     *,
-    rows: Iterable[int],
+    rows: int,
     files: Mapping[str, str] | None = None,
     precision: str | None = None,
     workspace_bytes: int = DEFAULT_WORKSPACE,
@@ -125,7 +130,7 @@ def plan_build(
     Args:
         bundle: the bundle's folder, with its ONNX files.
         adapter, runtime: the TensorRT and the GPU at hand.
-        rows: numbers of prompt rows to build for.
+        rows: most prompt rows to build for.
         files: SHA-256 of the bundle's files by name, as in its policy.yaml (they must be compared
             with it before anything is built from them); what it does not have is hashed here.
         precision: that the ONNX files must have; None takes theirs.
@@ -137,15 +142,16 @@ def plan_build(
             this TensorRT; or a build that cannot fit into memory.
     """
     folder = bundle / ONNX_FOLDER
-    names = engine_names(rows)
-    check_graph_files(bundle, (*map(_graph_file, names), WEIGHTS_DATA, GRAPHS_FILE))
-    exported = read_graph_facts(folder, map(_graph_file, names))
-    graphs = {name: exported.graphs[_graph_file(name)] for name in names}
+    files_of = {name: graph_of(name) for name in ENGINES}
+    check_graph_files(bundle, (*files_of.values(), WEIGHTS_DATA, GRAPHS_FILE))
+    exported = read_graph_facts(folder, files_of.values())
+    graphs = {name: exported.graphs[file] for name, file in files_of.items()}
     found = exported.precision
     if precision not in (None, found):
         raise ValueError(
-            f"--precision {precision}: the files in {folder} are {found}, and an engine's "
-            'precision is that of its ONNX files; export them again in the one that you want'
+            f'the files in {folder} are {found}, and {precision} was asked for, the default from '
+            f'TensorRT 10.3 on being bfloat16: ask for these with --precision {found}, or export '
+            f'again with --onnx-precision {precision}'
         )
     if found not in adapter.precisions:
         raise ValueError(
@@ -155,17 +161,20 @@ def plan_build(
     for name, graph in graphs.items():
         if problems := unsupported(graph, found, adapter.version):
             raise ValueError(
-                f'{folder / _graph_file(name)}: TensorRT {adapter.version} cannot read '
+                f'{folder / graph_of(name)}: TensorRT {adapter.version} cannot read '
                 f'{", ".join(problems)}'
             )
     weight_bytes = max(graph.weight_bytes for graph in graphs.values())
     target = bundle / 'engines' / folder_name(runtime.info, adapter.version)
     digests = _digests(bundle, graphs, files or {})
+    done, passed = ({}, {}) if force else _done(bundle, target, digests, found, rows)
     plan = BuildPlan(
         folder=target,
+        rows=rows,
         graphs=graphs,
         digests=digests,
-        done={} if force else _done(bundle, target, digests, found),
+        done=done,
+        passed=passed,
         precision=found,
         workspace_bytes=workspace_bytes,
         estimate=MemoryEstimate.of(weight_bytes, workspace_bytes),
@@ -208,10 +217,12 @@ def build_engines(
         processors=device.processors,
         precision=plan.precision,
         captures=captures,
+        rows=plan.rows,
         engines=dict(plan.done),
+        passed={} if plan.to_build else dict(plan.passed),
     )
     for name in plan.to_build:
-        entry = _build_one(name, plan, adapter, progress)
+        entry = _build_one(name, plan, adapter, runtime, progress)
         metadata = replace(metadata, engines={**metadata.engines, name: entry})
         write_metadata(plan.folder, metadata)
         report(name, entry)
@@ -261,25 +272,30 @@ def _refusal(name: str, need: int, free: int, more_swap: int | None) -> ValueErr
 
 
 def _build_one(
-    name: str, plan: BuildPlan, adapter: TensorRT, progress: Progress | None
+    name: str,
+    plan: BuildPlan,
+    adapter: TensorRT,
+    runtime: CudaRuntime,
+    progress: Progress | None,
 ) -> EngineFile:
     cache = plan.folder / TIMING_CACHE
     options = BuildOptions(
         workspace_bytes=plan.workspace_bytes,
         timing_cache=cache.read_bytes() if cache.is_file() else b'',
         reduced=plan.precision != 'float32',
+        lengths=tuple(range(1, plan.rows + 1)),
         progress=progress,
     )
     start = time.monotonic()
     bundle = plan.folder.parents[1]
-    built = adapter.build(bundle / ONNX_FOLDER / _graph_file(name), options)
+    built = adapter.build(bundle / ONNX_FOLDER / graph_of(name), options)
     seconds = time.monotonic() - start
     path = plan.folder / f'{name}{_ENDING}'
     write_bytes(path, built.plan)
     if built.timing_cache:
         write_bytes(cache, built.timing_cache)
     try:
-        network = adapter.load(path)
+        (network,) = adapter.load(path, runtime.stream)
     except TensorRTError:
         path.unlink()
         raise
@@ -303,7 +319,7 @@ def _digests(
     known = dict(files)
     digests = {}
     for engine in engines:
-        names = [f'{ONNX_FOLDER}/{file}' for file in (_graph_file(engine), WEIGHTS_DATA)]
+        names = [f'{ONNX_FOLDER}/{file}' for file in (graph_of(engine), WEIGHTS_DATA)]
         for name in names:
             if name not in known:
                 known[name] = file_sha256(bundle / name)
@@ -312,23 +328,20 @@ def _digests(
 
 
 def _done(
-    bundle: Path, folder: Path, digests: dict[str, dict[str, str]], precision: str
-) -> dict[str, EngineFile]:
-    """Engines that are there, whole, and from these ONNX files."""
+    bundle: Path, folder: Path, digests: dict[str, dict[str, str]], precision: str, rows: int
+) -> tuple[dict[str, EngineFile], dict[str, str]]:
+    """Engines that are there, whole, and from these ONNX files; what they were compared with."""
     try:
         metadata = read_metadata(folder, rebuild_command(bundle))
     except ValueError:
-        return {}
-    return {
+        return {}, {}
+    done = {
         name: entry
         for name, entry in metadata.engines.items()
         if digests.get(name) == entry.onnx_sha256
+        and (name == 'vision' or metadata.rows == rows)
         and metadata.precision == precision
         and (folder / entry.file).is_file()
         and (folder / entry.file).stat().st_size == entry.size
     }
-
-
-def _graph_file(engine: str) -> str:
-    """Name of the ONNX file that an engine is built from."""
-    return f'{engine}.onnx'
+    return done, metadata.passed

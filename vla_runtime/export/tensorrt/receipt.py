@@ -1,19 +1,28 @@
 """Receipt files in the engines' folder: `verification.json` and `rejected.json`.
 
-`verification.json` lists the SHA-256 of the engines that were compared and of the weights that they
-were compared with; it vouches for those files and for no others. Engines whose numbers are wrong
-are not kept: `rejected.json` has what was found, and is no receipt. Imports no PyTorch.
+`verification.json` lists the SHA-256 of the engines that were compared, and of the weights and the
+recorded cases that they were compared with; it vouches for those files and for no others.
+`engine.json` then says what was passed: without that nothing loads the engines (`store`). Engines
+whose numbers are wrong are not kept: `rejected.json` has what was found, and is no receipt.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.bundle.schema import WEIGHTS_FILE
-from vla_runtime.engines.tensorrt.store import METADATA, RECEIPT, REJECTION, EngineFile
+from vla_runtime.engines.tensorrt.store import (
+    METADATA,
+    RECEIPT,
+    REJECTION,
+    EngineFile,
+    Metadata,
+    passed_on,
+    write_metadata,
+)
 from vla_runtime.files.json_file import JsonError, read_json
 from vla_runtime.files.large_files import file_sha256
 from vla_runtime.files.whole_files import write_text
@@ -22,7 +31,7 @@ Engines = Mapping[str, EngineFile]
 
 
 def compared_files(folder: Path, engines: Engines, files: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of the compared files, engines and weights, by name.
+    """Return the SHA-256 of the compared files, engines, weights and cases, by name.
 
     Args:
         folder: of the engines, which are read.
@@ -30,7 +39,7 @@ def compared_files(folder: Path, engines: Engines, files: Mapping[str, str]) -> 
         files: SHA-256 of the bundle's files by name, as in its policy.yaml.
     """
     digests = {entry.file: file_sha256(folder / entry.file) for entry in engines.values()}
-    return {WEIGHTS_FILE: files[WEIGHTS_FILE], **digests}
+    return {**passed_on(files), **digests}
 
 
 def is_compared(folder: Path, engines: Engines, files: Mapping[str, str]) -> bool:
@@ -43,9 +52,12 @@ def is_compared(folder: Path, engines: Engines, files: Mapping[str, str]) -> boo
     return bool(compared_files(folder, engines, files).items() <= vouched)
 
 
-def keep(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write the receipt of engines that passed the comparison."""
+def keep(
+    folder: Path, metadata: Metadata, document: Mapping[str, Any], files: Mapping[str, str]
+) -> None:
+    """Write the receipt of engines that passed the comparison, and let them be loaded."""
     _write(folder / RECEIPT, document)
+    write_metadata(folder, replace(metadata, passed=passed_on(files)))
 
 
 def reject(

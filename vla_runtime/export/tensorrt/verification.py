@@ -1,10 +1,10 @@
-"""The receipt of built engines: the loaded engine against PyTorch in float32.
+"""The receipt of built engines: the loaded engine against what PyTorch gave in float32.
 
-The same seeded inputs and bounds as for the ONNX files (`cases`, `receipt`), through the
-engine as the policy uses it: what vision and prefix leave in their buffers, each fed with what the
-one before it gave; every step alone, from PyTorch's x; x from the noise on (its growth), and the
-chunk of the captured loop. Needs PyTorch, onnx and onnxruntime beside TensorRT; without them there
-is no receipt.
+The cases are those that the export recorded in the bundle (`export.cases`), so this needs numpy
+beside TensorRT, and no PyTorch. They go through the engine as the policy uses it: what vision and
+prefix leave in their buffers, each fed with what the one before it gave; every step alone, from
+PyTorch's x; x from the noise on (its growth), and the chunk of the captured loop. Bounds are those
+of the ONNX files (`receipt`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.store import Metadata
-from vla_runtime.export.onnx.cases import Case, Reference, seeded_cases
-from vla_runtime.export.onnx.weights import BundleWeights
+from vla_runtime.export.cases import Case, read_cases
 from vla_runtime.export.receipt import ChunkComparison, Comparison, Receipt, error_of
 from vla_runtime.inference.denoise import flow_times
 
@@ -33,20 +31,22 @@ def verify_built(
     device: str,
     advance: Callable[[int], object] = lambda count: None,
 ) -> Receipt:
-    """Load the engines that were built on this machine and compare them with the PyTorch modules.
+    """Load the engines that were built on this machine and compare them with recorded cases.
 
     Args:
         bundle: whose engines they are.
         metadata: what `engine.json` says of them.
         device: `cuda` or `cuda:N`.
-        advance: called with 1 for each of the `verification_steps`.
+        advance: called with 1 after each case.
 
     Returns:
         The receipt; ask it for `failures`.
 
     Raises:
-        ValueError: as `TensorRTEngine.load`.
+        ValueError: no recorded cases, or as `TensorRTEngine.load`.
     """
+    cases, facts = read_cases(bundle.folder)
+    cases = [case for case in cases if case.rows <= metadata.rows]
     engine = TensorRTEngine.load(
         bundle.folder,
         bundle.spec.family,
@@ -54,55 +54,42 @@ def verify_built(
         files=bundle.spec.files,
         device=device,
         precision=metadata.precision,
-        max_rows=metadata.max_rows,
+        max_rows=metadata.rows,
         denoise_steps=bundle.spec.denoise_steps,
         use_cuda_graphs=True,
+        passed=False,
     )
     try:
-        return _compare(bundle, metadata, engine, advance)
+        return _compare(cases, facts, metadata, engine, advance)
     finally:
         engine.close()
-
-
-def verification_steps(bundle: Bundle, metadata: Metadata) -> int:
-    """Return the number of `advance` calls that `verify_built` makes, one per case."""
-    return len(_cases(bundle, metadata))
 
 
 def receipt_dict(receipt: Receipt, metadata: Metadata, files: Mapping[str, str]) -> dict[str, Any]:
     """Contents of the engines' verification.json; `files` is from `compared_files`."""
     return {
-        'what': 'the built engines against the PyTorch modules in float32, on seeded inputs, each '
-        'network fed with what the one before it gave',
+        'what': 'the built engines against what the PyTorch modules gave in float32 at export, on '
+        'recorded inputs, each network fed with what the one before it gave',
         'files': dict(files),
         'precision': receipt.precision,
         'gpu': metadata.gpu,
         'versions': {
             'python': platform.python_version(),
             'tensorrt': metadata.tensorrt,
-            'torch': str(torch.__version__),
             'numpy': np.__version__,
         },
         **receipt.figures(),
     }
 
 
-def _cases(bundle: Bundle, metadata: Metadata) -> list[Case]:
-    """Return the cases of no more rows than engines were built for."""
-    return [case for case in seeded_cases(bundle.spec) if case.rows <= metadata.max_rows]
-
-
 def _compare(
-    bundle: Bundle,
+    cases: list[Case],
+    facts: Mapping[str, Any],
     metadata: Metadata,
     engine: TensorRTEngine,
     advance: Callable[[int], object],
 ) -> Receipt:
-    cases, precision = _cases(bundle, metadata), metadata.precision
-    reference = Reference(bundle.spec, BundleWeights(bundle.weights_path))
-    reference.image_tokens(cases)
-    reference.prefixes(cases)
-    reference.chunks(cases)
+    precision = metadata.precision
     errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
     chunks = []
     for number, case in enumerate(cases):
@@ -128,7 +115,7 @@ def _compare(
         [case.words for case in cases],
         tensors,
         chunks,
-        [f'CUDA graphs: {status}'],
+        [f'CUDA graphs: {status}', f'recorded by PyTorch {facts.get("torch")}'],
     )
 
 
@@ -138,13 +125,13 @@ def _networks(engine: TensorRTEngine, case: Case) -> dict[tuple[str, str], tuple
         engine.encode_image(camera, pixels)
     engine.encode_prefix(case.image_mask, case.prefix_inputs)
     engine.use_prefix(case.rows)
-    expected_tokens, found = case.reference['image_tokens'], case.visible(engine.read_prefix())
+    found = case.sampled(engine.read_image_tokens(), engine.read_prefix())
     return {
-        ('vision', 'image_tokens'): error_of(engine.read_image_tokens(), expected_tokens),
-        **{
-            (f'prefix, {case.rows} row(s)', name): error_of(found[name], expected)
-            for name, expected in case.visible(case.past).items()
-        },
+        (
+            'vision' if name == 'image_tokens' else f'prefix, {case.rows} row(s)',
+            name,
+        ): error_of(found[name], expected)
+        for name, expected in case.samples.items()
     }
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import cast, get_args
 
 from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import Shapes, checked_dims
-from vla_runtime.export.checkpoint import StoredTensor
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
@@ -123,7 +123,7 @@ class ActReader(CheckpointReader):
         tensors: Mapping[str, StoredTensor],
         facts: FolderFacts,
         options: ExportOptions,
-        gaps: MissingFacts,
+        missing: MissingFacts,
     ) -> MakeDims:
         shape, config = Shapes(tensors, 'ACT'), read_json(folder / CONFIG_FILE)
         backbone = _resnet(tensors, shape, config)
@@ -141,7 +141,7 @@ class ActReader(CheckpointReader):
             ('environment state dimensions', facts.environment_length, environment_dim),
         ):
             if stated != found:
-                gaps.conflict(f'config.json says {name} {stated} but the tensors show {found}')
+                missing.conflict(f'config.json says {name} {stated} but the tensors show {found}')
         sizes = facts.image_sizes
         return lambda cameras, prompt_length, horizon: checked_dims(
             lambda: ActDims(

@@ -12,7 +12,7 @@ from vla_runtime.families.act.dimensions import ActDims, Activation, StackDims
 from vla_runtime.families.act.positions import map_positions
 from vla_runtime.families.act.resnet import ConvNorm, ResNet
 from vla_runtime.families.blocks.attention import attend, images_of_rows
-from vla_runtime.families.blocks.layers import Linear, QueryLinear
+from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
 from vla_runtime.families.flow_network import SinglePassNetwork
 
 
@@ -27,25 +27,15 @@ class ActVision(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(n, 3, height, width) float32, normalised, to (n, N, W) float32, places row by row."""
-        places = self.backbone(pixels).flatten(2).transpose(1, 2)
+        places = self.backbone(pixels).flatten(2).transpose(1, 2).float()
         return F.linear(places, self.projection.weight.flatten(1), self.projection.bias)
 
 
-class Attention(nn.Module):
+class Attention(MultiHeadAttention):
     """Multi-head attention; queries and keys carry positions, values do not."""
 
     def __init__(self, dims: StackDims) -> None:
-        super().__init__()
-        self.num_heads = dims.num_heads
-        self.q = QueryLinear(dims.width, dims.width, dims.width // dims.num_heads)
-        self.k = Linear(dims.width, dims.width)
-        self.v = Linear(dims.width, dims.width)
-        self.out = Linear(dims.width, dims.width)
-
-    def heads(self, projected: Tensor) -> Tensor:
-        """(B, T, W) to (B, heads, T, D)."""
-        batch, tokens, _ = projected.shape
-        return projected.view(batch, tokens, self.num_heads, -1).transpose(1, 2)
+        super().__init__(dims.width, dims.num_heads)
 
     def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens (B, T, W) at `positions` (T, W), (B, heads, T, D) each."""
@@ -150,10 +140,15 @@ class Act(SinglePassNetwork):
         self.action_head = nn.Linear(dims.width, dims.action_dim)
 
     def fold_constants(self) -> None:
-        """Put the frozen norms into the convolutions."""
+        """Put the frozen norms into the convolutions, which run in bfloat16 if the matrices do.
+
+        Not in float16: a processor without its arithmetic convolves in it a number at a time.
+        """
+        matrices = self._layers[0].mlp.fc1.weight.dtype
+        precision = torch.bfloat16 if matrices == torch.bfloat16 else torch.float32
         for module in self.modules():
             if isinstance(module, ConvNorm):
-                module.fold()
+                module.fold(precision)
 
     def positions(self) -> Tensor:
         """Positions of the encoder's tokens, (T, W)."""

@@ -23,10 +23,20 @@ def rotary(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rotary:
     Returns:
         cosine and sine, each (B, 1, T, head_dim) float32.
     """
-    exponent = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
-    angle = positions[:, None, :, None].float() * (1.0 / base**exponent)
-    angle = torch.cat([angle, angle], dim=-1)
-    return angle.cos(), angle.sin()
+    frequencies = rotary_frequencies(head_dim, base, positions.device)
+    return rotary_of_angles(positions[:, None, :, None].float() * frequencies)
+
+
+def rotary_frequencies(head_dim: int, base: float, device: torch.device) -> Tensor:
+    """Angles per position of each pair of a head's numbers, (head_dim / 2,) float32."""
+    exponent = torch.arange(0, head_dim, 2, device=device).float() / head_dim
+    return 1.0 / base**exponent
+
+
+def rotary_of_angles(angles: Tensor) -> Rotary:
+    """Cosine and sine (…, head_dim) of the angles (…, head_dim / 2) of each pair of numbers."""
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:

@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class VisionBlockDims(Protocol):
+    """Sizes of one block of a vision transformer."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def mlp_dim(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,20 @@ def check_vision(dims: VisionDims) -> None:
         )
 
 
+def check_language(dims: DecoderDims) -> None:
+    """Raise ValueError if the heads do not divide, or are of an odd width."""
+    if dims.num_heads % dims.num_kv_heads:
+        raise ValueError(
+            f'language: num_heads {dims.num_heads} is not a multiple of num_kv_heads '
+            f'{dims.num_kv_heads}'
+        )
+    if dims.head_dim % 2:
+        raise ValueError(
+            f'language: head_dim {dims.head_dim} is odd; the rotary embedding turns pairs of '
+            'numbers'
+        )
+
+
 def check_stacks(language: DecoderDims, expert: DecoderDims) -> None:
     """Raise ValueError if the stacks do not fit one attention, or heads do not divide."""
     for name in ('depth', 'num_heads', 'num_kv_heads', 'head_dim'):
@@ -56,16 +84,7 @@ def check_stacks(language: DecoderDims, expert: DecoderDims) -> None:
                 f'language.{name} is {ours} but expert.{name} is {others}: both feed one '
                 'attention, so they must be equal'
             )
-    if language.num_heads % language.num_kv_heads:
-        raise ValueError(
-            f'language: num_heads {language.num_heads} is not a multiple of num_kv_heads '
-            f'{language.num_kv_heads}'
-        )
-    if language.head_dim % 2:
-        raise ValueError(
-            f'language: head_dim {language.head_dim} is odd; the rotary embedding turns pairs of '
-            'numbers'
-        )
+    check_language(language)
     if expert.width % 2:
         raise ValueError(
             f'expert: width {expert.width} is odd; the flow time enters as as many sines as cosines'

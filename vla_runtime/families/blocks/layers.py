@@ -65,3 +65,20 @@ def matrix_names(network: nn.Module) -> set[str]:
         if isinstance(module, (Linear, nn.Embedding))
         for name, _ in module.named_parameters(recurse=False)
     }
+
+
+class MultiHeadAttention(nn.Module):
+    """Projections of an attention whose heads share the width W; the forward pass is the user's."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q = QueryLinear(width, width, width // num_heads)
+        self.k = Linear(width, width)
+        self.v = Linear(width, width)
+        self.out = Linear(width, width)
+
+    def heads(self, projected: Tensor) -> Tensor:
+        """(B, T, W) to (B, heads, T, D)."""
+        batch, tokens, _ = projected.shape
+        return projected.view(batch, tokens, self.num_heads, -1).transpose(1, 2)

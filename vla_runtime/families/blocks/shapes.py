@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionBlockDims, VisionDims
 
 Shape = tuple[int, ...]
 Named = Iterator[tuple[str, Shape]]
@@ -21,7 +21,7 @@ def vision_shapes(dims: VisionDims) -> Named:
     yield from layer_norm_shapes('norm', width)
 
 
-def vision_block_shapes(dims: VisionDims) -> Named:
+def vision_block_shapes(dims: VisionBlockDims) -> Named:
     yield from layer_norm_shapes('norm1', dims.width)
     for name in ('q', 'k', 'v', 'out'):
         yield from linear_shapes(f'attention.{name}', dims.width, dims.width)
@@ -51,6 +51,16 @@ def gated_mlp_shapes(dims: DecoderDims) -> Named:
     yield 'mlp.gate.weight', (dims.mlp_dim, dims.width)
     yield 'mlp.up.weight', (dims.mlp_dim, dims.width)
     yield 'mlp.down.weight', (dims.width, dims.mlp_dim)
+
+
+def decoder_block_shapes(
+    dims: DecoderDims, memory_width: int | None = None, bias: bool = False
+) -> Named:
+    """Tensors of a decoder block with plain RMS norms."""
+    yield 'input_norm.weight', (dims.width,)
+    yield from attention_shapes(dims, memory_width, bias)
+    yield 'post_norm.weight', (dims.width,)
+    yield from gated_mlp_shapes(dims)
 
 
 def layer_norm_shapes(name: str, width: int) -> Named:

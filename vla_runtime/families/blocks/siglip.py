@@ -6,34 +6,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.blocks.layers import Linear, QueryLinear
+from vla_runtime.families.blocks.attention import Rotary, rotate
+from vla_runtime.families.blocks.dimensions import VisionBlockDims, VisionDims
+from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
 
 
-class VisionAttention(nn.Module):
+class VisionAttention(MultiHeadAttention):
     """Full self-attention over the patches of one image."""
 
-    def __init__(self, dims: VisionDims) -> None:
-        super().__init__()
-        self.num_heads = dims.num_heads
-        self.q = QueryLinear(dims.width, dims.width, dims.width // dims.num_heads)
-        self.k = Linear(dims.width, dims.width)
-        self.v = Linear(dims.width, dims.width)
-        self.out = Linear(dims.width, dims.width)
+    def __init__(self, dims: VisionBlockDims) -> None:
+        super().__init__(dims.width, dims.num_heads)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, N, width) to (n, N, width)."""
+    def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:
+        """(n, N, width) to (n, N, width); queries and keys are rotated where `rotary` is given."""
         n, tokens, width = x.shape
-        q, k, v = (
-            layer(x).view(n, tokens, self.num_heads, -1).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
+        q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
+        if rotary is not None:
+            q, k = rotate(q, rotary), rotate(k, rotary)
         attended = F.scaled_dot_product_attention(q, k, v)
         return self.out(attended.transpose(1, 2).reshape(n, tokens, width))
 
 
 class VisionMlp(nn.Module):
-    def __init__(self, dims: VisionDims) -> None:
+    def __init__(self, dims: VisionBlockDims) -> None:
         super().__init__()
         self.fc1 = Linear(dims.width, dims.mlp_dim)
         self.fc2 = Linear(dims.mlp_dim, dims.width)
@@ -45,15 +40,15 @@ class VisionMlp(nn.Module):
 class VisionBlock(nn.Module):
     """Pre-norm transformer block; norms and residual stream stay in float32."""
 
-    def __init__(self, dims: VisionDims) -> None:
+    def __init__(self, dims: VisionBlockDims) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dims.width, eps=1e-6)
         self.attention = VisionAttention(dims)
         self.norm2 = nn.LayerNorm(dims.width, eps=1e-6)
         self.mlp = VisionMlp(dims)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
+    def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:
+        x = x + self.attention(self.norm1(x), rotary)
         return x + self.mlp(self.norm2(x))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import (
     KnownHeads,
     Shapes,
@@ -22,7 +23,7 @@ from vla_runtime.export.block_sizes import (
     settle_heads,
     vision_dims,
 )
-from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
@@ -143,11 +144,11 @@ class Evo1Reader(CheckpointReader):
         folder: Path,
         tensors: Mapping[str, StoredTensor],
         options: ExportOptions,
-        gaps: MissingFacts,
+        missing: MissingFacts,
     ) -> dict[str, StoredTensor]:
         """Keep the matrices of the embodiment that config.json names (`default_embodiment_id`)."""
         stated = read_json(folder / CONFIG_FILE).get('default_embodiment_id', int, 0)
-        gaps.pick('--embodiment', options.embodiment, str(stated), 'number of the embodiment')
+        missing.pick('--embodiment', options.embodiment, str(stated), 'number of the embodiment')
         return of_embodiment(tensors, stated)
 
     def sizes(
@@ -156,10 +157,10 @@ class Evo1Reader(CheckpointReader):
         tensors: Mapping[str, StoredTensor],
         facts: FolderFacts,
         options: ExportOptions,
-        gaps: MissingFacts,
+        missing: MissingFacts,
     ) -> MakeDims | None:
         shape, config = Shapes(tensors, 'Evo-1'), read_json(folder / CONFIG_FILE)
-        _check_action_step(folder, config, facts, gaps)
+        _check_action_step(folder, config, facts, missing)
         states, actions = (
             shape(f'{encoder}_encoder.fc1.weight', 2) for encoder in ('state', 'action')
         )
@@ -174,14 +175,14 @@ class Evo1Reader(CheckpointReader):
             ('state dimensions', facts.state_dim, state_dim),
         ):
             if stated != found:
-                gaps.conflict(f'config.json says {name} {stated} but the tensors show {found}')
+                missing.conflict(f'config.json says {name} {stated} but the tensors show {found}')
         known = KnownHeads(
             vision=_VISION_HEADS.get(shape('vision.patch_embedding.weight', 4)[0]),
             kv=_KV_HEADS.get(shape('language.embedding.weight', 2)[1]),
             vision_example='InternVL3-1B has 16',
             kv_example='InternVL3-1B has 2',
         )
-        heads = settle_heads(shape, known, options, gaps)
+        heads = settle_heads(shape, known, options, missing)
         tokenizer = facts.tokenizer or options.tokenizer
         if heads is None or tokenizer is None or not tokenizer.is_file():
             return None  # The exporter asks for a tokenizer itself.
@@ -234,11 +235,11 @@ def of_embodiment(tensors: Mapping[str, StoredTensor], embodiment: int) -> dict[
 
 
 def _check_action_step(
-    folder: Path, config: JsonMapping, facts: FolderFacts, gaps: MissingFacts
+    folder: Path, config: JsonMapping, facts: FolderFacts, missing: MissingFacts
 ) -> None:
     """Note a step behind the network that cuts or switches actions otherwise than this runtime."""
     if config.values.get('postprocess_action_dim') not in (None, facts.action_length):
-        gaps.conflict(
+        missing.conflict(
             f'config.json says postprocess_action_dim {config.values["postprocess_action_dim"]} '
             f'but {facts.action_length} action dimensions; only equal ones are supported'
         )

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vla_runtime.families.blocks.dimensions import LIMITS as STACK_LIMITS
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims, check_vision
+from vla_runtime.families.blocks.dimensions import (
+    DecoderDims,
+    VisionDims,
+    check_language,
+    check_vision,
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,10 @@ class Evo1Dims:
 
     def __post_init__(self) -> None:
         check_vision(self.vision)
-        self._check_language()
+        check_language(self.language)
+        for name in ('rope_base', 'rms_epsilon'):
+            if getattr(self, name) <= 0:
+                raise ValueError(f'{name} {getattr(self, name)} where a number above 0 is expected')
         side = self.vision.image_size // self.vision.patch_size
         if side % self.pixel_shuffle:
             raise ValueError(
@@ -112,22 +120,6 @@ class Evo1Dims:
                 f'real_actions {self.real_actions} where 1 to {self.action_dim} (action_dim) is '
                 'expected'
             )
-
-    def _check_language(self) -> None:
-        language = self.language
-        if language.num_heads % language.num_kv_heads:
-            raise ValueError(
-                f'language: num_heads {language.num_heads} is not a multiple of num_kv_heads '
-                f'{language.num_kv_heads}'
-            )
-        if language.head_dim % 2:
-            raise ValueError(
-                f'language: head_dim {language.head_dim} is odd; the rotary embedding turns pairs '
-                'of numbers'
-            )
-        for name in ('rope_base', 'rms_epsilon'):
-            if getattr(self, name) <= 0:
-                raise ValueError(f'{name} {getattr(self, name)} where a number above 0 is expected')
 
     @property
     def image_size(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import attend, images_of_rows, repeat_rows, rotary
-from vla_runtime.families.blocks.layers import Linear, QueryLinear
+from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
 from vla_runtime.families.blocks.llama import Llama
 from vla_runtime.families.evo1.dimensions import Evo1Dims
 from vla_runtime.families.evo1.time_table import MOST_STEPS, ROWS, TOLERANCE
@@ -71,23 +71,8 @@ class ActionEncoder(nn.Module):
         return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)) + positions)))
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(MultiHeadAttention):
     """Projections of an attention over the context."""
-
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.q = QueryLinear(width, width, width // num_heads)
-        self.k = Linear(width, width)
-        self.v = Linear(width, width)
-        self.out = Linear(width, width)
-
-    def heads(self, projected: Tensor) -> Tensor:
-        """(B, T, W) to (B, heads, T, D)."""
-        batch, tokens, width = projected.shape
-        return projected.view(batch, tokens, self.num_heads, width // self.num_heads).transpose(
-            1, 2
-        )
 
     def memory(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, heads, P, D) of the context (B, P, W)."""

@@ -6,8 +6,7 @@ from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.blocks.shapes import (
     Named,
     Shape,
-    attention_shapes,
-    gated_mlp_shapes,
+    decoder_block_shapes,
     layer_norm_shapes,
     linear_shapes,
     under,
@@ -62,11 +61,7 @@ def _projector(dims: Evo1Dims) -> Named:
 
 def _language(dims: DecoderDims) -> Named:
     for block in range(dims.depth):
-        name = f'blocks.{block}'
-        yield f'{name}.input_norm.weight', (dims.width,)
-        yield from under(name, attention_shapes(dims, bias=True))
-        yield f'{name}.post_norm.weight', (dims.width,)
-        yield from under(name, gated_mlp_shapes(dims))
+        yield from under(f'blocks.{block}', decoder_block_shapes(dims, bias=True))
     yield 'norm.weight', (dims.width,)
 
 

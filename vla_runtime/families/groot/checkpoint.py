@@ -1,8 +1,8 @@
-"""Checkpoints of GR00T N1.5: LeRobot's folders of type `groot`.
+"""Checkpoints of GR00T N1.5 and N1.7: LeRobot's folders of type `groot`, and NVIDIA's.
 
 Such a folder holds encoders and decoders of every embodiment; the bundle gets the slice of one. It
-names neither the heads of its attentions nor the tokenizer. NVIDIA's own folders are recognised and
-refused: the order of their joints is in the training project's Python code.
+names neither the heads of its attentions nor the tokenizer. NVIDIA's own folders of N1.5 are
+recognised and refused: the order of their joints is in the training project's Python code.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import (
     Shapes,
     checked_dims,
@@ -19,7 +20,7 @@ from vla_runtime.export.block_sizes import (
     image_size_of,
     vision_dims,
 )
-from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
@@ -28,7 +29,7 @@ from vla_runtime.export.lerobot_processors import PREPROCESSOR_FILE, read_pipeli
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import ExportOptions
 from vla_runtime.export.text_frames import chat_places
-from vla_runtime.families.groot.dimensions import GrootDims, StackDims
+from vla_runtime.families.groot.dimensions import GrootDims
 from vla_runtime.families.groot.lerobot import (
     FRAME,
     IMAGE,
@@ -36,33 +37,34 @@ from vla_runtime.families.groot.lerobot import (
     PREPROCESSORS,
     read_groot_folder,
 )
+from vla_runtime.families.groot.n17_checkpoint import n17_sizes
+from vla_runtime.families.groot.n17_folder import n17_embodiments, read_n17_folder
+from vla_runtime.families.groot.stack_sizes import settle_stack_heads, stack_dims
 from vla_runtime.families.groot.tensor_names import NAMES, SLICED
-
-# Heads of published parts by width: SigLIP So400m, and the two stacks of the action head.
-_VISION_HEADS = {1152: 16}
-_CONTEXT_HEADS = {2048: 32}
-_DIT_HEADS = {1536: 32}
 
 
 class GrootReader(CheckpointReader):
     names = NAMES
     lerobot_types = ('groot',)
-    projects = ("NVIDIA's GR00T N1.5",)
+    projects = ("NVIDIA's GR00T N1.5 and N1.7",)
     wanted: ClassVar[Mapping[str, str]] = {
         '--tokenizer': (
-            'tokenizer.json of the Eagle processor that the policy was trained with (config.json: '
-            'tokenizer_assets_repo), from the Hugging Face Hub'
+            'tokenizer.json of the language model that the policy was trained from, from the '
+            'Hugging Face Hub: N1.5 the Eagle processor (config.json: tokenizer_assets_repo), '
+            'N1.7 nvidia/Cosmos-Reason2-2B'
         ),
         '--horizon': 'actions of a chunk (action_horizon of the base model; 16 in the published)',
     }
 
     def recognises(self, names: Collection[str]) -> bool:
-        return any(name.startswith('action_head.vl_self_attention.') for name in names)
+        return any(name.startswith('action_head.vlln.') for name in names)
 
     def family(self, tensors: Mapping[str, StoredTensor]) -> str:
-        return 'groot_n15'
+        return 'groot_n17' if 'vision.merger.norm.weight' in tensors else 'groot_n15'
 
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
+        if family == 'groot_n17':
+            return read_n17_folder(folder, options)
         if not is_lerobot_folder(folder):
             raise ExportError(
                 f"{folder}: is a folder of NVIDIA's own; it does not say in which order state and "
@@ -77,18 +79,21 @@ class GrootReader(CheckpointReader):
         options: ExportOptions,
         gaps: MissingFacts,
     ) -> dict[str, StoredTensor]:
-        pack = read_pipeline(folder / PREPROCESSOR_FILE, PREPROCESSORS).step(PACK_STEP)
+        if self.family(tensors) == 'groot_n17':
+            stated, slots = n17_embodiments(folder, options)
+        else:
+            pack = read_pipeline(folder / PREPROCESSOR_FILE, PREPROCESSORS).step(PACK_STEP)
+            stated, slots = pack.get('embodiment_tag', str), pack.mapping('embodiment_mapping')
         tag = gaps.pick(
             '--embodiment',
             options.embodiment,
-            pack.get('embodiment_tag', str),
+            stated,
             'tag of the robot that the policy was trained for',
         )
-        slots = pack.mapping('embodiment_mapping')
         # LeRobot's own rule for a tag that it does not know.
         index = slots.get(tag, int, 0) if tag is not None else 0
         return {
-            name: _slice(stored, index) if name.startswith(SLICED) else stored
+            name: _slice(stored, index, slots.path) if name.startswith(SLICED) else stored
             for name, stored in tensors.items()
         }
 
@@ -100,8 +105,10 @@ class GrootReader(CheckpointReader):
         options: ExportOptions,
         gaps: MissingFacts,
     ) -> MakeDims | None:
+        if self.family(tensors) == 'groot_n17':
+            return n17_sizes(folder, tensors, facts, options, gaps)
         shape = Shapes(tensors, 'GR00T N1.5')
-        heads = _settle_heads(shape, options, gaps)
+        heads = settle_stack_heads(shape, ('vision', 'context', 'dit'), options, gaps)
         tokenizer = facts.tokenizer or options.tokenizer
         if heads is None or tokenizer is None or not tokenizer.is_file():
             return None
@@ -117,7 +124,7 @@ class GrootReader(CheckpointReader):
         )
 
 
-def _slice(stored: StoredTensor, index: int) -> StoredTensor:
+def _slice(stored: StoredTensor, index: int, mapping: Path) -> StoredTensor:
     """The part of one embodiment; no byte is copied.
 
     Raises:
@@ -126,39 +133,10 @@ def _slice(stored: StoredTensor, index: int) -> StoredTensor:
     count = stored.shape[0] if stored.shape else 0
     if index >= count:
         raise CheckpointError(
-            f"{stored.path}: tensor '{stored.name}' has {count} embodiments but {PREPROCESSOR_FILE}"
+            f"{stored.path}: tensor '{stored.name}' has {count} embodiments but {mapping.name}"
             f' gives this one number {index}'
         )
     return stored.part(index)
-
-
-def _settle_heads(
-    shape: Shapes, options: ExportOptions, gaps: MissingFacts
-) -> Mapping[str, int] | None:
-    """Heads of each part by the widths of published ones, else from the options."""
-    widths = {
-        'vision': shape('vision.patch_embedding.weight', 4)[0],
-        'context': shape('context.0.attention.q.weight', 2)[0],
-        'dit': shape('dit.0.attention.q.weight', 2)[0],
-    }
-    known = {'vision': _VISION_HEADS, 'context': _CONTEXT_HEADS, 'dit': _DIT_HEADS}
-    found: dict[str, int] = {}
-    for part, width in widths.items():
-        option = '--vision-heads' if part == 'vision' else f'--heads {part}=N'
-        given = options.vision_heads if part == 'vision' else options.heads.get(part)
-        heads = gaps.pick(
-            option,
-            given,
-            known[part].get(width),
-            f"attention heads of '{part}', {width} numbers wide",
-        )
-        if heads is None:
-            continue
-        if width % heads:
-            gaps.conflict(f'{option} says {heads}, which does not divide its width of {width}')
-            continue
-        found[part] = heads
-    return found if len(found) == len(widths) else None
 
 
 def _dims(
@@ -179,8 +157,8 @@ def _dims(
         pixel_shuffle=_edge(inputs, vision.width),
         connector_layers=layers,
         language=decoder_dims(shape, 'language', max(1, keys // head_dim)),
-        context=_stack(shape, 'context', heads['context']),
-        dit=_stack(shape, 'dit', heads['dit']),
+        context=stack_dims(shape, 'context', heads['context']),
+        dit=stack_dims(shape, 'dit', heads['dit']),
         head_width=shape('out.weight', 2)[0],
         future_tokens=shape('future_tokens', 2)[0],
         positions=shape('positions', 2)[0],
@@ -210,18 +188,6 @@ def _edge(inputs: int, width: int) -> int:
             f'the connector takes {inputs} numbers, which is no square of patches of {width} each'
         )
     return edge
-
-
-def _stack(shape: Shapes, stack: str, heads: int) -> StackDims:
-    depth = 0
-    while f'{stack}.{depth}.attention.q.weight' in shape:
-        depth += 1
-    return StackDims(
-        depth=depth,
-        num_heads=heads,
-        head_dim=shape(f'{stack}.0.attention.q.weight', 2)[0] // heads,
-        mlp_dim=shape(f'{stack}.0.mlp.fc1.weight', 2)[0],
-    )
 
 
 READER = GrootReader()

@@ -1,11 +1,12 @@
-"""GR00T N1.5 (arXiv 2503.14734): Eagle's features and a DiT, for one embodiment."""
+"""GR00T N1.5 and N1.7 (arXiv 2503.14734): a language model's features and a DiT."""
 
 from __future__ import annotations
 
 from vla_runtime.families.family import Family, prompt_inputs, state_input
+from vla_runtime.families.groot import n17_dimensions as n17
 from vla_runtime.families.groot.dimensions import GROOT_N15, LIMITS, GrootDims
 from vla_runtime.families.groot.time_table import GrootTimeTable
-from vla_runtime.families.groot.weight_shapes import weight_shapes
+from vla_runtime.families.groot.weight_shapes import n15_weight_shapes, n17_weight_shapes
 
 FAMILIES = (
     Family(
@@ -19,6 +20,19 @@ FAMILIES = (
         prefix_inputs=prompt_inputs,
         head_inputs=state_input,
         time_table=GrootTimeTable,
-        weight_shapes=weight_shapes,
+        weight_shapes=n15_weight_shapes,
+    ),
+    Family(
+        name='groot_n17',
+        title='GR00T N1.7 (arXiv 2503.14734, NVIDIA Isaac-GR00T)',
+        head='flow',
+        dims=n17.GrootN17Dims,
+        presets={'groot_n17': n17.GROOT_N17},
+        limits=n17.LIMITS,
+        templates=('chat',),
+        prefix_inputs=prompt_inputs,
+        head_inputs=state_input,
+        time_table=GrootTimeTable,
+        weight_shapes=n17_weight_shapes,
     ),
 )

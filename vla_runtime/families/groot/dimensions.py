@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims, check_vision
 
@@ -80,35 +81,9 @@ class GrootDims:
             )
         if self.connector_layers not in (1, 2):
             raise ValueError(f'connector_layers {self.connector_layers} where 1 or 2 is expected')
-        _check_language(self.language)
-        if self.dit.depth < 1:
-            raise ValueError('dit: depth 0 where at least one block is expected')
-        if self.dit_width % 2:
-            raise ValueError(
-                f'dit: width {self.dit_width} (num_heads * head_dim) is odd; the flow time enters '
-                'as as many sines as cosines'
-            )
-        if self.horizon > self.positions:
-            raise ValueError(
-                f'horizon {self.horizon} is more than the {self.positions} action positions'
-            )
-        for name in ('rope_base', 'rms_epsilon'):
-            if getattr(self, name) <= 0:
-                raise ValueError(f'{name} {getattr(self, name)} where a number above 0 is expected')
-        self._check_places()
-
-    def _check_places(self) -> None:
-        places = self.image_places
-        if len(places) != self.cameras:
-            raise ValueError(
-                f'image_places has {len(places)} entries where one for each of the '
-                f'{self.cameras} cameras is expected'
-            )
-        if any(a > b for a, b in pairwise((0, *places, self.prompt_length))):
-            raise ValueError(
-                f'image_places {list(places)} must ascend from 0 to prompt_length '
-                f'{self.prompt_length}'
-            )
+        check_language(self.language)
+        check_head(self)
+        check_places(self.image_places, self.cameras, self.prompt_length)
 
     @property
     def image_size(self) -> int:
@@ -136,7 +111,61 @@ class GrootDims:
         return tuple(range(0, self.dit.depth, 2))
 
 
-def _check_language(dims: DecoderDims) -> None:
+class HeadDims(Protocol):
+    """Sizes of GR00T's action head and of what it stands on."""
+
+    @property
+    def dit(self) -> StackDims: ...
+
+    @property
+    def dit_width(self) -> int: ...
+
+    @property
+    def horizon(self) -> int: ...
+
+    @property
+    def positions(self) -> int: ...
+
+    @property
+    def rope_base(self) -> float: ...
+
+    @property
+    def rms_epsilon(self) -> float: ...
+
+
+def check_head(dims: HeadDims) -> None:
+    """Raise ValueError if the head's sizes do not fit each other."""
+    if dims.dit.depth < 1:
+        raise ValueError('dit: depth 0 where at least one block is expected')
+    if dims.dit_width % 2:
+        raise ValueError(
+            f'dit: width {dims.dit_width} (num_heads * head_dim) is odd; the flow time enters '
+            'as as many sines as cosines'
+        )
+    if dims.horizon > dims.positions:
+        raise ValueError(
+            f'horizon {dims.horizon} is more than the {dims.positions} action positions'
+        )
+    for name in ('rope_base', 'rms_epsilon'):
+        if getattr(dims, name) <= 0:
+            raise ValueError(f'{name} {getattr(dims, name)} where a number above 0 is expected')
+
+
+def check_places(places: tuple[int, ...], cameras: int, prompt_length: int) -> None:
+    """Raise ValueError if there is not one place for each image, in order, inside the prompt."""
+    if len(places) != cameras:
+        raise ValueError(
+            f'image_places has {len(places)} entries where one for each of the '
+            f'{cameras} cameras is expected'
+        )
+    if any(a > b for a, b in pairwise((0, *places, prompt_length))):
+        raise ValueError(
+            f'image_places {list(places)} must ascend from 0 to prompt_length {prompt_length}'
+        )
+
+
+def check_language(dims: DecoderDims) -> None:
+    """Raise ValueError if the language model's heads do not divide."""
     if dims.num_heads % dims.num_kv_heads:
         raise ValueError(
             f'language: num_heads {dims.num_heads} is not a multiple of num_kv_heads '
@@ -150,6 +179,20 @@ def _check_language(dims: DecoderDims) -> None:
 
 
 _STACK_LIMITS = {'depth': 512, 'mlp_dim': 131072, 'num_heads': 1024, 'head_dim': 1024}
+LANGUAGE_LIMITS = {
+    'language.width': 16384,
+    'language.num_kv_heads': 1024,
+    **{f'language.{name}': limit for name, limit in _STACK_LIMITS.items()},
+}
+HEAD_LIMITS = {
+    **{
+        f'{stack}.{name}': limit
+        for stack in ('context', 'dit')
+        for name, limit in _STACK_LIMITS.items()
+    },
+    'head_width': 16384,
+    'positions': 65536,
+}
 LIMITS = {
     'vision.width': 16384,
     'vision.depth': 512,
@@ -158,16 +201,9 @@ LIMITS = {
     'vision.image_size': 4096,
     'vision.patch_size': 1024,
     'pixel_shuffle': 64,
-    'language.width': 16384,
-    'language.num_kv_heads': 1024,
-    **{
-        f'{stack}.{name}': limit
-        for stack in ('language', 'context', 'dit')
-        for name, limit in _STACK_LIMITS.items()
-    },
-    'head_width': 16384,
+    **LANGUAGE_LIMITS,
+    **HEAD_LIMITS,
     'future_tokens': 4096,
-    'positions': 65536,
 }
 
 # nvidia/GR00T-N1.5-3B: SigLIP 2 at 224 pixels, twelve layers of Qwen3 1.7B, sixteen DiT blocks.

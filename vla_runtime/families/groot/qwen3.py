@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from vla_runtime.families.blocks.attention import Rotary, attend, rotate
@@ -59,13 +61,22 @@ class Qwen3Block(nn.Module):
 
 
 class Qwen3(nn.Module):
-    """Text table, blocks and final norm."""
+    """Text table and blocks, with or without a final norm.
 
-    def __init__(self, dims: DecoderDims, epsilon: float, vocabulary: int) -> None:
+    Args:
+        dims: sizes of the stack.
+        epsilon: epsilon of the norms.
+        vocabulary: rows of the text table.
+        final_norm: the features are those after the model's last norm.
+    """
+
+    def __init__(
+        self, dims: DecoderDims, epsilon: float, vocabulary: int, *, final_norm: bool = True
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, dims.width)
         self.blocks = nn.ModuleList(Qwen3Block(dims, epsilon) for _ in range(dims.depth))
-        self.norm = RMSNorm(dims.width, epsilon)
+        self.norm = RMSNorm(dims.width, epsilon) if final_norm else nn.Identity()
 
     @property
     def layers(self) -> list[Qwen3Block]:
@@ -76,8 +87,35 @@ class Qwen3(nn.Module):
         """(B, L) token ids to (B, L, W) float32."""
         return self.embedding(tokens).float()
 
-    def forward(self, x: Tensor, rotary: Rotary, seen: Tensor) -> Tensor:
-        """Embeddings (B, T, W) to features after the final norm."""
-        for block in self.layers:
+    def forward(
+        self, x: Tensor, rotary: Rotary, seen: Tensor, between: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """Embeddings (B, T, W) to features.
+
+        Args:
+            x: (B, T, W).
+            rotary: positions.
+            seen: (B, T, T) bool, keys that each token sees.
+            between: added behind the first blocks, one each, (B, T, W); behind the last block of
+                all nothing is added.
+        """
+        last = len(self.layers) - 1
+        for index, block in enumerate(self.layers):
             x = block(x, rotary, seen)
+            if index < min(len(between), last):
+                x = x + between[index]
         return self.norm(x)
+
+
+def causal_attention(mask: Tensor) -> Tensor:
+    """Keys that each token sees, (B, T, T) bool, of a causal attention over what is there.
+
+    A hidden token sees itself, so that no token sees nothing.
+
+    Args:
+        mask: (B, T) bool, True for what is there.
+    """
+    length = mask.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+    own = torch.eye(length, dtype=torch.bool, device=mask.device)
+    return torch.logical_or(torch.logical_and(mask[:, None], causal), own)

@@ -13,6 +13,7 @@ import numpy as np
 
 from vla_runtime.families.blocks.flow_time import linear_rows, silu
 from vla_runtime.families.groot.dimensions import GrootDims
+from vla_runtime.families.groot.n17_dimensions import GrootN17Dims
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 BUCKETS = 1000
@@ -58,9 +59,9 @@ def action_code(buckets: np.ndarray, width: int) -> np.ndarray:
 
 
 class GrootTimeTable:
-    """Rows of `GrootN15.time_conditioning`: the action encoder's share, then all modulations."""
+    """Rows of `GrootHead.time_conditioning`: the action encoder's share, then all modulations."""
 
-    def __init__(self, dims: GrootDims, weights: SafetensorsReader) -> None:
+    def __init__(self, dims: GrootDims | GrootN17Dims, weights: SafetensorsReader) -> None:
         self._dims, self._weights = dims, weights
         self._modulations = [f'dit.{block}.modulation' for block in range(dims.dit.depth)]
         self._modulations.append('out_modulation')

@@ -11,30 +11,76 @@ from vla_runtime.families.blocks.shapes import (
     layer_norm_shapes,
     linear_shapes,
     under,
+    vision_block_shapes,
     vision_shapes,
 )
 from vla_runtime.families.groot.dimensions import GrootDims, StackDims
+from vla_runtime.families.groot.n17_dimensions import FRAMES, GrootN17Dims
 from vla_runtime.families.groot.time_table import DIT_CODE
 
+AnyDims = GrootDims | GrootN17Dims
 
-def weight_shapes(dims: GrootDims) -> dict[str, Shape]:
+
+def n15_weight_shapes(dims: GrootDims) -> dict[str, Shape]:
     """Tensors of a GR00T N1.5 network, in the order of its state dict."""
-    return dict(_tensors(dims))
+    return {
+        **dict(_tables(dims)),
+        **dict(under('vision', vision_shapes(dims.vision))),
+        **dict(under('vision.connector', _connector(dims))),
+        **dict(_language(dims)),
+        'language.norm.weight': (dims.language.width,),
+        **dict(_head(dims)),
+    }
 
 
-def _tensors(dims: GrootDims) -> Named:
-    language, width = dims.language.width, dims.dit_width
-    yield 'future_tokens', (dims.future_tokens, width)
-    yield 'positions', (dims.positions, width)
-    yield from under('vision', vision_shapes(dims.vision))
-    yield from under('vision.connector', _connector(dims))
-    yield 'language.embedding.weight', (dims.vocabulary, language)
+def n17_weight_shapes(dims: GrootN17Dims) -> dict[str, Shape]:
+    """Tensors of a GR00T N1.7 network, in the order of its state dict."""
+    return {
+        **dict(_tables(dims)),
+        **dict(under('vision', _qwen_vision(dims))),
+        **dict(_language(dims)),
+        **dict(_head(dims)),
+    }
+
+
+def _tables(dims: AnyDims) -> Named:
+    if dims.future_tokens:
+        yield 'future_tokens', (dims.future_tokens, dims.dit_width)
+    yield 'positions', (dims.positions, dims.dit_width)
+
+
+def _language(dims: AnyDims) -> Named:
+    yield 'language.embedding.weight', (dims.vocabulary, dims.language.width)
     for block in range(dims.language.depth):
         yield from under(f'language.blocks.{block}', _decoder_block(dims.language))
-    yield 'language.norm.weight', (language,)
+
+
+def _qwen_vision(dims: GrootN17Dims) -> Named:
+    vision = dims.vision
+    yield 'position_embedding', (vision.positions**2, vision.width)
+    patch = (vision.patch_size, vision.patch_size)
+    yield 'patch_embedding.weight', (vision.width, 3, FRAMES, *patch)
+    yield 'patch_embedding.bias', (vision.width,)
+    for block in range(vision.depth):
+        yield from under(f'blocks.{block}', vision_block_shapes(vision))
+    joined = vision.width * vision.merge**2
+    yield from under('merger', _merger(joined, vision.width, dims.language.width))
+    for index in range(len(vision.deepstack)):
+        yield from under(f'deepstack.{index}', _merger(joined, joined, dims.language.width))
+
+
+def _merger(joined: int, normalised: int, outputs: int) -> Named:
+    yield from layer_norm_shapes('norm', normalised)
+    yield from linear_shapes('fc1', joined, joined)
+    yield from linear_shapes('fc2', joined, outputs)
+
+
+def _head(dims: AnyDims) -> Named:
+    language, width = dims.language.width, dims.dit_width
     yield from layer_norm_shapes('context_norm', language)
-    for block in range(dims.context.depth):
-        yield from under(f'context.{block}', _context_block(dims.context, language))
+    if dims.context is not None:
+        for block in range(dims.context.depth):
+            yield from under(f'context.{block}', _context_block(dims.context, language))
     yield from _sliced_mlp('state_encoder', dims.state_dim, dims.head_width, width)
     for name, inputs in (('embed', dims.action_dim), ('mix', 2 * width), ('out', width)):
         yield from _sliced(f'action_encoder.{name}', inputs, width)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import check_shown, settle_heads
-from vla_runtime.export.checkpoint import StoredTensor
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
@@ -76,11 +76,11 @@ class PiReader(CheckpointReader):
         tensors: Mapping[str, StoredTensor],
         facts: FolderFacts,
         options: ExportOptions,
-        gaps: MissingFacts,
+        missing: MissingFacts,
     ) -> MakeDims | None:
         shape = pi_shapes(tensors)
-        check_shown(shape, facts, gaps)
-        heads = settle_heads(shape, known_heads(shape, facts.variant), options, gaps)
+        check_shown(shape, facts, missing)
+        heads = settle_heads(shape, known_heads(shape, facts.variant), options, missing)
         if heads is None:
             return None
         return lambda cameras, prompt_length, horizon: dims_of(

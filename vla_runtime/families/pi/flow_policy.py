@@ -61,6 +61,12 @@ class PiNetwork(FlowNetwork):
 
     # Shared by both families.
 
+    def fused(self) -> FlowNetwork:
+        """As `FlowNetwork.fused`."""
+        from vla_runtime.families.pi.fused import FusedPi
+
+        return FusedPi(self)
+
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import (
     KnownHeads,
     Shapes,
@@ -22,7 +23,7 @@ from vla_runtime.export.block_sizes import (
     settle_heads,
     vision_dims,
 )
-from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
@@ -102,17 +103,17 @@ class SmolVlaReader(CheckpointReader):
         tensors: Mapping[str, StoredTensor],
         facts: FolderFacts,
         options: ExportOptions,
-        gaps: MissingFacts,
+        missing: MissingFacts,
     ) -> MakeDims | None:
         shape = Shapes(tensors, 'SmolVLA')
-        check_shown(shape, facts, gaps)
+        check_shown(shape, facts, missing)
         known = KnownHeads(
             vision=_VISION_HEADS.get(shape('vision.patch_embedding.weight', 4)[0]),
             kv=_KV_HEADS.get(shape('language.embedding.weight', 2)[1]),
             vision_example='SmolVLM2 500M has 12',
             kv_example='SmolVLM2 500M has 5',
         )
-        heads = settle_heads(shape, known, options, gaps)
+        heads = settle_heads(shape, known, options, missing)
         # In LeRobot zero and less mean that no layer attends to itself; 2 is its default.
         every = max(0, read_json(folder / CONFIG_FILE).get('self_attn_every_n_layers', int, 2))
         if heads is None:

@@ -8,8 +8,7 @@ from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.blocks.shapes import (
     Named,
     Shape,
-    attention_shapes,
-    gated_mlp_shapes,
+    decoder_block_shapes,
     linear_shapes,
     under,
     vision_shapes,
@@ -39,12 +38,5 @@ def weight_shapes(dims: SmolVlaDims) -> dict[str, Shape]:
 def _llama(dims: DecoderDims, cross: Container[int], memory: int) -> Named:
     for block in range(dims.depth):
         read = memory if block in cross else None
-        yield from under(f'blocks.{block}', _llama_block(dims, read))
+        yield from under(f'blocks.{block}', decoder_block_shapes(dims, read))
     yield 'norm.weight', (dims.width,)
-
-
-def _llama_block(dims: DecoderDims, memory_width: int | None) -> Named:
-    yield 'input_norm.weight', (dims.width,)
-    yield from attention_shapes(dims, memory_width)
-    yield 'post_norm.weight', (dims.width,)
-    yield from gated_mlp_shapes(dims)

@@ -215,11 +215,11 @@ class ExecutorNode(LifecycleNode):
             return
         self._follow_parameters()
         # Before it is read: however long a message is, it must not keep the ticks waiting.
-        if len(message.points) > spec.dims.horizon:
+        if len(message.points) > spec.horizon:
             self._unreadable += 1
             self._say(
                 f'a chunk of {len(message.points)} points on {CHUNK_TOPIC} is refused: the '
-                f"policy's horizon is {spec.dims.horizon}"
+                f"policy's horizon is {spec.horizon}"
             )
             return
         try:
@@ -332,7 +332,7 @@ class ExecutorNode(LifecycleNode):
         try:
             parameters = executor_parameters(wanted)
             if self._spec is not None:
-                parameters.require_horizon(self._spec.dims.horizon)
+                parameters.require_horizon(self._spec.horizon)
         except ValueError as error:
             return str(error)
         return None

@@ -79,12 +79,19 @@ class LivePlayer:
         options: of the node.
         step_time_s: of the policy.
         log_folder: the node's output goes to a file in it.
+        warn: called in another thread where that file cannot be written any more.
     """
 
-    def __init__(self, options: PolicyNodeOptions, step_time_s: float, log_folder: Path) -> None:
+    def __init__(
+        self,
+        options: PolicyNodeOptions,
+        step_time_s: float,
+        log_folder: Path,
+        warn: Callable[[str], None],
+    ) -> None:
         self._options = options
         self._step_time_s = step_time_s
-        self._processes = Supervisor(log_folder, lambda _: None)
+        self._processes = Supervisor(log_folder, warn)
         self._chunks: list[ReceivedChunk] = []
         self._publishers: dict[str, Any] = {}
         self._context = rclpy.Context()

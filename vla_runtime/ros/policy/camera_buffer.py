@@ -52,13 +52,27 @@ class CameraCounters:
 
 
 class CameraBuffer:
-    """Frames of one camera, oldest first, with strictly increasing stamps."""
+    """Frames of one camera, oldest first, with strictly increasing stamps.
 
-    def __init__(self, name: str, topic: str) -> None:
+    Args:
+        name: for people, like the topic.
+        topic: of its messages.
+        kept_ns: time for which frames too old to be used are kept as earlier ones.
+
+    Attributes:
+        frames: that can be used.
+        first_ns: stamp of the first frame since the last `clear`.
+    """
+
+    def __init__(self, name: str, topic: str, kept_ns: int = 0) -> None:
         self.name = name
         self.topic = topic
         self.counters = CameraCounters()
         self.frames: deque[Frame] = deque(maxlen=_DEPTH)
+        self.first_ns: int | None = None
+        self._kept_ns = kept_ns
+        # Older than `frames`; of these the earlier frames are chosen.
+        self._before: deque[Frame] = deque()
         # Why the latest message could not be used; None when it could.
         self.fault: str | None = None
         self._last_ns: int | None = None
@@ -67,6 +81,8 @@ class CameraBuffer:
     def clear(self) -> None:
         """Forget all frames and stamps; counters stay."""
         self.frames.clear()
+        self._before.clear()
+        self.first_ns = None
         self.fault = None
         self._last_ns = None
         self._periods.clear()
@@ -110,6 +126,10 @@ class CameraBuffer:
             self.fault = f'frames arrive {age_ns * 1e-9:.3f} s after their stamp'
             return False
         self.fault = None
+        if self.first_ns is None:
+            self.first_ns = frame.stamp_ns
+        if len(self.frames) == _DEPTH:
+            self._set_aside()
         self.frames.append(frame)
         return True
 
@@ -120,14 +140,24 @@ class CameraBuffer:
 
     def discard(self, frame: Frame, reason: str) -> None:
         """Drop a frame that was kept and turned out to be unusable."""
-        if frame in self.frames:
-            self.frames.remove(frame)
+        for frames in (self.frames, self._before):
+            if frame in frames:
+                frames.remove(frame)
         self._refuse(reason)
 
     def expire(self, now_ns: int, max_age_ns: int) -> None:
         """Drop frames that are too old to be used."""
         while self.frames and now_ns - self.frames[0].stamp_ns > max_age_ns:
-            self.frames.popleft()
+            self._set_aside()
+        while self._before and now_ns - self._before[0].stamp_ns > max_age_ns + self._kept_ns:
+            self._before.popleft()
+
+    def nearest(self, stamp_ns: int) -> Frame:
+        """Frame whose stamp is nearest, those that are too old to be used included.
+
+        There must be one that can be used.
+        """
+        return min((*self._before, *self.frames), key=lambda frame: abs(frame.stamp_ns - stamp_ns))
 
     def why_empty(self, now_ns: int, max_age_ns: int) -> str:
         """Describe why no frame can be used."""
@@ -140,6 +170,12 @@ class CameraBuffer:
             f"camera '{self.name}' ({self.topic}): last frame is {age_s:.2f} s old, limit "
             f'{max_age_ns * 1e-9:g} s'
         )
+
+    def _set_aside(self) -> None:
+        """Take the oldest frame out of those that can be used."""
+        frame = self.frames.popleft()
+        if self._kept_ns:
+            self._before.append(frame)
 
     def _refuse(self, reason: str) -> bool:
         self.counters.refused += 1

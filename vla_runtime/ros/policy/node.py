@@ -61,6 +61,7 @@ from vla_runtime.ros.policy.parameters import (
     POLICY_PARAMETERS,
     limits_from,
 )
+from vla_runtime.ros.policy.prepared_settings import PreparedSettings
 from vla_runtime.ros.policy.responder import Answer, Circumstances, Responder
 from vla_runtime.ros.policy.sensors import Sensors, make_synchronizer
 from vla_runtime.ros.policy.settings import settings_from
@@ -98,6 +99,7 @@ class PolicyNode(LifecycleNode):
         self._match: RobotMatch | None = None
         self._synchronizer: Synchronizer | None = None
         self._responder: Responder | None = None
+        self._prepared: PreparedSettings | None = None
         self._sensors: Sensors | None = None
         self._worker: LatestJobWorker[Request] | None = None
         self._requests: Subscription | None = None
@@ -195,6 +197,8 @@ class PolicyNode(LifecycleNode):
             verify=given['verify_bundle'],
         )
         milliseconds = self._policy.warm_up()
+        # A recording names what ran, so that a replay needs no choice.
+        picked = {'backend': self._policy.backend, 'precision': self._policy.precision}
         self._robot, self._status.hardware = robot, robot.name
         self._descriptions.publish(
             String(
@@ -202,15 +206,17 @@ class PolicyNode(LifecycleNode):
                     self._policy.spec,
                     robot,
                     self._match,
-                    {**given, 'bundle': str(bundle.folder.resolve())},
+                    {**given, **picked, 'bundle': str(bundle.folder.resolve())},
                     threads=self._policy.threads or 0,
                     topic_name=self.resolve_topic_name,
                 )
             )
         )
         self.get_logger().info(
-            f"policy '{self._policy.spec.name}' on robot '{robot.name}', {given['backend']} on "
-            f'{given["device"]}: warmed up in {milliseconds:.0f} ms'
+            f"policy '{self._policy.spec.name}' on robot '{robot.name}', {picked['backend']} in "
+            f'{picked["precision"]} on {given["device"]}, {self._policy.threads} thread(s): warmed '
+            f'up in {milliseconds:.0f} ms'
+            + (f' (chosen: {self._policy.why})' if self._policy.why else '')
         )
 
     def _open(self) -> None:
@@ -224,6 +230,7 @@ class PolicyNode(LifecycleNode):
             now_ns=self._ros_time_ns(),
             steady_ns=monotonic_ns(),
         )
+        self._prepared = PreparedSettings(self._policy)
         self._instruction.read_by(self._policy)
         self._begin_era()
         self._worker = LatestJobWorker(
@@ -260,6 +267,7 @@ class PolicyNode(LifecycleNode):
             self._worker.stop()
             self._responder.drain()
         self._sensors = self._worker = self._responder = self._synchronizer = None
+        self._prepared = None
         self._status.drop('observation')
         self._status.drop('requests')
 
@@ -304,7 +312,8 @@ class PolicyNode(LifecycleNode):
 
     def _attempt(self, request: Request) -> bool:
         responder, synchronizer = self._responder, self._synchronizer
-        assert responder is not None and synchronizer is not None
+        prepared = self._prepared
+        assert responder is not None and synchronizer is not None and prepared is not None
         if not responder.has_room:
             return False
         with self._era_lock:
@@ -314,7 +323,7 @@ class PolicyNode(LifecycleNode):
         given: dict[str, Any] = {}
 
         def read() -> Circumstances:
-            given.update(values(self, POLICY_PARAMETERS))
+            given.update(prepared.of(values(self, POLICY_PARAMETERS)))
             synchronizer.limits = limits_from(given)
             return Circumstances(
                 now_ns=self._ros_time_ns(),
@@ -330,6 +339,9 @@ class PolicyNode(LifecycleNode):
                 self._status.set(policy_status.observation(answer))
             return False
         answer.add_done_callback(lambda done: self._on_answer(request, done, era, given))
+        # After this answer, in the time until the next request.
+        if milliseconds := prepared.prepare():
+            self.get_logger().info(f'new settings prepared in {milliseconds:.0f} ms')
         return True
 
     def _on_answer(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
+from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.preflight import BACKENDS, MOST_THREADS
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.inference.settings import PolicySettings
@@ -29,14 +30,21 @@ _TIES = tuple(word for word in get_args(RtcMode) if word != 'off')
 POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec('bundle', '', 'folder of the policy bundle', read_only=True),
     ParameterSpec('robot', '', 'robot file (config/robots/*.yaml)', read_only=True),
-    ParameterSpec('backend', 'torch', 'what runs the networks', words=BACKENDS, read_only=True),
+    ParameterSpec(
+        'backend',
+        AUTO,
+        'what runs the networks; auto: the fastest here that may run this bundle',
+        words=(AUTO, *BACKENDS),
+        read_only=True,
+    ),
     AUTOSTART,
     ParameterSpec('device', 'cpu', 'cpu, cuda or cuda:N', read_only=True),
     ParameterSpec(
         'precision',
-        'float32',
-        "number format of the networks' large matrices",
-        words=('float32', 'bfloat16', 'float16'),
+        AUTO,
+        "number format of the networks' large matrices; auto: the fastest here that the bundle's "
+        'receipt vouches for',
+        words=(AUTO, 'float32', 'bfloat16', 'float16'),
         read_only=True,
     ),
     ParameterSpec(
@@ -48,8 +56,8 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'torch_threads',
         0,
-        'CPU threads of each network that runs; 0: all cores but one, which the messages need, '
-        'shared by two networks where pipeline is throughput at configure',
+        'CPU threads of each network that runs, whatever the backend; 0: all cores but one, which '
+        'the messages need, shared by two networks where pipeline is throughput at configure',
         minimum=0,
         maximum=MOST_THREADS,
         read_only=True,

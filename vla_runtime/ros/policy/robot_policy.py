@@ -96,7 +96,7 @@ class RobotPolicy:
             names=self.match.column_names,
             kinds=tuple(column.kind for column in self.match.columns),
             step_time_s=spec.step_time_s,
-            horizon=spec.dims.horizon,
+            horizon=spec.horizon,
         )
         step = step_of_row_0(plan, stamp_ns=stamp_ns, step_time_s=spec.step_time_s)
         self.policy.settings = settings

@@ -43,6 +43,7 @@ def make_synchronizer(
             for name in match.state_joints
         ],
         limits,
+        match.earlier,
     )
 
 
@@ -74,6 +75,8 @@ class Sensors:
         self._group = MutuallyExclusiveCallbackGroup()
         self._subscriptions: list[Subscription] = []
         for name, camera in match.cameras.items():
+            if name in match.earlier:
+                continue
             callback = guarded(on_error, f'camera {name}', partial(self._on_image, name, camera))
             self._subscribe(_IMAGE_TYPES[camera.type], camera, callback)
         for source in _used_topics(robot, match):

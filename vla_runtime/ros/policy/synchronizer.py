@@ -3,6 +3,8 @@
 Pure: no ROS, no clock of its own. Invariants:
 - the frames of a selection lie within `tolerance_ns` of each other, none older than `max_age_ns`,
   and no camera has a newer frame with which that would hold;
+- an earlier frame of a camera is the one nearest to its age before the camera's selected frame,
+  within the tolerance, or the camera's very first one;
 - the state is that of the selection's stamp, which is the newest frame's: interpolated between two
   samples, held after the last one;
 - what cannot be selected is refused with a reason for every source that is missing;
@@ -17,11 +19,13 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from threading import Lock
+from types import MappingProxyType
 
 import numpy as np
 
 from vla_runtime.ros.policy.camera_buffer import CameraBuffer, CameraCounters, Frame
 from vla_runtime.ros.policy.joint_buffer import JointBuffer, JointSource, JointTopic
+from vla_runtime.ros.robot.match import EarlierFrame
 
 # Two threads read the clock and then wait for the lock: less than this is no jump.
 _JUMP_NS = 100_000_000
@@ -94,16 +98,26 @@ class Synchronizer:
         cameras: camera name to topic.
         joints: one source for each number of the state, in order.
         limits: what belongs together; may be replaced at any time.
+        earlier: of `cameras` those that are an earlier frame of another one.
     """
 
     def __init__(
-        self, cameras: Mapping[str, str], joints: Sequence[JointSource], limits: SyncLimits
+        self,
+        cameras: Mapping[str, str],
+        joints: Sequence[JointSource],
+        limits: SyncLimits,
+        earlier: Mapping[str, EarlierFrame] = MappingProxyType({}),
     ) -> None:
         self.limits = limits
         self.clock_jumps = 0
         self._lock = Lock()
         self._now_ns = 0
-        self._cameras = {name: CameraBuffer(name, topic) for name, topic in cameras.items()}
+        self._earlier = earlier
+        self._cameras = {
+            name: CameraBuffer(name, topic, _kept_ns(name, earlier))
+            for name, topic in cameras.items()
+            if name not in earlier
+        }
         self._joints = [JointBuffer(source) for source in joints]
         self._topics = {
             topic: JointTopic(topic, [j for j in self._joints if j.source.topic == topic])
@@ -127,7 +141,8 @@ class Synchronizer:
     def discard_frame(self, camera: str, frame: Frame, reason: str) -> None:
         """Drop a selected frame that could not be decoded, so that it is not selected again."""
         with self._lock:
-            self._cameras[camera].discard(frame, reason)
+            of = self._earlier[camera].camera if camera in self._earlier else camera
+            self._cameras[of].discard(frame, reason)
 
     def add_joints(
         self,
@@ -162,10 +177,13 @@ class Synchronizer:
             if frames is None:
                 return (self._apart(),)
             stamp_ns = max(frame.stamp_ns for frame in frames.values())
+            before = self._before(frames)
+            if isinstance(before, MissingInput):
+                return (before,)
             state = self._state(stamp_ns)
             if not isinstance(state, _State):
                 return state
-            return Selection(stamp_ns, frames, state.values, state.newest_ns)
+            return Selection(stamp_ns, frames | before, state.values, state.newest_ns)
 
     def camera_statuses(self, now_ns: int) -> tuple[CameraStatus, ...]:
         """Counters and problems of every camera."""
@@ -238,6 +256,28 @@ class Synchronizer:
                 return None
             places[newest] -= 1
 
+    def _before(self, frames: Mapping[str, Frame]) -> dict[str, Frame] | MissingInput:
+        """The earlier frame of every camera that the policy sees two of.
+
+        Before there is one that old, a camera's first frame stands for it, as in training.
+        """
+        found = {}
+        for name, earlier in self._earlier.items():
+            buffer = self._cameras[earlier.camera]
+            wanted_ns = frames[earlier.camera].stamp_ns - earlier.age_ns
+            frame = buffer.nearest(wanted_ns)
+            off_ns = abs(frame.stamp_ns - wanted_ns)
+            if off_ns > self.limits.tolerance_ns and frame.stamp_ns != buffer.first_ns:
+                return MissingInput(
+                    f'camera {name}',
+                    f"camera '{earlier.camera}' ({buffer.topic}): no frame from "
+                    f'{earlier.age_ns * 1e-9:.3f} s before its newest; the nearest is '
+                    f'{off_ns * 1e-9:.3f} s off (sync_tolerance_s): frames are lost, or the camera '
+                    'is too slow',
+                )
+            found[name] = frame
+        return found
+
     def _apart(self) -> MissingInput:
         newest = {name: buffer.frames[-1].stamp_ns for name, buffer in self._cameras.items()}
         ahead, behind = max(newest, key=newest.__getitem__), min(newest, key=newest.__getitem__)
@@ -269,3 +309,8 @@ class Synchronizer:
 class _State:
     values: np.ndarray
     newest_ns: int
+
+
+def _kept_ns(camera: str, earlier: Mapping[str, EarlierFrame]) -> int:
+    """How much older than usable frames a camera's frames are kept."""
+    return max((item.age_ns for item in earlier.values() if item.camera == camera), default=0)

@@ -88,6 +88,19 @@ class MatchedOutput:
 
 
 @dataclass(frozen=True)
+class EarlierFrame:
+    """A policy's image that is an earlier frame of one of its cameras.
+
+    Attributes:
+        camera: the policy's name of it.
+        age_ns: by which the frame is older than the camera's newest.
+    """
+
+    camera: str
+    age_ns: int
+
+
+@dataclass(frozen=True)
 class RobotMatch:
     """Mapping between one policy and one robot.
 
@@ -99,6 +112,7 @@ class RobotMatch:
         limits: of the columns, in robot units; with the URDF's.
         cameras: policy's camera name to the robot's camera; cameras that the policy was trained
             without (`present: false`) are left out.
+        earlier: of `cameras` those that are an earlier frame of another one.
         outputs: where commands go; outputs that this policy does not use are left out.
     """
 
@@ -108,11 +122,20 @@ class RobotMatch:
     actions: Scaling
     limits: Limits
     cameras: Mapping[str, RobotCamera]
+    earlier: Mapping[str, EarlierFrame]
     outputs: tuple[MatchedOutput, ...]
 
     @property
     def column_names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
+
+
+def _earlier_frames(spec: BundleSpec) -> dict[str, EarlierFrame]:
+    return {
+        camera.name: EarlierFrame(camera.frame_of, round(camera.steps_ago * spec.step_time_s * 1e9))
+        for camera in spec.cameras
+        if camera.present and camera.frame_of is not None and camera.steps_ago is not None
+    }
 
 
 def match_robot(robot: Robot, spec: BundleSpec, bundle_folder: str | Path) -> RobotMatch:
@@ -158,6 +181,7 @@ class _Matcher:
             actions=_scaling(actions),
             limits=self._limits(columns),
             cameras=cameras,
+            earlier=_earlier_frames(self._spec),
             outputs=outputs,
         )
 
@@ -180,14 +204,14 @@ class _Matcher:
         for index, camera in enumerate(self._spec.cameras):
             if not camera.present:
                 continue
-            if camera.name in known:
-                found[camera.name] = known[camera.name]
-                self._check_image_size(index, known[camera.name])
+            name = camera.frame_of or camera.name
+            if name in known:
+                found[camera.name] = known[name]
+                self._check_image_size(index, known[name])
             else:
                 self._misfit(
                     f'cameras[{index}].name',
-                    f"no camera '{camera.name}' in cameras (name or aliases)"
-                    f'{_hint(camera.name, known)}',
+                    f"no camera '{name}' in cameras (name or aliases){_hint(name, known)}",
                 )
         return found
 

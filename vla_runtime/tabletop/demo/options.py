@@ -102,7 +102,7 @@ def check_options(options: DemoOptions) -> None:
     match_robot(robot, spec, options.bundle)
     if options.replan_interval is not None:
         interval = ExecutorParameters(replan_interval=options.replan_interval)
-        interval.require_horizon(spec.dims.horizon)
+        interval.require_horizon(spec.horizon)
     if options.cfg_beta is not None:
         check_beta(options.cfg_beta)
         if options.cfg_beta > MOST_BETA:

@@ -1,0 +1,176 @@
+"""What `auto` chooses: the receipt decides what may run, a measurement with a margin what does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from onnx_bundles import copy_bundle, tiny_onnx_bundle
+from tiny_policy import observation as looked
+from tiny_policy import tiny_spec, write_tiny_policy
+
+from vla_runtime.bundle.folder import Bundle, read_bundle
+from vla_runtime.bundle.writer import seal
+from vla_runtime.engines import choice as choices
+from vla_runtime.engines.choice import Candidate, candidates, choose, memory_path
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.policy import Policy
+
+TORCH, ONNX = Candidate('torch', 'float32'), Candidate('onnxruntime', 'float32')
+
+
+@pytest.fixture(autouse=True)
+def _memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+
+
+def with_receipt(target: Path, precision: str) -> Bundle:
+    """A bundle with ONNX files, and a receipt for them."""
+    bundle = copy_bundle(tiny_onnx_bundle(), target)
+    spec = read_bundle(bundle, verify=False).spec
+    (bundle / 'verification.json').write_text(json.dumps({'onnx': {'precision': precision}}))
+    seal(bundle, spec)
+    return read_bundle(bundle)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return with_receipt(tmp_path / 'bundle', 'float32')
+
+
+def timed(times: dict[Candidate, float], asked: list[Candidate] | None = None):
+    def measure(candidate: Candidate) -> float:
+        if asked is not None:
+            asked.append(candidate)
+        if candidate not in times:
+            raise ValueError(f'{candidate.backend} is broken')
+        return times[candidate]
+
+    return measure
+
+
+def test_a_bundle_without_onnx_files_leaves_pytorch(tmp_path: Path):
+    bundle = read_bundle(write_tiny_policy(tmp_path / 'bundle', tiny_spec()))
+    assert candidates(bundle, 'auto', 'cpu', 'auto') == [TORCH]
+    asked: list[Candidate] = []
+    found = choose(bundle, [TORCH], 'cpu', 1, timed({}, asked))
+    assert (found.backend, found.precision) == ('torch', 'float32')
+    assert not asked
+
+
+def test_onnx_files_need_a_receipt(tmp_path: Path, bundle: Bundle):
+    assert candidates(bundle, 'auto', 'cpu', 'auto') == [TORCH, ONNX]
+    unseen = read_bundle(tiny_onnx_bundle())
+    assert candidates(unseen, 'auto', 'cpu', 'auto') == [TORCH]
+
+
+@pytest.mark.parametrize(
+    ('receipt', 'native', 'expected'),
+    [
+        ('bfloat16', True, ['torch in bfloat16', 'torch in float32']),
+        ('bfloat16', False, ['torch in float32']),
+        # PyTorch emulates float16 on a CPU.
+        ('float16', True, ['torch in float32', 'onnxruntime in float16']),
+        ('float32', True, ['torch in float32', 'onnxruntime in float32']),
+    ],
+)
+def test_reduced_precision_needs_a_receipt_and_a_cpu_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receipt: str, native: bool, expected: list[str]
+):
+    monkeypatch.setattr(choices, 'multiplies_bfloat16', lambda: native)
+    bundle = with_receipt(tmp_path / 'bundle', receipt)
+    assert [str(one) for one in candidates(bundle, 'auto', 'cpu', 'auto')] == expected
+
+
+def test_what_was_named_is_kept(bundle: Bundle):
+    assert candidates(bundle, 'onnxruntime', 'cpu', 'auto') == [ONNX]
+    assert candidates(bundle, 'auto', 'cpu', 'float32') == [TORCH, ONNX]
+    # A precision without a receipt is never chosen, but it can be named.
+    assert candidates(bundle, 'auto', 'cpu', 'bfloat16') == [Candidate('torch', 'bfloat16')]
+
+
+def test_nothing_installed_is_an_error_that_says_what_to_do(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(choices, 'missing_package', lambda name: name)
+    with pytest.raises(ValueError, match=r'leaves nothing that may run .* install PyTorch'):
+        candidates(bundle, 'auto', 'cpu', 'auto')
+
+
+@pytest.mark.parametrize(
+    ('torch_ms', 'onnx_ms', 'expected'),
+    [(10.0, 5.0, 'onnxruntime'), (10.0, 9.5, 'torch'), (5.0, 10.0, 'torch')],
+)
+def test_a_later_candidate_must_be_faster_by_a_margin(
+    bundle: Bundle, torch_ms: float, onnx_ms: float, expected: str
+):
+    times = {TORCH: torch_ms, ONNX: onnx_ms}
+    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, timed(times))
+    assert found.backend == expected
+    assert f'torch in float32 {torch_ms:.1f} ms' in found.why
+
+
+def test_a_choice_is_remembered_until_the_file_is_removed_or_its_facts_change(bundle: Bundle):
+    first = choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({TORCH: 9.0, ONNX: 1.0}))
+    now = timed({TORCH: 1.0, ONNX: 9.0})
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, now) == first
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 2, now).backend == 'torch'
+    memory_path().unlink()
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, now).backend == 'torch'
+
+
+@pytest.mark.parametrize('text', ['', '{"a": 1}', '[]', 'no json'])
+def test_a_damaged_memory_is_measured_again(bundle: Bundle, text: str):
+    memory_path().parent.mkdir(parents=True)
+    memory_path().write_text(text)
+    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({TORCH: 9.0, ONNX: 1.0}))
+    assert found.backend == 'onnxruntime'
+
+
+def test_a_candidate_that_cannot_run_is_named_and_the_choice_not_remembered(bundle: Bundle):
+    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({TORCH: 9.0}))
+    assert found.backend == 'torch'
+    assert 'onnxruntime in float32 cannot: onnxruntime is broken' in found.why
+    assert not memory_path().exists()
+    with pytest.raises(ValueError, match='torch is broken'):
+        choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({}))
+
+
+def test_a_large_bundle_is_not_loaded_once_per_candidate(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(choices, 'MOST_MEASURED_BYTES', 1)
+    asked: list[Candidate] = []
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({}, asked)).backend == 'torch'
+    assert not asked
+
+
+def test_a_policy_says_what_runs_it_and_gives_that_backends_chunk(bundle: Bundle):
+    chosen = Policy.load(bundle)
+    assert (chosen.backend, chosen.precision) in {('torch', 'float32'), ('onnxruntime', 'float32')}
+    assert 'torch in float32' in chosen.why and 'onnxruntime in float32' in chosen.why
+    assert memory_path().is_file()
+    named = Policy.load(bundle, chosen.backend, precision=chosen.precision)
+    assert named.why == ''
+    observation = looked()
+    ours, theirs = (policy.infer(observation)[0] for policy in (chosen, named))
+    assert (ours.actions == theirs.actions).all()
+
+
+def test_a_backend_that_cannot_do_what_is_set_is_not_chosen(bundle: Bundle):
+    policy = Policy.load(bundle, settings=PolicySettings(samples=2))
+    assert policy.backend == 'torch'
+    assert 'onnxruntime in float32 cannot' in policy.why
+
+
+@pytest.mark.parametrize(
+    ('given', 'text'),
+    [
+        ({'backend': 'jax'}, "backend 'jax' is unknown"),
+        ({'precision': 'int8'}, "'int8' is unknown"),
+    ],
+)
+def test_an_unknown_word_is_refused(bundle: Bundle, given: dict[str, str], text: str):
+    with pytest.raises(ValueError, match=text):
+        Policy.load(bundle, **given)

@@ -1,0 +1,150 @@
+"""Folders of GR00T N1.7, LeRobot's and NVIDIA's: what they say, frames, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from groot_n17_cases import load_n17_case, n17_case_paths
+from groot_n17_folders import (
+    cameras_of,
+    joints_of,
+    write_backbone,
+    write_lerobot_folder,
+    write_nvidia_folder,
+)
+
+from vla_runtime.bundle.schema import CropSpec, ImageSpec
+from vla_runtime.export.conversion import ExportPlan, plan_export
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.options import ExportOptions
+from vla_runtime.files.json_file import JsonError
+
+pytestmark = pytest.mark.cases
+
+CASE = n17_case_paths()[0]
+REFUSED = (ExportError, JsonError)
+WRITERS = {'LeRobot': write_lerobot_folder, 'NVIDIA': write_nvidia_folder}
+
+
+@pytest.fixture(scope='module')
+def tokenizer(tmp_path_factory) -> Path:
+    return write_backbone(tmp_path_factory.mktemp('n17') / 'backbone', CASE)
+
+
+def options(tokenizer: Path) -> ExportOptions:
+    d = json.loads(CASE.read_text())
+    return ExportOptions(
+        tokenizer=tokenizer,
+        state_names=joints_of(CASE),
+        action_names=joints_of(CASE, 'action'),
+        units=('deg',),
+        rate_hz=30.0,
+        heads={'dit': d['dit_heads'], 'context': d['vlsa_heads']},
+        prompt_length=40,
+    )
+
+
+def plan(folder: Path, tokenizer: Path, **changes) -> ExportPlan:
+    return plan_export(folder, replace(options(tokenizer), **changes), default_name='tiny')
+
+
+@pytest.mark.parametrize('kind', WRITERS)
+def test_sizes_cameras_and_images_are_those_of_the_reference_case(tmp_path, tokenizer, kind):
+    spec = plan(WRITERS[kind](tmp_path / 'policy', CASE), tokenizer).spec
+    d = json.loads(CASE.read_text())
+    expected = load_n17_case(CASE, 0).network.dims
+    # How much text there is, the user says.
+    assert spec.dims == replace(expected, prompt_length=40)
+    assert spec.camera_names == cameras_of(CASE)
+    crop = CropSpec(d['image_target'][0], d['image_crop'][0] / d['image_target'][0])
+    assert spec.images == ImageSpec('crop', 'bicubic_uint8', crop)
+    assert spec.denoise_steps == 4
+    assert [action.kind for action in spec.actions] == ['delta'] * 6 + ['absolute']
+
+
+def test_both_kinds_of_folder_give_the_same_bundle(tmp_path, tokenizer):
+    plans = [plan(write(tmp_path / kind, CASE), tokenizer) for kind, write in WRITERS.items()]
+    specs = [replace(one.spec, source={}) for one in plans]
+    assert specs[0] == specs[1]
+    for name, values in plans[0].statistics.items():
+        np.testing.assert_array_equal(values, plans[1].statistics[name])
+    assert plans[0].tensors.keys() == plans[1].tensors.keys()
+
+
+def modality(**video) -> dict:
+    d = json.loads(CASE.read_text())
+    video = {'modality_keys': d['camera_order'], 'delta_indices': [0], **video}
+    return {**d['modality_config'], 'video': video}
+
+
+def test_two_frames_become_images_of_their_own_the_earlier_ones_first(tmp_path, tokenizer):
+    folder = write_lerobot_folder(
+        tmp_path / 'policy', CASE, video_horizon=2, modality_config=modality(delta_indices=[-15, 0])
+    )
+    spec = plan(folder, tokenizer).spec
+    first, second = cameras_of(CASE)
+    assert spec.camera_names == (
+        f'{first}_15_steps_ago',
+        f'{second}_15_steps_ago',
+        first,
+        second,
+    )
+    assert [camera.frame_of for camera in spec.cameras] == [first, second, None, None]
+    assert [camera.steps_ago for camera in spec.cameras] == [15, 15, None, None]
+    assert spec.dims.cameras == len(spec.dims.image_places) == 4
+
+
+def test_images_cut_by_opencv_keep_their_aspect(tmp_path, tokenizer):
+    folder = write_lerobot_folder(
+        tmp_path / 'policy', CASE, use_albumentations=True, crop_fraction=0.95
+    )
+    spec = plan(folder, tokenizer).spec
+    # 60x84 with a shorter edge of 48 is 48x67; in whole image tokens of 16 pixels 48x64.
+    assert spec.dims.image == (48, 64)
+    assert spec.images == ImageSpec('crop', 'area', CropSpec(48, 0.95))
+
+
+@pytest.mark.parametrize(
+    ('change', 'pattern'),
+    [
+        ({'video_horizon': 2}, 'video_horizon: 2 frames, but which ones is not said'),
+        ({'modality_config': modality(delta_indices=[0, 5])}, 'steps back that end in 0'),
+        ({'clip_outliers': False}, 'clip_outliers: False is not supported'),
+        ({'formalize_language': False}, 'formalize_language: False is not supported'),
+        ({'letter_box_transform': True}, 'letter_box_transform: True is not supported'),
+        ({'action_decode_transform': 'libero'}, "action_decode_transform: 'libero' is not"),
+        ({'image_target_size': None}, 'image_target_size: is missing'),
+        ({'image_target_size': [40, 40]}, 'not made of whole image tokens of 16 pixels'),
+    ],
+)
+def test_what_is_not_reproduced_is_refused_by_name(tmp_path, tokenizer, change, pattern):
+    folder = write_lerobot_folder(tmp_path / 'policy', CASE, **change)
+    with pytest.raises(REFUSED, match=pattern):
+        plan(folder, tokenizer)
+
+
+def test_actions_relative_to_a_pose_are_refused(tmp_path, tokenizer):
+    wrong = json.loads(json.dumps(modality()))
+    wrong['action']['action_configs'][0]['type'] = 'EEF'
+    folder = write_lerobot_folder(tmp_path / 'policy', CASE, modality_config=wrong)
+    with pytest.raises(REFUSED, match="group 'arm': relative poses of an end effector"):
+        plan(folder, tokenizer)
+
+
+def test_a_backbone_that_is_not_the_published_one_is_asked_for(tmp_path, tokenizer):
+    alone = tmp_path / 'alone' / 'tokenizer.json'
+    alone.parent.mkdir()
+    alone.write_bytes(tokenizer.read_bytes())
+    folder = write_lerobot_folder(tmp_path / 'policy', CASE)
+    with pytest.raises(REFUSED, match=r'with its config\.json beside it'):
+        plan(folder, alone)
+
+
+def test_a_robot_that_the_folder_does_not_have_is_refused(tmp_path, tokenizer):
+    folder = write_nvidia_folder(tmp_path / 'policy', CASE)
+    with pytest.raises(REFUSED, match='other_arm'):
+        plan(folder, tokenizer, embodiment='other_arm')

@@ -1,0 +1,224 @@
+"""Faults in what GR00T N1.7 computes with indices: `verify` finds each of them in an export.
+
+The export runs with a wrong version of one computation; the receipt compares its files with the
+right networks.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from onnx_bundles import load_graph, save_graph
+from onnx_faults import rotary_angles_rounded, rotary_cosines_rounded
+from tiny_policy import tiny_spec, write_tiny_policy
+from torch import Tensor
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.export.onnx.verification import verify_onnx
+from vla_runtime.export.receipt import VerificationError
+from vla_runtime.families.blocks.attention import Rotary
+from vla_runtime.families.groot import qwen3_vl, time_table
+from vla_runtime.families.groot.n17 import GrootN17
+from vla_runtime.families.groot.qwen3_vl import QwenVision
+
+FAMILY = 'groot_n17'
+
+
+@pytest.fixture(scope='module')
+def policy(tmp_path_factory) -> tuple[Path, BundleSpec]:
+    """A tiny policy of ten steps, where a bucket computed in floats is wrong."""
+    target = tmp_path_factory.mktemp('n17') / 'tiny'
+    write_tiny_policy(target, replace(tiny_spec(FAMILY), denoise_steps=10))
+    return target, read_bundle(target).spec
+
+
+@pytest.fixture
+def folder(policy, tmp_path) -> Path:
+    shutil.copyfile(policy[0] / 'weights.safetensors', tmp_path / 'weights.safetensors')
+    return tmp_path
+
+
+CUT, SQUARES, POSITIONS = QwenVision.cut, QwenVision.squares, QwenVision.positions
+VISION_ROTARY, TAPS = QwenVision.rotary, qwen3_vl._taps
+
+
+def row_by_row(self: QwenVision, x: Tensor, rows: int, columns: int) -> Tensor:
+    """No squares at all."""
+    return x
+
+
+def columns_first(self: QwenVision, x: Tensor, rows: int, columns: int) -> Tensor:
+    """Patches of a square column by column."""
+    edge, lead = self.dims.merge, x.shape[:-2]
+    x = x.view(*lead, rows // edge, edge, columns // edge, edge, x.shape[-1])
+    return x.movedim(-4, -2).reshape(*lead, rows * columns, x.shape[-1])
+
+
+def cut_transposed(self: QwenVision, pixels: Tensor) -> Tensor:
+    """Numbers of a patch column by column."""
+    return CUT(self, pixels).transpose(-1, -2)
+
+
+def positions_turned(self: QwenVision, rows: int, columns: int) -> Tensor:
+    """The table read column by column."""
+    table = self.position_embedding
+    side = self.dims.positions
+    turned = table.view(side, side, -1).transpose(0, 1).flatten(0, 1)
+    with torch.no_grad():
+        self.position_embedding = torch.nn.Parameter(turned, requires_grad=False)
+    found = POSITIONS(self, rows, columns)
+    self.position_embedding = table
+    return found
+
+
+def taps_of_centres(count: int, side: int, device: torch.device) -> object:
+    """Interpolation between centres of cells, as images are resized, not between corners."""
+    places = ((torch.arange(count) + 0.5) * side / count - 0.5).clamp(0, side - 1).to(device)
+    low = places.long()
+    return (low, 1 - (places - low)), ((low + 1).clamp(max=side - 1), places - low)
+
+
+def taps_nearest(count: int, side: int, device: torch.device) -> object:
+    """No interpolation."""
+    (low, weight), (high, share) = TAPS(count, side, device)
+    return (low, (weight >= 0.5).float()), (high, (share > 0.5).float())
+
+
+def vision_rotary_columns_first(
+    self: QwenVision, rows: int, columns: int, device: torch.device
+) -> Rotary:
+    """Column angles before row angles."""
+    cosine, sine = VISION_ROTARY(self, rows, columns, device)
+    quarter = self.dims.head_dim // 4
+    return tuple(  # type: ignore[return-value]
+        torch.cat([x.narrow(-1, quarter * i, quarter) for i in (1, 0, 3, 2)], dim=-1)
+        for x in (cosine, sine)
+    )
+
+
+STARTS, OFFSETS, TURN = GrootN17.starts, GrootN17.offsets, GrootN17.rotary_positions
+
+
+def one_position_a_token(self: GrootN17, mask: Tensor) -> Tensor:
+    return mask.long().cumsum(dim=1) - 1
+
+
+def starts_behind_rows(self: GrootN17, mask: Tensor) -> Tensor:
+    """Behind an image the next token continues after its rows, not after its longer side."""
+    rows, columns = self.dims.grid
+    assert rows < columns
+    behind, count = torch.zeros(mask.shape[1], dtype=torch.int64), self.dims.image_tokens
+    for image, place in enumerate(self.dims.image_places):
+        behind[(image + 1) * count + place :] += columns - rows
+    return STARTS(self, mask) - behind
+
+
+def rows_and_columns_swapped(self: GrootN17, device: torch.device) -> Tensor:
+    return OFFSETS(self, device)[:, [0, 2, 1]]
+
+
+def no_grid(self: GrootN17, device: torch.device) -> Tensor:
+    return OFFSETS(self, device) * 0
+
+
+def sections_in_a_row(self: GrootN17, device: torch.device) -> Tensor:
+    """Sections of frequencies one after the other instead of interleaved."""
+    times, rows, columns = self.dims.rope_sections
+    pair = torch.arange(times + rows + columns, device=device)
+    return (pair >= times).long() + (pair >= times + rows).long()
+
+
+def rope_backwards(self: GrootN17, starts: Tensor) -> Rotary:
+    return TURN(self, -starts)
+
+
+FAULTS: dict[str, tuple[object, str, Callable[..., object], str]] = {
+    'patches row by row': (QwenVision, 'squares', row_by_row, 'vision'),
+    'squares column by column': (QwenVision, 'squares', columns_first, 'vision'),
+    'numbers of a patch turned': (QwenVision, 'cut', cut_transposed, 'vision'),
+    'patch positions turned': (QwenVision, 'positions', positions_turned, 'vision'),
+    'positions between centres': (qwen3_vl, '_taps', taps_of_centres, 'vision'),
+    'positions not interpolated': (qwen3_vl, '_taps', taps_nearest, 'vision'),
+    'vision rope columns first': (QwenVision, 'rotary', vision_rotary_columns_first, 'vision'),
+    'one position a token': (GrootN17, 'starts', one_position_a_token, 'prefix'),
+    'starts behind rows': (GrootN17, 'starts', starts_behind_rows, 'prefix'),
+    'rows and columns': (GrootN17, 'offsets', rows_and_columns_swapped, 'prefix'),
+    'no rows and columns': (GrootN17, 'offsets', no_grid, 'prefix'),
+    'rope sections in a row': (GrootN17, 'axes', sections_in_a_row, 'prefix'),
+    'rope backwards': (GrootN17, 'rotary_positions', rope_backwards, 'prefix'),
+}
+
+
+@pytest.mark.parametrize('fault', FAULTS)
+def test_a_wrong_index_in_the_exported_network_is_found(policy, folder, monkeypatch, fault):
+    owner, name, wrong, part = FAULTS[fault]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, wrong)
+        write_onnx(folder, policy[1], 'float32')
+    failures = verify_onnx(folder, policy[1]).failures
+    assert any(f'{part}.onnx' in line for line in failures), failures
+
+
+def test_a_deepstack_of_another_block_is_found(policy, folder):
+    spec = policy[1]
+    moved = replace(spec.dims, vision=replace(spec.dims.vision, deepstack=(2,)))
+    write_onnx(folder, replace(spec, dims=moved), 'float32')
+    assert any('vision.onnx' in line for line in verify_onnx(folder, spec).failures)
+
+
+def test_images_at_another_place_of_the_prompt_are_found(policy, folder):
+    spec = policy[1]
+    moved = replace(spec, dims=replace(spec.dims, image_places=(2, 5)))
+    write_onnx(folder, moved, 'float32')
+    assert any('prefix.onnx' in line for line in verify_onnx(folder, spec).failures)
+
+
+def test_text_and_images_in_another_order_are_found(policy, folder, monkeypatch):
+    spec = policy[1]
+    right = GrootN17.memories
+
+    def turned(self: GrootN17, past: dict[str, Tensor]) -> dict[int, object]:
+        found = right(self, past)
+        return {block: found[other] for block, other in zip(found, reversed(found), strict=True)}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GrootN17, 'memories', turned)
+        write_onnx(folder, spec, 'float32')
+    assert any('expert.onnx' in line for line in verify_onnx(folder, spec).failures)
+
+
+@pytest.mark.parametrize('graph', ['prefix.onnx', 'vision.onnx'])
+@pytest.mark.parametrize('fault', [rotary_angles_rounded, rotary_cosines_rounded])
+def test_a_rope_table_in_half_is_found(policy, folder, graph, fault):
+    write_onnx(folder, policy[1], 'float32')
+    model = load_graph(folder, graph)
+    fault(model)
+    save_graph(model, folder, graph)
+    with pytest.raises(VerificationError, match=graph.replace('.', r'\.')):
+        verify_onnx(folder, policy[1])
+
+
+RIGHT = time_table.bucket
+BUCKETS = {
+    'in floats': lambda times: ((1.0 - np.asarray(times, np.float64)) * 1000).astype(np.int64),
+    'off by one': lambda times: RIGHT(times) + 1,
+    'not turned round': lambda times: 1000 - RIGHT(times),
+}
+
+
+def test_a_wrong_bucket_in_the_time_table_is_found(policy, folder, monkeypatch):
+    write_onnx(folder, policy[1], 'float32')
+    assert verify_onnx(folder, policy[1]).failures == []
+    for name, bucket in BUCKETS.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(time_table, 'bucket', bucket)
+            failures = verify_onnx(folder, policy[1]).failures
+        assert any(line.startswith('time table') for line in failures), (name, failures)

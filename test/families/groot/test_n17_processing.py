@@ -1,0 +1,129 @@
+"""GR00T N1.7's images, prompt, state and actions against the training code's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from groot_n17_cases import load_n17_case, n17_case_paths, n17_entries
+from groot_n17_folders import write_backbone
+from network_cases import relative_error
+
+from vla_runtime.families.groot.n17_folder import FRAME, IMAGE
+from vla_runtime.families.groot.n17_groups import grouped_columns
+from vla_runtime.files.json_file import JsonMapping
+from vla_runtime.processing.actions import ActionSpace
+from vla_runtime.processing.chat import ChatLayout, chat_pieces
+from vla_runtime.processing.cropped_images import cropped
+from vla_runtime.processing.normalization import Normalizer
+from vla_runtime.processing.prompts import PromptFormat, build_prompt
+from vla_runtime.processing.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.cases
+
+entries = pytest.mark.parametrize(
+    ('path', 'b'), list(n17_entries()), ids=lambda value: getattr(value, 'stem', value)
+)
+cases = pytest.mark.parametrize('path', n17_case_paths(), ids=lambda path: path.stem)
+
+
+def columns_of(path: Path):
+    d = json.loads(path.read_text())
+    if any(group[2] != 'non_eef' for group in d['groups']):
+        pytest.skip('poses of an end effector are refused')
+    if not d['modality_config']:
+        pytest.skip('the case has no groups')
+    return grouped_columns(
+        JsonMapping(path, d['statistics']),
+        JsonMapping(path, d['modality_config']),
+        percentiles=d['use_percentiles'],
+        relative=True,
+    )
+
+
+@entries
+def test_images_equal_the_reference_s_pixels(path: Path, b: int):
+    case = load_n17_case(path, b)
+    d = case.description
+    if d['image_target'] is None:
+        pytest.skip('the case does not resize')
+    for place, name in enumerate(d['camera_order']):
+        height, width = case.pixels.shape[2:]
+        image = cropped(
+            case.tensors[name][b].numpy(),
+            (height, width),
+            edge=d['image_target'][0],
+            fraction=d['image_crop'][0] / d['image_target'][0],
+            resample='bicubic_uint8',
+        )
+        found = torch.from_numpy(image).permute(2, 0, 1) / 255 * 2 - 1
+        assert relative_error(found, case.pixels[place]) <= 1e-6, name
+
+
+@entries
+def test_images_cut_by_area_equal_the_reference_s(path: Path, b: int):
+    case = load_n17_case(path, b)
+    transform = case.description['cv2_transform']
+    for index in range(case.description['cameras']):
+        reference = case.tensors[f'cv2_image_{index}'][b].numpy()
+        image = cropped(
+            case.tensors[f'raw_image_{index}'][b].numpy(),
+            reference.shape[:2],
+            edge=transform['shortest_image_edge'],
+            fraction=transform['crop_fraction'],
+            resample='area',
+        )
+        np.testing.assert_array_equal(image, reference)
+
+
+@entries
+def test_a_prompt_has_the_reference_s_tokens(path: Path, b: int, tmp_path):
+    case = load_n17_case(path, b)
+    d = case.description
+    fmt = PromptFormat('chat', 'letters', None)
+    task = build_prompt(fmt, d['tasks'][b], None)
+    assert task == d['cleaned_tasks'][b]
+    tokenizer = Tokenizer.load(write_backbone(tmp_path / 'backbone', path), bos=False)
+    pieces = chat_pieces(ChatLayout(FRAME, IMAGE), d['cameras'], task, tokenizer.special)
+    found = [token for piece in tokenizer.piece_tokens(pieces) for token in piece]
+    assert found == [int(token) for token in case.ids if token != d['image_token']]
+
+
+@entries
+def test_state_and_actions_equal_the_reference_s(path: Path, b: int):
+    case, columns = load_n17_case(path, b), columns_of(path)
+    raw = case.tensors['raw_state'][b].numpy().reshape(-1, columns.state)
+    state = Normalizer(
+        'clipped_range',
+        {name: columns.statistics[f'state.{name}'] for name in ('low', 'high')},
+    ).normalise(raw)
+    reference = case.tensors['state'][b]
+    assert relative_error(state, reference[:, : columns.state]) <= 1e-6
+    assert not reference[:, columns.state :].any()
+    decoded = Normalizer(
+        'clipped_range',
+        {name: columns.statistics[f'actions.{name}'] for name in ('low', 'high')},
+    ).denormalise(case.tensors['actions'][b, : columns.horizon, : columns.actions].numpy())
+    space = ActionSpace(
+        names=tuple(f'a{index}' for index in range(columns.actions)),
+        kinds=tuple('delta' if delta else 'absolute' for delta in columns.deltas),
+        state_columns=tuple(i if delta else None for i, delta in enumerate(columns.deltas)),
+    )
+    found = space.to_robot(decoded, raw[-1])
+    reference = case.tensors['actions_robot_units'][b].double()
+    assert found.shape == reference.shape
+    assert relative_error(found, reference) <= 1e-5
+
+
+@cases
+def test_ranges_of_relative_groups_are_by_step(path: Path):
+    columns = columns_of(path)
+    if not any(columns.deltas):
+        pytest.skip('the case has no relative group')
+    low = columns.statistics['actions.low']
+    assert low.shape == (columns.horizon, columns.actions)
+    moving = np.ptp(low, axis=0) > 0
+    assert moving.tolist() == list(columns.deltas)

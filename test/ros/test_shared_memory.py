@@ -1,0 +1,114 @@
+"""No shared memory of a killed process stays, and a node whose port was lost joins anew."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from graph import Graph, Process, graph
+from rcl_interfaces.srv import GetParameters
+from tabletop_policy import write_tabletop_policy
+
+from vla_runtime.ros.shared_memory import remove_dead_segments
+
+MEMORY = Path('/dev/shm')
+LINUX = pytest.mark.skipif(sys.platform != 'linux', reason='Fast DDS has its segments elsewhere')
+
+
+@contextmanager
+def segment(folder: Path, name: str, age_s: float, *, alive: bool = False) -> Iterator[None]:
+    """A segment as Fast DDS makes it: the memory, and a lock file that a living process holds."""
+    lock = folder / f'{name}_el'
+    with lock.open('wb') as file:
+        (folder / name).write_bytes(b'memory')
+        if alive:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        made_s = time.time() - age_s
+        os.utime(lock, (made_s, made_s))
+        yield
+
+
+def test_only_the_shared_memory_of_dead_processes_is_removed(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        for name, age_s, alive in (
+            ('fastrtps_dead', 100.0, False),
+            ('fastrtps_alive', 100.0, True),
+            ('fastrtps_young', 1.0, False),
+            ('fastrtps_port7412', 100.0, False),
+            ('another', 100.0, False),
+        ):
+            stack.enter_context(segment(tmp_path, name, age_s, alive=alive))
+        assert remove_dead_segments(tmp_path) == 1
+    left = {path.name for path in tmp_path.iterdir() if not path.name.endswith('_el')}
+    assert left == {'fastrtps_alive', 'fastrtps_young', 'fastrtps_port7412', 'another'}
+    assert not (tmp_path / 'fastrtps_dead_el').exists()
+
+
+@pytest.mark.graph
+@LINUX
+def test_the_segment_of_a_killed_node_is_removed_and_that_of_a_living_one_stays() -> None:
+    """Fast DDS locks its segments as `remove_dead_segments` takes it to."""
+
+    with graph() as made:
+        dead, alive = (
+            made.start('vla_runtime.tabletop.ros.node', '--ros-args', '-r', f'__ns:=/{name}')
+            for name in ('dead', 'alive')
+        )
+        for name in ('dead', 'alive'):
+            assert made.set_parameter(f'/{name}/tabletop', 'seed', 1).successful
+        of_dead, of_alive = (locked(one, r'fastrtps_[0-9a-f]{16}') for one in (dead, alive))
+        assert of_dead
+        assert of_alive
+        dead.stop(signal.SIGKILL)
+        for path in (*of_dead, *of_alive):
+            os.utime(f'{path}_el', (0, 0))
+        remove_dead_segments()
+        assert not any(path.exists() for path in of_dead)
+        assert all(path.exists() for path in of_alive)
+
+
+def locked(process: Process, name: str) -> set[Path]:
+    """Files of shared memory whose lock a process holds; `name` is a pattern."""
+    links = (os.readlink(link) for link in Path(f'/proc/{process.pid}/fd').iterdir())
+    return {MEMORY / match[1] for link in links if (match := re.search(rf'/({name})_el$', link))}
+
+
+@pytest.mark.graph
+@LINUX
+def test_a_node_that_nobody_can_reach_joins_anew_as_it_was(tmp_path: Path) -> None:
+    options = {
+        'bundle': write_tabletop_policy(tmp_path / 'bundle'),
+        'robot': 'tabletop',
+        'torch_threads': 1,
+    }
+    words = [word for name, value in options.items() for word in ('-p', f'{name}:={value}')]
+    with graph() as made:
+        process = made.start('vla_runtime.ros.policy.node', '--ros-args', *words)
+        assert made.transition('/vla_policy', 'configure')
+        assert made.set_parameter('/vla_policy', 'instruction', 'touch the red block').successful
+        # As senders do with those of a process that they take for dead.
+        for port in locked(process, r'fastrtps_port\d+'):
+            port.unlink()
+        made.wait_for(lambda: 'cut off' in process.text(), 'the node to notice')
+        # A participant that comes now finds the files of its name: the node answers there.
+        with graph() as newcomer:
+            newcomer.wait_for(
+                lambda: newcomer.state('/vla_policy') == 'inactive', 'the state it had'
+            )
+            assert instruction_of(newcomer) == 'touch the red block'
+        assert process.stop() == 0
+    assert process.text().count('cut off') == 1
+
+
+def instruction_of(made: Graph) -> str:
+    request = GetParameters.Request(names=['instruction'])
+    answer = made.call(GetParameters, '/vla_policy/get_parameters', request)
+    return str(answer.values[0].string_value)

@@ -1,0 +1,112 @@
+"""Tensors of a safetensors file: found, and compared with what a network needs; no numbers read."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from vla_runtime.bundle.schema import WEIGHT_BYTES
+from vla_runtime.files.input_files import UnreadableFileError, regular_file
+from vla_runtime.files.quotes import one_line, quoted
+
+_LISTED = 10
+
+
+class TensorsError(ValueError):
+    """Tensors that cannot be used; the message names file and tensors."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Location of a tensor's bytes in a checkpoint.
+
+    Attributes:
+        name: in the checkpoint.
+        path: file that holds it.
+        dtype: `F32`, `BF16` or `F16`.
+        shape: as stored.
+        offset: of its first byte in the file.
+    """
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * WEIGHT_BYTES[self.dtype]
+
+    def part(self, index: int) -> StoredTensor:
+        """Return one part along the first axis, such as the matrix of one robot; none is copied."""
+        part = replace(self, shape=self.shape[1:])
+        return replace(part, offset=self.offset + index * part.size)
+
+
+def read_header(path: Path) -> list[StoredTensor]:
+    """Find the tensors of one safetensors file, under the names they have there.
+
+    Raises:
+        TensorsError: a damaged file, or a tensor that is not of a precision networks load.
+    """
+    try:
+        target = regular_file(path)
+        # The library checks the whole header: sizes, overlaps, and that the file is not cut short.
+        with safe_open(str(target), framework='np'):
+            pass
+        with target.open('rb') as file:
+            (length,) = struct.unpack('<Q', file.read(8))
+            header = json.loads(file.read(length))
+    except UnreadableFileError as error:
+        raise TensorsError(f'{path}: {error}') from None
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = one_line(str(error), 300)
+        raise TensorsError(f'{path}: is not a whole safetensors file: {reason}') from None
+    header.pop('__metadata__', None)
+    tensors = []
+    for name, entry in header.items():
+        if entry['dtype'] not in WEIGHT_BYTES:
+            raise TensorsError(
+                f'{path}: tensor {quoted(name)} is {entry["dtype"]}; expected one of '
+                f'{", ".join(WEIGHT_BYTES)}'
+            )
+        shape, offset = tuple(entry['shape']), 8 + length + entry['data_offsets'][0]
+        tensors.append(StoredTensor(name, path, entry['dtype'], shape, offset))
+    return tensors
+
+
+def check_tensors(
+    tensors: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Compare with the network: no tensor missing, unexpected or of another shape.
+
+    Args:
+        tensors: by the names of this package.
+        expected: the network's names and shapes.
+
+    Raises:
+        TensorsError: with at most 10 names and shapes, then a count.
+    """
+    lines = [
+        f"missing '{name}' {list(shape)}" for name, shape in expected.items() if name not in tensors
+    ]
+    for name, stored in tensors.items():
+        if name not in expected:
+            lines.append(f"unexpected '{stored.name}' {list(stored.shape)} ({stored.path.name})")
+        elif stored.shape != tuple(expected[name]):
+            lines.append(
+                f"'{stored.name}' has shape {list(stored.shape)} where {list(expected[name])} is "
+                f"expected for '{name}' ({stored.path.name})"
+            )
+    if lines:
+        shown = '\n  '.join(lines[:_LISTED])
+        more = f'\n  and {len(lines) - _LISTED} more' if len(lines) > _LISTED else ''
+        raise TensorsError(f'the tensors do not fit the network:\n  {shown}{more}')

@@ -1,0 +1,253 @@
+"""What runs a policy where its user leaves that open: `backend: auto`, `precision: auto`.
+
+Invariants:
+- a precision below float32 is chosen only where a receipt vouches for it;
+- candidates stand in a fixed order, and a later one is chosen only where it is faster by a margin,
+  so that noise in a measurement does not choose;
+- a choice that was measured is remembered on this machine, and made again where anything that it
+  rests on has changed: bundle, candidates, threads, processor, versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from vla_runtime.bundle.folder import Bundle
+from vla_runtime.bundle.identity import spec_identity
+from vla_runtime.bundle.schema import VERIFICATION_FILE
+from vla_runtime.engines.cpu import cpu_name, multiplies_bfloat16
+from vla_runtime.engines.device_names import accepts_device
+from vla_runtime.engines.onnx.files import graph_path
+from vla_runtime.engines.preflight import BACKENDS, missing_package
+from vla_runtime.files.cache_folder import cache_folder
+from vla_runtime.files.json_file import JsonError, read_json
+from vla_runtime.files.whole_files import write_text
+
+logger = logging.getLogger(__name__)
+
+AUTO = 'auto'
+# A candidate further down the order must need less than this share of the time of the one above.
+_MARGIN = 0.9
+# Bundles with larger weights are not loaded once per candidate: the order decides.
+MOST_MEASURED_BYTES = 400_000_000
+_PACKAGES = ('torch', 'onnxruntime', 'onnxruntime-gpu', 'tensorrt')
+_LARGEST_MEMORY = 200
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backend and a precision that may run a bundle."""
+
+    backend: str
+    precision: str
+
+    def __str__(self) -> str:
+        return f'{self.backend} in {self.precision}'
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen.
+
+    Attributes:
+        backend, precision: chosen.
+        why: in words, with the times that decided.
+    """
+
+    backend: str
+    precision: str
+    why: str
+
+
+def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> list[Candidate]:
+    """What may run a bundle, the likely fastest first.
+
+    Args:
+        bundle: checked.
+        backend: one of `BACKENDS`, or `auto`.
+        device: as for `Policy.load`.
+        precision: that was asked for, or `auto`.
+
+    Raises:
+        ValueError: nothing is left; says why.
+    """
+    receipt = _receipt_precision(bundle)
+    found: list[Candidate] = []
+    if receipt and any(bundle.engines_folder.glob(f'*-trt*/{VERIFICATION_FILE}')):
+        found.append(Candidate('tensorrt', receipt))
+    if precision != AUTO:
+        # Named outright: the user vouches for it.
+        found.append(Candidate('torch', precision))
+    else:
+        if _is_faster_reduced(receipt, device):
+            found.append(Candidate('torch', str(receipt)))
+        found.append(Candidate('torch', 'float32'))
+    # ONNX Runtime has no bfloat16 products on a CPU.
+    runs_files = receipt and not (receipt == 'bfloat16' and device == 'cpu')
+    if runs_files and graph_path(bundle.folder, 'vision').is_file():
+        found.append(Candidate('onnxruntime', str(receipt)))
+    if backend not in (AUTO, *(candidate.backend for candidate in found)):
+        # Its own checks say what is missing.
+        found.append(Candidate(backend, receipt or 'float32'))
+    fitting = [
+        candidate
+        for candidate in found
+        if backend in (AUTO, candidate.backend)
+        and precision in (AUTO, candidate.precision)
+        and (
+            backend != AUTO
+            or (
+                accepts_device(device, candidate.backend) and not missing_package(candidate.backend)
+            )
+        )
+    ]
+    if not fitting:
+        raise ValueError(
+            f"{bundle.folder}: backend '{backend}' with precision '{precision}' on '{device}' "
+            f'leaves nothing that may run this policy (receipt: {receipt or "none"}); install '
+            "PyTorch, export ONNX files ('vla_runtime export'), or name backend and precision"
+        )
+    return fitting
+
+
+def choose(
+    bundle: Bundle,
+    found: Sequence[Candidate],
+    device: str,
+    threads: int,
+    measure: Callable[[Candidate], float],
+) -> Choice:
+    """Choose among the candidates.
+
+    Args:
+        bundle: checked.
+        found: as `candidates` gives them.
+        device: that they would run on.
+        threads: CPU threads of each network.
+        measure: milliseconds of an inference with a candidate; ValueError where it cannot run.
+
+    Raises:
+        ValueError: none of several can run; the error of the first.
+    """
+    first = found[0]
+    if len(found) == 1:
+        return Choice(first.backend, first.precision, 'nothing else may run this bundle here')
+    if bundle.weights_path.stat().st_size > MOST_MEASURED_BYTES:
+        return Choice(first.backend, first.precision, 'by order: too large to try each')
+    key = _key(bundle, found, device, threads)
+    if (known := _remembered().get(key)) is not None:
+        return known
+    times, errors = _measured(found, measure)
+    if not times:
+        raise errors[first]
+    best = next(iter(times))
+    for candidate, milliseconds in times.items():
+        if milliseconds < _MARGIN * times[best]:
+            best = candidate
+    why = ', '.join(
+        [f'{candidate} {milliseconds:.1f} ms' for candidate, milliseconds in times.items()]
+        + [f'{candidate} cannot: {error}' for candidate, error in errors.items()]
+    )
+    choice = Choice(best.backend, best.precision, f'measured: {why}')
+    if not errors:
+        _remember(key, choice)
+    return choice
+
+
+def memory_path() -> Path:
+    """File of the choices that this machine remembers; without it all are made again."""
+    return cache_folder() / 'choices.json'
+
+
+def _measured(
+    found: Sequence[Candidate], measure: Callable[[Candidate], float]
+) -> tuple[dict[Candidate, float], dict[Candidate, ValueError]]:
+    times, errors = {}, {}
+    for candidate in found:
+        try:
+            times[candidate] = measure(candidate)
+        except ValueError as error:
+            errors[candidate] = error
+    return times, errors
+
+
+def _receipt_precision(bundle: Bundle) -> str | None:
+    """Precision of the ONNX files that the bundle's receipt vouches for; None without one."""
+    path = bundle.folder / VERIFICATION_FILE
+    if VERIFICATION_FILE not in bundle.spec.files:
+        return None
+    try:
+        document = read_json(path)
+        return str(document.mapping('onnx').get('precision', str)) if 'onnx' in document else None
+    except JsonError as error:
+        logger.warning('%s', error)
+        return None
+
+
+def _is_faster_reduced(receipt: str | None, device: str) -> bool:
+    """Return whether PyTorch is likely faster there in the receipt's precision than in float32."""
+    if receipt == 'bfloat16':
+        return device != 'cpu' or multiplies_bfloat16()
+    # A CPU emulates float16.
+    return receipt == 'float16' and device != 'cpu'
+
+
+def _key(bundle: Bundle, found: Sequence[Candidate], device: str, threads: int) -> str:
+    """Digest of all that a choice rests on."""
+    facts: dict[str, Any] = {
+        'bundle': spec_identity(bundle.spec),
+        'candidates': [asdict(candidate) for candidate in found],
+        'device': device,
+        'threads': threads,
+        'cpu': cpu_name(),
+        'versions': {name: _version(name) for name in _PACKAGES},
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ''
+
+
+def _remembered() -> dict[str, Choice]:
+    """All remembered choices; a damaged file counts as none."""
+    try:
+        path = memory_path()
+        stored: Mapping[str, Any] = read_json(path).values if path.is_file() else {}
+        return {key: Choice(**values) for key, values in stored.items()}
+    except (ValueError, OSError, TypeError) as error:
+        logger.warning('remembered choices are not used: %s', error)
+        return {}
+
+
+def _remember(key: str, choice: Choice) -> None:
+    kept = list(_remembered().items())[-_LARGEST_MEMORY:]
+    document = {name: asdict(value) for name, value in [*kept, (key, choice)]}
+    try:
+        path = memory_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(document, indent=1) + '\n')
+    except (ValueError, OSError) as error:
+        logger.warning('the choice of a backend is not remembered: %s', error)
+
+
+def check_words(backend: str, precision: str) -> None:
+    """Refuse an unknown backend or precision beside `auto` (ValueError)."""
+    if backend not in (AUTO, *BACKENDS):
+        raise ValueError(
+            f"backend '{backend}' is unknown; known are: {', '.join((AUTO, *BACKENDS))}"
+        )
+    if precision not in (AUTO, 'float32', 'bfloat16', 'float16'):
+        raise ValueError(
+            f"precision '{precision}' is unknown; known are: auto, float32, bfloat16, float16"
+        )

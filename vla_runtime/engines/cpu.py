@@ -1,0 +1,44 @@
+"""The CPU: its name, its native number formats, and how many of its threads the networks get."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+_INFO = Path('/proc/cpuinfo')
+# Flags of CPUs that multiply bfloat16 matrices themselves: x86 (vectors, tiles) and Arm.
+_BFLOAT16 = {'avx512_bf16', 'amx_bf16', 'bf16'}
+
+
+def cpu_name() -> str:
+    """The maker's name of this CPU; the architecture where there is none."""
+    return _first('model name') or platform.processor() or platform.machine()
+
+
+def multiplies_bfloat16() -> bool:
+    """True where bfloat16 products run in hardware; emulated they are slower than float32."""
+    return bool(_BFLOAT16 & set((_first('flags') or _first('Features')).split()))
+
+
+def cpu_threads(given: int | None, networks: int = 1) -> int:
+    """CPU threads of each network: the one rule, for every backend.
+
+    Args:
+        given: that many; 0: all cores but one, because networks on all of them starve a node's
+            callbacks; None: as many as OMP_NUM_THREADS says, and as 0 where it is not set.
+        networks: that run at once (two in the pipeline `throughput`) and share the cores of 0;
+            each has at least one.
+    """
+    said = os.environ.get('OMP_NUM_THREADS', '') if given is None else str(given)
+    if said.isdigit() and int(said) > 0:
+        return int(said)
+    return max(1, (len(os.sched_getaffinity(0)) - 1) // networks)
+
+
+def _first(field: str) -> str:
+    """Value of a field of the first processor; empty where there is none."""
+    if not _INFO.exists():
+        return ''
+    lines = (line.partition(':') for line in _INFO.read_text().splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == field), '')

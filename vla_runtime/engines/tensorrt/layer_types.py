@@ -1,0 +1,85 @@
+"""Types of the layers of a parsed network, before it is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Names of TensorRT's data types to numpy's; bfloat16 is held as uint16.
+_DTYPES = {
+    'FLOAT': 'float32',
+    'HALF': 'float16',
+    'BF16': 'bfloat16',
+    'INT32': 'int32',
+    'INT64': 'int64',
+    'BOOL': 'bool',
+}
+# Layers of 8.6 that carry their own types.
+_TYPED_LAYERS = ('CONSTANT', 'SHAPE', 'CAST', 'IDENTITY')
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return numpy's name for a data type of TensorRT, or `bfloat16`."""
+    return _DTYPES.get(dtype.name, dtype.name.lower())
+
+
+def pin_types(trt: Any, network: Any) -> dict[str, int]:
+    """Pin every layer of a network of 8.6 to the type that the ONNX file gave it.
+
+    Once float16 is allowed, 8.6 runs every layer in float16 that is faster so. Policies have failed
+    with norms and softmax in float16.
+
+    Args:
+        trt: the module `tensorrt`.
+        network: parsed.
+
+    Returns:
+        number of layers pinned to each type
+    """
+    typed = [getattr(trt.LayerType, name) for name in _TYPED_LAYERS]
+    floats = (trt.DataType.FLOAT, trt.DataType.HALF)
+    pinned = dict.fromkeys((_DTYPES['FLOAT'], _DTYPES['HALF']), 0)
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        dtypes = [layer.get_output(number).dtype for number in range(layer.num_outputs)]
+        if layer.type in typed or not dtypes or any(dtype not in floats for dtype in dtypes):
+            continue
+        layer.precision = dtypes[0]
+        for number, dtype in enumerate(dtypes):
+            layer.set_output_type(number, dtype)
+        pinned[dtype_name(dtypes[0])] += 1
+    return pinned
+
+
+def sum_in_float32(trt: Any, network: Any) -> None:
+    """Make a strongly typed network add up its products of float16 matrices in float32.
+
+    TensorRT adds up a float16 product in float16, unless both operands are cast to float32 before
+    it: it then takes kernels with float16 operands and a float32 sum. Gemma's longest sums have
+    16384 terms. The result is cast back to float16, so that every other layer stays as it is.
+    bfloat16 products are added up in float32 anyway. The casts are not in the ONNX files, because
+    ONNX Runtime adds up float16 products in float32 without them and multiplies in float32 with
+    them.
+
+    Args:
+        trt: the module `tensorrt`.
+        network: parsed, its layers in topological order.
+    """
+    half, single = trt.DataType.HALF, trt.DataType.FLOAT
+    readers: dict[str, list[tuple[Any, int]]] = {}
+    products = []
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        for number in range(layer.num_inputs):
+            tensor = layer.get_input(number)
+            if tensor is not None:
+                readers.setdefault(tensor.name, []).append((layer, number))
+        if layer.type == trt.LayerType.MATRIX_MULTIPLY and layer.get_output(0).dtype == half:
+            products.append(layer)
+    for layer in products:
+        product = layer.get_output(0)
+        for number in range(layer.num_inputs):
+            widened = network.add_cast(layer.get_input(number), single)
+            layer.set_input(number, widened.get_output(0))
+        rounded = network.add_cast(product, half).get_output(0)
+        for reader, number in readers.get(product.name, ()):
+            reader.set_input(number, rounded)

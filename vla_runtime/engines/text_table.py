@@ -1,0 +1,66 @@
+"""Text tokens looked up on the host, in the bundle's weights.
+
+A text table is a gigabyte of pi0.5 and a prompt reads a few hundred rows of it. So the prefix
+graphs take the rows (`TEXT_INPUT`) and not the tokens, and the table needs no memory of the device.
+The file is mapped: on the host only pages in use take memory, which the kernel may take back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from vla_runtime.engines.onnx.files import GRAPHS_FILE, ONNX_FOLDER, TEXT_INPUT, TOKENS
+from vla_runtime.engines.protocol import input_named
+from vla_runtime.files.json_file import read_json
+from vla_runtime.files.safetensors_reader import (
+    SafetensorsReader,
+    bfloat16_to_float32,
+    float32_to_bfloat16,
+)
+
+
+class TextTable:
+    """Rows of a text table, in the precision of the files that read them.
+
+    Args:
+        weights: a bundle's weights.safetensors.
+        tensor: name of the table in it.
+        precision: of the ONNX files.
+
+    Raises:
+        ValueError: no such tensor.
+    """
+
+    def __init__(self, weights: Path, tensor: str, precision: str) -> None:
+        self._table, self._is_bfloat16 = SafetensorsReader(weights).mapped(tensor)
+        self._precision = precision
+
+    @classmethod
+    def of(cls, bundle: Path, precision: str) -> TextTable:
+        """Open the table that a bundle's prefix graphs leave to the host.
+
+        Raises:
+            ValueError: graphs.json does not name it, or it is not in the weights.
+        """
+        document = read_json(bundle / ONNX_FOLDER / GRAPHS_FILE)
+        return cls(bundle / 'weights.safetensors', document.get('text_table', str), precision)
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the rows (…, W) float32 of tokens (…), rounded to the precision."""
+        rows = self._table[tokens]
+        wide = bfloat16_to_float32(rows) if self._is_bfloat16 else rows.astype(np.float32)
+        if self._precision == 'bfloat16':
+            return bfloat16_to_float32(float32_to_bfloat16(wide))
+        return wide.astype(self._precision).astype(np.float32)
+
+    def replace_tokens(self, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return a family's prefix inputs with the table's rows in place of the tokens.
+
+        Raises:
+            ValueError: there are no tokens.
+        """
+        others = {name: array for name, array in rows.items() if name != TOKENS}
+        return {**others, TEXT_INPUT: self(input_named(TOKENS, rows))}

@@ -1,0 +1,198 @@
+"""Cases that engines are compared on: inputs, and what PyTorch's networks gave for them in float32.
+
+The export records a few in the bundle (`onnx/cases.npz`), so that a robot compares its engines with
+numpy alone. Whole keys and values would be megabytes a case. So of image tokens and of what the
+prefix hands over `SAMPLE` numbers each are recorded, evenly spread; chunks, x after every step and
+velocities are recorded whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from vla_runtime.engines.onnx.files import CASES_FILE, ONNX_FOLDER
+
+# Numbers of a tensor that are recorded.
+SAMPLE = 4096
+_IMAGE_TOKENS = 'image_tokens'
+_WORDS = 'words'
+_ROW_AXES = 'row_axes'
+_MASKS = 'masks'
+_ARRAYS = ('image_mask', 'x', 'row_weight', 'plan', 'plan_weight')
+# Mappings of arrays, by their field.
+_MAPPINGS = ('prefix_inputs', 'head_inputs', 'samples', 'reference', _MASKS)
+
+
+@dataclass
+class Case:
+    """One inference: inputs, and PyTorch's outputs as they are computed.
+
+    Attributes:
+        words: what is particular about it, for the receipt.
+        images: of every camera, (3, height, width) uint8.
+        image_mask: (V,).
+        prefix_inputs, head_inputs: the family's, (R, …) each.
+        x: (1, H, A) noise; row_weight: (R,); plan: (1, H, A); plan_weight: (N, 1, H, 1).
+        past: what the prefix handed to the head; row_axes: the axis of the prompt rows of each;
+            recorded cases have the masks of it alone.
+        reference: `image_tokens` (V, N, W), which is not recorded; `trace`, x before every step and
+            after the last, (N + 1, 1, H, A); `velocity` (N, R, H, A); `gain` (), how many times a
+            small change of the noise is larger in the chunk.
+        samples: of a recorded case `sample` of the image tokens and of what `visible` leaves of
+            the past.
+    """
+
+    words: dict[str, object]
+    images: list[np.ndarray]
+    image_mask: np.ndarray
+    prefix_inputs: dict[str, np.ndarray]
+    head_inputs: dict[str, np.ndarray]
+    x: np.ndarray
+    row_weight: np.ndarray
+    plan: np.ndarray
+    plan_weight: np.ndarray
+    past: dict[str, np.ndarray] = field(default_factory=dict)
+    row_axes: dict[str, int] = field(default_factory=dict)
+    reference: dict[str, np.ndarray] = field(default_factory=dict)
+    samples: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return len(self.row_weight)
+
+    @property
+    def pixels(self) -> list[np.ndarray]:
+        """Images as vision networks see them, float32 in [-1, 1]."""
+        return [
+            image.astype(np.float32) / np.float32(127.5) - np.float32(1) for image in self.images
+        ]
+
+    def visible(self, past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Drop the positions of a prefix that are hidden from the head.
+
+        Its masks are the outputs of booleans, (R, P); one is enough to show a position.
+        Tensors (…, P, D) have such positions; values there may differ from backend to backend.
+        """
+        masks = list(self._masks.values())
+        if not masks:
+            return dict(past)
+        mask = np.logical_or.reduce(masks)
+        return {
+            name: np.moveaxis(array, (self.row_axes[name], -2), (0, 1))[mask]
+            if array.ndim > mask.ndim
+            else array
+            for name, array in past.items()
+        }
+
+    @property
+    def _masks(self) -> dict[str, np.ndarray]:
+        return {name: array for name, array in self.past.items() if array.dtype == np.bool_}
+
+    def sampled(
+        self, image_tokens: np.ndarray, past: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Return the numbers of image tokens and past that a recorded case has, by tensor."""
+        tensors = {_IMAGE_TOKENS: image_tokens, **self.visible(past)}
+        return {name: sample(array) for name, array in tensors.items()}
+
+
+def sample(array: np.ndarray) -> np.ndarray:
+    """At most `SAMPLE` numbers of an array, the same places every time, from first to last."""
+    flat = array.ravel()
+    if flat.size <= SAMPLE:
+        return flat
+    return flat[np.linspace(0, flat.size - 1, SAMPLE).astype(np.int64)]
+
+
+def write_cases(bundle: Path, cases: Iterable[Case], facts: Mapping[str, Any]) -> None:
+    """Record cases in a bundle that is not sealed yet.
+
+    Args:
+        bundle: its folder, with `onnx/`.
+        cases: with PyTorch's outputs.
+        facts: what the recording was made with, for receipts.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    words = []
+    for number, case in enumerate(cases):
+        words.append({_WORDS: case.words, _ROW_AXES: case.row_axes})
+        samples = case.sampled(case.reference[_IMAGE_TOKENS], case.past)
+        kept = {k: v for k, v in case.reference.items() if k != _IMAGE_TOKENS}
+        groups = (case.prefix_inputs, case.head_inputs, samples, kept, case._masks)
+        arrays |= {f'{number}/{name}': getattr(case, name) for name in _ARRAYS}
+        arrays |= {f'{number}/images/{i}': image for i, image in enumerate(case.images)}
+        for group, values in zip(_MAPPINGS, groups, strict=True):
+            arrays |= {f'{number}/{group}/{name}': value for name, value in values.items()}
+    document = json.dumps({'facts': dict(facts), 'cases': words})
+    arrays['document'] = np.frombuffer(document.encode(), np.uint8)
+    np.savez_compressed(bundle / ONNX_FOLDER / CASES_FILE, **arrays)  # type: ignore[arg-type]
+
+
+def check_cases(bundle: Path) -> None:
+    """Refuse a bundle without recorded cases (ValueError)."""
+    path = bundle / ONNX_FOLDER / CASES_FILE
+    if not path.is_file():
+        raise ValueError(
+            f'{path}: is missing, so engines cannot be compared; export the bundle again: '
+            f'vla_runtime export {bundle} --out NEW_BUNDLE'
+        )
+
+
+def read_cases(bundle: Path) -> tuple[list[Case], dict[str, Any]]:
+    """Read the recorded cases of a bundle, and what they were recorded with.
+
+    Raises:
+        ValueError: there are none, or they are damaged.
+    """
+    check_cases(bundle)
+    path = bundle / ONNX_FOLDER / CASES_FILE
+    try:
+        with np.load(path) as file:
+            arrays = dict(file)
+        document = json.loads(arrays.pop('document').tobytes())
+        cases = [
+            _read_case(arrays, f'{number}/', stated)
+            for number, stated in enumerate(document['cases'])
+        ]
+        return cases, document['facts']
+    except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
+        raise ValueError(f'{path}: is damaged: {error}; export the bundle again') from None
+
+
+def _read_case(arrays: Mapping[str, np.ndarray], number: str, stated: Mapping[str, Any]) -> Case:
+    own = {
+        key.removeprefix(number): value
+        for key, value in arrays.items()
+        if number == key[: len(number)]
+    }
+    groups = {
+        group: {
+            key.removeprefix(f'{group}/'): value
+            for key, value in own.items()
+            if key.startswith(f'{group}/')
+        }
+        for group in (*_MAPPINGS, 'images')
+    }
+    images = groups.pop('images')
+    return Case(
+        words=dict(stated[_WORDS]),
+        row_axes=dict(stated[_ROW_AXES]),
+        images=[images[str(i)] for i in range(len(images))],
+        image_mask=own['image_mask'],
+        x=own['x'],
+        row_weight=own['row_weight'],
+        plan=own['plan'],
+        plan_weight=own['plan_weight'],
+        past=groups[_MASKS],
+        prefix_inputs=groups['prefix_inputs'],
+        head_inputs=groups['head_inputs'],
+        samples=groups['samples'],
+        reference=groups['reference'],
+    )

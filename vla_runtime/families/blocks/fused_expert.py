@@ -1,0 +1,165 @@
+"""The expert over one prefix, for a CPU: all layers of all denoise steps in the same few buffers.
+
+A small policy is mostly launch cost, and half of that is making tensors and views. So whatever has
+the same shape in every layer and step is made once per prefix, with its views, and overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vla_runtime.families.blocks.fused import (
+    FusedBlock,
+    Modulation,
+    attend_heads,
+    complex_rotary,
+    hiding_mask,
+    interleave,
+)
+
+_EPSILON = 1e-6
+
+
+class FusedExpert:
+    """Blocks over the keys and values of one prefix.
+
+    Shapes: B rows times samples, P prefix tokens, T suffix tokens, W width, D head_dim.
+
+    Args:
+        blocks: of the expert.
+        past_key, past_value: (layers, B, kv_heads, P, D) of the prefix; copied.
+        mask: (B, P) bool, valid prefix tokens.
+        of_suffix: (T, T) bool, what suffix tokens see of each other.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[FusedBlock],
+        past_key: Tensor,
+        past_value: Tensor,
+        mask: Tensor,
+        of_suffix: Tensor,
+    ) -> None:
+        layers, batch, kv_heads, length, head_dim = past_key.shape
+        tokens, heads = len(of_suffix), blocks[0].query_heads
+        self._blocks, self._shape = blocks, (batch, tokens)
+        dtype, rows, half = past_key.dtype, batch * tokens, head_dim // 2
+        self._exact = dtype == torch.float32
+
+        keys, values = (
+            past_key.new_empty(layers, batch, kv_heads, length + tokens, head_dim) for _ in range(2)
+        )
+        interleave(past_key, keys[..., :length, :])
+        values[..., :length, :] = past_value
+        self._values = values.unbind(0)
+        self._own_values = values[..., length:, :].transpose(2, 3).unbind(0)
+        own_keys = keys[..., length:, :].transpose(2, 3)
+        seen = torch.cat(
+            [mask[:, None].expand(-1, tokens, -1), of_suffix.expand(batch, -1, -1)], dim=2
+        )
+        self._hidden = hiding_mask(seen[:, :1] if of_suffix.all() else seen, dtype)[:, None]
+        positions = mask.long().sum(dim=1, keepdim=True) + torch.arange(tokens)
+        self._rotation = complex_rotary(positions, head_dim)
+
+        self._x, self._normed = (torch.empty(batch, tokens, blocks[0].width) for _ in range(2))
+        self._inverse = torch.empty(batch, tokens, 1)
+        # Both ends of a product, as tensors and as matrices.
+        self._operand = self._normed if self._exact else self._normed.to(dtype)
+        self._result = torch.empty_like(self._operand)
+        self._matrix_in, self._matrix_out = (
+            tensor.view(rows, -1) for tensor in (self._operand, self._result)
+        )
+        self._qkv = past_key.new_empty(rows, (heads + 2 * kv_heads) * head_dim)
+        turning, own = self._qkv.split([(heads + kv_heads) * head_dim, kv_heads * head_dim], dim=1)
+        self._own = own.view(batch, tokens, kv_heads, head_dim)
+        pairs = turning.view(batch, tokens, heads + kv_heads, 2, half)
+        self._first, self._second = pairs.unbind(3)
+        self._turning = torch.empty(batch, tokens, heads + kv_heads, half, dtype=torch.complex64)
+        self._unturned = self._turning.split([heads, kv_heads], dim=2)
+        self._query = torch.empty(batch, tokens, heads, half, dtype=torch.complex64)
+        real = torch.view_as_real(self._query)
+        self._scores: Tensor | None = None
+        if self._exact:
+            # Rotated keys go straight to their place.
+            self._key = torch.view_as_complex(own_keys.unflatten(-1, (half, 2))).unbind(0)
+        else:
+            self._key = (torch.empty_like(self._unturned[1]),) * layers
+            self._key_places = own_keys.unflatten(-1, (half, 2)).unbind(0)
+        if self._exact and kv_heads == 1:
+            # The heads' queries are further queries over the same keys.
+            self._folded = real.view(batch, tokens * heads, head_dim)
+            self._hidden = self._hidden.squeeze(1)
+            if self._hidden.shape[1] > 1:
+                self._hidden = self._hidden.repeat_interleave(heads, dim=1)
+            self._scores = torch.empty(batch, tokens * heads, length + tokens)
+            self._shares = torch.empty_like(self._scores)
+            self._attended = torch.empty(batch, tokens * heads, head_dim)
+            self._matrix_attended = self._attended.view(rows, -1)
+            self._keys = keys.squeeze(2).transpose(2, 3).unbind(0)
+            self._values = values.squeeze(2).unbind(0)
+        else:
+            self._folded = real.view(batch, tokens, heads, head_dim).transpose(1, 2)
+            self._keys = keys.unbind(0)
+        self._scale = head_dim**-0.5
+
+    def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
+        """Suffix tokens (B or 1, T, W) through all blocks; two modulations each, or none.
+
+        Returns:
+            (B, T, W), a buffer that the next call overwrites
+        """
+        self._x.copy_(h)
+        for layer, block in enumerate(self._blocks):
+            first, second = modulations[2 * layer : 2 * layer + 2] or (None, None)
+            self._normalise(block.input_scale, first)
+            block.qkv.into(self._matrix_in, self._qkv)
+            block.out.into(self._attend(layer), self._matrix_out)
+            self._add(first)
+            self._normalise(block.post_scale, second)
+            gate, up = block.gate_up(self._matrix_in).chunk(2, dim=-1)
+            block.down.into(F.gelu(gate, approximate='tanh').mul_(up), self._matrix_out)
+            self._add(second)
+        return self._x
+
+    def _normalise(self, scale: Tensor | None, modulation: Modulation | None) -> None:
+        """RMSNorm of the residual stream, into the operand; as `fused.normalise`."""
+        torch.mul(self._x, self._x, out=self._normed)
+        torch.mean(self._normed, dim=-1, keepdim=True, out=self._inverse)
+        torch.mul(self._x, self._inverse.add_(_EPSILON).rsqrt_(), out=self._normed)
+        if modulation is not None:
+            torch.addcmul(modulation[1], self._normed, modulation[0], out=self._normed)
+        elif scale is not None:
+            self._normed.mul_(scale)
+        if not self._exact:
+            self._operand.copy_(self._normed)
+
+    def _add(self, modulation: Modulation | None) -> None:
+        """Add the last product to the residual stream, through its gate; in float32."""
+        if modulation is None:
+            self._x.add_(self._result)
+        else:
+            self._x.addcmul_(self._result.float(), modulation[2])
+
+    def _attend(self, layer: int) -> Tensor:
+        """Store this layer's keys and values; return what was attended to, (B * T, heads * D)."""
+        torch.complex(self._first.float(), self._second.float(), out=self._turning)
+        query, key = self._unturned
+        torch.mul(query, self._rotation, out=self._query)
+        torch.mul(key, self._rotation, out=self._key[layer])
+        self._own_values[layer].copy_(self._own)
+        if not self._exact:
+            self._key_places[layer].copy_(torch.view_as_real(self._key[layer]))
+        if self._scores is None:
+            q = self._folded.to(self._qkv.dtype)
+            attended = attend_heads(q, self._keys[layer], self._values[layer], self._hidden)
+            return attended.flatten(0, 1)
+        torch.baddbmm(
+            self._hidden, self._folded, self._keys[layer], alpha=self._scale, out=self._scores
+        )
+        torch.softmax(self._scores, dim=-1, out=self._shares)
+        torch.bmm(self._shares, self._values[layer], out=self._attended)
+        return self._matrix_attended

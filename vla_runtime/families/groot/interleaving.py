@@ -1,0 +1,53 @@
+"""Images inside a prompt: sequences of text and image tokens with static places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def interleaved(text: Tensor, images: Tensor, places: Sequence[int]) -> Tensor:
+    """Put images into the text, each at its place.
+
+    Args:
+        text: (R, L, …).
+        images: (R, V, N, …).
+        places: text tokens before each image, ascending.
+
+    Returns:
+        (R, V*N + L, …)
+    """
+    parts, start = [], 0
+    for image, place in enumerate(places):
+        if place > start:
+            parts.append(text[:, start:place])
+        parts.append(images[:, image])
+        start = place
+    if start < text.shape[1]:
+        parts.append(text[:, start:])
+    return torch.cat(parts, dim=1)
+
+
+def separated(x: Tensor, places: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
+    """Take text and images of a sequence apart again.
+
+    Args:
+        x: (R, P, …).
+        places: text tokens before each image, ascending.
+        count: N, tokens of an image.
+
+    Returns:
+        text (R, L, …) and image tokens (R, V*N, …)
+    """
+    text, images, start = [], [], 0
+    for image, place in enumerate(places):
+        first = image * count + place
+        if first > start:
+            text.append(x[:, start:first])
+        images.append(x[:, first : first + count])
+        start = first + count
+    if start < x.shape[1]:
+        text.append(x[:, start:])
+    return torch.cat(text, dim=1), torch.cat(images, dim=1)

@@ -1,0 +1,103 @@
+"""GR00T N1.5 (arXiv 2503.14734): Eagle's features, and the action head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from vla_runtime.families.blocks.attention import images_of_rows, rotary
+from vla_runtime.families.groot.dimensions import GrootDims
+from vla_runtime.families.groot.head import GrootHead, Memory
+from vla_runtime.families.groot.interleaving import interleaved
+from vla_runtime.families.groot.qwen3 import Qwen3, causal_attention
+from vla_runtime.families.groot.vision import EagleVision
+
+
+class GrootN15(GrootHead):
+    """Vision encoder, language model and head.
+
+    Shapes as the head's; V cameras, N tokens an image, L text tokens, P = V*N + L.
+    """
+
+    dims: GrootDims
+    vision: EagleVision
+
+    def __init__(self, dims: GrootDims) -> None:
+        super().__init__(dims)
+        self.vision = EagleVision(dims)
+        self.language = Qwen3(dims.language, dims.rms_epsilon, dims.vocabulary)
+        self.build_head()
+
+    def embed_prefix(
+        self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Put images into the text, each at its place.
+
+        Args:
+            image_tokens: (R, V, N, M); image_mask: (R, V) bool.
+            tokens: (R, L) int; token_mask: (R, L) bool.
+
+        Returns:
+            embeddings (R, P, M) float32 and mask (R, P) bool
+        """
+        places = self.dims.image_places
+        masks = image_mask[:, :, None].expand(-1, -1, image_tokens.shape[2])
+        return (
+            interleaved(self.language.embed(tokens), image_tokens, places),
+            interleaved(token_mask, masks, places),
+        )
+
+    def features(self, embeddings: Tensor, mask: Tensor) -> Tensor:
+        """Language model's features (R, P, M) after its final norm; causal attention.
+
+        Positions count what is there: a hidden camera is as if it were not in the prompt. Features
+        of hidden tokens are meaningless and must stay masked.
+        """
+        positions = mask.long().cumsum(dim=1) - 1
+        rotation = rotary(positions, self.dims.language.head_dim, self.dims.rope_base)
+        return self.language(embeddings, rotation, causal_attention(mask))
+
+    def prefix(
+        self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
+    ) -> Mapping[str, Tensor]:
+        """Return what the DiT's cross-attention blocks read; `rows` are `tokens`, `token_mask`.
+
+        `cross_key` and `cross_value` are (blocks, R, heads, P, D); `prefix_mask` is (R, P) bool.
+        """
+        tokens, token_mask = rows['tokens'], rows['token_mask']
+        images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
+        embeddings, mask = self.embed_prefix(*images, tokens, token_mask)
+        context = self.encode_context(self.features(embeddings, mask), mask)
+        blocks = [self.blocks[index] for index in self.dims.cross_blocks]
+        keys, values = zip(*(block.attention.keys_values(context) for block in blocks), strict=True)
+        return {
+            'cross_key': torch.stack(keys),
+            'cross_value': torch.stack(values),
+            'prefix_mask': mask,
+        }
+
+    def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
+        """As `GrootHead.memories`: every cross-attention block reads the whole prefix."""
+        return {
+            block: (past['cross_key'][index], past['cross_value'][index], past['prefix_mask'])
+            for index, block in enumerate(self.dims.cross_blocks)
+        }
+
+    def joint_velocity(
+        self, embeddings: Tensor, mask: Tensor, x: Tensor, conditioning: Tensor, state: Tensor
+    ) -> Tensor:
+        """Return the velocity from one forward over everything, without any cache.
+
+        Args:
+            embeddings, mask: as `embed_prefix` returns them, (B, P, M) and (B, P).
+            x, conditioning, state: as for `velocity`, batch B.
+        """
+        context = self.encode_context(self.features(embeddings, mask), mask)
+        memories = {
+            block: (*self.blocks[block].attention.keys_values(context), mask)
+            for block in self.dims.cross_blocks
+        }
+        tokens, modulations = self.embed_tokens(x, self.state_encoder(state)[:, None], conditioning)
+        return self.decode(tokens, modulations, memories)

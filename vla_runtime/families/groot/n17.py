@@ -1,0 +1,192 @@
+"""GR00T N1.7 (NVIDIA Isaac-GR00T): Qwen3-VL's features, and the action head.
+
+The DiT's cross-attention blocks read either the text or the images, so `prefix` hands over keys and
+values of just those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from vla_runtime.families.blocks.attention import (
+    Rotary,
+    images_of_rows,
+    rotary_frequencies,
+    rotary_of_angles,
+)
+from vla_runtime.families.groot.head import GrootHead, Memory
+from vla_runtime.families.groot.interleaving import interleaved, separated
+from vla_runtime.families.groot.n17_dimensions import GrootN17Dims
+from vla_runtime.families.groot.qwen3 import Qwen3, causal_attention
+from vla_runtime.families.groot.qwen3_vl import QwenVision
+
+TEXT, IMAGES = 'text', 'images'
+
+
+class GrootN17(GrootHead):
+    """Vision encoder, language model and head.
+
+    Shapes as the head's; V images, N tokens an image, L text tokens, P = V*N + L.
+    """
+
+    dims: GrootN17Dims
+    vision: QwenVision
+
+    def __init__(self, dims: GrootN17Dims) -> None:
+        super().__init__(dims)
+        self.vision = QwenVision(dims)
+        self.language = Qwen3(dims.language, dims.rms_epsilon, dims.vocabulary, final_norm=False)
+        self.build_head()
+
+    def embed_prefix(
+        self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Put images into the text, each at its place, and text of zeros around what is added.
+
+        Args:
+            image_tokens: (R, V, N, (1 + D) * M); image_mask: (R, V) bool.
+            tokens: (R, L) int; token_mask: (R, L) bool.
+
+        Returns:
+            embeddings (R, P, (1 + D) * M) float32 and mask (R, P) bool
+        """
+        places, text = self.dims.image_places, self.language.embed(tokens)
+        nothing = image_tokens.shape[-1] - text.shape[-1]
+        if nothing:
+            zeros = torch.zeros(*text.shape[:2], nothing, device=text.device)
+            text = torch.cat([text, zeros], dim=-1)
+        masks = image_mask[:, :, None].expand(-1, -1, image_tokens.shape[2])
+        return (
+            interleaved(text, image_tokens, places),
+            interleaved(token_mask, masks, places),
+        )
+
+    def starts(self, mask: Tensor) -> Tensor:
+        """Position of every text token, and of the first token of the image that a token is of.
+
+        The next token continues behind an image's longer side. A hidden image takes no positions.
+
+        Args:
+            mask: (R, P) bool.
+
+        Returns:
+            (R, P) int64
+        """
+        places, count = self.dims.image_places, self.dims.image_tokens
+        longer = max(self.dims.grid)
+        text, images = separated(mask, places, count)
+        shown = images.view(mask.shape[0], len(places), count)[:, :, :1]
+        # As many positions as an image takes, in place of its tokens.
+        taken = interleaved(text, shown.expand(-1, -1, longer), places)
+        before = taken.long().cumsum(dim=1) - taken.long()
+        text, images = separated(before, places, longer)
+        first = images.view(mask.shape[0], len(places), longer)[:, :, :1]
+        return interleaved(text, first.expand(-1, -1, count), places)
+
+    def offsets(self, device: torch.device) -> Tensor:
+        """What time, row and column of every token add to its start: an image's grid.
+
+        (P, 3) int64
+        """
+        dims = self.dims
+        _, columns = dims.grid
+        place = torch.arange(dims.image_tokens, device=device)
+        grid = torch.stack([torch.zeros_like(place), place // columns, place % columns], dim=-1)
+        text = torch.zeros(1, dims.prompt_length, 3, dtype=torch.int64, device=device)
+        images = grid[None, None].expand(1, dims.cameras, -1, -1)
+        return interleaved(text, images, dims.image_places)[0]
+
+    def axes(self, device: torch.device) -> Tensor:
+        """Time (0), row (1) or column (2) by which each pair of a head's numbers turns.
+
+        They take turns as long as rows and columns have pairs left. Computed, not listed: an
+        export knows no numbers of a list.
+        """
+        _, rows, columns = self.dims.rope_sections
+        pair = torch.arange(self.dims.language.head_dim // 2, device=device)
+        is_row = torch.logical_and(pair % 3 == 1, pair < 3 * rows)
+        is_column = torch.logical_and(pair % 3 == 2, pair < 3 * columns)
+        return is_row.long() + 2 * is_column.long()
+
+    def rotary_positions(self, starts: Tensor) -> Rotary:
+        """Rotary positions of time, row and column, from `starts`."""
+        dims = self.dims
+        offsets = self.offsets(starts.device)[:, self.axes(starts.device)]
+        places = starts[:, None, :, None] + offsets
+        frequencies = rotary_frequencies(dims.language.head_dim, dims.rope_base, starts.device)
+        return rotary_of_angles(places.float() * frequencies)
+
+    def features(self, embeddings: Tensor, mask: Tensor) -> Tensor:
+        """Language model's features (R, P, M) before its final norm; causal attention.
+
+        Features of hidden tokens are meaningless and must stay masked.
+        """
+        x, *added = embeddings.chunk(1 + len(self.dims.vision.deepstack), dim=-1)
+        rotation = self.rotary_positions(self.starts(mask))
+        return self.language(x, rotation, causal_attention(mask), added)
+
+    def context_of(self, embeddings: Tensor, mask: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Context (R, K, M) of text and of images, with their masks (R, K)."""
+        context = self.encode_context(self.features(embeddings, mask), mask)
+        places, count = self.dims.image_places, self.dims.image_tokens
+        parts = zip(separated(context, places, count), separated(mask, places, count), strict=True)
+        return dict(zip((TEXT, IMAGES), parts, strict=True))
+
+    @property
+    def readers(self) -> dict[str, Sequence[int]]:
+        """DiT blocks that read the text and those that read the images, if there are any."""
+        blocks = {TEXT: self.dims.text_blocks, IMAGES: self.dims.image_blocks}
+        return {part: of_part for part, of_part in blocks.items() if of_part}
+
+    def prefix(
+        self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
+    ) -> Mapping[str, Tensor]:
+        """Return what the DiT's cross-attention blocks read; `rows` are `tokens`, `token_mask`.
+
+        `text_key` and `text_value` are (blocks, R, heads, L, D), `text_seen` is (R, L) bool;
+        `images_key`, `images_value` and `images_seen` have V*N for L.
+        """
+        tokens, token_mask = rows['tokens'], rows['token_mask']
+        images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
+        context = self.context_of(*self.embed_prefix(*images, tokens, token_mask))
+        past: dict[str, Tensor] = {}
+        for part, blocks in self.readers.items():
+            read, seen = context[part]
+            pairs = [self.blocks[block].attention.keys_values(read) for block in blocks]
+            past[f'{part}_key'] = torch.stack([key for key, _ in pairs])
+            past[f'{part}_value'] = torch.stack([value for _, value in pairs])
+            past[f'{part}_seen'] = seen
+        return past
+
+    def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
+        """As `GrootHead.memories`: a block reads either the text or the images."""
+        return {
+            block: (
+                past[f'{part}_key'][index],
+                past[f'{part}_value'][index],
+                past[f'{part}_seen'],
+            )
+            for part, blocks in self.readers.items()
+            for index, block in enumerate(blocks)
+        }
+
+    def joint_velocity(
+        self, embeddings: Tensor, mask: Tensor, x: Tensor, conditioning: Tensor, state: Tensor
+    ) -> Tensor:
+        """Return the velocity from one forward over everything, without any cache.
+
+        Args:
+            embeddings, mask: as `embed_prefix` returns them, (B, P, (1 + D) * M) and (B, P).
+            x, conditioning, state: as for `velocity`, batch B.
+        """
+        context = self.context_of(embeddings, mask)
+        memories = {
+            block: (*self.blocks[block].attention.keys_values(context[part][0]), context[part][1])
+            for part, blocks in self.readers.items()
+            for block in blocks
+        }
+        tokens, modulations = self.embed_tokens(x, self.state_encoder(state)[:, None], conditioning)
+        return self.decode(tokens, modulations, memories)

@@ -1,0 +1,225 @@
+"""Sizes of GR00T N1.7, read off its tensors, its backbone's config.json and the options.
+
+A checkpoint does not hold what its backbone (nvidia/Cosmos-Reason2-2B, a Qwen3-VL) was built with:
+heads, rotary positions, the blocks whose outputs go to the language model. They are read from the
+backbone's config.json where it lies beside the tokenizer, and known for the published model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_runtime.export.block_sizes import Shapes, checked_dims, decoder_dims
+from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
+from vla_runtime.export.checkpoint_reader import MakeDims
+from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
+from vla_runtime.export.missing_facts import MissingFacts
+from vla_runtime.export.options import ExportOptions
+from vla_runtime.export.text_frames import chat_places
+from vla_runtime.families.groot.n17_dimensions import (
+    FRAMES,
+    GROOT_N17,
+    GrootN17Dims,
+    QwenVisionDims,
+)
+from vla_runtime.families.groot.n17_folder import FRAME, IMAGE
+from vla_runtime.families.groot.n17_images import network_image
+from vla_runtime.families.groot.stack_sizes import settle_stack_heads, stack_dims
+from vla_runtime.files.json_file import JsonMapping, read_json
+
+_WANTED = (
+    'tokenizer.json of nvidia/Cosmos-Reason2-2B, from the Hugging Face Hub, with its config.json '
+    'beside it'
+)
+_POLICIES = 'GR00T N1.7'
+
+
+@dataclass(frozen=True)
+class _Backbone:
+    """What the backbone was built with and no tensor shows."""
+
+    vision_heads: int
+    deepstack: tuple[int, ...]
+    rope_sections: tuple[int, int, int]
+    rope_base: float
+    rms_epsilon: float
+
+
+def n17_sizes(
+    folder: Path,
+    tensors: Mapping[str, StoredTensor],
+    facts: FolderFacts,
+    options: ExportOptions,
+    gaps: MissingFacts,
+) -> MakeDims | None:
+    """As `CheckpointReader.sizes`."""
+    shape = Shapes(tensors, _POLICIES)
+    tokenizer = options.tokenizer or facts.tokenizer
+    backbone = _backbone(shape, tokenizer, gaps)
+    parts = ('context', 'dit') if 'context.0.attention.q.weight' in shape else ('dit',)
+    heads = settle_stack_heads(shape, parts, options, gaps)
+    if tokenizer is None or not tokenizer.is_file() or backbone is None or heads is None:
+        return None
+    text_every = _text_every(folder)
+    return lambda cameras, prompt_length, horizon: checked_dims(
+        lambda: _dims(
+            shape,
+            backbone,
+            heads,
+            facts,
+            text_every,
+            chat_places(tokenizer, FRAME, IMAGE, cameras),
+            prompt_length,
+            horizon,
+        )
+    )
+
+
+def _text_every(folder: Path) -> int:
+    """Of the DiT's cross-attention blocks; LeRobot's folders do not say it.
+
+    Raises:
+        CheckpointError: a DiT whose blocks all see everything.
+    """
+    config = read_json(folder / CONFIG_FILE)
+    if not config.get('use_alternate_vl_dit', bool, True):
+        raise CheckpointError(
+            f'{folder / CONFIG_FILE}: use_alternate_vl_dit is false; only a DiT whose blocks take '
+            'turns between text and images is supported'
+        )
+    return int(config.get('attend_text_every_n_blocks', int, GROOT_N17.text_every))
+
+
+def _backbone(shape: Shapes, tokenizer: Path | None, gaps: MissingFacts) -> _Backbone | None:
+    """The backbone's settings from its config.json, else the published ones; None once asked."""
+    beside = None if tokenizer is None else tokenizer.parent / CONFIG_FILE
+    if beside is not None and beside.is_file():
+        config = read_json(beside)
+        if 'vision_config' in config and 'text_config' in config:
+            return _stated_backbone(config)
+    published = GROOT_N17.vision
+    width, depth = shape('vision.patch_embedding.weight', 5)[0], shape.depth('vision')
+    (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
+    if (width, depth, head_dim) == (published.width, published.depth, GROOT_N17.language.head_dim):
+        return _Backbone(
+            published.num_heads,
+            published.deepstack,
+            GROOT_N17.rope_sections,
+            GROOT_N17.rope_base,
+            GROOT_N17.rms_epsilon,
+        )
+    gaps.ask('--tokenizer', f'{_WANTED}: the backbone is not the published one')
+    return None
+
+
+def _stated_backbone(config: JsonMapping) -> _Backbone:
+    """
+    Raises:
+        JsonError: a value that is missing or of another kind.
+    """
+    text, vision = config.mapping('text_config'), config.mapping('vision_config')
+    # transformers 5 calls it rope_parameters and puts the base inside.
+    rope = text.mapping('rope_parameters', optional=True)
+    if not rope.values:
+        rope = text.mapping('rope_scaling')
+    base = rope if 'rope_theta' in rope else text
+    sections = rope.get('mrope_section', list)
+    deepstack = vision.get('deepstack_visual_indexes', list)
+    for where, key, values in (
+        (rope, 'mrope_section', sections),
+        (vision, 'deepstack_visual_indexes', deepstack),
+    ):
+        if any(type(value) is not int for value in values):
+            raise where.error(key, f'{values} where whole numbers are expected')
+    if len(sections) != 3:
+        raise rope.error('mrope_section', f'{sections} where three numbers are expected')
+    return _Backbone(
+        vision_heads=vision.get('num_heads', int),
+        # Ours count from 1.
+        deepstack=tuple(index + 1 for index in deepstack),
+        rope_sections=(sections[0], sections[1], sections[2]),
+        rope_base=float(base.get('rope_theta', (int, float))),
+        rms_epsilon=float(text.get('rms_norm_eps', float)),
+    )
+
+
+def _dims(
+    shape: Shapes,
+    backbone: _Backbone,
+    heads: Mapping[str, int],
+    facts: FolderFacts,
+    text_every: int,
+    places: tuple[int, ...],
+    prompt_length: int,
+    horizon: int,
+) -> GrootN17Dims:
+    (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
+    keys, _ = shape('language.blocks.0.attention.k.weight', 2)
+    vision = _vision(shape, backbone)
+    return GrootN17Dims(
+        vision=vision,
+        image=network_image(facts, vision.patch_size * vision.merge),
+        language=decoder_dims(shape, 'language', max(1, keys // head_dim)),
+        rope_sections=backbone.rope_sections,
+        context=stack_dims(shape, 'context', heads['context']) if 'context' in heads else None,
+        dit=stack_dims(shape, 'dit', heads['dit']),
+        text_every=text_every,
+        head_width=shape('out.weight', 2)[0],
+        positions=shape('positions', 2)[0],
+        vocabulary=shape('language.embedding.weight', 2)[0],
+        cameras=len(places),
+        image_places=places,
+        prompt_length=prompt_length,
+        horizon=horizon,
+        real_horizon=facts.real_horizon or horizon,
+        action_dim=shape('action_encoder.embed.weight', 2)[0],
+        state_dim=shape('state_encoder.fc1.weight', 2)[0],
+        rope_base=backbone.rope_base,
+        rms_epsilon=backbone.rms_epsilon,
+    )
+
+
+def _vision(shape: Shapes, backbone: _Backbone) -> QwenVisionDims:
+    """
+    Raises:
+        CheckpointError: patches, positions or squares of patches that do not fit.
+    """
+    width, channels, frames, patch, across = shape('vision.patch_embedding.weight', 5)
+    positions, _ = shape('vision.position_embedding', 2)
+    side = math.isqrt(positions)
+    _, joined = shape('vision.merger.fc1.weight', 2)
+    merge = math.isqrt(joined // width)
+    if (channels, frames, across, side**2, width * merge**2) != (
+        3,
+        FRAMES,
+        patch,
+        positions,
+        joined,
+    ):
+        raise CheckpointError(
+            f'the vision tower has {channels} channels, {frames} frames, patches of '
+            f'{patch}x{across}, {positions} positions and joins {joined} numbers; expected 3 '
+            f'channels, {FRAMES} frames, square patches, a square of positions, and squares of '
+            f'patches of {width} numbers each'
+        )
+    mergers = 0
+    while f'vision.deepstack.{mergers}.fc1.weight' in shape:
+        mergers += 1
+    if mergers != len(backbone.deepstack):
+        raise CheckpointError(
+            f'the checkpoint has {mergers} deepstack mergers, but its backbone '
+            f'{len(backbone.deepstack)} (deepstack_visual_indexes): it is another backbone'
+        )
+    return QwenVisionDims(
+        width=width,
+        depth=shape.depth('vision'),
+        num_heads=backbone.vision_heads,
+        mlp_dim=shape('vision.blocks.0.mlp.fc1.weight', 2)[0],
+        patch_size=patch,
+        merge=merge,
+        positions=side,
+        deepstack=backbone.deepstack,
+    )

@@ -1,0 +1,233 @@
+"""The sizes of GR00T N1.7: dataclasses, a preset for the published model. Pure numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from vla_runtime.families.blocks.dimensions import DecoderDims
+from vla_runtime.families.groot.dimensions import (
+    HEAD_LIMITS,
+    LANGUAGE_LIMITS,
+    StackDims,
+    check_head,
+    check_language,
+    check_places,
+)
+
+# Frames that a patch embedding takes: a single image stands for both.
+FRAMES = 2
+
+
+@dataclass(frozen=True)
+class QwenVisionDims:
+    """Qwen3-VL's vision transformer (arXiv 2511.21631).
+
+    Attributes:
+        width, depth, num_heads, mlp_dim: of the transformer.
+        patch_size: edge of a patch in pixels.
+        merge: edge of the square of patches that becomes one image token.
+        positions: edge of the square table of patch positions.
+        deepstack: numbers of the blocks, counted from 1 and ascending, whose outputs also go to the
+            language model.
+    """
+
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+    patch_size: int
+    merge: int
+    positions: int
+    deepstack: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.width % (4 * self.num_heads):
+            raise ValueError(
+                f'vision: width {self.width} is not a multiple of 4 * num_heads '
+                f'{self.num_heads}; the rotary embedding turns pairs of numbers by row and column'
+            )
+        if any(a >= b for a, b in pairwise((0, *self.deepstack, self.depth + 1))):
+            raise ValueError(
+                f'vision: deepstack {list(self.deepstack)} must ascend from 1 to depth {self.depth}'
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.num_heads
+
+
+@dataclass(frozen=True)
+class GrootN17Dims:
+    """All that fixes the shapes of a GR00T N1.7 policy for one embodiment.
+
+    Attributes:
+        vision: Qwen3-VL's tower.
+        image: height and width of every camera's image in pixels.
+        language: Qwen3 decoder layers that the checkpoint keeps.
+        rope_sections: pairs of a head's numbers that turn by time, by row and by column.
+        context: self-attention over the language model's features, whose blocks are as wide as
+            those; None: there is none.
+        dit: cross- and self-attention over state and action tokens. Even blocks attend to the
+            context, odd ones to the tokens themselves.
+        text_every: every so many cross-attention blocks the first attends to the text, the others
+            to the images.
+        head_width: output of the DiT, and hidden numbers of the embodiment's encoder and decoder.
+        positions: rows of the table of action positions.
+        cameras: images of an observation; an earlier frame of a camera is an image of its own.
+        image_places: text tokens before each image, in the order of the cameras.
+        prompt_length: text tokens of the padded prompt, without image tokens.
+        action_dim, state_dim: padded.
+        real_horizon: first actions of the chunk that the embodiment has.
+        rope_base: base of the language model's rotary positions.
+        rms_epsilon: epsilon of its norms.
+    """
+
+    vision: QwenVisionDims
+    image: tuple[int, int]
+    language: DecoderDims
+    rope_sections: tuple[int, int, int]
+    dit: StackDims
+    text_every: int
+    head_width: int
+    positions: int
+    vocabulary: int
+    cameras: int
+    image_places: tuple[int, ...]
+    prompt_length: int
+    horizon: int
+    real_horizon: int
+    action_dim: int
+    state_dim: int
+    context: StackDims | None = None
+    rope_base: float = 5e6
+    rms_epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        block = self.vision.patch_size * self.vision.merge
+        if any(edge < 1 or edge % block for edge in self.image):
+            raise ValueError(
+                f'image {list(self.image)} where multiples of {block} pixels (patch_size * merge) '
+                'are expected'
+            )
+        check_language(self.language)
+        if 2 * sum(self.rope_sections) != self.language.head_dim:
+            raise ValueError(
+                f'rope_sections {list(self.rope_sections)} do not add up to half of the '
+                f"language's head_dim {self.language.head_dim}"
+            )
+        check_head(self)
+        if self.text_every < 1:
+            raise ValueError('text_every 0 where at least 1 is expected')
+        if not 1 <= self.real_horizon <= self.horizon:
+            raise ValueError(
+                f'real_horizon {self.real_horizon} where 1 to horizon {self.horizon} is expected'
+            )
+        check_places(self.image_places, self.cameras, self.prompt_length)
+
+    @property
+    def image_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Height and width of each camera's image."""
+        return (self.image,) * self.cameras
+
+    @property
+    def patches(self) -> tuple[int, int]:
+        """Rows and columns of an image's patches."""
+        height, width = self.image
+        return height // self.vision.patch_size, width // self.vision.patch_size
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of an image's tokens."""
+        rows, columns = self.patches
+        return rows // self.vision.merge, columns // self.vision.merge
+
+    @property
+    def image_tokens(self) -> int:
+        """N, tokens of one image."""
+        rows, columns = self.grid
+        return rows * columns
+
+    @property
+    def prefix_length(self) -> int:
+        """P: image tokens of all cameras, and text tokens."""
+        return self.cameras * self.image_tokens + self.prompt_length
+
+    @property
+    def dit_width(self) -> int:
+        """W, numbers of a DiT token."""
+        return self.dit.heads_width
+
+    @property
+    def future_tokens(self) -> int:
+        """Learned tokens between state and actions: N1.7 has none."""
+        return 0
+
+    @property
+    def cross_blocks(self) -> tuple[int, ...]:
+        """DiT blocks that attend to the context; the others attend to their own tokens."""
+        return tuple(range(0, self.dit.depth, 2))
+
+    @property
+    def text_blocks(self) -> tuple[int, ...]:
+        """DiT blocks that attend to the text."""
+        return self.cross_blocks[:: self.text_every]
+
+    @property
+    def image_blocks(self) -> tuple[int, ...]:
+        """DiT blocks that attend to the images."""
+        return tuple(block for block in self.cross_blocks if block not in self.text_blocks)
+
+
+LIMITS = {
+    **{
+        f'vision.{name}': limit
+        for name, limit in (
+            ('width', 16384),
+            ('depth', 512),
+            ('num_heads', 1024),
+            ('mlp_dim', 131072),
+            ('patch_size', 1024),
+            ('merge', 64),
+            ('positions', 4096),
+        )
+    },
+    'image': 4096,
+    **LANGUAGE_LIMITS,
+    **HEAD_LIMITS,
+    'text_every': 512,
+    'real_horizon': 1024,
+}
+
+# nvidia/GR00T-N1.7-3B: sixteen layers of Cosmos-Reason2 2B (Qwen3-VL), 32 DiT blocks. Two cameras
+# of 256 by 256 pixels.
+GROOT_N17 = GrootN17Dims(
+    vision=QwenVisionDims(
+        width=1024,
+        depth=24,
+        num_heads=16,
+        mlp_dim=4096,
+        patch_size=16,
+        merge=2,
+        positions=48,
+        deepstack=(6, 12, 18),
+    ),
+    image=(256, 256),
+    language=DecoderDims(
+        width=2048, depth=16, mlp_dim=6144, num_heads=16, num_kv_heads=8, head_dim=128
+    ),
+    rope_sections=(24, 20, 20),
+    context=StackDims(depth=4, num_heads=32, head_dim=64, mlp_dim=8192),
+    dit=StackDims(depth=32, num_heads=32, head_dim=48, mlp_dim=6144),
+    text_every=2,
+    head_width=1024,
+    positions=1024,
+    vocabulary=151936,
+    cameras=2,
+    image_places=(4, 6),
+    prompt_length=64,
+    horizon=40,
+    real_horizon=40,
+    action_dim=132,
+    state_dim=132,
+)

@@ -1,0 +1,279 @@
+"""Facts of a GR00T N1.7 folder, as LeRobot 0.6 (type `groot`) and NVIDIA's Isaac-GR00T write it.
+
+Both say the same things in different files: groups of state and action dimensions in order with
+their statistics, cameras and frames, how images are cut. LeRobot writes them into the steps of its
+processors; NVIDIA into processor_config.json, statistics.json and embodiment_id.json.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_runtime.bundle.schema import CameraSpec, NormalisationSpec
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, find_tokenizer
+from vla_runtime.export.lerobot_folder import is_lerobot_folder
+from vla_runtime.export.lerobot_processors import (
+    POSTPROCESSOR_FILE,
+    PREPROCESSOR_FILE,
+    read_pipeline,
+    state_file,
+)
+from vla_runtime.export.options import ExportOptions
+from vla_runtime.families.groot.n17_groups import Columns, flat_columns, grouped_columns
+from vla_runtime.families.groot.n17_images import cut_image, image_spec
+from vla_runtime.files.json_file import JsonMapping, read_json
+
+PROCESSOR_FILE, STATISTICS_FILE, EMBODIMENTS_FILE = (
+    'processor_config.json',
+    'statistics.json',
+    'embodiment_id.json',
+)
+_PACK, _ENCODE = 'groot_n1_7_pack_inputs_v1', 'groot_n1_7_vlm_encode_v1'
+_DECODE, _UNPACK = 'groot_n1_7_action_decode_v1', 'groot_action_unpack_unnormalize_v2'
+_BEFORE = (
+    'rename_observations_processor',
+    'to_batch_processor',
+    _PACK,
+    _ENCODE,
+    'device_processor',
+)
+_AFTER = (_DECODE, _UNPACK, 'device_processor')
+_CAMERA = 'observation.images.'
+# Text tokens of a prompt: the layout of several cameras and a long task.
+_PROMPT_LENGTH = 128
+# Euler steps and actions of the published base model.
+_STEPS, _HORIZON = 4, 40
+# Qwen3-VL's chat template with a user's images and task.
+FRAME = '<|im_start|>user{newline}{images}{task}<|im_end|>{newline}'
+IMAGE = '<|vision_start|>{tokens}<|vision_end|>'
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What both kinds of folder say.
+
+    Attributes:
+        kind: who wrote the folder.
+        tag: of the robot.
+        general: settings of text and normalisation.
+        images: settings of the images.
+        modality: groups of dimensions, cameras and frames of this robot.
+        columns: of state and actions.
+        horizon: actions that the network makes.
+        raw_images: (height, width) of the cameras' images, where the folder says it.
+        cameras: names, where `modality` has none.
+    """
+
+    kind: str
+    tag: str | None
+    general: JsonMapping
+    images: JsonMapping
+    modality: JsonMapping
+    columns: Columns
+    horizon: int
+    raw_images: tuple[tuple[int, int], ...]
+    cameras: tuple[str, ...]
+
+
+def n17_embodiments(folder: Path, options: ExportOptions) -> tuple[str | None, JsonMapping]:
+    """Tag of the folder's robot, where it says one, and the slice of every tag."""
+    if is_lerobot_folder(folder):
+        pack = read_pipeline(folder / PREPROCESSOR_FILE, _BEFORE).step(_PACK)
+        return pack.get('embodiment_tag', str), pack.mapping('embodiment_mapping')
+    slots = read_json(folder / EMBODIMENTS_FILE)
+    tag = _nvidia_tag(folder, options)
+    if tag is not None and tag not in slots:
+        raise slots.error(tag, 'is missing: the folder has no matrices for this robot')
+    return tag, slots
+
+
+def read_n17_folder(folder: Path, options: ExportOptions) -> FolderFacts:
+    """Read the facts of a folder.
+
+    Raises:
+        ExportError, JsonError: settings that this runtime does not reproduce, files that contradict
+            each other, missing or damaged files.
+    """
+    found = _lerobot(folder) if is_lerobot_folder(folder) else _nvidia(folder, options)
+    _check(found)
+    images = image_spec(found.images)
+    columns = found.columns
+    return FolderFacts(
+        kind=found.kind,
+        family='groot_n17',
+        cameras=_cameras(found),
+        images=images,
+        normalisation=NormalisationSpec('clipped_range', 'clipped_range'),
+        statistics=columns.statistics,
+        cleaning='letters',
+        state_length=columns.state,
+        action_length=columns.actions,
+        deltas=columns.deltas,
+        template='chat',
+        prompt_frame=FRAME,
+        prompt_image=IMAGE,
+        usual_prompt_length=_PROMPT_LENGTH,
+        horizon=found.horizon,
+        real_horizon=columns.horizon,
+        denoise_steps=_STEPS,
+        image_sizes=(cut_image(found.images, images, found.raw_images),),
+        tokenizer=find_tokenizer(folder),
+        source={'checkpoint': f'{found.kind} groot N1.7', 'embodiment': found.tag or ''},
+    )
+
+
+def _lerobot(folder: Path) -> _Settings:
+    config = read_json(folder / CONFIG_FILE)
+    before = read_pipeline(folder / PREPROCESSOR_FILE, _BEFORE)
+    after = read_pipeline(folder / POSTPROCESSOR_FILE, _AFTER)
+    pack, decode = before.step(_PACK), after.step(_DECODE)
+    inputs = config.mapping('input_features')
+    cameras = sorted(key for key in inputs.values if key.startswith(_CAMERA))
+    modality = pack.mapping('modality_config', optional=True)
+    if pack.get('raw_stats', dict, None) and _DECODE in after.steps:
+        columns = grouped_columns(
+            pack.mapping('raw_stats'),
+            modality,
+            percentiles=pack.get('use_percentiles', bool, False),
+            relative=decode.get('use_relative_action', bool, False),
+        )
+        transform = decode.get('action_decode_transform', str, None)
+        if transform is not None:
+            raise decode.error('action_decode_transform', f"'{transform}' is not supported")
+    else:
+        path, statistics = state_file(folder, before, _PACK)
+        columns = flat_columns(
+            path,
+            statistics,
+            state=_length(config, 'input_features', 'observation.state'),
+            actions=_length(config, 'output_features', 'action'),
+            horizon=pack.get('valid_action_horizon', int, _HORIZON),
+        )
+    for step, key, expected in (
+        (config, 'n_obs_steps', 1),
+        (pack, 'state_horizon', 1),
+        (pack, 'normalize_min_max', True),
+    ):
+        stated = step.get(key, (bool, int), expected)
+        if stated != expected:
+            raise step.error(
+                key, f'{stated!r} is not supported; this runtime runs policies with {expected!r}'
+            )
+    return _Settings(
+        kind='LeRobot',
+        tag=pack.get('embodiment_tag', str),
+        general=pack,
+        images=before.step(_ENCODE),
+        modality=modality,
+        columns=columns,
+        horizon=pack.get('action_horizon', int, _HORIZON),
+        raw_images=tuple(_image(inputs, key) for key in cameras),
+        cameras=tuple(key.removeprefix(_CAMERA) for key in cameras),
+    )
+
+
+def _nvidia(folder: Path, options: ExportOptions) -> _Settings:
+    processor = read_json(folder / PROCESSOR_FILE).mapping('processor_kwargs')
+    tag = _nvidia_tag(folder, options)
+    if tag is None:
+        robots = ', '.join(processor.mapping('modality_configs').values)
+        raise ExportError(f'{folder}: is for several robots; say one with --embodiment: {robots}')
+    modality = processor.mapping('modality_configs').mapping(tag)
+    columns = grouped_columns(
+        read_json(folder / STATISTICS_FILE).mapping(tag),
+        modality,
+        percentiles=processor.get('use_percentiles', bool, False),
+        relative=processor.get('use_relative_action', bool, False),
+    )
+    config = read_json(folder / CONFIG_FILE)
+    return _Settings(
+        kind='NVIDIA',
+        tag=tag,
+        general=processor,
+        images=processor,
+        modality=modality,
+        columns=columns,
+        horizon=config.get('action_horizon', int, _HORIZON),
+        raw_images=(),
+        cameras=(),
+    )
+
+
+def _nvidia_tag(folder: Path, options: ExportOptions) -> str | None:
+    """The robot that was asked for, or the only one."""
+    modalities = read_json(folder / PROCESSOR_FILE).mapping('processor_kwargs')
+    tags = list(modalities.mapping('modality_configs').values)
+    return options.embodiment or (tags[0] if len(tags) == 1 else None)
+
+
+def _check(found: _Settings) -> None:
+    """Refuse settings that are not reproduced.
+
+    Raises:
+        JsonError: names the field.
+    """
+    for key, expected in (
+        ('formalize_language', True),
+        ('clip_outliers', True),
+        ('apply_sincos_state_encoding', False),
+        ('letter_box_transform', False),
+    ):
+        for where in (found.general, found.images):
+            stated = where.get(key, bool, expected)
+            if stated != expected:
+                raise where.error(
+                    key,
+                    f'{stated!r} is not supported; this runtime runs policies with {expected!r}',
+                )
+    state = found.modality.mapping('state', optional=True)
+    if len(state.get('delta_indices', list, [0])) != 1:
+        raise state.error('delta_indices', 'a history of states is not supported')
+
+
+def _cameras(found: _Settings) -> tuple[CameraSpec, ...]:
+    """Cameras in the checkpoint's order: all of the earliest frame, then those of the next.
+
+    Raises:
+        JsonError: frames that are not stated, or that end in the future.
+    """
+    video = found.modality.mapping('video', optional=True)
+    names = video.words('modality_keys')
+    if names is None:
+        names = found.general.words('video_modality_keys') or found.cameras
+    if not names:
+        raise found.modality.error('video', 'no camera')
+    steps = video.get('delta_indices', list, [0])
+    frames = found.general.get('video_horizon', int, len(steps))
+    if frames != len(steps):
+        raise found.general.error(
+            'video_horizon',
+            f'{frames} frames, but which ones is not said (modality_config.video.delta_indices)',
+        )
+    if any(type(step) is not int or step > 0 for step in steps) or steps[-1:] != [0]:
+        raise video.error('delta_indices', f'{steps} where steps back that end in 0 are expected')
+    return tuple(
+        CameraSpec(name)
+        if step == 0
+        else CameraSpec(f'{name}_{-step}_steps_ago', frame_of=name, steps_ago=-step)
+        for step in steps
+        for name in names
+    )
+
+
+def _image(features: JsonMapping, key: str) -> tuple[int, int]:
+    """Height and width of a camera's images."""
+    feature = features.mapping(key)
+    shape = feature.get('shape', list)
+    if len(shape) != 3 or any(type(edge) is not int for edge in shape):
+        raise feature.error('shape', f'{shape} where channels, height and width are expected')
+    return int(shape[1]), int(shape[2])
+
+
+def _length(config: JsonMapping, group: str, key: str) -> int:
+    feature = config.mapping(group).mapping(key)
+    shape = feature.get('shape', list)
+    if len(shape) != 1 or type(shape[0]) is not int:
+        raise feature.error('shape', f'{shape} where one number is expected')
+    return int(shape[0])

@@ -1,0 +1,177 @@
+"""Columns of GR00T N1.7's state and actions: groups of dimensions in order, with their ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.export.errors import ExportError
+from vla_runtime.files.json_file import JsonMapping
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Dimensions of state and actions.
+
+    Attributes:
+        statistics: `state.low`, `state.high`, `actions.low` and `actions.high`; those of actions
+            (H, n) where a group's range depends on the step.
+        state, actions: numbers of dimensions.
+        deltas: whether each action is relative to the state of the same index.
+        horizon: actions of a chunk that this robot has.
+    """
+
+    statistics: Mapping[str, np.ndarray]
+    state: int
+    actions: int
+    deltas: tuple[bool, ...]
+    horizon: int
+
+
+def grouped_columns(
+    statistics: JsonMapping, modality: JsonMapping, *, percentiles: bool, relative: bool
+) -> Columns:
+    """Put the groups together.
+
+    Args:
+        statistics: `state`, `action` and `relative_action`, by group.
+        modality: names of the groups in order, and what their numbers are.
+        percentiles: ranges are those between the 1st and the 99th percentile; those of relative
+            groups are always between the smallest and the largest number.
+        relative: groups that are declared so are relative to the state.
+
+    Raises:
+        JsonError, ExportError: missing or contradictory entries, or actions of an end effector.
+    """
+    usual = ('q01', 'q99') if percentiles else ('min', 'max')
+    places: dict[str, int] = {}
+    state, count = [], 0
+    for name in modality.mapping('state').words('modality_keys') or ():
+        low, high = _range(statistics.mapping('state').mapping(name), usual)
+        places[name], count = count, count + low.shape[-1]
+        state.append((low, high))
+    action = modality.mapping('action')
+    names, configs = action.words('modality_keys') or (), action.mappings('action_configs')
+    if len(configs) != len(names):
+        raise action.error('action_configs', f'{len(configs)} for {len(names)} groups')
+    horizon = len(action.get('delta_indices', list))
+    ranges, deltas, column = [], [], 0
+    for name, config in zip(names, configs, strict=True):
+        is_relative = relative and _word(config, 'rep') == 'relative'
+        group = statistics.mapping('relative_action' if is_relative else 'action').mapping(name)
+        low, high = _range(group, ('min', 'max') if is_relative else usual)
+        width = low.shape[-1]
+        if is_relative:
+            _check_relative(config, name, column, width, places, statistics)
+        if low.ndim == 2 and len(low) < horizon:
+            raise group.error('min', f'{len(low)} steps where {horizon} are expected')
+        if low.ndim == 2:
+            low, high = low[:horizon], high[:horizon]
+        ranges.append((low, high))
+        deltas += [is_relative] * width
+        column += width
+    if not state or not ranges or not horizon:
+        raise ExportError(f'{modality.path}: {modality.field} has no state, actions or steps')
+    return Columns(
+        statistics={
+            'state.low': np.concatenate([low for low, _ in state]),
+            'state.high': np.concatenate([high for _, high in state]),
+            'actions.low': _joined([low for low, _ in ranges], horizon),
+            'actions.high': _joined([high for _, high in ranges], horizon),
+        },
+        state=count,
+        actions=column,
+        deltas=tuple(deltas),
+        horizon=horizon,
+    )
+
+
+def flat_columns(
+    path: Path, statistics: Mapping[str, np.ndarray], *, state: int, actions: int, horizon: int
+) -> Columns:
+    """Columns of a policy that LeRobot normalises as two vectors.
+
+    Args:
+        path: of the statistics, for messages.
+        statistics: `observation.state.min` and so on.
+        state, actions: numbers of dimensions.
+        horizon: actions of a chunk that this robot has.
+
+    Raises:
+        ExportError: statistics that are missing or of another length.
+    """
+    found = {}
+    for feature, group, length in (
+        ('observation.state', 'state', state),
+        ('action', 'actions', actions),
+    ):
+        for theirs, ours in (('min', 'low'), ('max', 'high')):
+            values = statistics.get(f'{feature}.{theirs}')
+            if values is None or values.shape != (length,):
+                shape = 'none' if values is None else f'shape {list(values.shape)}'
+                raise ExportError(
+                    f"{path}: tensor '{feature}.{theirs}' has {shape} where [{length}] is "
+                    'expected; a policy that was never trained on a data set (a base model) has '
+                    'none and cannot drive a robot yet'
+                )
+            found[f'{group}.{ours}'] = values.astype(np.float32)
+    return Columns(found, state, actions, (False,) * actions, horizon)
+
+
+def _range(group: JsonMapping, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+    """Lowest and highest numbers of a group, (n,) or (steps, n) float32."""
+    low, high = (_numbers(group, name) for name in names)
+    if low.shape != high.shape or low.ndim not in (1, 2):
+        raise group.error(names[0], f'has shape {low.shape}, {names[1]} has {high.shape}')
+    return low, high
+
+
+def _numbers(group: JsonMapping, name: str) -> np.ndarray:
+    values: Any = group.get(name, list)
+    try:
+        return np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise group.error(name, 'where numbers are expected') from None
+
+
+def _joined(parts: list[np.ndarray], horizon: int) -> np.ndarray:
+    """Parts (n,) or (horizon, n) side by side, by step if one of them is."""
+    if all(part.ndim == 1 for part in parts):
+        return np.concatenate(parts)
+    return np.concatenate(
+        [np.broadcast_to(part, (horizon, part.shape[-1])) for part in parts], axis=1
+    )
+
+
+def _check_relative(
+    config: JsonMapping,
+    name: str,
+    column: int,
+    width: int,
+    places: Mapping[str, int],
+    statistics: JsonMapping,
+) -> None:
+    """Refuse relative groups that are not relative to the state dimensions of the same places."""
+    if _word(config, 'type') != 'non_eef':
+        raise config.error(
+            'type', f"group '{name}': relative poses of an end effector are not supported"
+        )
+    key = config.get('state_key', str, None) or name
+    if places.get(key) != column:
+        raise config.error(
+            'state_key',
+            f"group '{name}' stands at number {column} of the actions, the state '{key}' that it "
+            f'is relative to at {places.get(key)} of the state; only equal places are supported',
+        )
+    length = len(statistics.mapping('state').mapping(key).get('min', list))
+    if length != width:
+        raise config.error('state_key', f"'{key}' has {length} numbers, '{name}' {width}")
+
+
+def _word(config: JsonMapping, key: str) -> str:
+    """A word of an action group's configuration, in small letters (`ActionType.NON_EEF` too)."""
+    return str(config.get(key, str, '')).rpartition('.')[2].lower()

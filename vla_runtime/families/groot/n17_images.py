@@ -1,0 +1,101 @@
+"""Images of a GR00T N1.7 folder: how they are cut, and their size at the network."""
+
+from __future__ import annotations
+
+from vla_runtime.bundle.schema import CropSpec, ImageSpec
+from vla_runtime.export.checkpoint import CheckpointError
+from vla_runtime.export.cut_images import cut_image_size
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.folder import FolderFacts
+from vla_runtime.files.json_file import JsonMapping
+
+
+def image_spec(settings: JsonMapping) -> ImageSpec:
+    """How images are resized and cut.
+
+    Args:
+        settings: `image_target_size`, `image_crop_size`, `shortest_image_edge`, `crop_fraction`
+            and `use_albumentations`.
+
+    Raises:
+        JsonError: sizes that are missing or of another form.
+    """
+    target = _pair(settings, 'image_target_size')
+    if target is None:
+        raise settings.error(
+            'image_target_size', 'is missing; images of any size are not supported'
+        )
+    edge = settings.get('shortest_image_edge', int, None) or target[0]
+    fraction = settings.get('crop_fraction', float, None)
+    crop = _pair(settings, 'image_crop_size')
+    if fraction is None and crop is not None:
+        fraction = crop[0] / target[0]
+    if fraction is not None and not 0.0 < fraction < 1.0:
+        fraction = None
+    area = settings.get('use_albumentations', bool, False)
+    return ImageSpec(
+        padding='crop',
+        resample='area' if area else 'bicubic_uint8',
+        crop=CropSpec(edge, 1.0 if fraction is None else fraction),
+    )
+
+
+def cut_image(
+    settings: JsonMapping, images: ImageSpec, cameras: tuple[tuple[int, int], ...]
+) -> tuple[int, int]:
+    """Height and width of the images after they are cut, before Qwen's own resize.
+
+    Args:
+        settings: as for `image_spec`.
+        images: of `image_spec`.
+        cameras: (height, width) of the cameras' images, where the folder says it.
+
+    Raises:
+        ExportError, JsonError: cameras of different aspects, or a size that is not said.
+    """
+    target = _pair(settings, 'image_target_size')
+    assert target is not None and images.crop is not None
+    if images.resample != 'area':
+        return target
+    # The aspect is kept, so the size follows from the cameras'.
+    sizes = {cut_image_size(size, images.crop) for size in cameras}
+    if len(sizes) != 1:
+        raise ExportError(
+            f'{settings.path}: use_albumentations keeps the aspect of images, and the folder '
+            + (
+                f'has cameras of several aspects: {sorted(sizes)}'
+                if sizes
+                else 'does not say how large they are (config.json: input_features)'
+            )
+        )
+    return sizes.pop()
+
+
+def network_image(facts: FolderFacts, block: int) -> tuple[int, int]:
+    """Height and width of the network's images: those of the cut ones in whole image tokens.
+
+    Args:
+        facts: of the folder; `image_sizes` has the size of a cut image.
+        block: edge of an image token in pixels.
+
+    Raises:
+        CheckpointError: images that would be resized twice after they are cut.
+    """
+    (cut,) = facts.image_sizes
+    # Qwen's smart_resize; Python's round, to even.
+    size = (block * round(cut[0] / block), block * round(cut[1] / block))
+    if facts.images.resample != 'area' and size != cut:
+        raise CheckpointError(
+            f'image_target_size {list(cut)} is not made of whole image tokens of {block} pixels; '
+            'only such sizes are supported'
+        )
+    return size
+
+
+def _pair(settings: JsonMapping, key: str) -> tuple[int, int] | None:
+    values = settings.get(key, list, None)
+    if values is None:
+        return None
+    if len(values) != 2 or any(type(value) is not int or value < 1 for value in values):
+        raise settings.error(key, f'{values} where height and width are expected')
+    return values[0], values[1]

@@ -1,0 +1,104 @@
+"""pi0 and pi0.5 in fewer operators, for a CPU: `PiNetwork` with what its steps share done once.
+
+Everything that depends on the prefix alone (places of keys and values, mask, positions) is laid out
+once per prefix, everything that depends on the flow time alone once per schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from vla_runtime.families.blocks.attention import images_of_rows, repeat_rows
+from vla_runtime.families.blocks.fused import (
+    FusedBlock,
+    FusedVision,
+    Modulation,
+    encode_stack,
+    norm_scale,
+    normalise,
+)
+from vla_runtime.families.blocks.fused_expert import FusedExpert
+from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.pi.flow_policy import PiNetwork
+
+
+@dataclass(frozen=True)
+class StepConditioning:
+    """One step's row of the time table, and the modulations of its norms (none in pi0)."""
+
+    row: Tensor
+    modulations: tuple[Modulation, ...]
+
+
+class FusedPi(FlowNetwork):
+    """The same numbers as a `PiNetwork`, up to rounding.
+
+    Args:
+        plain: on a CPU, with its weights, which become shared.
+    """
+
+    def __init__(self, plain: PiNetwork) -> None:
+        super().__init__()
+        self.family, self.dims = plain.family, plain.dims
+        self._plain = plain
+        self.vision = FusedVision(plain.vision)
+        self._language = [FusedBlock(block) for block in plain.language.layers]
+        self._expert = [FusedBlock(block) for block in plain.expert.layers]
+        self._final_scale = norm_scale(plain.expert.norm)
+
+    def prefix(
+        self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
+    ) -> Mapping[str, Tensor]:
+        """As `PiNetwork.prefix`."""
+        tokens, token_mask = rows['tokens'], rows['token_mask']
+        images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
+        x, mask = self._plain.embed_prefix(*images, tokens, token_mask)
+        past_key, past_value = encode_stack(self._plain.language, self._language, x, mask)
+        return {'past_key': past_key, 'past_value': past_value, 'prefix_mask': mask}
+
+    def time_conditioning(self, times: Tensor) -> Tensor:
+        """As `PiNetwork.time_conditioning`."""
+        return self._plain.time_conditioning(times)
+
+    def split_conditioning(self, conditioning: Tensor) -> StepConditioning:
+        """Split a row (1, C), or a row for each action (1, H, C), into modulations."""
+        modulations = []
+        for modulation in self._plain.modulations(conditioning):
+            if modulation is not None:
+                of_tokens = modulation if modulation.dim() == 3 else modulation[:, None]
+                scale, shift, gate = (part.contiguous() for part in of_tokens.chunk(3, dim=-1))
+                modulations.append((1.0 + scale, shift, gate))
+        return StepConditioning(conditioning, tuple(modulations))
+
+    def lay_out(self, past: Mapping[str, Tensor], samples: int) -> FusedExpert:
+        """Return the expert over this prefix."""
+        keys, values = (
+            past[name].repeat_interleave(samples, dim=1) if samples > 1 else past[name]
+            for name in ('past_key', 'past_value')
+        )
+        mask = repeat_rows(past['prefix_mask'], samples)
+        of_suffix = self._plain.suffix_mask(mask.device)
+        return FusedExpert(self._expert, keys, values, mask, of_suffix)
+
+    def velocity(self, x: Tensor, past: Any, conditioning: Any, **rows: Tensor) -> Tensor:
+        """As `PiNetwork.velocity`.
+
+        Args:
+            x: (B or 1, H, A).
+            past: the `FusedExpert` over the prefix.
+            conditioning: a `StepConditioning`.
+            **rows: pi0's `state` (R, S).
+        """
+        expert: FusedExpert = past
+        step: StepConditioning = conditioning
+        state = rows.get('state')
+        if state is not None:
+            state = repeat_rows(state, max(1, x.shape[0] // state.shape[0]))
+        h = expert(self._plain.embed_suffix(x, step.row, state), step.modulations)
+        last = step.modulations[-1] if step.modulations else None
+        h = normalise(h[:, -self.dims.horizon :], self._final_scale, last)
+        return self._plain.action_out(h)

@@ -1,0 +1,80 @@
+"""Camera images of which the policy sees the middle: resized, cut, and resized again."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+
+from vla_runtime.processing.images import check_image
+from vla_runtime.processing.stretched_images import stretched
+from vla_runtime.types import CroppedResample
+
+# A side of 3 tokens or more changes by less when it is rounded to whole tokens.
+_ASPECT_SLACK = 0.2
+
+
+def cropped(
+    image: np.ndarray,
+    size: tuple[int, int],
+    *,
+    edge: int,
+    fraction: float,
+    resample: CroppedResample,
+) -> np.ndarray:
+    """Cut the middle of an image and resize it to the network's size.
+
+    Args:
+        image: (h, w, 3) uint8, RGB, any strides; never written to.
+        size: height and width of the result.
+        edge: of the image before it is cut.
+        fraction: of height and width that is kept.
+        resample: `bicubic_uint8` stretches the image to a square of `edge` and what is cut to
+            `size` (GR00T N1.7's torchvision path); `area` keeps the aspect: the shorter edge
+            becomes `edge` before and after, both with OpenCV's INTER_AREA, and the result is
+            stretched to `size` (its albumentations path).
+
+    Returns:
+        (height, width, 3) uint8
+
+    Raises:
+        ValueError: an image of another type or shape, or with `area` of an aspect that `size` was
+            not made for.
+    """
+    check_image(image)
+    if resample == 'bicubic_uint8':
+        square = stretched(image, (edge, edge), 'bicubic_uint8')
+        # Python's round, to even.
+        kept = max(1, round(edge * fraction))
+        return stretched(_middle(square, (kept, kept)), size, 'bicubic_uint8')
+    height, width = shortest_edge_size((image.shape[0], image.shape[1]), edge)
+    # `size` is a multiple of the network's patches; half of one is the most that rounding takes.
+    if abs(height / width - size[0] / size[1]) > _ASPECT_SLACK * height / width:
+        raise ValueError(
+            f'image of {image.shape[0]}x{image.shape[1]} (height x width) has another aspect than '
+            f"the {size[0]}x{size[1]} of the network's, which keeps it; set the camera driver to "
+            'the size of the training data'
+        )
+    resized = _area(image, edge)
+    part = (max(1, int(height * fraction)), max(1, int(width * fraction)))
+    return stretched(_area(_middle(resized, part), edge), size, 'bicubic_uint8')
+
+
+def shortest_edge_size(size: tuple[int, int], edge: int) -> tuple[int, int]:
+    """Height and width after the shorter of both has become `edge`."""
+    height, width = size
+    if min(height, width) == edge:
+        return size
+    scale = edge / float(min(height, width))
+    return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def _area(image: np.ndarray, edge: int) -> np.ndarray:
+    size = shortest_edge_size((image.shape[0], image.shape[1]), edge)
+    if size == image.shape[:2]:
+        return image
+    return cv2.resize(np.ascontiguousarray(image), (size[1], size[0]), interpolation=cv2.INTER_AREA)
+
+
+def _middle(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    top, left = (image.shape[0] - size[0]) // 2, (image.shape[1] - size[1]) // 2
+    return image[top : top + size[0], left : left + size[1]]

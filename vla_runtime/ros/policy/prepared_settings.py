@@ -1,0 +1,59 @@
+"""Live settings that take effect once their CUDA graphs are there, so that no chunk waits for them.
+
+A change of the number of denoise steps, of the guidance mode or of the way to tie chunks may need
+graphs that were not captured yet, which takes seconds on a Jetson. Until they are there the
+settings before stay in force, all of them, so that an inference has the settings of one moment.
+The capture runs between two answers (`prepare`). Everything else takes effect at the next chunk,
+and so does every change on a backend without graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.policy import Policy
+from vla_runtime.ros.policy.settings import live_settings, settings_from
+
+
+class PreparedSettings:
+    """Settings of a policy's inferences; one thread uses it.
+
+    Args:
+        policy: loaded and warm.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._in_force: dict[str, Any] = {}
+        self._waiting: PolicySettings | None = None
+
+    def of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the node's values with the settings in force in place of those not yet prepared.
+
+        Args:
+            values: of all parameters of the node, now.
+
+        Raises:
+            ValueError: values that do not go together.
+        """
+        wanted = settings_from(values)
+        self._waiting = None
+        if self._in_force and not self._policy.is_prepared(wanted):
+            self._waiting = wanted
+            return {**values, **self._in_force}
+        self._in_force = {name: values[name] for name in live_settings()}
+        return dict(values)
+
+    def prepare(self) -> float:
+        """Capture the graphs of settings that wait for them.
+
+        Returns:
+            milliseconds that it took; 0 where nothing waits
+
+        Raises:
+            ValueError: settings that the policy cannot run with.
+        """
+        waiting, self._waiting = self._waiting, None
+        return 0.0 if waiting is None else self._policy.warm_up(waiting)

@@ -1,0 +1,68 @@
+"""Starting a node's process again in its place, with what a person has set meanwhile.
+
+A participant that the middleware has cut off cannot be mended, and one that is made beside it finds
+its ports taken. So the process makes room for a fresh one: same process id, same command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+from rclpy.lifecycle import LifecycleNode
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+
+_VARIABLE = 'VLA_RUNTIME_NODE_STATE'
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """Parameters of a node, and how far it was brought up.
+
+    Attributes:
+        parameters: name to value, of all that it has declared.
+        lifecycle: label of its primary state; '' for a node without a lifecycle.
+    """
+
+    parameters: dict[str, Any]
+    lifecycle: str
+
+    def set_parameters_of(self, node: Node) -> None:
+        """Set what a person changed while the other node ran; its read-only ones are the same."""
+        changed = [
+            Parameter(name, value=value)
+            for name, value in self.parameters.items()
+            if node.has_parameter(name) and node.get_parameter(name).value != value
+        ]
+        if changed:
+            node.set_parameters(changed)
+
+
+def state_of(node: Node) -> NodeState:
+    """Return what the next process needs."""
+    lifecycle = node._state_machine.current_state[1] if isinstance(node, LifecycleNode) else ''
+    # rclpy's annotation says values; it returns Parameters (Humble and Jazzy).
+    parameters: Any = node.get_parameters_by_prefix('')
+    return NodeState({name: one.value for name, one in parameters.items()}, lifecycle)
+
+
+def start_again(state: NodeState) -> NoReturn:
+    """Replace this process by a fresh one; every thread and every connection of it ends here."""
+    # Arrays of parameters are Python's `array`.
+    os.environ[_VARIABLE] = json.dumps(asdict(state), default=list)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Fast DDS's locks would outlive the process that they stand for.
+    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.execv(sys.executable, sys.orig_argv)
+
+
+def state_before() -> NodeState | None:
+    """Return what the process before this one handed over, once; None for a first start."""
+    text = os.environ.pop(_VARIABLE, None)
+    return None if text is None else NodeState(**json.loads(text))

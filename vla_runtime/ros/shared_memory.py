@@ -1,0 +1,128 @@
+"""Fast DDS's shared memory: what killed processes left of it, and ports that were lost.
+
+Each participant listens on ports: files `fastrtps_portN` of /dev/shm, each with a lock file
+`fastrtps_portN_el` that the listener holds. Every sender maps the file that has the name when it
+looks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_SHARED_MEMORY = Path('/dev/shm')
+_SEGMENTS = 'fastrtps_'
+_LOCK = '_el'
+# Fast DDS makes a lock file and locks it a moment later.
+_MIN_AGE_S = 60.0
+_PORT_LOCK = re.compile(r'.*/(fastrtps_port\d+)_el(?: \(deleted\))?')
+_PORT_MAPPING = re.compile(r'\S+ \S+ \S+ \S+ (\d+) +\S*/(fastrtps_port\d+)(?: \(deleted\))?\n')
+_LOOK_S = 2.0
+
+
+class PortWatch:
+    """Notices that nobody can reach this process through shared memory any more.
+
+    A process that stands still for more than a second (SIGSTOP, a debugger, swapping) is taken for
+    dead, and whoever sends to it makes its port anew. On waking both sides look for the file. Now
+    and then (one stop in some 300, Fast DDS 2.14.5) they end with different files: senders test
+    the lock outside of the port's mutex, and a lock that is let go at that moment looks like that
+    of a dead process. From then on the process waits at a file without a name, for good.
+    """
+
+    def __init__(self) -> None:
+        self._due_s = 0.0
+        # A listener that lost its port has lost its lock too, so that both are remembered.
+        self._own: set[str] = set()
+        self._suspects: frozenset[str] = frozenset()
+
+    def lost(self) -> frozenset[str]:
+        """Look, at most every two seconds.
+
+        Returns:
+            names, such as 'fastrtps_port7411', of the ports that were lost in this look and in the
+            one before: a port that is being made anew is found by its listener within a moment;
+            empty on other systems than Linux
+        """
+        now_s = time.monotonic()
+        if now_s < self._due_s:
+            return frozenset()
+        self._due_s = now_s + _LOOK_S
+        self._own |= _locked_ports()
+        before, self._suspects = self._suspects, _unnamed(self._own)
+        return before & self._suspects
+
+
+def _locked_ports() -> set[str]:
+    """Return the ports that this process listens on."""
+    found = set()
+    with suppress(OSError):
+        for link in Path('/proc/self/fd').iterdir():
+            # Others close files meanwhile.
+            with suppress(OSError):
+                if match := _PORT_LOCK.fullmatch(os.readlink(link)):
+                    found.add(match[1])
+    return found
+
+
+def _unnamed(ports: set[str]) -> frozenset[str]:
+    """Return those that this process maps, though not the file that has their name."""
+    mapped: dict[str, set[int]] = {}
+    if ports:
+        with suppress(OSError), open('/proc/self/maps', errors='replace') as maps:
+            for match in filter(None, map(_PORT_MAPPING.fullmatch, maps)):
+                mapped.setdefault(match[2], set()).add(int(match[1]))
+    return frozenset(
+        port
+        for port in ports
+        if port in mapped and _inode(_SHARED_MEMORY / port) not in mapped[port]
+    )
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def remove_dead_segments(folder: Path = _SHARED_MEMORY) -> int:
+    """Remove the shared memory of Fast DDS processes that were killed; `fastdds shm clean` does so.
+
+    A process that ends by SIGKILL, or by the kernel for want of memory, leaves its segment: up to
+    67 MB each with the shipped profile. A node that is respawned again and again would fill the
+    memory. A living process holds a lock on a file beside its segment.
+
+    Args:
+        folder: of the segments.
+
+    Returns:
+        segments removed; those of other users, and those that are a minute old or less, stay
+    """
+    removed = 0
+    for lock in folder.glob(f'{_SEGMENTS}*{_LOCK}'):
+        segment = lock.with_name(lock.name.removesuffix(_LOCK))
+        # Ports have a lock of the same name, and Fast DDS takes over dead ones itself.
+        if segment.name.startswith(f'{_SEGMENTS}port'):
+            continue
+        # Gone meanwhile, another user's, or in use.
+        with suppress(OSError):
+            removed += _remove_if_dead(lock, segment)
+    return removed
+
+
+def _remove_if_dead(lock: Path, segment: Path) -> bool:
+    if time.time() - lock.stat().st_mtime < _MIN_AGE_S:
+        return False
+    file = os.open(lock, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        segment.unlink(missing_ok=True)
+        lock.unlink()
+        return True
+    finally:
+        os.close(file)
