@@ -68,7 +68,6 @@ def test_it_runs_a_study_and_writes_its_results(tmp_path, capsys, monkeypatch, b
     assert page.read_text() == written
 
 
-<<<<<<< HEAD
 def test_families_run_side_by_side_each_from_its_own_bundle(
     tmp_path, capsys, monkeypatch, untrained, untrained_act, bundle_for_study
 ):
@@ -96,7 +95,8 @@ def test_a_study_of_one_policy_refuses_a_second_bundle(capsys, untrained, untrai
     bundles = ['--bundle', str(untrained), '--bundle', str(untrained_act)]
     assert main(['study', 'success', *bundles]) == 2
     assert 'study success runs one policy, not 2' in capsys.readouterr().err
-=======
+
+
 @needs_ray
 def test_a_cluster_gives_the_results_of_one_process(tmp_path, monkeypatch, untrained):
     conditions = grid(Condition(), replan_interval=(4, 8))
@@ -119,7 +119,6 @@ def test_processes_of_a_cluster_that_was_there_before_are_refused(tmp_path, caps
     assert '--processes with --ray host:1: the cluster places the work itself' in (
         capsys.readouterr().err
     )
->>>>>>> main
 
 
 def test_a_page_of_nothing_is_refused(tmp_path, capsys):
