@@ -72,6 +72,8 @@ setup(
         *share('launch'),
         *share('config'),
         *share('engines/demo'),
+        *share('engines/demo_act'),
+        *share('engines/demo_smolvla'),
     ],
     entry_points={
         'console_scripts': [

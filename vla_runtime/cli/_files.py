@@ -50,19 +50,19 @@ def make_folder(path: Path, option: str) -> None:
         ) from None
 
 
-def bundle_folder(named: Path | None) -> Path:
-    """The bundle that `--bundle` names, or its policy.yaml; else the demo's, wherever it came to.
+def bundle_folder(named: Path | None, shipped: str = 'demo') -> Path:
+    """The bundle that `--bundle` names, or its policy.yaml; else a shipped one, wherever it is.
 
     Raises:
-        ValueError: none was named, and the demo's is not there.
+        ValueError: none was named, and the shipped one is not there.
         FileNotFoundError: none was named, and the package is not installed.
     """
     if named is not None:
         return named.parent if named.name == SPEC_FILE else named
-    folder = share_folder() / 'engines' / 'demo'
+    folder = share_folder() / 'engines' / shipped
     if not (folder / SPEC_FILE).is_file():
         raise ValueError(
-            f'{folder}: the demo policy is not there; name a policy bundle with --bundle, or train '
-            f'the demo policy: vla_runtime train-demo --out {folder}'
+            f'{folder}: is not there; name a policy bundle with --bundle, or train it: vla_runtime '
+            f'train-demo --out {folder}'
         )
     return folder

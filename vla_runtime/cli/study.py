@@ -10,6 +10,7 @@ examples:
   vla_runtime study success
   vla_runtime study replan delay --episodes 40 --out demo_runs/study
   vla_runtime study all --bundle engines/mine --seed 1 --processes 8
+  vla_runtime study families families_replan --bundle engines/my_act
   vla_runtime study success --ray auto
   vla_runtime study --page --out benchmark/results
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,10 +33,15 @@ if TYPE_CHECKING:
     from vla_runtime.processes.workers import Pool
     from vla_runtime.tabletop.study.catalogue import Study
 
+# Bundles that ship, by their family.
+SHIPPED = {'pi05': 'demo', 'smolvla': 'demo_smolvla', 'act': 'demo_act'}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
-    parser.add_argument('names', nargs='*', metavar='NAME', help='studies to run, or: all')
+    parser.add_argument(
+        'names', nargs='*', metavar='NAME', help='studies to run, or: all (of one policy)'
+    )
     parser.add_argument('--list', action='store_true', help='what studies there are, and stop')
     parser.add_argument(
         '--page',
@@ -45,8 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--bundle',
         type=Path,
+        action='append',
         metavar='DIR',
-        help="policy for the tabletop (default: the demo's)",
+        help='policy for the tabletop (default: the shipped one); for a study of families once for '
+        'each family whose shipped one is not meant',
     )
     parser.add_argument(
         '--episodes', type=at_least(1), metavar='N', help="a condition (default: study's)"
@@ -107,32 +115,61 @@ def _main(arguments: argparse.Namespace) -> int:
     if arguments.page:
         print(f'wrote {_write_page(arguments.out)}')
         return 0
-    names = list(STUDIES) if 'all' in arguments.names else arguments.names
+    names = arguments.names
+    if 'all' in names:
+        names = [study.name for study in STUDIES.values() if not study.compares_families]
     unknown = [name for name in names if name not in STUDIES]
     if unknown or not names:
         problem = f'there is no study {", ".join(unknown)}' if unknown else 'no study named'
         raise ValueError(f'{problem}; choose from {", ".join(STUDIES)}, or all')
     studies = [STUDIES[name] for name in names]
-    bundle = bundle_folder(arguments.bundle)
-    policy = _check(studies, bundle, arguments)
-    for study in studies:
-        _run(study, bundle, arguments, policy)
+    bundles = [bundle_folder(named) for named in arguments.bundle or ()]
+    chosen = [_bundles_of(study, bundles) for study in studies]
+    _check(studies, chosen, arguments)
+    for study, by_family in zip(studies, chosen, strict=True):
+        _run(study, by_family, arguments)
     return 0
 
 
-def _check(studies: Sequence[Study], bundle: Path, arguments: argparse.Namespace) -> str:
-    """Refuse what would fail after seconds or hours of work; the policy's name."""
+def _bundles_of(study: Study, bundles: Sequence[Path]) -> dict[str, Path]:
+    """Bundles by the `policy_family` of a study's conditions; those not named are the shipped ones.
+
+    Raises:
+        ValueError: a family has no bundle or several, or one of no use here.
+    """
+    from vla_runtime.bundle.folder import read_bundle
+
+    if not study.compares_families:
+        if len(bundles) > 1:
+            raise ValueError(f'--bundle: study {study.name} runs one policy, not {len(bundles)}')
+        return {'': bundles[0] if bundles else bundle_folder(None)}
+    wanted = dict.fromkeys(condition.policy_family for condition in study.conditions)
+    family_of = {folder: read_bundle(folder, verify=False).spec.family for folder in bundles}
+    for folder, family in family_of.items():
+        if family not in wanted or list(family_of.values()).count(family) > 1:
+            raise ValueError(
+                f'--bundle {folder}: its family is {family}, and study {study.name} takes one '
+                f'bundle of each of {", ".join(wanted)}'
+            )
+    named = {family: folder for folder, family in family_of.items()}
+    return {family: named.get(family) or bundle_folder(None, SHIPPED[family]) for family in wanted}
+
+
+def _check(
+    studies: Sequence[Study], chosen: Sequence[dict[str, Path]], arguments: argparse.Namespace
+) -> None:
+    """Refuse what would fail after seconds or hours of work."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.engines.preflight import check_backend
     from vla_runtime.ros.package_files import share_folder
     from vla_runtime.ros.robot.file import find_robot, load_robot
     from vla_runtime.ros.robot.match import match_robot
 
-    spec = read_bundle(bundle, verify=False).spec
     by_policy = [c for study in studies for c in study.conditions if c.chunk_source == 'policy']
     if by_policy:
         tabletop = load_robot(find_robot('tabletop', share_folder() / 'config' / 'robots'))
-        match_robot(tabletop, spec, bundle)
+        for bundle in {folder for by_family in chosen for folder in by_family.values()}:
+            match_robot(tabletop, read_bundle(bundle, verify=False).spec, bundle)
     for backend in {condition.backend for condition in by_policy}:
         check_backend(backend, 'cpu')
     import vla_runtime.tabletop.sim.gl  # noqa: F401  (whether the simulated cameras can be rendered)
@@ -142,7 +179,6 @@ def _check(studies: Sequence[Study], bundle: Path, arguments: argparse.Namespace
     make_folder(arguments.work, '--work')
     # The page shows them all, those of earlier runs too.
     read_studies(arguments.out)
-    return spec.name
 
 
 def _write_page(folder: Path) -> Path:
@@ -159,9 +195,10 @@ def _write_page(folder: Path) -> Path:
     return page
 
 
-def _run(study: Study, bundle: Path, arguments: argparse.Namespace, policy: str) -> None:
+def _run(study: Study, bundles: dict[str, Path], arguments: argparse.Namespace) -> None:
     import torch
 
+    from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.files.code_version import code_version, source_digest
     from vla_runtime.tabletop.study.results import Provenance, study_record, write_study
     from vla_runtime.tabletop.study.runner import bundle_identity, episode_seeds, run_conditions
@@ -170,16 +207,18 @@ def _run(study: Study, bundle: Path, arguments: argparse.Namespace, policy: str)
     torch.set_num_threads(1)
     seeds = episode_seeds(arguments.seed, arguments.episodes or study.episodes)
     print(f'{study.name}: {study.title}')
-    pool = _pool(bundle, arguments)
-    results = run_conditions(study.conditions, bundle, seeds, arguments.work, pool)
-    named = '' if arguments.bundle is None else f'--bundle {arguments.bundle} '
+    pool = _pool(bundles.values(), arguments)
+    results = run_conditions(study.conditions, bundles, seeds, arguments.work, pool)
+    named = ''.join(f'--bundle {folder} ' for folder in arguments.bundle or ())
     command = (
         f'vla_runtime study {study.name} {named}--episodes {len(seeds)} --seed {arguments.seed}'
     )
     provenance = Provenance(
         command=command,
-        bundle=policy,
-        bundle_sha256=bundle_identity(bundle),
+        bundle='; '.join(
+            read_bundle(folder, verify=False).spec.name for folder in bundles.values()
+        ),
+        bundle_sha256=' '.join(bundle_identity(folder) for folder in bundles.values()),
         seeds=(seeds[0], seeds[-1] + 1),
         code=code_version(),
         source_sha256=source_digest(),
@@ -201,12 +240,13 @@ def _run(study: Study, bundle: Path, arguments: argparse.Namespace, policy: str)
     print(f'wrote {", ".join(str(path) for path in [*written, page])}')
 
 
-def _pool(bundle: Path, arguments: argparse.Namespace) -> Pool | None:
+def _pool(bundles: Iterable[Path], arguments: argparse.Namespace) -> Pool | None:
     """Return what runs the episodes; None: this process."""
     from vla_runtime.processes.workers import workers
 
     if arguments.ray is not None:
-        inputs = [arguments.work, *(path for path in bundle.rglob('*') if path.is_file())]
+        files = (path for bundle in bundles for path in bundle.rglob('*'))
+        inputs = [arguments.work, *(path for path in files if path.is_file())]
         packages = ('torch', 'mujoco')
         return ray_pool(arguments.ray, '--processes', arguments.processes, inputs, packages)
     processes = 2 if arguments.processes is None else arguments.processes

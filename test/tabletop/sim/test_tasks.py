@@ -118,3 +118,12 @@ def test_a_wording_is_unambiguous() -> None:
             for sentence in wordings(family, word, held_out=held_out):
                 meanings.setdefault(sentence, set()).add(word)
     assert all(len(words) == 1 for words in meanings.values())
+
+
+def test_tasks_of_some_colours_name_no_others() -> None:
+    rng = np.random.default_rng(0)
+    block_m = np.array([[0.2, -0.1, 0.0], [0.25, 0.0, 0.0], [0.3, 0.1, 0.0]])
+    tasks = [sample_task(rng, block_m, 'colour', 'training', ('green',)) for _ in range(20)]
+    assert {task.goal.block for task in tasks} == {1}
+    assert all('green' in task.instruction for task in tasks)
+    assert len({task.instruction for task in tasks}) > 1

@@ -12,8 +12,16 @@ from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
 from vla_runtime.tabletop.study.chunk_sources import ExpertSource
 from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ
 from vla_runtime.tabletop.training.demo_bundle import write_demo_bundle
-from vla_runtime.tabletop.training.demo_network import demo_dims
+from vla_runtime.tabletop.training.recipes.act import act_dims
+from vla_runtime.tabletop.training.recipes.pi05 import pi05_dims
 from vla_runtime.tabletop.training.vocabulary import train_vocabulary
+
+_STATISTICS = {
+    'state.q01': np.full(len(JOINT_NAMES), -2.0),
+    'state.q99': np.full(len(JOINT_NAMES), 2.0),
+    'actions.q01': np.array([-0.02] * 5 + [0.0]),
+    'actions.q99': np.array([0.02] * 5 + [0.05]),
+}
 
 
 @pytest.fixture(scope='session')
@@ -34,20 +42,24 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp('untrained')
     vocabulary = folder / 'tokenizer.model'
     tokenizer = train_vocabulary(vocabulary, len(JOINT_NAMES))
-    dims = demo_dims(tokenizer.vocabulary_size)
+    dims = pi05_dims(tokenizer.vocabulary_size)
     small = replace(dims.language, width=32, depth=1, mlp_dim=32)
     vision = replace(dims.vision, width=32, depth=1, mlp_dim=32)
     dims = replace(dims, language=small, expert=small, vision=vision)
     torch.manual_seed(0)
-    statistics = {
-        'state.q01': np.full(len(JOINT_NAMES), -2.0),
-        'state.q99': np.full(len(JOINT_NAMES), 2.0),
-        'actions.q01': np.array([-0.02] * 5 + [0.0]),
-        'actions.q99': np.array([0.02] * 5 + [0.05]),
-    }
     network = build_network('pi05', dims)
     # Zero-initialised modulations would keep the prompt and the images out of the chunk.
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    write_demo_bundle(folder / 'bundle', network, dims, statistics, vocabulary, {}, episodes=0)
+    write_demo_bundle(folder / 'bundle', network, _STATISTICS, vocabulary, {}, episodes=0)
     return folder / 'bundle'
+
+
+@pytest.fixture(scope='session')
+def untrained_act(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of ACT, which reads no instruction."""
+    torch.manual_seed(0)
+    network = build_network('act', act_dims(0))
+    folder = tmp_path_factory.mktemp('untrained_act') / 'bundle'
+    write_demo_bundle(folder, network, _STATISTICS, None, {}, episodes=0)
+    return folder

@@ -6,11 +6,13 @@ import pytest
 from local_ray import local_cluster, needs_ray
 from paths import ROOT
 
+from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
 from vla_runtime.files.code_version import code_version, source_digest
 from vla_runtime.tabletop.study import catalogue
 from vla_runtime.tabletop.study.catalogue import STUDIES, Study
 from vla_runtime.tabletop.study.condition import Condition, grid
+from vla_runtime.tabletop.study.runner import bundle_identity
 
 
 def test_it_lists_what_there_is(capsys):
@@ -64,6 +66,35 @@ def test_it_runs_a_study_and_writes_its_results(tmp_path, capsys, monkeypatch, b
     page.unlink()
     assert main(['study', '--page', '--out', str(tmp_path / 'out')]) == 0
     assert page.read_text() == written
+
+
+def test_families_run_side_by_side_each_from_its_own_bundle(
+    tmp_path, capsys, monkeypatch, untrained, untrained_act, bundle_for_study
+):
+    red = Condition(families=('colour',), colours=('red',), replan_interval=16)
+    conditions = grid(red, policy_family=('pi05', 'act'))
+    study = Study('tiny', 'Tiny', '?', conditions, 'policy_family', 1)
+    monkeypatch.setitem(catalogue.STUDIES, 'tiny', study)
+    arguments = ['study', 'tiny', '--processes', '1', '--out', str(tmp_path / 'out')]
+    arguments += ['--work', str(tmp_path / 'work'), '--bundle', str(untrained)]
+    assert main([*arguments, '--bundle', str(bundle_for_study)]) == 2
+    assert 'takes one bundle of each of pi05, act' in capsys.readouterr().err
+    assert main([*arguments, '--bundle', str(untrained_act)]) == 0
+    record = json.loads((tmp_path / 'out' / 'study_tiny.json').read_text())
+    names = [read_bundle(bundle).spec.name for bundle in (untrained, untrained_act)]
+    assert record['bundle'] == '; '.join(names)
+    digests = [bundle_identity(bundle) for bundle in (untrained, untrained_act)]
+    assert record['bundle_sha256'].split() == digests
+    page = (tmp_path / 'out' / 'study.html').read_text()
+    assert all(digest[:12] in page for digest in digests)
+    pi05, act = (condition['episodes'][0] for condition in record['conditions'])
+    assert pi05[0] == act[0] and pi05[-1] != act[-1]  # one seed, two trajectories
+
+
+def test_a_study_of_one_policy_refuses_a_second_bundle(capsys, untrained, untrained_act):
+    bundles = ['--bundle', str(untrained), '--bundle', str(untrained_act)]
+    assert main(['study', 'success', *bundles]) == 2
+    assert 'study success runs one policy, not 2' in capsys.readouterr().err
 
 
 @needs_ray

@@ -1,6 +1,6 @@
 """Conditions and the studies that are declared with them."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -30,6 +30,9 @@ def test_a_grid_over_an_unknown_field_is_an_error():
         ('variant', 'upside_down', "variant has 'upside_down', expected one of"),
         ('families', ('touch',), "families has 'touch', expected one of"),
         ('families', (), 'families is empty'),
+        ('colours', ('pink',), "colours has 'pink'"),
+        ('colours', ('red',), 'position family without a task'),
+        ('policy_family', 'pi7', "policy_family has 'pi7'"),
         ('absent_cameras', ('top',), "absent_cameras has 'top'"),
         ('absent_cameras', ('front', 'wrist'), 'absent_cameras leaves no camera'),
         ('instructed', 'nothing', "instructed has 'nothing'"),
@@ -99,3 +102,9 @@ def test_a_study_does_not_run_a_condition_twice():
 def test_a_study_needs_its_reference_among_its_conditions():
     with pytest.raises(ValueError, match='reference'):
         Study('s', 't', 'q', grid(BASE, beta=(1.0, 2.0)), x='beta', episodes=20, reference=BASE)
+
+
+def test_a_study_says_whose_bundle_runs_all_of_its_conditions_or_none() -> None:
+    conditions = (BASE, replace(BASE, policy_family='act'))
+    with pytest.raises(ValueError, match='policy_family is given in some conditions only'):
+        Study('half', 'Half', '?', conditions, 'policy_family', 1)

@@ -11,10 +11,14 @@ import pytest
 from vla_runtime.processing.actions import ActionSpace
 from vla_runtime.processing.prompts import build_prompt
 from vla_runtime.processing.tokenizer import Tokenizer
-from vla_runtime.tabletop.sim.tasks import all_instructions
+from vla_runtime.tabletop.sim.scene import COLOURS
+from vla_runtime.tabletop.sim.tasks import Goal, all_instructions
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
 from vla_runtime.tabletop.training.dataset import GOALS, Dataset, DatasetSettings, generate, load
+from vla_runtime.tabletop.training.recipes.act import RECIPE as ACT
+from vla_runtime.tabletop.training.recipes.pi05 import RECIPE as PI05
 from vla_runtime.tabletop.training.samples import (
+    Prompting,
     Samples,
     absolute,
     draw_instruction,
@@ -86,7 +90,7 @@ def test_a_drawn_instruction_is_true_of_the_scene() -> None:
     rng = np.random.default_rng(0)
     blocks = np.array([[0.25, 0.10, 0], [0.30, 0.0, 0], [0.22, -0.12, 0]])
     for _ in range(300):
-        goal, text = draw_instruction(rng, blocks)
+        goal, text = draw_instruction(rng, blocks, PI05.tasks)
         meant = GOALS[goal]
         if 'red' in text or 'green' in text or 'blue' in text:
             assert ('red', 'green', 'blue')[meant.block] in text
@@ -97,7 +101,7 @@ def test_a_drawn_instruction_is_true_of_the_scene() -> None:
 
 
 def test_a_batch_is_reproducible_and_within_scale(model: Path, data: Dataset) -> None:
-    samples = Samples(data, Tokenizer.load(model))
+    samples = Samples(data, PI05.tasks, Prompting.of(PROMPT_FORMAT, model))
     frames = np.arange(16)
     one, two = (samples.batch(frames, np.random.default_rng(9)) for _ in range(2))
     for name in ('pixels', 'tokens', 'token_mask', 'actions', 'state', 'place', 'goal'):
@@ -119,7 +123,7 @@ def test_tags_follow_the_episode_and_are_dropped_now_and_then(
         return written[-1]
 
     monkeypatch.setattr('vla_runtime.tabletop.training.samples.build_prompt', spy)
-    samples = Samples(data, Tokenizer.load(model))
+    samples = Samples(data, PI05.tasks, Prompting.of(PROMPT_FORMAT, model))
     frames = np.resize(np.arange(len(data.state)), 400)
     samples.batch(frames, np.random.default_rng(0))
     untagged = 0
@@ -139,3 +143,11 @@ def test_batches_can_be_entered_at_any_step() -> None:
     assert len(np.unique(np.concatenate(whole[:4]))) == 32, 'each frame once an epoch'
     with pytest.raises(ValueError, match='37 frames do not fill one batch of 64'):
         next(frame_batches(frames, 64, seed=3))
+
+
+def test_without_language_there_is_one_task_and_the_better_half_of_episodes(data: Dataset) -> None:
+    samples = Samples(data, ACT.tasks, None)
+    batch = samples.batch(np.arange(20), np.random.default_rng(0))
+    assert {GOALS[goal] for goal in batch.goal} == {Goal(COLOURS.index('red'))}
+    assert batch.tokens.shape == batch.token_mask.shape == (20, 0)
+    np.testing.assert_array_equal(samples.teaches(), data.positive[data.episode])

@@ -29,15 +29,15 @@ def test_a_bundle_comes_out_and_a_finished_run_is_not_repeated(
 ) -> None:
     assert _train(tmp_path) == 0
     first = read_bundle(tmp_path / 'demo')
-    assert (tmp_path / 'work' / 'loss.png').stat().st_size > 0
+    assert (tmp_path / 'work' / 'pi05' / 'loss.png').stat().st_size > 0
     capsys.readouterr()
 
     assert _train(tmp_path) == 2
     assert 'exists already; choose another name or use --force' in capsys.readouterr().err
 
-    checkpoint = (tmp_path / 'work' / 'checkpoint.pt').read_bytes()
+    checkpoint = (tmp_path / 'work' / 'pi05' / 'checkpoint.pt').read_bytes()
     assert _train(tmp_path, '--force') == 0
-    assert (tmp_path / 'work' / 'checkpoint.pt').read_bytes() == checkpoint
+    assert (tmp_path / 'work' / 'pi05' / 'checkpoint.pt').read_bytes() == checkpoint
     second = read_bundle(tmp_path / 'demo')
     changed = set(first.spec.files.items()) ^ set(second.spec.files.items())
     assert {name for name, _ in changed} == {VERIFICATION_FILE}  # it names both runs
@@ -91,3 +91,24 @@ def test_other_arguments_in_the_same_folder_are_refused(
     assert 'checkpoint.pt: is a run of' in capsys.readouterr().err
     assert _train(tmp_path, '--force', '--episodes', '9') == 2
     assert 'dataset.json: holds a data set of' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('family', ['smolvla', 'act'])
+def test_another_family_is_trained_on_the_data_that_lies_there(tmp_path: Path, family: str) -> None:
+    assert _train(tmp_path) == 0
+    recorded = {path: path.stat().st_mtime_ns for path in (tmp_path / 'work/data').iterdir()}
+    assert _train(tmp_path, '--force', '--family', family) == 0
+    assert {
+        path: path.stat().st_mtime_ns for path in (tmp_path / 'work/data').iterdir()
+    } == recorded
+    bundle = read_bundle(tmp_path / 'demo')
+    assert bundle.spec.family == family
+    assert _made(tmp_path / 'demo')['training']['family'] == family
+
+
+def test_a_family_that_cannot_be_trained_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _train(tmp_path, '--family', 'groot') == 2
+    assert "'groot' cannot be trained here" in capsys.readouterr().err
+    assert not (tmp_path / 'work').exists()

@@ -15,15 +15,19 @@ from vla_runtime.policy import Policy
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.tabletop.sim.closed_loop import observe
 from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
-from vla_runtime.tabletop.training.dataset import DatasetSettings, generate, load
+from vla_runtime.tabletop.training.dataset import Dataset, DatasetSettings, generate, load
 from vla_runtime.tabletop.training.demo_bundle import write_demo_bundle
-from vla_runtime.tabletop.training.demo_network import Start, demo_dims
 from vla_runtime.tabletop.training.loss_plot import plot_losses
-from vla_runtime.tabletop.training.objectives import encode_prefix, locate
-from vla_runtime.tabletop.training.samples import Samples, absolute
-from vla_runtime.tabletop.training.training import STAGES, Training, TrainingSettings, learning_rate
+from vla_runtime.tabletop.training.objectives import locate
+from vla_runtime.tabletop.training.recipes import RECIPE_NAMES, find_recipe
+from vla_runtime.tabletop.training.recipes.pi05 import encode_prefix, pi05_dims
+from vla_runtime.tabletop.training.recipes.recipe import STAGES
+from vla_runtime.tabletop.training.samples import Prompting, Samples, absolute
+from vla_runtime.tabletop.training.start import Start
+from vla_runtime.tabletop.training.training import Training, TrainingSettings, learning_rate
 from vla_runtime.tabletop.training.vocabulary import number_tokens, train_vocabulary
 
+PI05 = find_recipe('pi05')
 PLAN = TrainingSettings(see_steps=3, ground_steps=3, act_steps=4, batch=8, draws=2)
 
 
@@ -35,10 +39,21 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope='module')
-def samples(vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Samples:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp('data')
     generate(folder, DatasetSettings(seed=2, episodes=4, episodes_per_shard=4), 1, progress=False)
-    return Samples(load(folder), Tokenizer.load(vocabulary))
+    return load(folder)
+
+
+def _samples(family: str, data: Dataset, vocabulary: Path) -> Samples:
+    recipe = find_recipe(family)
+    prompting = None if recipe.prompt is None else Prompting.of(recipe.prompt, vocabulary)
+    return Samples(data, recipe.tasks, prompting)
+
+
+@pytest.fixture(scope='module')
+def samples(data: Dataset, vocabulary: Path) -> Samples:
+    return _samples('pi05', data, vocabulary)
 
 
 def _training(
@@ -67,7 +82,7 @@ def test_the_training_prefix_is_the_served_prefix(finished: Training, samples: S
     pixels, tokens = torch.from_numpy(batch.pixels), torch.from_numpy(batch.tokens)
     token_mask = torch.from_numpy(batch.token_mask)
     with torch.no_grad():
-        ours = encode_prefix(network, pixels, tokens, token_mask)
+        ours = encode_prefix(network, pixels, {'tokens': tokens, 'token_mask': token_mask})
         image_tokens = network.vision(pixels.flatten(0, 1)).unflatten(0, (4, 2))
         everyone = torch.ones(4, 2, dtype=torch.bool)
         embedded, served_mask = network.embed_prefix(image_tokens, everyone, tokens, token_mask)
@@ -81,10 +96,9 @@ def test_the_training_prefix_is_the_served_prefix(finished: Training, samples: S
 
 
 def test_a_point_is_located_in_its_patch_and_black_bars_show_nothing() -> None:
-    vision = demo_dims(8).vision
     # In pixels of the 64x64 square: middle, near the left edge, below the image, behind the camera.
     pixel = torch.tensor([[0.1, 0.1], [-1.3, 0.0], [0.0, 1.1], [float('nan')] * 2])
-    patch, offset, seen = locate(pixel, vision)
+    patch, offset, seen = locate(pixel)
     assert seen.tolist() == [True, True, False, False]
     assert patch[0] == 10 and patch[1] == 8
     torch.testing.assert_close(offset[0], torch.full((2,), 2.4 / 16 - 0.5))
@@ -126,8 +140,8 @@ def test_training_goes_on_from_a_bundles_weights_and_then_teaches_only_the_heads
     network = finished.average
     bundle = tmp_path / 'demo'
     made = {'training': {'seed': 0}}
-    write_demo_bundle(bundle, network, network.dims, samples.statistics, vocabulary, made, 0)
-    start = Start.read(bundle)
+    write_demo_bundle(bundle, network, samples.statistics, vocabulary, made, 0)
+    start = Start.read(bundle, PI05)
     assert start.made == made and start.sha256 == read_bundle(bundle).spec.files[start.weights.name]
     np.testing.assert_array_equal(
         start.statistics['actions.q99'], samples.statistics['actions.q99']
@@ -150,13 +164,13 @@ def test_training_goes_on_from_a_bundles_weights_and_then_teaches_only_the_heads
 def test_a_start_of_another_network_is_refused_by_its_folder(
     samples: Samples, vocabulary: Path, tmp_path: Path
 ) -> None:
-    dims = demo_dims(Tokenizer.load(vocabulary).vocabulary_size)
+    dims = pi05_dims(Tokenizer.load(vocabulary).vocabulary_size)
     shallow = replace(dims, vision=replace(dims.vision, depth=1))
     network = build_network('pi05', shallow)
     bundle = tmp_path / 'shallow'
-    write_demo_bundle(bundle, network, shallow, samples.statistics, vocabulary, {}, 0)
-    with pytest.raises(ValueError, match=r"--from .*shallow: .* not those of the demo policy's"):
-        Start.read(bundle)
+    write_demo_bundle(bundle, network, samples.statistics, vocabulary, {}, 0)
+    with pytest.raises(ValueError, match=r"--from .*shallow: .* not those of the pi05 recipe's"):
+        Start.read(bundle, PI05)
 
 
 def test_a_checkpoint_of_another_plan_is_refused(
@@ -167,12 +181,14 @@ def test_a_checkpoint_of_another_plan_is_refused(
         _training(replace(PLAN, seed=1), samples, vocabulary, tmp_path)
 
 
-@pytest.mark.parametrize(('stage', 'steps'), [('see', 40), ('ground', 40), ('act', 40)])
-def test_each_stage_learns(
-    stage: str, steps: int, samples: Samples, vocabulary: Path, tmp_path: Path
+@pytest.mark.parametrize('family', RECIPE_NAMES)
+@pytest.mark.parametrize('stage', STAGES)
+def test_each_stage_of_each_family_learns(
+    stage: str, family: str, data: Dataset, vocabulary: Path, tmp_path: Path
 ) -> None:
-    plan = replace(PLAN, batch=16, **{f'{stage}_steps': steps})
-    training = _training(plan, samples, vocabulary, tmp_path)
+    steps = 40
+    plan = replace(PLAN, family=family, batch=16, **{f'{stage}_steps': steps})
+    training = _training(plan, _samples(family, data, vocabulary), vocabulary, tmp_path)
     frames = training._train_frames[:16]
     losses = []
     for training._step in range(steps):
@@ -200,15 +216,17 @@ def test_the_written_bundle_serves_what_was_trained(
     finished: Training, samples: Samples, vocabulary: Path, tmp_path: Path
 ) -> None:
     network = finished.average
-    write_demo_bundle(
-        tmp_path / 'demo', network, network.dims, samples.statistics, vocabulary, {'seed': 2}, 0
-    )
-    bundle = read_bundle(tmp_path / 'demo')
+    write_demo_bundle(tmp_path / 'demo', network, samples.statistics, vocabulary, {'seed': 2}, 0)
+    _assert_serves(tmp_path / 'demo', samples, finished)
+
+
+def _assert_serves(folder: Path, samples: Samples, finished: Training) -> None:
+    bundle = read_bundle(folder)
     assert bundle.spec.camera_names == Tabletop.cameras
     assert bundle.spec.action_names == bundle.spec.state_names == JOINT_NAMES
     assert 'verification.json' in bundle.spec.files
 
-    world, policy = Tabletop(), Policy.load(tmp_path / 'demo')
+    world, policy = Tabletop(), Policy.load(folder)
     world.reset(0)
     observation = observe(world, 'touch the red block')
     chunk, report = policy.infer(observation)
@@ -216,6 +234,41 @@ def test_the_written_bundle_serves_what_was_trained(
     actions = samples.action_normalizer.denormalise(chunk.normalised)
     expected = absolute(actions[None].astype(np.float64), observation.state[None])[0]
     np.testing.assert_allclose(chunk.actions, expected, atol=1e-6)
-    assert report.tokens[0] < network.dims.prompt_length
+    assert np.abs(chunk.normalised).max() > 1e-3
+    assert (report.tokens == ()) == (finished.recipe.prompt is None)
     world.close()
     policy.close()
+
+
+@pytest.mark.parametrize('family', ['smolvla', 'act'])
+def test_another_familys_bundle_serves_what_its_training_computes(
+    family: str, data: Dataset, vocabulary: Path, tmp_path: Path
+) -> None:
+    samples = _samples(family, data, vocabulary)
+    plan = replace(PLAN, family=family, see_steps=1, ground_steps=1, act_steps=2)
+    training = _training(plan, samples, vocabulary, tmp_path)
+    training.run(progress=False)
+    network, recipe = training.average, training.recipe
+    text = None if recipe.prompt is None else vocabulary
+    rates = write_demo_bundle(tmp_path / 'demo', network, samples.statistics, text, {}, 1)
+    assert all(rate.startswith(('0/1', '1/1')) for rate in rates.values()) and rates
+    _assert_serves(tmp_path / 'demo', samples, training)
+
+    # The prefix of a batch of two is, row by row, what serving computes of one observation.
+    batch = samples.batch(np.arange(2), np.random.default_rng(0))
+    prefix = training._prefix(network, batch)
+    assert prefix.images.shape == (2, 2, 16, 96) and prefix.last.shape == (2, 96)
+    for row in range(2):
+        image_tokens = network.vision(torch.from_numpy(batch.pixels[row]))
+        rows = {
+            name: torch.from_numpy(getattr(batch, name)[row : row + 1])
+            for name in recipe.family.prefix_inputs(network.dims)
+        }
+        served = network.prefix(image_tokens, torch.ones(2, dtype=torch.bool), **rows)
+        values = served['cross_value'][:, 0]
+        torch.testing.assert_close(prefix.past['cross_value'][:, row], values, atol=1e-5, rtol=1e-5)
+
+
+def test_a_family_without_a_recipe_is_refused_with_those_that_have_one() -> None:
+    with pytest.raises(ValueError, match=r"'evo1' cannot be trained here; .* pi05, smolvla, act"):
+        find_recipe('evo1')

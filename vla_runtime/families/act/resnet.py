@@ -21,8 +21,8 @@ class FrozenNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
-        self.running_mean = nn.Parameter(torch.zeros(channels))
-        self.running_var = nn.Parameter(torch.ones(channels))
+        self.running_mean = nn.Parameter(torch.zeros(channels), requires_grad=False)
+        self.running_var = nn.Parameter(torch.ones(channels), requires_grad=False)
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
         """Factor and summand of every channel, (channels,) each."""

@@ -82,13 +82,16 @@ def images_of_rows(image_tokens: Tensor, image_mask: Tensor, rows: int) -> tuple
     must not outlive the camera.
 
     Args:
-        image_tokens: (V, N, W); image_mask: (V,) bool.
+        image_tokens: (V, N, W); (R, V, N, W) where each row has images of its own, as in training.
+        image_mask: (V,) bool.
         rows: R.
 
     Returns:
         tokens (R, V, N, W) and mask (R, V), views
     """
     image_tokens = torch.where(image_mask[:, None, None], image_tokens, 0.0)
+    if image_tokens.ndim == 4:
+        return image_tokens, image_mask[None].expand(rows, -1)
     return image_tokens[None].expand(rows, -1, -1, -1), image_mask[None].expand(rows, -1)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from vla_runtime.families import find_family
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.tabletop.sim.rollout import run_episode
-from vla_runtime.tabletop.sim.scene import Variant
+from vla_runtime.tabletop.sim.scene import COLOURS, Colour, Variant
 from vla_runtime.tabletop.sim.tasks import Family, Outcome, Task, Wording, sample_task
 from vla_runtime.tabletop.sim.world import Tabletop
 from vla_runtime.tabletop.training.dataset import IMAGE_HEIGHT, IMAGE_WIDTH
@@ -43,6 +45,12 @@ def policy_chunk(policy: Policy) -> Callable[[Tabletop, Task], np.ndarray]:
     return chunk
 
 
+def noise_seed(policy: Policy, seed: int) -> int:
+    """Return the `seed` setting of an episode: the default for a head that draws no noise."""
+    draws = find_family(policy.spec.family).head == 'flow'
+    return seed if draws else PolicySettings().seed
+
+
 def run_seeds(
     world: Tabletop,
     policy: Policy,
@@ -51,13 +59,15 @@ def run_seeds(
     replan_steps: int,
     variant: Variant = 'still',
     wording: Wording = 'plain',
+    colours: Sequence[Colour] = COLOURS,
 ) -> list[Outcome]:
     """One episode a seed; scene, task and the policy's noise are functions of the seed."""
     outcomes, chunk = [], policy_chunk(policy)
     for seed in seeds:
         state = world.reset(seed, variant)
-        task = sample_task(np.random.default_rng([seed, 100]), state.block_m, family, wording)
+        rng = np.random.default_rng([seed, 100])
+        task = sample_task(rng, state.block_m, family, wording, colours)
         policy.reset()
-        policy.settings = replace(policy.settings, seed=seed)
+        policy.settings = replace(policy.settings, seed=noise_seed(policy, seed))
         outcomes.append(run_episode(world, task, chunk, replan_steps))
     return outcomes

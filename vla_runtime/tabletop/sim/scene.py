@@ -14,7 +14,8 @@ import numpy as np
 Variant = Literal['still', 'moving', 'pushed', 'lighting', 'camera_jitter']
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
-COLOURS = ('red', 'green', 'blue')
+Colour = Literal['red', 'green', 'blue']
+COLOURS: tuple[Colour, ...] = get_args(Colour)
 CAMERAS = ('front', 'wrist')
 
 BLOCK_HALF_SIZE_M = 0.0175

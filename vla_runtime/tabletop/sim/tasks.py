@@ -10,14 +10,14 @@ Some wordings are held out: never used in training, made of words that are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from vla_runtime.tabletop.sim.scene import COLOURS, EDGE_M
+from vla_runtime.tabletop.sim.scene import COLOURS, EDGE_M, Colour
 
 if TYPE_CHECKING:
     from vla_runtime.tabletop.sim.world import TabletopState
@@ -168,11 +168,16 @@ def sample_task(
     block_m: np.ndarray,
     family: Family,
     wording: Literal['plain', 'training', 'held_out'] = 'plain',
+    colours: Sequence[Colour] = COLOURS,
 ) -> Task:
-    """Draw a block (and a side with a clear way to it) that the family can name, and a wording."""
+    """Draw a block (and a side with a clear way to it) that the family can name, and a wording.
+
+    Args:
+        colours: of the blocks to draw from; at least one of any three blocks that the family names.
+    """
     while True:
         side: Side | None = SIDES[rng.integers(2)] if family == 'push' else None
-        goal = Goal(int(rng.integers(len(COLOURS))), side)
+        goal = Goal(COLOURS.index(colours[int(rng.integers(len(colours)))]), side)
         if not push_path_is_clear(goal, block_m):
             continue
         task = make_task(family, goal, block_m)

@@ -44,6 +44,14 @@ class Study:
             raise ValueError(f"study '{self.name}': the reference is none of its conditions")
         if not {condition for pair in self.same for condition in pair} <= set(self.conditions):
             raise ValueError(f"study '{self.name}': a pair that is the same is not in the study")
+        named = {condition.policy_family != '' for condition in self.conditions}
+        if len(named) > 1:
+            raise ValueError(f"study '{self.name}': policy_family is given in some conditions only")
+
+    @property
+    def compares_families(self) -> bool:
+        """True where the conditions say whose bundle runs them."""
+        return any(condition.policy_family for condition in self.conditions)
 
 
 BASE = Condition()
@@ -54,6 +62,9 @@ _REPLAN_INTERVALS = (1, 2, 4, 8, 12, 16, 32)
 _MOVING = replace(BASE, variant='moving')
 _BELT = replace(_BARE, variant='moving')
 _BELT_SPEEDS = (1.0, 1.3)
+# All that a policy without language can be asked: the one task that it learned.
+_ONE_TASK = replace(BASE, families=('colour',), colours=('red',))
+_TRAINED_HERE = ('pi05', 'smolvla', 'act')
 # Often enough that images and state have hardly changed since the last inference. The cache knows
 # nothing of the denoise steps, which are most of what such a study costs: half of them.
 _OFTEN = replace(BASE, replan_interval=2, denoise_steps=5)
@@ -151,6 +162,32 @@ _STUDIES = (
         x='replan_interval',
         episodes=100,
         reference=_BELT,
+    ),
+    Study(
+        'families',
+        'Three families of policies on one executor',
+        'A small policy of each family, trained by train-demo, as they ship. Touch the red '
+        'block, which is all that ACT knows, since it reads no instruction; and for those that '
+        'read one, any block by colour or by place, in the plain wording.',
+        (
+            *grid(_ONE_TASK, policy_family=_TRAINED_HERE),
+            *grid(BASE, policy_family=('pi05', 'smolvla')),
+        ),
+        x='policy_family',
+        episodes=100,
+    ),
+    Study(
+        'families_replan',
+        'How many steps of a chunk, family by family?',
+        'Touch the red block at replan intervals S from eight steps to the whole horizon, still '
+        'blocks, no delay, each chunk taken as it is (switch).',
+        grid(
+            replace(_ONE_TASK, handover='switch', delay_steps=0.0),
+            policy_family=_TRAINED_HERE,
+            replan_interval=(8, 16, 32),
+        ),
+        x='replan_interval',
+        episodes=50,
     ),
     Study(
         'delay',

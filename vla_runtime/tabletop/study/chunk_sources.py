@@ -12,6 +12,7 @@ import numpy as np
 from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
+from vla_runtime.tabletop.sim.closed_loop import noise_seed
 from vla_runtime.tabletop.sim.expert import HORIZON, STEP_TIME_S, Expert, Style
 from vla_runtime.tabletop.sim.instructions import find_task
 from vla_runtime.tabletop.sim.world import Tabletop
@@ -66,7 +67,7 @@ class PolicySource:
         self.cache_use = CacheUse()
         self._image_blind, self._first_images = condition.cache == 'image_blind', None
         settings = PolicySettings(
-            seed=seed,
+            seed=noise_seed(self._policy, seed),
             denoise_steps=condition.denoise_steps,
             advantage=condition.advantage,
             cfg_mode=condition.cfg_mode,

@@ -15,9 +15,10 @@ from typing import Any, Literal, get_args
 
 from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.execution.parameters import ExecutorParameters, Overrun
+from vla_runtime.families import family_names
 from vla_runtime.inference.guidance import CfgMode
 from vla_runtime.inference.real_time_chunking import RtcMode
-from vla_runtime.tabletop.sim.scene import CAMERAS, VARIANTS, Variant
+from vla_runtime.tabletop.sim.scene import CAMERAS, COLOURS, VARIANTS, Colour, Variant
 from vla_runtime.tabletop.sim.tasks import FAMILIES, Family, Wording
 from vla_runtime.types import Advantage
 
@@ -38,6 +39,8 @@ class Condition:
 
     Attributes:
         families: episode i is of family i modulo their number.
+        colours: of the blocks that tasks are about; fewer than all where a policy knows no others.
+        policy_family: whose bundle it is, of those that the study was given; empty: there is one.
         variant: of the scene.
         belt_speed: factor on the speed of moving blocks (1 is 3 to 5 cm/s).
         wording: of the instruction; `held_out` are sentences that training never saw.
@@ -74,6 +77,8 @@ class Condition:
     """
 
     families: tuple[Family, ...] = TOUCH
+    colours: tuple[Colour, ...] = COLOURS
+    policy_family: str = ''
     variant: Variant = 'still'
     belt_speed: float = 1.0
     wording: Wording = 'plain'
@@ -100,6 +105,8 @@ class Condition:
 
     def __post_init__(self) -> None:
         _require_words('families', self.families, FAMILIES)
+        _require_words('colours', self.colours, COLOURS)
+        _require_words('policy_family', (self.policy_family,), ('', *family_names()))
         _require_words('absent_cameras', self.absent_cameras, CAMERAS)
         for name, words in (
             ('variant', VARIANTS),
@@ -117,6 +124,11 @@ class Condition:
             _require_words(name, (getattr(self, name),), words)
         if not self.families:
             raise ValueError('condition: families is empty; name at least one')
+        if set(self.colours) != set(COLOURS) and (not self.colours or 'position' in self.families):
+            raise ValueError(
+                'condition: colours leaves the position family without a task in some scenes; '
+                'choose the colour family, and at least one colour'
+            )
         if set(self.absent_cameras) == set(CAMERAS):
             raise ValueError('condition: absent_cameras leaves no camera; a policy needs one')
         if not 0.0 <= self.delay_steps < 100.0:

@@ -119,7 +119,7 @@ def run_episode(
     state = world.load(replace(scene, belt_m_s=scene.belt_m_s * condition.belt_speed))
     family = condition.families[index % len(condition.families)]
     rng = np.random.default_rng([seed, 100])
-    task = sample_task(rng, state.block_m, family, condition.wording)
+    task = sample_task(rng, state.block_m, family, condition.wording, condition.colours)
     instructed = instructed_task(condition.instructed, task, state.block_m, seed)
     source.begin(condition, seed)
     loop = _Loop(world, source, condition, instructed.instruction, on_chunk)

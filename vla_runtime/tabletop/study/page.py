@@ -84,9 +84,13 @@ def _section(study: Json) -> str:
         f'<p>{escape(study["question"])}</p>\n{_plot(study)}\n{_table(study)}\n'
         f'{_same(study)}'
         f'<p class="note"><code>{escape(study["command"])}</code><br>seeds {first} to {after - 1}; '
-        f'bundle {escape(study["bundle"])} ({study["bundle_sha256"][:12]}); {_code(study)}'
+        f'bundle {escape(study["bundle"])} ({_digests(study)}); {_code(study)}'
         f'{escape(study["machine"])}</p>'
     )
+
+
+def _digests(study: Json) -> str:
+    return ' '.join(digest[:12] for digest in study['bundle_sha256'].split())
 
 
 def _code(study: Json) -> str:

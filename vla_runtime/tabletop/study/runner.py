@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -67,7 +67,7 @@ def episode_seeds(study_seed: int, episodes: int) -> tuple[int, ...]:
 
 def run_conditions(
     conditions: Sequence[Condition],
-    bundle: Path,
+    bundle: Path | Mapping[str, Path],
     seeds: Sequence[int],
     work: Path,
     pool: Pool | None = None,
@@ -77,7 +77,7 @@ def run_conditions(
 
     Args:
         conditions: all on the same seeds.
-        bundle: folder of the policy.
+        bundle: folder of the policy; folders by family for conditions with a `policy_family`.
         seeds: one an episode.
         work: where finished conditions are kept.
         pool: of processes, each with one thread and a policy of its own; None: only this one.
@@ -113,8 +113,10 @@ def run_conditions(
     return {run.condition: done[run] for run in runs}
 
 
-def _bundle_of(condition: Condition, bundle: Path, work: Path) -> Path:
+def _bundle_of(condition: Condition, bundle: Path | Mapping[str, Path], work: Path) -> Path:
     """The bundle that a condition runs: for ONNX Runtime one with files, made here once."""
+    if isinstance(bundle, Mapping):
+        bundle = bundle[condition.policy_family]
     if condition.chunk_source != 'policy' or condition.backend != 'onnxruntime':
         return bundle
     return bundle_with_onnx(bundle, work, condition.precision, tqdm.write)

@@ -1,4 +1,4 @@
-"""The trained demo policy as a bundle, with how it was made and what it achieves."""
+"""A trained tabletop policy as a bundle, with how it was made and what it achieves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
-from vla_runtime.families.pi.dimensions import PiDims
+from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.policy import Policy
 from vla_runtime.tabletop.sim.closed_loop import run_seeds
 from vla_runtime.tabletop.sim.expert import STEP_TIME_S
@@ -33,11 +34,11 @@ from vla_runtime.tabletop.sim.scene import CAMERAS, Variant
 from vla_runtime.tabletop.sim.success_rate import SuccessRate
 from vla_runtime.tabletop.sim.tasks import Family, Wording
 from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
+from vla_runtime.tabletop.training.recipes import find_recipe
+from vla_runtime.tabletop.training.recipes.recipe import Recipe
 from vla_runtime.tabletop.training.samples import DELTA
-from vla_runtime.tabletop.training.vocabulary import PROMPT_FORMAT
 
 TOKENIZER_FILE = 'tokenizer.model'
-DENOISE_STEPS = 10
 # Scenes of training come from generators seeded below this; evaluation never meets them.
 FIRST_UNSEEN_SEED = 2**31
 EVALUATION_REPLAN_STEPS = 8
@@ -51,11 +52,12 @@ _EVALUATIONS: tuple[tuple[Family, Variant, Wording], ...] = (
 )
 
 
-def demo_spec(dims: PiDims, source: Mapping[str, str]) -> BundleSpec:
-    """policy.yaml of the demo policy."""
+def demo_spec(recipe: Recipe, dims: PolicyDims, source: Mapping[str, str]) -> BundleSpec:
+    """policy.yaml of a tabletop policy."""
+    form = recipe.prompt
     return BundleSpec(
-        name='tabletop demo',
-        family='pi05',
+        name=recipe.title,
+        family=recipe.name,
         dims=dims,
         cameras=tuple(CameraSpec(camera) for camera in CAMERAS),
         images=ImageSpec(padding='centre', resample='bilinear'),
@@ -65,20 +67,19 @@ def demo_spec(dims: PiDims, source: Mapping[str, str]) -> BundleSpec:
             for name, delta in zip(JOINT_NAMES, DELTA, strict=True)
         ),
         step_time_s=STEP_TIME_S,
-        denoise_steps=DENOISE_STEPS,
-        prompt=PromptSpec(PROMPT_FORMAT.template, PROMPT_FORMAT.cleaning, PROMPT_FORMAT.advantage),
+        denoise_steps=recipe.denoise_steps,
+        prompt=None if form is None else PromptSpec(form.template, form.cleaning, form.advantage),
         normalisation=NormalisationSpec(state='quantiles_openpi', actions='quantiles_openpi'),
-        tokenizer=TOKENIZER_FILE,
+        tokenizer=None if form is None else TOKENIZER_FILE,
         source=dict(source),
     )
 
 
 def write_demo_bundle(
     target: Path,
-    network: torch.nn.Module,
-    dims: PiDims,
+    network: FlowNetwork,
     statistics: Mapping[str, np.ndarray],
-    tokenizer: Path,
+    tokenizer: Path | None,
     made: Mapping[str, Any],
     episodes: int,
     force: bool = False,
@@ -87,11 +88,11 @@ def write_demo_bundle(
 
     Args:
         target: where the bundle shall lie; replaced with `force`.
-        network: trained weights.
+        network: trained weights, of a family that has a recipe.
         statistics: `state.q01` and so on.
-        tokenizer: the vocabulary's `.model` file.
+        tokenizer: the vocabulary's `.model` file; None without language.
         made: how it was trained, for verification.json.
-        episodes: a family, on scenes that training never saw; 0 to skip.
+        episodes: a kind of task, on scenes that training never saw; 0 to skip.
 
     Returns:
         What was evaluated, in words, to its success rate.
@@ -102,17 +103,23 @@ def write_demo_bundle(
         'mujoco': mujoco.__version__,
         'numpy': np.__version__,
     }
-    spec = demo_spec(dims, {'made by': 'vla_runtime train-demo', **versions})
+    recipe = find_recipe(network.family.name)
+    spec = demo_spec(recipe, network.dims, {'made by': 'vla_runtime train-demo', **versions})
     with new_bundle(target, force=force) as folder:
-        weights = {name: value.contiguous().cpu() for name, value in network.state_dict().items()}
+        stored = torch.float16 if recipe.half else torch.float32
+        weights = {
+            name: value.to('cpu', stored).contiguous()
+            for name, value in network.state_dict().items()
+        }
         (folder / WEIGHTS_FILE).write_bytes(save(weights))
         write_statistics(folder, statistics)
-        (folder / TOKENIZER_FILE).write_bytes(tokenizer.read_bytes())
+        if tokenizer is not None:
+            (folder / TOKENIZER_FILE).write_bytes(tokenizer.read_bytes())
         sealed = seal(folder, spec)
-        closed_loop = _evaluate(folder, episodes)
+        closed_loop = _evaluate(folder, recipe, episodes)
         origin = 'on from an earlier one' if 'start' in made else 'from nothing'
         verification = {
-            'what': f'the demo policy, trained {origin} on the simulated tabletop',
+            'what': f'{recipe.title}, trained {origin} on the simulated tabletop',
             'made': dict(made),
             'versions': versions,
             'machine': f'{platform.machine()}, {torch.get_num_threads()} thread(s)',
@@ -126,14 +133,30 @@ def write_demo_bundle(
     }
 
 
-def _evaluate(bundle: Path, episodes: int) -> list[dict[str, Any]]:
+def _evaluations(recipe: Recipe) -> list[tuple[Family, Variant, Wording]]:
+    """What a policy of this recipe is judged by: what it was taught, and how it is told."""
+    return [
+        (family, variant, wording)
+        for family, variant, wording in _EVALUATIONS
+        if family in recipe.tasks.share and (recipe.prompt is not None or wording == 'plain')
+    ]
+
+
+def _evaluate(bundle: Path, recipe: Recipe, episodes: int) -> list[dict[str, Any]]:
     if not episodes:
         return []
     world, policy, results = Tabletop(), Policy.load(bundle), []
     seeds = range(FIRST_UNSEEN_SEED, FIRST_UNSEEN_SEED + episodes)
-    for family, variant, wording in _EVALUATIONS:
+    for family, variant, wording in _evaluations(recipe):
         outcomes = run_seeds(
-            world, policy, seeds, family, EVALUATION_REPLAN_STEPS, variant, wording
+            world,
+            policy,
+            seeds,
+            family,
+            EVALUATION_REPLAN_STEPS,
+            variant,
+            wording,
+            recipe.tasks.colours,
         )
         rate = SuccessRate(sum(outcome.success for outcome in outcomes), episodes)
         times = [outcome.time_s for outcome in outcomes if outcome.success]
@@ -144,7 +167,7 @@ def _evaluate(bundle: Path, episodes: int) -> list[dict[str, Any]]:
                 'wording': wording,
                 'seeds': [seeds.start, seeds.stop],
                 'replan_interval': EVALUATION_REPLAN_STEPS,
-                'denoise_steps': DENOISE_STEPS,
+                'denoise_steps': recipe.denoise_steps,
                 'success': str(rate),
                 'wrong_block': sum(outcome.name == 'wrong_block' for outcome in outcomes),
                 'mean_seconds_to_success': round(float(np.mean(times)), 2) if times else None,

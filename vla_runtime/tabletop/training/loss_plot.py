@@ -11,7 +11,7 @@ from vla_runtime.files.whole_files import whole_file
 _STAGE_TITLES = {
     'see': '1. where is each colour (vision)',
     'ground': '2. where is the named block (prefix)',
-    'act': '3. flow matching (all)',
+    'act': '3. chunks (all)',
 }
 
 

@@ -1,11 +1,11 @@
-"""Objectives of the demo policy's three training stages, on its own pi0.5 networks.
+"""Objectives of a tabletop policy's three training stages, the same for every family.
 
 1. `SeeObjective`: the vision network alone says in which patch, and where in it, each colour lies.
 2. `GroundObjective`: the prefix alone points at the *named* block. Image tokens say which of them
-   shows it; the last prompt token says where it is, reads the state back, and foretells where the
-   arm will be at the chunk's end.
-3. `ActObjective`: flow matching of the expert's chunks (arXiv 2410.24164), with the second stage's
-   loss beside it.
+   shows it; the token that has seen all says where it is, reads the state back, and foretells where
+   the arm will be at the chunk's end.
+3. The expert's chunks, with the second stage's loss beside it: `FlowObjective` for heads that
+   denoise, `ChunkObjective` for those that make a chunk in one pass.
 
 Without the first two, flow matching alone stays at chance about which block is meant for as long
 as was tried; and without the pointing, so does the second (1200 steps), since the last token must
@@ -15,17 +15,14 @@ after training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.attention import attend, rotary
-from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.blocks.layers import normalise_rms
-from vla_runtime.families.pi.flow_policy import PiNetwork
+from vla_runtime.families.family import Family
+from vla_runtime.families.flow_network import FlowNetwork, SinglePassNetwork
+from vla_runtime.tabletop.training.recipes.recipe import Prefix
+from vla_runtime.tabletop.training.samples import IMAGE_SIZE, PATCH_SIZE
 
 # The image is 64x48 in a 64x64 square: half its height, in which `project` counts, is 24 pixels.
 HALF_HEIGHT_PX = 24.0
@@ -40,7 +37,7 @@ class SeeObjective(nn.Module):
         self.head = nn.Linear(width, colours * 3)
 
     def forward(
-        self, network: PiNetwork, pixels: Tensor, pixel: Tensor
+        self, network: FlowNetwork, pixels: Tensor, pixel: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss and what to report.
 
@@ -48,10 +45,9 @@ class SeeObjective(nn.Module):
             pixels: (B, V, 3, S, S).
             pixel: (B, V, C, 2) centres as `Tabletop.project` gives them; NaN behind the camera.
         """
-        vision = network.dims.vision
         images = pixels.flatten(0, 1)
         out = self.head(network.vision(images)).unflatten(-1, (-1, 3))  # (n, N, C, 3)
-        patch, offset, seen = locate(pixel.flatten(0, 1), vision)
+        patch, offset, seen = locate(pixel.flatten(0, 1))
         patch = patch[seen]
         logits = out[..., 0].transpose(1, 2)[seen]  # (seen, N)
         offsets = out[..., 1:].transpose(1, 2)[seen]  # (seen, N, 2)
@@ -59,7 +55,7 @@ class SeeObjective(nn.Module):
         wanted = offset[seen]
         loss = F.cross_entropy(logits, patch) + 4.0 * F.l1_loss(chosen, wanted)
         hits = (logits.argmax(-1) == patch).float().mean()
-        error_px = (chosen - wanted).norm(dim=-1).mean() * vision.patch_size
+        error_px = (chosen - wanted).norm(dim=-1).mean() * PATCH_SIZE
         return loss, {'patch_accuracy': hits, 'offset_px': error_px}
 
 
@@ -75,24 +71,23 @@ class GroundObjective(nn.Module):
 
     def forward(
         self,
-        images: Tensor,
-        last: Tensor,
+        prefix: Prefix,
         pixel: Tensor,
         place: Tensor,
         state: Tensor,
         end: Tensor,
-        vision: VisionDims,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss and what to report.
 
         Args:
-            images: (B, V, N, W) and last: (B, W) from `encode_prefix`.
+            prefix: of the recipe.
             pixel: (B, V, 2) the named block's centre as `Tabletop.project` gives it.
             place: (B, 2) the same in decimetres; state: (B, S) normalised.
             end: (B, A) the chunk's last action, normalised.
         """
-        patch, _, seen = locate(pixel.flatten(0, 1), vision)
-        pointed = self.point(images).flatten(0, 1).squeeze(-1)[seen]
+        patch, _, seen = locate(pixel.flatten(0, 1))
+        last = prefix.last
+        pointed = self.point(prefix.images).flatten(0, 1).squeeze(-1)[seen]
         point_loss = F.cross_entropy(pointed, patch[seen])
         found = self.place(last)
         place_loss = F.smooth_l1_loss(found, place, beta=0.1)
@@ -107,8 +102,11 @@ class GroundObjective(nn.Module):
         }
 
 
-class ActObjective(nn.Module):
-    """Flow matching; several draws of noise and time share one prefix.
+class FlowObjective(nn.Module):
+    """Flow matching (arXiv 2410.24164); several draws of noise and time share one prefix.
+
+    t is 1 at the noise and 0 at the actions, and the velocity leads from the actions to the noise,
+    as in openpi and in LeRobot's SmolVLA.
 
     Args:
         draws: (noise, time) pairs a prefix.
@@ -124,7 +122,7 @@ class ActObjective(nn.Module):
 
     def forward(
         self,
-        network: PiNetwork,
+        network: FlowNetwork,
         prefix: Prefix,
         actions: Tensor,
         generator: torch.Generator,
@@ -147,22 +145,42 @@ class ActObjective(nn.Module):
         return (self.step_weight * (velocity - (noise - actions)).square()).mean()
 
 
-class Prefix(NamedTuple):
-    """Outputs of a prefix forward for the objectives.
+class ChunkObjective(nn.Module):
+    """L1 of a chunk made in one pass (arXiv 2304.13705, without the variational encoder).
 
-    Attributes:
-        past: keys and values (layers, B, kv_heads, P, D) and mask (B, P) bool, as
-            `FlowNetwork.velocity` takes them.
-        images: (B, V, N, W) image tokens before the last layer, normed.
-        last: (B, W) the last prompt token after the last layer, normed.
+    Args:
+        step_weight: (H,) weight of each step's error, of mean 1.
     """
 
-    past: Mapping[str, Tensor]
-    images: Tensor
-    last: Tensor
+    step_weight: Tensor
+
+    def __init__(self, step_weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer('step_weight', step_weight[:, None], persistent=False)
+
+    def forward(
+        self,
+        network: SinglePassNetwork,
+        prefix: Prefix,
+        actions: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Weighted mean absolute error; nothing is drawn.
+
+        Args:
+            actions: (B, H, A) normalised.
+        """
+        return (self.step_weight * (network.actions(prefix.past) - actions).abs()).mean()
 
 
-def locate(pixel: Tensor, vision: VisionDims) -> tuple[Tensor, Tensor, Tensor]:
+def chunk_objective(family: Family, draws: int, step_weight: Tensor) -> nn.Module:
+    """Return the third stage's objective for a family's kind of head."""
+    if family.head == 'flow':
+        return FlowObjective(draws, step_weight)
+    return ChunkObjective(step_weight)
+
+
+def locate(pixel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the patch that a point falls into.
 
     Args:
@@ -172,53 +190,14 @@ def locate(pixel: Tensor, vision: VisionDims) -> tuple[Tensor, Tensor, Tensor]:
         patch (...) int, offset (..., 2) from the patch's middle in patches, and seen (...) bool,
         False outside the image (the square's black bars show nothing).
     """
-    place = vision.image_size / 2 + HALF_HEIGHT_PX * pixel
-    across = (place[..., 0] >= 0) & (place[..., 0] < vision.image_size)
-    bar = vision.image_size / 2 - HALF_HEIGHT_PX
-    down = (place[..., 1] >= bar) & (place[..., 1] < vision.image_size - bar)
-    cell = place.nan_to_num() / vision.patch_size
-    side = vision.image_size // vision.patch_size
+    place = IMAGE_SIZE / 2 + HALF_HEIGHT_PX * pixel
+    across = (place[..., 0] >= 0) & (place[..., 0] < IMAGE_SIZE)
+    bar = IMAGE_SIZE / 2 - HALF_HEIGHT_PX
+    down = (place[..., 1] >= bar) & (place[..., 1] < IMAGE_SIZE - bar)
+    cell = place.nan_to_num() / PATCH_SIZE
+    side = IMAGE_SIZE // PATCH_SIZE
     column, row = cell.long().clamp(0, side - 1).unbind(-1)
     return row * side + column, cell - cell.floor() - 0.5, across & down
-
-
-def encode_prefix(network: PiNetwork, pixels: Tensor, tokens: Tensor, token_mask: Tensor) -> Prefix:
-    """One prefix forward for all objectives.
-
-    Serving stops at the last layer's keys and values; here that layer runs to its end for the
-    last prompt token, which only training reads.
-
-    Args:
-        pixels: (B, V, 3, S, S); tokens, token_mask: (B, L), padded on the right.
-
-    """
-    batch, cameras = pixels.shape[:2]
-    image_tokens = network.vision(pixels.flatten(0, 1)).unflatten(0, (batch, cameras))
-    everyone = torch.ones(batch, cameras, dtype=torch.bool, device=pixels.device)
-    x, mask = network.embed_prefix(image_tokens, everyone, tokens, token_mask)
-    rotation = rotary(mask.long().cumsum(dim=1) - 1, network.dims.language.head_dim)
-    seen = mask[:, None]
-    keys, values = [], []
-    for block in network.language.layers[:-1]:
-        q, k, v, gate = block.project(x, rotation)
-        x = block.combine(x, attend(q, k, v, seen), gate)
-        keys.append(k)
-        values.append(v)
-    block = network.language.layers[-1]
-    q, k, v, gate = block.project(x, rotation)
-    rows = torch.arange(batch, device=x.device)
-    last = mask.shape[1] - tokens.shape[1] + token_mask.sum(dim=1) - 1
-    attended = attend(q[rows, :, last][:, :, None], k, v, seen)
-    final = block.combine(x[rows, last][:, None], attended, gate)
-    final, _ = network.language.norm(final)
-    places = cameras * image_tokens.shape[2]
-    images = normalise_rms(x[:, :places]).unflatten(1, (cameras, -1))
-    past = {
-        'past_key': torch.stack([*keys, k]),
-        'past_value': torch.stack([*values, v]),
-        'prefix_mask': mask,
-    }
-    return Prefix(past, images, final[:, 0])
 
 
 def _head(width: int, out: int) -> nn.Sequential:

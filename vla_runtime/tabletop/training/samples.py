@@ -7,28 +7,30 @@ the `bilinear` resampler makes of the robot's 320x240 image of the same scene.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from vla_runtime.processing.images import to_pixels
 from vla_runtime.processing.normalization import Normalizer
-from vla_runtime.processing.prompts import build_prompt
+from vla_runtime.processing.prompts import PromptFormat, build_prompt, starts_with_bos
 from vla_runtime.processing.tokenizer import Tokenizer
-from vla_runtime.tabletop.sim.scene import CAMERAS, COLOURS
+from vla_runtime.tabletop.sim.scene import CAMERAS, COLOURS, Colour
 from vla_runtime.tabletop.sim.tasks import SIDES, Family, wordings
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
 from vla_runtime.tabletop.training.dataset import GOALS, Dataset
-from vla_runtime.tabletop.training.vocabulary import PROMPT_FORMAT, PROMPT_LENGTH
+from vla_runtime.tabletop.training.vocabulary import PROMPT_LENGTH
 from vla_runtime.types import Advantage
 
 IMAGE_SIZE = 64
+# Edge of the square of pixels that one image token stands for.
+PATCH_SIZE = 16
 # Arm joints relative to the measured state at the chunk's start, the gripper absolute.
 DELTA = np.array([True, True, True, True, True, False])
 ADVANTAGE_DROP = 0.3
 
-_FAMILY_SHARE: dict[Family, float] = {'colour': 0.33, 'position': 0.27, 'push': 0.4}
 # The gripper rests closed in almost every frame: its quantiles would be a point and blow up the few
 # frames where it is open. It is scaled by its range instead.
 _GRIPPER_RANGE_RAD = (0.0, 0.8)
@@ -39,12 +41,46 @@ _BLOCK_CENTRE_M = np.array([0.27, 0.0])
 
 
 @dataclass(frozen=True)
+class TaskMix:
+    """What a policy is taught to do.
+
+    Attributes:
+        share: of each family of tasks.
+        colours: of the blocks that the `colour` family names.
+    """
+
+    share: Mapping[Family, float]
+    colours: tuple[Colour, ...] = COLOURS
+
+
+@dataclass(frozen=True)
+class Prompting:
+    """A policy's prompts.
+
+    Attributes:
+        form: as policy.yaml has it.
+        tokenizer: of the policy.
+        length: tokens of a padded prompt.
+    """
+
+    form: PromptFormat
+    tokenizer: Tokenizer
+    length: int = PROMPT_LENGTH
+
+    @classmethod
+    def of(cls, form: PromptFormat, vocabulary: Path) -> Prompting:
+        """Prompts of this form in the vocabulary of a `.model` file."""
+        return cls(form, Tokenizer.load(vocabulary, bos=starts_with_bos(form.template)))
+
+
+@dataclass(frozen=True)
 class Batch:
     """Batch of one training step.
 
     Attributes:
         pixels: (B, 2, 3, 64, 64) float32 in [-1, 1].
-        tokens: (B, L) int64 and token_mask (B, L) bool, cut to the longest prompt of the batch.
+        tokens: (B, L) int64 and token_mask (B, L) bool, cut to the longest prompt of the batch; L
+            is 0 for a policy without language.
         actions: (B, H, 6) float32 normalised.
         state: (B, 6) float32 normalised.
         pixel: (B, 2, 2) float32, the named block's centre in each image, as `Tabletop.project`.
@@ -69,18 +105,22 @@ class Samples:
 
     Args:
         data: the recorded frames.
-        tokenizer: of the policy.
+        tasks: what is taught.
+        prompting: prompts of the policy; None for one without language.
         statistics: `state.q01` and so on; computed from the data when None.
     """
 
     def __init__(
-        self, data: Dataset, tokenizer: Tokenizer, statistics: dict[str, np.ndarray] | None = None
+        self,
+        data: Dataset,
+        tasks: TaskMix,
+        prompting: Prompting | None,
+        statistics: dict[str, np.ndarray] | None = None,
     ) -> None:
-        self.data = data
+        self.data, self._tasks, self._prompting = data, tasks, prompting
         self.statistics = statistics or compute_statistics(data)
         self.state_normalizer = self._normalizer('state')
         self.action_normalizer = self._normalizer('actions')
-        self._tokenizer = tokenizer
         self._state = self.state_normalizer.normalise(data.state)
 
     def pixels(self, frames: np.ndarray) -> np.ndarray:
@@ -96,15 +136,10 @@ class Samples:
 
     def batch(self, frames: np.ndarray, rng: np.random.Generator) -> Batch:
         """Draw an instruction for every frame, whatever was followed when it was recorded."""
-        data, goals, prompts = self.data, np.empty(len(frames), dtype=np.int64), []
+        data, goals, encoded = self.data, np.empty(len(frames), dtype=np.int64), []
         for row, frame in enumerate(frames):
-            goals[row], instruction = draw_instruction(rng, data.block_m[frame])
-            advantage: Advantage | None = None
-            if rng.uniform() >= ADVANTAGE_DROP:
-                positive = data.positive[data.episode[frame]]
-                advantage = 'positive' if positive else 'negative'
-            prompts.append(build_prompt(PROMPT_FORMAT, instruction, self._state[frame], advantage))
-        encoded = [self._tokenizer.encode(prompt, PROMPT_LENGTH) for prompt in prompts]
+            goals[row], instruction = draw_instruction(rng, data.block_m[frame], self._tasks)
+            encoded.append(self._encode(frame, instruction, rng))
         mask = np.stack([mask for _, mask in encoded])
         longest = int(mask.sum(axis=1).max())
         named = np.array([GOALS[goal].block for goal in goals])
@@ -122,6 +157,29 @@ class Samples:
             goal=goals,
             frame=frames,
         )
+
+    def _encode(
+        self, frame: int, instruction: str, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and mask of a frame's prompt, (L,) each; a share of them has no advantage tag."""
+        if self._prompting is None:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
+        advantage: Advantage | None = None
+        if rng.uniform() >= ADVANTAGE_DROP:
+            positive = self.data.positive[self.data.episode[frame]]
+            advantage = 'positive' if positive else 'negative'
+        form, length = self._prompting.form, self._prompting.length
+        prompt = build_prompt(form, instruction, self._state[frame], advantage)
+        return self._prompting.tokenizer.encode(prompt, length)
+
+    def teaches(self) -> np.ndarray:
+        """Return which frames to train on, (F,) bool.
+
+        All of them where a tag tells good from poor; without a prompt only the better half.
+        """
+        if self._prompting is not None:
+            return np.ones(len(self.data.state), dtype=bool)
+        return self.data.positive[self.data.episode]
 
     def step_weight(self) -> np.ndarray:
         """Return the weight of each step of a chunk in the loss, (H,) float32 of mean 1.
@@ -167,16 +225,18 @@ def compute_statistics(data: Dataset) -> dict[str, np.ndarray]:
     return statistics
 
 
-def draw_instruction(rng: np.random.Generator, block_m: np.ndarray) -> tuple[int, str]:
+def draw_instruction(
+    rng: np.random.Generator, block_m: np.ndarray, tasks: TaskMix
+) -> tuple[int, str]:
     """A goal (index into `GOALS`) and one of its training wordings for blocks as they lie."""
-    family = rng.choice(list(_FAMILY_SHARE), p=list(_FAMILY_SHARE.values()))
+    family = rng.choice(list(tasks.share), p=list(tasks.share.values()))
     if family == 'position':
         word = SIDES[rng.integers(2)]
         order = np.argsort(block_m[:, 1])
         goal = int(order[0] if word == 'left' else order[-1])
         choices = wordings('position', word)
     elif family == 'colour':
-        goal = int(rng.integers(len(COLOURS)))
+        goal = COLOURS.index(tasks.colours[rng.integers(len(tasks.colours))])
         choices = wordings('colour', COLOURS[goal])
     else:
         goal = int(rng.integers(len(COLOURS), len(GOALS)))

@@ -1,4 +1,4 @@
-"""Train the demo policy: three stages on one network, resumable, the same for the same plan.
+"""Train a tabletop policy: three stages on one network, resumable, the same for the same plan.
 
 Batches, instructions and noise are functions of (seed, stage, step), so a run that was cut off and
 resumed takes the very steps that it would have taken. A checkpoint is written whole or not at all.
@@ -11,7 +11,7 @@ import math
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,24 +20,21 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from vla_runtime.families import build_network
-from vla_runtime.families.pi.dimensions import PiDims
-from vla_runtime.families.pi.pi05 import Pi05
+from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.files.whole_files import whole_file
 from vla_runtime.tabletop.sim.scene import COLOURS
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
-from vla_runtime.tabletop.training.demo_network import Start, demo_dims
-from vla_runtime.tabletop.training.initialisation import initialise
 from vla_runtime.tabletop.training.objectives import (
     GROUND_WEIGHT,
-    ActObjective,
     GroundObjective,
-    Prefix,
     SeeObjective,
-    encode_prefix,
+    chunk_objective,
 )
+from vla_runtime.tabletop.training.recipes import find_recipe
+from vla_runtime.tabletop.training.recipes.recipe import STAGES, WIDTH, Prefix, Recipe
 from vla_runtime.tabletop.training.samples import Batch, Samples, absolute, frame_batches
+from vla_runtime.tabletop.training.start import Start
 
-STAGES = ('see', 'ground', 'act')
 _HELD_OUT_SHARE = 0.04
 _CHECK_EVERY = 250
 _CHECK_FRAMES = 128
@@ -52,6 +49,7 @@ class TrainingSettings:
     """Settings of a training; with the data set they fix the result on one machine.
 
     Attributes:
+        family: of the policy; has a recipe.
         seed: of weights, batches and noise.
         see_steps, ground_steps, act_steps: optimiser steps of the three stages.
         batch: frames a step.
@@ -62,6 +60,7 @@ class TrainingSettings:
             second stage teaches only the heads, which no bundle holds.
     """
 
+    family: str = 'pi05'
     seed: int = 0
     see_steps: int = 500
     ground_steps: int = 1200
@@ -79,12 +78,15 @@ class TrainingSettings:
 class Learner(nn.Module):
     """The network and the heads that only training needs."""
 
-    def __init__(self, dims: PiDims, draws: int, step_weight: np.ndarray) -> None:
+    def __init__(
+        self, recipe: Recipe, vocabulary: int, draws: int, step_weight: np.ndarray
+    ) -> None:
         super().__init__()
-        self.network = cast(Pi05, build_network('pi05', dims))
-        self.see = SeeObjective(dims.language.width, len(COLOURS))
-        self.ground = GroundObjective(dims.language.width, len(JOINT_NAMES), dims.action_dim)
-        self.act = ActObjective(draws, torch.from_numpy(step_weight))
+        dims = recipe.dims(vocabulary)
+        self.network = build_network(recipe.name, dims)
+        self.see = SeeObjective(WIDTH, len(COLOURS))
+        self.ground = GroundObjective(WIDTH, len(JOINT_NAMES), dims.action_dim)
+        self.act = chunk_objective(recipe.family, draws, torch.from_numpy(step_weight))
 
 
 class Training:
@@ -93,8 +95,8 @@ class Training:
     Args:
         plan: how to train.
         samples: batches and statistics.
-        number_tokens: token ids of the state bins, in order.
-        vocabulary: size of the text table.
+        number_tokens: token ids of the state bins, in order; empty without language.
+        vocabulary: size of the text table; 0 without language.
         folder: where `checkpoint.pt` lies.
         device: `cpu` or `cuda`.
         start: where the weights come from, None to begin from nothing; `plan.start` names it.
@@ -114,12 +116,13 @@ class Training:
         start: Start | None = None,
     ) -> None:
         self.plan, self.samples, self.device = plan, samples, torch.device(device)
+        self.recipe = find_recipe(plan.family)
         self._path = folder / 'checkpoint.pt'
         torch.manual_seed(plan.seed)
-        self.learner = Learner(demo_dims(vocabulary), plan.draws, samples.step_weight())
+        self.learner = Learner(self.recipe, vocabulary, plan.draws, samples.step_weight())
         if start is None:
             generator = torch.Generator().manual_seed(plan.seed)
-            initialise(self.learner.network, number_tokens, generator)
+            self.recipe.initialise(self.learner.network, number_tokens, generator)
         else:
             self.learner.network.load_state_dict(load_file(start.weights))
         self.learner.to(self.device)
@@ -128,7 +131,7 @@ class Training:
         self._stage, self._step = 0, 0
         self._optimizer = self._new_optimizer()
         held_out = int(samples.data.episode.max() * (1 - _HELD_OUT_SHARE))
-        self._train_frames = np.flatnonzero(samples.data.episode <= held_out)
+        self._train_frames = np.flatnonzero((samples.data.episode <= held_out) & samples.teaches())
         self._check_frames = np.flatnonzero(samples.data.episode > held_out)
         if self._path.exists():
             self._load()
@@ -198,29 +201,24 @@ class Training:
             prefix = self._prefix(learner.network, batch)
         actions = self._tensor(batch.actions)
         ground, metrics = learner.ground(
-            prefix.images,
-            prefix.last,
+            prefix,
             self._tensor(batch.pixel),
             self._tensor(batch.place),
             self._tensor(batch.state),
             actions[:, -1],
-            learner.network.dims.vision,
         )
         if stage == 'ground':
             return ground, metrics
-        flow = learner.act(learner.network, prefix, actions, generator)
-        return flow + GROUND_WEIGHT * ground, {'flow': flow.detach(), **metrics}
+        chunk = learner.act(learner.network, prefix, actions, generator)
+        return chunk + GROUND_WEIGHT * ground, {'chunk': chunk.detach(), **metrics}
 
-    def _prefix(self, network: Pi05, batch: Batch) -> Prefix:
-        return encode_prefix(
-            network,
-            self._tensor(batch.pixels),
-            self._tensor(batch.tokens),
-            self._tensor(batch.token_mask),
-        )
+    def _prefix(self, network: FlowNetwork, batch: Batch) -> Prefix:
+        names = self.recipe.family.prefix_inputs(network.dims)
+        rows = {name: self._tensor(getattr(batch, name)) for name in names}
+        return self.recipe.prefix(network, self._tensor(batch.pixels), rows)
 
     @torch.no_grad()
-    def check(self, denoise_steps: int = 10) -> Metrics:
+    def check(self) -> Metrics:
         """Sample chunks for episodes never trained on, with the averaged weights.
 
         Returns:
@@ -235,7 +233,9 @@ class Training:
         prefix = self._prefix(network, batch)
         generator = torch.Generator().manual_seed(self.plan.seed)
         x = torch.randn(batch.actions.shape, generator=generator).to(self.device)
-        times = torch.linspace(1.0, 0.0, denoise_steps + 1, device=self.device)
+        # A head of one pass is a flow of one step from zero, see `SinglePassNetwork`.
+        x *= self.recipe.family.head == 'flow'
+        times = torch.linspace(1.0, 0.0, self.recipe.denoise_steps + 1, device=self.device)
         for t, following in pairwise(times):
             conditioning = network.time_conditioning(t[None])
             x = x + (following - t) * network.velocity(x, prefix.past, conditioning)
@@ -261,9 +261,8 @@ class Training:
         return torch.from_numpy(array).to(self.device)
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            self.learner.parameters(), lr=self.plan.learning_rate, weight_decay=0.01
-        )
+        learned = (value for value in self.learner.parameters() if value.requires_grad)
+        return torch.optim.AdamW(learned, lr=self.plan.learning_rate, weight_decay=0.01)
 
     def _log(self, stage: str, metrics: Metrics) -> None:
         self.history.append({'stage': stage, 'step': self._step, **metrics})

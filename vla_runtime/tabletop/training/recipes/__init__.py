@@ -1,0 +1,38 @@
+"""Recipes of the families that `train-demo` can train, a module each.
+
+A new one is a module with a `RECIPE` and its name below. PyTorch is imported with a recipe only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vla_runtime.tabletop.training.recipes.recipe import Recipe
+
+RECIPE_NAMES = ('pi05', 'smolvla', 'act')
+
+
+def require_recipe(family: str) -> None:
+    """Refuse a family without a recipe.
+
+    Raises:
+        ValueError: names the families that have one.
+    """
+    if family not in RECIPE_NAMES:
+        raise ValueError(
+            f"family '{family}' cannot be trained here; train-demo has recipes for "
+            f'{", ".join(RECIPE_NAMES)}'
+        )
+
+
+def find_recipe(family: str) -> Recipe:
+    """Return the recipe of a family.
+
+    Raises:
+        ValueError: a family without one; names those that have one.
+    """
+    require_recipe(family)
+    recipe: Recipe = importlib.import_module(f'{__name__}.{family}').RECIPE
+    return recipe
