@@ -250,7 +250,9 @@ def frame_batches(
     """Endless batches, each frame once an epoch; batch k is the same wherever one starts."""
     per_epoch = len(frames) // batch
     if per_epoch == 0:
-        raise ValueError(f'{len(frames)} frames do not fill one batch of {batch}')
+        raise ValueError(
+            f'{len(frames)} frames do not fill one batch of {batch}; record more with --episodes'
+        )
     step = start_step
     while True:
         epoch = step // per_epoch
