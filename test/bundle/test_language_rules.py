@@ -29,7 +29,7 @@ IDENTITY = '6bae8704a9a0d054a2f474252eab3a23f9af7b0df5b9d2ddd98e944dc36b3990'
         (replace(WITH, tokenizer=None), 'field tokenizer: is missing'),
         (replace(WITHOUT, prompt=WITH.prompt), 'field prompt: is given, but act has no language'),
         (replace(WITHOUT, tokenizer='a.json'), 'field tokenizer: is given, but act has no'),
-        (replace(WITHOUT, images=ImageSpec('none', 'bilinear')), 'have none for both'),
+        (replace(WITHOUT, images=ImageSpec('none', 'bilinear')), 'its resample is none'),
         (
             replace(WITHOUT, images=ImageSpec('centre', 'bilinear')),
             'field normalisation.images: .* is for images that are not padded',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from vla_runtime.export.onnx.cases import Case
 
@@ -29,6 +30,20 @@ def test_of_two_masks_one_is_enough_to_show_a_position():
     np.testing.assert_array_equal(
         found.visible({'context': context})['context'], context[0, [0, 2]]
     )
+
+
+@pytest.mark.parametrize('images', [2, 3])
+def test_each_part_of_a_prefix_has_its_own_mask(images):
+    """Also where both parts are as long."""
+    past = {
+        'text_key': np.arange(12, dtype=np.float32).reshape(1, 3, 4),
+        'images_key': np.arange(4 * images, dtype=np.float32).reshape(1, images, 4),
+        'text_seen': np.array([[True, True, False]]),
+        'images_seen': np.arange(images)[None] > 0,
+    }
+    visible = case(**past).visible(past)
+    np.testing.assert_array_equal(visible['text_key'], past['text_key'][0, :2])
+    np.testing.assert_array_equal(visible['images_key'], past['images_key'][0, 1:])
 
 
 def test_a_prefix_without_a_mask_is_compared_whole():

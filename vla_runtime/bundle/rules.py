@@ -125,8 +125,8 @@ def _check_images(spec: BundleSpec) -> None:
     if resample not in words:
         raise FieldError(
             'images',
-            f"padding '{padding}' with resample '{resample}', where it goes with "
-            f'{" or ".join(words)}',
+            f"the padding '{padding}' does not go with the resample '{resample}'; "
+            f'its resample is {" or ".join(words)}',
         )
     crop = spec.images.crop
     if (crop is not None) != (padding == 'crop'):

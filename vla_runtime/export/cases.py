@@ -77,19 +77,29 @@ class Case:
     def visible(self, past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Drop the positions of a prefix that are hidden from the head.
 
-        Its masks are the outputs of booleans, (R, P); one is enough to show a position.
         Tensors (…, P, D) have such positions; values there may differ from backend to backend.
         """
-        masks = list(self._masks.values())
-        if not masks:
-            return dict(past)
-        mask = np.logical_or.reduce(masks)
-        return {
-            name: np.moveaxis(array, (self.row_axes[name], -2), (0, 1))[mask]
-            if array.ndim > mask.ndim
-            else array
-            for name, array in past.items()
-        }
+        found = {}
+        for name, array in past.items():
+            mask = self._mask_of(name, array)
+            if mask is not None:
+                array = np.moveaxis(array, (self.row_axes[name], -2), (0, 1))[mask]
+            found[name] = array
+        return found
+
+    def _mask_of(self, name: str, array: np.ndarray) -> np.ndarray | None:
+        """Return what the head sees of a tensor's positions, (R, P); None for one without them.
+
+        A prefix with several parts has a mask for each (`text_seen` for `text_key`). A position
+        that one of several masks shows is seen.
+        """
+        if array.ndim < 3:
+            return None
+        masks = {key: mask for key, mask in self._masks.items() if mask.shape[1] == array.shape[-2]}
+        part = name.partition('_')[0]
+        own = [mask for key, mask in masks.items() if key.partition('_')[0] == part]
+        fitting = own or list(masks.values())
+        return np.logical_or.reduce(fitting) if fitting else None
 
     @property
     def _masks(self) -> dict[str, np.ndarray]:

@@ -10,13 +10,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from onnx_bundles import load_graph, save_graph
-from onnx_faults import rotary_angles_rounded, rotary_cosines_rounded
-from tiny_policy import tiny_spec, write_tiny_policy
+from onnx_faults import rotary_angles_rounded, rotary_cosines_rounded, round_tensor
+from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
 from torch import Tensor
 
 from vla_runtime.bundle.folder import read_bundle
@@ -59,7 +61,8 @@ def columns_first(self: QwenVision, x: Tensor, rows: int, columns: int) -> Tenso
     """Patches of a square column by column."""
     edge, lead = self.dims.merge, x.shape[:-2]
     x = x.view(*lead, rows // edge, edge, columns // edge, edge, x.shape[-1])
-    return x.movedim(-4, -2).reshape(*lead, rows * columns, x.shape[-1])
+    x = x.transpose(-4, -3).transpose(-3, -2)
+    return x.reshape(*lead, rows * columns, x.shape[-1])
 
 
 def cut_transposed(self: QwenVision, pixels: Tensor) -> Tensor:
@@ -69,14 +72,10 @@ def cut_transposed(self: QwenVision, pixels: Tensor) -> Tensor:
 
 def positions_turned(self: QwenVision, rows: int, columns: int) -> Tensor:
     """The table read column by column."""
-    table = self.position_embedding
     side = self.dims.positions
-    turned = table.view(side, side, -1).transpose(0, 1).flatten(0, 1)
-    with torch.no_grad():
-        self.position_embedding = torch.nn.Parameter(turned, requires_grad=False)
-    found = POSITIONS(self, rows, columns)
-    self.position_embedding = table
-    return found
+    table = self.position_embedding.view(side, side, -1).transpose(0, 1).flatten(0, 1)
+    tower = SimpleNamespace(position_embedding=table, dims=self.dims, squares=self.squares)
+    return POSITIONS(tower, rows, columns)  # type: ignore[arg-type]
 
 
 def taps_of_centres(count: int, side: int, device: torch.device) -> object:
@@ -115,10 +114,12 @@ def starts_behind_rows(self: GrootN17, mask: Tensor) -> Tensor:
     """Behind an image the next token continues after its rows, not after its longer side."""
     rows, columns = self.dims.grid
     assert rows < columns
-    behind, count = torch.zeros(mask.shape[1], dtype=torch.int64), self.dims.image_tokens
-    for image, place in enumerate(self.dims.image_places):
-        behind[(image + 1) * count + place :] += columns - rows
-    return STARTS(self, mask) - behind
+    count, place = self.dims.image_tokens, torch.arange(mask.shape[1], device=mask.device)
+    behind = [
+        (place >= number * count + before).long()
+        for number, before in enumerate(self.dims.image_places, start=1)
+    ]
+    return STARTS(self, mask) - (columns - rows) * sum(behind)
 
 
 def rows_and_columns_swapped(self: GrootN17, device: torch.device) -> Tensor:
@@ -195,12 +196,34 @@ def test_text_and_images_in_another_order_are_found(policy, folder, monkeypatch)
     assert any('expert.onnx' in line for line in verify_onnx(folder, spec).failures)
 
 
-@pytest.mark.parametrize('graph', ['prefix.onnx', 'vision.onnx'])
-@pytest.mark.parametrize('fault', [rotary_angles_rounded, rotary_cosines_rounded])
-def test_a_rope_table_in_half_is_found(policy, folder, graph, fault):
+def vision_table_rounded(place: int) -> Callable[[onnx.ModelProto], None]:
+    """Round the cosines (0) or sines (1) of the patches, which are constants: sizes are fixed."""
+
+    def fault(model: onnx.ModelProto) -> None:
+        sizes = tiny_dims(FAMILY)
+        rows, columns = sizes.patches
+        shape = [1, 1, rows * columns, sizes.vision.head_dim]
+        tables = [t.name for t in model.graph.initializer if list(t.dims) == shape]
+        assert len(tables) == 2
+        round_tensor(model, tables[place])
+
+    return fault
+
+
+ROPE_IN_HALF = {
+    'angles of the prompt': ('prefix.onnx', rotary_angles_rounded),
+    'cosines of the prompt': ('prefix.onnx', rotary_cosines_rounded),
+    'cosines of the patches': ('vision.onnx', vision_table_rounded(0)),
+    'sines of the patches': ('vision.onnx', vision_table_rounded(1)),
+}
+
+
+@pytest.mark.parametrize('fault', ROPE_IN_HALF)
+def test_a_rope_table_in_half_is_found(policy, folder, fault):
+    graph, plant = ROPE_IN_HALF[fault]
     write_onnx(folder, policy[1], 'float32')
     model = load_graph(folder, graph)
-    fault(model)
+    plant(model)
     save_graph(model, folder, graph)
     with pytest.raises(VerificationError, match=graph.replace('.', r'\.')):
         verify_onnx(folder, policy[1])

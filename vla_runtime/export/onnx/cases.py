@@ -37,8 +37,9 @@ from vla_runtime.processing.tokenizer import Tokenizer
 _SETTINGS = ((1.5, None), (2.5, 'exp'), (1.0, 'linear'))
 # Standard deviation of the change of the noise that the gain is measured with.
 _NUDGE = 1e-4
-# Edge of the blocks of one colour that images are made of; no multiple of a usual patch.
-_BLOCK = 8
+# Edge of the blocks of one colour that images are made of. It divides no usual patch, of 7, 8, 14,
+# 16 or 32 pixels, and is smaller, so that the pixels of a patch differ along rows and columns.
+_BLOCK = 5
 # Tokens of a real prompt: a short task, and one with a state of many joints.
 _REAL_PROMPTS = (8, 64)
 
