@@ -109,11 +109,13 @@ def parameters_of(network: FlowNetwork) -> dict[Part, set[str]]:
     A parameter in no set is for training alone. One may be in several sets.
 
     Args:
-        network: on the `meta` device, its parameters with gradients.
+        network: on the `meta` device; every parameter of it is given a gradient.
 
     Returns:
         `vision`, `prefix`, `head` (a denoise step) and `time` (the time table)
     """
+    # Numbers that no training changes are read too, such as the statistics of frozen norms.
+    network.requires_grad_()
     shapes, dims, family = trace_shapes(network), network.dims, network.family
     meta = torch.device('meta')
     past = network.prefix(
