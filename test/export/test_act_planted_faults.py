@@ -92,7 +92,9 @@ def test_wrong_positions_of_a_map_are_found_in_the_prefix(tmp_path, monkeypatch,
     monkeypatch.undo()
     found = failures_of(folder)
     assert any(re.search(r"^prefix\.onnx: tensor 'cross_key'", line) for line in found), found
-    assert any(line.startswith('monolithic.onnx') for line in found)
+    # Positions rounded to halves change the chunk itself by less than the bound.
+    if wrong is not in_half:
+        assert any(line.startswith('monolithic.onnx') for line in found)
 
 
 @pytest.mark.parametrize(

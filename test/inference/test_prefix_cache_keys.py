@@ -11,6 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import psutil
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_policy import CAMERAS, JOINTS, observation, tiny_spec, write_tiny_policy
@@ -259,6 +260,11 @@ def _poison(engine) -> None:
         for slot in rows.slots:
             slot['past_key'].fill_(float('nan'))
             slot['past_value'].fill_(float('nan'))
+    # The copies that the denoise steps read.
+    with torch.inference_mode():
+        for expert in engine._laid_out.values():
+            for values in expert._values:
+                values.fill_(float('nan'))
 
 
 def test_a_poisoned_slot_would_show(policy):

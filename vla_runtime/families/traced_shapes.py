@@ -109,14 +109,14 @@ def parameters_of(network: FlowNetwork) -> dict[Part, set[str]]:
     A parameter in no set is for training alone. One may be in several sets.
 
     Args:
-        network: on the `meta` device; every parameter of it is given a gradient.
+        network: on the `meta` device; all its parameters get gradients.
 
     Returns:
         `vision`, `prefix`, `head` (a denoise step) and `time` (the time table)
     """
-    # Numbers that no training changes are read too, such as the statistics of frozen norms.
-    network.requires_grad_()
     shapes, dims, family = trace_shapes(network), network.dims, network.family
+    # Frozen norms too: what training leaves alone is computed with all the same.
+    network.requires_grad_()
     meta = torch.device('meta')
     past = network.prefix(
         torch.zeros(dims.cameras, *shapes.image_tokens, device=meta),

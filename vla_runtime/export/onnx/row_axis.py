@@ -88,7 +88,7 @@ class _Merge:
         return False
 
     def _numbers(self, name: str, other: str) -> tuple[np.ndarray, np.ndarray]:
-        return self._values[0][name].numpy(), self._values[1][other].numpy()
+        return _as_array(self._values[0][name]), _as_array(self._values[1][other])
 
     def _general(self, operator: str, name: str, other: str) -> str:
         """Name of a tensor that holds, for any number of rows, what the two constants hold."""
@@ -124,16 +124,21 @@ class _Merge:
             raise self._misfit(f"constant '{name}'")
         shapes = [np.array(array.shape, np.int64) for array in (two, three)]
         shape = self._affine(shapes[0], shapes[1] - shapes[0])
-        return self._node('Expand', [self._constant(row), shape])
+        bfloat16 = self._values[0][name].dtype == torch.bfloat16
+        kind = onnx.TensorProto.BFLOAT16 if bfloat16 else None
+        return self._node('Expand', [self._constant(row, kind), shape])
 
     def _node(self, operator: str, inputs: list[str]) -> str:
         name = f'rows/{operator}_{len(self._added)}'
         self._added.append(helper.make_node(operator, inputs, [name], name=name))
         return name
 
-    def _constant(self, value: np.ndarray) -> str:
+    def _constant(self, value: np.ndarray, kind: int | None = None) -> str:
+        """Name of a new constant; its bits are numbers of `kind` where that is given."""
         name = f'rows/{value.dtype}_{"x".join(map(str, value.shape))}_{len(self._constants)}'
         self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+        if kind is not None:
+            self._constants[name].data_type = kind
         return name
 
     def _free_axis(self, port: onnx.ValueInfoProto, twin: onnx.ValueInfoProto) -> None:
@@ -152,3 +157,8 @@ class _Merge:
             'than the number of rows, so no graph can be written for both; a network must treat '
             'every number of rows alike'
         )
+
+
+def _as_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor's numbers; of bfloat16, which NumPy lacks, the bits."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
