@@ -21,9 +21,11 @@ from torch import Tensor
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.bundle.writer import seal
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision
+from vla_runtime.engines.onnx.files import ONNX_FOLDER, TEXT_INPUT, Precision
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
+from vla_runtime.engines.text_table import TextTable
+from vla_runtime.export.graph_facts import read_graph_facts
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.families.flow_network import FlowNetwork
 
@@ -89,8 +91,15 @@ def onnx_of_network(family: str, network: FlowNetwork, **changes: Any) -> tuple[
 
 
 def run_graph(folder: Path, name: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Outputs of one ONNX file of a folder, by its file name without the ending."""
-    return Session(folder / ONNX_FOLDER / f'{name}.onnx', Placement.of('cpu')).run(values)
+    """Outputs of one ONNX file of a folder, by its file name without the ending.
+
+    Tokens are looked up first for a file that leaves its text table to the host.
+    """
+    session = Session(folder / ONNX_FOLDER / f'{name}.onnx', Placement.of('cpu'))
+    if TEXT_INPUT in session.inputs:
+        precision = read_graph_facts(folder / ONNX_FOLDER, ()).precision
+        values = TextTable.of(folder, precision).replace_tokens(values)
+    return session.run(values)
 
 
 def tied_inputs(

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
 from groot_n17_cases import FAMILY, load_n17_case, n17_entries
 from network_cases import relative_error
-from onnx_bundles import scratch_folder
-from safetensors.torch import save_file
-from tiny_policy import tiny_spec
+from onnx_bundles import onnx_of_network, run_graph
 
 from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.engines.onnx.engine import OnnxEngine
-from vla_runtime.engines.onnx.files import graph_path
-from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
-from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.families import read_time_table
 from vla_runtime.inference.denoise import flow_times
 
@@ -38,16 +31,7 @@ entries = pytest.mark.parametrize(
 def onnx_folder(path: Path, b: int) -> Path:
     """A batch entry's network as ONNX files, with padding behind the prompt."""
     case = load_n17_case(path, b, padding=3)
-    folder = Path(mkdtemp(dir=scratch_folder()))
-    spec = replace(tiny_spec(FAMILY), dims=case.network.dims, denoise_steps=case.steps)
-    weights = {key: value.contiguous() for key, value in case.network.state_dict().items()}
-    save_file(weights, str(folder / WEIGHTS_FILE))
-    write_onnx(folder, spec, 'float32')
-    return folder
-
-
-def run(folder: Path, graph: str, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return Session(graph_path(folder, graph, 1), Placement.of('cpu')).run(values)
+    return onnx_of_network(FAMILY, case.network, denoise_steps=case.steps)[0]
 
 
 def step_inputs(path: Path, b: int) -> StepInputs:
@@ -89,7 +73,7 @@ def test_vision_and_prefix_equal_the_network_s(path: Path, b: int):
     case, folder = load_n17_case(path, b, padding=3), onnx_folder(path, b)
     tokens = np.concatenate(
         [
-            run(folder, 'vision', {'pixels': one[None].numpy()})['image_tokens']
+            run_graph(folder, 'vision', {'pixels': one[None].numpy()})['image_tokens']
             for one in case.pixels
         ]
     )
@@ -98,7 +82,7 @@ def test_vision_and_prefix_equal_the_network_s(path: Path, b: int):
     reference = features[b * cameras : (b + 1) * cameras]
     assert relative_error(tokens[..., :width], reference) <= BOUND
     rows = {name: value.numpy() for name, value in case.rows().items()}
-    past = run(
+    past = run_graph(
         folder, 'prefix', {'image_tokens': tokens, 'image_mask': case.visible.numpy(), **rows}
     )
     expected = case.prefix()
@@ -131,5 +115,5 @@ def test_the_one_file_gives_the_reference_chunk(path: Path, b: int):
         't': times.astype(np.float32),
         'dt': np.asarray(-1 / case.steps, dtype=np.float32),
     }
-    chunk = run(folder, 'monolithic', values)['x_next'][0]
+    chunk = run_graph(folder, 'monolithic', values)['x_next'][0]
     assert relative_error(chunk, case.actions()) <= BOUND

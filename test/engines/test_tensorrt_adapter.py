@@ -127,7 +127,7 @@ def test_the_name_lists_tell_the_releases_apart():
 @pytest.mark.parametrize('release', RELEASES)
 def test_float32_products_are_never_rounded_to_tf32(release, graph):
     trt = FakeTensorRT(release)
-    TensorRT(trt).build(graph, BuildOptions(workspace_bytes=5 << 20))
+    TensorRT(trt).build(graph, BuildOptions(workspace_bytes=5 << 20, lengths=(1,)))
     (config,) = trt.configs
     assert 'TF32' not in config._flags
     assert config._limits == {'WORKSPACE': 5 << 20}
@@ -199,12 +199,14 @@ def test_later_releases_take_the_types_from_the_file(release, graph):
 
 
 def test_the_timing_cache_is_used_and_handed_on(graph):
-    built = TensorRT(FakeTensorRT(NEWEST)).build(graph, BuildOptions(timing_cache=b'seen'))
+    options = BuildOptions(timing_cache=b'seen', lengths=(1,))
+    built = TensorRT(FakeTensorRT(NEWEST)).build(graph, options)
     assert built.timing_cache == b'seen+'
 
 
 def test_a_timing_cache_of_another_gpu_is_begun_anew(graph, caplog):
-    built = TensorRT(FakeTensorRT(NEWEST)).build(graph, BuildOptions(timing_cache=b'elsewhere'))
+    options = BuildOptions(timing_cache=b'elsewhere', lengths=(1,))
+    built = TensorRT(FakeTensorRT(NEWEST)).build(graph, options)
     assert built.timing_cache == b'+'
     assert 'timing cache' in caplog.text
 
@@ -212,7 +214,9 @@ def test_a_timing_cache_of_another_gpu_is_begun_anew(graph, caplog):
 def test_progress_is_told_where_the_release_can_tell(graph):
     for release in RELEASES:
         told = []
-        options = BuildOptions(progress=lambda *step, to=told: to.append(step) or True)
+        options = BuildOptions(
+            lengths=(1,), progress=lambda *step, to=told: to.append(step) or True
+        )
         adapter = TensorRT(FakeTensorRT(release))
         adapter.build(graph, options)
         assert bool(told) == adapter.reports_progress == (release != OLDEST)
@@ -228,7 +232,7 @@ def test_ctrl_c_during_a_build_stops_it_at_the_next_step(graph):
         return True
 
     with pytest.raises(KeyboardInterrupt):
-        TensorRT(trt).build(graph, BuildOptions(progress=interrupted))
+        TensorRT(trt).build(graph, BuildOptions(lengths=(1,), progress=interrupted))
     assert trt.steps_told == 1
 
 
@@ -236,7 +240,8 @@ def test_a_progress_display_that_fails_does_not_stop_the_build(graph):
     def broken(phase, done, total):
         raise ValueError('no terminal')
 
-    assert TensorRT(FakeTensorRT(NEWEST)).build(graph, BuildOptions(progress=broken)).plan
+    options = BuildOptions(lengths=(1,), progress=broken)
+    assert TensorRT(FakeTensorRT(NEWEST)).build(graph, options).plan
 
 
 def test_what_cannot_be_parsed_is_named(graph):

@@ -145,12 +145,13 @@ def change(here: Machine, **fields) -> None:
     ('text', 'told'),
     [
         ('', 'is damaged'),
-        ('{"format": 2', 'is damaged'),
+        ('{"format": 3', 'is damaged'),
         ('[]', 'it is not a table'),
-        ('{"format": 1}', "field 'format' is 1, expected 2"),
-        ('{"format": 2}', "field 'engines' is not a table"),
-        ('{"format": 2, "engines": {"vision": {}}}', "field 'engines.vision.file' is missing"),
-        ('{"format": 2, "engines": {}, "tensorrt": 5}', "field 'tensorrt' is 5, expected a str"),
+        # An engine for each number of rows, as before this format.
+        ('{"format": 2}', "field 'format' is 2, expected 3"),
+        ('{"format": 3}', "field 'engines' is not a table"),
+        ('{"format": 3, "engines": {"vision": {}}}', "field 'engines.vision.file' is missing"),
+        ('{"format": 3, "engines": {}, "tensorrt": 5}', "field 'tensorrt' is 5, expected a str"),
     ],
 )
 def test_damaged_metadata(machine, text, told):

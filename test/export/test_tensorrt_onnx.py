@@ -10,10 +10,12 @@ import onnx
 import pytest
 from tensorrt_machine import write_exported_policy
 
-from vla_runtime.engines.onnx.files import GRAPHS_FILE, graph_names
+from vla_runtime.engines.onnx.files import GRAPHS_FILE, ROWS_GRAPHS, graph_names
 from vla_runtime.export.graph_facts import GraphFacts, read_graph_facts
 from vla_runtime.export.tensorrt.operators import OPERATORS_8_6, unsupported
 from vla_runtime.files.json_file import JsonError
+
+EVERY_GRAPH = (*graph_names(), *ROWS_GRAPHS)
 
 
 @pytest.fixture(scope='module')
@@ -28,7 +30,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.mark.parametrize('precision', ['float32', 'float16', 'bfloat16'])
 def test_the_facts_are_what_the_onnx_package_reads(folders, precision):
-    exported = read_graph_facts(folders[precision], graph_names())
+    exported = read_graph_facts(folders[precision], EVERY_GRAPH)
     assert exported.precision == precision
     for name, facts in exported.graphs.items():
         path = folders[precision] / name
@@ -42,7 +44,7 @@ def test_the_facts_are_what_the_onnx_package_reads(folders, precision):
 
 def test_our_graphs_have_only_operators_that_8_6_reads(folders):
     for precision in ('float32', 'float16'):
-        for graph in read_graph_facts(folders[precision], graph_names()).graphs.values():
+        for graph in read_graph_facts(folders[precision], EVERY_GRAPH).graphs.values():
             assert unsupported(graph, precision, '8.6.1') == []
     expert = read_graph_facts(folders['bfloat16'], ['expert.onnx']).graphs['expert.onnx']
     assert unsupported(expert, 'bfloat16', '8.6.1') == ['bfloat16']
@@ -78,6 +80,13 @@ def test_a_precision_that_is_none_is_named(tmp_path):
 
 
 def test_a_graph_without_facts_is_named(folders, tmp_path):
-    (tmp_path / GRAPHS_FILE).write_text('{"precision": "float32", "graphs": {}}')
+    document = {'precision': 'float32', 'text_table': '', 'graphs': {}}
+    (tmp_path / GRAPHS_FILE).write_text(json.dumps(document))
     with pytest.raises(JsonError, match=r'graphs\.json: field graphs\.vision\.onnx: is missing'):
         read_graph_facts(tmp_path, ['vision.onnx'])
+
+
+def test_a_missing_name_of_the_text_table_is_named(tmp_path):
+    (tmp_path / GRAPHS_FILE).write_text('{"precision": "float32", "graphs": {}}')
+    with pytest.raises(JsonError, match=r'graphs\.json: field text_table: is missing'):
+        read_graph_facts(tmp_path, [])
