@@ -179,8 +179,8 @@ _STUDIES = (
     Study(
         'families_replan',
         'How many steps of a chunk, family by family?',
-        'Touch the red block at replan intervals S from one step to the whole horizon, still blocks, '
-        'no delay, each chunk taken as it is (switch).',
+        'Touch the red block at replan intervals S from one step to the whole horizon, still '
+        'blocks, no delay, each chunk taken as it is (switch).',
         grid(
             replace(_ONE_TASK, handover='switch', delay_steps=0.0),
             policy_family=_TRAINED_HERE,
