@@ -331,7 +331,7 @@ class Policy:
         return self._graphs_of(settings) in self._prepared
 
     def _graphs_of(self, settings: PolicySettings) -> tuple[object, ...]:
-        """What of the settings the graphs depend on; guided or not, both are warmed up."""
+        """Return the settings that graphs depend on; with and without guidance are warmed up."""
         return (
             settings.denoise_steps or self.spec.denoise_steps,
             resolve_cfg_mode(settings.cfg_mode, self._engine.max_rows),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
+from array import array
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -37,7 +38,7 @@ class NodeState:
         changed = [
             Parameter(name, value=value)
             for name, value in self.parameters.items()
-            if node.has_parameter(name) and node.get_parameter(name).value != value
+            if node.has_parameter(name) and _plain(node.get_parameter(name).value) != value
         ]
         if changed:
             node.set_parameters(changed)
@@ -48,17 +49,21 @@ def state_of(node: Node) -> NodeState:
     lifecycle = node._state_machine.current_state[1] if isinstance(node, LifecycleNode) else ''
     # rclpy's annotation says values; it returns Parameters (Humble and Jazzy).
     parameters: Any = node.get_parameters_by_prefix('')
-    return NodeState({name: one.value for name, one in parameters.items()}, lifecycle)
+    return NodeState({name: _plain(one.value) for name, one in parameters.items()}, lifecycle)
 
 
 def start_again(state: NodeState) -> NoReturn:
     """Replace this process by a fresh one; every thread and every connection of it ends here."""
-    # Arrays of parameters are Python's `array`.
-    os.environ[_VARIABLE] = json.dumps(asdict(state), default=list)
+    os.environ[_VARIABLE] = json.dumps(asdict(state))
     sys.stdout.flush()
     sys.stderr.flush()
-    # Fast DDS's locks would outlive the process that they stand for.
-    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    # Fast DDS's locks would outlive the process that they stand for. Not by number: a container's
+    # limit may be 'unlimited'.
+    for descriptor in map(int, os.listdir('/proc/self/fd')):
+        # The listing's own is closed by now.
+        with suppress(OSError):
+            if descriptor > 2:
+                os.close(descriptor)
     os.execv(sys.executable, sys.orig_argv)
 
 
@@ -66,3 +71,8 @@ def state_before() -> NodeState | None:
     """Return what the process before this one handed over, once; None for a first start."""
     text = os.environ.pop(_VARIABLE, None)
     return None if text is None else NodeState(**json.loads(text))
+
+
+def _plain(value: Any) -> Any:
+    """Return a parameter's value as JSON has it; rclpy gives arrays of numbers as `array`."""
+    return list(value) if isinstance(value, array) else value
