@@ -248,6 +248,14 @@ def tiny_spec(
     )
 
 
+def two_frames_spec(steps_ago: int = 4) -> BundleSpec:
+    """A policy that sees an earlier frame of every camera, then the newest of each."""
+    spec = tiny_spec('groot_n17')
+    earlier = (CameraSpec(f'{name}_before', frame_of=name, steps_ago=steps_ago) for name in CAMERAS)
+    dims = replace(spec.dims, cameras=2 * len(CAMERAS), image_places=(2, 4, 6, 8))
+    return replace(spec, cameras=(*earlier, *spec.cameras), dims=dims)
+
+
 def pose_spec(form: RotationForm) -> BundleSpec:
     """A policy whose actions are one end-effector pose, relative to the measured one."""
     width = ROTATION_LENGTH[form]

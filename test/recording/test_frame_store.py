@@ -18,28 +18,36 @@ def filled(*stamps: int, most_bytes: int = 10_000) -> FrameStore:
 
 def test_a_named_frame_is_given_once() -> None:
     store = filled(1, 2, 3)
-    assert store.name('top', 2) == frame(2)
-    assert store.name('top', 2) is None
+    assert store.name('top', [2]) == [frame(2)]
+    assert store.name('top', [2]) == []
     assert (store.given, store.missing) == (1, 0)
 
 
 def test_older_frames_of_the_camera_go_and_those_of_others_stay() -> None:
     store = filled(1, 2, 3)
     store.add('wrist', 1, frame(9))
-    store.name('top', 2)
+    store.name('top', [2])
     assert store.held_bytes == 20
-    assert store.name('wrist', 1) == frame(9)
-    assert store.name('top', 3) == frame(3)
+    assert store.name('wrist', [1]) == [frame(9)]
+    assert store.name('top', [3]) == [frame(3)]
     assert store.held_bytes == 0
+
+
+def test_several_frames_of_a_camera_are_given_and_those_between_them_stay() -> None:
+    store = filled(1, 2, 3, 4, 5)
+    assert store.name('top', [4, 2]) == [frame(2), frame(4)]
+    # The earlier frame of the next inference lies before the newest of this one.
+    assert store.name('top', [5, 3]) == [frame(3), frame(5)]
+    assert (store.given, store.missing, store.held_bytes) == (4, 0, 0)
 
 
 def test_a_frame_that_was_named_before_it_came_is_given_when_it_comes() -> None:
     store = filled()
-    assert store.name('top', 7) is None
+    assert store.name('top', [7]) == []
     assert store.missing == 1
     assert store.add('top', 7, frame(7)) == frame(7)
     assert (store.missing, store.given, store.held_bytes) == (0, 1, 0)
-    assert store.name('top', 7) is None
+    assert store.name('top', [7]) == []
     assert store.missing == 0
 
 
@@ -47,9 +55,9 @@ def test_memory_is_bounded_and_what_gave_way_is_missing() -> None:
     store = filled(*range(1, 11), most_bytes=45)
     assert store.held_bytes == 40
     assert store.crowded_out == 6
-    assert store.name('top', 3) is None
+    assert store.name('top', [3]) == []
     assert store.missing == 1
-    assert store.name('top', 9) == frame(9)
+    assert store.name('top', [9]) == [frame(9)]
 
 
 def test_the_same_frame_again_takes_the_place_of_the_first() -> None:

@@ -6,17 +6,21 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from builtin_interfaces.msg import Time
 from rclpy.serialization import serialize_message
 from recorded_bag import START_NS, Turn, first_turns, record
 from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
+from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.cli import main as program
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.replay.events import HoldEvent, read_events
+from vla_runtime.replay.recorded import read_run
 from vla_runtime.ros.messages.diagnostics import Level, StatusItem, to_message
 
 _OUTSIDE = re.compile(r'(?:src|href)="(?!data:|#)[^"]*"|<link|@import|https?://(?!www\.w3\.org)')
@@ -64,8 +68,29 @@ def test_texts_of_a_recording_cannot_end_the_script(tmp_path, bundle, robot_file
     text = path.read_text(encoding='utf-8')
     assert '<script>alert' not in text
     assert text.count('<script') == 2
-    (one,) = data_of(path)['inferences']
+    data = data_of(path)
+    (one,) = data['inferences']
     assert one['note'].startswith('skipped: camera top')
+    # What was recorded is shown all the same.
+    assert data['joints'] == ['shoulder', 'elbow', 'gripper']
+    assert len(one['recorded']) == 8 and one['replayed'] is None
+
+
+def test_another_policy_is_drawn_by_the_names_of_its_joints(tmp_path, recording):
+    spec = tiny_spec(advantage='task_newline')
+    turned = replace(spec, actions=tuple(reversed(spec.actions)))
+    other = write_tiny_policy(tmp_path / 'other', turned)
+    path = tmp_path / 'page.html'
+    words = ['replay', str(recording), '--bundle', str(other), '--page', str(path)]
+    assert program.main(words) == 0
+    data = data_of(path)
+    assert data['joints'] == ['gripper', 'elbow', 'shoulder']
+    assert data['units'] == ['rad', 'rad', 'deg']
+    first = read_run(BagReader(recording)).inferences[0]
+    shown = np.array(data['inferences'][0]['recorded'])
+    names = first.chunk.chunk.names
+    wanted = first.chunk.chunk.actions[:, [names.index(name) for name in data['joints']]]
+    np.testing.assert_allclose(shown, wanted, atol=1e-5)
 
 
 def test_a_page_is_of_one_recording(recording, capsys):

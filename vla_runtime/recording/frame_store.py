@@ -9,6 +9,7 @@ Pure: stamps come in as integer nanoseconds. Invariants:
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 # Names and answers remembered of each camera: more than any inference takes frames to run.
@@ -71,20 +72,24 @@ class FrameStore:
             self.crowded_out += 1
         return None
 
-    def name(self, camera: str, stamp_ns: int) -> HeldFrame | None:
-        """Take the frame that an inference used; None where it was given already, or is to come.
+    def name(self, camera: str, stamps_ns: Iterable[int]) -> list[HeldFrame]:
+        """Take the frames that an inference used, but those given already and those to come.
 
-        Older frames of the camera are dropped: an inference uses no older one than the last.
+        Frames of the camera before the oldest are dropped: a later inference uses none of them.
         """
-        if stamp_ns in self._done.get(camera, ()):
-            return None
-        frame = self._drop((camera, stamp_ns))
-        for key in [key for key in self._frames if key[0] == camera and key[1] < stamp_ns]:
+        taken = []
+        named = sorted(stamps_ns)
+        for stamp_ns in named:
+            if stamp_ns in self._done.get(camera, ()):
+                continue
+            frame = self._drop((camera, stamp_ns))
+            if frame is None:
+                self._remember(self._wanted, camera, stamp_ns)
+            else:
+                taken.append(self._give(camera, stamp_ns, frame))
+        for key in [key for key in self._frames if key[0] == camera and key[1] < named[0]]:
             self._drop(key)
-        if frame is None:
-            self._remember(self._wanted, camera, stamp_ns)
-            return None
-        return self._give(camera, stamp_ns, frame)
+        return taken
 
     def _give(self, camera: str, stamp_ns: int, frame: HeldFrame) -> HeldFrame:
         self._remember(self._done, camera, stamp_ns)

@@ -20,7 +20,7 @@ function range(values) {
   return low === high ? [low - 0.5, high + 0.5] : [low, high];
 }
 
-function short(value) { return String(Number(value.toPrecision(3))); }
+function short(value) { return value === null ? '–' : String(Number(value.toPrecision(3))); }
 
 // A plot with axes; x and y turn numbers into places.
 function plot(width, height, xs, ys, title) {
@@ -161,13 +161,15 @@ function joints(one) {
   const place = byId('joints');
   place.replaceChildren();
   data.joints.forEach((name, column) => {
-    const recorded = (one.recorded || []).map((row) => row[column]);
-    const replayed = (one.replayed || []).map((row) => row[column]);
+    const values = (rows) => (rows || []).map((row) => row[column]);
+    const recorded = values(one.recorded), replayed = values(one.replayed);
     const steps = Math.max(recorded.length, replayed.length, 2);
-    const ys = all.flatMap((other) => (other.recorded || other.replayed || []).map((row) => row[column]));
+    const ys = all.flatMap((other) => values(other.recorded || other.replayed));
     const made = plot(420, 190, [0, steps - 1], range([...ys, ...replayed]), `${name}, ${data.units[column]}`);
-    made.svg.append(path(recorded.map((v, i) => [made.x(i), made.y(v)]), RECORDED, 1.6));
-    dots(made.svg, replayed.map((v, i) => [made.x(i), made.y(v)]), REPLAYED, 2);
+    const points = (of) => of.map((v, i) => [i, v]).filter(([, v]) => Number.isFinite(v))
+      .map(([i, v]) => [made.x(i), made.y(v)]);
+    made.svg.append(path(points(recorded), RECORDED, 1.6));
+    dots(made.svg, points(replayed), REPLAYED, 2);
     place.append(made.svg);
   });
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from vla_runtime.replay.frames import SkippedInference
 from vla_runtime.replay.rerun import ReplayedInference
 from vla_runtime.replay.summary import ReplaySummary
 from vla_runtime.ros.messages.images import to_rgb
+from vla_runtime.types import ActionChunk
 
 # Width of the images, pixels, and their quality: some 8 kB each.
 _WIDTH = 240
@@ -41,7 +43,8 @@ class ReplayPage:
     def __init__(self, inferences: int) -> None:
         self._every = -(-inferences // _MOST_WITH_IMAGES) or 1
         self._entries: list[dict[str, Any]] = []
-        self._joints: list[str] = []
+        # Of both chunks: another bundle may have others, or others in front.
+        self._joints: dict[str, None] = {}
 
     def add(self, found: ReplayedInference | SkippedInference) -> None:
         """Take one inference."""
@@ -60,7 +63,7 @@ class ReplayPage:
                 for key, value in recorded.report.items()
                 if key.startswith('age_ms.')
             },
-            'recorded': None if recorded.chunk is None else _rows(recorded.chunk.chunk.actions),
+            'recorded': None if recorded.chunk is None else recorded.chunk.chunk,
             'replayed': None,
             'note': '',
             'images': {},
@@ -68,16 +71,16 @@ class ReplayPage:
         if isinstance(found, SkippedInference):
             entry['note'] = f'skipped: {found.reason}'
         else:
-            self._joints = list(found.chunk.names)
-            entry['replayed'] = _rows(found.chunk.actions)
-            entry['step'] = found.chunk.step_time_s
+            entry['replayed'] = found.chunk
             entry['ms2'] = round(found.report.milliseconds['total'], 2)
             entry['note'] = found.note
             if found.error is not None:
                 entry['identical'] = found.error.identical
-                entry['error'] = float(f'{found.error.absolute.max():.3g}')
+                entry['error'] = f'{found.error.absolute.max():.3g}'
             if len(self._entries) % self._every == 0:
                 entry['images'] = {name: _jpeg(m) for name, m in found.messages.items()}
+        for chunk in (entry['replayed'], entry['recorded']):
+            self._joints.update(dict.fromkeys(() if chunk is None else chunk.names))
         self._entries.append(entry)
 
     def write(self, path: Path, summary: ReplaySummary, events: Events) -> None:
@@ -91,15 +94,17 @@ class ReplayPage:
         start_ns = min(times, default=0)
         for entry in self._entries:
             entry['t'] = _seconds(entry['t'], start_ns)
+            for which in ('recorded', 'replayed'):
+                entry[which] = _rows(entry[which], self._joints)
         data = {
-            'joints': self._joints,
+            'joints': list(self._joints),
             'units': [summary.units.get(name, '') for name in self._joints],
             'inferences': self._entries,
             'seams': [
                 {
                     't': _seconds(seam.time_ns, start_ns),
                     'late': seam.late,
-                    'jump': seam.position_jump,
+                    'jump': _finite(seam.position_jump),
                     'text': seam.text,
                 }
                 for seam in events.seams
@@ -147,8 +152,20 @@ def _resource(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding='utf-8')
 
 
-def _rows(actions: np.ndarray) -> list[list[float]]:
-    return [[float(value) for value in row] for row in np.round(actions, _DIGITS)]
+def _rows(chunk: ActionChunk | None, joints: Iterable[str]) -> list[list[float | None]] | None:
+    """Return the steps of a chunk by these joints; None for a joint that it does not have."""
+    if chunk is None:
+        return None
+    columns = [chunk.names.index(name) if name in chunk.names else None for name in joints]
+    return [
+        [None if column is None else _finite(row[column]) for column in columns]
+        for row in np.round(chunk.actions, _DIGITS)
+    ]
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no other numbers; a damaged bag may."""
+    return float(value) if np.isfinite(value) else None
 
 
 def _seconds(time_ns: int, start_ns: int) -> float:
@@ -160,7 +177,7 @@ def _number(text: str | None) -> float | None:
         value = float(text or 'nan')
     except ValueError:
         return None
-    return round(value, 2) if np.isfinite(value) else None
+    return _finite(round(value, 2))
 
 
 def _cache(report: Any) -> str:

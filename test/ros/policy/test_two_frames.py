@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from graph import graph
 from test_policy_node import Executor, start
-from tiny_policy import CAMERAS, tiny_spec, write_tiny_policy
+from tiny_policy import CAMERAS, two_frames_spec, write_tiny_policy
 from tiny_robot import write_robot
-
-from vla_runtime.bundle.schema import BundleSpec, CameraSpec
 
 pytestmark = pytest.mark.graph
 
-STEPS_AGO = 4
-
-
-def two_frames() -> BundleSpec:
-    """A tiny policy whose images are the earlier frames of all cameras, then the newest."""
-    spec = tiny_spec('groot_n17')
-    earlier = (CameraSpec(f'{name}_before', frame_of=name, steps_ago=STEPS_AGO) for name in CAMERAS)
-    dims = replace(spec.dims, cameras=4, image_places=(2, 4, 6, 8))
-    return replace(spec, cameras=(*earlier, *spec.cameras), dims=dims)
-
 
 def test_chunks_are_made_of_a_newest_and_an_earlier_frame_of_every_camera(tmp_path):
-    bundle = write_tiny_policy(tmp_path / 'n17', two_frames())
+    bundle = write_tiny_policy(tmp_path / 'n17', two_frames_spec())
     with graph() as made:
         # A busy machine's drivers are uneven; a gap must not keep an answer back.
         tolerance = ('-p', 'sync_tolerance_s:=1.0')

@@ -11,7 +11,7 @@ from graph import Graph, graph
 from rosbags.interfaces import QosDurability
 from rosbags.rosbag2 import Reader
 from std_srvs.srv import Trigger
-from tiny_policy import tiny_spec, write_tiny_policy
+from tiny_policy import CAMERAS, tiny_spec, two_frames_spec, write_tiny_policy
 from tiny_robot import Drivers, write_robot
 from trajectory_msgs.msg import JointTrajectory
 
@@ -130,6 +130,22 @@ def test_what_it_records_replays_bit_for_bit(bundle, robot, tmp_path):
     assert counts['/rosout'] > 0
     assert counts['/joint_states'] > 0
     assert qos[f'{NODE}/description'].durability is QosDurability.TRANSIENT_LOCAL
+
+
+def test_earlier_frames_are_recorded_with_the_newest(robot, tmp_path):
+    bundle = write_tiny_policy(tmp_path / 'n17', two_frames_spec(steps_ago=1))
+    with graph() as made:
+        bench = Bench(made, bundle, robot, tmp_path / 'bag')
+        for _ in range(6):
+            bench.chunk()
+        bench.wait_for_chunks(6)
+        assert bench.recorder.stop(signal.SIGINT) == 0
+    run = read_run(BagReader(tmp_path / 'bag'))
+    found = list(Replay(run, Changes()).inferences())
+    # At first a camera's first frame stands for the earlier one.
+    last = found[-1].recorded.stamps_ns
+    assert all(last[f'{name}_before'] < last[name] for name in CAMERAS)
+    assert [one.error is not None and one.error.identical for one in found] == [True] * 6
 
 
 @pytest.mark.parametrize('bundle', ['pi05'], indirect=True)

@@ -37,6 +37,7 @@ from vla_runtime.ros.messages.conversions import stamp_to_ns
 from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.ros.messages.images import to_rgb
 from vla_runtime.ros.node_runner import OnError, guarded
+from vla_runtime.ros.policy.description import read_description
 from vla_runtime.ros.robot.file import Robot, RobotCamera
 
 _IMAGE_PERIOD_NS = 1_000_000_000 // IMAGE_RATE_HZ
@@ -102,9 +103,9 @@ class TopicRecorder:
         self._listeners = listeners or {}
         self._on_reduced = on_reduced
         self._reduced_due_ns: dict[str, int] = {}
-        # Policies know cameras by name or alias.
+        # Policies know cameras by name or alias; a description says it of earlier frames too.
         self._camera_topics = {
-            name: camera.topic
+            name: node.resolve_topic_name(camera.topic)
             for camera in robot.cameras
             for name in (camera.name, *camera.aliases)
         }
@@ -166,7 +167,7 @@ class TopicRecorder:
             if self._images == 'all':
                 self._recording.write(name, now_ns, serialised)
             elif self._images == 'used':
-                self._hold(camera.topic, serialised, now_ns)
+                self._hold(name, serialised, now_ns)
             if reduces and now_ns >= self._reduced_due_ns.get(name, 0):
                 self._reduced_due_ns[name] = now_ns + _IMAGE_PERIOD_NS
                 self._reduce(camera, reduced, deserialize_message(serialised, message_type), now_ns)
@@ -182,25 +183,26 @@ class TopicRecorder:
     def _hold(self, topic: str, serialised: bytes, now_ns: int) -> None:
         stamp_ns = header_stamp_ns(serialised)
         if stamp_ns is not None:
-            self._write_frame(
-                topic, self.frames.add(topic, stamp_ns, HeldFrame(now_ns, serialised))
-            )
+            frame = self.frames.add(topic, stamp_ns, HeldFrame(now_ns, serialised))
+            if frame is not None:
+                self._recording.write(topic, frame.arrived_ns, frame.serialised)
 
     def _on_report(self, message: DiagnosticArray, _: int) -> None:
         self.chunks += len(message.status)
         for status in message.status if self._images == 'used' else ():
+            # A policy may see several frames of a camera.
+            used: dict[str, list[int]] = {}
             for key, value in values_of(status).items():
                 topic = self._camera_topics.get(key.removeprefix(_STAMP))
                 if key.startswith(_STAMP) and topic is not None:
-                    self._write_frame(topic, self.frames.name(topic, int(value)))
+                    used.setdefault(topic, []).append(int(value))
+            for topic, stamps_ns in used.items():
+                for frame in self.frames.name(topic, stamps_ns):
+                    self._recording.write(topic, frame.arrived_ns, frame.serialised)
 
-    def _on_description(self, _: String, __: int) -> None:
+    def _on_description(self, message: String, _: int) -> None:
         self.found = True
-
-    def _write_frame(self, topic: str, frame: HeldFrame | None) -> None:
-        if frame is not None:
-            name = self._node.resolve_topic_name(topic)
-            self._recording.write(name, frame.arrived_ns, frame.serialised)
+        self._camera_topics |= read_description(message.data).cameras
 
     def _reduce(self, camera: RobotCamera, name: str, message: Any, now_ns: int) -> None:
         if camera.type == 'raw':
