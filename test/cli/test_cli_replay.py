@@ -55,12 +55,27 @@ def test_a_what_if_tells_errors_by_joint_and_by_step(recording, capsys):
         (['--ray', 'auto', '--page', 'page.html'], '--page shows the replay of one recording here'),
         (['--ray', 'auto', '--live'], '--live plays one recording here'),
         (['--node', '/other'], 'no policy node /other in it; there are: /vla_policy'),
+        (['--robot', 'nowhere'], '--robot is for --open-loop'),
+        (['--instruction', 'wave'], '--instruction is for --open-loop'),
+        (['--every', '1'], '--every is for --open-loop'),
+        (['--open-loop', '--every', 'inf'], '--every inf: expected more than 0'),
+        (['--open-loop', '--node', '/vla_policy'], '--node is of a replay'),
+        (['--rate', '2'], '--rate is for --live'),
+        (['--page', 'same', '--json', 'same'], '--page and --json are both same'),
     ],
 )
 def test_what_cannot_be_used_is_refused(recording, capsys, monkeypatch, tmp_path, words, reason):
     monkeypatch.chdir(tmp_path)
     assert program.main(['replay', str(recording), *words]) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_a_replay_of_nothing_is_no_success(recording, capsys, tmp_path):
+    words = ['replay', str(recording), '--set', 'cache_mode=bounded']
+    assert program.main(words) == 2
+    said = capsys.readouterr()
+    assert 'skipped 3: cache_mode bounded' in said.out
+    assert 'not one inference could be run again' in said.err
 
 
 def test_what_is_no_bag_is_refused(tmp_path, capsys):

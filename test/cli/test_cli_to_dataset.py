@@ -38,6 +38,7 @@ def test_it_says_what_it_wrote(
     ('more', 'words'),
     [
         (['--task', ' '], '--task: expected a task'),
+        (['--fps', '100000'], 'is not a whole number from 1 to 1000'),
         (['--frame-age', '0'], '--frame-age 0: expected more than 0'),
         (['--robot', 'so100'], "did you mean 'so101'?"),
         (['--robot', 'so101'], 'no topic'),
@@ -52,8 +53,19 @@ def test_a_wrong_argument_is_named(
 ) -> None:
     assert main([*given, *more]) == 2
     said = capsys.readouterr().err
-    assert said.startswith('error: ') and words in said
+    assert 'error: ' in said and words in said
     assert not (tmp_path / 'out').exists()
+
+
+def test_a_folder_of_recordings_is_read_and_none_twice(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, bag, *others = given
+    (tmp_path / 'many').mkdir()
+    Path(bag).rename(tmp_path / 'many' / 'bag')
+    folder = str(tmp_path / 'many')
+    assert main(['to-dataset', folder, f'{folder}/bag', *others]) == 0
+    assert '1 episodes, 60 frames' in capsys.readouterr().out
 
 
 def test_a_path_that_is_no_bag_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

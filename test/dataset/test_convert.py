@@ -281,7 +281,7 @@ def test_what_is_there_is_kept_unless_it_is_to_be_replaced(
     other = tmp_path / 'pictures'
     other.mkdir()
     (other / 'cat.png').touch()
-    with pytest.raises(DatasetError, match='no data set, so --force does not replace it'):
+    with pytest.raises(DatasetError, match='no data set: name another folder'):
         convert([bag], other, options, force=True)
     assert (other / 'cat.png').exists()
 

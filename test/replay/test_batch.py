@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,13 +19,14 @@ import pytest
 from local_ray import local_cluster, needs_ray
 from paths import ROOT
 from recorded_bag import Turn, record
+from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.cli import main as program
 from vla_runtime.processes.workers import Submit, workers
-from vla_runtime.recording.bag_reader import BagReadError
+from vla_runtime.recording.bag_reader import BagReadError, find_recordings
 from vla_runtime.replay.batch import run_batch, totals
 from vla_runtime.replay.setup import Changes
-from vla_runtime.replay.units import Unit, find_recordings, run_unit
+from vla_runtime.replay.units import Unit, run_unit
 
 _TIMES = {'replay_s', 'median_ms'}
 
@@ -54,6 +56,10 @@ def test_recordings_are_found_at_any_depth(folder, tmp_path):
     assert names == ['a', 'b', 'c', 'd', 'e']
     assert find_recordings([folder / 'a', folder / 'deep']) == [
         folder / 'a',
+        folder / 'deep' / 'c',
+        folder / 'deep' / 'er' / 'd',
+    ]
+    assert find_recordings([folder / 'deep' / 'c', folder / 'deep']) == [
         folder / 'deep' / 'c',
         folder / 'deep' / 'er' / 'd',
     ]
@@ -95,6 +101,16 @@ def test_what_is_there_is_not_run_again(folder, tmp_path):
     # Another question has results of its own.
     names = {unit.name for unit, _ in again}
     assert names.isdisjoint(unit.name for unit in units(folder, threads=2))
+
+
+def test_a_bundle_that_was_made_anew_is_another_result(folder, tmp_path):
+    bundle = write_tiny_policy(tmp_path / 'other', tiny_spec(advantage='task_newline'), seed=1)
+    (before, *_) = units(folder, bundle=bundle)
+    name = before.name
+    assert before.name == name
+    shutil.rmtree(bundle)
+    write_tiny_policy(tmp_path / 'other', tiny_spec(advantage='task_newline'), seed=2)
+    assert before.name != name
 
 
 def test_what_failed_is_tried_again(folder, tmp_path, bundle):

@@ -17,7 +17,7 @@ examples:
   vla_runtime replay recordings --out results --ray auto
 
 exit code: 0; 1 where nothing was changed and a chunk differs all the same, or where live and
-offline differ; 2 for what cannot be used.
+offline differ; 2 for what cannot be used, and where not one inference could be run again.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
     # Episode, number and stamp to the inference.
     Offline = dict[tuple[int, int, int], ReplayedInference]
+
+_EVERY_S = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,9 +106,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--every',
         type=float,
-        default=0.5,
         metavar='S',
-        help='--open-loop: seconds between two predictions (default: 0.5)',
+        help=f'--open-loop: seconds between two predictions (default: {_EVERY_S:g})',
     )
     parser.add_argument(
         '--live',
@@ -117,7 +118,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--rate',
         type=float,
-        default=0.0,
         metavar='R',
         help='--live: times as fast as recorded (default: as fast as the node answers)',
     )
@@ -148,20 +148,13 @@ def main(arguments: argparse.Namespace) -> int:
     """Replay; see the module for the exit code."""
     try:
         require_packages('rosbags')
+        from vla_runtime.recording.bag_reader import find_recordings
         from vla_runtime.replay.batch import write_summary
-        from vla_runtime.replay.units import find_recordings
 
         changes = _changes(arguments)
         recordings = find_recordings(arguments.recordings)
         several = len(recordings) > 1 or arguments.ray is not None
-        if arguments.live and (arguments.open_loop or several):
-            raise ValueError('--live plays one recording here: no several, --open-loop or --ray')
-        if not 0.0 <= arguments.rate < float('inf'):
-            raise ValueError(f'--rate {arguments.rate:g}: expected 0 or more')
-        if arguments.page and (arguments.open_loop or several):
-            raise ValueError(
-                '--page shows the replay of one recording here: no several, --open-loop or --ray'
-            )
+        _check_together(arguments, several)
         if several or arguments.out:
             results = _several(recordings, changes, arguments)
         else:
@@ -174,7 +167,42 @@ def main(arguments: argparse.Namespace) -> int:
     except (ValueError, OSError, RuntimeError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
-    return 1 if any(result['is_broken'] for result in results) else 0
+    if any(result['is_broken'] for result in results):
+        return 1
+    if not any(result.get('replayed') or result.get('predictions') for result in results):
+        print('error: not one inference could be run again', file=sys.stderr)
+        return 2
+    return 0
+
+
+def _check_together(arguments: argparse.Namespace, several: bool) -> None:
+    """Refuse options that do not go together, or would have no effect.
+
+    Raises:
+        ValueError: names them.
+    """
+    if arguments.live and (arguments.open_loop or several):
+        raise ValueError('--live plays one recording here: no several, --open-loop or --ray')
+    if arguments.page and (arguments.open_loop or several):
+        raise ValueError(
+            '--page shows the replay of one recording here: no several, --open-loop or --ray'
+        )
+    if arguments.page and arguments.page == arguments.json:
+        raise ValueError(f'--page and --json are both {arguments.page}: name two files')
+    for option, value in (
+        ('--robot', arguments.robot),
+        ('--instruction', arguments.instruction),
+        ('--every', arguments.every),
+    ):
+        if value is not None and not arguments.open_loop:
+            raise ValueError(f'{option} is for --open-loop: a replay takes what was recorded')
+    if arguments.open_loop and arguments.node:
+        raise ValueError('--node is of a replay: --open-loop runs no recorded inference')
+    if arguments.rate is not None and not arguments.live:
+        raise ValueError('--rate is for --live: offline, inferences run as fast as they can')
+    for option, value in (('--rate', arguments.rate), ('--every', arguments.every)):
+        if value is not None and not 0.0 < value < float('inf'):
+            raise ValueError(f'{option} {value:g}: expected more than 0')
 
 
 def _changes(arguments: argparse.Namespace) -> Changes:
@@ -227,9 +255,8 @@ def _several(
 
     options = None
     if arguments.open_loop:
-        _check_every(arguments.every)
         options = OpenLoopOptions(
-            _robot_file(arguments.robot), arguments.instruction, arguments.every
+            _robot_file(arguments.robot), arguments.instruction, arguments.every or _EVERY_S
         )
     units = [Unit(path, changes, arguments.node, options) for path in recordings]
     out: Path = arguments.out or Path('replay_results')
@@ -269,7 +296,6 @@ def _open_loop(path: Path, changes: Changes, arguments: argparse.Namespace) -> O
     from vla_runtime.replay.open_loop_run import run_open_loop
     from vla_runtime.ros.robot.file import load_robot
 
-    _check_every(arguments.every)
     file = _robot_file(arguments.robot)
     robot = None if file is None else load_robot(file)
     return run_open_loop(
@@ -277,14 +303,9 @@ def _open_loop(path: Path, changes: Changes, arguments: argparse.Namespace) -> O
         changes,
         robot=robot,
         instruction=arguments.instruction,
-        every_s=arguments.every,
+        every_s=arguments.every or _EVERY_S,
         progress=lambda made: tqdm(made, desc=path.name, unit='chunk', leave=False, disable=None),
     )
-
-
-def _check_every(every_s: float) -> None:
-    if not every_s > 0.0:
-        raise ValueError(f'--every {every_s:g}: expected more than 0')
 
 
 def _robot_file(named: str | None) -> Path | None:
@@ -335,7 +356,7 @@ def _replay(path: Path, changes: Changes, arguments: argparse.Namespace) -> Repl
 
         page.write(arguments.page, summary, read_events(run.reader, run.node))
     if arguments.live and run.inferences:
-        summary.live = _live(run, changes, offline, arguments.rate)
+        summary.live = _live(run, changes, offline, arguments.rate or 0.0)
     return summary
 
 

@@ -6,7 +6,7 @@ the newest of every source that was there. The folder appears complete, or not a
 
 examples:
   vla_runtime to-dataset recordings/first --out datasets/first
-  vla_runtime to-dataset recordings/* --out datasets/all --fps 10 --force
+  vla_runtime to-dataset recordings --out datasets/all --fps 10 --force
   vla_runtime to-dataset any_bag --out datasets/taught --robot so101 --fps 30 \\
       --task 'pick up the cup' --actions measured
 
@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vla_runtime.cli._numbers import at_least
+from vla_runtime.cli._numbers import between
 from vla_runtime.cli._packages import import_problem
 
 if TYPE_CHECKING:
@@ -29,11 +29,17 @@ if TYPE_CHECKING:
     from vla_runtime.dataset.convert import DatasetOptions
     from vla_runtime.dataset.frames import DatasetFrame
 
+_MOST_FPS = 1000
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument(
-        'recordings', nargs='+', type=Path, metavar='BAG', help='recording: a folder, or its file'
+        'recordings',
+        nargs='+',
+        type=Path,
+        metavar='BAG',
+        help='recording: a folder, or its file; or a folder of recordings',
     )
     parser.add_argument(
         '--out', type=Path, required=True, metavar='DIR', help='folder of the data set'
@@ -43,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--fps',
-        type=at_least(1),
+        type=between(1, _MOST_FPS),
         metavar='N',
         help="frames a second (default: the policy's steps a second)",
     )
@@ -78,9 +84,10 @@ def main(arguments: argparse.Namespace) -> int:
     """Write the data set; see the module for the exit code."""
     try:
         from vla_runtime.dataset.convert import convert
+        from vla_runtime.recording.bag_reader import find_recordings
 
         result = convert(
-            arguments.recordings,
+            find_recordings(arguments.recordings),
             arguments.out,
             _wishes(arguments),
             force=arguments.force,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,35 @@ def read_message(message: RawMessage) -> Any:
 def is_recording(path: Path) -> bool:
     """Return whether a path is one recording: a bag, a ring of bags, or a file of one."""
     return bool(_files_of(path))
+
+
+def find_recordings(paths: Iterable[Path]) -> list[Path]:
+    """Return the recordings that paths name: each itself, or those in a folder at any depth.
+
+    One that is named twice is returned once.
+
+    Raises:
+        BagReadError: a path has none.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        inside = [path]
+        if not is_recording(path):
+            inside = sorted(_recordings_in(path)) if path.is_dir() else []
+        if not inside:
+            # Says why.
+            BagReader(path)
+        for recording in inside:
+            found.setdefault(recording.resolve(), recording)
+    return list(found.values())
+
+
+def _recordings_in(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for path in folder.iterdir():
+        if path.is_dir():
+            found += [path] if is_recording(path) else _recordings_in(path)
+    return found
 
 
 @cache

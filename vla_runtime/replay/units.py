@@ -13,7 +13,8 @@ from time import perf_counter
 from typing import Any
 
 from vla_runtime import __version__
-from vla_runtime.recording.bag_reader import BagReader, is_recording
+from vla_runtime.bundle.schema import SPEC_FILE
+from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.replay.open_loop_run import run_open_loop
 from vla_runtime.replay.recorded import read_run
 from vla_runtime.replay.rerun import PolicyStore, Replay
@@ -53,12 +54,20 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Name of all that the result depends on: the recording's files, what is done, the code."""
+        """Name of all that the result depends on: the files, what is done, the code.
+
+        A bundle that only the recording names is not among them.
+        """
+        bundle = self.changes.bundle
+        robot = None if self.open_loop is None else self.open_loop.robot
         files = [
-            (str(file), file.stat().st_size, file.stat().st_mtime_ns)
-            for file in BagReader(self.recording).files
+            *BagReader(self.recording).files,
+            # It has the checksums of all others.
+            *([] if bundle is None else [bundle / SPEC_FILE]),
+            *([] if robot is None else [robot]),
         ]
-        parts = [__version__, files, asdict(self)]
+        stamps = [(str(file), *_size_and_time(file)) for file in files]
+        parts = [__version__, stamps, asdict(self)]
         text = json.dumps(parts, sort_keys=True, default=str)
         return f'{self.recording.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}'
 
@@ -73,31 +82,13 @@ class Unit:
         ]
 
 
-def find_recordings(paths: list[Path]) -> list[Path]:
-    """Return the recordings that paths name: each itself, or those in a folder at any depth.
-
-    Raises:
-        BagReadError: a path has none.
-    """
-    found: list[Path] = []
-    for path in paths:
-        if is_recording(path):
-            found.append(path)
-            continue
-        inside = sorted(_recordings_in(path)) if path.is_dir() else []
-        if not inside:
-            # Says why.
-            BagReader(path)
-        found += inside
-    return found
-
-
-def _recordings_in(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    for path in folder.iterdir():
-        if path.is_dir():
-            found += [path] if is_recording(path) else _recordings_in(path)
-    return found
+def _size_and_time(file: Path) -> tuple[int, int]:
+    """Whatever is missing is said by the replay itself."""
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 def run_unit(unit: Unit) -> Json:

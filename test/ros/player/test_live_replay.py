@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -87,7 +88,8 @@ def test_what_cannot_be_played_is_refused(tmp_path, bundle, robot_file, capsys):
     from vla_runtime.cli import main as program
 
     folder = str(record(tmp_path / 'bag', bundle, robot_file, [Turn()]))
-    assert program.main(['replay', folder, folder, '--live']) == 2
+    again = str(shutil.copytree(folder, tmp_path / 'again'))
+    assert program.main(['replay', folder, again, '--live']) == 2
     assert '--live plays one recording' in capsys.readouterr().err
     assert program.main(['replay', folder, '--live', '--rate', '-1']) == 2
-    assert '--rate -1: expected 0 or more' in capsys.readouterr().err
+    assert '--rate -1: expected more than 0' in capsys.readouterr().err
