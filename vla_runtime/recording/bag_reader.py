@@ -25,7 +25,7 @@ from vla_runtime.recording.storage_file import RawMessage, StorageFile, Wanted
 
 _KINDS: Mapping[str, type[StorageFile]] = {'.mcap': McapFile, '.db3': SqliteFile}
 # Of a bag that was compressed file by file.
-_PACKED = ('.mcap.zst', '.db3.zst')
+_PACKED = ('.mcap.zstd', '.db3.zstd', '.mcap.zst', '.db3.zst')
 # Of the ring that `Recording` writes.
 _PART = re.compile(r'\d{6}')
 _LONGEST_REASON = 120
@@ -180,9 +180,9 @@ def _pieces(name: str) -> list[str]:
 def _why_none(path: Path) -> str:
     if not path.exists():
         return 'is not there'
-    if path.is_file():
-        return f"is no file of a bag ('{path.suffix}')"
-    packed = next((file for file in path.iterdir() if file.name.endswith(_PACKED)), None)
+    inside = path.iterdir() if path.is_dir() else [path]
+    packed = next((file for file in inside if file.name.endswith(_PACKED)), None)
     if packed is not None:
-        return f'its files are compressed as a whole; unpack them first: zstd -d {packed}'
-    return 'has no file of a bag'
+        whole = packed.with_suffix('')
+        return f'is compressed as a whole; unpack each file: zstd -d {packed} -o {whole}'
+    return 'has no file of a bag' if path.is_dir() else f"is no file of a bag ('{path.suffix}')"

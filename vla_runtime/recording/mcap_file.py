@@ -36,6 +36,8 @@ class McapFile(StorageFile):
         super().__init__(path, problems)
         self._schemas: dict[int, str] = {}
         self._channels: dict[int, tuple[str, str]] = {}
+        # Channels that are not CDR.
+        self._foreign: set[int] = set()
         self._unknown = 0
 
     def messages(self, wanted: Wanted) -> Iterator[RawMessage]:
@@ -101,10 +103,12 @@ class McapFile(StorageFile):
             channel, _, time_ns, _ = _unpack('<HIQQ', content)
             topic = self._channels.get(channel)
             if topic is None:
-                self._unknown += 1
+                self._unknown += channel not in self._foreign
             elif wanted(*topic):
                 # A time beyond int64 is none of ROS's.
-                yield RawMessage(*topic, min(time_ns, 2**63 - 1), bytes(content[22:]))
+                yield RawMessage(
+                    *topic, min(time_ns, 2**63 - 1), self._message(bytes(content[22:]))
+                )
         elif code == _SCHEMA:
             (number,) = _unpack('<H', content)
             self._schemas[number] = _text(content, 2)[0]
@@ -114,6 +118,7 @@ class McapFile(StorageFile):
             encoding, _ = _text(content, after)
             if encoding != 'cdr':
                 self._say(f'topic {topic_name} is encoded as {encoding!r}, not as cdr')
+                self._foreign.add(number)
             elif schema in self._schemas:
                 self._channels[number] = topic_name, self._schemas[schema]
 

@@ -6,12 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 
-from rosbags.rosbag2.storage_mcap import DECOMPRESSORS
-
 from vla_runtime.recording.storage_file import RawMessage, StorageFile, Wanted
-
-# The first bytes of what zstd wrote; no serialised message begins so.
-_ZSTD = b'\x28\xb5\x2f\xfd'
 
 
 class SqliteFile(StorageFile):
@@ -41,13 +36,3 @@ class SqliteFile(StorageFile):
         for number, time_ns, data in rows:
             if number in topics:
                 yield RawMessage(*topics[number], int(time_ns), self._message(bytes(data)))
-
-    def _message(self, data: bytes) -> bytes:
-        if data[:4] != _ZSTD:
-            return data
-        try:
-            return DECOMPRESSORS['zstd'](data, 0)
-        # zstd's error is of one module or another, by the version of Python.
-        except Exception as error:
-            self._say(f'a message cannot be unpacked: {error}')
-            return b''

@@ -7,6 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rosbags.rosbag2.storage_mcap import DECOMPRESSORS
+
+# The first bytes of what zstd wrote; no serialised message begins so.
+_ZSTD = b'\x28\xb5\x2f\xfd'
+
 
 @dataclass(frozen=True)
 class RawMessage:
@@ -44,6 +49,17 @@ class StorageFile(ABC):
     @abstractmethod
     def messages(self, wanted: Wanted) -> Iterator[RawMessage]:
         """Yield the wanted messages in the order of the file."""
+
+    def _message(self, data: bytes) -> bytes:
+        """Return a message as it was serialised: rosbag2 may compress each (`message` mode)."""
+        if data[:4] != _ZSTD:
+            return data
+        try:
+            return DECOMPRESSORS['zstd'](data, 0)
+        # zstd's error is of one module or another, by the version of Python.
+        except Exception as error:
+            self._say(f'a message cannot be unpacked: {error}')
+            return b''
 
     def _say(self, text: str) -> None:
         line = f'{self._path}: {text}'
