@@ -116,12 +116,12 @@ class LockStep:
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
         self.made.wait_for(condition, what, meanwhile=self.tell)
 
-    def wait_for_nodes(self, count: int) -> None:
-        """Wait until so many nodes get what the robot sends."""
-        publishers = (self.states, *(publisher for _, publisher in self.images))
+    def wait_for_nodes(self, recorders: int) -> None:
+        """Wait until policy, executor and so many recorders get what the robot sends."""
+        nodes = [(self.states, 2), *((publisher, 1) for _, publisher in self.images)]
         self.wait_for(
-            lambda: all(one.get_subscription_count() >= count for one in publishers),
-            f'{count} nodes to listen',
+            lambda: all(one.get_subscription_count() >= n + recorders for one, n in nodes),
+            'the nodes to listen',
         )
 
     def answer(self) -> None:
@@ -176,7 +176,7 @@ def drive(robot: Path, folder: Path | None) -> tuple[list[object], list[bytes]]:
         for node in ('/vla_policy', '/vla_executor'):
             assert made.transition(node, 'configure')
             assert made.transition(node, 'activate')
-        loop.wait_for_nodes(2 if folder is None else 3)
+        loop.wait_for_nodes(recorders=int(folder is not None))
         if folder is not None:
             found = lambda: loop.value('/vla_recorder: recording', 'policy_found') == 'true'  # noqa: E731
             loop.wait_for(found, 'the recorder to be found')
