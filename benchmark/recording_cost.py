@@ -1,11 +1,14 @@
-"""What recording costs the motion: the demo recorded and not, by turns.
+"""What recording costs the motion, and whether it changes it: the demo recorded and not, by turns.
 
-Three kinds drive the same scenes with the same instructions: the demo as it is, with `--record`,
-and with a `recorder_node` beside it, as on a robot. Of every run: processor time of the executor's
-process, how late its ticks were, how evenly its commands came, how long inferences took. The demo
-runs in real time, so no two runs have equal commands, recorded or not (that recording changes no
-command is shown in lock-step, test/ros/recorder/test_recording_changes_nothing.py); what it costs
-must be looked for between the kinds. Processor time hardly depends on what else the machine does.
+Four runs a turn drive the same scenes with the same instructions: the demo as it is, the same
+again, with `--record`, and with a `recorder_node` beside it, as on a robot. Of every run: processor
+time of the executor's process, how late its ticks were, how evenly its commands came, how long
+inferences took, and how far its commands are from those of the first run of the turn.
+
+The demo runs in real time, so no two runs have equal commands, recorded or not. A recorded run must
+be no further from an unrecorded one than another unrecorded run is. Its chunks can be compared
+exactly: `vla_runtime replay` makes each again, where nothing records. Processor time hardly depends
+on what else the machine does.
 
     python benchmark/recording_cost.py [--turns 6] [--seconds 30]
 
@@ -33,45 +36,49 @@ from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.ros.messages.diagnostics import values_of
 
 PACKAGES = ('rclpy', 'torch', 'numpy', 'mcap', 'zstandard')
-KINDS = ('plain', '--record', 'recorder_node')
+PLAIN, AGAIN = 'plain', 'plain again'
+KINDS = (PLAIN, AGAIN, '--record', 'recorder_node')
 TOPICS = ('/diagnostics', '/vla_policy/report', '/arm_controller/joint_trajectory')
 _ANSWER_S = 120.0
+# Scenes and instructions part later, when one run has carried an instruction out before another.
+_ALIKE_S = 4.0
+_GRID_S = 0.02
 _LOOK_S = 0.25
 _RECORDER = ('-m', 'vla_runtime.ros.recorder.node', '--ros-args', '-p', 'robot:=tabletop')
 _EXECUTOR = b'vla_runtime.ros.executor.node'
 
 
-def run_demo(folder: Path, seconds: float, seed: int, kind: str) -> dict[str, float]:
-    """Run the demo once; its figures."""
+def run_demo(
+    folder: Path, seconds: float, seed: int, kind: str
+) -> tuple[dict[str, float], np.ndarray]:
+    """Run the demo once; its figures, and its commands on an even grid."""
     command = [sys.executable, '-m', 'vla_runtime', 'demo', '--out', str(folder)]
     command += ['--seconds', str(seconds), '--seed', str(seed)]
     command += ['--record'] if kind == '--record' else []
-    recorder = None
-    if kind == 'recorder_node':
-        bag = folder.with_suffix('.recording')
-        words = [sys.executable, *_RECORDER, '-p', f'folder:={bag}']
-        recorder = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        with folder.with_suffix('.log').open('w+', encoding='utf-8') as log:
-            demo = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-            used = _executor_use(demo, seconds + _ANSWER_S)
-            if demo.returncode:
-                log.seek(0)
-                raise SystemExit(f'{" ".join(command)}:\n{log.read()}')
-    finally:
-        if recorder is not None:
-            recorder.send_signal(signal.SIGINT)
-            if recorder.wait(_ANSWER_S):
-                raise SystemExit(f'recorder_node ended with {recorder.returncode}')
-    if recorder is not None:
-        print(f'  recorder_node: {_messages(bag)} messages')
-    return {'executor_cpu_ms_per_s': _cpu_ms_per_s(used, seconds), **figures_of(folder / 'bag')}
+    bag = folder.with_suffix('.recording') if kind == 'recorder_node' else None
+    with folder.with_suffix('.log').open('w+', encoding='utf-8') as log:
+        demo = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        used = _watch(demo, bag, seconds + _ANSWER_S)
+        if demo.returncode:
+            log.seek(0)
+            raise SystemExit(f'{" ".join(command)}:\n{log.read()}')
+    if bag is not None:
+        count = sum(1 for _ in BagReader(bag).messages(lambda *_: True))
+        print(f'  recorder_node: {count} messages')
+    figures, commands = figures_of(folder / 'bag')
+    return {'executor_cpu_ms_per_s': _cpu_ms_per_s(used, seconds), **figures}, commands
 
 
-def _executor_use(demo: subprocess.Popen[bytes], timeout_s: float) -> list[tuple[float, float]]:
-    """Wait for the demo's end; steady and processor seconds of its executor's process meanwhile."""
+def _watch(
+    demo: subprocess.Popen[bytes], bag: Path | None, timeout_s: float
+) -> list[tuple[float, float]]:
+    """Wait for the demo's end, with a recorder beside it where a bag is named.
+
+    Returns:
+        steady time and processor seconds of the executor's process, again and again
+    """
     used: list[tuple[float, float]] = []
-    executor = 0
+    executor, recorder = 0, None
     end_s = time.monotonic() + timeout_s
     while demo.poll() is None:
         if time.monotonic() > end_s:
@@ -84,7 +91,15 @@ def _executor_use(demo: subprocess.Popen[bytes], timeout_s: float) -> list[tuple
                 fields = Path(f'/proc/{executor}/stat').read_text().rpartition(') ')[2].split()
                 ticks = int(fields[11]) + int(fields[12])
                 used.append((time.monotonic(), ticks / os.sysconf('SC_CLK_TCK')))
+        if executor and bag is not None and recorder is None:
+            # Not before: the demo drives no robot that somebody else listens to.
+            words = [sys.executable, *_RECORDER, '-p', f'folder:={bag}']
+            recorder = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(_LOOK_S)
+    if recorder is not None:
+        recorder.send_signal(signal.SIGINT)
+        if recorder.wait(_ANSWER_S):
+            raise SystemExit(f'recorder_node ended with {recorder.returncode}')
     return used
 
 
@@ -105,20 +120,20 @@ def _cpu_ms_per_s(used: Sequence[tuple[float, float]], seconds: float) -> float:
     return 1e3 * (last - begin) / (last_s - begin_s)
 
 
-def _messages(bag: Path) -> int:
-    return sum(1 for _ in BagReader(bag).messages(lambda *_: True))
-
-
-def figures_of(bag: Path) -> dict[str, float]:
-    """Figures of one run, of its bag."""
+def figures_of(bag: Path) -> tuple[dict[str, float], np.ndarray]:
+    """Figures of one run, of its bag, and its first commands on an even grid, (times, joints)."""
     reader = BagReader(bag)
     late_ms: list[float] = []
     inference_ms: list[float] = []
     # When a command came to the bag: its stamp is zero, which means now.
     came_ns: list[int] = []
+    commanded: list[np.ndarray] = []
     for raw in reader.messages(lambda topic, _: topic in TOPICS):
         if raw.topic == TOPICS[2]:
-            came_ns.append(raw.time_ns)
+            message = reader.read(raw)
+            if message is not None:
+                came_ns.append(raw.time_ns)
+                commanded.append(np.array(message.points[0].positions))
             continue
         for status in reader.read(raw).status:
             given = values_of(status)
@@ -127,7 +142,7 @@ def figures_of(bag: Path) -> dict[str, float]:
             elif 'ms.total' in given:
                 inference_ms.append(float(given['ms.total']))
     gaps_ms = np.diff(came_ns) * 1e-6
-    return {
+    figures = {
         # A status every second; that of the start is left out.
         'tick_late_p99_ms': float(np.median(late_ms[1:])),
         'tick_late_worst_p99_ms': float(np.max(late_ms[1:])),
@@ -135,16 +150,25 @@ def figures_of(bag: Path) -> dict[str, float]:
         'inference_ms': float(np.median(inference_ms)),
         'commands': float(len(came_ns)),
     }
+    return figures, on_grid((np.array(came_ns) - came_ns[0]) * 1e-9, np.array(commanded))
+
+
+def on_grid(times_s: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Commands from the first that moves on, every `_GRID_S` seconds; (times, joints)."""
+    moved = np.abs(positions - positions[0]).max(axis=1) > 0.0
+    begin_s = times_s[np.argmax(moved)]
+    grid_s = begin_s + np.arange(0.0, _ALIKE_S, _GRID_S)
+    return np.stack([np.interp(grid_s, times_s, column) for column in positions.T], axis=1)
 
 
 def summary(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
     """Per figure: the runs of each kind, and the ratio to the plain run of the same turn."""
     figures: dict[str, Any] = {}
-    for name in found['plain'][0]:
+    for name in found[PLAIN][0]:
         runs = {kind: np.array([run[name] for run in found[kind]]) for kind in KINDS}
         figures[name] = {kind: values.tolist() for kind, values in runs.items()}
         for kind in KINDS[1:]:
-            ratio = runs[kind] / runs['plain']
+            ratio = runs[kind] / runs[PLAIN]
             spread = {**percentiles(ratio), 'median_95': median_interval(ratio)}
             figures[name][f'{kind}_over_plain'] = spread
     return figures
@@ -159,22 +183,34 @@ def main() -> None:
     parser.add_argument('--json', type=Path, help='write here instead of to benchmark/results/')
     arguments = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    # Mean distance of a run's commands from those of the first run of its turn, rad.
+    distance: dict[str, list[float]] = {kind: [] for kind in KINDS[1:]}
     with tempfile.TemporaryDirectory(prefix='vla_recording_cost_') as folder:
         for turn in range(arguments.turns):
             # Each kind is first equally often.
             first = turn % len(KINDS)
+            commands: dict[str, np.ndarray] = {}
             for kind in (*KINDS[first:], *KINDS[:first]):
-                out = Path(folder) / f'{turn}_{kind}'
-                found[kind].append(run_demo(out, arguments.seconds, turn, kind))
+                out = Path(folder) / f'{turn}_{kind.replace(" ", "_")}'
+                figures, commands[kind] = run_demo(out, arguments.seconds, turn, kind)
+                found[kind].append(figures)
                 print(turn, kind, {n: round(v, 2) for n, v in found[kind][-1].items()}, flush=True)
-    figures = summary(found)
-    for name, figure in figures.items():
+            for kind in KINDS[1:]:
+                distance[kind].append(float(np.abs(commands[kind] - commands[PLAIN]).mean()))
+    result = summary(found)
+    for name, figure in result.items():
         for kind in KINDS[1:]:
             ratio = figure[f'{kind}_over_plain']
             low, high = ratio['median_95']
             print(f'{name:24s} {kind} / plain {ratio["median"]:.3f} [{low:.3f}, {high:.3f}]')
-    figures = {'turns': arguments.turns, 'seconds': arguments.seconds, **figures}
-    print(f'written: {write_result("recording_cost", figures, PACKAGES, arguments.json)}')
+    for kind, values in distance.items():
+        print(f'distance from plain, rad        {kind}: {np.round(values, 4).tolist()}')
+    result |= {
+        'turns': arguments.turns,
+        'seconds': arguments.seconds,
+        'distance_from_plain_rad': distance,
+    }
+    print(f'written: {write_result("recording_cost", result, PACKAGES, arguments.json)}')
 
 
 if __name__ == '__main__':
