@@ -6,6 +6,7 @@ Imports inside functions count: they run as well, if later.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +144,16 @@ def test_a_room_does_without_the_packages_that_are_not_its_own(part: str) -> Non
 def test_the_core_that_moves_the_robot_needs_numpy_alone() -> None:
     found = {name.split('.')[0] for path in modules('execution') for name in imports(path)}
     assert found - set(sys.stdlib_module_names) - {PACKAGE} == EXECUTION_NEEDS
+
+
+def test_what_moves_the_robot_cannot_tell_whether_it_is_recorded() -> None:
+    """Recorders are subscribers alone, so they can cost time but change no chunk and no command."""
+    asks = re.compile(r'subscription_count|count_subscribers|subscriptions_info|matched=')
+    parts = ('policy.py', 'inference', 'engines', 'execution', 'ros/policy', 'ros/executor')
+    for path in (file for part in parts for file in modules(part)):
+        assert not asks.search(path.read_text(encoding='utf-8')), path
+        heard = {'vla_runtime.recording', 'vla_runtime.ros.recorder'}
+        assert not any(name.startswith(tuple(heard)) for name in imports(path)), path
 
 
 def test_imports_in_functions_are_seen(tmp_path: Path) -> None:
