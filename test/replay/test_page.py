@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -101,28 +102,50 @@ def test_a_page_is_of_one_recording(recording, tmp_path, capsys):
     assert '--page shows the replay of one recording' in capsys.readouterr().err
 
 
+# Headless Chromium makes no window below 500 px, so the page is shown in a frame of the width asked
+# for; what became of it stands in an element of the page around it.
+_AROUND = """<!doctype html><body style="margin: 0">
+<iframe id="frame" style="border: 0; width: {width}px; height: 2000px" srcdoc="{page}"></iframe>
+<script>
+document.getElementById('frame').addEventListener('load', (event) => {{
+  const shown = event.target.contentDocument.documentElement;
+  const found = document.createElement('pre');
+  found.id = 'found';
+  const wide = event.target.contentWindow.innerWidth, over = shown.scrollWidth - shown.clientWidth;
+  found.textContent = [wide, over, shown.outerHTML].join(' ');
+  document.body.append(found);
+}});
+</script>"""
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason='chromium is not installed')
 @pytest.mark.parametrize('width', [1280, 390])
-def test_its_script_draws_without_an_error(page, width, tmp_path):
+def test_its_script_draws_without_an_error_and_fits_the_width(page, width, tmp_path):
+    text = html.escape(page.read_text(encoding='utf-8'))
+    around = tmp_path / 'around.html'
+    around.write_text(_AROUND.format(width=width, page=text), encoding='utf-8')
     done = subprocess.run(
         [
             CHROMIUM,
             *('--headless=new', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr'),
             f'--user-data-dir={tmp_path}',
-            f'--window-size={width},2000',
-            *('--virtual-time-budget=4000', '--dump-dom', page.as_uri()),
+            *('--window-size=1400,2000', '--virtual-time-budget=4000', '--dump-dom'),
+            around.as_uri(),
         ],
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert [line for line in done.stderr.splitlines() if 'CONSOLE' in line] == []
+    found = html.unescape(done.stdout.rpartition('<pre id="found">')[2])
+    shown, overflow, drawn = found.split(' ', 2)
+    assert (int(shown), int(overflow)) == (width, 0)
     # Two over time, and one a joint; lines and dots in each.
-    plots = re.findall(r'<svg .*?</svg>', done.stdout, re.DOTALL)
+    plots = re.findall(r'<svg .*?</svg>', drawn, re.DOTALL)
     assert len(plots) == 5
     assert all(plot.count('<circle') >= 8 for plot in plots)
-    assert 'bit-identical' in done.stdout
-    assert done.stdout.count('<figure>') == 2
+    assert 'bit-identical' in drawn
+    assert drawn.count('<figure>') == 2
 
 
 def test_seams_and_holds_are_those_of_the_executor_beside_the_policy(tmp_path):
