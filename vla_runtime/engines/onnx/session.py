@@ -16,6 +16,7 @@ import onnxruntime
 
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.onnx.files import PRECISION_KEY
 from vla_runtime.engines.onnx.links import follow_weights
 
 # ONNX's numbers of the types, which ONNX Runtime takes where numpy has no type (bfloat16).
@@ -163,6 +164,9 @@ class Session:
                 f'for {path.name} (its reason is in the log above) and would run on '
                 f'{", ".join(self._session.get_providers())}; mend the CUDA libraries, or use cpu'
             )
+        stated = self._session.get_modelmeta().custom_metadata_map
+        # As the file's metadata say; '' where they do not.
+        self.precision: str = stated.get(PRECISION_KEY, '')
         self.inputs = {item.name: item for item in self._session.get_inputs()}
         self.outputs = {item.name: item for item in self._session.get_outputs()}
 

@@ -321,10 +321,11 @@ class _Writer:
 
     def _save(self, model: onnx.ModelProto, path: Path) -> None:
         onnx.save_model(model, path)
-        self.facts[path.name] = _facts_of(model)
+        self.facts[path.name] = graph_facts_of(model)
 
 
-def _facts_of(model: onnx.ModelProto) -> GraphFacts:
+def graph_facts_of(model: onnx.ModelProto) -> GraphFacts:
+    """Count a graph's operators and the bytes of its weights."""
     weights = model.graph.initializer
     sizes = [helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize for tensor in weights]
     return GraphFacts(
