@@ -11,6 +11,7 @@ examples:
   vla_runtime study replan delay --episodes 40 --out demo_runs/study
   vla_runtime study all --bundle engines/mine --seed 1 --processes 8
   vla_runtime study families families_replan --bundle engines/my_act
+  vla_runtime study int8 --bundle engines/demo_int8   # and writes success into its receipt
   vla_runtime study success --ray auto
   vla_runtime study --page --out benchmark/results
 """
@@ -263,8 +264,7 @@ def _judge(
     for condition, episodes in results.items():
         if condition.precision != 'int8':
             continue
-        float32 = replace(condition, backend='torch', precision='float32')
-        pairs = compare(episodes, results[float32])
+        pairs = compare(episodes, results[replace(condition, precision='float32')])
         succeeded = sum(episode.success for episode in episodes)
         judged.append(
             JudgedCondition(condition.variant, len(episodes), succeeded, pairs.won, pairs.lost)

@@ -1,6 +1,7 @@
 """The verb `study`."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from local_ray import local_cluster, needs_ray
@@ -8,6 +9,8 @@ from paths import ROOT
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
+from vla_runtime.engines import cpu
+from vla_runtime.engines.choice import int8_refusal
 from vla_runtime.files.code_version import code_version, source_digest
 from vla_runtime.tabletop.study import catalogue
 from vla_runtime.tabletop.study.catalogue import STUDIES, Study
@@ -132,3 +135,26 @@ def bundle_for_study(tmp_path):
     from tiny_policy import tiny_spec, write_tiny_policy
 
     return write_tiny_policy(tmp_path / 'bundle', tiny_spec())
+
+
+@pytest.mark.skipif(
+    not cpu._INT8 & cpu._flags(), reason='this CPU has no instructions for 8-bit products'
+)
+def test_int8_is_judged_beside_float32_in_its_own_receipt(tmp_path, capsys, monkeypatch, untrained):
+    monkeypatch.setattr('vla_runtime.tabletop.study.calibration._EPISODES', 2)
+    study = STUDIES['int8']
+    still = tuple(one for one in study.conditions if one.variant == 'still')
+    monkeypatch.setitem(catalogue.STUDIES, 'int8', replace(study, conditions=still))
+    work = tmp_path / 'work'
+    words = ['study', 'int8', '--bundle', str(untrained), '--episodes', '2']
+    folders = ['--out', str(tmp_path / 'out'), '--work', str(work)]
+    assert main([*words, '--processes', '1', *folders]) == 0
+    (made,) = work.glob('*_onnx_int8_*')
+    receipt = json.loads((made / 'verification.json').read_text())['onnx']['closed_loop']
+    (judged,) = receipt['conditions']
+    assert (judged['condition'], judged['episodes']) == ('still', 2)
+    assert receipt['command'].startswith('vla_runtime study int8 --bundle')
+    # Two episodes show nothing, however they end.
+    assert 'auto refuses int8: still: ' in capsys.readouterr().out
+    bundle = read_bundle(made)
+    assert int8_refusal(bundle, 'cpu').startswith('still: ')

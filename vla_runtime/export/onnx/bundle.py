@@ -20,6 +20,7 @@ from vla_runtime.engines.cpu import check_int8
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision, graph_path
 from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 from vla_runtime.export.errors import ExportError
+from vla_runtime.export.graph_facts import read_graph_facts
 from vla_runtime.export.receipt import Receipt, VerificationError
 from vla_runtime.files.json_file import read_json
 from vla_runtime.types import Observation
@@ -183,11 +184,11 @@ def export_bundle(
 def bundle_with_onnx(
     bundle: Path,
     folder: Path,
-    precision: Precision = 'float32',
+    precision: Precision | None = None,
     tell: Callable[[str], object] = lambda text: None,
     observations: Callable[[], Sequence[Observation]] = tuple,
 ) -> Path:
-    """Return the bundle if it has ONNX files, else a copy in `folder` that has them.
+    """Return the bundle if it has such ONNX files, else a copy in `folder` that has them.
 
     The copy's name holds a SHA-256 of policy.yaml (which lists that of every other file) and of
     this package's version. So a later call finds the copy, and a changed policy is exported
@@ -196,7 +197,7 @@ def bundle_with_onnx(
     Args:
         bundle: folder of a policy bundle.
         folder: where such copies are kept.
-        precision: of the files that are made.
+        precision: of the files; None: any that are there, or else float32.
         tell: called with a line about the export, which can take a minute.
         observations: makes them, for int8.
 
@@ -205,8 +206,10 @@ def bundle_with_onnx(
         ExportError: as `add_onnx`.
         OSError: a copy that is not whole cannot be removed.
     """
-    if graph_path(bundle, 'vision').is_file():
+    has_files = graph_path(bundle, 'vision').is_file()
+    if has_files and precision in (None, read_graph_facts(bundle / ONNX_FOLDER, ()).precision):
         return bundle
+    precision = precision or 'float32'
     source = read_bundle(bundle)
     written = (source.folder / SPEC_FILE).read_bytes()
     digest = hashlib.sha256(written + __version__.encode()).hexdigest()[:12]

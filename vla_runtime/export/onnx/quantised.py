@@ -116,10 +116,14 @@ class _Feeds(CalibrationDataReader):
 
 def _quantise(path: Path, target: Path, matrices: set[str], feeds: Iterator[Feed]) -> None:
     model = onnx.load(path, load_external_data=False)
+    constants = {item.name for item in model.graph.initializer}
     products = [
         node.name
         for node in model.graph.node
-        if node.op_type == 'MatMul' and set(node.input[1].split('+')) <= matrices
+        if node.op_type == 'MatMul'
+        and set(node.input[1].split('+')) <= matrices
+        # A product of constants is made at load.
+        and node.input[0] not in constants
     ]
     if not products:
         onnx.save(onnx.load(path), target)

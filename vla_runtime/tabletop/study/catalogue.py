@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vla_runtime.tabletop.study.condition import Backend, Condition, Precision, grid
+from vla_runtime.tabletop.study.condition import Condition, grid
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ _BELT = replace(_BARE, variant='moving')
 _BELT_SPEEDS = (1.0, 1.3)
 # All that a policy without language can be asked: the one task that it learned.
 _ONE_TASK = replace(BASE, families=('colour',), colours=('red',))
-_IN_8_BITS: tuple[tuple[Backend, Precision], ...] = (('torch', 'float32'), ('onnxruntime', 'int8'))
 _TRAINED_HERE = ('pi05', 'smolvla', 'act')
 # Often enough that images and state have hardly changed since the last inference. The cache knows
 # nothing of the denoise steps, which are most of what such a study costs: half of them.
@@ -311,13 +310,13 @@ _STUDIES = (
     Study(
         'int8',
         'Does the policy do its task in 8 bits?',
-        'ONNX files in int8, calibrated on scenes of the training, against float32 in PyTorch, on '
+        'ONNX files in int8 against float32 on the same scenes, on '
         'still and on moving blocks (3 to 5 cm/s). What is found is written into the receipt of '
         'the int8 bundle, and decides whether precision auto may take its files.',
-        tuple(
-            replace(base, backend=backend, precision=precision)
-            for base in (BASE, _MOVING)
-            for backend, precision in _IN_8_BITS
+        grid(
+            replace(BASE, backend='onnxruntime'),
+            variant=('still', 'moving'),
+            precision=('float32', 'int8'),
         ),
         x='precision',
         episodes=200,
