@@ -51,7 +51,7 @@ def test_the_large_matrices_are_in_8_bits_and_nothing_else_computes_there(bundle
         for node in products
         if node.input[1] in made and kinds.get(made[node.input[1]].input[0]) == TensorProto.INT8
     ]
-    # Two blocks of q, k, v in one, out, gate and up in one, and down; the scores' two stay.
+    # Two blocks of q, k, v in one, out, gate and up in one; out is 32 to 16 and down too, not more.
     assert len(reduced) == 2 * 4
     assert {kinds.get(node.input[1]) for node in products if 'action' in node.input[1]} == {
         TensorProto.FLOAT

@@ -25,7 +25,7 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import Observation
 
 # Fewer observations say too little about the ranges; more only take longer.
-LEAST_OBSERVATIONS, MOST_OBSERVATIONS = 20, 64
+LEAST_OBSERVATIONS, MOST_OBSERVATIONS = 20, 32
 # Every so manieth observation is kept from the quantiser, for the receipt.
 _HELD_EVERY = 8
 _HELD = 6
@@ -54,7 +54,7 @@ class _TwoRows:
 
 
 def calibration_cases(bundle: Bundle, observations: Sequence[Observation]) -> CalibrationCases:
-    """Turn observations into cases; of more than some sixty evenly spread ones.
+    """Turn observations into cases; of more than some thirty evenly spread ones.
 
     Args:
         bundle: of the policy.
