@@ -111,7 +111,7 @@ def main() -> None:
                 policies = load_policies(_DEMO, demo_observations(_DEMO), folder)
             else:
                 bundle = mid_size.write_mid_size(folder / 'bundle')
-                looks = [mid_size.look(seed) for seed in range(24)]
+                looks = [mid_size.look(seed) for seed in range(20)]
                 policies = load_policies(bundle, looks, folder)
             figures[name] = measure(policies, arguments.rounds)
         for kind, cases in figures[name].items():

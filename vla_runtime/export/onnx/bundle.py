@@ -87,8 +87,7 @@ def add_onnx(
     from vla_runtime.export.onnx.verification import receipt_dict, verification_steps, verify_onnx
 
     known = _known_receipts(folder)
-    written: Precision = 'float32' if precision == 'int8' else precision
-    size = onnx_bytes(spec, written)
+    size = onnx_bytes(spec, precision)
     free = shutil.disk_usage(folder).free
     if free < size:
         raise ExportError(
@@ -96,7 +95,7 @@ def add_onnx(
             f'{free / 1e9:.1f} GB left; choose a smaller --onnx-precision'
         )
     with bars('write onnx', size) as advance:
-        write_onnx(folder, spec, written, advance=advance)
+        write_onnx(folder, spec, precision, advance=advance)
     if precision == 'int8':
         from vla_runtime.export.onnx.quantised import quantise_onnx, quantised_steps
 

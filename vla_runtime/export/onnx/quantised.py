@@ -36,11 +36,9 @@ from vla_runtime.engines.onnx.files import (
     ONNX_FOLDER,
     PRECISION_KEY,
     ROWS,
-    ROWS_GRAPHS,
     TEXT_INPUT,
     engine_graphs,
     graph_name,
-    graph_names,
     vision_names,
 )
 from vla_runtime.engines.text_table import TextTable
@@ -65,10 +63,10 @@ def quantise_onnx(
     *,
     advance: Callable[[int], object] = lambda count: None,
 ) -> None:
-    """Replace a bundle's float32 ONNX files by files in int8.
+    """Replace the float32 files that `write_onnx` made for int8 by files in int8.
 
     Args:
-        folder: of the bundle, not sealed yet, with float32 files.
+        folder: of the bundle, not sealed yet.
         spec: its policy.yaml.
         cases: to take the ranges from, for one row and for two; PyTorch's outputs are added.
         advance: called with 1 for each of the `quantised_steps`.
@@ -179,11 +177,9 @@ def _keep_unrounded(graph: onnx.GraphProto, products: set[str]) -> None:
 
 
 def _replace_graphs(graphs: Path, work: Path, sizes: int) -> None:
-    """Put the quantised graphs in place of all others, over one weights.data."""
+    """Put the quantised graphs in place of the others, over one weights.data."""
     names = engine_graphs(ROWS, sizes)
     exported = read_graph_facts(graphs, names)
-    for name in (*graph_names(sizes), *ROWS_GRAPHS):
-        (graphs / name).unlink()
     facts = {}
     with WeightFile(graphs) as file:
         for name in names:
@@ -195,7 +191,7 @@ def _replace_graphs(graphs: Path, work: Path, sizes: int) -> None:
             onnx.save_model(model, graphs / name)
             facts[name] = graph_facts_of(model)
     shutil.rmtree(work)
-    write_graph_facts(graphs, replace(exported, precision='int8', graphs=facts))
+    write_graph_facts(graphs, replace(exported, graphs=facts))
 
 
 def _vision_feeds(cases: Sequence[Case], size: tuple[int, int]) -> Iterator[Feed]:
