@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnx_bundles import copy_bundle, load_graph, save_graph
@@ -15,6 +16,12 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
 from vla_runtime.engines import cpu
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, ROWS, engine_graphs
+from vla_runtime.engines.onnx.session import (
+    SKIPPED_REWRITES,
+    Placement,
+    Session,
+    session_options,
+)
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.calibration import LEAST_OBSERVATIONS, calibration_cases
@@ -61,6 +68,21 @@ def test_the_large_matrices_are_in_8_bits_and_nothing_else_computes_there(bundle
         weight = made[node.input[1]]
         (scales,) = (item for item in graph.initializer if item.name == weight.input[1])
         assert scales.dims[0] > 1, 'a scale a column'
+
+
+def test_the_engine_computes_those_products_in_8_bits(bundle: Path, tmp_path: Path):
+    options = session_options(1)
+    options.optimized_model_filepath = str(tmp_path / 'as_run.onnx')
+    skipped = list(SKIPPED_REWRITES['int8'])
+    path = bundle / ONNX_FOLDER / 'vision.onnx'
+    Session(path, Placement.of('cpu'), options, disabled_optimizers=skipped)
+    run = onnx.load(tmp_path / 'as_run.onnx', load_external_data=False).graph.node
+    kinds = [node.op_type for node in run]
+    asked = [node.op_type for node in load_graph(bundle, 'vision.onnx').graph.node]
+    # One MatMul for two that it reads from: its activation and its weight.
+    rounded = asked.count('DequantizeLinear') - asked.count('QuantizeLinear')
+    assert kinds.count('MatMulIntegerToFloat') == rounded > 0
+    assert 'DequantizeLinear' not in kinds
 
 
 def test_one_and_two_rows_share_the_weights_and_no_other_graph_is_left(bundle: Path):

@@ -20,7 +20,13 @@ from vla_runtime.engines.onnx.files import (
     graph_path,
     vision_names,
 )
-from vla_runtime.engines.onnx.session import KIND_OF, Placement, Session, session_options
+from vla_runtime.engines.onnx.session import (
+    KIND_OF,
+    SKIPPED_REWRITES,
+    Placement,
+    Session,
+    session_options,
+)
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
 from vla_runtime.families.family import Family, PolicyDims, distinct_image_sizes
 from vla_runtime.files.quotes import one_line
@@ -62,7 +68,9 @@ def load_graphs(
     """
 
     def load(network: Network, path: Path) -> Session:
-        session = Session(path, place, session_options(threads))
+        skipped = list(SKIPPED_REWRITES.get(precision, ()))
+        options = session_options(threads)
+        session = Session(path, place, options, disabled_optimizers=skipped)
         _check_names(session, network, family, dims)
         return session
 

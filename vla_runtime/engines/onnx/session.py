@@ -41,6 +41,9 @@ _PROVIDERS = {
     'tensorrt': 'TensorrtExecutionProvider',
 }
 _LOG_ERRORS = 3
+# Rewrites of the graph that a precision does without. In int8 a product and its bias would become
+# a float32 Gemm before ONNX Runtime looks for products in 8 bits: five times slower.
+SKIPPED_REWRITES = {'int8': ('MatMulAddFusion',)}
 _WEIGHTS_FOLDER = 'session.model_external_initializers_file_folder_path'
 
 

@@ -34,7 +34,12 @@ from vla_runtime.engines.onnx.files import (
     graph_path,
     vision_names,
 )
-from vla_runtime.engines.onnx.session import Placement, Session, session_options
+from vla_runtime.engines.onnx.session import (
+    SKIPPED_REWRITES,
+    Placement,
+    Session,
+    session_options,
+)
 from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.text_table import TextTable
 from vla_runtime.export.cases import Case, read_cases
@@ -305,13 +310,15 @@ class _Verifier:
         # Weights are used where they lie in the file: no packed and no converted second copy.
         options.add_session_config_entry('session.disable_prepacking', '1')
         options.enable_cpu_mem_arena = False
-        folding = [] if self._precision == 'float32' else ['ConstantFolding']
+        skipped = list(SKIPPED_REWRITES.get(self._precision, ()))
+        if self._precision != 'float32':
+            skipped.append('ConstantFolding')
         return Session(
             path,
             self._placement,
             options,
             comparable(path, widen_bfloat16=self._widened),
-            disabled_optimizers=folding,
+            disabled_optimizers=skipped,
         )
 
     def _of(self, rows: int) -> list[tuple[Case, dict[str, np.ndarray]]]:
