@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
+from vla_runtime.engines.onnx.files import ROWS
 from vla_runtime.engines.protocol import Feature, PolicyEngine
 from vla_runtime.export.cases import Case
 from vla_runtime.export.errors import ExportError
@@ -78,8 +79,8 @@ def calibration_cases(bundle: Bundle, observations: Sequence[Observation]) -> Ca
     seen = [case for case in cases if not any(case is one for one in held)]
     half = len(held) // 2
     return CalibrationCases(
-        seen=[*map(_one_row, seen), *map(_two_rows, seen)],
-        held=[*map(_one_row, held[:half]), *map(_two_rows, held[half:])],
+        seen=[_with_rows(case, rows) for rows in ROWS for case in seen],
+        held=[_with_rows(case, 1 + (number >= half)) for number, case in enumerate(held)],
     )
 
 
@@ -103,25 +104,21 @@ def _case(
     )
 
 
-def _one_row(case: Case) -> Case:
-    return _with_rows(case, [0], None)
+def _with_rows(case: Case, rows: int) -> Case:
+    """Return a case for its first row, or for two; without guidance these are the same prompt."""
+    taken = [0, case.rows - 1][:rows]
 
+    def of(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: array[taken] for name, array in arrays.items()}
 
-def _two_rows(case: Case) -> Case:
-    """Return the guided case; without guidance both rows are the same prompt."""
-    return _with_rows(case, [0, case.rows - 1], _BETA)
-
-
-def _with_rows(case: Case, rows: list[int], beta: float | None) -> Case:
-    def taken(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {name: array[rows] for name, array in arrays.items()}
-
+    beta = _BETA if rows == 2 else None
     return replace(
         case,
-        words={'rows': len(rows), 'beta': beta, **case.words},
-        prefix_inputs=taken(case.prefix_inputs),
-        head_inputs=taken(case.head_inputs),
+        words={'rows': rows, 'beta': beta, **case.words},
+        prefix_inputs=of(case.prefix_inputs),
+        head_inputs=of(case.head_inputs),
         row_weight=row_weights(beta),
+        # Each case gets its own.
         past={},
         reference={},
     )

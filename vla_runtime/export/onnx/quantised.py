@@ -80,23 +80,24 @@ def quantise_onnx(
     reference.prefixes(list(cases))
     table = reference.chunks(list(cases))
     advance(1)
-    feeds: dict[str, Callable[[], Iterator[Feed]]] = {
-        name: lambda size=size: _vision_feeds(cases, size)  # type: ignore[misc]
+    # Made one by one as the quantiser asks for them.
+    feeds: dict[str, Iterator[Feed]] = {
+        name: _vision_feeds(cases, size)
         for size, name in zip(sizes, vision_names(len(sizes)), strict=True)
     }
     for rows in ROWS:
         of_rows = [case for case in cases if case.rows == rows]
-        feeds[graph_name('prefix', rows)] = lambda of=of_rows: _prefix_feeds(folder, of)  # type: ignore[misc]
-        feeds[graph_name('expert', rows)] = lambda of=of_rows: (  # type: ignore[misc]
+        feeds[graph_name('prefix', rows)] = _prefix_feeds(folder, of_rows)
+        feeds[graph_name('expert', rows)] = (
             step_inputs(spec, case, case.past, table, k, case.reference['trace'][k])
-            for case in of
+            for case in of_rows
             for k in range(spec.denoise_steps)
         )
     matrices = matrix_names(meta_network(spec, torch.float32))
     work = graphs / 'quantised'
     work.mkdir()
     for name in engine_graphs(ROWS, len(sizes)):
-        _quantise(graphs / name, work / name, matrices, feeds[name]())
+        _quantise(graphs / name, work / name, matrices, feeds[name])
         advance(1)
     _replace_graphs(graphs, work, len(sizes))
 
