@@ -334,9 +334,9 @@ def _spec(dims: PiDims) -> Any:
         CameraSpec,
         ImageSpec,
         NormalisationSpec,
-        PromptSpec,
         StateSpec,
     )
+    from vla_runtime.processing.prompts import PromptFormat
 
     return BundleSpec(
         name='gpu_tensorrt',
@@ -348,7 +348,7 @@ def _spec(dims: PiDims) -> Any:
         actions=(ActionSpec('joint', 'rad', 'absolute'),),
         step_time_s=0.02,
         denoise_steps=STEPS,
-        prompt=PromptSpec(template='pi05', cleaning='openpi', advantage='task_newline'),
+        prompt=PromptFormat(template='pi05', cleaning='openpi', advantage='task_newline'),
         normalisation=NormalisationSpec(state='identity', actions='identity'),
         tokenizer='tokenizer.model',
     )

@@ -15,7 +15,6 @@ from vla_runtime.bundle.folder import Bundle, BundleError
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors, read_header
 from vla_runtime.families import find_family
 from vla_runtime.families.family import language_dims
-from vla_runtime.processing.prompts import starts_with_bos
 from vla_runtime.processing.tokenizer import Tokenizer
 
 _BLOCK_BYTES = 1 << 22
@@ -107,7 +106,7 @@ def _check_tokenizer(bundle: Bundle) -> None:
         return
     path, vocabulary = bundle.tokenizer_path, language_dims(bundle.spec.dims).vocabulary
     try:
-        bos = starts_with_bos(prompt.template)
+        bos = find_family(bundle.spec.family).templates[prompt.template].bos
         size = Tokenizer.load(path, bos=bos).vocabulary_size
     except ModuleNotFoundError as error:
         raise BundleError(

@@ -22,7 +22,6 @@ from vla_runtime.bundle.schema import (
     WEIGHTS_FILE,
     BundleSpec,
     CameraSpec,
-    PromptSpec,
 )
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
@@ -39,9 +38,8 @@ from vla_runtime.families import find_family
 from vla_runtime.families.family import language_dims
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.files.typed_yaml import FieldError
-from vla_runtime.processing.prompts import starts_with_bos
+from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.processing.tokenizer import Tokenizer
-from vla_runtime.types import PromptTemplate
 
 # The projects' own default; a policy's answer hardly changes with more.
 _DENOISE_STEPS = 10
@@ -101,14 +99,9 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     prompt = None
     if settled.language is not None:
         tokenizer, template, _ = settled.language
-        _check_tokenizer(tokenizer, template, language_dims(dims).vocabulary)
-        prompt = PromptSpec(
-            template,
-            facts.cleaning,
-            options.advantage,
-            frame=facts.prompt_frame,
-            image=facts.prompt_image,
-        )
+        layout = find_family(family).templates[template]
+        _check_tokenizer(tokenizer, layout.bos, language_dims(dims).vocabulary)
+        prompt = PromptFormat(template, facts.cleaning, options.advantage)
     spec = BundleSpec(
         name=options.name or default_name,
         family=family,
@@ -200,7 +193,7 @@ class _Settled:
     columns: Columns
     cameras: tuple[CameraSpec, ...]
     make_dims: MakeDims
-    language: tuple[Path, PromptTemplate, int] | None
+    language: tuple[Path, str, int] | None
     rate_hz: float
     horizon: int
     denoise_steps: int
@@ -246,15 +239,21 @@ def _settle(
 
 def _language(
     reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, missing: MissingFacts
-) -> tuple[Path, PromptTemplate, int] | None:
+) -> tuple[Path, str, int] | None:
     """Return tokenizer, template and tokens of a prompt; None once one is noted missing."""
     tokenizer = _tokenizer(reader, facts, options, missing)
-    template: PromptTemplate | None = missing.pick(
+    template: str | None = missing.pick(
         '--prompt-template',
         options.prompt_template,
         facts.template,
         reader.wanted.get('--prompt-template', 'layout of the prompt in training'),
     )
+    names = find_family(facts.family).templates
+    if template is not None and template not in names:
+        missing.conflict(
+            f'--prompt-template says {template}, but the prompts of {facts.family} are '
+            f'{", ".join(names)}'
+        )
     length = missing.pick(
         '--prompt-length',
         options.prompt_length,
@@ -350,9 +349,9 @@ def _tokenizer(
     return chosen
 
 
-def _check_tokenizer(path: Path, template: PromptTemplate, vocabulary: int) -> None:
+def _check_tokenizer(path: Path, bos: bool, vocabulary: int) -> None:
     try:
-        size = Tokenizer.load(path, bos=starts_with_bos(template)).vocabulary_size
+        size = Tokenizer.load(path, bos=bos).vocabulary_size
     except ValueError as error:
         raise ExportError(str(error)) from None
     if size > vocabulary:

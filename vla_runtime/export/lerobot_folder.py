@@ -34,7 +34,6 @@ from vla_runtime.export.lerobot_statistics import (
     read_statistics,
 )
 from vla_runtime.files.json_file import JsonMapping, read_json
-from vla_runtime.types import PromptTemplate
 
 # Steps that this runtime does too, or that only move data about.
 _PREPROCESSORS = (
@@ -77,7 +76,7 @@ class LeRobotPolicy:
     """
 
     type: str
-    template: PromptTemplate | None
+    template: str | None
     images: ImageSpec
     steps: tuple[str, ...]
     fixed: Mapping[str, object]

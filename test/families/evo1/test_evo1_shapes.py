@@ -60,8 +60,8 @@ def test_the_prefix_hands_over_keys_and_values_of_the_heads_layers():
         'cross_value': layers,
         'prefix_mask': (1, dims.prefix_length),
     }
-    # Two images of 4 tokens with 8 tokens around them, 64 of text, the state.
-    assert dims.prefix_length == 8 + 8 + 64 + 1
+    # Two images of 4 tokens, the text, the state.
+    assert dims.prefix_length == 8 + dims.prompt_length + 1
 
 
 def test_the_time_table_equals_the_networks(tmp_path):

@@ -90,7 +90,7 @@ def test_the_scale_of_the_scores_is_in_the_norms_of_normalised_queries():
         ({'positions': 7}, 'horizon 8 is more than the 7 action positions'),
         ({'image_places': (2,)}, 'image_places has 1 entries where one for each of the 2'),
         ({'image_places': (4, 2)}, r'image_places \[4, 2\] must ascend'),
-        ({'image_places': (2, 65)}, 'must ascend from 0 to prompt_length 64'),
+        ({'image_places': (2, 65), 'prompt_length': 64}, 'must ascend from 0 to prompt_length 64'),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(change, pattern):

@@ -8,11 +8,11 @@ import pytest
 import torch
 from groot_n17_cases import GrootN17Case, load_n17_case, n17_case_paths, n17_entries
 from network_cases import relative_error
+from vla_runtime.families.groot.interleaving import separated
 
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.groot import time_table
 from vla_runtime.families.groot.head import action_code, dit_code
-from vla_runtime.families.groot.interleaving import separated
 from vla_runtime.inference.denoise import flow_times
 
 pytestmark = pytest.mark.cases

@@ -26,13 +26,14 @@ from vla_runtime.export.block_sizes import (
 from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
+from vla_runtime.export.image_places import count_image_places
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
 from vla_runtime.export.lerobot_processors import POSTPROCESSOR_FILE
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import ExportOptions
 from vla_runtime.export.tensor_names import DECODER, TensorNames, row, rows_under
+from vla_runtime.families.evo1.declaration import PROMPT
 from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
-from vla_runtime.families.evo1.image_frames import image_frames
 from vla_runtime.files.json_file import JsonMapping, read_json
 
 _VLM = r'embedder\.model\.'
@@ -101,8 +102,9 @@ _EMBODIMENT = re.compile(r'(state_encoder|action_encoder|velocity_head)\.fc[123]
 _VISION_HEADS = {1024: 16}
 # Key/value heads of its language models by width: Qwen2.5 0.5B and 1.5B.
 _KV_HEADS = {896: 2, 1536: 2}
-# Tokens for the instruction; LeRobot pads to the longest of a batch.
-_PROMPT_LENGTH = 48
+# Text tokens of a prompt: those around three images, 20, and an instruction; LeRobot pads to the
+# longest of a batch.
+_PROMPT_LENGTH = 68
 _ACTION_STEP = 'evo1_action_processor'
 
 
@@ -197,7 +199,7 @@ class Evo1Reader(CheckpointReader):
                 head=_head_dims(shape, head_heads),
                 vocabulary=shape('language.embedding.weight', 2)[0],
                 cameras=cameras,
-                image_frames=image_frames(tokenizer, cameras),
+                image_places=count_image_places(tokenizer, PROMPT, cameras),
                 prompt_length=prompt_length,
                 horizon=horizon,
                 action_dim=action_dim,

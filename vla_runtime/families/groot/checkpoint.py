@@ -24,19 +24,14 @@ from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
+from vla_runtime.export.image_places import count_image_places
 from vla_runtime.export.lerobot_folder import is_lerobot_folder
 from vla_runtime.export.lerobot_processors import PREPROCESSOR_FILE, read_pipeline
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import ExportOptions
-from vla_runtime.export.text_frames import chat_places
+from vla_runtime.families.groot.declaration import N15_PROMPT
 from vla_runtime.families.groot.dimensions import GrootDims
-from vla_runtime.families.groot.lerobot import (
-    FRAME,
-    IMAGE,
-    PACK_STEP,
-    PREPROCESSORS,
-    read_groot_folder,
-)
+from vla_runtime.families.groot.lerobot import PACK_STEP, PREPROCESSORS, read_groot_folder
 from vla_runtime.families.groot.n17_checkpoint import n17_sizes
 from vla_runtime.families.groot.n17_folder import n17_embodiments, read_n17_folder
 from vla_runtime.families.groot.stack_sizes import settle_stack_heads, stack_dims
@@ -77,14 +72,14 @@ class GrootReader(CheckpointReader):
         folder: Path,
         tensors: Mapping[str, StoredTensor],
         options: ExportOptions,
-        gaps: MissingFacts,
+        missing: MissingFacts,
     ) -> dict[str, StoredTensor]:
         if self.family(tensors) == 'groot_n17':
             stated, slots = n17_embodiments(folder, options)
         else:
             pack = read_pipeline(folder / PREPROCESSOR_FILE, PREPROCESSORS).step(PACK_STEP)
             stated, slots = pack.get('embodiment_tag', str), pack.mapping('embodiment_mapping')
-        tag = gaps.pick(
+        tag = missing.pick(
             '--embodiment',
             options.embodiment,
             stated,
@@ -103,12 +98,12 @@ class GrootReader(CheckpointReader):
         tensors: Mapping[str, StoredTensor],
         facts: FolderFacts,
         options: ExportOptions,
-        gaps: MissingFacts,
+        missing: MissingFacts,
     ) -> MakeDims | None:
         if self.family(tensors) == 'groot_n17':
-            return n17_sizes(folder, tensors, facts, options, gaps)
+            return n17_sizes(folder, tensors, facts, options, missing)
         shape = Shapes(tensors, 'GR00T N1.5')
-        heads = settle_stack_heads(shape, ('vision', 'context', 'dit'), options, gaps)
+        heads = settle_stack_heads(shape, ('vision', 'context', 'dit'), options, missing)
         tokenizer = facts.tokenizer or options.tokenizer
         if heads is None or tokenizer is None or not tokenizer.is_file():
             return None
@@ -116,7 +111,7 @@ class GrootReader(CheckpointReader):
             lambda: _dims(
                 shape,
                 heads,
-                chat_places(tokenizer, FRAME, IMAGE, cameras),
+                count_image_places(tokenizer, N15_PROMPT, cameras),
                 cameras,
                 prompt_length,
                 horizon,

@@ -39,13 +39,6 @@ _PROMPT_LENGTH = 128
 _HORIZON = 16
 # Euler steps of the published base model.
 _STEPS = 4
-# Eagle's chat template with a user's images and task, as its processor writes it.
-FRAME = (
-    '<|im_start|>system{newline}You are a helpful assistant.<|im_end|>{newline}'
-    '<|im_start|>user{newline}{images}{task}<|im_end|>{newline}'
-    '<|im_start|>assistant{newline}'
-)
-IMAGE = '<image {number}><img>{tokens}</img>'
 
 
 def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
@@ -92,8 +85,6 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
         action_length=actions,
         deltas=(False,) * actions,
         template='chat',
-        prompt_frame=FRAME,
-        prompt_image=IMAGE,
         usual_prompt_length=_PROMPT_LENGTH,
         horizon=_HORIZON if pack.get('action_horizon', int, _HORIZON) == _HORIZON else None,
         denoise_steps=_STEPS,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from vla_runtime.families.blocks.attention import images_of_rows, rotary
+from vla_runtime.families.blocks.interleaving import images_in_text
 from vla_runtime.families.groot.dimensions import GrootDims
 from vla_runtime.families.groot.head import GrootHead, Memory
-from vla_runtime.families.groot.interleaving import interleaved
 from vla_runtime.families.groot.qwen3 import Qwen3, causal_attention
 from vla_runtime.families.groot.vision import EagleVision
 
@@ -42,12 +42,8 @@ class GrootN15(GrootHead):
         Returns:
             embeddings (R, P, M) float32 and mask (R, P) bool
         """
-        places = self.dims.image_places
-        masks = image_mask[:, :, None].expand(-1, -1, image_tokens.shape[2])
-        return (
-            interleaved(self.language.embed(tokens), image_tokens, places),
-            interleaved(token_mask, masks, places),
-        )
+        text = self.language.embed(tokens)
+        return images_in_text(text, token_mask, image_tokens, image_mask, self.dims.image_places)
 
     def features(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         """Language model's features (R, P, M) after its final norm; causal attention.

@@ -17,8 +17,8 @@ from vla_runtime.families.blocks.attention import (
     rotary_frequencies,
     rotary_of_angles,
 )
+from vla_runtime.families.blocks.interleaving import images_in_text, interleaved, separated
 from vla_runtime.families.groot.head import GrootHead, Memory
-from vla_runtime.families.groot.interleaving import interleaved, separated
 from vla_runtime.families.groot.n17_dimensions import GrootN17Dims
 from vla_runtime.families.groot.qwen3 import Qwen3, causal_attention
 from vla_runtime.families.groot.qwen3_vl import QwenVision
@@ -53,16 +53,12 @@ class GrootN17(GrootHead):
         Returns:
             embeddings (R, P, (1 + D) * M) float32 and mask (R, P) bool
         """
-        places, text = self.dims.image_places, self.language.embed(tokens)
+        text = self.language.embed(tokens)
         nothing = image_tokens.shape[-1] - text.shape[-1]
         if nothing:
             zeros = torch.zeros(*text.shape[:2], nothing, device=text.device)
             text = torch.cat([text, zeros], dim=-1)
-        masks = image_mask[:, :, None].expand(-1, -1, image_tokens.shape[2])
-        return (
-            interleaved(text, image_tokens, places),
-            interleaved(token_mask, masks, places),
-        )
+        return images_in_text(text, token_mask, image_tokens, image_mask, self.dims.image_places)
 
     def starts(self, mask: Tensor) -> Tensor:
         """Position of every text token, and of the first token of the image that a token is of.

@@ -45,9 +45,6 @@ _CAMERA = 'observation.images.'
 _PROMPT_LENGTH = 128
 # Euler steps and actions of the published base model.
 _STEPS, _HORIZON = 4, 40
-# Qwen3-VL's chat template with a user's images and task.
-FRAME = '<|im_start|>user{newline}{images}{task}<|im_end|>{newline}'
-IMAGE = '<|vision_start|>{tokens}<|vision_end|>'
 
 
 @dataclass(frozen=True)
@@ -112,8 +109,6 @@ def read_n17_folder(folder: Path, options: ExportOptions) -> FolderFacts:
         action_length=columns.actions,
         deltas=columns.deltas,
         template='chat',
-        prompt_frame=FRAME,
-        prompt_image=IMAGE,
         usual_prompt_length=_PROMPT_LENGTH,
         horizon=found.horizon,
         real_horizon=columns.horizon,

@@ -17,10 +17,9 @@ from vla_runtime.export.options import ExportOptions
 from vla_runtime.families.pi.openpi_folder import read_openpi_folder
 from vla_runtime.families.pi.tensor_dims import dims_of, family_of, known_heads, pi_shapes
 from vla_runtime.families.pi.tensor_names import NAMES
-from vla_runtime.types import PromptTemplate
 
 
-def _policy(family: str, template: PromptTemplate, *, has_state_token: bool) -> LeRobotPolicy:
+def _policy(family: str, template: str, *, has_state_token: bool) -> LeRobotPolicy:
     return LeRobotPolicy(
         type=family,
         template=template,
