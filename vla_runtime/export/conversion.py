@@ -34,7 +34,7 @@ from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import read_lerobot_folder
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
-from vla_runtime.families import find_family
+from vla_runtime.families import find_family, weight_shapes
 from vla_runtime.families.family import language_dims
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.files.typed_yaml import FieldError
@@ -93,7 +93,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     prompt_length = settled.language[2] if settled.language else 0
     dims = settled.make_dims(len(settled.cameras), prompt_length, settled.horizon)
     try:
-        check_tensors(tensors, find_family(family).weight_shapes(dims))
+        check_tensors(tensors, weight_shapes(family, dims))
     except TensorsError as error:
         raise CheckpointError(str(error)) from None
     prompt = None

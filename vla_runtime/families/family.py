@@ -163,7 +163,6 @@ class Family:
         prefix_inputs: inputs of the prefix besides images: `tokens`, `token_mask`, `state`.
         head_inputs: inputs of the head besides the prefix's outputs: `state`.
         time_table: makes the time table from dimensions and weights.
-        weight_shapes: tensor names to shapes, in the order of the network's state dict.
         noise: distribution that a `flow` begins with.
     """
 
@@ -177,7 +176,6 @@ class Family:
     prefix_inputs: Callable[[Any], Mapping[str, RowInput]]
     head_inputs: Callable[[Any], Mapping[str, RowInput]]
     time_table: Callable[[Any, SafetensorsReader], TimeTable]
-    weight_shapes: Callable[[Any], dict[str, Shape]]
     noise: Noise = 'normal'
 
     @property

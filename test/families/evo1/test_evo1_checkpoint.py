@@ -23,7 +23,7 @@ from vla_runtime.export.errors import ExportError
 from vla_runtime.export.lerobot_folder import read_lerobot_folder
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.options import ExportOptions
-from vla_runtime.families import find_family
+from vla_runtime.families import weight_shapes
 from vla_runtime.families.evo1.checkpoint import Evo1Reader, of_embodiment
 from vla_runtime.families.evo1.dimensions import EVO1, Evo1Dims
 from vla_runtime.files.json_file import JsonError
@@ -298,7 +298,7 @@ def their_name(name: str) -> str:
 def their_shapes() -> dict[str, tuple[int, ...]]:
     """All tensors of the published size; query, key and value of the head are packed."""
     shapes = {}
-    for name, shape in find_family('evo1').weight_shapes(EVO1).items():
+    for name, shape in weight_shapes('evo1', EVO1).items():
         match = re.fullmatch(r'(blocks\.\d+)\.attention\.([qkv])\.(weight|bias)', name)
         if match is None:
             shapes[their_name(name)] = shape

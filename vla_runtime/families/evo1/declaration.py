@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from vla_runtime.families.evo1.dimensions import EVO1, LIMITS, Evo1Dims
 from vla_runtime.families.evo1.time_table import TimeRows
-from vla_runtime.families.evo1.weight_shapes import weight_shapes
 from vla_runtime.families.family import Family, RowInput, no_inputs, prompt_inputs, state_input
 from vla_runtime.processing.prompt_layout import PromptLayout
 
@@ -34,7 +33,6 @@ FAMILIES = (
         prefix_inputs=_prefix_inputs,
         head_inputs=no_inputs,
         time_table=TimeRows,
-        weight_shapes=weight_shapes,
         noise='uniform',
     ),
 )

@@ -6,7 +6,6 @@ from vla_runtime.families.family import Family, prompt_inputs, state_input
 from vla_runtime.families.groot import n17_dimensions as n17
 from vla_runtime.families.groot.dimensions import GROOT_N15, LIMITS, GrootDims
 from vla_runtime.families.groot.time_table import GrootTimeTable
-from vla_runtime.families.groot.weight_shapes import n15_weight_shapes, n17_weight_shapes
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 _CHAT = ('<|im_start|>', '<|im_end|>')
@@ -39,7 +38,6 @@ FAMILIES = (
         prefix_inputs=prompt_inputs,
         head_inputs=state_input,
         time_table=GrootTimeTable,
-        weight_shapes=n15_weight_shapes,
     ),
     Family(
         name='groot_n17',
@@ -52,6 +50,5 @@ FAMILIES = (
         prefix_inputs=prompt_inputs,
         head_inputs=state_input,
         time_table=GrootTimeTable,
-        weight_shapes=n17_weight_shapes,
     ),
 )

@@ -7,7 +7,6 @@ from vla_runtime.families.blocks.flow_time import ActionTimeTable
 from vla_runtime.families.family import Family, no_inputs, prompt_inputs, state_input
 from vla_runtime.families.pi.dimensions import PI0, PI05, PiDims
 from vla_runtime.families.pi.time_table import Pi05TimeTable
-from vla_runtime.families.pi.weight_shapes import pi0_shapes, pi05_shapes
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 _LINE = PromptLayout('{task}\n')
@@ -32,7 +31,6 @@ FAMILIES = (
         prefix_inputs=prompt_inputs,
         head_inputs=no_inputs,
         time_table=Pi05TimeTable,
-        weight_shapes=pi05_shapes,
     ),
     Family(
         name='pi0',
@@ -45,6 +43,5 @@ FAMILIES = (
         prefix_inputs=prompt_inputs,
         head_inputs=state_input,
         time_table=ActionTimeTable,
-        weight_shapes=pi0_shapes,
     ),
 )

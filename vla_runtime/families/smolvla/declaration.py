@@ -5,7 +5,6 @@ from __future__ import annotations
 from vla_runtime.families.blocks.flow_time import ActionTimeTable
 from vla_runtime.families.family import Family, RowInput, no_inputs, prompt_inputs, state_input
 from vla_runtime.families.smolvla.dimensions import LIMITS, SMOLVLA, SmolVlaDims
-from vla_runtime.families.smolvla.weight_shapes import weight_shapes
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 
@@ -25,6 +24,5 @@ FAMILIES = (
         prefix_inputs=_prefix_inputs,
         head_inputs=no_inputs,
         time_table=ActionTimeTable,
-        weight_shapes=weight_shapes,
     ),
 )
