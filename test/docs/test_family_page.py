@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from vla_runtime.bundle.tensors import check_tensors
 from vla_runtime.export.checkpoint import read_tensors
+from vla_runtime.export.checkpoint_reader import Source
 from vla_runtime.export.checkpoint_reader import _readers as checkpoint_readers
 from vla_runtime.families import weight_shapes
 from vla_runtime.families.family import Family
@@ -86,7 +87,7 @@ def test_the_reader_finds_names_and_sizes_of_a_checkpoint(
     check_tensors(stored, weight_shapes('toy', network.dims))
     facts = SimpleNamespace(image_size=32)
     nothing: Any = None
-    make = reader.sizes(tmp_path, stored, facts, nothing, nothing)  # type: ignore[arg-type]
+    make = reader.sizes(Source(tmp_path, stored, facts, nothing, nothing))  # type: ignore[arg-type]
     assert make is not None
     assert make(2, 32, 8) == toy.presets['toy']
 

@@ -27,7 +27,7 @@ from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
 from vla_runtime.export.checkpoint import CheckpointError, copy_tensors, read_tensors
-from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, find_reader
+from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source, find_reader
 from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
@@ -87,8 +87,9 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         facts = reader.read_folder(checkpoint, family, options)
     missing = MissingFacts(checkpoint, facts)
     _check_facts(facts, family, missing, options)
-    tensors = reader.select(checkpoint, tensors, options, missing)
-    make_dims = reader.sizes(checkpoint, tensors, facts, options, missing)
+    source = Source(checkpoint, tensors, facts, options, missing)
+    tensors = reader.select(source)
+    make_dims = reader.sizes(source._replace(tensors=tensors))
     settled = _settle(reader, facts, make_dims, options, missing)
     prompt_length = settled.language[2] if settled.language else 0
     dims = settled.make_dims(len(settled.cameras), prompt_length, settled.horizon)

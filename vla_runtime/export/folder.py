@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
+from vla_runtime.files.json_file import JsonMapping
 from vla_runtime.types import PromptCleaning
 
 CONFIG_FILE = 'config.json'
@@ -90,6 +91,19 @@ class FolderFacts:
     tokenizer: Path | None = None
     source: Mapping[str, str] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
+
+
+def expect(config: JsonMapping, key: str, expected: object) -> None:
+    """Refuse a setting that this runtime does not reproduce; one that is not there is as expected.
+
+    Raises:
+        JsonError: names the field.
+    """
+    found = config.get(key, (bool, int, float, str), expected)
+    if found != expected:
+        raise config.error(
+            key, f'{found!r} is not supported; this runtime runs policies with {expected!r}'
+        )
 
 
 def find_tokenizer(folder: Path) -> Path | None:

@@ -12,7 +12,8 @@ import numpy as np
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, find_tokenizer
+from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, expect, find_tokenizer
+from vla_runtime.export.lerobot_folder import feature_length
 from vla_runtime.export.lerobot_processors import (
     POSTPROCESSOR_FILE,
     PREPROCESSOR_FILE,
@@ -63,14 +64,10 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
         (pack, 'normalize_min_max', True),
         (unpack, 'normalize_min_max', True),
     ):
-        found = step.get(key, (bool, int), expected)
-        if found != expected:
-            raise step.error(
-                key, f'{found!r} is not supported; this runtime runs policies with {expected!r}'
-            )
+        expect(step, key, expected)
     state, actions = (
-        _length(config, 'input_features', 'observation.state'),
-        _length(config, 'output_features', 'action'),
+        feature_length(config, 'input_features', 'observation.state'),
+        feature_length(config, 'output_features', 'action'),
     )
     tag = pack.get('embodiment_tag', str)
     return FolderFacts(
@@ -93,14 +90,6 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
         tokenizer=find_tokenizer(folder),
         source={'checkpoint': 'LeRobot groot', 'embodiment': tag},
     )
-
-
-def _length(config: JsonMapping, group: str, key: str) -> int:
-    features = config.mapping(group)
-    shape = features.mapping(key).get('shape', list)
-    if len(shape) != 1 or type(shape[0]) is not int:
-        raise features.error(key, f'has shape {shape} where one number is expected')
-    return int(shape[0])
 
 
 def _cameras(config: JsonMapping) -> tuple[CameraSpec, ...]:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_runtime.export.block_sizes import Shapes, checked_dims, decoder_dims
-from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
-from vla_runtime.export.checkpoint_reader import MakeDims
+from vla_runtime.export.checkpoint import CheckpointError
+from vla_runtime.export.checkpoint_reader import MakeDims, Source
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
 from vla_runtime.export.image_places import count_image_places
 from vla_runtime.export.missing_facts import MissingFacts
-from vla_runtime.export.options import ExportOptions
 from vla_runtime.families.groot.declaration import N17_PROMPT
 from vla_runtime.families.groot.n17_dimensions import (
     FRAMES,
@@ -48,14 +47,9 @@ class _Backbone:
     rms_epsilon: float
 
 
-def n17_sizes(
-    folder: Path,
-    tensors: Mapping[str, StoredTensor],
-    facts: FolderFacts,
-    options: ExportOptions,
-    missing: MissingFacts,
-) -> MakeDims | None:
+def n17_sizes(source: Source) -> MakeDims | None:
     """As `CheckpointReader.sizes`."""
+    folder, tensors, facts, options, missing = source
     shape = Shapes(tensors, _POLICIES)
     tokenizer = options.tokenizer or facts.tokenizer
     backbone = _backbone(shape, tokenizer, missing)
@@ -101,7 +95,7 @@ def _backbone(shape: Shapes, tokenizer: Path | None, missing: MissingFacts) -> _
         if 'vision_config' in config and 'text_config' in config:
             return _stated_backbone(config)
     published = GROOT_N17.vision
-    width, depth = shape('vision.patch_embedding.weight', 5)[0], shape.depth('vision')
+    width, depth = shape('vision.patch_embedding.weight', 5)[0], shape.depth('vision.blocks')
     (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
     if (width, depth, head_dim) == (published.width, published.depth, GROOT_N17.language.head_dim):
         return _Backbone(
@@ -215,7 +209,7 @@ def _vision(shape: Shapes, backbone: _Backbone) -> QwenVisionDims:
         )
     return QwenVisionDims(
         width=width,
-        depth=shape.depth('vision'),
+        depth=shape.depth('vision.blocks'),
         num_heads=backbone.vision_heads,
         mlp_dim=shape('vision.blocks.0.mlp.fc1.weight', 2)[0],
         patch_size=patch,

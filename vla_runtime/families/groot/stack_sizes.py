@@ -30,7 +30,7 @@ def settle_stack_heads(
         missing: where missing and contradictory facts are noted.
 
     Returns:
-        heads by part; None once a gap is noted
+        heads by part; None once one is noted missing
     """
     found: dict[str, int] = {}
     for part in parts:
@@ -54,11 +54,8 @@ def settle_stack_heads(
 
 def stack_dims(shape: Shapes, stack: str, heads: int) -> StackDims:
     """Sizes of the stack `context` or `dit`."""
-    depth = 0
-    while f'{stack}.{depth}.attention.q.weight' in shape:
-        depth += 1
     return StackDims(
-        depth=depth,
+        depth=shape.depth(stack),
         num_heads=heads,
         head_dim=shape(f'{stack}.0.attention.q.weight', 2)[0] // heads,
         mlp_dim=shape(f'{stack}.0.mlp.fc1.weight', 2)[0],
