@@ -1,4 +1,4 @@
-"""What the soak drives: ALOHA's 14 joints and four cameras, and a small policy of random weights.
+"""The soak's robot and policy: ALOHA's 14 joints, four cameras, a small policy of random weights.
 
 The policy's actions depend on the measured state and the images, vary smoothly along a chunk, and
 stay around one pose; a little white noise on them keeps the acceleration limit at work at every

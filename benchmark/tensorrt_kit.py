@@ -1,4 +1,4 @@
-"""What `gpu_tensorrt.py` carries to a GPU machine: graphs, inputs, ONNX Runtime's outputs, a seed.
+"""Kit for `gpu_tensorrt.py` on a GPU machine: graphs, inputs, ONNX Runtime's outputs, a seed.
 
 The weights are too large to carry and their values do not matter, so they are drawn: from the raw
 bits of a counter-based generator, tensor by tensor by its name, which gives the same bytes with

@@ -105,7 +105,7 @@ class GrootHead(FlowNetwork):
         self.action_decoder = SlicedMlp(dims.head_width, dims.head_width, dims.action_dim)
 
     def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
-        """What each cross-attention block reads, from the outputs of `prefix`.
+        """Context that each cross-attention block reads, from the outputs of `prefix`.
 
         Keys and values are (R, heads, K, D), the mask (R, K) bool.
         """

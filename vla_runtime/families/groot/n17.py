@@ -83,7 +83,7 @@ class GrootN17(GrootHead):
         return interleaved(text, first.expand(-1, -1, count), places)
 
     def offsets(self, device: torch.device) -> Tensor:
-        """What time, row and column of every token add to its start: an image's grid.
+        """Offsets of time, row and column of every token from its start: an image's grid.
 
         (P, 3) int64
         """

@@ -38,7 +38,7 @@ _POLICIES = 'GR00T N1.7'
 
 @dataclass(frozen=True)
 class _Backbone:
-    """What the backbone was built with and no tensor shows."""
+    """Settings of the backbone that no tensor shows."""
 
     vision_heads: int
     deepstack: tuple[int, ...]

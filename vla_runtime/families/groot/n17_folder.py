@@ -49,7 +49,7 @@ _STEPS, _HORIZON = 4, 40
 
 @dataclass(frozen=True)
 class _Settings:
-    """What both kinds of folder say.
+    """Facts that both kinds of folder state.
 
     Attributes:
         kind: who wrote the folder.

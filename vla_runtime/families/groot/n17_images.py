@@ -11,7 +11,7 @@ from vla_runtime.processing.cropped_images import shortest_edge_size
 
 
 def image_spec(settings: JsonMapping) -> ImageSpec:
-    """How images are resized and cut.
+    """Return the resizing and cutting of images.
 
     Args:
         settings: `image_target_size`, `image_crop_size`, `shortest_image_edge`, `crop_fraction`

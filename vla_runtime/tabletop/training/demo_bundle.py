@@ -132,7 +132,7 @@ def write_demo_bundle(
 
 
 def _evaluations(recipe: Recipe) -> list[tuple[Family, Variant, Wording]]:
-    """What a policy of this recipe is judged by: what it was taught, and how it is told."""
+    """Criteria for a policy of this recipe: the tasks that it was taught, and its instructions."""
     return [
         (family, variant, wording)
         for family, variant, wording in _EVALUATIONS

@@ -44,7 +44,7 @@ _BLOCK_CENTRE_M = np.array([0.27, 0.0])
 
 @dataclass(frozen=True)
 class TaskMix:
-    """What a policy is taught to do.
+    """Tasks that a policy is taught.
 
     Attributes:
         share: of each family of tasks.
