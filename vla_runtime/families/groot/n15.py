@@ -80,20 +80,3 @@ class GrootN15(GrootHead):
             block: (past['cross_key'][index], past['cross_value'][index], past['prefix_mask'])
             for index, block in enumerate(self.dims.cross_blocks)
         }
-
-    def joint_velocity(
-        self, embeddings: Tensor, mask: Tensor, x: Tensor, conditioning: Tensor, state: Tensor
-    ) -> Tensor:
-        """Return the velocity from one forward over everything, without any cache.
-
-        Args:
-            embeddings, mask: as `embed_prefix` returns them, (B, P, M) and (B, P).
-            x, conditioning, state: as for `velocity`, batch B.
-        """
-        context = self.encode_context(self.features(embeddings, mask), mask)
-        memories = {
-            block: (*self.blocks[block].attention.keys_values(context), mask)
-            for block in self.dims.cross_blocks
-        }
-        tokens, modulations = self.embed_tokens(x, self.state_encoder(state)[:, None], conditioning)
-        return self.decode(tokens, modulations, memories)

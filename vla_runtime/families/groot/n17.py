@@ -168,21 +168,3 @@ class GrootN17(GrootHead):
             for part, blocks in self.readers.items()
             for index, block in enumerate(blocks)
         }
-
-    def joint_velocity(
-        self, embeddings: Tensor, mask: Tensor, x: Tensor, conditioning: Tensor, state: Tensor
-    ) -> Tensor:
-        """Return the velocity from one forward over everything, without any cache.
-
-        Args:
-            embeddings, mask: as `embed_prefix` returns them, (B, P, (1 + D) * M) and (B, P).
-            x, conditioning, state: as for `velocity`, batch B.
-        """
-        context = self.context_of(embeddings, mask)
-        memories = {
-            block: (*self.blocks[block].attention.keys_values(context[part][0]), context[part][1])
-            for part, blocks in self.readers.items()
-            for block in blocks
-        }
-        tokens, modulations = self.embed_tokens(x, self.state_encoder(state)[:, None], conditioning)
-        return self.decode(tokens, modulations, memories)
