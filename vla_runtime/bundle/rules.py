@@ -43,7 +43,7 @@ LIMITS: Mapping[str, int] = {
     'dimensions.state_dim': 1024,
     'denoise_steps': 100,
 }
-_EARLIER_KEYS = {'prompt': ('frame', 'image'), 'dimensions': ('image_frames',)}
+_EARLIER_KEYS = (('prompt', 'frame'), ('prompt', 'image'), ('dimensions', 'image_frames'))
 # Frames of a camera are kept for so long.
 EARLIEST_FRAME_S = 10.0
 # Image tokens of all cameras and prompt tokens: attention masks grow with their square.
@@ -71,15 +71,14 @@ def parse_spec(text: str) -> BundleSpec:
 
 
 def _refuse_earlier_keys(document: Mapping[str, Any]) -> None:
-    for part, keys in _EARLIER_KEYS.items():
+    for part, key in _EARLIER_KEYS:
         section = document.get(part)
-        for key in keys if isinstance(section, Mapping) else ():
-            if key in section:
-                raise FieldError(
-                    f'{part}.{key}',
-                    'is a key of an earlier vla_runtime: the text around images is no longer in '
-                    'the bundle; export the checkpoint again (vla_runtime export)',
-                )
+        if isinstance(section, Mapping) and key in section:
+            raise FieldError(
+                f'{part}.{key}',
+                'is a key of an earlier vla_runtime: the text around images is no longer in the '
+                'bundle; export the checkpoint again (vla_runtime export)',
+            )
 
 
 def dump_spec(spec: BundleSpec) -> str:
