@@ -75,6 +75,7 @@ class RecorderNode(Node):
             'folder': str(recording.folder),
             'megabytes': recording.size / _MIB,
             'messages': recording.messages,
+            'policy_found': self._topics.found,
             'chunks': self._topics.chunks,
             'frames_used': frames.given,
             'frames_missing': frames.missing,
