@@ -1,4 +1,4 @@
-"""What recording costs the motion, and whether it changes it: the demo recorded and not, by turns.
+"""Cost of recording for the motion, and whether it changes it: the demo recorded and not, by turns.
 
 Four runs a turn drive the same scenes with the same instructions: the demo as it is, the same
 again, with `--record`, and with a `recorder_node` beside it, as on a robot. Of every run: processor
