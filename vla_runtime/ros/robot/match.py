@@ -211,7 +211,7 @@ class _Matcher:
             else:
                 self._misfit(
                     f'cameras[{index}].name',
-                    f"no camera '{name}' in cameras (name or aliases){_hint(name, known)}",
+                    f"no camera '{name}' in cameras (name or aliases){did_you_mean(name, known)}",
                 )
         return found
 
@@ -231,7 +231,7 @@ class _Matcher:
     def _joint_of(self, field: str, name: str) -> RobotJoint | None:
         joint = self._joints.get(name)
         if joint is None:
-            hint = _hint(name, self._joints)
+            hint = did_you_mean(name, self._joints)
             self._misfit(field, f"no joint '{name}' in joints (name or aliases){hint}")
         return joint
 
@@ -410,10 +410,6 @@ def _pose_actions(pose: PoseSpec) -> tuple[str, ...]:
 def _by_name(items: Sequence[RobotJoint | RobotCamera | RobotPose]):  # type: ignore[no-untyped-def]
     """Name and aliases to the item."""
     return {name: item for item in items for name in (item.name, *item.aliases)}
-
-
-def _hint(name: str, known: Mapping[str, object]) -> str:
-    return did_you_mean(name, known) if known else '; the list is empty'
 
 
 def _scaling(pairs: Sequence[tuple[float, float]]) -> Scaling:
