@@ -425,6 +425,8 @@ def _joint_limits(joint: RobotJoint) -> ColumnLimits:
         'acceleration': joint.acceleration,
         'step_from_measured': joint.max_step,
         'tracking_error': joint.max_tracking_error,
+        'start_tolerance': joint.start_tolerance,
+        'approach_speed': joint.approach_speed,
     }
     said = {key: value for key, value in given.items() if value is not None}
     return replace(ColumnLimits(), **said)

@@ -23,6 +23,14 @@ from vla_runtime.ros.robot.schema import (
 
 # Messages kept while a node is busy: at its rates many seconds of them.
 _MOST_DEPTH = 1000
+_POSITIVE = (
+    'velocity',
+    'acceleration',
+    'max_step',
+    'max_tracking_error',
+    'start_tolerance',
+    'approach_speed',
+)
 # Names that the package's nodes and ROS itself publish on: alone, last in a topic, or anywhere.
 _TOPICS_OF_ROS = ('clock', 'diagnostics', 'parameter_events', 'rosout', 'tf', 'tf_static')
 _TOPICS = ('action_chunk', 'committed_plan')
@@ -58,7 +66,7 @@ def check_robot(robot: RobotSpec) -> None:
 
 
 def _check_joint(where: str, joint: RobotJoint, *, has_urdf: bool) -> None:
-    _require_positive(where, joint, ('velocity', 'acceleration', 'max_step', 'max_tracking_error'))
+    _require_positive(where, joint, _POSITIVE)
     if (joint.lower is None) != (joint.upper is None):
         missing = 'lower' if joint.lower is None else 'upper'
         raise FieldError(f'{where}.{missing}', 'is missing: give both limits or neither')
