@@ -1,4 +1,4 @@
-"""How late the executor's ticks begin, with the policy idle and with it saturating a core.
+"""Lateness of the executor's ticks, with the policy idle and with it saturating a core.
 
 The real `executor_node` moves an arm that follows its commands, on chunks made by hand, so that it
 ticks, samples, limits and publishes all the time, for five minutes a run. 'saturating': one more
@@ -66,7 +66,7 @@ while True:
 def measure(
     graph: Graph, bundle: Path, rate_hz: float, priority: int, seconds: float
 ) -> dict[str, Any]:
-    """Run the executor once and return what it says about its ticks."""
+    """Run the executor once and return the tick figures of its status."""
     process = graph.start(
         'vla_runtime.ros.executor.node',
         '--ros-args',
@@ -126,7 +126,7 @@ def lateness_of(windows: Sequence[Mapping[str, str]]) -> dict[str, float]:
 
 
 class Load:
-    """How busy the machine is from now on: whole cores on average, and whose they are."""
+    """Load of the machine from now on: whole cores on average, and whose they are."""
 
     def __init__(self) -> None:
         self._begin_s = time.monotonic()

@@ -63,13 +63,16 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _backends(bundle: Bundle) -> str:
     """Return what `backend: auto` chooses among on this machine's CPU."""
-    from vla_runtime.engines.choice import AUTO, candidates
+    from vla_runtime.engines.choice import AUTO, candidates, int8_refusal
 
     try:
         found = candidates(bundle, AUTO, 'cpu', AUTO)
     except ValueError:
         return 'none that is installed here runs it on a CPU'
-    return f'on cpu: {", ".join(map(str, found))}; auto takes the fastest at load'
+    refusal = int8_refusal(bundle, 'cpu')
+    return f'on cpu: {", ".join(map(str, found))}; auto takes the fastest at load' + (
+        f', and not int8: {refusal}' if refusal else ''
+    )
 
 
 def _check(bundle: Bundle, quick: bool) -> str:
@@ -77,10 +80,11 @@ def _check(bundle: Bundle, quick: bool) -> str:
     from vla_runtime.bundle.contents import check_contents, check_finite, weight_bytes
     from vla_runtime.files.large_files import progress
 
-    check_contents(bundle)
+    compared = check_contents(bundle)
+    fit = 'fit the networks' if compared else 'not compared with the networks (needs PyTorch)'
     size = weight_bytes(bundle)
     if quick:
-        return f'{size / 1e6:,.1f} MB, fit the networks, numbers not read'
+        return f'{size / 1e6:,.1f} MB, {fit}, numbers not read'
     with progress('read weights', size) as advance:
         check_finite(bundle, advance)
-    return f'{size / 1e6:,.1f} MB, fit the networks, every number is finite'
+    return f'{size / 1e6:,.1f} MB, {fit}, every number is finite'
