@@ -17,14 +17,15 @@ from launch_ros.parameter_descriptions import ParameterValue
 SHARE = Path(get_package_share_directory('vla_runtime'))
 PASSED_ON = {
     'bundle': str(SHARE / 'engines' / 'demo'),
-    'backend': 'torch',
+    'backend': '',
+    'device': '',
     'instruction': '',
     'params_file': '',
     'namespace': '',
-    'use_sim_time': 'false',
+    'use_sim_time': '',
     'replan_interval': '',
     'cfg_beta': '',
-    'autostart': 'true',
+    'autostart': '',
     'respawn': 'false',
     'record': 'false',
 }
@@ -50,7 +51,8 @@ def generate_launch_description() -> LaunchDescription:
 def tabletop(context: LaunchContext) -> list[Action]:
     """The simulated robot, with the same parameter file as the other nodes."""
     own = LaunchConfiguration('params_file').perform(context)
-    use_sim_time = ParameterValue(LaunchConfiguration('use_sim_time'), value_type=bool)
+    use_sim_time = LaunchConfiguration('use_sim_time')
+    given = {'use_sim_time': ParameterValue(use_sim_time, value_type=bool)}
     return [
         Node(
             package='vla_runtime',
@@ -59,7 +61,7 @@ def tabletop(context: LaunchContext) -> list[Action]:
             namespace=LaunchConfiguration('namespace'),
             parameters=[
                 *([str(Path(own).expanduser().resolve())] if own else []),
-                {'use_sim_time': use_sim_time},
+                *([given] if use_sim_time.perform(context) else []),
             ],
             output='screen',
             sigterm_timeout='20',

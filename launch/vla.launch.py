@@ -34,7 +34,16 @@ ARGUMENTS = (
     DeclareLaunchArgument(
         'robot', description='Robot file, or the name of one of config/robots without .yaml.'
     ),
-    DeclareLaunchArgument('backend', default_value='auto', description='What runs the networks.'),
+    DeclareLaunchArgument(
+        'backend',
+        default_value='',
+        description='What runs the networks; empty: as configured, or auto, the fastest here.',
+    ),
+    DeclareLaunchArgument(
+        'device',
+        default_value='',
+        description='Where the networks run: cpu, cuda or cuda:N; empty: as configured, or cpu.',
+    ),
     DeclareLaunchArgument(
         'instruction',
         default_value='',
@@ -49,7 +58,9 @@ ARGUMENTS = (
     ),
     DeclareLaunchArgument('namespace', default_value='', description='Namespace of the nodes.'),
     DeclareLaunchArgument(
-        'use_sim_time', default_value='false', description='Follow /clock: true or false.'
+        'use_sim_time',
+        default_value='',
+        description='Follow /clock: true or false; empty: as configured, or false.',
     ),
     DeclareLaunchArgument(
         'replan_interval',
@@ -63,8 +74,9 @@ ARGUMENTS = (
     ),
     DeclareLaunchArgument(
         'autostart',
-        default_value='true',
-        description='Configure and activate both nodes: true or false.',
+        default_value='',
+        description='Configure and activate both nodes: true or false; empty: as configured, or '
+        'true.',
     ),
     DeclareLaunchArgument(
         'respawn',
@@ -96,13 +108,18 @@ def start(context: LaunchContext) -> list[Action]:
             get_logger('launch').warning(
                 f"{own[0]}: section '{section}' matches none of vla_runtime's nodes and is let be"
             )
-    common = {
+    common: dict[str, object] = {
         'bundle': str(Path(said['bundle']).expanduser().resolve()),
         'robot': str(find_robot(said['robot'], SHARE / 'config' / 'robots').resolve()),
-        'use_sim_time': _truth(said, 'use_sim_time'),
-        'autostart': _truth(said, 'autostart'),
     }
-    policy_only: dict[str, object] = {'backend': said['backend']}
+    if said['use_sim_time']:
+        common['use_sim_time'] = _truth(said, 'use_sim_time')
+    recorder = dict(common)
+    if said['autostart']:
+        common['autostart'] = _truth(said, 'autostart')
+    policy_only: dict[str, object] = {
+        name: said[name] for name in ('backend', 'device') if said[name]
+    }
     if said['instruction']:
         # Text whatever it looks like: launch would read 'no' as false.
         policy_only['instruction'] = ParameterValue(said['instruction'], value_type=str)
@@ -111,13 +128,16 @@ def start(context: LaunchContext) -> list[Action]:
     executor_only = {}
     if said['replan_interval']:
         executor_only = {'replan_interval': _number(said, 'replan_interval', int)}
-    policy = [SHARE / 'config/policy.yaml', *own, common | policy_only]
-    executor = [SHARE / 'config/executor.yaml', *own, common | executor_only]
+    # A person's file wins over the launch's defaults, and what is given here wins over the file.
+    # The defaults are a file too: of a dictionary launch would make a section that wins over own.
+    defaults = SHARE / 'config/launch.yaml'
+    policy = [SHARE / 'config/policy.yaml', defaults, *own, common | policy_only]
+    executor = [SHARE / 'config/executor.yaml', defaults, *own, common | executor_only]
     respawn = {'respawn': _truth(said, 'respawn'), 'respawn_delay': RESPAWN_DELAY_S}
     return [
         *set_profile(context),
         # First: what the policy says before it has found the recorder is not in the bag.
-        *_recorder(said, own, common),
+        *_recorder(said, own, recorder),
         *_node(said, 'policy', policy, **respawn),
         *_node(said, 'executor', executor),
     ]
@@ -154,15 +174,16 @@ def _node(
     return [RegisterEventHandler(handler), node]
 
 
-def _recorder(said: dict[str, str], own: list[str], common: dict[str, object]) -> list[Action]:
+def _recorder(said: dict[str, str], own: list[str], given: dict[str, object]) -> list[Action]:
     """The recorder node, when it is asked for; whatever ends it, the other nodes go on."""
     words = {'true': '', '1': '', 'false': None, '0': None, '': None}
     folder = words.get(said['record'].lower(), said['record'])
     if folder is None:
         return []
-    path = str(Path(folder).expanduser().resolve()) if folder else ''
-    given = {name: common[name] for name in ('robot', 'use_sim_time')}
-    return _node(said, 'recorder', [*own, {**given, 'folder': path}])
+    given = {name: value for name, value in given.items() if name != 'bundle'}
+    if folder:
+        given['folder'] = str(Path(folder).expanduser().resolve())
+    return _node(said, 'recorder', [*own, given])
 
 
 def _truth(said: dict[str, str], name: str) -> bool:

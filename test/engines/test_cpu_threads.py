@@ -56,6 +56,18 @@ def test_without_a_number_the_environments_counts(
     assert cpu_threads(0) == 7
 
 
+@pytest.mark.parametrize('said', ['257', '5000', '9' * 5000])
+def test_more_threads_than_any_network_needs_are_refused_by_the_variables_name(
+    monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setenv('OMP_NUM_THREADS', said)
+    with pytest.raises(ValueError, match='expected 1 to 256') as error:
+        cpu_threads(None)
+    assert str(error.value).startswith('OMP_NUM_THREADS=')
+    assert len(str(error.value)) < 200
+    assert cpu_threads(256) == 256
+
+
 def test_every_backend_is_given_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = []
 

@@ -18,6 +18,7 @@ from vla_runtime.engines.preflight import (
     check_graph_files,
     missing_package,
     require_packages,
+    unused_gpu,
 )
 
 
@@ -178,3 +179,17 @@ def test_a_graph_file_that_is_missing_is_named_with_what_makes_it(tmp_path):
     check_graph_files(tmp_path, engine_graphs((1,)))
     with pytest.raises(ValueError, match=r'expert_r2\.onnx: is missing.*vla_runtime export'):
         check_graph_files(tmp_path, names)
+
+
+@pytest.mark.parametrize(
+    ('device', 'found', 'warns'),
+    [
+        ('cpu', FakeDriver(), True),
+        ('cpu', FakeDriver(devices=0), False),
+        ('cpu', FakeDriver(init=100), False),
+        ('cuda', FakeDriver(), False),
+    ],
+)
+def test_a_gpu_that_answers_and_is_not_used_is_worth_a_warning(driver, device, found, warns):
+    driver(found)
+    assert ('device:=cuda' in unused_gpu(device)) == warns

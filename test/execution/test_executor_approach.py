@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from execution_rig import Rig, holding
 
-from vla_runtime.execution.approach import StartParameters
-from vla_runtime.execution.columns import Column
+from vla_runtime.execution.approach import StartParameters, start_limits
+from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.config import Mode
 from vla_runtime.execution.handover import HandoverParameters
@@ -69,6 +69,36 @@ def test_when_chunk_starts_too_far_away_expect_approach_at_the_set_speed_then_as
     assert np.diff(positions).max() <= 0.005 + 1e-9
     assert rig.executor.wants_chunk
     assert rig.submit(row).accepted
+
+
+def test_a_start_is_judged_by_the_columns_range_unless_it_has_numbers_of_its_own() -> None:
+    columns = CommandColumns((Column('arm'), Column('gripper'), Column('rail'), Column('turn')))
+    limits = make_limits(
+        columns.names,
+        {
+            'arm': ColumnLimits(lower=-1.5, upper=1.5, velocity=2.0),
+            'gripper': ColumnLimits(lower=0.0, upper=0.036, velocity=0.2),
+            'rail': ColumnLimits(
+                lower=0.0, upper=1.0, velocity=1.0, start_tolerance=0.02, approach_speed=0.05
+            ),
+            'turn': ColumnLimits(velocity=0.1),
+        },
+    )
+    tolerance, speed = start_limits(
+        columns, limits, StartParameters(tolerance=0.2, approach_speed=0.3)
+    )
+    assert tolerance == pytest.approx([0.2, 0.009, 0.02, 0.2])
+    assert speed == pytest.approx([0.3, 0.018, 0.05, 0.1])
+
+
+def test_a_chunk_that_opens_a_closed_gripper_in_one_step_is_too_far_away() -> None:
+    limits = make_limits(('a', 'grip'), {'grip': ColumnLimits(lower=0.0, upper=0.036)})
+    rig = rig_of(
+        columns=(Column('a'), Column('grip')),
+        limits=limits,
+        start=StartParameters(tolerance=0.2, on_too_far='refuse'),
+    ).started()
+    assert rig.submit(np.array([[0.0, 0.03]] * 30)).refusal is ChunkRefusal.START_TOO_FAR
 
 
 def test_when_a_column_has_another_unit_expect_its_scale_in_the_tolerance() -> None:

@@ -12,6 +12,7 @@ from stopping_rig import RAMP, TWO, assert_held, moving, rig_of
 from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
+from vla_runtime.execution.state import UNSTAMPED
 from vla_runtime.execution.watchdog import WatchdogParameters
 
 
@@ -25,6 +26,16 @@ def test_when_joint_states_stop_expect_hold_within_the_period_that_makes_them_st
     assert "['a', 'b']" in rig.executor.detail and '0.110 s' in rig.executor.detail
     assert not rig.executor.wants_chunk
     assert rig.submit(RAMP).refusal is ChunkRefusal.HOLDING
+
+
+def test_when_joint_states_have_no_stamp_expect_that_said_and_no_age_of_decades() -> None:
+    rig = rig_of()
+    rig.executor.observe_state(['a', 'b'], [0.0, 0.0], 0)
+    rig.tick(measure=False)
+    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert not result.started
+    assert f"['a', 'b']: {UNSTAMPED}" in result.text
+    assert ' s old' not in result.text
 
 
 def test_when_joint_states_return_expect_a_new_chunk_asked_for_and_executed() -> None:

@@ -90,6 +90,7 @@ def test_arguments_are_declared_with_a_description(file: str) -> None:
     wanted = {
         'bundle',
         'backend',
+        'device',
         'instruction',
         'params_file',
         'namespace',
@@ -224,6 +225,28 @@ def test_the_parameter_file_is_the_simulated_robots_too(peer: Graph, tmp_path: P
 
 
 @pytest.mark.graph
+@needs_demo
+def test_the_parameter_file_wins_over_defaults_and_an_argument_over_the_file(
+    peer: Graph, tmp_path: Path
+) -> None:
+    file = tmp_path / 'mine.yaml'
+    file.write_text(
+        '/**/vla_executor: {ros__parameters: {autostart: false, replan_interval: 3}}\n'
+        '/**/vla_policy: {ros__parameters: {autostart: false, backend: torch}}\n',
+        encoding='utf-8',
+    )
+    with launched('demo.launch.py', f'params_file:={file}', 'replan_interval:=5', 'device:=cuda:7'):
+        request = GetParameters.Request(names=['autostart', 'replan_interval'])
+        autostart, interval = peer.call(
+            GetParameters, '/vla_executor/get_parameters', request
+        ).values
+        assert (autostart.bool_value, interval.integer_value) == (False, 5)
+        request = GetParameters.Request(names=['backend', 'device'])
+        backend, device = peer.call(GetParameters, '/vla_policy/get_parameters', request).values
+        assert (backend.string_value, device.string_value) == ('torch', 'cuda:7')
+
+
+@pytest.mark.graph
 @pytest.mark.parametrize('launch_file', ['vla.launch.py', 'demo.launch.py'])
 @pytest.mark.parametrize(
     ('text', 'words'),
@@ -232,6 +255,9 @@ def test_the_parameter_file_is_the_simulated_robots_too(peer: Graph, tmp_path: P
         ('/**/vla_executor: {ros__parameters: {clamp_lach: 3}}', "did you mean 'clamp_latch'?"),
         ('/**: {ros__parameters: {replan_intervall: 3}}', "did you mean 'replan_interval'?"),
         ('/**/executor_node: {ros__parameters: {delay_window: 3}}', "write '/**/vla_executor'"),
+        ('/**/vla_executor: {ros__parameters: {replan_interval: four}}', 'of type integer'),
+        ('/**/vla_executor: {ros__parameters: {replan_interval: 0}}', 'it must be 1 to'),
+        ('/**/vla_policy: {ros__parameters: {bundle: x}}', 'give the launch argument bundle:='),
     ],
 )
 def test_a_parameter_file_that_would_do_nothing_is_an_error_before_anything_starts(
@@ -279,10 +305,8 @@ def test_a_bundle_that_is_not_there_ends_the_launch_and_says_so(
 
 
 @pytest.mark.graph
-def test_a_value_that_does_not_fit_ends_the_launch_and_says_so(tmp_path: Path) -> None:
-    file = tmp_path / 'mine.yaml'
-    file.write_text('/**/vla_executor: {ros__parameters: {replan_interval: 0}}', encoding='utf-8')
-    arguments = ('bundle:=.', 'robot:=tabletop', 'autostart:=false', f'params_file:={file}')
+def test_a_value_that_does_not_fit_ends_the_launch_and_says_so() -> None:
+    arguments = ('bundle:=.', 'robot:=tabletop', 'autostart:=false', 'replan_interval:=0')
     with launched('vla.launch.py', *arguments) as process:
         output, _ = process.communicate(timeout=120)
     assert process.returncode != 0

@@ -53,10 +53,9 @@ def test_a_parameter_that_the_sections_nodes_lack_is_an_error_with_the_nearest_n
     [
         ('vla_policy', 'left'),
         ('/vla_policy', 'left'),
-        ('/right/vla_policy', 'left'),
-        ('/left/vla_policy', ''),
         ('/*/vla_policy', ''),
         ('/**/vla_polcy', ''),
+        ('/right/vla_polcy', 'left'),
     ],
 )
 def test_a_section_that_misses_the_node_it_is_called_after_is_an_error(
@@ -92,6 +91,57 @@ def test_a_section_that_ros_gives_to_the_node_is_taken(
 def test_what_one_node_of_the_package_has_may_stand_in_a_section_for_all(tmp_path: Path) -> None:
     parameters = ('use_sim_time: true', 'replan_interval: 3', 'seed: 1', 'camera_rate_hz: 10.0')
     check_parameter_file(write(tmp_path, section('/**', *parameters)), '')
+
+
+@pytest.mark.parametrize('namespace', ['left', 'right'])
+def test_one_file_may_be_for_two_robots_and_is_checked_whole_for_each(
+    tmp_path: Path, namespace: str
+) -> None:
+    left, right = (f'/{side}/vla_executor' for side in ('left', 'right'))
+    text = section(left, 'replan_interval: 4') + section(right, 'replan_interval: 5')
+    other = right if namespace == 'left' else left
+    assert check_parameter_file(write(tmp_path, text), namespace) == (other,)
+    for wrong in ('replan_intervl: 4', 'replan_interval: four'):
+        file = write(tmp_path, text + section('/third/vla_executor', wrong))
+        with pytest.raises(ParameterError, match='/third/vla_executor'):
+            check_parameter_file(file, namespace)
+
+
+@pytest.mark.parametrize(
+    ('key', 'parameter', 'words'),
+    [
+        ('/**/vla_executor', 'replan_interval: four', "'four': it must be of type integer"),
+        ('/**/vla_executor', 'replan_interval: 4.0', '4.0: it must be of type integer'),
+        ('/**/vla_executor', 'replan_interval: [4, 5]', 'it must be of type integer'),
+        ('/**/vla_executor', 'replan_interval: 0', 'it must be 1 to'),
+        ('/**/vla_executor', 'control_rate_hz: 50', 'type double (write 2.0, not 2)'),
+        ('/**/vla_executor', 'overrun: wait', 'it must be one of hold, continue'),
+        ('/**/vla_policy', 'instruction: 12', 'type string (put it in quotes)'),
+        ('/**/vla_policy', 'cfg_enabled: maybe', 'it must be of type bool'),
+        ('/**/vla_policy', 'cfg_beta: 1e9', 'it must be '),
+        # Both nodes have one, and the policy's ends earlier.
+        ('/**', 'max_observation_age_s: 30.0', '30.0: it must be 0.01 to 10.0'),
+        ('/**', 'use_sim_time: 1', 'it must be of type bool'),
+        ('/**/vla_executor', 'robot: my_arm.yaml', 'give the launch argument robot:=...'),
+        ('/**', 'bundle: mine', 'give the launch argument bundle:=...'),
+    ],
+)
+def test_a_value_that_a_node_would_refuse_is_an_error_with_file_section_and_name(
+    tmp_path: Path, key: str, parameter: str, words: str
+) -> None:
+    file = write(tmp_path, section(key, parameter))
+    name = parameter.partition(':')[0]
+    with pytest.raises(ParameterError) as error:
+        check_parameter_file(file, '')
+    assert str(error.value).startswith(f'{file}: field {key}.ros__parameters.{name}: ')
+    assert words in str(error.value)
+
+
+def test_values_that_the_nodes_take_pass(tmp_path: Path) -> None:
+    text = section('/**/vla_executor', 'replan_interval: 4', 'control_rate_hz: 5e1')
+    text += section('/**/vla_policy', "instruction: '12'", 'autostart: false', 'cfg_beta: 2.0')
+    text += section('/**/tabletop', 'seed: 3')
+    assert check_parameter_file(write(tmp_path, text), '') == ()
 
 
 def test_sections_of_other_nodes_are_theirs(tmp_path: Path) -> None:

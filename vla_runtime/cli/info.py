@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vla_runtime.cli._packages import import_problem
+
 if TYPE_CHECKING:
     from vla_runtime.bundle.folder import Bundle
 
@@ -31,9 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Read and print; 2 where a check fails."""
-    from vla_runtime.bundle.folder import BundleError, read_bundle
-    from vla_runtime.bundle.statistics import statistics_notes
-    from vla_runtime.bundle.summary import describe, line
+    try:
+        from vla_runtime.bundle.folder import BundleError, read_bundle
+        from vla_runtime.bundle.statistics import statistics_notes
+        from vla_runtime.bundle.summary import describe, line
+    except ModuleNotFoundError as error:
+        how = "pip install 'vla_runtime[torch]' brings what all verbs need"
+        print(f'error: {import_problem(error, "info", how)}', file=sys.stderr)
+        return 2
 
     verify = not (arguments.no_verify or arguments.quick)
     try:

@@ -6,6 +6,9 @@ import os
 import platform
 from pathlib import Path
 
+from vla_runtime.engines.preflight import MOST_THREADS
+from vla_runtime.files.quotes import quoted
+
 _INFO = Path('/proc/cpuinfo')
 # Flags of CPUs that multiply bfloat16 matrices themselves: x86 (vectors, tiles) and Arm.
 _BFLOAT16 = {'avx512_bf16', 'amx_bf16', 'bf16'}
@@ -44,9 +47,15 @@ def cpu_threads(given: int | None, networks: int = 1) -> int:
             callbacks; None: as many as OMP_NUM_THREADS says, and as 0 where it is not set.
         networks: that run at once (two in the pipeline `throughput`) and share the cores of 0;
             each has at least one.
+
+    Raises:
+        ValueError: more than `MOST_THREADS`.
     """
     said = os.environ.get('OMP_NUM_THREADS', '') if given is None else str(given)
-    if said.isdigit() and int(said) > 0:
+    if said.isdecimal() and said.strip('0'):
+        if len(said) > 9 or int(said) > MOST_THREADS:
+            name = 'OMP_NUM_THREADS' if given is None else 'threads'
+            raise ValueError(f'{name}={quoted(said)}: expected 1 to {MOST_THREADS}')
         return int(said)
     return max(1, (len(os.sched_getaffinity(0)) - 1) // networks)
 

@@ -91,6 +91,20 @@ def check_cuda_device(device: str, index: int = 0) -> None:
         )
 
 
+def unused_gpu(device: str) -> str:
+    """Return a warning where a GPU answers and the networks run on the CPU; else empty.
+
+    Args:
+        device: that the networks run on.
+    """
+    if device != 'cpu' or not _cuda_devices()[0]:
+        return ''
+    return (
+        "the networks run on the CPU (device 'cpu') although a CUDA GPU answers here; the launch "
+        'argument device:=cuda, or the parameter device, makes it run them'
+    )
+
+
 def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
     """Refuse a bundle that lacks ONNX files.
 

@@ -8,9 +8,12 @@ from typing import Literal, get_args
 import numpy as np
 
 from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.limits import Limits
 
 # Fraction of the start's tolerance that is too small to see.
 NEGLIGIBLE = 0.01
+# Shares of a column's range: the largest tolerance, and the largest distance in a second.
+_TOLERANCE_SHARE, _SPEED_SHARE = 0.25, 0.5
 
 OnStartTooFar = Literal['refuse', 'approach']
 
@@ -21,10 +24,11 @@ class StartParameters:
 
     Attributes:
         tolerance: largest distance from the commanded (at the first start: measured) position to
-            the first row of a chunk, rad or m.
+            the first row of a chunk, rad or m; see `start_limits`.
         on_too_far: `refuse` the chunk, or `approach` its first row at a set speed and ask again
             from there.
-        approach_speed: speed of the fastest column while approaching, rad/s or m/s.
+        approach_speed: largest speed of a column while approaching, rad/s or m/s; see
+            `start_limits`.
         approach_timeout_s: an approach that has not arrived so many seconds after it should have
             ends in a hold, until `start`: something is in the way.
         cold_after_s: a hold of this length makes the next chunk a new start, seconds on the steady
@@ -48,20 +52,48 @@ class StartParameters:
             )
 
 
+def start_limits(
+    columns: CommandColumns, limits: Limits, start: StartParameters
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tolerance of a start and speed of an approach, per column.
+
+    One number of radians says nothing of a gripper of a few centimetres: of a column without
+    numbers of its own a quarter of its range is the largest tolerance, and half of it the largest
+    distance in a second. No approach is faster than the limit of the velocity.
+
+    Args:
+        columns: the executor's.
+        limits: `start_tolerance` and `approach_speed` of a column have precedence.
+        start: for columns without them.
+
+    Returns:
+        tolerance: (columns,) float64, rad or m.
+        speed: (columns,) float64, rad/s or m/s.
+    """
+    span = limits.upper - limits.lower
+    tolerance = np.minimum(start.tolerance * columns.scale, _TOLERANCE_SHARE * span)
+    speed = np.minimum(start.approach_speed * columns.scale, _SPEED_SHARE * span)
+    tolerance = np.where(np.isnan(limits.start_tolerance), tolerance, limits.start_tolerance)
+    speed = np.where(np.isnan(limits.approach_speed), speed, limits.approach_speed)
+    return tolerance, np.minimum(speed, limits.velocity)
+
+
 class Approach:
     """A straight line in joint space at a set speed; all columns arrive together.
 
     Args:
         columns: the executor's.
-        parameters: how fast, and for how long.
-        fastest: (columns,) speed limits; where they are below the set speed they are kept to.
+        tolerance: (columns,) of the start, see `start_limits`.
+        speed: (columns,) largest speeds.
+        timeout_s: time after which an approach that should have arrived is overdue.
     """
 
     def __init__(
-        self, columns: CommandColumns, parameters: StartParameters, fastest: np.ndarray
+        self, columns: CommandColumns, tolerance: np.ndarray, speed: np.ndarray, timeout_s: float
     ) -> None:
         self._columns = columns
-        self._parameters = parameters
+        self._negligible = NEGLIGIBLE * tolerance
+        self._timeout_s = timeout_s
         self._start = np.zeros(columns.count)
         self._goal = np.zeros(columns.count)
         self._distance = np.zeros(columns.count)
@@ -69,7 +101,7 @@ class Approach:
         self.elapsed_s = 0.0
         self.active = False
         self.target = np.zeros(columns.count)
-        self.speed = np.minimum(parameters.approach_speed * columns.scale, fastest)
+        self.speed = speed
 
     def begin(self, start: np.ndarray, goal: np.ndarray) -> None:
         """Set out from `start` for `goal`, each (columns,); velocity columns stay at zero."""
@@ -103,13 +135,12 @@ class Approach:
         """Return whether the line is walked to its end and the command has kept up."""
         if self.elapsed_s < self._duration_s:
             return False
-        distance = np.abs(commanded - self.target) / self._columns.scale
-        return bool(distance.max() <= NEGLIGIBLE * self._parameters.tolerance)
+        return bool((np.abs(commanded - self.target) <= self._negligible).all())
 
     @property
     def overdue(self) -> bool:
         """Return whether the approach has exceeded its timeout."""
-        return self.elapsed_s > self._duration_s + self._parameters.approach_timeout_s
+        return self.elapsed_s > self._duration_s + self._timeout_s
 
     def progress(self, commanded: np.ndarray) -> str:
         """Name the column furthest from its goal, and its distance; empty without an approach."""
@@ -125,7 +156,7 @@ class Approach:
 
     def describe(self, commanded: np.ndarray) -> str:
         """Describe how far the approach came."""
-        distance = np.abs(commanded - self.target) / self._columns.scale
+        distance = np.abs(commanded - self.target) / self._negligible
         worst = int(np.argmax(distance))
         return (
             f"'{self._columns.names[worst]}' has come to {commanded[worst]:.4g} and should have "

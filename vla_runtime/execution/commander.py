@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.execution.approach import NEGLIGIBLE, Approach, StartParameters
+from vla_runtime.execution.approach import NEGLIGIBLE, Approach, StartParameters, start_limits
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
 from vla_runtime.execution.limits import Limits
@@ -41,13 +41,13 @@ class Commander:
         self._columns = columns
         self._limits = limits
         self._start = start
-        self._tolerance = start.tolerance * columns.scale
+        self._tolerance, speed = start_limits(columns, limits, start)
         self._limiter = MotionLimiter(limits, columns, longest_s)
         self._counters = counters
         self._guarded = columns.has_feedback & columns.is_position
         self._unguarded = ~columns.has_feedback & columns.is_position
         self._rejects_far_steps = limits.actions.step_from_measured == 'reject'
-        self.approach = Approach(columns, start, limits.velocity)
+        self.approach = Approach(columns, self._tolerance, speed, start.approach_timeout_s)
         # How far a hold may be from the robot, and which columns are on their way back to it.
         self._reach = np.where(
             self._guarded, np.minimum(limits.step_from_measured, tracking_error), np.inf
@@ -110,11 +110,11 @@ class Commander:
         near = (np.abs(setpoints - measured) <= self._tolerance)[guarded].all()
         goal = setpoints if self.has_commanded and near else measured
         inside = np.where(guarded, np.clip(goal, limits.hard_lower, limits.hard_upper), setpoints)
-        excess = np.where(guarded, np.abs(goal - inside) / self._columns.scale, 0.0)
+        excess = np.where(guarded, np.abs(goal - inside) / self._tolerance, 0.0)
         goes_back = self._start.on_too_far == 'approach' and not self.unknown.any()
         tolerated = 1.0 if goes_back else NEGLIGIBLE
         worst = int(np.argmax(excess))
-        if excess[worst] > tolerated * self._start.tolerance:
+        if excess[worst] > tolerated:
             return self._describe_outside(worst, measured[worst])
         if not self.has_commanded:
             np.copyto(setpoints, measured if goes_back else inside, where=guarded)

@@ -198,16 +198,16 @@ def place(
 
 
 def require_near(
-    row: np.ndarray, standstill: Standstill, tolerance: float, columns: CommandColumns
+    row: np.ndarray, standstill: Standstill, tolerance: np.ndarray, columns: CommandColumns
 ) -> None:
     """Raise `StartTooFar` for a first row that is too far from where the robot stands."""
-    distance = np.abs(row - standstill.setpoints) / columns.scale
+    distance = np.abs(row - standstill.setpoints) / tolerance
     distance[columns.is_velocity | standstill.unknown] = 0.0
     worst = int(np.argmax(distance))
-    if distance[worst] > tolerance:
+    if distance[worst] > 1.0:
         raise StartTooFar(
             f"'{columns.names[worst]}' would start at {row[worst]:.4g}, the robot is at "
-            f'{standstill.setpoints[worst]:.4g}; at most {tolerance * columns.scale[worst]:g} '
+            f'{standstill.setpoints[worst]:.4g}; at most {tolerance[worst]:g} '
             'apart allowed (start tolerance)',
             row,
         )

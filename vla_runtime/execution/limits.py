@@ -18,6 +18,8 @@ _SLACK = 1e-9
 # A policy scatters around where a joint rests, and a gripper rests at its limit. So little beyond,
 # as a share of the joint's range, is clamped without a word and does not count for the latch.
 _SCATTER = 0.02
+# Limits that follow from the column's range where nothing else is said.
+_DERIVED = ('tracking_error', 'start_tolerance', 'approach_speed')
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,9 @@ class ColumnLimits:
         step_from_measured: largest distance of a commanded from the measured position, rad or m.
         tracking_error: distance of the measured from the commanded position that stops the robot,
             rad or m; `None` derives it from the range (`tracking_error_limits`).
+        start_tolerance: distance that a start may jump over, rad or m; `None` derives it from the
+            range (`approach.start_limits`).
+        approach_speed: speed of an approach, rad/s or m/s; `None` derives it from the range.
     """
 
     lower: float = -np.inf
@@ -40,6 +45,8 @@ class ColumnLimits:
     acceleration: float = np.inf
     step_from_measured: float = np.inf
     tracking_error: float | None = None
+    start_tolerance: float | None = None
+    approach_speed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Limits:
     """Limits of all columns, each (columns,) float64, and what happens when one is violated.
 
     `workspace_lower` and `workspace_upper` are a box for Cartesian columns, infinite elsewhere.
-    `tracking_error` is NaN where it follows from the range.
+    `tracking_error`, `start_tolerance` and `approach_speed` are NaN where the range gives them.
     """
 
     names: tuple[str, ...]
@@ -81,6 +88,8 @@ class Limits:
     acceleration: np.ndarray
     step_from_measured: np.ndarray
     tracking_error: np.ndarray
+    start_tolerance: np.ndarray
+    approach_speed: np.ndarray
     workspace_lower: np.ndarray
     workspace_upper: np.ndarray
     actions: LimitActions = field(default_factory=LimitActions)
@@ -88,7 +97,8 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ('velocity', 'acceleration', 'step_from_measured'):
             self._require(~(getattr(self, name) > 0.0), name, 'must be larger than 0')
-        self._require(self.tracking_error <= 0.0, 'tracking_error', 'must be larger than 0')
+        for name in _DERIVED:
+            self._require(getattr(self, name) <= 0.0, name, 'must be larger than 0')
         for name in ('lower', 'upper', 'workspace_lower', 'workspace_upper'):
             self._require(np.isnan(getattr(self, name)), name, 'is not a number')
         self._require(~(self.lower < self.upper), 'lower', 'must be smaller than upper')
@@ -141,9 +151,11 @@ def make_limits(
         velocity=np.array([limit.velocity for limit in each], dtype=np.float64),
         acceleration=np.array([limit.acceleration for limit in each], dtype=np.float64),
         step_from_measured=np.array([limit.step_from_measured for limit in each], dtype=np.float64),
-        tracking_error=np.array(
-            [np.nan if limit.tracking_error is None else limit.tracking_error for limit in each]
-        ),
+        # None becomes NaN.
+        **{
+            name: np.array([getattr(limit, name) for limit in each], dtype=np.float64)
+            for name in _DERIVED
+        },
         workspace_lower=np.array([box[0] for box in boxes], dtype=np.float64),
         workspace_upper=np.array([box[1] for box in boxes], dtype=np.float64),
         actions=actions or LimitActions(),

@@ -14,7 +14,7 @@ from collections import deque
 
 import numpy as np
 
-from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.approach import StartParameters, start_limits
 from vla_runtime.execution.chunk_check import CheckedChunk
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.columns import CommandColumns
@@ -55,7 +55,7 @@ class Replanner:
     ) -> None:
         self._columns = columns
         self._limits = limits
-        self._start = start
+        self._start_tolerance = start_limits(columns, limits, start)[0]
         self._latch = latch
         self._counters = counters
         self.parameters = parameters
@@ -242,7 +242,7 @@ class Replanner:
         """Begin from standstill; unknown positions are taken to be the first row's."""
         row = live.rows[self.timeline.joins_at() - live.first_step]
         if standstill.cold:
-            require_near(row, standstill, self._start.tolerance, self._columns)
+            require_near(row, standstill, self._start_tolerance, self._columns)
         if standstill.unknown.any():
             np.copyto(standstill.setpoints, row, where=standstill.unknown)
             self.timeline.set_out_from(self._at_rest(standstill.setpoints))

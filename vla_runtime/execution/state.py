@@ -15,6 +15,8 @@ _FULL_TURN = 2.0 * np.pi
 _SOURCES_KEPT = 32
 # No joint of any robot measures more, in any unit; far from where single precision overflows.
 FURTHEST = 1e9
+# Fault of a message with a zero stamp, in the words of every node that reads it.
+UNSTAMPED = 'header.stamp is zero: the driver does not stamp its messages'
 
 
 class _Mapping(NamedTuple):

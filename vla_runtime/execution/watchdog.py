@@ -18,7 +18,7 @@ import numpy as np
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.limits import Limits
-from vla_runtime.execution.state import MeasuredState
+from vla_runtime.execution.state import UNSTAMPED, MeasuredState
 from vla_runtime.files.setting_fields import check_ranges, setting
 
 MotionClock = Literal['steady', 'ros']
@@ -234,6 +234,8 @@ class StateWatch:
             wrong = np.flatnonzero(~np.isfinite(state.positions))
             names = [self._columns.names[column] for column in wrong]
             return f'the measured position of {names} is not a number that a joint can have'
+        if state.oldest_stamp_ns == 0:
+            return f'the measured position of {state.oldest_columns()}: {UNSTAMPED}{refused}'
         age_s = (now_ros_ns - state.oldest_stamp_ns) * 1e-9
         if reason is Reason.STATE_STALE:
             limit_s = self._parameters.max_state_age_s

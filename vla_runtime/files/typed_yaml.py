@@ -4,7 +4,8 @@ One dataclass mirrors one mapping; `parse` checks a loaded document against the 
 `to_plain` goes back. Types understood: str, bool, int, float, Literal, X | None, tuple[X, ...],
 tuples of fixed length, nested dataclasses and Mapping[str, str]. A field whose metadata has `key`
 is written under that key. Integers are sizes and counts: at least 1, or at least 0 where 0 is the
-field's default. Floats must be finite. No number is above 2**31 - 1.
+field's default. Floats must be finite, and may be written with any exponent (1e3). No number is
+above 2**31 - 1.
 
 Of YAML only plain data is read: no tags, no merge keys. Documents have at most 20,000 values, with
 aliases counted as what they stand for, nested at most 20 deep. Messages are one line and quote no
@@ -16,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -36,6 +38,9 @@ _LONGEST_NUMBER = 500
 _LONGEST_MESSAGE, _LONGEST_PROBLEM = 600, 160
 # Known words that are compared, and that are listed where none is near.
 _COMPARED_WORDS, _LISTED_WORDS = 1000, 30
+_SURELY = 0.75
+# PyYAML wants a dot and a sign: 1.0e+3.
+_EXPONENT = re.compile(r'[-+]?[0-9]{1,20}(\.[0-9]{0,20})?[eE][-+]?[0-9]{1,4}')
 _MERGE = 'tag:yaml.org,2002:merge'
 
 
@@ -209,14 +214,25 @@ def join(field: str, key: str) -> str:
 
 
 def did_you_mean(word: str, known: Any) -> str:
-    """A hint at the nearest known word, or the list of them; to be appended to a message."""
+    """A hint at the nearest known word, or the list of them; to be appended to a message.
+
+    Both where the nearest word is not very near: another one may have been meant.
+    """
     names = [one_line(str(name), QUOTE_LENGTH) for name in known]
-    near = names[:_COMPARED_WORDS]
-    close = difflib.get_close_matches(one_line(word, QUOTE_LENGTH), near, n=1, cutoff=0.6)
-    if close:
+    if not names:
+        return '; there is none'
+    near, word = names[:_COMPARED_WORDS], one_line(word, QUOTE_LENGTH)
+    close = difflib.get_close_matches(word, near, n=1, cutoff=0.6)
+    if close and difflib.get_close_matches(word, close, cutoff=_SURELY):
         return f"; did you mean '{close[0]}'?"
     more = f' and {len(names) - _LISTED_WORDS} more' if len(names) > _LISTED_WORDS else ''
-    return f'; expected one of {", ".join(names[:_LISTED_WORDS])}{more}'
+    listed = f'xpected one of {", ".join(names[:_LISTED_WORDS])}{more}'
+    return f"; did you mean '{close[0]}'? E{listed}" if close else f'; e{listed}'
+
+
+def number_or_same(value: Any) -> Any:
+    """Return the number that `1e3` stands for, which YAML 1.1 reads as text; else the value."""
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 def _value(hint: Any, value: Any, field: str, minimum: int) -> Any:
@@ -243,6 +259,7 @@ def _value(hint: Any, value: Any, field: str, minimum: int) -> Any:
 
 def _scalar(hint: Any, value: Any, field: str, minimum: int) -> Any:
     if hint is float:
+        value = number_or_same(value)
         # bool is an int to Python, never to a person.
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise FieldError(field, f'{_said(value)} where a number is expected')

@@ -1,4 +1,4 @@
-"""Names of the parameters of all nodes of the package, and the right one for a misspelt one."""
+"""Parameters of all nodes of the package, and the right name for a misspelt one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Collection, Mapping
 
 from rclpy.node import Node
+from rclpy.parameter import Parameter
 
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
@@ -13,12 +14,16 @@ from vla_runtime.ros.parameters import EVERY_NODE, ParameterError, ParameterTabl
 from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
 from vla_runtime.ros.recorder.parameters import RECORDER_PARAMETERS
 
-# Under the names that the launch files give them. Of the simulated robot's node only the names are
+# Under the names that the launch files give them.
+_TABLES: Mapping[str, ParameterTable] = {
+    'vla_policy': POLICY_PARAMETERS,
+    'vla_executor': EXECUTOR_PARAMETERS,
+    'vla_recorder': RECORDER_PARAMETERS,
+}
+# Of the simulated robot's node only the names are
 # written here: nothing that runs on a robot imports it. A test holds them to its own table.
 NODE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    'vla_policy': tuple(row.name for row in POLICY_PARAMETERS),
-    'vla_executor': tuple(row.name for row in EXECUTOR_PARAMETERS),
-    'vla_recorder': tuple(row.name for row in RECORDER_PARAMETERS),
+    **{node: tuple(row.name for row in table) for node, table in _TABLES.items()},
     'tabletop': ('robot', 'camera_rate_hz', 'instruction_topic', 'seed', 'variant'),
 }
 
@@ -26,6 +31,26 @@ NODE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
 def names_of(*nodes: str) -> tuple[str, ...]:
     """Return the parameters of these nodes, each once."""
     return tuple(dict.fromkeys(name for node in nodes for name in NODE_PARAMETERS[node]))
+
+
+def problem_of(name: str, value: object, *nodes: str) -> str | None:
+    """Return why one of these nodes would refuse the value of a parameter, or None.
+
+    The simulated robot judges its own values.
+
+    Args:
+        name: of the parameter.
+        value: as a parameter file gives it.
+        nodes: that it is given to; those without such a parameter ignore it.
+    """
+    if name == 'use_sim_time':
+        said = 'use_sim_time is {!r}: it must be of type bool'
+        return None if isinstance(value, bool) else said.format(value)
+    for node in nodes:
+        for row in _TABLES.get(node, ()):
+            if row.name == name and (problem := row.problem(Parameter(name, value=value))):
+                return problem
+    return None
 
 
 def owners(parameter: str) -> tuple[str, ...]:

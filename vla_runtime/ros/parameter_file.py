@@ -14,11 +14,13 @@ from typing import Any
 
 from vla_runtime.files.input_files import UnreadableFileError, read_text
 from vla_runtime.files.quotes import quoted
-from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, loads
-from vla_runtime.ros.node_parameters import NODE_PARAMETERS, names_of, nearest
+from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, loads, number_or_same
+from vla_runtime.ros.node_parameters import NODE_PARAMETERS, names_of, nearest, problem_of
 from vla_runtime.ros.parameters import ParameterError, is_of_rclpy
 
 _PARAMETERS = 'ros__parameters'
+# What the nodes share, and the launch files compare before anything starts.
+_OF_THE_LAUNCH = ('bundle', 'robot')
 # A section of another node may stand in the file; one that is called nearly like ours is ours.
 _NEARLY = 0.75
 # What a node is mistaken for: its executable, or the package.
@@ -40,12 +42,13 @@ def check_parameter_file(path: Path, namespace: str) -> tuple[str, ...]:
         namespace: that the package's nodes are started in; '' for none.
 
     Returns:
-        sections that match none of the package's nodes: those of other nodes.
+        sections that match none of the package's nodes here: those of other nodes, and of the same
+        nodes in another namespace.
 
     Raises:
         ParameterError: the file cannot be read, is no parameter file, has a section that misses the
-            node it is called after, or a parameter that the section's nodes do not have; with the
-            file, the section and what mends it.
+            node it is called after, a parameter that the section's nodes do not have or that the
+            launch sets, or a value that they refuse; with the file, the section and what mends it.
     """
     try:
         document = _load(path)
@@ -115,7 +118,7 @@ def _sections(
 
 
 def _check_section(section: str, parameters: Mapping[str, Any], namespace: str) -> None:
-    nodes = _nodes_of(section, namespace)
+    nodes = _nodes_of(section, namespace) or _nodes_elsewhere(section)
     if not nodes:
         _require_foreign(section, namespace)
         return
@@ -124,16 +127,32 @@ def _check_section(section: str, parameters: Mapping[str, Any], namespace: str) 
     for name, value in _values(parameters, ''):
         if value is None:
             raise FieldError(f'{section}.{_PARAMETERS}.{name}', 'has no value')
-        if name in known or is_of_rclpy(name):
-            continue
-        mend = nearest(name, known, in_file=True)
-        raise FieldError(
-            f'{section}.{_PARAMETERS}.{name}', f'no parameter of {" or ".join(nodes)}{mend}'
-        )
+        where = f'{section}.{_PARAMETERS}.{name}'
+        if name not in known and not is_of_rclpy(name):
+            mend = nearest(name, known, in_file=True)
+            raise FieldError(where, f'no parameter of {" or ".join(nodes)}{mend}')
+        if name in _OF_THE_LAUNCH:
+            raise FieldError(
+                where, f'is set by the launch for all nodes: give the launch argument {name}:=...'
+            )
+        if problem := problem_of(name, _as_ros_reads(value), *nodes):
+            raise FieldError(where, problem)
+
+
+def _as_ros_reads(value: Any) -> Any:
+    """Return a value as rcl's parser does: 1e3 is a number, a date is text."""
+    value = number_or_same(value)
+    return value if isinstance(value, (bool, int, float, str, list)) else str(value)
 
 
 def _nodes_of(section: str, namespace: str) -> list[str]:
     return [name for name in NODE_PARAMETERS if _matches(section, namespace, name)]
+
+
+def _nodes_elsewhere(section: str) -> list[str]:
+    """The node that a section with a namespace names: one file may be for several robots."""
+    namespace, _, name = section.strip('/').rpartition('/')
+    return [name] if namespace.strip('/*') and name in NODE_PARAMETERS else []
 
 
 def _matches(section: str, namespace: str, node: str) -> bool:

@@ -87,7 +87,13 @@ class ParameterSpec:
         """Return why a value is refused, or None."""
         value = parameter.value
         if parameter.type_ != _ROS_TYPES[type(self.default)]:
-            return f'{self.name} is {value!r}: it must be of type {self.type_name}'
+            hint = ''
+            if isinstance(self.default, float) and isinstance(value, int):
+                hint = ' (write 2.0, not 2)'
+            elif isinstance(self.default, str) and isinstance(value, (bool, int, float)):
+                hint = ' (put it in quotes)'
+            said = quoted(value)
+            return f'{self.name} is {said}: it must be of type {self.type_name}{hint}'
         if isinstance(value, str) and len(value) > _LONGEST_TEXT:
             length = f'{len(value)} characters; at most {_LONGEST_TEXT} are taken'
             return f'{self.name} is a text of {length}'

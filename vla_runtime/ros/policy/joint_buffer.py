@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi
 
-from vla_runtime.execution.state import FURTHEST
+from vla_runtime.execution.state import FURTHEST, UNSTAMPED
 from vla_runtime.files.quotes import one_line
 
 # One second of a 1 kHz driver; what is older than the age limit is dropped before that.
@@ -144,7 +144,7 @@ class JointTopic:
         age_ns = now_ns - stamp_ns
         self.fault = None
         if stamp_ns == 0:
-            self.fault = 'header.stamp is zero: the driver does not stamp its messages'
+            self.fault = UNSTAMPED
         elif age_ns < -max_age_ns:
             self.fault = (
                 f'stamp is {-age_ns * 1e-9:.3f} s in the future: the clocks of driver and node '

@@ -45,6 +45,7 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.engines.preflight import unused_gpu
 from vla_runtime.policy import Policy
 from vla_runtime.ros.messages.conversions import chunk_to_message, message_to_plan
 from vla_runtime.ros.messages.diagnostics import Level, StatusItem
@@ -182,6 +183,8 @@ class PolicyNode(LifecycleNode):
             if not given[name]:
                 raise ValueError(f"parameter '{name}' is not set; give it as -p {name}:=PATH")
         settings = settings_from(given)
+        if warning := unused_gpu(given['device']):
+            self.get_logger().warning(warning)
         robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
         # Files that do not fit are refused before gigabytes of weights are hashed and loaded.
         bundle = read_bundle(Path(given['bundle']).expanduser(), verify=False)

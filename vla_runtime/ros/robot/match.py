@@ -211,7 +211,7 @@ class _Matcher:
             else:
                 self._misfit(
                     f'cameras[{index}].name',
-                    f"no camera '{name}' in cameras (name or aliases){_hint(name, known)}",
+                    f"no camera '{name}' in cameras (name or aliases){did_you_mean(name, known)}",
                 )
         return found
 
@@ -231,7 +231,7 @@ class _Matcher:
     def _joint_of(self, field: str, name: str) -> RobotJoint | None:
         joint = self._joints.get(name)
         if joint is None:
-            hint = _hint(name, self._joints)
+            hint = did_you_mean(name, self._joints)
             self._misfit(field, f"no joint '{name}' in joints (name or aliases){hint}")
         return joint
 
@@ -412,10 +412,6 @@ def _by_name(items: Sequence[RobotJoint | RobotCamera | RobotPose]):  # type: ig
     return {name: item for item in items for name in (item.name, *item.aliases)}
 
 
-def _hint(name: str, known: Mapping[str, object]) -> str:
-    return did_you_mean(name, known) if known else '; the list is empty'
-
-
 def _scaling(pairs: Sequence[tuple[float, float]]) -> Scaling:
     table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     return Scaling(table[:, 0], table[:, 1])
@@ -429,6 +425,8 @@ def _joint_limits(joint: RobotJoint) -> ColumnLimits:
         'acceleration': joint.acceleration,
         'step_from_measured': joint.max_step,
         'tracking_error': joint.max_tracking_error,
+        'start_tolerance': joint.start_tolerance,
+        'approach_speed': joint.approach_speed,
     }
     said = {key: value for key, value in given.items() if value is not None}
     return replace(ColumnLimits(), **said)

@@ -21,6 +21,21 @@ from vla_runtime.ros.robot.schema import (
     RobotSpec,
 )
 
+# Messages kept while a node is busy: at its rates many seconds of them.
+_MOST_DEPTH = 1000
+_POSITIVE = (
+    'velocity',
+    'acceleration',
+    'max_step',
+    'max_tracking_error',
+    'start_tolerance',
+    'approach_speed',
+)
+# Names that the package's nodes and ROS itself publish on: alone, last in a topic, or anywhere.
+_TOPICS_OF_ROS = ('clock', 'diagnostics', 'parameter_events', 'rosout', 'tf', 'tf_static')
+_TOPICS = ('action_chunk', 'committed_plan')
+_PRIVATE_TOPICS = ('~/instruction', '~/current_instruction', '~/description', '~/report')
+_NODES = ('vla_policy', 'vla_executor', 'vla_recorder')
 # https://design.ros2.org/articles/topic_and_service_names.html, without substitutions.
 _TOPIC = re.compile(r'(/|~/)?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*')
 
@@ -39,9 +54,7 @@ def check_robot(robot: RobotSpec) -> None:
     _require_unique_names('joints', robot.joints)
     _require_unique_names('cameras', robot.cameras)
     _require_unique_names('poses', robot.poses)
-    _check_topics('joint_states', [source.topic for source in robot.joint_states])
-    _check_topics('cameras', [camera.topic for camera in robot.cameras])
-    _check_topics('outputs', [output.topic for output in robot.outputs])
+    _check_topics(robot)
     for index, joint in enumerate(robot.joints):
         _check_joint(f'joints[{index}]', joint, has_urdf=robot.urdf is not None)
     for index, pose in enumerate(robot.poses):
@@ -53,7 +66,7 @@ def check_robot(robot: RobotSpec) -> None:
 
 
 def _check_joint(where: str, joint: RobotJoint, *, has_urdf: bool) -> None:
-    _require_positive(where, joint, ('velocity', 'acceleration', 'max_step', 'max_tracking_error'))
+    _require_positive(where, joint, _POSITIVE)
     if (joint.lower is None) != (joint.upper is None):
         missing = 'lower' if joint.lower is None else 'upper'
         raise FieldError(f'{where}.{missing}', 'is missing: give both limits or neither')
@@ -218,10 +231,41 @@ def _require_unique_names(
                 owner[name] = index
 
 
-def _check_topics(field: str, topics: Sequence[str]) -> None:
-    for index, topic in enumerate(topics):
-        where = f'{field}[{index}].topic'
-        if not _TOPIC.fullmatch(topic):
-            raise FieldError(where, f"'{topic}' is not a ROS topic name (letters, 0-9, _ and /)")
-        if topic in topics[:index]:
-            raise FieldError(where, f"'{topic}' is already {field}[{topics.index(topic)}].topic")
+def _check_topics(robot: RobotSpec) -> None:
+    """Every topic is one stream, and none is a topic of the package's own nodes."""
+    taken: dict[str, tuple[str, str]] = {}
+    for field, items in (
+        ('joint_states', robot.joint_states),
+        ('cameras', robot.cameras),
+        ('outputs', robot.outputs),
+    ):
+        for index, item in enumerate(items):
+            where, topic = f'{field}[{index}].topic', item.topic
+            if not _TOPIC.fullmatch(topic):
+                raise FieldError(
+                    where, f"'{topic}' is not a ROS topic name (letters, 0-9, _ and /)"
+                )
+            if _is_own(topic):
+                raise FieldError(where, f"'{topic}' is a topic of ROS or of vla_runtime's nodes")
+            # Relative names are in the nodes' namespace, which may be the outermost.
+            name = topic.removeprefix('/')
+            if name in taken:
+                other, written = taken[name]
+                both = '' if written == topic else f": without a namespace '{written}' is /{name}"
+                raise FieldError(where, f"'{topic}' is already {other}{both}")
+            taken[name] = where, topic
+            depth = getattr(item, 'depth', 1)
+            if depth > _MOST_DEPTH:
+                raise FieldError(
+                    f'{field}[{index}].depth', f'{depth} where at most {_MOST_DEPTH} is expected'
+                )
+
+
+def _is_own(topic: str) -> bool:
+    parts = topic.strip('/').split('/')
+    return (
+        topic in _PRIVATE_TOPICS
+        or parts[-1] in _TOPICS
+        or not set(parts).isdisjoint(_NODES)
+        or (len(parts) == 1 and parts[0] in _TOPICS_OF_ROS)
+    )

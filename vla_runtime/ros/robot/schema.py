@@ -43,6 +43,10 @@ class RobotJoint:
         max_tracking_error: distance of the measured position from the command that stops the robot
             until it is started again. Where left out: the executor's parameter of this name, or
             three quarters of the joint's range where that is smaller.
+        start_tolerance: `tolerance` of `start` for this joint, in its unit. Where left out: that
+            one, or a quarter of the joint's range where that is smaller.
+        approach_speed: `approach_speed` of `start` for this joint, `unit` a second. Where left
+            out: that one, or half the joint's range a second where that is smaller.
         continuous: an angle without end stops.
         message_name: its name in messages and in the URDF, when not `name`; two arms under two
             namespaces may both have a `waist`.
@@ -60,6 +64,8 @@ class RobotJoint:
     acceleration: float | None = None
     max_step: float | None = None
     max_tracking_error: float | None = None
+    start_tolerance: float | None = None
+    approach_speed: float | None = None
     continuous: bool = False
     message_name: str | None = None
     aliases: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.rules import check_guidable
+from vla_runtime.engines.choice import AUTO, candidates
 from vla_runtime.engines.device_names import default_device
 from vla_runtime.engines.preflight import check_backend
 from vla_runtime.execution.parameters import ExecutorParameters
@@ -34,7 +35,7 @@ class DemoOptions:
         out: folder for bag, parameters, logs and report.
         bundle: folder of the policy bundle.
         robot: name or path of the robot file, which must be the tabletop's.
-        backend: what runs the networks.
+        backend: what runs the networks; `auto`: the fastest here.
         replan_interval: steps; None as configured.
         cfg_beta: guidance scale, which also turns guidance on; None as configured.
         seed: of scenes and instructions.
@@ -95,8 +96,18 @@ def check_options(options: DemoOptions) -> None:
     if options.bag.exists():
         option = '--record' if options.record_to else '--out'
         raise ValueError(f'{options.bag} exists already: name another {option}, or remove it')
-    check_backend(options.backend, options.device)
-    spec = read_bundle(options.bundle, verify=False).spec
+    for name in ('report.html', 'parameters.yaml'):
+        if (options.out / name).exists():
+            raise ValueError(
+                f'{options.out / name} is of an earlier demo: name another --out, or remove it'
+            )
+    if options.backend != AUTO:
+        check_backend(options.backend, options.device)
+    bundle = read_bundle(options.bundle, verify=False)
+    if options.backend == AUTO:
+        # Says so where nothing here may run it; the node chooses.
+        candidates(bundle, AUTO, options.device, AUTO)
+    spec = bundle.spec
     robot = options.load_robot()
     require_tabletop(robot)
     match_robot(robot, spec, options.bundle)
