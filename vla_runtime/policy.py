@@ -22,7 +22,14 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle, verify_files
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.choice import AUTO, Candidate, candidates, check_words, choose
+from vla_runtime.engines.choice import (
+    AUTO,
+    Candidate,
+    candidates,
+    check_words,
+    choose,
+    int8_refusal,
+)
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.loading import load_engine
 from vla_runtime.engines.onnx.files import engine_graphs
@@ -105,8 +112,9 @@ class Policy:
             backend: a name of `engines.preflight.BACKENDS`: `torch`, `onnxruntime`, `tensorrt`;
                 `auto`: the fastest here of those that may run this bundle (`engines.choice`).
             device: `cpu`, `cuda` or `cuda:N`.
-            precision: `float32`, `bfloat16` or `float16` for the large matrices; `auto`: the
-                fastest here of those that the bundle's receipt vouches for.
+            precision: `float32`, `bfloat16` or `float16` for the large matrices, or `int8` of ONNX
+                files on a CPU; `auto`: the fastest here of those that the bundle's receipt vouches
+                for.
             settings: live settings to begin with.
             use_cuda_graphs: on CUDA, replay captured graphs (same results, less launch time).
             threads: CPU threads of each network, whatever runs it; 0: all cores but one, shared by
@@ -143,7 +151,8 @@ class Policy:
         found = candidates(checked, backend, device, precision)
         choice = choose(checked, found, device, threads, lambda one: _time(load(one)))
         policy = load(Candidate(choice.backend, choice.precision))
-        policy.why = choice.why
+        refusal = int8_refusal(checked, device) if precision == AUTO else ''
+        policy.why = choice.why + (f'; int8 is left out: {refusal}' if refusal else '')
         return policy
 
     @classmethod

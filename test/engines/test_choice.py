@@ -11,9 +11,17 @@ from tiny_policy import observation as looked
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
+from vla_runtime.bundle.success import JudgedCondition, write_success
 from vla_runtime.bundle.writer import seal
 from vla_runtime.engines import choice as choices
-from vla_runtime.engines.choice import Candidate, candidates, choose, memory_path
+from vla_runtime.engines import cpu
+from vla_runtime.engines.choice import (
+    Candidate,
+    candidates,
+    choose,
+    int8_refusal,
+    memory_path,
+)
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 
@@ -168,9 +176,48 @@ def test_a_backend_that_cannot_do_what_is_set_is_not_chosen(bundle: Bundle):
     ('given', 'text'),
     [
         ({'backend': 'jax'}, "backend 'jax' is unknown"),
-        ({'precision': 'int8'}, "'int8' is unknown"),
+        ({'precision': 'int4'}, "'int4' is unknown"),
     ],
 )
 def test_an_unknown_word_is_refused(bundle: Bundle, given: dict[str, str], text: str):
     with pytest.raises(ValueError, match=text):
         Policy.load(bundle, **given)
+
+
+INT8 = Candidate('onnxruntime', 'int8')
+
+
+@pytest.mark.parametrize(
+    ('lost', 'has_vnni', 'said'),
+    [
+        (None, True, 'no closed-loop success was judged'),
+        (0, True, ''),
+        (12, True, '188 of 200 episodes succeed, 12 lost to float32'),
+        (0, False, 'VNNI'),
+    ],
+)
+def test_int8_is_taken_by_auto_only_with_judged_success_and_instructions_for_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: int | None,
+    has_vnni: bool,
+    said: str,
+):
+    monkeypatch.setattr(cpu, '_flags', lambda: {'avx512_vnni'} if has_vnni else {'avx2'})
+    bundle = with_receipt(tmp_path / 'bundle', 'int8')
+    if lost is not None:
+        write_success(bundle, [JudgedCondition('still', 200, 200 - lost, 0, lost)], {})
+        bundle = read_bundle(bundle.folder)
+    refusal = int8_refusal(bundle, 'cpu')
+    assert (said in refusal) and bool(refusal) == bool(said)
+    found = candidates(bundle, 'auto', 'cpu', 'auto')
+    assert found == ([TORCH] if said else [TORCH, INT8])
+    if said:
+        with pytest.raises(ValueError, match=r"'auto' does not take its int8 files: .*name"):
+            candidates(bundle, 'onnxruntime', 'cpu', 'auto')
+        policy = Policy.load(bundle, device='cpu', threads=1)
+        assert f'int8 is left out: {refusal}' in policy.why
+        policy.close()
+    # Named outright, the user vouches for it; no other backend has it.
+    assert candidates(bundle, 'auto', 'cpu', 'int8') == [INT8]
+    assert 'for the CPU' in int8_refusal(bundle, 'cuda')

@@ -1,7 +1,8 @@
 """Choice of backend and precision that the user leaves open: `backend: auto`, `precision: auto`.
 
 Invariants:
-- a precision below float32 is chosen only where a receipt vouches for it;
+- a precision below float32 is chosen only where a receipt vouches for it, and int8 only where the
+  receipt has closed-loop success too (`bundle.success`);
 - candidates stand in a fixed order, and a later one is chosen only where it is faster by a margin,
   so that noise in a measurement does not choose;
 - a choice that was measured is remembered on this machine, and made again where anything that it
@@ -22,12 +23,13 @@ from typing import Any
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import VERIFICATION_FILE
-from vla_runtime.engines.cpu import cpu_name, multiplies_bfloat16
+from vla_runtime.bundle.success import success_fault
+from vla_runtime.engines.cpu import check_int8, cpu_name, multiplies_bfloat16
 from vla_runtime.engines.device_names import accepts_device
-from vla_runtime.engines.onnx.files import graph_path
+from vla_runtime.engines.onnx.files import PRECISIONS, graph_path
 from vla_runtime.engines.preflight import BACKENDS, missing_package
 from vla_runtime.files.cache_folder import cache_folder
-from vla_runtime.files.json_file import JsonError, read_json
+from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 from vla_runtime.files.whole_files import write_text
 
 logger = logging.getLogger(__name__)
@@ -79,21 +81,28 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
         ValueError: nothing is left; says why.
     """
     receipt = _receipt_precision(bundle)
+    refusal = int8_refusal(bundle, device) if precision == AUTO else ''
     found: list[Candidate] = []
     if receipt and any(bundle.engines_folder.glob(f'*-trt*/{VERIFICATION_FILE}')):
         found.append(Candidate('tensorrt', receipt))
     if precision != AUTO:
         # Named outright: the user vouches for it.
-        found.append(Candidate('torch', precision))
+        if precision != 'int8':
+            found.append(Candidate('torch', precision))
     else:
         if _is_faster_reduced(receipt, device):
             found.append(Candidate('torch', str(receipt)))
         found.append(Candidate('torch', 'float32'))
     # ONNX Runtime has no bfloat16 products on a CPU.
-    runs_files = receipt and not (receipt == 'bfloat16' and device == 'cpu')
+    runs_files = receipt and not refusal and not (receipt == 'bfloat16' and device == 'cpu')
     if runs_files and graph_path(bundle.folder, 'vision').is_file():
         found.append(Candidate('onnxruntime', str(receipt)))
     if backend not in (AUTO, *(candidate.backend for candidate in found)):
+        if refusal:
+            raise ValueError(
+                f"{bundle.folder}: precision 'auto' does not take its int8 files: {refusal}; name "
+                "precision 'int8' to run them all the same"
+            )
         # Its own checks say what is missing.
         found.append(Candidate(backend, receipt or 'float32'))
     fitting = [
@@ -115,6 +124,25 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
             "PyTorch, export ONNX files ('vla_runtime export'), or name backend and precision"
         )
     return fitting
+
+
+def int8_refusal(bundle: Bundle, device: str) -> str:
+    """Return why `auto` leaves a bundle's int8 files alone; empty where it may take them.
+
+    Args:
+        bundle: checked; empty for one without files in int8.
+        device: as for `Policy.load`.
+    """
+    receipt = _receipt(bundle)
+    if receipt is None or receipt.get('precision', str) != 'int8':
+        return ''
+    if device != 'cpu':
+        return f"they are for the CPU, not for device '{device}'"
+    try:
+        check_int8()
+        return success_fault(receipt, bundle)
+    except ValueError as error:
+        return str(error)
 
 
 def choose(
@@ -180,12 +208,22 @@ def _measured(
 
 def _receipt_precision(bundle: Bundle) -> str | None:
     """Precision of the ONNX files that the bundle's receipt vouches for; None without one."""
+    receipt = _receipt(bundle)
+    return None if receipt is None else str(receipt.get('precision', str))
+
+
+def _receipt(bundle: Bundle) -> JsonMapping | None:
+    """The bundle's receipt of its ONNX files; None without one that has their precision."""
     path = bundle.folder / VERIFICATION_FILE
     if VERIFICATION_FILE not in bundle.spec.files:
         return None
     try:
         document = read_json(path)
-        return str(document.mapping('onnx').get('precision', str)) if 'onnx' in document else None
+        if 'onnx' not in document:
+            return None
+        receipt = document.mapping('onnx')
+        receipt.get('precision', str)
+        return receipt
     except JsonError as error:
         logger.warning('%s', error)
         return None
@@ -247,7 +285,7 @@ def check_words(backend: str, precision: str) -> None:
         raise ValueError(
             f"backend '{backend}' is unknown; known are: {', '.join((AUTO, *BACKENDS))}"
         )
-    if precision not in (AUTO, 'float32', 'bfloat16', 'float16'):
+    if precision not in (AUTO, *PRECISIONS):
         raise ValueError(
-            f"precision '{precision}' is unknown; known are: auto, float32, bfloat16, float16"
+            f"precision '{precision}' is unknown; known are: {', '.join((AUTO, *PRECISIONS))}"
         )
