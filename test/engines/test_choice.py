@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_a_bundle_without_onnx_files_leaves_pytorch(tmp_path: Path):
     bundle = read_bundle(write_tiny_policy(tmp_path / 'bundle', tiny_spec()))
     assert candidates(bundle, 'auto', 'cpu', 'auto') == [TORCH]
     asked: list[Candidate] = []
-    found = choose(bundle, [TORCH], 'cpu', 1, timed({}, asked))
+    found = choose(bundle, [TORCH], 'cpu', 1, {}, timed({}, asked))
     assert (found.backend, found.precision) == ('torch', 'float32')
     assert not asked
 
@@ -114,35 +115,59 @@ def test_a_later_candidate_must_be_faster_by_a_margin(
     bundle: Bundle, torch_ms: float, onnx_ms: float, expected: str
 ):
     times = {TORCH: torch_ms, ONNX: onnx_ms}
-    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, timed(times))
+    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed(times))
     assert found.backend == expected
     assert f'torch in float32 {torch_ms:.1f} ms' in found.why
 
 
 def test_a_choice_is_remembered_until_the_file_is_removed_or_its_facts_change(bundle: Bundle):
-    first = choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({TORCH: 9.0, ONNX: 1.0}))
+    first = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({TORCH: 9.0, ONNX: 1.0}))
     now = timed({TORCH: 1.0, ONNX: 9.0})
-    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, now) == first
-    assert choose(bundle, [TORCH, ONNX], 'cpu', 2, now).backend == 'torch'
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now) == first
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 2, {}, now).backend == 'torch'
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {'samples': 4}, now).backend == 'torch'
     memory_path().unlink()
-    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, now).backend == 'torch'
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now).backend == 'torch'
 
 
 @pytest.mark.parametrize('text', ['', '{"a": 1}', '[]', 'no json'])
 def test_a_damaged_memory_is_measured_again(bundle: Bundle, text: str):
     memory_path().parent.mkdir(parents=True)
     memory_path().write_text(text)
-    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({TORCH: 9.0, ONNX: 1.0}))
+    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({TORCH: 9.0, ONNX: 1.0}))
     assert found.backend == 'onnxruntime'
 
 
 def test_a_candidate_that_cannot_run_is_named_and_the_choice_not_remembered(bundle: Bundle):
-    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({TORCH: 9.0}))
+    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({TORCH: 9.0}))
     assert found.backend == 'torch'
     assert 'onnxruntime in float32 cannot: onnxruntime is broken' in found.why
     assert not memory_path().exists()
     with pytest.raises(ValueError, match='torch is broken'):
-        choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({}))
+        choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({}))
+
+
+def test_a_candidate_without_memory_or_driver_leaves_the_others(bundle: Bundle):
+    def measure(candidate: Candidate) -> float:
+        if candidate == TORCH:
+            raise RuntimeError('CUDA out of memory')
+        return 5.0
+
+    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, measure)
+    assert found.backend == 'onnxruntime'
+    assert 'torch in float32 cannot: CUDA out of memory' in found.why
+
+
+def test_the_first_of_a_large_bundle_that_cannot_be_loaded_gives_way_to_the_next(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(choices, 'MOST_MEASURED_BYTES', 1)
+    # More actions at once than ONNX Runtime has: engines of another GPU fail in the same way.
+    monkeypatch.setattr('vla_runtime.policy.candidates', lambda *_: [ONNX, TORCH])
+    settings = PolicySettings(samples=4)
+    with closing(Policy.load(bundle, settings=settings)) as policy:
+        assert policy.backend == 'torch'
+        assert 'onnxruntime in float32 cannot: ' in policy.why
 
 
 def test_a_large_bundle_is_not_loaded_once_per_candidate(
@@ -150,7 +175,7 @@ def test_a_large_bundle_is_not_loaded_once_per_candidate(
 ):
     monkeypatch.setattr(choices, 'MOST_MEASURED_BYTES', 1)
     asked: list[Candidate] = []
-    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({}, asked)).backend == 'torch'
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({}, asked)).backend == 'torch'
     assert not asked
 
 

@@ -39,6 +39,9 @@ AUTO = 'auto'
 _MARGIN = 0.9
 # Bundles with larger weights are not loaded once per candidate: the order decides.
 MOST_MEASURED_BYTES = 400_000_000
+# What loading a candidate, or running it once, may end with: refused, out of memory (PyTorch's is a
+# RuntimeError), a driver or a file that is missing.
+CANNOT_RUN = (ValueError, RuntimeError, MemoryError, OSError)
 _PACKAGES = ('torch', 'onnxruntime', 'onnxruntime-gpu', 'tensorrt')
 _LARGEST_MEMORY = 200
 
@@ -150,6 +153,7 @@ def choose(
     found: Sequence[Candidate],
     device: str,
     threads: int,
+    settings: Mapping[str, object],
     measure: Callable[[Candidate], float],
 ) -> Choice:
     """Choose among the candidates.
@@ -159,18 +163,21 @@ def choose(
         found: as `candidates` gives them.
         device: that they would run on.
         threads: CPU threads of each network.
-        measure: milliseconds of an inference with a candidate; ValueError where it cannot run.
+        settings: name to value, of those that a backend may refuse or that change its time.
+        measure: milliseconds of an inference with a candidate; an error of CANNOT_RUN where it
+            cannot run.
 
     Raises:
-        ValueError: none of several can run; the error of the first.
+        Exception: one of CANNOT_RUN; none of several can run; the error of the first.
     """
     first = found[0]
     if len(found) == 1:
         return Choice(first.backend, first.precision, 'nothing else may run this bundle here')
     if bundle.weights_path.stat().st_size > MOST_MEASURED_BYTES:
         return Choice(first.backend, first.precision, 'by order: too large to try each')
-    key = _key(bundle, found, device, threads)
-    if (known := _remembered().get(key)) is not None:
+    key = _key(bundle, found, device, threads, settings)
+    remembered = _remembered()
+    if (known := remembered.get(key)) is not None:
         return known
     times, errors = _measured(found, measure)
     if not times:
@@ -185,7 +192,7 @@ def choose(
     )
     choice = Choice(best.backend, best.precision, f'measured: {why}')
     if not errors:
-        _remember(key, choice)
+        _remember({**remembered, key: choice})
     return choice
 
 
@@ -196,12 +203,13 @@ def memory_path() -> Path:
 
 def _measured(
     found: Sequence[Candidate], measure: Callable[[Candidate], float]
-) -> tuple[dict[Candidate, float], dict[Candidate, ValueError]]:
-    times, errors = {}, {}
+) -> tuple[dict[Candidate, float], dict[Candidate, Exception]]:
+    times: dict[Candidate, float] = {}
+    errors: dict[Candidate, Exception] = {}
     for candidate in found:
         try:
             times[candidate] = measure(candidate)
-        except ValueError as error:
+        except CANNOT_RUN as error:
             errors[candidate] = error
     return times, errors
 
@@ -237,13 +245,20 @@ def _is_faster_reduced(receipt: str | None, device: str) -> bool:
     return receipt == 'float16' and device != 'cpu'
 
 
-def _key(bundle: Bundle, found: Sequence[Candidate], device: str, threads: int) -> str:
+def _key(
+    bundle: Bundle,
+    found: Sequence[Candidate],
+    device: str,
+    threads: int,
+    settings: Mapping[str, object],
+) -> str:
     """Digest of all that a choice rests on."""
     facts: dict[str, Any] = {
         'bundle': spec_identity(bundle.spec),
         'candidates': [asdict(candidate) for candidate in found],
         'device': device,
         'threads': threads,
+        'settings': dict(settings),
         'cpu': cpu_name(),
         'versions': {name: _version(name) for name in _PACKAGES},
     }
@@ -268,9 +283,9 @@ def _remembered() -> dict[str, Choice]:
         return {}
 
 
-def _remember(key: str, choice: Choice) -> None:
-    kept = list(_remembered().items())[-_LARGEST_MEMORY:]
-    document = {name: asdict(value) for name, value in [*kept, (key, choice)]}
+def _remember(choices: Mapping[str, Choice]) -> None:
+    newest = list(choices.items())[-_LARGEST_MEMORY:]
+    document = {name: asdict(value) for name, value in newest}
     try:
         path = memory_path()
         path.parent.mkdir(parents=True, exist_ok=True)
