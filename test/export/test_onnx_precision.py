@@ -24,13 +24,11 @@ from vla_runtime.export.onnx.verification import VerificationError, check_graphs
 from vla_runtime.families.blocks.layers import matrix_names
 
 HALF = TensorProto.FLOAT16
-FAMILIES = ['pi05', 'pi0', 'smolvla', 'act', 'evo1']
+FAMILIES = ['pi05', 'pi0', 'smolvla', 'act', 'evo1', 'groot_n15', 'groot_n17']
 PRECISIONS = ['float32', 'float16', 'bfloat16']
-# The walk loses queries and keys that are added a bias before they are rotated (Qwen2).
-WALKED = [family for family in FAMILIES if family != 'evo1']
 
 
-@pytest.mark.parametrize('family', WALKED)
+@pytest.mark.parametrize('family', FAMILIES)
 @pytest.mark.parametrize('precision', PRECISIONS)
 def test_every_exported_graph_keeps_the_rules(family, precision):
     bundle = tiny_onnx_bundle(family, precision)
