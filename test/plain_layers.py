@@ -117,9 +117,7 @@ def decoder_block(
 ) -> Tensor:
     """One block of a Llama-like language model on tokens (T, W)."""
     h = rms_norm(w, f'{at}.input_norm', x, eps)
-    x = x + attention(
-        w, f'{at}.attention', h, h, head_dim, seen=seen, angles=angles, normed=normed
-    )
+    x = x + attention(w, f'{at}.attention', h, h, head_dim, seen=seen, angles=angles, normed=normed)
     h = rms_norm(w, f'{at}.post_norm', x, eps)
     gate, up = (linear(w, f'{at}.mlp.{name}', h) for name in ('gate', 'up'))
     return x + linear(w, f'{at}.mlp.down', F.silu(gate) * up)

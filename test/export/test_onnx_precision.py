@@ -20,7 +20,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, graph_names
 from vla_runtime.export.onnx.export import meta_network
 from vla_runtime.export.onnx.precision import precision_of
-from vla_runtime.export.onnx.verification import VerificationError, check_graphs
+from vla_runtime.export.onnx.verification import VerificationError, check_graphs, verify_onnx
 from vla_runtime.families.blocks.layers import matrix_names
 
 HALF = TensorProto.FLOAT16
@@ -53,6 +53,15 @@ def test_the_matrices_that_may_be_in_half_are_those_that_the_networks_put_there(
     network = meta_network(read_bundle(tiny_onnx_bundle(family)).spec, torch.float16)
     matrices = {name for name in matrix_names(network) if not name.endswith('.bias')}
     assert {name for name, _ in network.named_parameters() if is_half_matrix(name)} == matrices
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('precision', PRECISIONS)
+def test_exported_files_are_within_their_bounds(family, precision):
+    bundle = tiny_onnx_bundle(family, precision)
+    receipt = verify_onnx(bundle, read_bundle(bundle).spec)
+    assert receipt.failures == []
+    assert receipt.precision == precision
 
 
 def test_half_files_hold_their_matrices_in_half_and_nothing_else():
@@ -120,6 +129,20 @@ MONOLITHIC_FAULTS = [
     (faults.token_index_in_float, 'index must be computed in integers'),
     (faults.token_index_in_half, 'index, mask or count must not be in half'),
 ]
+GROOT_FAULTS = [
+    ('prefix.onnx', faults.query_norm_in_half, f'ReduceMean.*{IN_HALF}'),
+    ('prefix.onnx', faults.norm_mean_as_product, 'multiplies .* in b?float16; only products'),
+    ('prefix.onnx', faults.softmax_in_half, f'Softmax.*{IN_HALF}'),
+    ('prefix.onnx', faults.positions_rounded, f'{ROUNDS} .*positions'),
+    ('prefix.onnx', faults.positions_to_half, 'index, mask or count must not be in half'),
+    ('prefix.onnx', faults.rotary_angles_rounded, f'{ROUNDS} .*positions'),
+    ('prefix.onnx', faults.rotary_cosines_rounded, f'{ROUNDS} .*rotary angles'),
+    ('vision.onnx', faults.layer_norm_in_half, f'LayerNormalization.*{IN_HALF}'),
+    ('expert.onnx', faults.layer_norm_in_half, f'LayerNormalization.*{IN_HALF}'),
+    ('expert.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
+    ('expert_r2.onnx', rounded('time_conditioning'), f"{ROUNDS} 'time_conditioning'.*an input"),
+    ('monolithic.onnx', faults.a_step_rounded, f"{WIDENS} 'step_0/"),
+]
 FAULTS = [
     ('pi05', name, *pair)
     for name, pairs in (
@@ -134,6 +157,9 @@ FAULTS = [
     ('pi0', 'expert.onnx', rounded('time_conditioning'), f"{ROUNDS} 'time_conditioning'.*an input"),
     ('pi0', 'expert_r2.onnx', faults.norm_mean_as_product, 'multiplies .* in b?float16; only'),
     ('pi0', 'monolithic_r2.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
+    ('evo1', 'prefix.onnx', faults.query_bias_in_half, f'Add.*{IN_HALF}'),
+    ('evo1', 'prefix.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
+    *((family, *fault) for family in ('groot_n15', 'groot_n17') for fault in GROOT_FAULTS),
 ]
 
 

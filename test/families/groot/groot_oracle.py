@@ -1,7 +1,7 @@
 """GR00T N1.5 and N1.7 once more, in plain PyTorch: one prompt at a time, without padding or cache.
 
-Patches stand row by row, positions are counted token by token, and PyTorch interpolates the position
-table.
+Patches stand row by row, positions are counted token by token, and PyTorch interpolates the table
+of patch positions.
 """
 
 from __future__ import annotations
