@@ -5,8 +5,8 @@
 A bundle with random weights is written tensor by tensor and exported in a process of its own: the
 weights are copied, ONNX files are written, and all of them are compared with PyTorch. That process
 is watched: `anonymous` is memory that it asked for, `resident` also counts the pages of files that
-it had mapped, which the system takes back when it needs them. FOLDER holds the weights three times;
-all of it is removed.
+it had mapped, which the system takes back when it needs them. One camera and one denoise step are
+compared: neither changes the weights. FOLDER holds the weights three times; all of it is removed.
 """
 
 from __future__ import annotations
@@ -41,17 +41,22 @@ _DRAWN = 1 << 22
 def full_size(spec: BundleSpec) -> BundleSpec:
     """A tiny policy's description at its family's published size."""
     preset = find_family(spec.family).presets[spec.family]
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {'cameras': 1}
     if hasattr(preset, 'image_places'):
-        # Those of the tiny policy's own prompt.
-        changes |= {'cameras': spec.dims.cameras, 'image_places': spec.dims.image_places}
-    if hasattr(preset, 'real_actions'):
+        # That of the tiny policy's own prompt.
+        changes['image_places'] = spec.dims.image_places[:1]
+    if hasattr(preset, 'image_frames'):
+        changes['image_frames'] = (preset.image_frames[0], preset.image_frames[-1])
         changes['real_actions'] = len(spec.actions)
     if spec.family == 'act':
         changes |= {'action_dim': len(spec.actions), 'state_dim': len(spec.state)}
-    dims = replace(preset, **changes)
-    cameras = tuple(CameraSpec(f'camera_{index}') for index in range(dims.cameras))
-    return replace(spec, dims=dims, cameras=cameras, files={})
+    return replace(
+        spec,
+        dims=replace(preset, **changes),
+        cameras=(CameraSpec('camera'),),
+        denoise_steps=1,
+        files={},
+    )
 
 
 def write_weights(path: Path, spec: BundleSpec, stored: str) -> int:

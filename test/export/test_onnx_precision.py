@@ -131,17 +131,12 @@ MONOLITHIC_FAULTS = [
 ]
 GROOT_FAULTS = [
     ('prefix.onnx', faults.query_norm_in_half, f'ReduceMean.*{IN_HALF}'),
-    ('prefix.onnx', faults.norm_mean_as_product, 'multiplies .* in b?float16; only products'),
     ('prefix.onnx', faults.softmax_in_half, f'Softmax.*{IN_HALF}'),
-    ('prefix.onnx', faults.positions_rounded, f'{ROUNDS} .*positions'),
     ('prefix.onnx', faults.positions_to_half, 'index, mask or count must not be in half'),
     ('prefix.onnx', faults.rotary_angles_rounded, f'{ROUNDS} .*positions'),
-    ('prefix.onnx', faults.rotary_cosines_rounded, f'{ROUNDS} .*rotary angles'),
-    ('vision.onnx', faults.layer_norm_in_half, f'LayerNormalization.*{IN_HALF}'),
     ('expert.onnx', faults.layer_norm_in_half, f'LayerNormalization.*{IN_HALF}'),
     ('expert.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
     ('expert_r2.onnx', rounded('time_conditioning'), f"{ROUNDS} 'time_conditioning'.*an input"),
-    ('monolithic.onnx', faults.a_step_rounded, f"{WIDENS} 'step_0/"),
 ]
 FAULTS = [
     ('pi05', name, *pair)
