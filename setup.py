@@ -12,6 +12,8 @@ from setuptools import find_packages, setup
 PACKAGE = 'vla_runtime'
 # `colcon build --symlink-install` runs a link to this file in its build folder.
 ROOT = Path(__file__).resolve().parent
+# What ships in engines/; ./run reads this line.
+BUNDLES = ('demo', 'demo_act', 'demo_smolvla')
 NODES = ('policy_node', 'executor_node', 'recorder_node', 'tabletop_node')
 
 
@@ -71,9 +73,7 @@ setup(
         (f'lib/{PACKAGE}', [f'scripts/{node}' for node in NODES]),
         *share('launch'),
         *share('config'),
-        *share('engines/demo'),
-        *share('engines/demo_act'),
-        *share('engines/demo_smolvla'),
+        *(files for bundle in BUNDLES for files in share(f'engines/{bundle}')),
     ],
     entry_points={
         'console_scripts': [

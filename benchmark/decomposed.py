@@ -67,7 +67,7 @@ class Subject:
 
     @property
     def pieces(self) -> dict[str, Callable[[], np.ndarray]]:
-        """What is timed; each returns its chunk (H, A)."""
+        """Timed variants; each returns its chunk (H, A)."""
         return {
             'monolithic': self.monolithic,
             'miss': lambda: self.decomposed(len(self._inputs.pixels)),

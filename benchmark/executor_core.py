@@ -1,4 +1,4 @@
-"""What the chunk executor costs: microseconds a tick and a chunk, without ROS.
+"""Cost of the chunk executor: microseconds a tick and a chunk, without ROS.
 
 The target is 100 µs a tick at 14 joints, with every limit switched on, the robot in motion at every
 tick. A chunk is checked beside the ticks and taken between two of them, so that what it takes must
@@ -99,7 +99,7 @@ class Drive:
         self.executor.observe_state(self.names, self.positions, self.ros_ns)
 
     def follow(self, command: Command) -> None:
-        """The robot goes where it is told."""
+        """A robot that reaches every command at once."""
         if command.kind is not CommandKind.IDLE:
             np.copyto(self.positions, command.setpoints)
 

@@ -45,8 +45,7 @@ def full_size(spec: BundleSpec) -> BundleSpec:
     if hasattr(preset, 'image_places'):
         # That of the tiny policy's own prompt.
         changes['image_places'] = spec.dims.image_places[:1]
-    if hasattr(preset, 'image_frames'):
-        changes['image_frames'] = (preset.image_frames[0], preset.image_frames[-1])
+    if hasattr(preset, 'real_actions'):
         changes['real_actions'] = len(spec.actions)
     if spec.family == 'act':
         changes |= {'action_dim': len(spec.actions), 'state_dim': len(spec.state)}

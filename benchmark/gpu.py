@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def pytorch_without_gpu() -> str:
-    """Why PyTorch sees no GPU on a machine that has one; empty where it sees it."""
+    """Explain why PyTorch sees no GPU on a machine that has one; empty where it sees it."""
     import torch
 
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What must be true of the CUDA path before its speed means anything.
+"""Conditions that the CUDA path must meet before its speed means anything.
 
 Each check takes a device and a size, compares numbers with numbers, and returns a `Finding`. On a
 CPU they run too, without graphs, so that their own logic is tested there.
@@ -44,7 +44,7 @@ _NAMES = ('first', 'second')
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """Outcome of one check.
 
     Attributes:
         passed: every bound was kept.
@@ -112,7 +112,7 @@ def correctness(device: str, size: str) -> Finding:
 def replay_errors(
     graphed: PolicyEngine, eager: PolicyEngine, first: ChunkInputs, second: ChunkInputs
 ) -> dict[str, float]:
-    """How a replaying engine answers to changing inputs, against eager runs.
+    """Compare a replaying engine with eager runs on changing inputs.
 
     Args:
         graphed: the engine that is checked; eager: the one that is believed.

@@ -37,7 +37,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Mode:
-    """How the networks are run."""
+    """Way of running the networks."""
 
     name: str
     graphs: bool

@@ -1,4 +1,4 @@
-"""What guidance costs on a mid-size policy (100 M parameters, 3 cameras) on a CPU.
+"""Cost of guidance on a mid-size policy (100 M parameters, 3 cameras) on a CPU.
 
 In every round, one after the other: unguided, fused and serial inferences, each with everything
 new (vision of three cameras, prefix, denoise) and with everything in the cache. A guided one is

@@ -1,4 +1,4 @@
-"""How a measurement is written down: figures, command, versions and machine in one JSON file."""
+"""Record of a measurement: figures, command, versions and machine in one JSON file."""
 
 from __future__ import annotations
 

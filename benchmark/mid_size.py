@@ -20,7 +20,6 @@ from vla_runtime.bundle.schema import (
     CameraSpec,
     ImageSpec,
     NormalisationSpec,
-    PromptSpec,
     StateSpec,
 )
 from vla_runtime.bundle.writer import write_bundle
@@ -31,6 +30,7 @@ from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
+from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.types import Observation
 
 CAMERAS = ('top', 'left_wrist', 'right_wrist')
@@ -65,7 +65,7 @@ def write_mid_size(folder: Path) -> Path:
         actions=tuple(ActionSpec(name, 'rad', 'absolute') for name in JOINTS),
         step_time_s=0.02,
         denoise_steps=STEPS,
-        prompt=PromptSpec(template='pi05_state', cleaning='openpi', advantage='before_action'),
+        prompt=PromptFormat(template='pi05_state', cleaning='openpi', advantage='before_action'),
         normalisation=NormalisationSpec(state='quantiles_openpi', actions='quantiles_openpi'),
         tokenizer='tokenizer.json',
     )

@@ -1,4 +1,4 @@
-"""What the executor's ticks suffer when other processes join the graph, leave it, or are killed.
+"""Delays of the executor's ticks when other processes join the graph, leave it, or are killed.
 
 Two real executors move the same robot side by side at 100 Hz: one on the profile of the cameras
 (shared memory and UDP), one as shipped (UDP alone). A camera driver

@@ -1,4 +1,4 @@
-"""What the policy node adds to an inference, with three raw 480x640 cameras at 30 Hz.
+"""Time that the policy node adds to an inference, with three raw 480x640 cameras at 30 Hz.
 
 Two figures, both without the time spent in the policy:
 - in the node: from the moment that the newest frame and the request are both there, to the

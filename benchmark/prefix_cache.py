@@ -1,4 +1,4 @@
-"""What the prefix cache saves, on a mid-size policy (100 M parameters, 3 cameras) on a CPU.
+"""Time that the prefix cache saves, on a mid-size policy (100 M parameters, 3 cameras) on a CPU.
 
 In every round, one after the other: a whole inference whose three images are new, one of which a
 single image is new, one that finds everything in the cache, and alone the denoise loop. So what

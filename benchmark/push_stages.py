@@ -1,4 +1,4 @@
-"""How far pushes get: over the block's rear, down, the block moved, the block at the edge.
+"""Stages that pushes reach: over the block's rear, down, the block moved, the block at the edge.
 
 The scripted expert and the policies do the same unseen scenes, blocks lying still, without delay.
 A policy's receipt, if it has one, says how it was made and how often it touches.
@@ -59,7 +59,7 @@ def stage_reached(states: Sequence[TabletopState], block: int, sign: float) -> s
 
 
 def off_middle(states: Sequence[TabletopState], block: int, sign: float) -> list[float]:
-    """How far beside the block's middle the low tip was, in each state in which it was at it."""
+    """Sideways distances of the low tip from the block's middle, in every state beside it."""
     tip = np.array([state.tip_m for state in states])
     centre = np.array([state.block_m[block] for state in states])
     behind = sign * (centre[:, 1] - tip[:, 1])
@@ -98,7 +98,7 @@ def push_all(world: Tabletop, chunk: Chunk, seeds: Sequence[int]) -> dict[str, A
 
 
 def receipt(bundle: Path) -> dict[str, Any]:
-    """How a bundle was made and what it achieved, as far as it says."""
+    """Return a bundle's training and its achievements, where the bundle has them."""
     path = bundle / VERIFICATION_FILE
     return json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
 

@@ -1,4 +1,4 @@
-"""What recording costs the motion: the demo with `--record` and without, by turns.
+"""Cost of recording for the motion: the demo with `--record` and without, by turns.
 
 Both kinds drive the same scenes with the same instructions. Of every run: how late the executor's
 ticks were, how evenly its commands came, how long inferences took, and how many instructions were

@@ -33,7 +33,7 @@ PHASE_S = 0.004
 
 @dataclass
 class Camera:
-    """What one driver does now."""
+    """Present behaviour of one driver."""
 
     rate_hz: float = 30.0
     jitter_s: float = 0.0

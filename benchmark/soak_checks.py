@@ -1,4 +1,4 @@
-"""What the soak's record shows: stalls, recoveries, and commands against the robot file's limits.
+"""Evaluate the soak's record: stalls, recoveries, and commands against the robot file's limits.
 
 Pure; all times are nanoseconds of the one clock that stamps frames and commands too.
 """
@@ -32,7 +32,7 @@ _NEAREST = 3
 
 @dataclass(frozen=True)
 class Commands:
-    """What the robot was commanded.
+    """Commands that the robot was given.
 
     Attributes:
         stamps_ns: (n,) header stamps, increasing.
@@ -126,7 +126,7 @@ def motion_ns(commands: Commands) -> np.ndarray:
 
 
 def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> dict[str, float]:
-    """What a time without motion may consist of, seconds by part.
+    """Longest accepted parts of a time without motion, seconds by part.
 
     The next frame of every camera, so many inferences as long as those beside it were, what
     transport and ticks take, and the time for which the machine had no core for a thread.
@@ -146,7 +146,7 @@ def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> d
 
 
 def _inferences_beside(record: Record, begin_ns: int, end_ns: int) -> np.ndarray:
-    """How long inferences took around a time, seconds; those that were frozen do not count."""
+    """Durations of the inferences around a time, seconds; those that were frozen do not count."""
     times, seconds = record.inferences[:, 0], record.inferences[:, 1]
     whole = np.ones(len(times), dtype=bool)
     for fault in record.faults:
@@ -229,7 +229,7 @@ def _machine_s(record: Record, begin_ns: int, end_ns: int) -> float:
 
 @dataclass(frozen=True)
 class LimitUse:
-    """How much of one limit the commands used.
+    """Share of one limit that the commands used.
 
     Attributes:
         worst: largest share of the limit; 1 is the limit.
@@ -292,7 +292,7 @@ def check_limits(
 
 
 def _may_stop_at_once(faults: Sequence[Fault], stamps: np.ndarray) -> np.ndarray:
-    """Where a tracking error may freeze the command (`on_stop` of the robot file)."""
+    """Tracking error at which the command may freeze (`on_stop` of the robot file)."""
     there = np.zeros(len(stamps), dtype=bool)
     for fault in faults:
         if fault.kind in ('push', 'joint_states_jump'):

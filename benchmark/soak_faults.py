@@ -1,4 +1,4 @@
-"""What goes wrong in the soak: faults of the list, each from its begin to its end.
+"""Faults of the soak, each from its begin to its end.
 
 A fault gets the `Rig` and a random generator, lasts as long as its function, and returns what
 exactly it did. Whatever state it leaves behind, the operator starts the robot again.

@@ -1,4 +1,4 @@
-"""What the soak drives: ALOHA's 14 joints and four cameras, and a small policy of random weights.
+"""The soak's robot and policy: ALOHA's 14 joints, four cameras, a small policy of random weights.
 
 The policy's actions depend on the measured state and the images, vary smoothly along a chunk, and
 stay around one pose; a little white noise on them keeps the acceleration limit at work at every
@@ -21,13 +21,13 @@ from vla_runtime.bundle.schema import (
     CameraSpec,
     ImageSpec,
     NormalisationSpec,
-    PromptSpec,
     StateSpec,
 )
 from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.policy import Policy
+from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.ros.robot.file import Robot, load_robot
 from vla_runtime.types import Observation
 
@@ -100,7 +100,7 @@ def _spec(robot: Robot, step_time_s: float) -> BundleSpec:
         actions=tuple(ActionSpec(joint.name, joint.unit, 'absolute') for joint in robot.joints),
         step_time_s=step_time_s,
         denoise_steps=_DENOISE_STEPS,
-        prompt=PromptSpec(template='pi05_state', cleaning='openpi', advantage='before_action'),
+        prompt=PromptFormat(template='pi05_state', cleaning='openpi', advantage='before_action'),
         normalisation=NormalisationSpec(state='quantiles_openpi', actions='quantiles_openpi'),
         tokenizer='tokenizer.json',
     )

@@ -1,4 +1,4 @@
-"""How long a thread that wants to run waits for a core: the business of the machine, over time.
+"""Waiting time of a thread that wants to run: the load of the machine, over time.
 
     python benchmark/soak_pulse.py pulse.txt
 

@@ -1,4 +1,4 @@
-"""What the soak found: figures by phase and by fault, what did not hold, and the tables of both."""
+"""Report of the soak: figures by phase and by fault, what did not hold, and the tables of both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Phase:
 
 @dataclass
 class Session:
-    """What is left of a rig once it is over."""
+    """Records of a rig that has ended."""
 
     rig: Rig
     record: Record
@@ -99,7 +99,7 @@ def fault_figures(faults: Sequence[Fault]) -> dict[str, Any]:
 
 
 def failures(session: Session) -> list[str]:
-    """What did not hold, in words."""
+    """Describe the conditions that did not hold."""
     rig = session.rig
     found = [
         f'no motion for {stall.seconds:.3f} s, at most {stall.allowed_s:.3f} s expected, '

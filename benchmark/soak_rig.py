@@ -42,7 +42,7 @@ _POLICY = {
 
 @dataclass(frozen=True)
 class CameraSetup:
-    """How all cameras run in a phase."""
+    """Behaviour of all cameras in a phase."""
 
     name: str
     rate_hz: float
@@ -217,7 +217,7 @@ class Rig:
 
     @property
     def runs(self) -> bool:
-        """Whether the executor is started, as far as its newest status says."""
+        """Return True if the executor's newest status says that it is started."""
         return self.control.get('mode') == 'running'
 
     def start_as_operator(self) -> str:
@@ -257,7 +257,7 @@ class Rig:
         self.robot.close()
 
     def record(self) -> Record:
-        """What was recorded, once the session is over."""
+        """Return the recorded messages, once the session is over."""
         frames = _table(self.frames_path)
         record = Record(
             commands=self.robot.commands(),
@@ -282,7 +282,7 @@ class Rig:
         return record
 
     def logs(self) -> dict[str, str]:
-        """What every process wrote, by the name of its log."""
+        """Output of every process, by the name of its log."""
         return {path.stem: path.read_text(errors='replace') for path in self.folder.glob('*.log')}
 
 

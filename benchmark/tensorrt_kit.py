@@ -1,4 +1,4 @@
-"""What `gpu_tensorrt.py` carries to a GPU machine: graphs, inputs, ONNX Runtime's outputs, a seed.
+"""Kit for `gpu_tensorrt.py` on a GPU machine: graphs, inputs, ONNX Runtime's outputs, a seed.
 
 The weights are too large to carry and their values do not matter, so they are drawn: from the raw
 bits of a counter-based generator, tensor by tensor by its name, which gives the same bytes with
@@ -334,9 +334,9 @@ def _spec(dims: PiDims) -> Any:
         CameraSpec,
         ImageSpec,
         NormalisationSpec,
-        PromptSpec,
         StateSpec,
     )
+    from vla_runtime.processing.prompts import PromptFormat
 
     return BundleSpec(
         name='gpu_tensorrt',
@@ -348,7 +348,7 @@ def _spec(dims: PiDims) -> Any:
         actions=(ActionSpec('joint', 'rad', 'absolute'),),
         step_time_s=0.02,
         denoise_steps=STEPS,
-        prompt=PromptSpec(template='pi05', cleaning='openpi', advantage='task_newline'),
+        prompt=PromptFormat(template='pi05', cleaning='openpi', advantage='task_newline'),
         normalisation=NormalisationSpec(state='identity', actions='identity'),
         tokenizer='tokenizer.model',
     )

@@ -1,4 +1,4 @@
-"""What the node benchmarks share: a tiny policy with three cameras, its robot, the policy node."""
+"""Shared by the node benchmarks: a tiny policy with three cameras, its robot, the policy node."""
 
 from __future__ import annotations
 

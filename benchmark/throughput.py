@@ -1,4 +1,4 @@
-"""What `pipeline: throughput` gains on a mid-size policy (100 M parameters, 3 cameras) on a CPU.
+"""Gain of `pipeline: throughput` on a mid-size policy (100 M parameters, 3 cameras) on a CPU.
 
 In every round, one after the other: the same stream of requests, each with everything new (vision
 of three cameras, prefix, denoise) and there as soon as there is room for it, in `latency`, in
@@ -64,12 +64,12 @@ def halves(reports: Sequence[InferenceReport]) -> tuple[float, float]:
 
 
 def allowed(encoding: float, denoising: float) -> float:
-    """How many times the rate two halves allow that run at the same time."""
+    """Factor of the rate that two halves running at the same time allow."""
     return (encoding + denoising) / max(encoding, denoising)
 
 
 def counted() -> float:
-    """What the counted operations allow."""
+    """Factor that the counted operations allow."""
     work = count_operations('pi05', DIMS).inference(steps=STEPS)
     return allowed(work['vision'].flops + work['prefix'].flops, work['denoise'].flops)
 

@@ -116,9 +116,10 @@ def start(context: LaunchContext) -> list[Action]:
     respawn = {'respawn': _truth(said, 'respawn'), 'respawn_delay': RESPAWN_DELAY_S}
     return [
         *set_profile(context),
+        # First: what the policy says before it has found the recorder is not in the bag.
+        *_recorder(said, own, common),
         *_node(said, 'policy', policy, **respawn),
         *_node(said, 'executor', executor),
-        *_recorder(said, own, common),
     ]
 
 

@@ -57,8 +57,9 @@ class Evo1Case(ReferenceCase):
 
     def rows(self) -> dict[str, Tensor]:
         """Inputs of the prefix, (1, …) each."""
-        behind = self.network.dims.language_length - self.network.dims.prompt_length
-        tokens, mask = (self.of(name)[self.places][behind:] for name in ('input_ids', 'token_mask'))
+        ids, mask = (self.of(name)[self.places] for name in ('input_ids', 'token_mask'))
+        text = ids != self.description['image_token']
+        tokens, mask = ids[text], mask[text]
         length = self.network.dims.prompt_length
         padded = torch.zeros(length, dtype=tokens.dtype)
         padded[: len(tokens)] = tokens
@@ -77,20 +78,13 @@ def dims_of_case(d: Mapping[str, Any], tensors: Mapping[str, Tensor], b: int) ->
     assert d['v_eps'] == 1e-6
     ids, mask = (tensors[name][b].tolist() for name in ('input_ids', 'token_mask'))
     ids = ids[mask.index(1) :]
-    frames: list[list[int]] = [[]]
-    inside = False
-    for token in ids:
-        if token == d['image_token']:
-            if not inside:
-                frames.append([])
-            inside = True
-            continue
-        inside = False
-        frames[-1].append(token)
-    # Behind the last image the text follows its closing token.
-    behind = frames.pop()
-    frames.append(behind[:1])
-    assert len(frames) == d['max_views'] + 1
+    image_token = d['image_token']
+    starts = [
+        place
+        for place, token in enumerate(ids)
+        if token == image_token and ids[place - 1] != image_token
+    ]
+    assert len(starts) == d['max_views']
     real = int(tensors['action_mask'][b].sum())
     assert tensors['action_mask'][b][:real].all(), 'padding comes last'
     return Evo1Dims(
@@ -120,8 +114,8 @@ def dims_of_case(d: Mapping[str, Any], tensors: Mapping[str, Tensor], b: int) ->
         ),
         vocabulary=d['vocab'],
         cameras=d['max_views'],
-        image_frames=tuple(tuple(frame) for frame in frames),
-        prompt_length=len(behind) - 1,
+        image_places=tuple(sum(token != image_token for token in ids[:start]) for start in starts),
+        prompt_length=sum(token != image_token for token in ids),
         horizon=d['chunk'],
         action_dim=d['action_dim'],
         real_actions=real,

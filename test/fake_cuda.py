@@ -113,11 +113,11 @@ class FakeCuda:
 
     @property
     def live(self) -> tuple[int, int]:
-        """How many allocations, pinned ones included, and how many graphs there are."""
+        """Counts of allocations, pinned ones included, and of graphs."""
         return len(self._memory) + len(self._pinned), len(self._graphs)
 
     def put(self, stream: object, work: Callable[[], None]) -> CUresult:
-        """What TensorRT does: put work on the stream."""
+        """Put work on the stream, as TensorRT does."""
         if self._recording is not None:
             self._recording.append(work)
         else:

@@ -1,22 +1,17 @@
-"""Loads GR00T N1.5's network cases and builds tiny policies of it (test/cases/README.md)."""
+"""Loads the network cases of GR00T N1.5 and N1.7 (test/cases/README.md)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from network_cases import (
-    ReferenceCase,
-    batch_entries,
-    network_case_paths,
-    our_weights,
-    vision_of_case,
-)
+from network_cases import ReferenceCase, our_weights, vision_of_case
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -24,9 +19,11 @@ from vla_runtime.families import build_network
 from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.groot.dimensions import GrootDims, StackDims
 from vla_runtime.families.groot.n15 import GrootN15
+from vla_runtime.families.groot.n17 import GrootN17
+from vla_runtime.families.groot.n17_dimensions import GrootN17Dims, QwenVisionDims
 from vla_runtime.families.groot.tensor_names import NAMES, SLICED
 
-FAMILY = 'groot_n15'
+N15, N17 = 'groot_n15', 'groot_n17'
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class GrootCase(ReferenceCase):
         valid: tokens of the sequence that are there, (P,) bool.
     """
 
-    network: GrootN15
+    network: GrootN15 | GrootN17
     b: int
     valid: Tensor
 
@@ -53,88 +50,183 @@ class GrootCase(ReferenceCase):
         """A mask (V,) that hides no camera."""
         return torch.ones(self.description['cameras'], dtype=torch.bool)
 
+    @property
+    def ids(self) -> Tensor:
+        """Token ids without padding."""
+        return self.tensors['input_ids'][self.b, self.valid]
+
     def rows(self) -> dict[str, Tensor]:
         """Inputs of the prefix: the text tokens, padding moved behind the text."""
-        ids = self.tensors['input_ids'][self.b]
-        text = ids[self.valid & (ids != self.description['image_token'])]
+        text = self.ids[self.ids != self.description['image_token']]
         tokens = torch.zeros(1, self.network.dims.prompt_length, dtype=torch.int64)
         tokens[0, : len(text)] = text
         return {'tokens': tokens, 'token_mask': torch.arange(tokens.shape[1])[None] < len(text)}
 
     def state(self) -> dict[str, Tensor]:
-        """Input of the head."""
-        return {'state': self.tensors['state'][self.b].view(1, -1)}
+        """Input of the head: all states of the history in one row."""
+        return {'state': self.tensors['state'][self.b].reshape(1, -1)}
 
     def prefix(self) -> Mapping[str, Tensor]:
         """Outputs of the prefix network."""
         return self.network.prefix(self.network.vision(self.pixels), self.visible, **self.rows())
 
+    def embedded(self) -> tuple[Tensor, Tensor]:
+        """Embeddings (1, P, …) and mask (1, P)."""
+        tokens = self.network.vision(self.pixels)
+        return self.network.embed_prefix(tokens[None], self.visible[None], **self.rows())
 
-def image_places(ids: Sequence[int], d: Mapping[str, Any]) -> tuple[int, ...]:
+    def actions(self) -> Tensor:
+        """The chunk of this entry, (H, A)."""
+        return self.tensors['actions'][self.b]
+
+    @property
+    def masks_padding(self) -> bool:
+        """False where the training code's head sees padding, which ours does not."""
+        return bool(self.valid.all())
+
+
+@dataclass(frozen=True)
+class GrootN17Case(GrootCase):
+    """An entry of a case of N1.7, whose pixels are stored as patches."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of an image's patches, the same for all."""
+        ((rows, columns),) = {
+            (rows, columns) for _, rows, columns in self.tensors['image_grid_thw'].tolist()
+        }
+        return rows, columns
+
+    @property
+    def patches(self) -> Tensor:
+        """Patches of this entry's images, (V, patches, 3 * 2 * p * p)."""
+        rows, columns = self.grid
+        cameras = self.description['cameras']
+        every = self.tensors['pixel_values'].view(-1, rows * columns, self._patch_numbers)
+        return every[self.b * cameras : (self.b + 1) * cameras]
+
+    @property
+    def _patch_numbers(self) -> int:
+        return self.tensors['pixel_values'].shape[1]
+
+    @property
+    def pixels(self) -> Tensor:
+        """Pixels (V, 3, height, width), put together from the patches."""
+        d, (rows, columns) = self.description, self.grid
+        edge, patch = d['merge'], d['patch']
+        x = self.patches.view(
+            -1, rows // edge, columns // edge, edge, edge, 3, d['temporal_patch'], patch, patch
+        )
+        # One frame stands for both.
+        assert torch.equal(x[..., 0, :, :], x[..., 1, :, :])
+        x = x[..., 0, :, :].permute(0, 5, 1, 3, 6, 2, 4, 7)
+        return x.reshape(-1, 3, rows * patch, columns * patch)
+
+    def actions(self) -> Tensor:
+        """The chunk of this entry without the others' padding, (H, A)."""
+        return self.tensors['actions_rows_alone'][self.b]
+
+
+def image_places(ids: Sequence[int], image_token: int) -> tuple[int, ...]:
     """Text tokens before each image of a sequence without padding."""
     text, places = 0, []
     for before, token in zip((None, *ids), ids, strict=False):
-        if token != d['image_token']:
+        if token != image_token:
             text += 1
-        elif before == d['image_start_token']:
+        elif before != image_token:
             places.append(text)
     return tuple(places)
 
 
-def dims_of_case(d: Mapping[str, Any], ids: Sequence[int], length: int) -> GrootDims:
-    """Our dimensions of a case's description.
+def language_of_case(d: Mapping[str, Any]) -> DecoderDims:
+    """Our dimensions of a description's language model."""
+    heads = {name: d[name] for name in ('num_heads', 'num_kv_heads', 'head_dim')}
+    return DecoderDims(width=d['width'], depth=d['select_layer'], mlp_dim=d['mlp_dim'], **heads)
+
+
+def head_of_case(d: Mapping[str, Any], ids: Sequence[int], length: int) -> dict[str, Any]:
+    """Our dimensions of what N1.5 and N1.7 share.
 
     Args:
         d: the description.
         ids: the sequence of one batch entry, without padding.
         length: text tokens of the padded prompt.
     """
+    context = StackDims(
+        depth=d['vlsa_layers'],
+        num_heads=d['vlsa_heads'],
+        head_dim=d['vlsa_head_dim'],
+        mlp_dim=4 * d['width'],
+    )
+    return {
+        'language': language_of_case(d),
+        'context': context,
+        'dit': StackDims(
+            depth=d['dit_layers'],
+            num_heads=d['dit_heads'],
+            head_dim=d['dit_head_dim'],
+            mlp_dim=4 * d['dit_heads'] * d['dit_head_dim'],
+        ),
+        'head_width': d['hidden_size'],
+        'positions': d['max_seq_len'],
+        'vocabulary': d['vocab'],
+        'cameras': d['cameras'],
+        'image_places': image_places(ids, d['image_token']),
+        'prompt_length': length,
+        'horizon': d['horizon'],
+        'action_dim': d['action_dim'],
+        'rope_base': d['rope_theta'],
+        'rms_epsilon': d['rms_eps'],
+    }
+
+
+def n15_dims(
+    d: Mapping[str, Any], tensors: Mapping[str, Tensor], head: Mapping[str, Any]
+) -> GrootDims:
+    """Our dimensions of a case of N1.5."""
     # What no policy changes is a constant of the networks.
     assert (d['v_eps'], d['buckets'], d['vision_select_layer']) == (1e-6, 1000, -1)
     assert d['cross_attention_blocks'] == list(range(0, d['dit_layers'], 2))
-    width = d['dit_heads'] * d['dit_head_dim']
     return GrootDims(
         vision=vision_of_case(d),
         pixel_shuffle=round(1 / d['downsample_ratio']) if d['use_pixel_shuffle'] else 1,
         connector_layers=d['mlp_connector_layers'],
-        language=DecoderDims(
-            width=d['width'],
-            depth=d['select_layer'],
-            mlp_dim=d['mlp_dim'],
-            num_heads=d['num_heads'],
-            num_kv_heads=d['num_kv_heads'],
-            head_dim=d['head_dim'],
-        ),
-        context=StackDims(
-            depth=d['vlsa_layers'],
-            num_heads=d['vlsa_heads'],
-            head_dim=d['vlsa_head_dim'],
-            mlp_dim=4 * d['width'],
-        ),
-        dit=StackDims(
-            depth=d['dit_layers'],
-            num_heads=d['dit_heads'],
-            head_dim=d['dit_head_dim'],
-            mlp_dim=4 * width,
-        ),
-        head_width=d['hidden_size'],
         future_tokens=d['future_tokens'],
-        positions=d['max_seq_len'],
-        vocabulary=d['vocab'],
-        cameras=d['cameras'],
-        image_places=image_places(ids, d),
-        prompt_length=length,
-        horizon=d['horizon'],
-        action_dim=d['action_dim'],
         state_dim=d['state_dim'],
-        rope_base=d['rope_theta'],
-        rms_epsilon=d['rms_eps'],
+        **head,
     )
 
 
-def groot_case_paths() -> list[Path]:
-    """Descriptions of all GR00T N1.5 cases in the cases folder."""
-    return network_case_paths(FAMILY)
+def n17_dims(
+    d: Mapping[str, Any], tensors: Mapping[str, Tensor], head: Mapping[str, Any]
+) -> GrootN17Dims:
+    """Our dimensions of a case of N1.7."""
+    assert (d['buckets'], d['temporal_patch']) == (1000, 2)
+    _, rows, columns = tensors['image_grid_thw'][0].tolist()
+    return GrootN17Dims(
+        vision=QwenVisionDims(
+            width=d['v_hidden'],
+            depth=d['v_layers'],
+            num_heads=d['v_heads'],
+            mlp_dim=d['v_mlp'],
+            patch_size=d['patch'],
+            merge=d['merge'],
+            positions=math.isqrt(d['v_positions']),
+            deepstack=tuple(index + 1 for index in d['deepstack']),
+        ),
+        image=(rows * d['patch'], columns * d['patch']),
+        rope_sections=tuple(d['mrope_section']),
+        text_every=d['attend_text_every_n_blocks'],
+        real_horizon=d['valid_horizon'],
+        state_dim=d['state_dim'] * d['state_history'],
+        **{**head, 'context': head['context'] if d['vlsa_layers'] else None},
+    )
+
+
+_KINDS: Mapping[str, tuple[Callable[..., Any], type[GrootCase]]] = {
+    N15: (n15_dims, GrootCase),
+    N17: (n17_dims, GrootN17Case),
+}
 
 
 @lru_cache(maxsize=4)
@@ -146,13 +238,13 @@ def load_groot_case(path: Path, b: int, padding: int = 0) -> GrootCase:
         b: the batch entry.
         padding: masked text tokens behind the prompt that our network is given.
     """
-    description = json.loads(path.read_text())
+    d = json.loads(path.read_text())
+    dims_of, case = _KINDS[d['kind']]
     tensors = load_file(path.with_suffix('.case.safetensors'))
     valid = tensors['attention_mask'][b].bool()
     ids = [int(token) for token in tensors['input_ids'][b][valid]]
-    text = sum(token != description['image_token'] for token in ids)
-    network = build_network(FAMILY, dims_of_case(description, ids, text + padding))
-    assert isinstance(network, GrootN15)
+    text = sum(token != d['image_token'] for token in ids)
+    network = build_network(d['kind'], dims_of(d, tensors, head_of_case(d, ids, text + padding)))
     embodiment = int(tensors['embodiment_id'][b])
     network.load_state_dict(
         {
@@ -161,9 +253,4 @@ def load_groot_case(path: Path, b: int, padding: int = 0) -> GrootCase:
         }
     )
     network.eval().requires_grad_(False)
-    return GrootCase(description, tensors, network, b, valid)
-
-
-def groot_entries() -> Iterator[tuple[Path, int]]:
-    """Every (case, batch entry)."""
-    return batch_entries(FAMILY)
+    return case(d, tensors, network, b, valid)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from groot_cases import groot_case_paths
+from groot_cases import N15
+from network_cases import network_case_paths
 from safetensors.torch import load_file, save_file
 from tiny_policy import tokenizer_of
 
@@ -19,7 +20,7 @@ SLOTS = {'new_embodiment': 3, 'so100': 2, 'gr1': 1}
 
 def write_groot_folder(target: Path, tag: str = 'so100') -> Path:
     """Write a folder with eight joints, seven actions, two cameras and every embodiment."""
-    case = groot_case_paths()[0]
+    case = network_case_paths(N15)[0]
     sizes = json.loads(case.read_text())
     target.mkdir(parents=True)
     weights = load_file(case.with_suffix('.weights.safetensors'))

@@ -109,9 +109,9 @@ def dims_of_case(d: Mapping[str, Any]) -> PiDims:
     )
 
 
-def network_case_paths(kind: str | None = None) -> list[Path]:
-    """Descriptions of the network cases in the cases folder, of one family or of pi0 and pi0.5."""
-    kinds = ('pi05', 'pi0') if kind is None else (kind,)
+def network_case_paths(*kinds: str) -> list[Path]:
+    """Descriptions of the network cases in the cases folder; of pi0 and pi0.5 without a kind."""
+    kinds = kinds or ('pi05', 'pi0')
     paths = [p.with_name(p.name.replace('.case.safetensors', '.json')) for p in find('*.case.*')]
     return [p for p in paths if json.loads(p.read_text()).get('kind') in kinds]
 
@@ -154,23 +154,23 @@ def random_network(family: str, dims: PolicyDims) -> FlowNetwork:
     return network
 
 
-def batch_entries(kind: str | None = None) -> Iterator[tuple[Path, int]]:
-    """Every (case, batch entry) of a kind, as `network_case_paths` has them."""
-    for path in network_case_paths(kind):
+def batch_entries(*kinds: str) -> Iterator[tuple[Path, int]]:
+    """Every (case, batch entry) of these kinds, as `network_case_paths` has them."""
+    for path in network_case_paths(*kinds):
         for b in range(json.loads(path.read_text())['batch']):
             yield path, b
 
 
-def each_entry(kind: str) -> pytest.MarkDecorator:
-    """Run a test with `path` and `b` of every case and batch entry of a kind."""
+def each_entry(*kinds: str) -> pytest.MarkDecorator:
+    """Run a test with `path` and `b` of every case and batch entry of these kinds."""
     return pytest.mark.parametrize(
-        ('path', 'b'), list(batch_entries(kind)), ids=lambda value: getattr(value, 'stem', value)
+        ('path', 'b'), list(batch_entries(*kinds)), ids=lambda value: getattr(value, 'stem', value)
     )
 
 
-def each_case(kind: str) -> pytest.MarkDecorator:
-    """Run a test with `path` of every case of a kind."""
-    return pytest.mark.parametrize('path', network_case_paths(kind), ids=lambda path: path.stem)
+def each_case(*kinds: str) -> pytest.MarkDecorator:
+    """Run a test with `path` of every case of these kinds."""
+    return pytest.mark.parametrize('path', network_case_paths(*kinds), ids=lambda path: path.stem)
 
 
 def committed_plan(
@@ -197,15 +197,21 @@ def denoised(
     steps: int,
     plan: Tensor | None = None,
     weights: np.ndarray | None = None,
+    rows: Mapping[str, Tensor] | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
-    """(x, velocity) of every step from noise (1, H, A), as the engines run them."""
+    """(x, velocity) of every step from noise (1, H, A), as the engines run them.
+
+    `rows` are the head's inputs that come from an observation.
+    """
     step, x, states = DenoiseStep(network), noise, []
     plan = torch.zeros_like(x) if plan is None else plan
     for k, t in enumerate(torch.tensor(flow_times(steps), dtype=torch.float32)):
         weight = torch.zeros(x.shape[1]) if weights is None else torch.from_numpy(weights[k])
         table = network.time_conditioning(t[None])
         dt = torch.tensor(-1.0 / steps)
-        x, velocity = step(x, past, table, t, dt, torch.ones(1), plan, weight[None, :, None], {})
+        x, velocity = step(
+            x, past, table, t, dt, torch.ones(1), plan, weight[None, :, None], rows or {}
+        )
         states.append((x, velocity))
     return states
 

@@ -27,7 +27,9 @@ from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.text_table import TextTable
 from vla_runtime.export.graph_facts import read_graph_facts
 from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.families import read_time_table
 from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.inference.denoise import flow_times
 
 
 @lru_cache
@@ -113,6 +115,40 @@ def tied_inputs(
     return StepInputs(
         x=noise.numpy(), row_weight=np.ones(1, np.float32), plan=plan, plan_weight=weights
     )
+
+
+def chunk_of_one_file(
+    folder: Path, family: str, dims: Any, steps: int, inputs: StepInputs, values: Mapping[str, Any]
+) -> np.ndarray:
+    """The chunk (H, A) of a folder's monolithic.onnx.
+
+    Args:
+        folder: of the bundle.
+        family: of the network.
+        dims: of the network.
+        steps: Euler steps.
+        inputs: of the steps.
+        values: `pixels`, `image_mask` and the rows of the prompt.
+    """
+    times = flow_times(steps)
+    given = {
+        **values,
+        **inputs.rows,
+        'x': inputs.x[None],
+        'row_weight': inputs.row_weight,
+        'plan': inputs.plan[None],
+        'plan_weight': inputs.plan_weight[:, None, :, None],
+        'time_conditioning': read_time_table(family, dims, folder / WEIGHTS_FILE)(times),
+        't': times.astype(np.float32),
+        'dt': np.asarray(-1 / steps, dtype=np.float32),
+    }
+    return run_graph(folder, 'monolithic', given)['x_next'][0]
+
+
+def vision_of_each(folder: Path, pixels: Tensor) -> np.ndarray:
+    """Image tokens (V, N, W) of vision.onnx, image by image."""
+    outputs = [run_graph(folder, 'vision', {'pixels': one[None].numpy()}) for one in pixels]
+    return np.concatenate([output['image_tokens'] for output in outputs])
 
 
 def copy_bundle(source: Path, target: Path) -> Path:

@@ -34,7 +34,7 @@ def write_exported_policy(target: Path, family: str = 'pi05', precision='float32
 
 
 class Machine:
-    """What `build` and `load` find there.
+    """Contents that `build` and `load` find there.
 
     Args:
         monkeypatch: pytest's; makes whatever looks for a GPU find this machine.

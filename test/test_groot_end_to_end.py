@@ -153,6 +153,7 @@ def test_a_tokenizer_that_puts_images_elsewhere_is_refused(bundle, tmp_path):
     from vla_runtime.inference.codec import PolicyCodec
 
     whole = read_bundle(bundle)
-    prompt = replace(whole.spec.prompt, image='<image {number}>: <img>{tokens}</img>')
+    first, second = whole.spec.dims.image_places
+    dims = replace(whole.spec.dims, image_places=(first, second + 1))
     with pytest.raises(ValueError, match=r'but dimensions.image_places in policy.yaml says'):
-        PolicyCodec(replace(whole, spec=replace(whole.spec, prompt=prompt)))
+        PolicyCodec(replace(whole, spec=replace(whole.spec, dims=dims)))

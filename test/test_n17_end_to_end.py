@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from groot_n17_cases import load_n17_case, n17_case_paths
+from groot_cases import N17, load_groot_case
 from groot_n17_folders import cameras_of, joints_of, write_backbone, write_lerobot_folder
-from network_cases import relative_error
+from network_cases import network_case_paths, relative_error
 
 from vla_runtime.cli.main import main
 from vla_runtime.policy import Policy
@@ -28,7 +28,7 @@ def whole(path: Path) -> bool:
     )
 
 
-CASES = [path for path in n17_case_paths() if whole(path)]
+CASES = [path for path in network_case_paths(N17) if whole(path)]
 
 
 def arguments(path: Path, tokenizer: Path) -> list[str]:
@@ -61,7 +61,7 @@ def policy(request, bundle):
 
 def observation(path: Path) -> Observation:
     """The case's own observation."""
-    case = load_n17_case(path, 0)
+    case = load_groot_case(path, 0)
     return Observation(
         images={name: case.tensors[name][0].numpy() for name in cameras_of(path)},
         state=case.tensors['raw_state'][0].numpy(),
@@ -70,12 +70,12 @@ def observation(path: Path) -> Observation:
 
 
 def noise(path: Path) -> np.ndarray:
-    return load_n17_case(path, 0).tensors['noise'][0].numpy()
+    return load_groot_case(path, 0).tensors['noise'][0].numpy()
 
 
 def test_an_observation_gives_the_reference_s_actions(bundle, policy):
     path, _ = bundle
-    case = load_n17_case(path, 0)
+    case = load_groot_case(path, 0)
     chunk, report = policy.infer(observation(path), noise=noise(path))
     assert report.tokens == (len(case.rows()['tokens'][0]),)
     assert relative_error(chunk.normalised, case.tensors['actions'][0]) <= 1e-4

@@ -1,4 +1,4 @@
-"""Files around the package agree, and ./run does what it says."""
+"""Files around the package agree, and ./run does what its help promises."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ROOMS: dict[str, set[str]] = {
     'types': set(),
     'files': set(),
     # A family's checkpoint reader gives the exporter and the bundle what they write.
-    'families': {'bundle', 'export'},
+    'families': {'bundle', 'export', 'processing'},
     'bundle': {'families', 'processing'},
     'processing': set(),
     'inference': {'engines', 'bundle', 'processing', 'families'},

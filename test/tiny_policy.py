@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,11 @@ from vla_runtime.bundle.schema import (
     ImageSpec,
     NormalisationSpec,
     PoseSpec,
-    PromptSpec,
     StateSpec,
 )
 from vla_runtime.bundle.statistics import image_group
 from vla_runtime.bundle.writer import write_bundle
-from vla_runtime.families import build_network
+from vla_runtime.families import build_network, find_family
 from vla_runtime.families.act.dimensions import ActDims, ResNetDims, StackDims
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
@@ -32,7 +32,10 @@ from vla_runtime.families.groot import dimensions as groot
 from vla_runtime.families.groot.n17_dimensions import GrootN17Dims, QwenVisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
-from vla_runtime.types import AdvantageTemplate, Observation, PromptTemplate, RotationForm
+from vla_runtime.processing.prompt_layout import image_places_of
+from vla_runtime.processing.prompts import PromptFormat
+from vla_runtime.processing.tokenizer import Tokenizer
+from vla_runtime.types import AdvantageTemplate, Observation, RotationForm
 
 _CASES = Path(__file__).parent / 'cases'
 TOKENIZER = _CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'
@@ -51,6 +54,16 @@ def tokenizer_of(family: str) -> Path:
         'groot_n17': 'groot_tokenizer.json',
     }
     return _CASES / folders[family] if family in folders else TOKENIZER
+
+
+@lru_cache
+def places_of(family: str, cameras: int = len(CAMERAS)) -> tuple[int, ...]:
+    """Text tokens before each image of a family's prompts, in its tiny vocabulary."""
+    (layout,) = find_family(family).templates.values()
+    vocabulary = Tokenizer.load(tokenizer_of(family), bos=layout.bos)
+    before, after = layout.around_task
+    pieces = layout.pieces(cameras, (before, '', after), vocabulary.special)
+    return image_places_of([len(ids) for ids in vocabulary.piece_tokens(pieces)], cameras)
 
 
 def tiny_dims(family: str, horizon: int = 8) -> Any:
@@ -111,8 +124,8 @@ def _tiny_groot(horizon: int) -> groot.GrootDims:
         positions=12,
         vocabulary=264,
         cameras=len(CAMERAS),
-        image_places=(2, 4),
-        prompt_length=64,
+        image_places=places_of('groot_n15'),
+        prompt_length=places_of('groot_n15')[-1] + 64,
         horizon=horizon,
         action_dim=6,
         state_dim=5,
@@ -143,8 +156,8 @@ def _tiny_groot_n17(horizon: int) -> GrootN17Dims:
         positions=12,
         vocabulary=264,
         cameras=len(CAMERAS),
-        image_places=(2, 4),
-        prompt_length=64,
+        image_places=places_of('groot_n17'),
+        prompt_length=places_of('groot_n17')[-1] + 64,
         horizon=horizon,
         real_horizon=horizon,
         action_dim=6,
@@ -176,8 +189,8 @@ def _tiny_evo1(horizon: int) -> Evo1Dims:
         head=HeadDims(depth=2, num_heads=5, mlp_dim=56, state_hidden=20, velocity_hidden=28),
         vocabulary=360,
         cameras=len(CAMERAS),
-        image_frames=((7, 8, 9), (10, 7, 11, 9), (10,)),
-        prompt_length=64,
+        image_places=places_of('evo1'),
+        prompt_length=places_of('evo1')[-1] + 64,
         horizon=horizon,
         action_dim=6,
         real_actions=len(JOINTS),
@@ -185,7 +198,7 @@ def _tiny_evo1(horizon: int) -> Evo1Dims:
     )
 
 
-_TEMPLATES: Mapping[str, PromptTemplate] = {
+_TEMPLATES: Mapping[str, str] = {
     'pi05': 'pi05_state',
     'pi0': 'pi0',
     'smolvla': 'task_line',
@@ -202,8 +215,6 @@ _IMAGES = {
     'groot_n15': ImageSpec('stretch', 'bicubic_uint8'),
     'groot_n17': ImageSpec('crop', 'bicubic_uint8', CropSpec(edge=36, fraction=0.9)),
 }
-# Families whose prompts are chats.
-CHATS = ('groot_n15', 'groot_n17')
 # Families whose images are normalised by channel.
 _NORMALISED = ('act', 'evo1')
 
@@ -232,12 +243,10 @@ def tiny_spec(
         denoise_steps=1 if without_language else 3,
         prompt=None
         if without_language
-        else PromptSpec(
+        else PromptFormat(
             template=_TEMPLATES[family],
             cleaning='lerobot',
             advantage=advantage,
-            frame='<|im_start|>{images}{task}<|im_end|>' if family in CHATS else None,
-            image='<img>{tokens}</img>' if family in CHATS else None,
         ),
         normalisation=NormalisationSpec(
             state='quantiles_lerobot',

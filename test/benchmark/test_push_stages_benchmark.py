@@ -1,4 +1,4 @@
-"""How far a push got is told from where tip and block were, and the expert's get to the edge."""
+"""Stages of a push follow from the places of tip and block; the expert's pushes reach the edge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tick_jitter says of minutes is not the newest window alone."""
+"""Figures of tick_jitter over minutes hold all windows, not the newest alone."""
 
 from __future__ import annotations
 

@@ -103,11 +103,16 @@ class TestWeights:
         reseal(folder, change)
         assert 'more' in info_fails(folder, capsys).splitlines()[-1], 'ten, then a count'
 
-    def test_a_good_bundle_takes_none_of_the_slow_imports(self, folder):
+    def test_a_good_bundle_takes_no_slow_import_but_the_networks(self, folder):
         done = run_command('info', str(folder))
         assert done.returncode == 0, done.stderr
         assert 'fit the networks, every number is finite' in done.stdout
-        assert not done.imported & {'torch', 'onnx', 'onnxruntime', 'rclpy', 'mujoco', 'cv2'}
+        assert not done.imported & {'onnx', 'onnxruntime', 'rclpy', 'mujoco', 'cv2'}
+
+    def test_without_pytorch_the_weights_are_not_said_to_fit(self, folder, monkeypatch, capsys):
+        monkeypatch.setattr('vla_runtime.bundle.contents.find_spec', lambda name: None)
+        assert main(['info', str(folder), '--quick']) == 0
+        assert 'not compared with the networks (needs PyTorch)' in capsys.readouterr().out
 
 
 class TestFinite:

@@ -117,6 +117,16 @@ DEFECTS: dict[str, tuple[str, str, str]] = {
         'template: pi0_state',
         r'field prompt\.template: .*pi05_s',
     ),
+    'text of an earlier version': (
+        'template: pi05_state',
+        "frame: '{images}{task}', template: pi05_state",
+        r'field prompt\.frame: is a key of an earlier .* export the checkpoint again',
+    ),
+    'image text of an earlier version': (
+        'horizon: 8',
+        'image_frames: [[1], [2]]\n  horizon: 8',
+        r'field dimensions\.image_frames: .* export the checkpoint again',
+    ),
     'state token': ('state_dim: 0', 'state_dim: 6', r'field dimensions\.state_dim: 6 where 0'),
     'more actions than padded': ('action_dim: 6', 'action_dim: 2', r'field actions: 3 entries but'),
     'absolute rate': (

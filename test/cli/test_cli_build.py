@@ -1,4 +1,4 @@
-"""`vla_runtime build`: what it says, and its exit codes."""
+"""`vla_runtime build`: its output and its exit codes."""
 
 from __future__ import annotations
 

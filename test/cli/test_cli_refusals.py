@@ -38,7 +38,7 @@ print(json.dumps(found))
 
 
 class Refusal(NamedTuple):
-    """A command line, in which {…} is a folder of the test's, and what must be told."""
+    """A command line, in which {…} is a folder of the test's, and the expected message."""
 
     command: str
     told: str

@@ -1,4 +1,4 @@
-"""`vla_runtime to-dataset`: what a person is told, and when it fails."""
+"""`vla_runtime to-dataset`: messages for people, and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `verify` and `build` refuse, they refuse before PyTorch is imported.
+"""Refusals of `verify` and `build` come before PyTorch is imported.
 
 The real command in a process of its own, which lists what it imports. That is the reason why a
 refusal is quick, and unlike a time it is the same on every machine.
@@ -39,7 +39,7 @@ def bundles(tmp_path_factory) -> dict[str, str]:
 
 
 def refused(*arguments: str) -> str:
-    """What the command writes to the terminal; it must end with 2 and must not import PyTorch."""
+    """Return the command's output; it must end with 2 and must not import PyTorch."""
     done = run_command(*arguments)
     assert (done.returncode, done.stdout) == (2, ''), done.stderr
     assert 'vla_runtime.cli._comparison' in done.imported

@@ -28,7 +28,7 @@ from vla_runtime.tabletop.study.catalogue import STUDIES
 MAKE = runpy.run_path(str(ROOT / 'docs' / 'make_parameters.py'))
 TABLES = MAKE['TABLES']
 PACKAGE = ROOT / 'vla_runtime'
-OF_A_FAMILY = {'dimensions.py', 'time_table.py', 'weight_shapes.py'}
+OF_A_FAMILY = {'dimensions.py', 'time_table.py'}
 # Messages of NumPy and ROS 2, which are not in our code, and one that is an example of its form.
 FOREIGN = {
     'A module that was compiled using NumPy 1.x',

@@ -76,7 +76,7 @@ def one_pass(toy: Family, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def spec_of(one_pass: Family, toy: Family) -> BundleSpec:
-    prompt = replace(tiny_spec().prompt, template='pi0')
+    prompt = replace(tiny_spec().prompt, template='line')
     return replace(
         tiny_spec(), family=one_pass.name, dims=toy.presets['toy'], denoise_steps=1, prompt=prompt
     )

@@ -1,4 +1,4 @@
-"""What `auto` chooses: the receipt decides what may run, a measurement with a margin what does."""
+"""Choice of `auto`: the receipt decides what may run, a measurement with a margin what does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many CPU threads the networks get: one core is left for the messages where there is one."""
+"""CPU threads of the networks: one core is left for the messages where there is one."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class FakeCuda:
 
 
 class Slots:
-    """What an engine does with its slots: numbers are encoded, and read."""
+    """Work of an engine on its slots: numbers are encoded, and read."""
 
     def __init__(self, cuda: FakeCuda, streams: CudaStreams, steps: int = 3) -> None:
         self._cuda, self._streams, self._steps = cuda, streams, steps
@@ -119,7 +119,7 @@ class Unordered(CudaStreams):
 
 
 def play(kind: type[CudaStreams], asked: list[tuple[str, int]], seed: int) -> tuple[list, list]:
-    """What was read, and what would have been read one after the other."""
+    """Numbers read, and those of the same calls one after the other."""
     cuda = FakeCuda()
     slots = Slots(cuda, kind(DEVICE, cuda))
     numbers, latest, expected = count(), {}, []

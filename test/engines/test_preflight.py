@@ -1,4 +1,4 @@
-"""What cannot run here is refused before anything slow is imported."""
+"""Refuse policies that cannot run here before anything slow is imported."""
 
 from __future__ import annotations
 

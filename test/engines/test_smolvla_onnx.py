@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from network_cases import each_entry, relative_error
-from onnx_bundles import onnx_of_network, run_graph, tied_inputs
+from onnx_bundles import chunk_of_one_file, onnx_of_network, run_graph, tied_inputs, vision_of_each
 from smolvla_cases import load_smolvla_case
 
-from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.engines.onnx.engine import OnnxEngine
 from vla_runtime.engines.protocol import StepInputs
-from vla_runtime.families import read_time_table
 from vla_runtime.inference.denoise import flow_times
 
 pytestmark = pytest.mark.cases
@@ -50,12 +48,7 @@ def step_inputs(path: Path, b: int, schedule: str | None) -> StepInputs:
 def test_features_keys_and_values_equal_the_reference(path: Path, b: int):
     case, folder = load_smolvla_case(path), onnx_folder(path)
     pixels, _ = case.images(b)
-    features = np.concatenate(
-        [
-            run_graph(folder, 'vision', {'pixels': one[None].numpy()})['image_tokens']
-            for one in pixels
-        ]
-    )
+    features = vision_of_each(folder, pixels)
     for i, ours in enumerate(features):
         assert relative_error(ours, case.tensors[f'image_features_{i}'][b]) <= BOUND
     past = run_graph(folder, 'prefix', {'image_tokens': features, **prefix_values(path, b)})
@@ -101,19 +94,8 @@ def test_velocities_and_chunks_equal_the_reference(path: Path, b: int, schedule:
 @entries
 def test_the_one_file_gives_the_reference_chunk(path: Path, b: int):
     case, folder = load_smolvla_case(path), onnx_folder(path)
-    inputs, times = step_inputs(path, b, None), flow_times(case.steps)
-    table = read_time_table('smolvla', case.network.dims, folder / WEIGHTS_FILE)(times)
     pixels, _ = case.images(b)
-    values = {
-        **prefix_values(path, b),
-        'pixels': pixels.numpy(),
-        'x': inputs.x[None],
-        'time_conditioning': table,
-        't': times.astype(np.float32),
-        'dt': np.asarray(-1 / case.steps, dtype=np.float32),
-        'row_weight': inputs.row_weight,
-        'plan': inputs.plan[None],
-        'plan_weight': inputs.plan_weight[:, None, :, None],
-    }
-    chunk = run_graph(folder, 'monolithic', values)['x_next'][0]
+    values = {'pixels': pixels.numpy(), **prefix_values(path, b)}
+    inputs = step_inputs(path, b, None)
+    chunk = chunk_of_one_file(folder, 'smolvla', case.network.dims, case.steps, inputs, values)
     assert relative_error(chunk, case.tensors['actions'][b]) <= BOUND

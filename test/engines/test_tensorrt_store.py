@@ -1,4 +1,4 @@
-"""Engines on disk and everything that can be wrong with them, each told with what mends it."""
+"""Engines on disk and everything that can be wrong with them, each named with its remedy."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from joint_velocity import joint_velocity
 from tiny_policy import tiny_dims
 
 from vla_runtime.engines.protocol import MAX_SAMPLES, StepInputs
@@ -291,10 +292,9 @@ def test_per_action_time_equals_the_joint_forward(family):
     )
     times = torch.tensor([0.0 if i < known else 0.75 for i in range(engine.dims.horizon)])
     conditioning = torch.cat([network.time_conditioning(t[None]) for t in times])[None]
-    state = torch.from_numpy(inputs.rows['state']) if inputs.rows else None
-    expected = network.joint_velocity(
-        embeddings, mask, torch.from_numpy(inputs.x)[None], conditioning, state
-    )
+    rows = {name: torch.from_numpy(value) for name, value in inputs.rows.items()}
+    x = torch.from_numpy(inputs.x)[None]
+    expected = joint_velocity(network, embeddings, mask, x, conditioning, **rows)
     np.testing.assert_allclose(got, expected[0].numpy(), atol=2e-5)
     for other in (0, known + 1):
         assert np.abs(velocity_of(engine, 1, clean_actions=other) - got).max() > 1e-4

@@ -1,4 +1,4 @@
-"""A robot and a policy around an executor, on clocks that only move when told to."""
+"""A robot and a policy around an executor, on clocks that move on command only."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def holding(**changes: object) -> ExecutorParameters:
 
 
 class Rig:
-    """An executor whose robot goes exactly where it is told; every tick is kept."""
+    """An executor whose robot follows every command exactly; every tick is kept."""
 
     def __init__(
         self,

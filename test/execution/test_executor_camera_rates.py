@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from execution_rig import ROS_START_NS, Rig, chunk_of, holding
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
@@ -14,21 +14,24 @@ from vla_runtime.execution.parameters import ExecutorParameters
 
 HORIZON = 32
 PERIOD_S = 0.01
-RUN_S = 3.0
+RUN_S = 4.0
 
 
 class Policy:
     """Answers each request from the newest frame, one at a time, `inference_s` later."""
 
-    def __init__(self, rig: Rig, frame_s: float, inference_s: float, step_s: float) -> None:
+    def __init__(
+        self, rig: Rig, frame_s: float, inference_s: float, step_s: float, horizon: int
+    ) -> None:
         self._rig = rig
+        self._horizon = horizon
         self._frame_s = frame_s
         self._inference_s = inference_s
         self._step_s = step_s
         self._due_s: float | None = None
         self._observation_ns = 0
         self._request = 0
-        self._number = 0
+        self.answers = 0
         self.refusals: list[ChunkRefusal] = []
 
     def work(self) -> None:
@@ -46,14 +49,14 @@ class Policy:
 
     def _answer(self) -> None:
         rig = self._rig
-        self._number += 1
+        self.answers += 1
         # Where the rows lead does not matter here: they swing by less than a tolerance.
-        rows = 0.05 * np.sin(0.1 * (self._number + np.arange(HORIZON)))
+        rows = 0.05 * np.sin(0.1 * (self.answers + np.arange(self._horizon)))
         result = rig.executor.submit_chunk(
             chunk_of(list(rows), step_time_s=self._step_s),
             self._observation_ns,
             rig.executor.episode,
-            self._number,
+            self.answers,
             rig.now_s,
             rig.ros_ns,
             True,
@@ -64,15 +67,22 @@ class Policy:
 
 
 def longest_stall(
-    parameters: ExecutorParameters, frame_s: float, inference_s: float, step_s: float
+    parameters: ExecutorParameters,
+    frame_s: float,
+    inference_s: float,
+    step_s: float,
+    horizon: int = HORIZON,
 ):
-    """Seconds of the longest pause after the first motion, and the policy."""
+    """Seconds of the longest pause, and the policy.
+
+    The first three answers tell the executor how long an inference takes and how old frames are.
+    """
     rig = Rig(parameters, period_ns=round(PERIOD_S * 1e9)).started()
-    policy = Policy(rig, frame_s, inference_s, step_s)
+    policy = Policy(rig, frame_s, inference_s, step_s, horizon)
     moved_s, longest_s = None, 0.0
     for _ in range(round(RUN_S / PERIOD_S)):
         policy.work()
-        if rig.tick().kind is CommandKind.TRACK:
+        if rig.tick().kind is CommandKind.TRACK or policy.answers <= 3:
             moved_s = rig.now_s
         elif moved_s is not None:
             longest_s = max(longest_s, rig.now_s - moved_s)
@@ -84,27 +94,49 @@ def longest_stall(
 @given(
     camera_hz=st.floats(3.0, 60.0),
     step_hz=st.floats(10.0, 50.0),
-    interval=st.integers(1, HORIZON // 2),
-    inference_s=st.floats(0.005, 0.3),
+    horizon=st.sampled_from([2, 4, 8, 16, HORIZON]),
+    part=st.floats(0.0, 1.0),
+    inference_s=st.floats(0.005, 0.6),
     mode=st.sampled_from(['asynchronous', 'synchronous']),
     overrun=st.sampled_from(['hold', 'continue']),
 )
 def test_when_cameras_and_steps_have_any_rates_expect_no_stall_beyond_a_frame_and_an_inference(
-    camera_hz: float, step_hz: float, interval: int, inference_s: float, mode: str, overrun: str
+    camera_hz: float,
+    step_hz: float,
+    horizon: int,
+    part: float,
+    inference_s: float,
+    mode: str,
+    overrun: str,
 ) -> None:
+    frame_s, step_s = 1.0 / camera_hz, 1.0 / step_hz
+    assume(horizon * step_s >= 2 * frame_s)
     parameters = holding(
-        replan_interval=interval,
+        replan_interval=max(1, round(part * horizon)),
         replan_mode=mode,  # type: ignore[arg-type]
         overrun=overrun,  # type: ignore[arg-type]
-        max_overrun_steps=4,
-        handover=HandoverParameters('switch'),
+        max_overrun_steps=min(4, horizon),
+        handover=HandoverParameters('switch', blend_steps=1),
         request_timeout_s=2.0,
     )
-    frame_s, step_s = 1.0 / camera_hz, 1.0 / step_hz
-    stall_s, policy = longest_stall(parameters, frame_s, inference_s, step_s)
+    stall_s, policy = longest_stall(parameters, frame_s, inference_s, step_s, horizon)
     # A tick each to ask, to answer and to move, and one of the camera's phase.
     bound_s = frame_s + inference_s + 4 * PERIOD_S
     assert stall_s <= bound_s, (stall_s, bound_s, policy.refusals)
+
+
+@pytest.mark.parametrize(('horizon', 'interval'), [(1, 1), (2, 2), (3, 3), (8, 8)])
+def test_when_a_chunk_is_shorter_than_an_inference_expect_one_inference_between_chunks(
+    horizon: int, interval: int
+) -> None:
+    parameters = holding(
+        replan_interval=interval, handover=HandoverParameters('switch', blend_steps=1)
+    )
+    stall_s, policy = longest_stall(
+        parameters, frame_s=1 / 60, inference_s=0.5, step_s=0.02, horizon=horizon
+    )
+    assert ChunkRefusal.USEFUL_PART_PAST not in policy.refusals[3:]
+    assert stall_s <= 0.5 + 1 / 60 + 4 * PERIOD_S
 
 
 @pytest.mark.parametrize('interval', [1, 2, 4])

@@ -55,7 +55,7 @@ def test_when_cleared_expect_warm_up_again() -> None:
 def test_when_a_request_is_open_for_too_long_expect_time_out() -> None:
     requests = Requests()
     assert not requests.timed_out(99.0, 1.0)
-    requests.ask(10.0)
+    requests.ask(10.0, 0)
     assert requests.open and not requests.timed_out(10.9, 1.0)
     assert requests.timed_out(11.1, 1.0)
     requests.close()
@@ -95,7 +95,7 @@ def test_when_interval_exceeds_the_horizon_expect_error_with_the_numbers() -> No
 def test_open_request_is_sent_again_every_tenth_of_a_second_under_its_number() -> None:
     requests = Requests()
     assert not requests.send_again(0.0)
-    requests.ask(1.0)
+    requests.ask(1.0, 0)
     assert not requests.send_again(1.05)
     assert requests.send_again(1.1)
     assert not requests.send_again(1.15)
@@ -105,6 +105,6 @@ def test_open_request_is_sent_again_every_tenth_of_a_second_under_its_number() -
 
 def test_answered_request_is_not_sent_again() -> None:
     requests = Requests()
-    requests.ask(1.0)
+    requests.ask(1.0, 0)
     requests.answer()
     assert not requests.send_again(5.0)

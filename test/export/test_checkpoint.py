@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from vla_runtime.bundle.tensors import TensorsError, check_tensors
 from vla_runtime.export.block_sizes import HeadCounts, image_size_of
 from vla_runtime.export.checkpoint import CheckpointError, copy_tensors, read_tensors
-from vla_runtime.families import find_family
+from vla_runtime.families import find_family, weight_shapes
 from vla_runtime.families.pi.tensor_dims import dims_of, family_of, pi_shapes
 from vla_runtime.families.pi.tensor_names import NAMES
 from vla_runtime.files.json_file import JsonError
@@ -44,7 +44,7 @@ def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
 def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     tensors = read_tensors(folder, NAMES)
     dims = dims_of(tensors, HeadCounts(vision=4, kv=1), cameras=2, prompt_length=64, horizon=12)
-    return find_family(family_of(tensors)).weight_shapes(dims)
+    return weight_shapes(family_of(tensors), dims)
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ class TestFit:
     def test_full_size_networks_are_compared_without_making_them(self):
         for family in ('pi05', 'pi0'):
             dims = find_family(family).presets[family]
-            shapes = find_family(family).weight_shapes(dims)
+            shapes = weight_shapes(family, dims)
             assert shapes['language.embedding.weight'] == (257152, 2048)
 
 

@@ -180,8 +180,8 @@ def test_wrong_places_in_the_chunk_are_found_in_the_head(tmp_path, monkeypatch, 
     assert any(re.search(r"^expert\.onnx: tensor 'velocity'", line) for line in found), found
 
 
-def test_images_frames_and_masks_in_another_order_are_found(tmp_path, monkeypatch):
-    embed, ids = networks.Evo1.embed_prefix, networks.frame_ids
+def test_images_and_masks_in_another_order_are_found(tmp_path, monkeypatch):
+    embed = networks.Evo1.embed_prefix
 
     def cameras_turned(self, image_tokens, image_mask, *text):
         turned = [torch.cat([part[:, 1:], part[:, :1]], 1) for part in (image_tokens, image_mask)]
@@ -195,17 +195,16 @@ def test_images_frames_and_masks_in_another_order_are_found(tmp_path, monkeypatc
             *text,
         )
 
-    def frames_off_by_one(frames, device):
-        found = ids(frames, device)
-        return torch.cat([found[:, 1:], found[:, :1]], dim=1)
+    def images_off_by_one(self, image_tokens, image_mask, *text):
+        dims, moved = self.dims, tuple(place + 1 for place in self.dims.image_places)
+        self.dims = replace(dims, image_places=moved)
+        found = embed(self, image_tokens, image_mask, *text)
+        self.dims = dims
+        return found
 
-    for home, name, wrong in (
-        (networks.Evo1, 'embed_prefix', cameras_turned),
-        (networks.Evo1, 'embed_prefix', hidden_camera_seen),
-        (networks, 'frame_ids', frames_off_by_one),
-    ):
+    for wrong in (cameras_turned, hidden_camera_seen, images_off_by_one):
         with monkeypatch.context() as patch:
-            patch.setattr(home, name, wrong)
+            patch.setattr(networks.Evo1, 'embed_prefix', wrong)
             folder = exported(tmp_path / wrong.__name__, spec_of())
         found = failures_of(folder)
         assert any(line.startswith('prefix.onnx') for line in found), wrong.__name__

@@ -1,4 +1,4 @@
-"""What a result says of the software that made it."""
+"""Software versions in a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted on the meta device, against the same networks running on numbers."""
+"""Operations counted on the meta device, against the same networks running on numbers."""
 
 from __future__ import annotations
 

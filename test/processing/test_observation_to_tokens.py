@@ -10,6 +10,7 @@ import pytest
 from reference_cases import find
 from safetensors.numpy import load_file
 
+from vla_runtime.families import find_family
 from vla_runtime.processing.actions import ActionSpace
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.prompts import PromptFormat, build_prompt
@@ -59,10 +60,11 @@ def test_tokens_equal_lerobots(case):
     )
     template = 'pi05_state' if config['type'] == 'pi05' else 'pi0'
     fmt = PromptFormat(template, 'lerobot', None)
+    layout = find_family(config['type']).templates[template]
     tokenizer = Tokenizer.load(folder / 'tokenizer.json')
     for i, observation in enumerate(described['observations']):
         state = normalizer.normalise(tensors[f'state_{i}'])
-        prompt = build_prompt(fmt, observation['task'], state)
+        prompt = build_prompt(layout, fmt, observation['task'], state)
         tokens, mask = tokenizer.encode(prompt, config['tokenizer_max_length'])
         np.testing.assert_array_equal(mask, tensors[f'token_mask_{i}'])
         np.testing.assert_array_equal(tokens, tensors[f'tokens_{i}'])

@@ -10,19 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_cases import find
 
-from vla_runtime.processing.prompts import (
-    PromptFormat,
-    build_prompt,
-    discretise_state,
-    starts_with_bos,
-)
+from vla_runtime.families import find_family
+from vla_runtime.processing.prompts import PromptFormat, discretise_state
+from vla_runtime.processing.prompts import build_prompt as build_prompt_of
 
-TEMPLATES = ('pi05_state', 'pi05', 'pi0', 'task_line')
+LAYOUTS = find_family('pi05').templates | find_family('smolvla').templates
+TEMPLATES = tuple(LAYOUTS)
 LINES = ('pi0', 'task_line')
 PLACES = ('task_newline', 'in_task_space', 'before_action')
 STATE = np.array([-1.0, 0.0, 0.9999, -1.5], dtype=np.float32)
 
 tasks = st.text(min_size=1, max_size=30).filter(lambda text: text.strip().strip('_').strip())
+
+
+def build_prompt(fmt: PromptFormat, *rest) -> str:
+    return build_prompt_of(LAYOUTS[fmt.template], fmt, *rest)
 
 
 @pytest.mark.cases
@@ -88,7 +90,7 @@ def test_newline_that_is_there_already_is_not_doubled(template):
 
 
 def test_only_a_bare_line_goes_without_the_vocabularys_bos():
-    assert {name: starts_with_bos(name) for name in TEMPLATES} == {
+    assert {name: layout.bos for name, layout in LAYOUTS.items()} == {
         'pi05_state': True,
         'pi05': True,
         'pi0': True,
@@ -182,7 +184,7 @@ def test_unknown_advantage_is_an_error():
 
 
 def test_missing_state_is_an_error_only_where_the_prompt_holds_it():
-    with pytest.raises(ValueError, match=r'pi05_state.*no state was given'):
+    with pytest.raises(ValueError, match=r'template writes the state.*no state was given'):
         build_prompt(PromptFormat('pi05_state', 'openpi', None), 'stack', None)
     for template in ('pi05', *LINES):
         assert 'stack' in build_prompt(PromptFormat(template, 'openpi', None), 'stack', None)
@@ -204,7 +206,6 @@ def test_state_of_another_shape_is_an_error(shape):
 @pytest.mark.parametrize(
     ('words', 'field'),
     [
-        (('pi06', 'openpi', None), 'prompt.template'),
         (('pi0', 'none', None), 'prompt.cleaning'),
         (('pi0', 'openpi', 'start'), 'prompt.advantage'),
     ],

@@ -13,13 +13,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from graph import Graph, Process, graph
+from graph import LATCHED, Graph, Process, graph
 from rcl_interfaces.srv import GetParameters
+from rclpy.parameter import parameter_value_to_python
+from std_msgs.msg import String
 from tabletop_policy import write_tabletop_policy
 
 from vla_runtime.ros.shared_memory import remove_dead_segments
 
 MEMORY = Path('/dev/shm')
+RED, GREEN, BLUE = (f'touch the {colour} block' for colour in ('red', 'green', 'blue'))
 LINUX = pytest.mark.skipif(sys.platform != 'linux', reason='Fast DDS has its segments elsewhere')
 
 
@@ -93,22 +96,79 @@ def test_a_node_that_nobody_can_reach_joins_anew_as_it_was(tmp_path: Path) -> No
     with graph() as made:
         process = made.start('vla_runtime.ros.policy.node', '--ros-args', *words)
         assert made.transition('/vla_policy', 'configure')
-        assert made.set_parameter('/vla_policy', 'instruction', 'touch the red block').successful
-        # As senders do with those of a process that they take for dead.
-        for port in locked(process, r'fastrtps_port\d+'):
-            port.unlink()
+        # A latched message is delivered again to the new process, and is older than the parameter.
+        task = made.node.create_publisher(String, '/vla_policy/instruction', LATCHED)
+        task.publish(String(data=RED))
+        made.wait_for(lambda: parameters_of(made)['instruction'] == RED, 'the message')
+        # The last is valid only beside the two before it.
+        changed = {
+            'instruction': GREEN,
+            'cache_max_age_s': 1.0,
+            'cache_max_reuses': 3,
+            'cache_mode': 'bounded',
+        }
+        for name, value in changed.items():
+            assert made.set_parameter('/vla_policy', name, value).successful
+        unlink_ports(process)
         made.wait_for(lambda: 'cut off' in process.text(), 'the node to notice')
+        made.wait_for(lambda: task.get_subscription_count() == 0, 'the node to leave')
         # A participant that comes now finds the files of its name: the node answers there.
         with graph() as newcomer:
+            said = newcomer.collect(String, '/vla_policy/current_instruction', LATCHED)
             newcomer.wait_for(
                 lambda: newcomer.state('/vla_policy') == 'inactive', 'the state it had'
             )
-            assert instruction_of(newcomer) == 'touch the red block'
+            assert parameters_of(newcomer).items() >= changed.items()
+            made.wait_for(lambda: task.get_subscription_count() == 1, 'the node to listen')
+            task.publish(String(data=BLUE))
+            newcomer.wait_for(lambda: bool(said) and said[-1].data == BLUE, 'a newer message')
+            assert RED not in {message.data for message in said}
         assert process.stop() == 0
     assert process.text().count('cut off') == 1
 
 
-def instruction_of(made: Graph) -> str:
-    request = GetParameters.Request(names=['instruction'])
-    answer = made.call(GetParameters, '/vla_policy/get_parameters', request)
-    return str(answer.values[0].string_value)
+def unlink_ports(process: Process) -> None:
+    """Do as senders do with the ports of a process that they take for dead."""
+    for port in locked(process, r'fastrtps_port\d+'):
+        port.unlink()
+
+
+def parameters_of(made: Graph) -> dict[str, object]:
+    names = ['instruction', 'cache_mode', 'cache_max_age_s', 'cache_max_reuses']
+    request = GetParameters.Request(names=names)
+    values = made.call(GetParameters, '/vla_policy/get_parameters', request).values
+    return {
+        name: parameter_value_to_python(value) for name, value in zip(names, values, strict=True)
+    }
+
+
+@pytest.mark.graph
+@LINUX
+def test_a_node_that_is_cut_off_while_it_configures_comes_up_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv('PYTHONPATH', str(Path(__file__).parent), prepend=os.pathsep)
+    with graph() as made:
+        process = made.start('cut_off_node')
+        with graph() as newcomer:
+            newcomer.wait_for(lambda: 'cut off' in process.text(), 'the node to notice')
+        with graph() as newcomer:
+            newcomer.wait_for(lambda: newcomer.state('/cut_off') == 'active', 'it to be active')
+        assert process.stop() == 0
+
+
+@pytest.mark.graph
+@LINUX
+def test_a_recorder_that_is_cut_off_goes_on_in_a_folder_beside(tmp_path: Path) -> None:
+    folder = tmp_path / 'recording'
+    with graph() as made:
+        process = made.start(
+            'vla_runtime.ros.recorder.node',
+            *('--ros-args', '-p', 'robot:=tabletop', '-p', f'folder:={folder}'),
+        )
+        made.wait_for(lambda: 'recording to' in process.text(), 'the recorder to run')
+        unlink_ports(process)
+        again = tmp_path / 'recording_2'
+        made.wait_for(lambda: f'recording to {again}' in process.text(), 'it to go on')
+        assert process.stop() == 0
+    assert any(folder.iterdir()) and any(again.iterdir())

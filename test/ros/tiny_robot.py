@@ -84,6 +84,14 @@ class Drivers:
     def instruct(self, text: str) -> None:
         self._instruction.publish(String(data=text))
 
+    def wait_for_listeners(self, count: int) -> None:
+        """Wait until so many nodes get what each source sends, and the requests."""
+        made = (self._top, self._wrist, self._arm, self._gripper, self._plan)
+        self._graph.wait_for(
+            lambda: all(one.get_subscription_count() >= count for one in made),
+            f'{count} nodes to listen to the drivers',
+        )
+
     def request(
         self,
         rows: np.ndarray | None = None,

@@ -1,21 +1,21 @@
 """Checks of a bundle's weights and tokenizer against its policy.yaml.
 
 `read_bundle` reads only what every part of the program needs. These checks cost more and are for
-callers that want them before a policy is loaded. They need no PyTorch.
+callers that want them before a policy is loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, BundleError
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors, read_header
-from vla_runtime.families import find_family
+from vla_runtime.families import find_family, weight_shapes
 from vla_runtime.families.family import language_dims
-from vla_runtime.processing.prompts import starts_with_bos
 from vla_runtime.processing.tokenizer import Tokenizer
 
 _BLOCK_BYTES = 1 << 22
@@ -28,8 +28,12 @@ _EXPONENT: Mapping[str, tuple[np.dtype[Any], int]] = {
 }
 
 
-def check_contents(bundle: Bundle) -> None:
+def check_contents(bundle: Bundle) -> bool:
     """Compare weights and tokenizer with the dimensions in policy.yaml; reads no weights.
+
+    Returns:
+        False where the weights were not compared, because PyTorch, which has the networks, is not
+        installed
 
     Raises:
         BundleError: tensors missing, unexpected, or of another shape or dtype; a tokenizer that
@@ -37,13 +41,15 @@ def check_contents(bundle: Bundle) -> None:
     """
     _check_tokenizer(bundle)
     tensors = _header(bundle)
-    expected = find_family(bundle.spec.family).weight_shapes(bundle.spec.dims)
+    if find_spec('torch') is None:
+        return False
     try:
-        check_tensors(tensors, expected)
+        check_tensors(tensors, weight_shapes(bundle.spec.family, bundle.spec.dims))
     except TensorsError as error:
         raise BundleError(
             f'{bundle.weights_path}: against family and dimensions in policy.yaml {error}'
         ) from None
+    return True
 
 
 def check_finite(bundle: Bundle, advance: Callable[[int], object] = lambda count: None) -> None:
@@ -107,7 +113,7 @@ def _check_tokenizer(bundle: Bundle) -> None:
         return
     path, vocabulary = bundle.tokenizer_path, language_dims(bundle.spec.dims).vocabulary
     try:
-        bos = starts_with_bos(prompt.template)
+        bos = find_family(bundle.spec.family).templates[prompt.template].bos
         size = Tokenizer.load(path, bos=bos).vocabulary_size
     except ModuleNotFoundError as error:
         raise BundleError(

@@ -19,8 +19,6 @@ def spec_identity(spec: BundleSpec) -> str:
     # Recordings name bundles by an identity from before there were such fields.
     if spec.normalisation.images is None:
         del contents['normalisation']['images']
-    if spec.prompt is not None and spec.prompt.layout is None:
-        del contents['prompt']['frame'], contents['prompt']['image']
     if spec.images.crop is None:
         del contents['images']['crop']
     for camera in contents['cameras']:

@@ -23,10 +23,9 @@ from vla_runtime.bundle.schema import (
     TOKENIZER_SUFFIXES,
     BundleSpec,
     PoseSpec,
-    PromptSpec,
 )
 from vla_runtime.families import family_names, find_family
-from vla_runtime.families.family import Family, image_places, language_dims
+from vla_runtime.families.family import Family, language_dims
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
@@ -44,6 +43,7 @@ LIMITS: Mapping[str, int] = {
     'dimensions.state_dim': 1024,
     'denoise_steps': 100,
 }
+_EARLIER_KEYS = (('prompt', 'frame'), ('prompt', 'image'), ('dimensions', 'image_frames'))
 # Frames of a camera are kept for so long.
 EARLIEST_FRAME_S = 10.0
 # Image tokens of all cameras and prompt tokens: attention masks grow with their square.
@@ -64,9 +64,21 @@ def parse_spec(text: str) -> BundleSpec:
         raise FieldError(
             'format', f'{quoted(found)} where {FORMAT} is expected (a newer vla_runtime?)'
         )
+    _refuse_earlier_keys(document)
     spec = typed_yaml.parse(BundleSpec, _with_dims(document))
     check_spec(spec)
     return spec
+
+
+def _refuse_earlier_keys(document: Mapping[str, Any]) -> None:
+    for part, key in _EARLIER_KEYS:
+        section = document.get(part)
+        if isinstance(section, Mapping) and key in section:
+            raise FieldError(
+                f'{part}.{key}',
+                'is a key of an earlier vla_runtime: the text around images is no longer in the '
+                'bundle; export the checkpoint again (vla_runtime export)',
+            )
 
 
 def dump_spec(spec: BundleSpec) -> str:
@@ -164,30 +176,11 @@ def _check_language(spec: BundleSpec, family: Family) -> None:
             f"'{spec.prompt.template}' is not a prompt of {spec.family}; expected one of "
             f'{", ".join(family.templates)}',
         )
-    _check_chat(spec, spec.prompt)
     _check_file_name(spec.tokenizer, 'tokenizer')
     if '/' in spec.tokenizer or not spec.tokenizer.endswith(TOKENIZER_SUFFIXES):
         raise FieldError(
             'tokenizer', f"'{spec.tokenizer}' where a *.json or *.model file name is expected"
         )
-
-
-def _check_chat(spec: BundleSpec, prompt: PromptSpec) -> None:
-    """Check that a chat has its layout, and no other template."""
-    for field in ('frame', 'image'):
-        given = getattr(prompt, field) is not None
-        if given != (prompt.template == 'chat'):
-            raise FieldError(f'prompt.{field}', "is for the template 'chat', and needed there")
-    if (prompt.template == 'chat') != (image_places(spec.dims) is not None):
-        raise FieldError(
-            'prompt.template',
-            f"'{prompt.template}', but {spec.family} "
-            + ('reads its images before the text' if prompt.template == 'chat' else 'needs a chat'),
-        )
-    try:
-        prompt.layout  # noqa: B018
-    except ValueError as error:
-        raise FieldError('prompt', str(error)) from None
 
 
 def _with_dims(document: dict[str, Any]) -> dict[str, Any]:

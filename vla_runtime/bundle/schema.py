@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vla_runtime.families.family import PolicyDims, image_sizes, real_horizon
-from vla_runtime.processing.chat import ChatLayout
+from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.types import (
     ActionKind,
     AdvantageTemplate,
@@ -18,8 +18,6 @@ from vla_runtime.types import (
     ImageResample,
     NormaliserKind,
     PoseFrame,
-    PromptCleaning,
-    PromptTemplate,
     RotationForm,
 )
 
@@ -157,33 +155,6 @@ class PoseSpec:
 
 
 @dataclass(frozen=True)
-class PromptSpec:
-    """Prompt layout of task, state and advantage; `advantage` None: trained without tags.
-
-    Attributes:
-        frame, image: layout of the template `chat`, see `processing.chat.ChatLayout`; others have
-            none.
-    """
-
-    template: PromptTemplate
-    cleaning: PromptCleaning
-    advantage: AdvantageTemplate | None = None
-    frame: str | None = None
-    image: str | None = None
-
-    @property
-    def layout(self) -> ChatLayout | None:
-        """Layout of a chat; None for other templates.
-
-        Raises:
-            ValueError: a layout that does not name its places.
-        """
-        if self.frame is None or self.image is None:
-            return None
-        return ChatLayout(self.frame, self.image)
-
-
-@dataclass(frozen=True)
 class NormalisationSpec:
     """Normalisers that the policy was trained with.
 
@@ -231,7 +202,7 @@ class BundleSpec:
     actions: tuple[ActionSpec, ...]
     step_time_s: float
     denoise_steps: int
-    prompt: PromptSpec | None = field(default=None, kw_only=True)
+    prompt: PromptFormat | None = field(default=None, kw_only=True)
     normalisation: NormalisationSpec
     tokenizer: str | None = field(default=None, kw_only=True)
     poses: tuple[PoseSpec, ...] = ()

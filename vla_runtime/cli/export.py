@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, get_args
 from vla_runtime.cli._comparison import show_receipt
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.engines.onnx.files import Precision
-from vla_runtime.types import AdvantageTemplate, PromptTemplate
+from vla_runtime.types import AdvantageTemplate
 
 if TYPE_CHECKING:
     from vla_runtime.bundle.schema import BundleSpec, CameraSpec
@@ -242,7 +242,9 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         help=f"names in the network's order; NAME{_ABSENT} is always a masked black image",
     )
     group.add_argument(
-        '--prompt-template', choices=get_args(PromptTemplate), help='layout of the prompt'
+        '--prompt-template',
+        metavar='NAME',
+        help='layout of the prompt, a name of the family (engines/README.md)',
     )
     group.add_argument(
         '--advantage',

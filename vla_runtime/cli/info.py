@@ -70,10 +70,11 @@ def _check(bundle: Bundle, quick: bool) -> str:
     from vla_runtime.bundle.contents import check_contents, check_finite, weight_bytes
     from vla_runtime.files.large_files import progress
 
-    check_contents(bundle)
+    compared = check_contents(bundle)
+    fit = 'fit the networks' if compared else 'not compared with the networks (needs PyTorch)'
     size = weight_bytes(bundle)
     if quick:
-        return f'{size / 1e6:,.1f} MB, fit the networks, numbers not read'
+        return f'{size / 1e6:,.1f} MB, {fit}, numbers not read'
     with progress('read weights', size) as advance:
         check_finite(bundle, advance)
-    return f'{size / 1e6:,.1f} MB, fit the networks, every number is finite'
+    return f'{size / 1e6:,.1f} MB, {fit}, every number is finite'

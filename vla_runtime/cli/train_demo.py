@@ -174,7 +174,7 @@ def _train(
     vocabulary, prompting = None, None
     if recipe.prompt is not None:
         vocabulary = work / TOKENIZER_FILE
-        prompting = _prompting(recipe.prompt, vocabulary, start)
+        prompting = _prompting(recipe, recipe.prompt, vocabulary, start)
     samples = Samples(load(data), recipe.tasks, prompting, start.statistics if start else None)
     training = Training(
         _plan(arguments, recipe, start),
@@ -199,7 +199,9 @@ def _train(
     )
 
 
-def _prompting(form: PromptFormat, vocabulary: Path, start: Start | None) -> Prompting:
+def _prompting(
+    recipe: Recipe, form: PromptFormat, vocabulary: Path, start: Start | None
+) -> Prompting:
     """Put the vocabulary into the work folder: the start's own, or a new one."""
     from vla_runtime.tabletop.sim.world import JOINT_NAMES
     from vla_runtime.tabletop.training.samples import Prompting
@@ -209,7 +211,7 @@ def _prompting(form: PromptFormat, vocabulary: Path, start: Start | None) -> Pro
         train_vocabulary(vocabulary, len(JOINT_NAMES))
     elif start.tokenizer is not None:
         shutil.copyfile(start.tokenizer, vocabulary)
-    return Prompting.of(form, vocabulary)
+    return Prompting.of(recipe.name, form, vocabulary)
 
 
 def _plan(arguments: argparse.Namespace, recipe: Recipe, start: Start | None) -> TrainingSettings:

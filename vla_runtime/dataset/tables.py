@@ -60,7 +60,7 @@ class FrameGroup:
             self._columns[name].append(value)
 
     def take(self, end: int) -> pa.Table:
-        """Return the frames, of which the next in the data set has the index `end`."""
+        """Return the frames; the next one in the data set has the index `end`."""
         count = len(self._columns['frame_index'])
         self._columns['index'] = list(range(end - count, end))
         table = pa.table(

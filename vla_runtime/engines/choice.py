@@ -1,4 +1,4 @@
-"""What runs a policy where its user leaves that open: `backend: auto`, `precision: auto`.
+"""Choice of backend and precision that the user leaves open: `backend: auto`, `precision: auto`.
 
 Invariants:
 - a precision below float32 is chosen only where a receipt vouches for it;
@@ -54,7 +54,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen.
+    """The chosen candidate.
 
     Attributes:
         backend, precision: chosen.
@@ -67,7 +67,7 @@ class Choice:
 
 
 def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> list[Candidate]:
-    """What may run a bundle, the likely fastest first.
+    """Candidates that may run a bundle, the likely fastest first.
 
     Args:
         bundle: checked.

@@ -333,7 +333,7 @@ class ChunkExecutor:
             self.counters.requests_timed_out += 1
         if not self.wants_chunk:
             return None
-        requests.ask(now_s)
+        requests.ask(now_s, now_ros_ns)
         self.counters.requests += 1
         return self.committed_plan(now_ros_ns, past_steps)
 

@@ -73,6 +73,12 @@ class StepHistory:
             min(elapsed + since, int(self._elapsed[following])),
         )
 
+    def before_newest(self, age_ns: int) -> tuple[int, int] | None:
+        """Like `at`, for the time `age_ns` nanoseconds before the newest tick."""
+        if self._first == self._end:
+            return None
+        return self.at(int(self._stamps[(self._end - 1) % self._capacity]) - age_ns)
+
     def _newest_until(self, stamp_ns: int) -> int:
         """Number of the newest tick that is not after a time; less than `_first` for none."""
         low, high = self._first, self._end

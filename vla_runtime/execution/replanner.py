@@ -33,7 +33,7 @@ from vla_runtime.execution.intake import (
 )
 from vla_runtime.execution.limits import Limits, check_handed_over
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.execution.requests import DelayEstimator, Requests
+from vla_runtime.execution.requests import DelayEstimator, FrameAge, Requests
 from vla_runtime.execution.timeline import Segment, Timeline
 
 _HISTORY_TICKS = 8192
@@ -64,6 +64,7 @@ class Replanner:
         self.history = StepHistory(_HISTORY_TICKS)
         self.order = ChunkOrder()
         self.delays = DelayEstimator()
+        self.frame_age = FrameAge()
         self.requests = Requests()
         self.seams: deque[SeamReport] = deque(maxlen=_SEAMS_KEPT)
         self.episode = 0
@@ -94,6 +95,7 @@ class Replanner:
         self.timeline.restart(0, setpoints)
         self.history.clear()
         self.delays.clear()
+        self.frame_age.clear()
         self.order.clear()
         self.episode = episode
         self.elapsed_ns = 0
@@ -157,6 +159,8 @@ class Replanner:
             )
         self.order.require_newer(stamped)
         require_age(stamped, now_ros_ns, self.staged.max_observation_age_s, future_tolerance_s)
+        if self.requests.open:
+            self.frame_age.observe(self.requests.asked_ros_ns - stamped.observation_ns)
         past = self._past_of(stamped)
         if checked.refusal is not None:
             raise Refused(checked.refusal, checked.text)
@@ -298,15 +302,33 @@ class Replanner:
         if self._latch.closed or self.requests.answered:
             return False
         if segment is None or timeline.at_end:
-            return timeline.pending is None
+            return timeline.pending is None and self._leaves_rows_at(timeline.next_step)
         if self.parameters.replan_mode == 'synchronous':
             return False
+        if timeline.current_step < segment.boundary - self._lead:
+            return False
+        return self._leaves_rows_at(segment.end_step)
+
+    @property
+    def _lead(self) -> int:
+        """Steps before the boundary at which the next chunk is asked for."""
         lead = self.delays.estimate(self.parameters.delay)
         if self.parameters.interpolation == 'cubic':
             # A step that has begun keeps its curve. So where the last one brakes, its successor
             # has to be there before it begins.
-            lead += timeline.brakes_early
-        return timeline.current_step >= segment.boundary - lead
+            lead += self.timeline.brakes_early
+        if not self._horizon or lead < self._horizon:
+            return lead
+        # An inference takes longer than a chunk lasts, and the robot has to wait for it. It goes
+        # furthest with chunks that have a whole interval left.
+        return self._horizon - self.parameters.replan_interval
+
+    def _leaves_rows_at(self, end_step: int) -> bool:
+        """Return whether a chunk of the newest frames has rows left when the plan ends."""
+        seen = self.history.before_newest(self.frame_age.longest_ns)
+        if seen is None or not self._horizon:
+            return True
+        return end_step - seen[0] // self.timeline.step_ns < self._horizon
 
     def committed_plan(self, now_ros_ns: int, past_steps: int) -> CommittedSetpoints:
         """Return the setpoints still to be executed, from the current step on."""

@@ -41,6 +41,32 @@ class DelayEstimator:
         return min(max(ordered[rank], parameters.floor_steps), parameters.ceiling_steps)
 
 
+# Frames older than this at a request are those of a policy that was suspended, nanoseconds.
+_LONGEST_FRAME_AGE_NS = 500_000_000
+
+
+class FrameAge:
+    """Age of the frames that requests were answered from, at the time of the request.
+
+    Attributes:
+        longest_ns: the longest of the last eight, nanoseconds; 0 before the first.
+    """
+
+    def __init__(self) -> None:
+        self._ages: deque[int] = deque(maxlen=8)
+        self.longest_ns = 0
+
+    def clear(self) -> None:
+        """Forget all ages: a new episode."""
+        self._ages.clear()
+        self.longest_ns = 0
+
+    def observe(self, age_ns: int) -> None:
+        """Count one answer; frames from after the request are of age 0."""
+        self._ages.append(min(max(0, age_ns), _LONGEST_FRAME_AGE_NS))
+        self.longest_ns = max(self._ages)
+
+
 # An open request is sent again after this, seconds: a message that is lost costs no more.
 _SEND_AGAIN_S = 0.1
 
@@ -50,6 +76,7 @@ class Requests:
 
     Attributes:
         number: of the newest request, counted from 1; an answer carries it back.
+        asked_ros_ns: ROS time of the newest request.
         answered: a chunk that serves the coming boundary was accepted.
     """
 
@@ -57,15 +84,17 @@ class Requests:
         self._asked_at_s: float | None = None
         self._sent_at_s = -math.inf
         self.number = 0
+        self.asked_ros_ns = 0
         self.answered = False
 
     @property
     def open(self) -> bool:
         return self._asked_at_s is not None
 
-    def ask(self, now_s: float) -> None:
+    def ask(self, now_s: float, now_ros_ns: int) -> None:
         """Note that a new request has been sent."""
         self._asked_at_s = self._sent_at_s = now_s
+        self.asked_ros_ns = now_ros_ns
         self.number += 1
 
     def send_again(self, now_s: float) -> bool:

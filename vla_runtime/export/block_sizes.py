@@ -59,12 +59,12 @@ class Shapes:
         return name in self._tensors
 
     def depth(self, stack: str) -> int:
-        """Blocks of a stack.
+        """Blocks of a stack, such as `vision.blocks`.
 
         Raises:
             CheckpointError: one in the middle is missing, or all are.
         """
-        prefix = f'{stack}.blocks.'
+        prefix = f'{stack}.'
         indices = {
             int(name.removeprefix(prefix).split('.')[0])
             for name in self._tensors
@@ -76,21 +76,45 @@ class Shapes:
         return len(indices)
 
 
-def image_size_of(shape: Shapes) -> int:
+def image_size_of(shape: Shapes, class_tokens: int = 0) -> int:
     """Edge of the square input image in pixels.
+
+    Args:
+        shape: of the tensors.
+        class_tokens: positions that are no patch's.
 
     Raises:
         CheckpointError: the patches or their positions do not form a square.
     """
     _, channels, patch, patch_width = shape('vision.patch_embedding.weight', 4)
-    positions, _ = shape('vision.position_embedding', 2)
-    side = math.isqrt(positions)
-    if channels != 3 or patch != patch_width or side * side != positions:
+    positions = shape('vision.position_embedding', 3 if class_tokens else 2)[-2]
+    side = math.isqrt(positions - class_tokens)
+    if channels != 3 or patch != patch_width or side * side != positions - class_tokens:
         raise CheckpointError(
             f'the vision tower has {channels} channels, patches of {patch}x{patch_width} and '
             f'{positions} positions; expected 3 channels, square patches and a square of them'
+            + (f', and {class_tokens} position more for the class token' if class_tokens else '')
         )
     return side * patch
+
+
+def square_edge(inputs: int, width: int, layer: str) -> int:
+    """Edge of the square of patches that a layer takes at once.
+
+    Args:
+        inputs: numbers that the layer takes.
+        width: numbers of a patch.
+        layer: for the error.
+
+    Raises:
+        CheckpointError: its input is not a square of patches.
+    """
+    edge = math.isqrt(inputs // width)
+    if width * edge**2 != inputs:
+        raise CheckpointError(
+            f'the {layer} takes {inputs} numbers, which is no square of patches of {width} each'
+        )
+    return edge
 
 
 def vision_dims(shape: Shapes, num_heads: int, image_size: int) -> VisionDims:
@@ -98,7 +122,7 @@ def vision_dims(shape: Shapes, num_heads: int, image_size: int) -> VisionDims:
     width, _, patch, _ = shape('vision.patch_embedding.weight', 4)
     return VisionDims(
         width=width,
-        depth=shape.depth('vision'),
+        depth=shape.depth('vision.blocks'),
         num_heads=num_heads,
         mlp_dim=shape('vision.blocks.0.mlp.fc1.weight', 2)[0],
         patch_size=patch,
@@ -122,7 +146,7 @@ def decoder_dims(shape: Shapes, stack: str, kv_heads: int) -> DecoderDims:
         )
     return DecoderDims(
         width=width,
-        depth=shape.depth(stack),
+        depth=shape.depth(f'{stack}.blocks'),
         mlp_dim=shape(f'{stack}.blocks.0.mlp.gate.weight', 2)[0],
         num_heads=queries // head_dim,
         num_kv_heads=kv_heads,
@@ -149,11 +173,17 @@ def check_shown(shape: Shapes, facts: FolderFacts, missing: MissingFacts) -> Non
     action_dim = shape('action_in.weight', 2)[1] if 'action_in.weight' in shape else None
     projection = 'state_projection.weight'
     state_dim = shape(projection, 2)[1] if projection in shape else 0
-    for name, stated, found in (
+    check_stated(
+        missing,
         (facts.image_size_key, facts.image_size, image_size_of(shape)),
         ('action dimensions', facts.action_dim, action_dim),
         ('state dimensions', facts.state_dim, state_dim),
-    ):
+    )
+
+
+def check_stated(missing: MissingFacts, *sizes: tuple[str, int | None, int | None]) -> None:
+    """Note sizes (name, in config.json, in the tensors) that differ; None: config.json has none."""
+    for name, stated, found in sizes:
         if stated is not None and stated != found:
             missing.conflict(f'config.json says {name} {stated} but the tensors show {found}')
 

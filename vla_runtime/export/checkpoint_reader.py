@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.checkpoint import read_tensors
@@ -24,6 +24,24 @@ from vla_runtime.families.family import PolicyDims
 
 # (cameras, prompt_length, horizon) to dimensions; prompt_length is 0 without language.
 MakeDims = Callable[[int, int, int], PolicyDims]
+
+
+class Source(NamedTuple):
+    """A checkpoint on its way into a bundle.
+
+    Attributes:
+        folder: of the checkpoint.
+        tensors: by our names; for `sizes` those that `select` chose.
+        facts: of the folder.
+        options: what the folder lacks.
+        missing: where missing and contradictory facts are noted.
+    """
+
+    folder: Path
+    tensors: Mapping[str, StoredTensor]
+    facts: FolderFacts
+    options: ExportOptions
+    missing: MissingFacts
 
 
 class CheckpointReader:
@@ -63,38 +81,20 @@ class CheckpointReader:
         """
         raise NotImplementedError
 
-    def select(
-        self,
-        folder: Path,
-        tensors: Mapping[str, StoredTensor],
-        options: ExportOptions,
-        missing: MissingFacts,
-    ) -> dict[str, StoredTensor]:
+    def select(self, source: Source) -> dict[str, StoredTensor]:
         """Choose the tensors, or parts of tensors, that the bundle holds; by default all.
-
-        Args:
-            folder: of the checkpoint.
-            tensors: by our names.
-            options: what the folder lacks.
-            missing: where missing and contradictory facts are noted.
 
         Raises:
             CheckpointError: the folder asks for a part that is not there.
         """
-        if options.embodiment is not None:
-            missing.conflict(
-                f'--embodiment says {options.embodiment} but the policy is of one robot'
+        embodiment = source.options.embodiment
+        if embodiment is not None:
+            source.missing.conflict(
+                f'--embodiment says {embodiment} but the policy is of one robot'
             )
-        return dict(tensors)
+        return dict(source.tensors)
 
-    def sizes(
-        self,
-        folder: Path,
-        tensors: Mapping[str, StoredTensor],
-        facts: FolderFacts,
-        options: ExportOptions,
-        missing: MissingFacts,
-    ) -> MakeDims | None:
+    def sizes(self, source: Source) -> MakeDims | None:
         """Return a maker of the dimensions that the tensors show; None once one is missing.
 
         Raises:

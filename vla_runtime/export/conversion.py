@@ -22,26 +22,24 @@ from vla_runtime.bundle.schema import (
     WEIGHTS_FILE,
     BundleSpec,
     CameraSpec,
-    PromptSpec,
 )
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
 from vla_runtime.export.checkpoint import CheckpointError, copy_tensors, read_tensors
-from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, find_reader
+from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source, find_reader
 from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import read_lerobot_folder
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
-from vla_runtime.families import find_family
+from vla_runtime.families import find_family, weight_shapes
 from vla_runtime.families.family import language_dims
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.files.typed_yaml import FieldError
-from vla_runtime.processing.prompts import starts_with_bos
+from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.processing.tokenizer import Tokenizer
-from vla_runtime.types import PromptTemplate
 
 # The projects' own default; a policy's answer hardly changes with more.
 _DENOISE_STEPS = 10
@@ -89,26 +87,22 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         facts = reader.read_folder(checkpoint, family, options)
     missing = MissingFacts(checkpoint, facts)
     _check_facts(facts, family, missing, options)
-    tensors = reader.select(checkpoint, tensors, options, missing)
-    make_dims = reader.sizes(checkpoint, tensors, facts, options, missing)
+    source = Source(checkpoint, tensors, facts, options, missing)
+    tensors = reader.select(source)
+    make_dims = reader.sizes(source._replace(tensors=tensors))
     settled = _settle(reader, facts, make_dims, options, missing)
     prompt_length = settled.language[2] if settled.language else 0
     dims = settled.make_dims(len(settled.cameras), prompt_length, settled.horizon)
     try:
-        check_tensors(tensors, find_family(family).weight_shapes(dims))
+        check_tensors(tensors, weight_shapes(family, dims))
     except TensorsError as error:
         raise CheckpointError(str(error)) from None
     prompt = None
     if settled.language is not None:
         tokenizer, template, _ = settled.language
-        _check_tokenizer(tokenizer, template, language_dims(dims).vocabulary)
-        prompt = PromptSpec(
-            template,
-            facts.cleaning,
-            options.advantage,
-            frame=facts.prompt_frame,
-            image=facts.prompt_image,
-        )
+        layout = find_family(family).templates[template]
+        _check_tokenizer(tokenizer, layout.bos, language_dims(dims).vocabulary)
+        prompt = PromptFormat(template, facts.cleaning, options.advantage)
     spec = BundleSpec(
         name=options.name or default_name,
         family=family,
@@ -206,7 +200,7 @@ class _Settled:
     columns: Columns
     cameras: tuple[CameraSpec, ...]
     make_dims: MakeDims
-    language: tuple[Path, PromptTemplate, int] | None
+    language: tuple[Path, str, int] | None
     rate_hz: float
     horizon: int
     denoise_steps: int
@@ -252,15 +246,21 @@ def _settle(
 
 def _language(
     reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, missing: MissingFacts
-) -> tuple[Path, PromptTemplate, int] | None:
+) -> tuple[Path, str, int] | None:
     """Return tokenizer, template and tokens of a prompt; None once one is noted missing."""
     tokenizer = _tokenizer(reader, facts, options, missing)
-    template: PromptTemplate | None = missing.pick(
+    template: str | None = missing.pick(
         '--prompt-template',
         options.prompt_template,
         facts.template,
         reader.wanted.get('--prompt-template', 'layout of the prompt in training'),
     )
+    names = find_family(facts.family).templates
+    if template is not None and template not in names:
+        missing.conflict(
+            f'--prompt-template says {template}, but the prompts of {facts.family} are '
+            f'{", ".join(names)}'
+        )
     length = missing.pick(
         '--prompt-length',
         options.prompt_length,
@@ -356,9 +356,9 @@ def _tokenizer(
     return chosen
 
 
-def _check_tokenizer(path: Path, template: PromptTemplate, vocabulary: int) -> None:
+def _check_tokenizer(path: Path, bos: bool, vocabulary: int) -> None:
     try:
-        size = Tokenizer.load(path, bos=starts_with_bos(template)).vocabulary_size
+        size = Tokenizer.load(path, bos=bos).vocabulary_size
     except ValueError as error:
         raise ExportError(str(error)) from None
     if size > vocabulary:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
-from vla_runtime.types import PromptCleaning, PromptTemplate
+from vla_runtime.files.json_file import JsonMapping
+from vla_runtime.types import PromptCleaning
 
 CONFIG_FILE = 'config.json'
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer.model')
@@ -42,7 +43,6 @@ class FolderFacts:
         action_length: number of real action dimensions.
         deltas: whether each action is relative to the state of the same index.
         template: of the prompt; not asked for without language.
-        prompt_frame, prompt_image: layout of the template `chat`.
         prompt_length: tokens of the padded prompt.
         usual_prompt_length: that of the project, where neither folder nor user says another.
         horizon: actions of a chunk.
@@ -74,9 +74,7 @@ class FolderFacts:
     state_length: int | None = None
     action_length: int | None = None
     deltas: tuple[bool, ...] | None = None
-    template: PromptTemplate | None = None
-    prompt_frame: str | None = None
-    prompt_image: str | None = None
+    template: str | None = None
     prompt_length: int | None = None
     usual_prompt_length: int | None = None
     horizon: int | None = None
@@ -93,6 +91,19 @@ class FolderFacts:
     tokenizer: Path | None = None
     source: Mapping[str, str] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
+
+
+def expect(config: JsonMapping, key: str, expected: object) -> None:
+    """Refuse a setting that this runtime does not reproduce; one that is not there is as expected.
+
+    Raises:
+        JsonError: names the field.
+    """
+    found = config.get(key, (bool, int, float, str), expected)
+    if found != expected:
+        raise config.error(
+            key, f'{found!r} is not supported; this runtime runs policies with {expected!r}'
+        )
 
 
 def find_tokenizer(folder: Path) -> Path | None:

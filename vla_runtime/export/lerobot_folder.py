@@ -13,11 +13,7 @@ from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import (
-    CONFIG_FILE,
-    FolderFacts,
-    find_tokenizer,
-)
+from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, expect, find_tokenizer
 from vla_runtime.export.lerobot_processors import (
     POSTPROCESSOR_FILE,
     PREPROCESSOR_FILE,
@@ -34,7 +30,6 @@ from vla_runtime.export.lerobot_statistics import (
     read_statistics,
 )
 from vla_runtime.files.json_file import JsonMapping, read_json
-from vla_runtime.types import PromptTemplate
 
 # Steps that this runtime does too, or that only move data about.
 _PREPROCESSORS = (
@@ -77,7 +72,7 @@ class LeRobotPolicy:
     """
 
     type: str
-    template: PromptTemplate | None
+    template: str | None
     images: ImageSpec
     steps: tuple[str, ...]
     fixed: Mapping[str, object]
@@ -128,11 +123,7 @@ def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
     config = read_json(folder / CONFIG_FILE)
     policy_type(folder, [policy.type])
     for key, expected in {**_FIXED, **policy.fixed}.items():
-        found = config.get(key, (bool, int, float, str), expected)
-        if found != expected:
-            raise config.error(
-                key, f'{found!r} is not supported; this runtime runs policies with {expected!r}'
-            )
+        expect(config, key, expected)
     for key, most in policy.at_most.items():
         found = config.get(key, int, most)
         if found > most:
@@ -179,7 +170,7 @@ def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
         trained_delay_steps=config.get('rtc_training_max_delay', int, 0),
         image_size=_image_size(config, size_key) if size_key else None,
         image_size_key=size_key or '',
-        image_sizes=_image_sizes(config, features) if plain else (),
+        image_sizes=tuple(feature_image(config, key) for key in features.cameras) if plain else (),
         action_dim=config.get('max_action_dim', int) if policy.padded else action_length,
         state_dim=_state_dim(config, policy, state_length),
         environment_length=features.state.get(ENVIRONMENT, 0),
@@ -193,8 +184,8 @@ def _features(config: JsonMapping) -> Features:
     inputs = config.mapping('input_features')
     state = [STATE, *([ENVIRONMENT] if ENVIRONMENT in inputs else [])]
     return Features(
-        state={key: _feature_length(config, 'input_features', key) for key in state},
-        action=_feature_length(config, 'output_features', ACTION),
+        state={key: feature_length(config, 'input_features', key) for key in state},
+        action=feature_length(config, 'output_features', ACTION),
         cameras={
             key: key.removeprefix('observation.images.').removeprefix('observation.')
             for key in inputs.values
@@ -209,21 +200,28 @@ def _state_dim(config: JsonMapping, policy: LeRobotPolicy, state_length: int) ->
     return int(config.get('max_state_dim', int)) if policy.padded else state_length
 
 
-def _image_sizes(config: JsonMapping, features: Features) -> tuple[tuple[int, int], ...]:
-    """Height and width of each camera's images."""
-    inputs, sizes = config.mapping('input_features'), []
-    for key in features.cameras:
-        shape = inputs.mapping(key).get('shape', list)
-        if len(shape) != 3 or shape[0] != 3 or not all(type(n) is int and n > 0 for n in shape):
-            raise inputs.error(key, f'has shape {shape} where [3, height, width] is expected')
-        sizes.append((shape[1], shape[2]))
-    return tuple(sizes)
+def feature_image(config: JsonMapping, key: str) -> tuple[int, int]:
+    """Height and width of a camera's images, which config.json states.
+
+    Raises:
+        JsonError: another shape.
+    """
+    inputs = config.mapping('input_features')
+    shape = inputs.mapping(key).get('shape', list)
+    if len(shape) != 3 or shape[0] != 3 or not all(type(n) is int and n > 0 for n in shape):
+        raise inputs.error(key, f'has shape {shape} where [3, height, width] is expected')
+    return shape[1], shape[2]
 
 
-def _feature_length(config: JsonMapping, group: str, key: str) -> int:
+def feature_length(config: JsonMapping, group: str, key: str) -> int:
+    """Numbers of a state or an action, which config.json states.
+
+    Raises:
+        JsonError: another shape.
+    """
     features = config.mapping(group)
     shape = features.mapping(key).get('shape', list)
-    if len(shape) != 1 or isinstance(shape[0], bool) or not isinstance(shape[0], int):
+    if len(shape) != 1 or type(shape[0]) is not int:
         raise features.error(key, f'has shape {shape} where one number is expected')
     return int(shape[0])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.files.json_file import JsonMapping, read_json
-from vla_runtime.types import AdvantageTemplate, PromptTemplate
+from vla_runtime.types import AdvantageTemplate
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ExportOptions:
     horizon: int | None = None
     denoise_steps: int | None = None
     prompt_length: int | None = None
-    prompt_template: PromptTemplate | None = None
+    prompt_template: str | None = None
     advantage: AdvantageTemplate | None = None
     vision_heads: int | None = None
     kv_heads: int | None = None

@@ -74,6 +74,18 @@ def build_network(name: str, dims: PolicyDims) -> FlowNetwork:
     return network
 
 
+def weight_shapes(name: str, dims: PolicyDims) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of a network's tensors; imports PyTorch, allocates nothing.
+
+    Raises:
+        ValueError: unknown family.
+    """
+    from vla_runtime.families.flow_network import empty_network
+
+    state = empty_network(name, dims).state_dict()
+    return {tensor: tuple(value.shape) for tensor, value in state.items()}
+
+
 def read_time_table(name: str, dims: PolicyDims, weights: Path) -> TimeTable:
     """Return a family's time table over a bundle's weights.safetensors.
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 
 from vla_runtime.files.safetensors_reader import SafetensorsReader
-from vla_runtime.types import PromptTemplate
+from vla_runtime.processing.prompt_layout import PromptLayout
 
 # `flow`: denoised over N steps. `single`: one pass, without noise and time. `tokens` (decoded one
 # by one) is to come.
@@ -42,7 +42,7 @@ class PolicyDims(Protocol):
     A family whose padded action dimensions are masked has `real_actions`, which
     `real_action_dim` reads; one whose chunk is longer than a robot's has `real_horizon`, which the
     function of that name reads. A family with language (`Family.templates`) has those of
-    `LanguageDims`. One whose images stand inside the prompt, of the template `chat`, also has
+    `LanguageDims`. One whose images stand inside the prompt (`PromptLayout.image`) also has
     `image_places`, text tokens before each camera's image; its `tokens` are the text without the
     images.
     """
@@ -157,12 +157,12 @@ class Family:
         dims: dataclass of `dimensions` in policy.yaml; a `PolicyDims`.
         presets: published sizes by name.
         limits: largest accepted values, by the fields of `dims` (`vision.width`).
-        templates: prompts that its policies were trained with; () for policies without language,
-            which have no prompt, no tokenizer and no instruction.
+        templates: layouts of the prompts that its policies were trained with, by the name in
+            policy.yaml; {} for policies without language, which have no prompt, no tokenizer and
+            no instruction.
         prefix_inputs: inputs of the prefix besides images: `tokens`, `token_mask`, `state`.
         head_inputs: inputs of the head besides the prefix's outputs: `state`.
         time_table: makes the time table from dimensions and weights.
-        weight_shapes: tensor names to shapes, in the order of the network's state dict.
         noise: distribution that a `flow` begins with.
     """
 
@@ -172,11 +172,10 @@ class Family:
     dims: type
     presets: Mapping[str, Any]
     limits: Mapping[str, int]
-    templates: tuple[PromptTemplate, ...]
+    templates: Mapping[str, PromptLayout]
     prefix_inputs: Callable[[Any], Mapping[str, RowInput]]
     head_inputs: Callable[[Any], Mapping[str, RowInput]]
     time_table: Callable[[Any, SafetensorsReader], TimeTable]
-    weight_shapes: Callable[[Any], dict[str, Shape]]
     noise: Noise = 'normal'
 
     @property

@@ -12,18 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
-from vla_runtime.bundle.schema import PromptSpec
+from vla_runtime.families import find_family
 from vla_runtime.families.family import TOKEN_MASK, TOKENS, image_places, language_dims
 from vla_runtime.inference.camera_images import CameraImages, EncodedImages
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
-from vla_runtime.processing.chat import ChatLayout, Piece, chat_pieces, image_places_of
 from vla_runtime.processing.normalization import Normalizer
-from vla_runtime.processing.prompts import (
-    PromptFormat,
-    build_prompt,
-    discretise_state,
-    starts_with_bos,
-)
+from vla_runtime.processing.prompt_layout import Piece, image_places_of
+from vla_runtime.processing.prompts import PromptFormat, discretise_state, prompt_parts
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import ActionChunk, Advantage, CommittedPlan, Observation
 
@@ -118,7 +113,7 @@ class PolicyCodec:
         Returns:
             (S,) int64; empty without state in the prompt
         """
-        if self.spec.prompt is None or self.spec.prompt.template != 'pi05_state':
+        if self.prompts is None or not self.prompts.has_state:
             return np.zeros(0, dtype=np.int64)
         return discretise_state(state)
 
@@ -213,27 +208,31 @@ class PolicyCodec:
 
 
 class _Prompts:
-    """Prompts of a policy with language: template, tokenizer and length.
+    """Prompts of a policy with language: layout, tokenizer and length.
 
     Raises:
-        ValueError: a tokenizer with more tokens than the network knows, or a chat whose images
-            stand elsewhere than the network expects them.
+        ValueError: a tokenizer with more tokens than the network knows, or one that puts
+            images elsewhere in the prompt than the network expects them.
     """
 
-    def __init__(self, bundle: Bundle, spec: PromptSpec) -> None:
+    def __init__(self, bundle: Bundle, form: PromptFormat) -> None:
         dims = language_dims(bundle.spec.dims)
-        self._length = dims.prompt_length
-        self._format = PromptFormat(spec.template, spec.cleaning, spec.advantage)
-        self.tokenizer = Tokenizer.load(bundle.tokenizer_path, bos=starts_with_bos(spec.template))
-        self._layout, self._cameras = spec.layout, dims.cameras
-        if self._layout is not None:
-            self._check_places(self._layout, image_places(dims), bundle.tokenizer_path)
+        self._length, self._cameras = dims.prompt_length, dims.cameras
+        self._layout = find_family(bundle.spec.family).templates[form.template]
+        self._form = form
+        self.tokenizer = Tokenizer.load(bundle.tokenizer_path, bos=self._layout.bos)
+        self._check_places(image_places(dims) or (), bundle.tokenizer_path)
         if self.tokenizer.vocabulary_size > dims.vocabulary:
             raise ValueError(
                 f'{bundle.tokenizer_path}: has {self.tokenizer.vocabulary_size} tokens, but the '
                 f'network knows {dims.vocabulary} (dimensions.vocabulary in policy.yaml): '
                 'this is the tokenizer of another policy'
             )
+
+    @property
+    def has_state(self) -> bool:
+        """True where the state is written into the prompt."""
+        return self._layout.has_state
 
     def rows(
         self, instruction: str, state: np.ndarray, advantages: tuple[Advantage | None, ...]
@@ -243,32 +242,34 @@ class _Prompts:
         Raises:
             ValueError: a prompt is too long; names the number of tokens too many.
         """
-        encoded = [
-            self._encode(build_prompt(self._format, instruction, state, advantage))
+        prompts = (
+            prompt_parts(self._layout, self._form, instruction, state, advantage)
             for advantage in advantages
+        )
+        encoded = [
+            self.tokenizer.encode_pieces(self._pieces(prompt), self._length) for prompt in prompts
         ]
         return {
             TOKENS: np.stack([tokens for tokens, _ in encoded]),
             TOKEN_MASK: np.stack([mask for _, mask in encoded]),
         }
 
-    def _encode(self, prompt: str) -> tuple[np.ndarray, np.ndarray]:
-        if self._layout is None:
-            return self.tokenizer.encode(prompt, self._length)
-        return self.tokenizer.encode_pieces(self._pieces(self._layout, prompt), self._length)
+    def _pieces(self, prompt: tuple[str, str, str]) -> list[Piece]:
+        return self._layout.pieces(self._cameras, prompt, self.tokenizer.special)
 
-    def _pieces(self, layout: ChatLayout, prompt: str) -> list[Piece]:
-        return chat_pieces(layout, self._cameras, prompt, self.tokenizer.special)
-
-    def _check_places(self, layout: ChatLayout, places: tuple[int, ...] | None, path: Path) -> None:
-        """Refuse a layout that puts images where the network does not expect them."""
-        counts = [len(ids) for ids in self.tokenizer.piece_tokens(self._pieces(layout, ''))]
+    def _check_places(self, places: tuple[int, ...], path: Path) -> None:
+        """Refuse a tokenizer that puts images where the network does not expect them."""
+        if not self._layout.image:
+            return
+        before, after = self._layout.around_task
+        pieces = self._pieces((before, '', after))
+        counts = [len(ids) for ids in self.tokenizer.piece_tokens(pieces)]
         found = image_places_of(counts, self._cameras)
         if found != places:
             raise ValueError(
                 f'{path}: puts {list(found)} text tokens before the images of the prompt, but '
-                f'dimensions.image_places in policy.yaml says {list(places or ())}: tokenizer, '
-                'prompt.frame and prompt.image must be those of the export'
+                f'dimensions.image_places in policy.yaml says {list(places)}: this is not the '
+                'tokenizer of the export'
             )
 
 

@@ -1,4 +1,4 @@
-"""Camera images of which the policy sees the middle: resized, cut, and resized again."""
+"""Camera images whose middle the policy sees: resized, cut, and resized again."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from vla_runtime.files.input_files import UnreadableFileError, regular_file
 from vla_runtime.files.quotes import one_line
-from vla_runtime.processing.chat import Piece
+from vla_runtime.processing.prompt_layout import Piece
 
 _BOS_TOKEN = '<bos>'
 _PAD_TOKEN = '<pad>'
@@ -25,8 +25,8 @@ class Tokenizer:
 
     Attributes:
         bos: token in front of every prompt; None without one.
-        special: texts of the vocabulary's special tokens, for the pieces of a chat; empty where
-            the library does not name them.
+        special: texts of the vocabulary's special tokens, for prompts with images inside;
+            empty where the library does not name them.
         vocabulary_size: one more than the largest token id, so the least number of rows that the
             text embedding must have.
     """
@@ -38,7 +38,6 @@ class Tokenizer:
         bos: int | None,
         pad: int,
         vocabulary_size: int,
-        find: Callable[[str], int | None],
         encode_frame: Callable[[str], list[int]] | None = None,
         special: tuple[str, ...] = (),
     ) -> None:
@@ -47,7 +46,6 @@ class Tokenizer:
         self.bos = bos
         self._first = [] if bos is None else [bos]
         self._pad = pad
-        self._find = find
         self.vocabulary_size = vocabulary_size
 
     @classmethod
@@ -97,7 +95,7 @@ class Tokenizer:
         # An instruction that spells '<bos>' or '<image>' is text, as it is for sentencepiece.
         backend.encode_special_tokens = True
 
-        # The frame of a chat is the bundle's, and its special tokens are meant.
+        # The text around images is the family's, and its special tokens are meant.
         @lru_cache(maxsize=1)
         def frames() -> tokenizers.Tokenizer:
             made = tokenizers.Tokenizer.from_str(backend.to_str())
@@ -117,7 +115,6 @@ class Tokenizer:
             bos=bos,
             pad=0 if pad is None else pad,
             vocabulary_size=size,
-            find=backend.token_to_id,
             encode_frame=encode_frame,
             special=tuple(token.content for token in backend.get_added_tokens_decoder().values()),
         )
@@ -140,22 +137,10 @@ class Tokenizer:
         def encode_text(text: str) -> list[int]:
             return list(backend.encode(text, add_bos=False, add_eos=False))
 
-        def find(token: str) -> int | None:
-            place: int = backend.piece_to_id(token)
-            return place if backend.id_to_piece(place) == token else None
-
         pad = max(backend.pad_id(), 0)
         size = backend.get_piece_size()
         bos = backend.bos_id() if wants_bos else None
-        return cls(encode_text, bos=bos, pad=pad, vocabulary_size=size, find=find)
-
-    def token_id(self, token: str) -> int | None:
-        """Id of a token as the vocabulary writes it; None where it has none."""
-        return self._find(token)
-
-    def text_tokens(self, text: str) -> list[int]:
-        """Tokens of a piece of text alone, without BOS and padding."""
-        return self._encode_text(text)
+        return cls(encode_text, bos=bos, pad=pad, vocabulary_size=size)
 
     def encode(self, prompt: str, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokenise a prompt.
@@ -174,31 +159,31 @@ class Tokenizer:
             ValueError: the prompt does not fit (nothing is ever cut off), or has a character that
                 is none.
         """
-        _check_text(prompt)
-        return self._padded([*self._first, *self._encode_text(prompt)], length, prompt)
+        return self.encode_pieces([Piece(prompt, False)], length)
 
     def encode_pieces(self, pieces: Sequence[Piece], length: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokenise a prompt piece by piece; as `encode`."""
         ids = [token for counted in self.piece_tokens(pieces) for token in counted]
-        return self._padded(ids, length, ''.join(piece.text for piece in pieces))
+        return self._padded([*self._first, *ids], length, ''.join(piece.text for piece in pieces))
 
     def piece_tokens(self, pieces: Sequence[Piece]) -> list[list[int]]:
-        """Return the token ids of each piece.
+        """Return the token ids of each piece, without BOS.
 
         Raises:
             ValueError: a vocabulary whose special tokens are not named in its file.
         """
+        return [self._tokens(piece) for piece in pieces]
+
+    def _tokens(self, piece: Piece) -> list[int]:
+        _check_text(piece.text)
+        if not piece.frame:
+            return self._encode_text(piece.text)
         if self._encode_frame is None:
             raise ValueError(
-                "a prompt of the template 'chat' needs a tokenizer.json (tokenizers), which names "
-                'its special tokens; a sentencepiece model does not'
+                'a prompt with images inside needs a tokenizer.json (tokenizers), which names its '
+                'special tokens; a sentencepiece model does not'
             )
-        for piece in pieces:
-            _check_text(piece.text)
-        return [
-            (self._encode_frame if piece.frame else self._encode_text)(piece.text)
-            for piece in pieces
-        ]
+        return self._encode_frame(piece.text)
 
     def _padded(self, ids: list[int], length: int, prompt: str) -> tuple[np.ndarray, np.ndarray]:
         if len(ids) > length:

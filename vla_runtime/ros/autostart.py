@@ -28,25 +28,26 @@ AUTOSTART = ParameterSpec(
 )
 
 
-def bring_up(node: Node, unwanted: Callable[[], bool], state: str | None = None) -> bool:
+def bring_up(node: Node, unwanted: Callable[[], bool], state: str = '') -> bool:
     """Configure and activate a node whose parameter `autostart` says so.
 
     Args:
         node: any node; without that parameter nothing is done.
         unwanted: whether the node is to end meanwhile.
-        state: bring it as far up as this label, whatever `autostart` says.
+        state: bring it as far up as this label; '' for as far as `autostart` says.
 
     Returns:
         True when nothing failed
     """
     if not node.has_parameter(AUTOSTART.name):
         return True
-    if state is None:
+    why = f'it was {state} before it was started again' if state else AUTOSTART.name
+    if not state:
         state = 'active' if node.get_parameter(AUTOSTART.name).value else 'unconfigured'
     for transition in _TRANSITIONS.get(state, ()):
         if unwanted():
             return True
         if getattr(node, f'trigger_{transition}')() is not TransitionCallbackReturn.SUCCESS:
-            node.get_logger().fatal(f'could not {transition}, so this node ends (autostart)')
+            node.get_logger().fatal(f'could not {transition}, so this node ends ({why})')
             return False
     return True

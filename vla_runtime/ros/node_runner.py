@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from traceback import format_exc
 from typing import Any, NoReturn
 
@@ -38,7 +39,13 @@ from rclpy.signals import SignalHandlerOptions
 from vla_runtime.ros.autostart import COULD_NOT_START, bring_up
 from vla_runtime.ros.interrupt import Interrupt, interruptible
 from vla_runtime.ros.parameter_file import check_files_on_command_line
-from vla_runtime.ros.restart import NodeState, start_again, state_before, state_of
+from vla_runtime.ros.restart import (
+    NodeState,
+    forget_state_before,
+    start_again,
+    state_before,
+    state_of,
+)
 from vla_runtime.ros.shared_memory import PortWatch, remove_dead_segments
 
 # Called with an exception in a callback: where, and which.
@@ -70,8 +77,11 @@ def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> in
     Returns:
         exit code: 0 after a signal, 1 when a step of the teardown failed; COULD_NOT_START when the
             command line could not be read, the node not be made, or not configured and activated
-            where its parameter `autostart` asks for it
+            where its parameter `autostart` asks for it. A node that has run, and could not start
+            again in its place, ends with 1 as after a crash.
     """
+    before = state_before()
+    failed = COULD_NOT_START if before is None else 1
     with interruptible() as interrupt:
         try:
             check_files_on_command_line(sys.argv if args is None else args)
@@ -80,14 +90,15 @@ def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> in
         except Exception as error:
             # No logger yet; rclpy's errors are of many classes that differ between distributions.
             print(f'error: cannot start: {error}', file=sys.stderr)
-            return COULD_NOT_START
+            return failed
         try:
             try:
                 node = make_node()
             except Exception as error:
                 get_logger('vla_runtime').fatal(f'cannot start: {error}')
-                return COULD_NOT_START
-            return _Run(node, interrupt).until_it_ends()
+                return failed
+            forget_state_before()
+            return _Run(node, interrupt, before).until_it_ends()
         finally:
             rclpy.try_shutdown()
 
@@ -98,11 +109,13 @@ class _Run:
     Args:
         node: made, and not yet brought up.
         interrupt: ends it.
+        before: what the process in whose place it runs handed over.
     """
 
-    def __init__(self, node: Node, interrupt: Interrupt) -> None:
+    def __init__(self, node: Node, interrupt: Interrupt, before: NodeState | None) -> None:
         self._node, self._interrupt = node, interrupt
-        self._before = state_before()
+        self._before = before
+        self._brought_up = False
         # What the next process needs, once the middleware has cut this one off.
         self._cut_off: NodeState | None = None
         self._failed = threading.Event()
@@ -123,7 +136,7 @@ class _Run:
             thread.join(_CALLBACK_S)
             code = 0 if _take_down(self._node) else 1
             if self._failed.is_set():
-                code = COULD_NOT_START
+                code = COULD_NOT_START if self._before is None else 1
             if thread.is_alive():
                 self._end_now(code)
             self._executor.shutdown()
@@ -146,9 +159,10 @@ class _Run:
     def _spin(self) -> None:
         if self._before is not None:
             self._before.set_parameters_of(self._node)
-        state = None if self._before is None else self._before.lifecycle
+        state = '' if self._before is None else self._before.lifecycle
         if not bring_up(self._node, self._over, state):
             self._failed.set()
+        self._brought_up = True
         while not self._over():
             try:
                 # One callback at a time and with a time-out: `spin` of Jazzy's events executor
@@ -160,11 +174,17 @@ class _Run:
 
     def _leave(self, lost: frozenset[str]) -> None:
         self._node.get_logger().error(
-            f'cut off: Fast DDS gave the shared memory of this node ({", ".join(sorted(lost))}) to '
-            'a new file while the process stood still, so nothing arrives any more; the process '
-            'starts again, with the parameters it has now'
+            f'cut off: the shared memory of this node ({", ".join(sorted(lost))}) was given to a '
+            'new file, as Fast DDS does when a process stands still for more than a second, so '
+            'nothing arrives any more; the process starts again, with the parameters it has now '
+            '(an executor holds, and then needs ~/start)'
         )
-        self._cut_off = state_of(self._node)
+        state = state_of(self._node)
+        if not self._brought_up:
+            # Still on its way up: the next one has the same way to go.
+            before = self._before
+            state = replace(state, lifecycle='' if before is None else before.lifecycle)
+        self._cut_off = state
 
 
 def _take_down(node: Node) -> bool:

@@ -19,6 +19,21 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 _VARIABLE = 'VLA_RUNTIME_NODE_STATE'
+# Where a transition that is interrupted was to lead, or leads back to.
+_AFTER = {
+    'configuring': 'inactive',
+    'activating': 'active',
+    'deactivating': 'inactive',
+    'cleaningup': 'unconfigured',
+    'errorprocessing': 'unconfigured',
+}
+
+_notes: dict[str, str] = {}
+
+
+def note(name: str, text: str) -> None:
+    """Keep a text for the process that may start again in the place of this one."""
+    _notes[name] = text
 
 
 @dataclass(frozen=True)
@@ -27,11 +42,14 @@ class NodeState:
 
     Attributes:
         parameters: name to value, of all that it has declared.
-        lifecycle: label of its primary state; '' for a node without a lifecycle.
+        lifecycle: label of its primary state; '' for a node without a lifecycle, and for one that
+            is to come up as at a first start.
+        notes: of parts of the node, by name; what `note` was given.
     """
 
     parameters: dict[str, Any]
     lifecycle: str
+    notes: dict[str, str]
 
     def set_parameters_of(self, node: Node) -> None:
         """Set what a person changed while the other node ran; its read-only ones are the same."""
@@ -40,16 +58,27 @@ class NodeState:
             for name, value in self.parameters.items()
             if node.has_parameter(name) and _plain(node.get_parameter(name).value) != value
         ]
-        if changed:
-            node.set_parameters(changed)
+        if not changed:
+            return
+        # At once, because some are valid only together; one by one, because one that cannot be set
+        # any more must not take the others along.
+        if node.set_parameters_atomically(changed).successful:
+            return
+        for parameter, result in zip(changed, node.set_parameters(changed), strict=True):
+            if not result.successful:
+                node.get_logger().error(
+                    f'parameter {parameter.name} is {node.get_parameter(parameter.name).value!r} '
+                    f'after the restart; before it was {parameter.value!r}: {result.reason}'
+                )
 
 
 def state_of(node: Node) -> NodeState:
     """Return what the next process needs."""
-    lifecycle = node._state_machine.current_state[1] if isinstance(node, LifecycleNode) else ''
+    label = node._state_machine.current_state[1] if isinstance(node, LifecycleNode) else ''
     # rclpy's annotation says values; it returns Parameters (Humble and Jazzy).
     parameters: Any = node.get_parameters_by_prefix('')
-    return NodeState({name: _plain(one.value) for name, one in parameters.items()}, lifecycle)
+    plain = {name: _plain(one.value) for name, one in parameters.items()}
+    return NodeState(plain, _AFTER.get(label, label), dict(_notes))
 
 
 def start_again(state: NodeState) -> NoReturn:
@@ -63,14 +92,23 @@ def start_again(state: NodeState) -> NoReturn:
         # The listing's own is closed by now.
         with suppress(OSError):
             if descriptor > 2:
-                os.close(descriptor)
-    os.execv(sys.executable, sys.orig_argv)
+                os.set_inheritable(descriptor, False)
+    try:
+        os.execv(sys.executable, sys.orig_argv)
+    except OSError as error:
+        os.write(2, f'{sys.executable} could not be started again: {error}\n'.encode())
+        os._exit(1)
 
 
 def state_before() -> NodeState | None:
-    """Return what the process before this one handed over, once; None for a first start."""
-    text = os.environ.pop(_VARIABLE, None)
+    """Return what the process before this one handed over; None for a first start."""
+    text = os.environ.get(_VARIABLE)
     return None if text is None else NodeState(**json.loads(text))
+
+
+def forget_state_before() -> None:
+    """Let no process that this one starts take it for its own."""
+    os.environ.pop(_VARIABLE, None)
 
 
 def _plain(value: Any) -> Any:

@@ -61,15 +61,15 @@ def context_of(
     state: Tensor,
 ) -> Tensor:
     """What the head sees, (K, W): features of what is shown, and the state token."""
-    parts, seen = [], []
-    for camera, frame in enumerate(dims.image_frames):
-        text = [*frame, *(tokens if camera == dims.cameras else ())]
-        parts.append(w['language.embedding.weight'][torch.tensor(text, dtype=torch.long)])
-        seen += [True] * len(text)
-        if camera < dims.cameras:
-            parts.append(image_tokens(w, dims, images[camera]))
-            seen += [shown[camera]] * len(parts[-1])
-    x, visible = torch.cat(parts), torch.tensor(seen)
+    parts, seen, start = [], [], 0
+    text = w['language.embedding.weight'][torch.tensor(tokens, dtype=torch.long)]
+    for place, image, is_shown in zip(dims.image_places, images, shown, strict=True):
+        found = image_tokens(w, dims, image)
+        parts += [text[start:place], found]
+        seen += [True] * (place - start) + [is_shown] * len(found)
+        start = place
+    x = torch.cat([*parts, text[start:]])
+    visible = torch.tensor(seen + [True] * (len(tokens) - start))
     half = dims.language.head_dim // 2
     # Hidden images keep their positions.
     angles = torch.arange(len(x))[:, None] * dims.rope_base ** -(torch.arange(half) / half)

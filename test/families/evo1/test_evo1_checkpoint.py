@@ -23,7 +23,7 @@ from vla_runtime.export.errors import ExportError
 from vla_runtime.export.lerobot_folder import read_lerobot_folder
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.options import ExportOptions
-from vla_runtime.families import find_family
+from vla_runtime.families import weight_shapes
 from vla_runtime.families.evo1.checkpoint import Evo1Reader, of_embodiment
 from vla_runtime.families.evo1.dimensions import EVO1, Evo1Dims
 from vla_runtime.files.json_file import JsonError
@@ -57,7 +57,7 @@ def test_a_folder_says_all_but_names_units_rate_and_heads(folder):
     )
     assert (facts.images.padding, facts.images.resample) == ('stretch', 'bicubic')
     assert facts.normalisation.images == 'mean_std_lerobot'
-    assert (facts.prompt_length, facts.usual_prompt_length) == (None, 48)
+    assert (facts.prompt_length, facts.usual_prompt_length) == (None, 68)
     with pytest.raises(REFUSED) as caught:
         plan(folder, ExportOptions())
     asked = re.findall(r'^  (--\S+)', str(caught.value), flags=re.M)
@@ -68,14 +68,14 @@ def test_a_folder_says_all_but_names_units_rate_and_heads(folder):
 
 
 @each_entry('evo1')
-def test_all_sizes_and_frames_are_those_of_the_case(tmp_path, path, b):
+def test_all_sizes_and_places_are_those_of_the_case(tmp_path, path, b):
     folder = write_folder(tmp_path / 'policy', path, b)
     case = load_evo1_case(path, b)
     dims = plan_export(folder, options_of(path, b), default_name='tiny').spec.dims
     assert isinstance(dims, Evo1Dims)
     expected = case.network.dims
     for name in (
-        *('vision', 'pixel_shuffle', 'language', 'head', 'vocabulary', 'cameras', 'image_frames'),
+        *('vision', 'pixel_shuffle', 'language', 'head', 'vocabulary', 'cameras', 'image_places'),
         *('horizon', 'action_dim', 'real_actions', 'state_dim', 'input_major'),
     ):
         assert getattr(dims, name) == getattr(expected, name), name
@@ -298,7 +298,7 @@ def their_name(name: str) -> str:
 def their_shapes() -> dict[str, tuple[int, ...]]:
     """All tensors of the published size; query, key and value of the head are packed."""
     shapes = {}
-    for name, shape in find_family('evo1').weight_shapes(EVO1).items():
+    for name, shape in weight_shapes('evo1', EVO1).items():
         match = re.fullmatch(r'(blocks\.\d+)\.attention\.([qkv])\.(weight|bias)', name)
         if match is None:
             shapes[their_name(name)] = shape

@@ -273,11 +273,11 @@ def test_time_rows_of_every_schedule_are_computed_as_from_whole_numbers():
 def test_a_wrong_size_is_named():
     dims = load_evo1_case(network_case_paths('evo1')[0], 0).network.dims
     for changes, words in (
-        ({'image_frames': dims.image_frames[:-1]}, 'image_frames has'),
+        ({'image_places': dims.image_places[:-1]}, 'image_places has'),
         ({'pixel_shuffle': 3}, 'pixel_shuffle 3 does not divide'),
         ({'horizon': 1}, 'horizon 1'),
         ({'real_actions': 0}, 'real_actions 0'),
-        ({'image_frames': ((dims.vocabulary,), *dims.image_frames[1:])}, 'not in the vocabulary'),
+        ({'image_places': (0, *dims.image_places[1:])}, 'image_places begins with 0'),
     ):
         with pytest.raises(ValueError, match=words):
             replace(dims, **changes)

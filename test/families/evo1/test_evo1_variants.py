@@ -26,7 +26,7 @@ VARIANTS = {
         vision=VisionDims(width=20, depth=2, num_heads=4, mlp_dim=24, patch_size=5, image_size=15),
         pixel_shuffle=3,
         cameras=1,
-        image_frames=((3,), (4, 5, 6)),
+        image_places=(1,),
         action_dim=9,
         real_actions=9,
         state_dim=11,
@@ -41,7 +41,7 @@ VARIANTS = {
         ),
         head=HeadDims(depth=1, num_heads=3, mlp_dim=30, state_hidden=8, velocity_hidden=12),
         cameras=4,
-        image_frames=((1, 2), (3,), (), (4, 5), (6,)),
+        image_places=(2, 3, 3, 5),
         rope_base=1e4,
     ),
 }
@@ -71,7 +71,8 @@ def inputs(dims: Evo1Dims, lengths: tuple[int, int]) -> dict[str, Tensor]:
 @pytest.mark.parametrize('variant', VARIANTS)
 def test_two_prompts_of_different_lengths_equal_the_oracle(variant: str):
     dims = VARIANTS[variant]
-    network, given = random_network('evo1', dims), inputs(dims, (dims.prompt_length, 9))
+    network = random_network('evo1', dims)
+    given = inputs(dims, (dims.prompt_length, dims.image_places[-1] + 9))
     every = [True] * dims.cameras
     for shown in (every, [False, *every[1:]], [*every[:-1], False]):
         rows = {name: given[name] for name in ('tokens', 'token_mask', 'state')}

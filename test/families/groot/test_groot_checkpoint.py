@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from checkpoint_folders import edit_config, edit_json
-from groot_cases import groot_case_paths, load_groot_case
+from groot_cases import N15, load_groot_case
 from groot_folders import CAMERAS, JOINTS, SLOTS, write_groot_folder
+from network_cases import network_case_paths
 from safetensors.torch import load_file, save_file
 
 from vla_runtime.bundle.schema import CameraSpec
@@ -56,7 +57,7 @@ def test_all_sizes_are_those_of_the_reference_case(folder):
     spec = plan(folder).spec
     dims = spec.dims
     assert isinstance(dims, GrootDims)
-    expected = load_groot_case(groot_case_paths()[0], 0).network.dims
+    expected = load_groot_case(network_case_paths(N15)[0], 0).network.dims
     assert dims == replace(
         expected, image_places=dims.image_places, prompt_length=220, rope_base=1e6
     )

@@ -1,4 +1,4 @@
-"""GR00T N1.5's networks against the training code's numbers, and against themselves uncached."""
+"""Both GR00T's networks against the training code's numbers, and against themselves uncached."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from groot_cases import GrootCase, groot_case_paths, groot_entries, load_groot_case
-from network_cases import largest_error, relative_error
+from groot_cases import N15, N17, load_groot_case
+from joint_velocity import joint_velocity
+from network_cases import each_case, each_entry, largest_error, relative_error
 
-from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.groot import time_table
 from vla_runtime.families.groot.head import action_code, bucket, dit_code
 from vla_runtime.inference.denoise import flow_times
 
 pytestmark = pytest.mark.cases
 
-# Relative to the largest value: float32's own noise is 3e-6 in the actions.
+# Relative to the largest value: float32's own noise is 2e-5 in N1.7's features.
 BOUND = 5e-5
 
-entries = pytest.mark.parametrize(
-    ('path', 'b'), list(groot_entries()), ids=lambda value: getattr(value, 'stem', value)
-)
-cases = pytest.mark.parametrize('path', groot_case_paths(), ids=lambda path: path.stem)
+entries = each_entry(N15, N17)
+cases = each_case(N15, N17)
 
 
 @pytest.fixture(autouse=True)
@@ -32,87 +30,19 @@ def _no_gradients():
         yield
 
 
-def embedded(case: GrootCase) -> tuple[torch.Tensor, torch.Tensor]:
-    """Embeddings (1, P, M) and mask (1, P)."""
-    tokens = case.network.vision(case.pixels)
-    return case.network.embed_prefix(tokens[None], case.visible[None], **case.rows())
-
-
-def denoised(case: GrootCase) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(x, velocity) of every step, as the engines run them."""
-    past, step = case.prefix(), DenoiseStep(case.network)
-    x = case.tensors['noise'][case.b : case.b + 1]
-    states = []
-    for t in torch.tensor(flow_times(case.steps), dtype=torch.float32):
-        table = case.network.time_conditioning(t[None])
-        dt, none = torch.tensor(-1.0 / case.steps), torch.zeros(1, x.shape[1], 1)
-        x, velocity = step(
-            x, past, table, t, dt, torch.ones(1), torch.zeros_like(x), none, case.state()
-        )
-        states.append((x, velocity))
-    return states
-
-
-@entries
-def test_image_features_and_embeddings_equal_the_reference(path: Path, b: int):
-    case = load_groot_case(path, b)
-    cameras = case.description['cameras']
-    features = case.network.vision(case.pixels)
-    reference = case.tensors['image_features'][b * cameras : (b + 1) * cameras]
-    assert relative_error(features, reference) <= BOUND
-    embeddings, mask = embedded(case)
-    assert mask.all()
-    assert relative_error(embeddings[0], case.tensors['input_embeddings'][b, case.valid]) <= BOUND
-
-
-@entries
-def test_features_and_context_equal_the_reference(path: Path, b: int):
-    case = load_groot_case(path, b)
-    embeddings, mask = embedded(case)
-    features = case.network.features(embeddings, mask)
-    expected = case.tensors['backbone_features'][b, case.valid]
-    assert relative_error(features[0], expected) <= BOUND
-    if not case.valid.all():
-        pytest.skip('the head of the training code does not mask padding')
-    context = case.network.encode_context(features, mask)
-    assert relative_error(context[0], case.tensors['vl_embeddings'][b]) <= BOUND
-    past = case.prefix()
-    for ours, theirs in (('cross_key', 'cross_keys'), ('cross_value', 'cross_values')):
-        assert relative_error(past[ours], case.tensors[theirs][:, b : b + 1]) <= BOUND, ours
-
-
-@entries
-def test_each_steps_velocity_and_the_chunk_equal_the_reference(path: Path, b: int):
-    case = load_groot_case(path, b)
-    if not case.valid.all():
-        pytest.skip('the head of the training code does not mask padding')
-    assert (
-        relative_error(
-            case.network.state_encoder(case.state()['state']), case.tensors['state_features'][b]
-        )
-        <= BOUND
-    )
-    steps = denoised(case)
-    for k, (_, velocity) in enumerate(steps):
-        # Ours runs from 1 to 0.
-        assert relative_error(-velocity[0], case.tensors['v_t'][k, b]) <= BOUND, f'step {k}'
-    assert relative_error(steps[-1][0][0], case.tensors['actions'][b]) <= BOUND
-
-
 @entries
 def test_the_training_forward_equals_the_reference_and_the_cached_path(path: Path, b: int):
     case = load_groot_case(path, b)
-    if not case.valid.all():
-        pytest.skip('the head of the training code does not mask padding')
     network, tensors = case.network, case.tensors
     x = tensors['train_x_t'][b : b + 1]
     reached = tensors['train_t_bucket'][b : b + 1]
     # A flow time in the middle of the bucket.
     conditioning = network.time_conditioning(1 - (reached + 0.5) / 1000)
-    joint = network.joint_velocity(*embedded(case), x, conditioning, **case.state())
+    joint = joint_velocity(network, *case.embedded(), x, conditioning, **case.state())
     cached = network.velocity(x, case.prefix(), conditioning, **case.state())
     assert relative_error(cached, joint) <= 1e-5
-    assert relative_error(-joint[0], tensors['train_v'][b]) <= BOUND
+    if case.masks_padding:
+        assert relative_error(-joint[0], tensors['train_v'][b]) <= BOUND
 
 
 @entries
@@ -122,10 +52,8 @@ def test_buckets_and_time_codes_equal_the_reference(path: Path, b: int):
     assert time_table.bucket(times).tolist() == case.tensors['t'][:, b].tolist()
     buckets = case.tensors['time_embedding_t']
     width = case.network.dims.dit_width
-    embedded = case.network.time_out(
-        torch.nn.functional.silu(case.network.time_in(dit_code(buckets)))
-    )
-    assert relative_error(embedded, case.tensors['dit_time_embedding']) <= BOUND
+    code = torch.nn.functional.silu(case.network.time_in(dit_code(buckets)))
+    assert relative_error(case.network.time_out(code), case.tensors['dit_time_embedding']) <= BOUND
     reference = case.tensors['action_time_encoding']
     # The sine of an angle of 999 rounds by the angle's own last bit, 6e-5.
     assert largest_error(action_code(buckets, width), reference) <= 1e-4
@@ -173,11 +101,13 @@ def test_what_is_hidden_changes_nothing(path: Path, b: int, poison: float):
     )
     x, conditioning = case.tensors['noise'][b : b + 1], torch.tensor([0.5])
     row = network.time_conditioning(conditioning)
-    clean = network.velocity(x, past, row, **case.state())
-    assert torch.isfinite(clean).all()
-    assert torch.equal(network.velocity(x, poisoned, row, **case.state()), clean)
-    seen = network.velocity(x, case.prefix(), row, **case.state())
-    assert relative_error(clean, seen) > 100 * BOUND
+    if visible.any():
+        clean = network.velocity(x, past, row, **case.state())
+        assert torch.isfinite(clean).all()
+        assert torch.equal(network.velocity(x, poisoned, row, **case.state()), clean)
+        seen = network.velocity(x, case.prefix(), row, **case.state())
+        least = 100 if case.description['kind'] == N15 else 10
+        assert relative_error(clean, seen) > least * BOUND
 
 
 @cases
@@ -185,7 +115,8 @@ def test_rows_together_equal_each_alone(path: Path):
     case = load_groot_case(path, 0, padding=4)
     network, one = case.network, case.rows()
     other = {**one, 'tokens': one['tokens'].flip(1)}
-    other['token_mask'] = one['token_mask'] & (torch.arange(one['tokens'].shape[1]) < 12)
+    keep = network.dims.image_places[-1] + 2
+    other['token_mask'] = one['token_mask'] & (torch.arange(one['tokens'].shape[1]) < keep)
     tokens = network.vision(case.pixels)
     rows = {name: torch.cat([one[name], other[name]]) for name in one}
     together = network.prefix(tokens, case.visible, **rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from groot_n17_cases import load_n17_case, n17_case_paths
+from groot_cases import N17, load_groot_case
 from groot_n17_folders import (
     cameras_of,
     joints_of,
@@ -17,6 +17,7 @@ from groot_n17_folders import (
     write_lerobot_folder,
     write_nvidia_folder,
 )
+from network_cases import network_case_paths
 
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.export.conversion import ExportPlan, plan_export
@@ -26,7 +27,7 @@ from vla_runtime.files.json_file import JsonError
 
 pytestmark = pytest.mark.cases
 
-CASE = n17_case_paths()[0]
+CASE = network_case_paths(N17)[0]
 REFUSED = (ExportError, JsonError)
 WRITERS = {'LeRobot': write_lerobot_folder, 'NVIDIA': write_nvidia_folder}
 
@@ -57,7 +58,7 @@ def plan(folder: Path, tokenizer: Path, **changes) -> ExportPlan:
 def test_sizes_cameras_and_images_are_those_of_the_reference_case(tmp_path, tokenizer, kind):
     spec = plan(WRITERS[kind](tmp_path / 'policy', CASE), tokenizer).spec
     d = json.loads(CASE.read_text())
-    expected = load_n17_case(CASE, 0).network.dims
+    expected = load_groot_case(CASE, 0).network.dims
     # How much text there is, the user says.
     assert spec.dims == replace(expected, prompt_length=40)
     assert spec.camera_names == cameras_of(CASE)

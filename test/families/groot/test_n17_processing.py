@@ -8,26 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from groot_n17_cases import load_n17_case, n17_case_paths, n17_entries
+from groot_cases import N17, load_groot_case
 from groot_n17_folders import write_backbone
-from network_cases import relative_error
+from network_cases import each_case, each_entry, relative_error
 
-from vla_runtime.families.groot.n17_folder import FRAME, IMAGE
+from vla_runtime.families.groot.declaration import N17_PROMPT
 from vla_runtime.families.groot.n17_groups import grouped_columns
 from vla_runtime.files.json_file import JsonMapping
 from vla_runtime.processing.actions import ActionSpace
-from vla_runtime.processing.chat import ChatLayout, chat_pieces
 from vla_runtime.processing.cropped_images import cropped
 from vla_runtime.processing.normalization import Normalizer
-from vla_runtime.processing.prompts import PromptFormat, build_prompt
+from vla_runtime.processing.prompts import PromptFormat, prompt_parts
 from vla_runtime.processing.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.cases
 
-entries = pytest.mark.parametrize(
-    ('path', 'b'), list(n17_entries()), ids=lambda value: getattr(value, 'stem', value)
-)
-cases = pytest.mark.parametrize('path', n17_case_paths(), ids=lambda path: path.stem)
+entries = each_entry(N17)
+cases = each_case(N17)
 
 
 def columns_of(path: Path):
@@ -46,7 +43,7 @@ def columns_of(path: Path):
 
 @entries
 def test_images_equal_the_reference_s_pixels(path: Path, b: int):
-    case = load_n17_case(path, b)
+    case = load_groot_case(path, b)
     d = case.description
     if d['image_target'] is None:
         pytest.skip('the case does not resize')
@@ -65,7 +62,7 @@ def test_images_equal_the_reference_s_pixels(path: Path, b: int):
 
 @entries
 def test_images_cut_by_area_equal_the_reference_s(path: Path, b: int):
-    case = load_n17_case(path, b)
+    case = load_groot_case(path, b)
     transform = case.description['cv2_transform']
     for index in range(case.description['cameras']):
         reference = case.tensors[f'cv2_image_{index}'][b].numpy()
@@ -81,20 +78,19 @@ def test_images_cut_by_area_equal_the_reference_s(path: Path, b: int):
 
 @entries
 def test_a_prompt_has_the_reference_s_tokens(path: Path, b: int, tmp_path):
-    case = load_n17_case(path, b)
+    case = load_groot_case(path, b)
     d = case.description
-    fmt = PromptFormat('chat', 'letters', None)
-    task = build_prompt(fmt, d['tasks'][b], None)
-    assert task == d['cleaned_tasks'][b]
+    prompt = prompt_parts(N17_PROMPT, PromptFormat('chat', 'letters'), d['tasks'][b], None)
+    assert prompt[1] == d['cleaned_tasks'][b]
     tokenizer = Tokenizer.load(write_backbone(tmp_path / 'backbone', path), bos=False)
-    pieces = chat_pieces(ChatLayout(FRAME, IMAGE), d['cameras'], task, tokenizer.special)
+    pieces = N17_PROMPT.pieces(d['cameras'], prompt, tokenizer.special)
     found = [token for piece in tokenizer.piece_tokens(pieces) for token in piece]
     assert found == [int(token) for token in case.ids if token != d['image_token']]
 
 
 @entries
 def test_state_and_actions_equal_the_reference_s(path: Path, b: int):
-    case, columns = load_n17_case(path, b), columns_of(path)
+    case, columns = load_groot_case(path, b), columns_of(path)
     raw = case.tensors['raw_state'][b].numpy().reshape(-1, columns.state)
     state = Normalizer(
         'clipped_range',

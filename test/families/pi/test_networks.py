@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from joint_velocity import joint_velocity
 from network_cases import (
     NetworkCase,
     batch_entries,
@@ -114,7 +115,7 @@ def test_joint_forward_equals_the_cached_path_and_the_reference(path: Path, b: i
     embeddings, joint_mask = network.embed_prefix(
         image_tokens[None], image_mask[None], tokens[None], token_mask[None]
     )
-    joint = network.joint_velocity(embeddings, joint_mask, x, conditioning, case.state(b))
+    joint = joint_velocity(network, embeddings, joint_mask, x, conditioning, **case.head_inputs(b))
     cached = network.velocity(x, past, conditioning, **case.head_inputs(b))
     assert largest_error(joint, cached) <= 1e-5
     # The reference states the squared error of its velocity; an error e of ours changes it by
@@ -139,13 +140,12 @@ def test_a_batched_joint_forward_equals_one_entry_at_a_time(path: Path):
     )
     x = torch.cat([case.tensors['noise'][:1], case.tensors['actions'][:1]])
     conditioning = network.time_conditioning(torch.tensor([0.7, 0.3]))
-    state = None if case.state(0) is None else torch.cat([case.state(0), -case.state(0)])
-    together = network.joint_velocity(embeddings, mask, x, conditioning, state)
+    rows = {name: torch.cat([value, -value]) for name, value in case.head_inputs(0).items()}
+    together = joint_velocity(network, embeddings, mask, x, conditioning, **rows)
     for b in range(2):
         s = slice(b, b + 1)
-        alone = network.joint_velocity(
-            embeddings[s], mask[s], x[s], conditioning[s], None if state is None else state[s]
-        )
+        one = {name: value[s] for name, value in rows.items()}
+        alone = joint_velocity(network, embeddings[s], mask[s], x[s], conditioning[s], **one)
         assert largest_error(together[s], alone) <= 2e-5
 
 

@@ -23,7 +23,7 @@ from vla_runtime.export.conversion import ExportPlan, plan_export
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.lerobot_folder import read_lerobot_folder
 from vla_runtime.export.options import ExportOptions
-from vla_runtime.families import find_family
+from vla_runtime.families import weight_shapes
 from vla_runtime.families.smolvla.checkpoint import NAMES, SmolVlaReader
 from vla_runtime.families.smolvla.dimensions import SMOLVLA, SmolVlaDims
 from vla_runtime.files.json_file import JsonError
@@ -93,7 +93,7 @@ def test_the_tensors_are_those_of_the_network_but_for_the_output_table(folder):
     theirs = load_file(folder / 'model.safetensors')
     tensors = read_tensors(folder, NAMES)
     assert len(tensors) == len(theirs) - 1
-    check_tensors(tensors, find_family('smolvla').weight_shapes(plan(folder).spec.dims))
+    check_tensors(tensors, weight_shapes('smolvla', plan(folder).spec.dims))
 
 
 def test_an_empty_camera_comes_last_and_is_always_masked(folder):
@@ -235,7 +235,7 @@ def their_name(name: str) -> str:
 
 
 def test_a_full_size_policy_is_planned_without_reading_its_weights(folder, capsys):
-    shapes = find_family('smolvla').weight_shapes(SMOLVLA)
+    shapes = weight_shapes('smolvla', SMOLVLA)
     write_sparse_checkpoint(
         folder / 'model.safetensors', {their_name(name): shape for name, shape in shapes.items()}
     )

@@ -28,8 +28,8 @@ from vla_runtime.ros.messages.conversions import ns_to_stamp
 pytestmark = pytest.mark.graph
 
 BURST = 500
-# At 3 rad/s (the robot file), with some slack for ticks of a busy machine.
-LARGEST_STEP_RAD = 0.05
+# 3 rad/s in the robot file; a tick that comes late may go half as far again.
+FASTEST_RAD_S = 4.5 + 1e-6
 
 
 @pytest.fixture(scope='module')
@@ -84,7 +84,7 @@ def test_a_burst_of_chunks_is_counted_whole_and_the_robot_moves_smoothly_on(benc
     bench.graph.wait_for(lambda: len(bench.arm.plans) > plans, 'a new request')
     bench.arm.answer(BURST)
     bench.wait_for_status('recovery', lambda s: s['chunk'] == str(BURST))
-    assert np.abs(np.diff(bench.arm.commanded(), axis=0)).max() < LARGEST_STEP_RAD
+    assert bench.arm.fastest() <= FASTEST_RAD_S
 
 
 def test_a_burst_before_the_start_is_refused_and_moves_nothing(bench):
@@ -236,7 +236,7 @@ def test_a_clock_that_jumps_either_way_drops_the_plan_and_motion_goes_on_after_i
                     'tick',
                 )
                 counted = int(tick['clock_jumps'])
-            assert np.abs(np.diff(bench.arm.commanded(), axis=0)).max() < LARGEST_STEP_RAD
+            assert bench.arm.fastest() <= FASTEST_RAD_S
 
 
 # ---------------------------------------------------------------- the network

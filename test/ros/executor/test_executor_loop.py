@@ -73,7 +73,7 @@ def test_when_a_chunk_is_being_checked_expect_ticks_and_the_dead_man_not_to_wait
 
 
 class Output:
-    """Keeps what it is sent, and its stamps; or fails, from when it is told to."""
+    """Keeps sent commands and their stamps; or fails, from a given call on."""
 
     topic = 'arm'
 

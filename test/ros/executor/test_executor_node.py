@@ -1,4 +1,4 @@
-"""The executor node as a process on a real graph: what it commands, when, and what it says."""
+"""The executor node as a process on a real graph: its commands, their times, and its status."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def start(made: Graph, bundle, *arguments, name=None):
 
 
 class Bench:
-    """One executor, the arm that it moves, and what it says.
+    """One executor, the arm that it moves, and its status.
 
     The one that most tests share has no namespace; all others need one of their own.
     """

@@ -39,7 +39,7 @@ def node(tmp_path: Path) -> Iterator[ExecutorNode]:
 def seen(
     monkeypatch: pytest.MonkeyPatch, owner: object, name: str, then: Callable[..., object]
 ) -> threading.Event:
-    """Let a method do `then` instead, and be told when it was called."""
+    """Replace a method by `then`, and return an event that its call sets."""
     called = threading.Event()
 
     def call(*args: object) -> object:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from graph import graph
 from test_policy_node import Executor, start
-from tiny_policy import CAMERAS, tiny_spec, write_tiny_policy
+from tiny_policy import CAMERAS, places_of, tiny_spec, write_tiny_policy
 from tiny_robot import write_robot
 
 from vla_runtime.bundle.schema import BundleSpec, CameraSpec
@@ -21,7 +21,7 @@ def two_frames() -> BundleSpec:
     """A tiny policy whose images are the earlier frames of all cameras, then the newest."""
     spec = tiny_spec('groot_n17')
     earlier = (CameraSpec(f'{name}_before', frame_of=name, steps_ago=STEPS_AGO) for name in CAMERAS)
-    dims = replace(spec.dims, cameras=4, image_places=(2, 4, 6, 8))
+    dims = replace(spec.dims, cameras=4, image_places=places_of('groot_n17', 4))
     return replace(spec, cameras=(*earlier, *spec.cameras), dims=dims)
 
 

@@ -61,9 +61,9 @@ class Bench:
         assert made.transition(NODE, 'configure')
         assert made.transition(NODE, 'activate')
         self.drivers.instruct(TASK)
-        made.wait_for(
-            lambda: made.node.count_subscribers('/action_chunk') == 2, 'the recorder to listen'
-        )
+        # Both sides: what a node sends before it has found the recorder is not in the bag.
+        self.drivers.wait_for_listeners(2)
+        made.wait_for(lambda: self.status()['policy_found'] == 'true', 'the policy to be found')
 
     def chunk(self, **request) -> None:
         count = len(self.chunks)

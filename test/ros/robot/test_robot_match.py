@@ -18,10 +18,10 @@ from vla_runtime.bundle.schema import (
     ImageSpec,
     NormalisationSpec,
     PoseSpec,
-    PromptSpec,
     StateSpec,
 )
 from vla_runtime.families.pi.dimensions import PI05
+from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.ros.robot.file import Robot, load_robot
 from vla_runtime.ros.robot.match import MatchError, match_robot
 
@@ -76,7 +76,7 @@ def policy(
         actions=actions,
         step_time_s=0.05,
         denoise_steps=10,
-        prompt=PromptSpec('pi05_state', 'openpi'),
+        prompt=PromptFormat('pi05_state', 'openpi'),
         normalisation=NormalisationSpec('quantiles_openpi', 'quantiles_openpi'),
         tokenizer='tokenizer.model',
         poses=poses,

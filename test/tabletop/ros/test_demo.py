@@ -33,7 +33,7 @@ def nothing_is_left(pids) -> bool:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process runs; one that ended but was not waited for does not."""
+    """Return True if a process runs; one that ended but was not waited for does not."""
     try:
         with open(f'/proc/{pid}/stat') as stat:
             return stat.read().rsplit(')', 1)[1].split()[0] != 'Z'

@@ -1,4 +1,4 @@
-"""Robot files of other robots are told from the simulated one's, field by field."""
+"""Robot files of other robots are distinguished from the simulated one's, field by field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the study tests share: a world, the expert, and a policy that was never trained."""
+"""Shared by the study tests: a world, the expert, and a policy that was never trained."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the studies of cache and guidance rest on: settings that arrive, trajectories compared."""
+"""Foundations of the studies of cache and guidance: settings that arrive, trajectories compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cache did: read off the reports, recorded with every condition, and never in vain."""
+"""Cache hits of a study: read off the reports, recorded with every condition, and never in vain."""
 
 import csv
 import math

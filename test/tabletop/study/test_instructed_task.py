@@ -1,4 +1,4 @@
-"""What the robot is told under the controls."""
+"""Instructions that the robot gets under the controls."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a study leaves behind: JSON, CSV and the page."""
+"""Results of a study: JSON, CSV and the page."""
 
 import csv
 import json

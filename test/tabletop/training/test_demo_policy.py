@@ -1,4 +1,4 @@
-"""The shipped demo policy still does its task, and does what it is told and not something else."""
+"""The shipped demo policy still does its task, and follows the instruction that it is given."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from vla_runtime.tabletop.training.samples import (
 )
 from vla_runtime.tabletop.training.vocabulary import (
     PROMPT_FORMAT,
+    PROMPT_LAYOUT,
     PROMPT_LENGTH,
     STATE_BINS,
     number_tokens,
@@ -69,7 +70,9 @@ def test_every_prompt_fits_and_held_out_wordings_need_no_bytes(model: Path) -> N
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
     for held_out in (False, True):
         for instruction in all_instructions(held_out):
-            prompt = build_prompt(PROMPT_FORMAT, instruction, np.zeros(6), 'negative')
+            prompt = build_prompt(
+                PROMPT_LAYOUT, PROMPT_FORMAT, instruction, np.zeros(6), 'negative'
+            )
             tokenizer.encode(prompt, PROMPT_LENGTH)
             assert not any(pieces.is_byte(token) for token in pieces.encode(instruction))
 
@@ -101,7 +104,7 @@ def test_a_drawn_instruction_is_true_of_the_scene() -> None:
 
 
 def test_a_batch_is_reproducible_and_within_scale(model: Path, data: Dataset) -> None:
-    samples = Samples(data, PI05.tasks, Prompting.of(PROMPT_FORMAT, model))
+    samples = Samples(data, PI05.tasks, Prompting.of('pi05', PROMPT_FORMAT, model))
     frames = np.arange(16)
     one, two = (samples.batch(frames, np.random.default_rng(9)) for _ in range(2))
     for name in ('pixels', 'tokens', 'token_mask', 'actions', 'state', 'place', 'goal'):
@@ -123,7 +126,7 @@ def test_tags_follow_the_episode_and_are_dropped_now_and_then(
         return written[-1]
 
     monkeypatch.setattr('vla_runtime.tabletop.training.samples.build_prompt', spy)
-    samples = Samples(data, PI05.tasks, Prompting.of(PROMPT_FORMAT, model))
+    samples = Samples(data, PI05.tasks, Prompting.of('pi05', PROMPT_FORMAT, model))
     frames = np.resize(np.arange(len(data.state)), 400)
     samples.batch(frames, np.random.default_rng(0))
     untagged = 0

@@ -30,7 +30,6 @@ from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.noise import chunk_noise
 from vla_runtime.inference.real_time_chunking import plan_weights
-from vla_runtime.processing.prompts import starts_with_bos
 from vla_runtime.processing.tokenizer import Tokenizer
 
 # Guidance scale and plan schedule of each case; repeated for each number of rows.
@@ -79,9 +78,10 @@ def record_cases(folder: Path, spec: BundleSpec, cases: list[Case] | None = None
 
 def _first_token(folder: Path, spec: BundleSpec) -> int | None:
     """Token that stands in front of every prompt of this policy; None without one."""
-    if spec.prompt is None or spec.tokenizer is None or not starts_with_bos(spec.prompt.template):
+    if spec.prompt is None or spec.tokenizer is None:
         return None
-    return Tokenizer.load(folder / spec.tokenizer).bos
+    layout = find_family(spec.family).templates[spec.prompt.template]
+    return Tokenizer.load(folder / spec.tokenizer, bos=layout.bos).bos
 
 
 def _case(

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import cast, get_args
 
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.export.block_sizes import Shapes, checked_dims
-from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
-from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
+from vla_runtime.export.block_sizes import Shapes, check_stated, checked_dims
+from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
+from vla_runtime.export.folder import CONFIG_FILE
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
-from vla_runtime.export.missing_facts import MissingFacts
-from vla_runtime.export.options import ExportOptions
 from vla_runtime.export.tensor_names import TensorNames, row, rows_under
 from vla_runtime.families.act.dimensions import ActDims, Activation, ResNetDims, StackDims
 from vla_runtime.files.json_file import JsonMapping, read_json
@@ -117,31 +114,22 @@ class ActReader(CheckpointReader):
     def family(self, tensors: Mapping[str, StoredTensor]) -> str:
         return 'act'
 
-    def sizes(
-        self,
-        folder: Path,
-        tensors: Mapping[str, StoredTensor],
-        facts: FolderFacts,
-        options: ExportOptions,
-        missing: MissingFacts,
-    ) -> MakeDims:
+    def sizes(self, source: Source) -> MakeDims:
+        folder, tensors, facts, _, missing = source
         shape, config = Shapes(tensors, 'ACT'), read_json(folder / CONFIG_FILE)
-        backbone = _resnet(tensors, shape, config)
+        backbone = _resnet(shape, config)
         heads, activation = config.get('n_heads', int), _activation(config)
         pre_norm = config.get('pre_norm', bool, False)
-        encoder, decoder = (
-            _stack_dims(tensors, shape, stack, heads) for stack in ('encoder', 'decoder')
-        )
+        encoder, decoder = (_stack_dims(shape, stack, heads) for stack in ('encoder', 'decoder'))
         action_dim, _ = shape('action_head.weight', 2)
         state_dim, environment_dim = _state_dims(shape)
-        for name, stated, found in (
+        check_stated(
+            missing,
             ('chunk_size', facts.horizon, shape('action_positions', 2)[0]),
             ('action dimensions', facts.action_dim, action_dim),
             ('state dimensions', facts.state_dim, state_dim),
             ('environment state dimensions', facts.environment_length, environment_dim),
-        ):
-            if stated != found:
-                missing.conflict(f'config.json says {name} {stated} but the tensors show {found}')
+        )
         sizes = facts.image_sizes
         return lambda cameras, prompt_length, horizon: checked_dims(
             lambda: ActDims(
@@ -160,17 +148,9 @@ class ActReader(CheckpointReader):
         )
 
 
-def _count(tensors: Mapping[str, StoredTensor], prefix: str) -> int:
-    """Return how many blocks or layers there are: one more than the largest number."""
-    numbers = [
-        int(name.removeprefix(prefix).split('.')[0]) for name in tensors if name.startswith(prefix)
-    ]
-    return max(numbers, default=-1) + 1
-
-
-def _resnet(tensors: Mapping[str, StoredTensor], shape: Shapes, config: JsonMapping) -> ResNetDims:
+def _resnet(shape: Shapes, config: JsonMapping) -> ResNetDims:
     backbone = 'vision.backbone'
-    blocks = [_count(tensors, f'{backbone}.stages.{stage}.') for stage in range(_STAGES)]
+    blocks = [shape.depth(f'{backbone}.stages.{stage}') for stage in range(_STAGES)]
     channels = [
         shape(f'{backbone}.stages.{stage}.0.convolutions.0.conv.weight', 4)[0]
         for stage in range(_STAGES)
@@ -186,13 +166,9 @@ def _resnet(tensors: Mapping[str, StoredTensor], shape: Shapes, config: JsonMapp
     )
 
 
-def _stack_dims(
-    tensors: Mapping[str, StoredTensor], shape: Shapes, stack: str, heads: int
-) -> StackDims:
+def _stack_dims(shape: Shapes, stack: str, heads: int) -> StackDims:
     mlp_dim, width = shape(f'{stack}.0.mlp.fc1.weight', 2)
-    return StackDims(
-        width=width, depth=_count(tensors, f'{stack}.'), num_heads=heads, mlp_dim=mlp_dim
-    )
+    return StackDims(width=width, depth=shape.depth(stack), num_heads=heads, mlp_dim=mlp_dim)
 
 
 def _state_dims(shape: Shapes) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from vla_runtime.families.act.dimensions import ACT, LIMITS, ActDims
-from vla_runtime.families.act.weight_shapes import weight_shapes
 from vla_runtime.families.family import Family, NoTimes, no_inputs, state_input
 
 FAMILIES = (
@@ -14,10 +13,9 @@ FAMILIES = (
         dims=ActDims,
         presets={'act': ACT},
         limits=LIMITS,
-        templates=(),
+        templates={},
         prefix_inputs=state_input,
         head_inputs=no_inputs,
         time_table=NoTimes,
-        weight_shapes=weight_shapes,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 
@@ -34,6 +35,33 @@ class VisionDims:
     def tokens(self) -> int:
         """Patches of one image."""
         return (self.image_size // self.patch_size) ** 2
+
+
+class ShuffledImages:
+    """Image sizes of a family whose vision tower joins squares of patches to image tokens."""
+
+    vision: VisionDims
+    pixel_shuffle: int
+
+    @property
+    def image_size(self) -> int:
+        """S, edge of the square images in pixels."""
+        return self.vision.image_size
+
+    @property
+    def image_tokens(self) -> int:
+        """N, tokens of one image."""
+        return self.vision.tokens // self.pixel_shuffle**2
+
+    def check_images(self) -> None:
+        """Raise ValueError if the image does not divide into patches, or they into squares."""
+        check_vision(self.vision)
+        side = self.vision.image_size // self.vision.patch_size
+        if side % self.pixel_shuffle:
+            raise ValueError(
+                f'pixel_shuffle {self.pixel_shuffle} does not divide the {side} patches of an '
+                "image's edge"
+            )
 
 
 @dataclass(frozen=True)
@@ -75,6 +103,13 @@ def check_language(dims: DecoderDims) -> None:
         )
 
 
+def check_positive(dims: object, *names: str) -> None:
+    """Raise ValueError if one of these numbers is not above 0."""
+    for name in names:
+        if getattr(dims, name) <= 0:
+            raise ValueError(f'{name} {getattr(dims, name)} where a number above 0 is expected')
+
+
 def check_stacks(language: DecoderDims, expert: DecoderDims) -> None:
     """Raise ValueError if the stacks do not fit one attention, or heads do not divide."""
     for name in ('depth', 'num_heads', 'num_kv_heads', 'head_dim'):
@@ -110,3 +145,16 @@ LIMITS = {
     **{f'language.{name}': limit for name, limit in _STACK_LIMITS.items()},
     **{f'expert.{name}': limit for name, limit in _STACK_LIMITS.items()},
 }
+
+
+def check_places(places: tuple[int, ...], cameras: int, prompt_length: int) -> None:
+    """Raise ValueError if there is not one place for each image, in order, inside the prompt."""
+    if len(places) != cameras:
+        raise ValueError(
+            f'image_places has {len(places)} entries where one for each of the '
+            f'{cameras} cameras is expected'
+        )
+    if any(a > b for a, b in pairwise((0, *places, prompt_length))):
+        raise ValueError(
+            f'image_places {list(places)} must ascend from 0 to prompt_length {prompt_length}'
+        )

@@ -60,7 +60,7 @@ def _merge(layers: Sequence[nn.Linear], name: str) -> nn.Parameter:
 
 
 def hiding_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """What attention adds to its scores: 0 where `seen` (bool) is True, else minus infinity."""
+    """Terms added to attention's scores: 0 where `seen` (bool) is True, else minus infinity."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 

@@ -6,10 +6,8 @@ counts and tokenizer. Head counts of the published model are looked up by width.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,21 +16,24 @@ from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import (
     KnownHeads,
     Shapes,
+    check_stated,
     checked_dims,
     decoder_dims,
+    image_size_of,
     settle_heads,
+    square_edge,
     vision_dims,
 )
 from vla_runtime.export.checkpoint import CheckpointError
-from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
+from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
+from vla_runtime.export.image_places import count_image_places
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
 from vla_runtime.export.lerobot_processors import POSTPROCESSOR_FILE
 from vla_runtime.export.missing_facts import MissingFacts
-from vla_runtime.export.options import ExportOptions
 from vla_runtime.export.tensor_names import DECODER, TensorNames, row, rows_under
+from vla_runtime.families.evo1.declaration import PROMPT
 from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
-from vla_runtime.families.evo1.image_frames import image_frames
 from vla_runtime.files.json_file import JsonMapping, read_json
 
 _VLM = r'embedder\.model\.'
@@ -101,8 +102,9 @@ _EMBODIMENT = re.compile(r'(state_encoder|action_encoder|velocity_head)\.fc[123]
 _VISION_HEADS = {1024: 16}
 # Key/value heads of its language models by width: Qwen2.5 0.5B and 1.5B.
 _KV_HEADS = {896: 2, 1536: 2}
-# Tokens for the instruction; LeRobot pads to the longest of a batch.
-_PROMPT_LENGTH = 48
+# Text tokens of a prompt: those around three images, 20, and an instruction; LeRobot pads to the
+# longest of a batch.
+_PROMPT_LENGTH = 68
 _ACTION_STEP = 'evo1_action_processor'
 
 
@@ -139,26 +141,16 @@ class Evo1Reader(CheckpointReader):
     def family(self, tensors: Mapping[str, StoredTensor]) -> str:
         return 'evo1'
 
-    def select(
-        self,
-        folder: Path,
-        tensors: Mapping[str, StoredTensor],
-        options: ExportOptions,
-        missing: MissingFacts,
-    ) -> dict[str, StoredTensor]:
+    def select(self, source: Source) -> dict[str, StoredTensor]:
         """Keep the matrices of the embodiment that config.json names (`default_embodiment_id`)."""
-        stated = read_json(folder / CONFIG_FILE).get('default_embodiment_id', int, 0)
-        missing.pick('--embodiment', options.embodiment, str(stated), 'number of the embodiment')
-        return of_embodiment(tensors, stated)
+        stated = read_json(source.folder / CONFIG_FILE).get('default_embodiment_id', int, 0)
+        source.missing.pick(
+            '--embodiment', source.options.embodiment, str(stated), 'number of the embodiment'
+        )
+        return of_embodiment(source.tensors, stated)
 
-    def sizes(
-        self,
-        folder: Path,
-        tensors: Mapping[str, StoredTensor],
-        facts: FolderFacts,
-        options: ExportOptions,
-        missing: MissingFacts,
-    ) -> MakeDims | None:
+    def sizes(self, source: Source) -> MakeDims | None:
+        folder, tensors, facts, options, missing = source
         shape, config = Shapes(tensors, 'Evo-1'), read_json(folder / CONFIG_FILE)
         _check_action_step(folder, config, facts, missing)
         states, actions = (
@@ -167,15 +159,14 @@ class Evo1Reader(CheckpointReader):
         input_major = _input_major(tensors)
         inputs = 0 if input_major else 1
         state_dim, action_dim = states[inputs], actions[inputs]
-        image_size = _image_size(shape)
-        for name, stated, found in (
+        image_size = image_size_of(shape, class_tokens=1)
+        check_stated(
+            missing,
             (facts.image_size_key, facts.image_size, image_size),
             ('chunk_size', facts.horizon, shape('action_positions', 3)[1]),
             ('action dimensions', facts.action_dim, action_dim),
             ('state dimensions', facts.state_dim, state_dim),
-        ):
-            if stated != found:
-                missing.conflict(f'config.json says {name} {stated} but the tensors show {found}')
+        )
         known = KnownHeads(
             vision=_VISION_HEADS.get(shape('vision.patch_embedding.weight', 4)[0]),
             kv=_KV_HEADS.get(shape('language.embedding.weight', 2)[1]),
@@ -188,7 +179,8 @@ class Evo1Reader(CheckpointReader):
             return None  # The exporter asks for a tokenizer itself.
         head_heads = config.get('num_heads', int)
         vision = vision_dims(shape, heads.vision, image_size)
-        edge = _pixel_shuffle(shape)
+        (joined,) = shape('vision.projector.norm.weight', 1)
+        edge = square_edge(joined, vision.width, 'projector')
         return lambda cameras, prompt_length, horizon: checked_dims(
             lambda: Evo1Dims(
                 vision=vision,
@@ -197,7 +189,7 @@ class Evo1Reader(CheckpointReader):
                 head=_head_dims(shape, head_heads),
                 vocabulary=shape('language.embedding.weight', 2)[0],
                 cameras=cameras,
-                image_frames=image_frames(tokenizer, cameras),
+                image_places=count_image_places(tokenizer, PROMPT, cameras),
                 prompt_length=prompt_length,
                 horizon=horizon,
                 action_dim=action_dim,
@@ -263,43 +255,9 @@ def _input_major(tensors: Mapping[str, StoredTensor]) -> bool:
     return not tensors['state_encoder.fc1.weight'].name.endswith('.linear.weight')
 
 
-def _image_size(shape: Shapes) -> int:
-    """Edge of the square input image in pixels.
-
-    Raises:
-        CheckpointError: the patches or their positions do not form a square.
-    """
-    _, channels, patch, patch_width = shape('vision.patch_embedding.weight', 4)
-    _, positions, _ = shape('vision.position_embedding', 3)
-    side = math.isqrt(positions - 1)
-    if channels != 3 or patch != patch_width or side * side != positions - 1:
-        raise CheckpointError(
-            f'the vision tower has {channels} channels, patches of {patch}x{patch_width} and '
-            f'{positions} positions; expected 3 channels, square patches, a square of them and one '
-            'position more for the class token'
-        )
-    return side * patch
-
-
-def _pixel_shuffle(shape: Shapes) -> int:
-    """Return the edge of the square of patches that the projector takes at once.
-
-    Raises:
-        CheckpointError: the projector's input is not a square of patches.
-    """
-    width = shape('vision.patch_embedding.weight', 4)[0]
-    (wide,) = shape('vision.projector.norm.weight', 1)
-    edge = math.isqrt(wide // width)
-    if width * edge**2 != wide:
-        raise CheckpointError(
-            f'the projector takes {wide} numbers, which is no square of patches of {width} each'
-        )
-    return edge
-
-
 def _head_dims(shape: Shapes, num_heads: int) -> HeadDims:
     return HeadDims(
-        depth=next(n for n in count() if f'blocks.{n}.norm1.weight' not in shape),
+        depth=shape.depth('blocks'),
         num_heads=num_heads,
         mlp_dim=shape('blocks.0.mlp.fc1.weight', 2)[0],
         state_hidden=shape('state_encoder.fc1.bias', 1)[0],

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from vla_runtime.families.evo1.dimensions import EVO1, LIMITS, Evo1Dims
 from vla_runtime.families.evo1.time_table import TimeRows
-from vla_runtime.families.evo1.weight_shapes import weight_shapes
 from vla_runtime.families.family import Family, RowInput, no_inputs, prompt_inputs, state_input
+from vla_runtime.processing.prompt_layout import PromptLayout
+
+# InternVL3's text around a user's images.
+PROMPT = PromptLayout(
+    '{images}{task}',
+    image='Image-{number}: <img>{tokens}</img>\n',
+    bos=False,
+    special=('<img>', '</img>'),
+    lerobot_task='stripped',
+)
 
 
 def _prefix_inputs(dims: Evo1Dims) -> dict[str, RowInput]:
@@ -20,11 +29,10 @@ FAMILIES = (
         dims=Evo1Dims,
         presets={'evo1': EVO1},
         limits=LIMITS,
-        templates=('after_images',),
+        templates={'after_images': PROMPT},
         prefix_inputs=_prefix_inputs,
         head_inputs=no_inputs,
         time_table=TimeRows,
-        weight_shapes=weight_shapes,
         noise='uniform',
     ),
 )

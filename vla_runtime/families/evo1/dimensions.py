@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from vla_runtime.families.blocks.dimensions import LIMITS as STACK_LIMITS
 from vla_runtime.families.blocks.dimensions import (
     DecoderDims,
+    ShuffledImages,
     VisionDims,
     check_language,
-    check_vision,
+    check_places,
+    check_positive,
 )
 
 
@@ -40,19 +42,17 @@ LIMITS = {
     'head.state_hidden': 131072,
     'head.velocity_hidden': 131072,
     'pixel_shuffle': 64,
-    'image_frames': 4_194_304,
 }
 
 
 @dataclass(frozen=True)
-class Evo1Dims:
+class Evo1Dims(ShuffledImages):
     """All that fixes the shapes of an Evo-1 policy.
 
     Attributes:
         pixel_shuffle: edge of the square of patches that becomes one image token.
-        image_frames: token ids of the text around the images: one tuple in front of each image
-            (`Image-1: <img>`), and one behind the last (`</img>`).
-        prompt_length: tokens of the text behind the last frame, padded.
+        image_places: text tokens before each camera's image.
+        prompt_length: tokens of the text, padded, those around the images among them.
         action_dim: padded action dimensions.
         real_actions: action dimensions that are not padding; they come first.
         state_dim: padded state dimensions.
@@ -68,7 +68,7 @@ class Evo1Dims:
     head: HeadDims
     vocabulary: int
     cameras: int
-    image_frames: tuple[tuple[int, ...], ...]
+    image_places: tuple[int, ...]
     prompt_length: int
     horizon: int
     action_dim: int
@@ -79,37 +79,19 @@ class Evo1Dims:
     input_major: bool = False
 
     def __post_init__(self) -> None:
-        check_vision(self.vision)
+        self.check_images()
         check_language(self.language)
-        for name in ('rope_base', 'rms_epsilon'):
-            if getattr(self, name) <= 0:
-                raise ValueError(f'{name} {getattr(self, name)} where a number above 0 is expected')
-        side = self.vision.image_size // self.vision.patch_size
-        if side % self.pixel_shuffle:
-            raise ValueError(
-                f'pixel_shuffle {self.pixel_shuffle} does not divide the {side} patches of an '
-                "image's edge"
-            )
+        check_positive(self, 'rope_base', 'rms_epsilon')
         if self.language.width % self.head.num_heads:
             raise ValueError(
                 f'head: num_heads {self.head.num_heads} does not divide the width '
                 f'{self.language.width} (language.width)'
             )
-        if len(self.image_frames) != self.cameras + 1:
+        check_places(self.image_places, self.cameras, self.prompt_length)
+        if not self.image_places[0]:
             raise ValueError(
-                f'image_frames has {len(self.image_frames)} entries where {self.cameras + 1} are '
-                'expected: one in front of the image of each camera and one behind the last'
+                'image_places begins with 0; the prompt must begin with a token that is always seen'
             )
-        if not self.image_frames[0]:
-            raise ValueError(
-                'image_frames[0] is empty; the text must begin with a token that is always seen'
-            )
-        for frame in self.image_frames:
-            for token in frame:
-                if not 0 <= token < self.vocabulary:
-                    raise ValueError(
-                        f'image_frames: token {token} is not in the vocabulary of {self.vocabulary}'
-                    )
         if self.horizon < 2:
             raise ValueError(
                 f'horizon {self.horizon}: a policy with one action a chunk has another head, which '
@@ -122,20 +104,9 @@ class Evo1Dims:
             )
 
     @property
-    def image_size(self) -> int:
-        """S, edge of the square images in pixels."""
-        return self.vision.image_size
-
-    @property
-    def image_tokens(self) -> int:
-        """N, tokens of one image."""
-        return self.vision.tokens // self.pixel_shuffle**2
-
-    @property
     def language_length(self) -> int:
-        """Tokens that the language model reads: frames, image tokens of all cameras, text."""
-        frames = sum(len(frame) for frame in self.image_frames)
-        return frames + self.cameras * self.image_tokens + self.prompt_length
+        """Tokens that the language model reads: image tokens of all cameras, and text."""
+        return self.cameras * self.image_tokens + self.prompt_length
 
     @property
     def prefix_length(self) -> int:
@@ -143,8 +114,8 @@ class Evo1Dims:
         return self.language_length + 1
 
 
-# InternVL3-1B's vision tower and the first 14 layers of its language model. The token ids around
-# the images are stand-ins: `roofline` counts them and never reads them.
+# InternVL3-1B's vision tower and the first 14 layers of its language model. Four text tokens and
+# `<img>` before the first image, two more between two, 49 behind the last.
 EVO1 = Evo1Dims(
     vision=VisionDims(
         width=1024, depth=24, num_heads=16, mlp_dim=4096, patch_size=14, image_size=448
@@ -156,8 +127,8 @@ EVO1 = Evo1Dims(
     head=HeadDims(depth=8, num_heads=8, mlp_dim=3584, state_hidden=1024, velocity_hidden=1024),
     vocabulary=151674,
     cameras=3,
-    image_frames=((0,) * 5, (0,) * 7, (0,) * 7, (0,)),
-    prompt_length=48,
+    image_places=(5, 12, 19),
+    prompt_length=68,
     horizon=50,
     action_dim=24,
     real_actions=7,

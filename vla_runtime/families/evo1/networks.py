@@ -8,7 +8,7 @@ turn time and velocity round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import attend, images_of_rows, repeat_rows, rotary
+from vla_runtime.families.blocks.interleaving import images_in_text
 from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
 from vla_runtime.families.blocks.llama import Llama
 from vla_runtime.families.evo1.dimensions import Evo1Dims
@@ -109,7 +110,7 @@ class Evo1(FlowNetwork):
     """Vision tower, truncated language model, cross-attention head.
 
     Shapes: B batch, R prompt rows, V cameras, N tokens an image, L text tokens, T what the language
-    model reads (frames, images, text), P = T + 1 with the state token, H horizon, A padded action
+    model reads (images, text), P = T + 1 with the state token, H horizon, A padded action
     dimension, S padded state dimension, W language width, D head dimension.
     """
 
@@ -147,7 +148,7 @@ class Evo1(FlowNetwork):
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Put images and text in order: frame, image, frame, image, …, frame, text.
+        """Put images into the text, each at its place.
 
         A hidden camera keeps its places; nothing sees them.
 
@@ -158,22 +159,8 @@ class Evo1(FlowNetwork):
         Returns:
             embeddings (R, T, W) float32 and mask (R, T) bool
         """
-        rows, _, per_image, _ = image_tokens.shape
-        ids = frame_ids(self.dims.image_frames, tokens.device).expand(rows, -1)
-        # One look-up for all text: frames first, then the prompt.
-        text = self.language.embed(torch.cat([ids, tokens], dim=1))
-        parts, masks, start = [], [], 0
-        for camera, frame in enumerate(self.dims.image_frames):
-            parts.append(text[:, start : start + len(frame)])
-            masks.append(torch.ones(rows, len(frame), dtype=torch.bool, device=tokens.device))
-            start += len(frame)
-            if camera < self.dims.cameras:
-                parts.append(image_tokens[:, camera])
-                masks.append(image_mask[:, camera : camera + 1].expand(-1, per_image))
-        return (
-            torch.cat([*parts, text[:, start:]], dim=1),
-            torch.cat([*masks, token_mask], dim=1),
-        )
+        text = self.language.embed(tokens)
+        return images_in_text(text, token_mask, image_tokens, image_mask, self.dims.image_places)
 
     def encode_prefix(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         """Features (R, T, W) float32 of the language model, behind its final norm.
@@ -237,17 +224,6 @@ class Evo1(FlowNetwork):
         velocity = self.velocity_head(pooled).view(batch, dims.horizon, dims.action_dim)
         # Evo-1's velocity points from noise to actions.
         return torch.where(real, -velocity, 0.0)
-
-
-def frame_ids(frames: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Token ids of all frames one after the other, (1, n) int64."""
-    # Filled, not copied from a list: a trace without numbers knows what is filled in.
-    filled = [
-        torch.full((1, 1), token, dtype=torch.long, device=device)
-        for frame in frames
-        for token in frame
-    ]
-    return torch.cat(filled, dim=1)
 
 
 def time_rows(times: Tensor) -> Tensor:

@@ -18,25 +18,20 @@ from vla_runtime.export.block_sizes import (
     checked_dims,
     decoder_dims,
     image_size_of,
+    square_edge,
     vision_dims,
 )
 from vla_runtime.export.checkpoint import CheckpointError
-from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
+from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
+from vla_runtime.export.image_places import count_image_places
 from vla_runtime.export.lerobot_folder import is_lerobot_folder
 from vla_runtime.export.lerobot_processors import PREPROCESSOR_FILE, read_pipeline
-from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import ExportOptions
-from vla_runtime.export.text_frames import chat_places
+from vla_runtime.families.groot.declaration import N15_PROMPT
 from vla_runtime.families.groot.dimensions import GrootDims
-from vla_runtime.families.groot.lerobot import (
-    FRAME,
-    IMAGE,
-    PACK_STEP,
-    PREPROCESSORS,
-    read_groot_folder,
-)
+from vla_runtime.families.groot.lerobot import PACK_STEP, PREPROCESSORS, read_groot_folder
 from vla_runtime.families.groot.n17_checkpoint import n17_sizes
 from vla_runtime.families.groot.n17_folder import n17_embodiments, read_n17_folder
 from vla_runtime.families.groot.stack_sizes import settle_stack_heads, stack_dims
@@ -72,21 +67,15 @@ class GrootReader(CheckpointReader):
             )
         return read_groot_folder(folder, ImageSpec(padding='stretch', resample='bicubic_uint8'))
 
-    def select(
-        self,
-        folder: Path,
-        tensors: Mapping[str, StoredTensor],
-        options: ExportOptions,
-        gaps: MissingFacts,
-    ) -> dict[str, StoredTensor]:
-        if self.family(tensors) == 'groot_n17':
-            stated, slots = n17_embodiments(folder, options)
+    def select(self, source: Source) -> dict[str, StoredTensor]:
+        if self.family(source.tensors) == 'groot_n17':
+            stated, slots = n17_embodiments(source.folder, source.options)
         else:
-            pack = read_pipeline(folder / PREPROCESSOR_FILE, PREPROCESSORS).step(PACK_STEP)
+            pack = read_pipeline(source.folder / PREPROCESSOR_FILE, PREPROCESSORS).step(PACK_STEP)
             stated, slots = pack.get('embodiment_tag', str), pack.mapping('embodiment_mapping')
-        tag = gaps.pick(
+        tag = source.missing.pick(
             '--embodiment',
-            options.embodiment,
+            source.options.embodiment,
             stated,
             'tag of the robot that the policy was trained for',
         )
@@ -94,21 +83,15 @@ class GrootReader(CheckpointReader):
         index = slots.get(tag, int, 0) if tag is not None else 0
         return {
             name: _slice(stored, index, slots.path) if name.startswith(SLICED) else stored
-            for name, stored in tensors.items()
+            for name, stored in source.tensors.items()
         }
 
-    def sizes(
-        self,
-        folder: Path,
-        tensors: Mapping[str, StoredTensor],
-        facts: FolderFacts,
-        options: ExportOptions,
-        gaps: MissingFacts,
-    ) -> MakeDims | None:
+    def sizes(self, source: Source) -> MakeDims | None:
+        _, tensors, facts, options, missing = source
         if self.family(tensors) == 'groot_n17':
-            return n17_sizes(folder, tensors, facts, options, gaps)
+            return n17_sizes(source)
         shape = Shapes(tensors, 'GR00T N1.5')
-        heads = settle_stack_heads(shape, ('vision', 'context', 'dit'), options, gaps)
+        heads = settle_stack_heads(shape, ('vision', 'context', 'dit'), options, missing)
         tokenizer = facts.tokenizer or options.tokenizer
         if heads is None or tokenizer is None or not tokenizer.is_file():
             return None
@@ -116,7 +99,7 @@ class GrootReader(CheckpointReader):
             lambda: _dims(
                 shape,
                 heads,
-                chat_places(tokenizer, FRAME, IMAGE, cameras),
+                count_image_places(tokenizer, N15_PROMPT, cameras),
                 cameras,
                 prompt_length,
                 horizon,
@@ -154,7 +137,7 @@ def _dims(
     _, inputs = shape(f'vision.connector.{layers - 1}.weight', 2)
     return GrootDims(
         vision=vision,
-        pixel_shuffle=_edge(inputs, vision.width),
+        pixel_shuffle=square_edge(inputs, vision.width, 'connector'),
         connector_layers=layers,
         language=decoder_dims(shape, 'language', max(1, keys // head_dim)),
         context=stack_dims(shape, 'context', heads['context']),
@@ -174,20 +157,6 @@ def _dims(
 
 def _has_two_layers(shape: Shapes) -> bool:
     return 'vision.connector.3.weight' in shape
-
-
-def _edge(inputs: int, width: int) -> int:
-    """Edge of the square of patches that the connector takes at once.
-
-    Raises:
-        CheckpointError: its input is not a square of patches.
-    """
-    edge = round((inputs / width) ** 0.5)
-    if width * edge**2 != inputs:
-        raise CheckpointError(
-            f'the connector takes {inputs} numbers, which is no square of patches of {width} each'
-        )
-    return edge
 
 
 READER = GrootReader()

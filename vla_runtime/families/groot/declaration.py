@@ -6,7 +6,25 @@ from vla_runtime.families.family import Family, prompt_inputs, state_input
 from vla_runtime.families.groot import n17_dimensions as n17
 from vla_runtime.families.groot.dimensions import GROOT_N15, LIMITS, GrootDims
 from vla_runtime.families.groot.time_table import GrootTimeTable
-from vla_runtime.families.groot.weight_shapes import n15_weight_shapes, n17_weight_shapes
+from vla_runtime.processing.prompt_layout import PromptLayout
+
+_CHAT = ('<|im_start|>', '<|im_end|>')
+# Eagle's chat template with a user's images and task, as its processor writes it.
+N15_PROMPT = PromptLayout(
+    '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n'
+    '<|im_start|>user\n{images}{task}<|im_end|>\n'
+    '<|im_start|>assistant\n',
+    image='<image {number}><img>{tokens}</img>',
+    bos=False,
+    special=(*_CHAT, '<img>', '</img>'),
+)
+# Qwen3-VL's chat template with a user's images and task.
+N17_PROMPT = PromptLayout(
+    '<|im_start|>user\n{images}{task}<|im_end|>\n',
+    image='<|vision_start|>{tokens}<|vision_end|>',
+    bos=False,
+    special=(*_CHAT, '<|vision_start|>', '<|vision_end|>'),
+)
 
 FAMILIES = (
     Family(
@@ -16,11 +34,10 @@ FAMILIES = (
         dims=GrootDims,
         presets={'groot_n15': GROOT_N15},
         limits=LIMITS,
-        templates=('chat',),
+        templates={'chat': N15_PROMPT},
         prefix_inputs=prompt_inputs,
         head_inputs=state_input,
         time_table=GrootTimeTable,
-        weight_shapes=n15_weight_shapes,
     ),
     Family(
         name='groot_n17',
@@ -29,10 +46,9 @@ FAMILIES = (
         dims=n17.GrootN17Dims,
         presets={'groot_n17': n17.GROOT_N17},
         limits=n17.LIMITS,
-        templates=('chat',),
+        templates={'chat': N17_PROMPT},
         prefix_inputs=prompt_inputs,
         head_inputs=state_input,
         time_table=GrootTimeTable,
-        weight_shapes=n17_weight_shapes,
     ),
 )

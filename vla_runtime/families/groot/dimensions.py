@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Protocol
 
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims, check_vision
+from vla_runtime.families.blocks.dimensions import LIMITS as STACK_LIMITS
+from vla_runtime.families.blocks.dimensions import (
+    DecoderDims,
+    ShuffledImages,
+    VisionDims,
+    check_language,
+    check_places,
+    check_positive,
+)
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,43 @@ class StackDims:
         return self.num_heads * self.head_dim
 
 
+class HeadDims:
+    """Sizes of GR00T's action head and of what it stands on."""
+
+    dit: StackDims
+    horizon: int
+    positions: int
+    rope_base: float
+    rms_epsilon: float
+
+    @property
+    def dit_width(self) -> int:
+        """W, numbers of a DiT token."""
+        return self.dit.heads_width
+
+    @property
+    def cross_blocks(self) -> tuple[int, ...]:
+        """DiT blocks that attend to the context; the others attend to their own tokens."""
+        return tuple(range(0, self.dit.depth, 2))
+
+    def check_head(self) -> None:
+        """Raise ValueError if the head's sizes do not fit each other."""
+        if self.dit.depth < 1:
+            raise ValueError('dit: depth 0 where at least one block is expected')
+        if self.dit_width % 2:
+            raise ValueError(
+                f'dit: width {self.dit_width} (num_heads * head_dim) is odd; the flow time enters '
+                'as as many sines as cosines'
+            )
+        if self.horizon > self.positions:
+            raise ValueError(
+                f'horizon {self.horizon} is more than the {self.positions} action positions'
+            )
+        check_positive(self, 'rope_base', 'rms_epsilon')
+
+
 @dataclass(frozen=True)
-class GrootDims:
+class GrootDims(ShuffledImages, HeadDims):
     """All that fixes the shapes of a GR00T N1.5 policy for one embodiment.
 
     Attributes:
@@ -72,136 +113,31 @@ class GrootDims:
     rms_epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_vision(self.vision)
-        side = self.vision.image_size // self.vision.patch_size
-        if side % self.pixel_shuffle:
-            raise ValueError(
-                f'pixel_shuffle {self.pixel_shuffle} does not divide the {side} patches of an '
-                "image's edge"
-            )
+        self.check_images()
         if self.connector_layers not in (1, 2):
             raise ValueError(f'connector_layers {self.connector_layers} where 1 or 2 is expected')
         check_language(self.language)
-        check_head(self)
+        self.check_head()
         check_places(self.image_places, self.cameras, self.prompt_length)
-
-    @property
-    def image_size(self) -> int:
-        """S, edge of the square images in pixels."""
-        return self.vision.image_size
-
-    @property
-    def image_tokens(self) -> int:
-        """N, tokens of one image."""
-        return self.vision.tokens // self.pixel_shuffle**2
 
     @property
     def prefix_length(self) -> int:
         """P: image tokens of all cameras, and text tokens."""
         return self.cameras * self.image_tokens + self.prompt_length
 
-    @property
-    def dit_width(self) -> int:
-        """W, numbers of a DiT token."""
-        return self.dit.heads_width
 
-    @property
-    def cross_blocks(self) -> tuple[int, ...]:
-        """DiT blocks that attend to the context; the others attend to their own tokens."""
-        return tuple(range(0, self.dit.depth, 2))
-
-
-class HeadDims(Protocol):
-    """Sizes of GR00T's action head and of what it stands on."""
-
-    @property
-    def dit(self) -> StackDims: ...
-
-    @property
-    def dit_width(self) -> int: ...
-
-    @property
-    def horizon(self) -> int: ...
-
-    @property
-    def positions(self) -> int: ...
-
-    @property
-    def rope_base(self) -> float: ...
-
-    @property
-    def rms_epsilon(self) -> float: ...
-
-
-def check_head(dims: HeadDims) -> None:
-    """Raise ValueError if the head's sizes do not fit each other."""
-    if dims.dit.depth < 1:
-        raise ValueError('dit: depth 0 where at least one block is expected')
-    if dims.dit_width % 2:
-        raise ValueError(
-            f'dit: width {dims.dit_width} (num_heads * head_dim) is odd; the flow time enters '
-            'as as many sines as cosines'
-        )
-    if dims.horizon > dims.positions:
-        raise ValueError(
-            f'horizon {dims.horizon} is more than the {dims.positions} action positions'
-        )
-    for name in ('rope_base', 'rms_epsilon'):
-        if getattr(dims, name) <= 0:
-            raise ValueError(f'{name} {getattr(dims, name)} where a number above 0 is expected')
-
-
-def check_places(places: tuple[int, ...], cameras: int, prompt_length: int) -> None:
-    """Raise ValueError if there is not one place for each image, in order, inside the prompt."""
-    if len(places) != cameras:
-        raise ValueError(
-            f'image_places has {len(places)} entries where one for each of the '
-            f'{cameras} cameras is expected'
-        )
-    if any(a > b for a, b in pairwise((0, *places, prompt_length))):
-        raise ValueError(
-            f'image_places {list(places)} must ascend from 0 to prompt_length {prompt_length}'
-        )
-
-
-def check_language(dims: DecoderDims) -> None:
-    """Raise ValueError if the language model's heads do not divide."""
-    if dims.num_heads % dims.num_kv_heads:
-        raise ValueError(
-            f'language: num_heads {dims.num_heads} is not a multiple of num_kv_heads '
-            f'{dims.num_kv_heads}'
-        )
-    if dims.head_dim % 2:
-        raise ValueError(
-            f'language: head_dim {dims.head_dim} is odd; the rotary embedding turns pairs of '
-            'numbers'
-        )
-
-
-_STACK_LIMITS = {'depth': 512, 'mlp_dim': 131072, 'num_heads': 1024, 'head_dim': 1024}
-LANGUAGE_LIMITS = {
-    'language.width': 16384,
-    'language.num_kv_heads': 1024,
-    **{f'language.{name}': limit for name, limit in _STACK_LIMITS.items()},
-}
 HEAD_LIMITS = {
     **{
-        f'{stack}.{name}': limit
+        f'{stack}.{name}': STACK_LIMITS[f'language.{name}']
         for stack in ('context', 'dit')
-        for name, limit in _STACK_LIMITS.items()
+        for name in ('depth', 'num_heads', 'head_dim', 'mlp_dim')
     },
     'head_width': 16384,
     'positions': 65536,
 }
 LIMITS = {
-    'vision.width': 16384,
-    'vision.depth': 512,
-    'vision.num_heads': 1024,
-    'vision.mlp_dim': 131072,
-    'vision.image_size': 4096,
-    'vision.patch_size': 1024,
+    **{name: limit for name, limit in STACK_LIMITS.items() if not name.startswith('expert.')},
     'pixel_shuffle': 64,
-    **LANGUAGE_LIMITS,
     **HEAD_LIMITS,
     'future_tokens': 4096,
 }

@@ -2,8 +2,7 @@
 
 N1.5 and N1.7 share it. Keys and values that the DiT's cross-attention blocks compute from the
 features are constant over the denoise steps, so `prefix` computes them. The features never see
-state or actions, so the split is exact. `joint_velocity` runs everything together to validate it;
-it is not called at run time.
+state or actions, so the split is exact.
 
 The training code masks no padding in the self-attention over the features, so a batch of prompts of
 different lengths differs there from each prompt alone. Padding is masked here: every prompt is as
@@ -105,7 +104,7 @@ class GrootHead(FlowNetwork):
         self.action_decoder = SlicedMlp(dims.head_width, dims.head_width, dims.action_dim)
 
     def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
-        """What each cross-attention block reads, from the outputs of `prefix`.
+        """Context that each cross-attention block reads, from the outputs of `prefix`.
 
         Keys and values are (R, heads, K, D), the mask (R, K) bool.
         """

@@ -12,7 +12,8 @@ import numpy as np
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, find_tokenizer
+from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, expect, find_tokenizer
+from vla_runtime.export.lerobot_folder import feature_length
 from vla_runtime.export.lerobot_processors import (
     POSTPROCESSOR_FILE,
     PREPROCESSOR_FILE,
@@ -39,13 +40,6 @@ _PROMPT_LENGTH = 128
 _HORIZON = 16
 # Euler steps of the published base model.
 _STEPS = 4
-# Eagle's chat template with a user's images and task, as its processor writes it.
-FRAME = (
-    '<|im_start|>system{newline}You are a helpful assistant.<|im_end|>{newline}'
-    '<|im_start|>user{newline}{images}{task}<|im_end|>{newline}'
-    '<|im_start|>assistant{newline}'
-)
-IMAGE = '<image {number}><img>{tokens}</img>'
 
 
 def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
@@ -70,14 +64,10 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
         (pack, 'normalize_min_max', True),
         (unpack, 'normalize_min_max', True),
     ):
-        found = step.get(key, (bool, int), expected)
-        if found != expected:
-            raise step.error(
-                key, f'{found!r} is not supported; this runtime runs policies with {expected!r}'
-            )
+        expect(step, key, expected)
     state, actions = (
-        _length(config, 'input_features', 'observation.state'),
-        _length(config, 'output_features', 'action'),
+        feature_length(config, 'input_features', 'observation.state'),
+        feature_length(config, 'output_features', 'action'),
     )
     tag = pack.get('embodiment_tag', str)
     return FolderFacts(
@@ -92,8 +82,6 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
         action_length=actions,
         deltas=(False,) * actions,
         template='chat',
-        prompt_frame=FRAME,
-        prompt_image=IMAGE,
         usual_prompt_length=_PROMPT_LENGTH,
         horizon=_HORIZON if pack.get('action_horizon', int, _HORIZON) == _HORIZON else None,
         denoise_steps=_STEPS,
@@ -102,14 +90,6 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
         tokenizer=find_tokenizer(folder),
         source={'checkpoint': 'LeRobot groot', 'embodiment': tag},
     )
-
-
-def _length(config: JsonMapping, group: str, key: str) -> int:
-    features = config.mapping(group)
-    shape = features.mapping(key).get('shape', list)
-    if len(shape) != 1 or type(shape[0]) is not int:
-        raise features.error(key, f'has shape {shape} where one number is expected')
-    return int(shape[0])
 
 
 def _cameras(config: JsonMapping) -> tuple[CameraSpec, ...]:

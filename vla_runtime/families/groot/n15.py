@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from vla_runtime.families.blocks.attention import images_of_rows, rotary
+from vla_runtime.families.blocks.interleaving import images_in_text
 from vla_runtime.families.groot.dimensions import GrootDims
 from vla_runtime.families.groot.head import GrootHead, Memory
-from vla_runtime.families.groot.interleaving import interleaved
 from vla_runtime.families.groot.qwen3 import Qwen3, causal_attention
 from vla_runtime.families.groot.vision import EagleVision
 
@@ -42,12 +42,8 @@ class GrootN15(GrootHead):
         Returns:
             embeddings (R, P, M) float32 and mask (R, P) bool
         """
-        places = self.dims.image_places
-        masks = image_mask[:, :, None].expand(-1, -1, image_tokens.shape[2])
-        return (
-            interleaved(self.language.embed(tokens), image_tokens, places),
-            interleaved(token_mask, masks, places),
-        )
+        text = self.language.embed(tokens)
+        return images_in_text(text, token_mask, image_tokens, image_mask, self.dims.image_places)
 
     def features(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         """Language model's features (R, P, M) after its final norm; causal attention.
@@ -84,20 +80,3 @@ class GrootN15(GrootHead):
             block: (past['cross_key'][index], past['cross_value'][index], past['prefix_mask'])
             for index, block in enumerate(self.dims.cross_blocks)
         }
-
-    def joint_velocity(
-        self, embeddings: Tensor, mask: Tensor, x: Tensor, conditioning: Tensor, state: Tensor
-    ) -> Tensor:
-        """Return the velocity from one forward over everything, without any cache.
-
-        Args:
-            embeddings, mask: as `embed_prefix` returns them, (B, P, M) and (B, P).
-            x, conditioning, state: as for `velocity`, batch B.
-        """
-        context = self.encode_context(self.features(embeddings, mask), mask)
-        memories = {
-            block: (*self.blocks[block].attention.keys_values(context), mask)
-            for block in self.dims.cross_blocks
-        }
-        tokens, modulations = self.embed_tokens(x, self.state_encoder(state)[:, None], conditioning)
-        return self.decode(tokens, modulations, memories)

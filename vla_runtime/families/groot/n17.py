@@ -17,8 +17,8 @@ from vla_runtime.families.blocks.attention import (
     rotary_frequencies,
     rotary_of_angles,
 )
+from vla_runtime.families.blocks.interleaving import images_in_text, interleaved, separated
 from vla_runtime.families.groot.head import GrootHead, Memory
-from vla_runtime.families.groot.interleaving import interleaved, separated
 from vla_runtime.families.groot.n17_dimensions import GrootN17Dims
 from vla_runtime.families.groot.qwen3 import Qwen3, causal_attention
 from vla_runtime.families.groot.qwen3_vl import QwenVision
@@ -53,16 +53,12 @@ class GrootN17(GrootHead):
         Returns:
             embeddings (R, P, (1 + D) * M) float32 and mask (R, P) bool
         """
-        places, text = self.dims.image_places, self.language.embed(tokens)
+        text = self.language.embed(tokens)
         nothing = image_tokens.shape[-1] - text.shape[-1]
         if nothing:
             zeros = torch.zeros(*text.shape[:2], nothing, device=text.device)
             text = torch.cat([text, zeros], dim=-1)
-        masks = image_mask[:, :, None].expand(-1, -1, image_tokens.shape[2])
-        return (
-            interleaved(text, image_tokens, places),
-            interleaved(token_mask, masks, places),
-        )
+        return images_in_text(text, token_mask, image_tokens, image_mask, self.dims.image_places)
 
     def starts(self, mask: Tensor) -> Tensor:
         """Position of every text token, and of the first token of the image that a token is of.
@@ -87,7 +83,7 @@ class GrootN17(GrootHead):
         return interleaved(text, first.expand(-1, -1, count), places)
 
     def offsets(self, device: torch.device) -> Tensor:
-        """What time, row and column of every token add to its start: an image's grid.
+        """Offsets of time, row and column of every token from its start: an image's grid.
 
         (P, 3) int64
         """
@@ -172,21 +168,3 @@ class GrootN17(GrootHead):
             for part, blocks in self.readers.items()
             for index, block in enumerate(blocks)
         }
-
-    def joint_velocity(
-        self, embeddings: Tensor, mask: Tensor, x: Tensor, conditioning: Tensor, state: Tensor
-    ) -> Tensor:
-        """Return the velocity from one forward over everything, without any cache.
-
-        Args:
-            embeddings, mask: as `embed_prefix` returns them, (B, P, (1 + D) * M) and (B, P).
-            x, conditioning, state: as for `velocity`, batch B.
-        """
-        context = self.context_of(embeddings, mask)
-        memories = {
-            block: (*self.blocks[block].attention.keys_values(context[part][0]), context[part][1])
-            for part, blocks in self.readers.items()
-            for block in blocks
-        }
-        tokens, modulations = self.embed_tokens(x, self.state_encoder(state)[:, None], conditioning)
-        return self.decode(tokens, modulations, memories)

@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_runtime.export.block_sizes import Shapes, checked_dims, decoder_dims
-from vla_runtime.export.checkpoint import CheckpointError, StoredTensor
-from vla_runtime.export.checkpoint_reader import MakeDims
+from vla_runtime.export.checkpoint import CheckpointError
+from vla_runtime.export.checkpoint_reader import MakeDims, Source
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
+from vla_runtime.export.image_places import count_image_places
 from vla_runtime.export.missing_facts import MissingFacts
-from vla_runtime.export.options import ExportOptions
-from vla_runtime.export.text_frames import chat_places
+from vla_runtime.families.groot.declaration import N17_PROMPT
 from vla_runtime.families.groot.n17_dimensions import (
     FRAMES,
     GROOT_N17,
     GrootN17Dims,
     QwenVisionDims,
 )
-from vla_runtime.families.groot.n17_folder import FRAME, IMAGE
 from vla_runtime.families.groot.n17_images import network_image
 from vla_runtime.families.groot.stack_sizes import settle_stack_heads, stack_dims
 from vla_runtime.files.json_file import JsonMapping, read_json
@@ -42,7 +41,7 @@ _LEAST_PIXELS = 65536
 
 @dataclass(frozen=True)
 class _Backbone:
-    """What the backbone was built with and no tensor shows."""
+    """Settings of the backbone that no tensor shows."""
 
     vision_heads: int
     deepstack: tuple[int, ...]
@@ -52,19 +51,14 @@ class _Backbone:
     least_pixels: int
 
 
-def n17_sizes(
-    folder: Path,
-    tensors: Mapping[str, StoredTensor],
-    facts: FolderFacts,
-    options: ExportOptions,
-    gaps: MissingFacts,
-) -> MakeDims | None:
+def n17_sizes(source: Source) -> MakeDims | None:
     """As `CheckpointReader.sizes`."""
+    folder, tensors, facts, options, missing = source
     shape = Shapes(tensors, _POLICIES)
     tokenizer = options.tokenizer or facts.tokenizer
-    backbone = _backbone(shape, tokenizer, gaps)
+    backbone = _backbone(shape, tokenizer, missing)
     parts = ('context', 'dit') if 'context.0.attention.q.weight' in shape else ('dit',)
-    heads = settle_stack_heads(shape, parts, options, gaps)
+    heads = settle_stack_heads(shape, parts, options, missing)
     if tokenizer is None or not tokenizer.is_file() or backbone is None or heads is None:
         return None
     if not facts.image_sizes:
@@ -77,7 +71,7 @@ def n17_sizes(
             heads,
             facts,
             text_every,
-            chat_places(tokenizer, FRAME, IMAGE, cameras),
+            count_image_places(tokenizer, N17_PROMPT, cameras),
             prompt_length,
             horizon,
         )
@@ -99,7 +93,7 @@ def _text_every(folder: Path) -> int:
     return int(config.get('attend_text_every_n_blocks', int, GROOT_N17.text_every))
 
 
-def _backbone(shape: Shapes, tokenizer: Path | None, gaps: MissingFacts) -> _Backbone | None:
+def _backbone(shape: Shapes, tokenizer: Path | None, missing: MissingFacts) -> _Backbone | None:
     """The backbone's settings from its config.json, else the published ones; None once asked."""
     beside = None if tokenizer is None else tokenizer.parent / CONFIG_FILE
     if beside is not None and beside.is_file():
@@ -107,7 +101,7 @@ def _backbone(shape: Shapes, tokenizer: Path | None, gaps: MissingFacts) -> _Bac
         if 'vision_config' in config and 'text_config' in config:
             return _stated_backbone(config)
     published = GROOT_N17.vision
-    width, depth = shape('vision.patch_embedding.weight', 5)[0], shape.depth('vision')
+    width, depth = shape('vision.patch_embedding.weight', 5)[0], shape.depth('vision.blocks')
     (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
     if (width, depth, head_dim) == (published.width, published.depth, GROOT_N17.language.head_dim):
         return _Backbone(
@@ -118,7 +112,7 @@ def _backbone(shape: Shapes, tokenizer: Path | None, gaps: MissingFacts) -> _Bac
             GROOT_N17.rms_epsilon,
             _LEAST_PIXELS,
         )
-    gaps.ask('--tokenizer', f'{_WANTED}: the backbone is not the published one')
+    missing.ask('--tokenizer', f'{_WANTED}: the backbone is not the published one')
     return None
 
 
@@ -232,7 +226,7 @@ def _vision(shape: Shapes, backbone: _Backbone) -> QwenVisionDims:
         )
     return QwenVisionDims(
         width=width,
-        depth=shape.depth('vision'),
+        depth=shape.depth('vision.blocks'),
         num_heads=backbone.vision_heads,
         mlp_dim=shape('vision.blocks.0.mlp.fc1.weight', 2)[0],
         patch_size=patch,

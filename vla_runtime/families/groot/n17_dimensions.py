@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.groot.dimensions import (
-    HEAD_LIMITS,
-    LANGUAGE_LIMITS,
-    StackDims,
-    check_head,
-    check_language,
-    check_places,
-)
+from vla_runtime.families.blocks.dimensions import LIMITS as STACK_LIMITS
+from vla_runtime.families.blocks.dimensions import DecoderDims, check_language, check_places
+from vla_runtime.families.groot.dimensions import HEAD_LIMITS, HeadDims, StackDims
 
 # Frames that a patch embedding takes: a single image stands for both.
 FRAMES = 2
@@ -58,7 +52,7 @@ class QwenVisionDims:
 
 
 @dataclass(frozen=True)
-class GrootN17Dims:
+class GrootN17Dims(HeadDims):
     """All that fixes the shapes of a GR00T N1.7 policy for one embodiment.
 
     Attributes:
@@ -116,7 +110,7 @@ class GrootN17Dims:
                 f'rope_sections {list(self.rope_sections)} do not add up to half of the '
                 f"language's head_dim {self.language.head_dim}"
             )
-        check_head(self)
+        self.check_head()
         if self.text_every < 1:
             raise ValueError('text_every 0 where at least 1 is expected')
         if not 1 <= self.real_horizon <= self.horizon:
@@ -154,19 +148,9 @@ class GrootN17Dims:
         return self.cameras * self.image_tokens + self.prompt_length
 
     @property
-    def dit_width(self) -> int:
-        """W, numbers of a DiT token."""
-        return self.dit.heads_width
-
-    @property
     def future_tokens(self) -> int:
         """Learned tokens between state and actions: N1.7 has none."""
         return 0
-
-    @property
-    def cross_blocks(self) -> tuple[int, ...]:
-        """DiT blocks that attend to the context; the others attend to their own tokens."""
-        return tuple(range(0, self.dit.depth, 2))
 
     @property
     def text_blocks(self) -> tuple[int, ...]:
@@ -181,19 +165,13 @@ class GrootN17Dims:
 
 LIMITS = {
     **{
-        f'vision.{name}': limit
-        for name, limit in (
-            ('width', 16384),
-            ('depth', 512),
-            ('num_heads', 1024),
-            ('mlp_dim', 131072),
-            ('patch_size', 1024),
-            ('merge', 64),
-            ('positions', 4096),
-        )
+        name: limit
+        for name, limit in STACK_LIMITS.items()
+        if name != 'vision.image_size' and not name.startswith('expert.')
     },
+    'vision.merge': 64,
+    'vision.positions': 4096,
     'image': 4096,
-    **LANGUAGE_LIMITS,
     **HEAD_LIMITS,
     'text_every': 512,
     'real_horizon': 1024,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec, NormalisationSpec
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, Question, find_tokenizer
-from vla_runtime.export.lerobot_folder import is_lerobot_folder
+from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, Question, expect, find_tokenizer
+from vla_runtime.export.lerobot_folder import feature_image, feature_length, is_lerobot_folder
 from vla_runtime.export.lerobot_processors import (
     POSTPROCESSOR_FILE,
     PREPROCESSOR_FILE,
@@ -45,9 +45,6 @@ _CAMERA = 'observation.images.'
 _PROMPT_LENGTH = 128
 # Euler steps and actions of the published base model.
 _STEPS, _HORIZON = 4, 40
-# Qwen3-VL's chat template with a user's images and task.
-FRAME = '<|im_start|>user{newline}{images}{task}<|im_end|>{newline}'
-IMAGE = '<|vision_start|>{tokens}<|vision_end|>'
 _IMAGE_SIZE = Question(
     '--image-size',
     "height and width of the cameras' images in pixels, such as 480x640: this policy keeps their "
@@ -57,7 +54,7 @@ _IMAGE_SIZE = Question(
 
 @dataclass(frozen=True)
 class _Settings:
-    """What both kinds of folder say.
+    """Facts that both kinds of folder state.
 
     Attributes:
         kind: who wrote the folder.
@@ -118,8 +115,6 @@ def read_n17_folder(folder: Path, options: ExportOptions) -> FolderFacts:
         action_length=columns.actions,
         deltas=columns.deltas,
         template='chat',
-        prompt_frame=FRAME,
-        prompt_image=IMAGE,
         usual_prompt_length=_PROMPT_LENGTH,
         horizon=found.horizon,
         real_horizon=columns.horizon,
@@ -174,8 +169,8 @@ def _lerobot(folder: Path) -> _Settings:
         columns = flat_columns(
             path,
             statistics,
-            state=_length(config, 'input_features', 'observation.state'),
-            actions=_length(config, 'output_features', 'action'),
+            state=feature_length(config, 'input_features', 'observation.state'),
+            actions=feature_length(config, 'output_features', 'action'),
             horizon=pack.get('valid_action_horizon', int, _HORIZON),
         )
     for step, key, expected in (
@@ -183,11 +178,7 @@ def _lerobot(folder: Path) -> _Settings:
         (pack, 'state_horizon', 1),
         (pack, 'normalize_min_max', True),
     ):
-        stated = step.get(key, (bool, int), expected)
-        if stated != expected:
-            raise step.error(
-                key, f'{stated!r} is not supported; this runtime runs policies with {expected!r}'
-            )
+        expect(step, key, expected)
     return _Settings(
         kind='LeRobot',
         tag=pack.get('embodiment_tag', str),
@@ -196,7 +187,7 @@ def _lerobot(folder: Path) -> _Settings:
         modality=modality,
         columns=columns,
         horizon=pack.get('action_horizon', int, _HORIZON),
-        raw_images=tuple(_image(inputs, key) for key in cameras),
+        raw_images=tuple(feature_image(config, key) for key in cameras),
         cameras=tuple(key.removeprefix(_CAMERA) for key in cameras),
     )
 
@@ -250,12 +241,7 @@ def _check(found: _Settings) -> None:
         ('use_tactile', False),
     ):
         for where in (found.general, found.images):
-            stated = where.get(key, bool, expected)
-            if stated != expected:
-                raise where.error(
-                    key,
-                    f'{stated!r} is not supported; this runtime runs policies with {expected!r}',
-                )
+            expect(where, key, expected)
     state = found.modality.mapping('state', optional=True)
     if len(state.get('delta_indices', list, [0])) != 1:
         raise state.error('delta_indices', 'a history of states is not supported')
@@ -291,20 +277,3 @@ def _cameras(found: _Settings) -> tuple[CameraSpec, ...]:
         for step in steps
         for name in names
     )
-
-
-def _image(features: JsonMapping, key: str) -> tuple[int, int]:
-    """Height and width of a camera's images."""
-    feature = features.mapping(key)
-    shape = feature.get('shape', list)
-    if len(shape) != 3 or any(type(edge) is not int for edge in shape):
-        raise feature.error('shape', f'{shape} where channels, height and width are expected')
-    return int(shape[1]), int(shape[2])
-
-
-def _length(config: JsonMapping, group: str, key: str) -> int:
-    feature = config.mapping(group).mapping(key)
-    shape = feature.get('shape', list)
-    if len(shape) != 1 or type(shape[0]) is not int:
-        raise feature.error('shape', f'{shape} where one number is expected')
-    return int(shape[0])

@@ -6,14 +6,14 @@ import math
 
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.export.checkpoint import CheckpointError
-from vla_runtime.export.cut_images import cut_image_size
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.files.json_file import JsonMapping
+from vla_runtime.processing.cropped_images import shortest_edge_size
 
 
 def image_spec(settings: JsonMapping) -> ImageSpec:
-    """How images are resized and cut.
+    """Return the resizing and cutting of images.
 
     Args:
         settings: `image_target_size`, `image_crop_size`, `shortest_image_edge`, `crop_fraction`
@@ -62,7 +62,7 @@ def cut_image(
     if images.resample != 'area':
         return target
     # The aspect is kept, so the size follows from the cameras'.
-    sizes = {cut_image_size(size, images.crop) for size in cameras}
+    sizes = {shortest_edge_size(size, images.crop.edge) for size in cameras}
     if len(sizes) > 1:
         raise ExportError(
             f'{settings.path}: use_albumentations keeps the aspect of images, and the folder has '

@@ -19,7 +19,7 @@ _TENSORS = {
 
 
 def settle_stack_heads(
-    shape: Shapes, parts: Sequence[str], options: ExportOptions, gaps: MissingFacts
+    shape: Shapes, parts: Sequence[str], options: ExportOptions, missing: MissingFacts
 ) -> Mapping[str, int] | None:
     """Heads of each part by the widths of published ones, else from the options.
 
@@ -27,17 +27,17 @@ def settle_stack_heads(
         shape: of the checkpoint's tensors.
         parts: `vision`, `context`, `dit`.
         options: what the folder lacks.
-        gaps: where missing and contradictory facts are noted.
+        missing: where missing and contradictory facts are noted.
 
     Returns:
-        heads by part; None once a gap is noted
+        heads by part; None once one is noted missing
     """
     found: dict[str, int] = {}
     for part in parts:
         width = shape(*_TENSORS[part])[0]
         option = '--vision-heads' if part == 'vision' else f'--heads {part}=N'
         given = options.vision_heads if part == 'vision' else options.heads.get(part)
-        heads = gaps.pick(
+        heads = missing.pick(
             option,
             given,
             _HEADS[part].get(width),
@@ -46,7 +46,7 @@ def settle_stack_heads(
         if heads is None:
             continue
         if width % heads:
-            gaps.conflict(f'{option} says {heads}, which does not divide its width of {width}')
+            missing.conflict(f'{option} says {heads}, which does not divide its width of {width}')
             continue
         found[part] = heads
     return found if len(found) == len(parts) else None
@@ -54,11 +54,8 @@ def settle_stack_heads(
 
 def stack_dims(shape: Shapes, stack: str, heads: int) -> StackDims:
     """Sizes of the stack `context` or `dit`."""
-    depth = 0
-    while f'{stack}.{depth}.attention.q.weight' in shape:
-        depth += 1
     return StackDims(
-        depth=depth,
+        depth=shape.depth(stack),
         num_heads=heads,
         head_dim=shape(f'{stack}.0.attention.q.weight', 2)[0] // heads,
         mlp_dim=shape(f'{stack}.0.mlp.fc1.weight', 2)[0],

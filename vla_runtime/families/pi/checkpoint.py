@@ -9,18 +9,16 @@ from typing import ClassVar
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import check_shown, settle_heads
-from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
+from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
-from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import ExportOptions
 from vla_runtime.families.pi.openpi_folder import read_openpi_folder
 from vla_runtime.families.pi.tensor_dims import dims_of, family_of, known_heads, pi_shapes
 from vla_runtime.families.pi.tensor_names import NAMES
-from vla_runtime.types import PromptTemplate
 
 
-def _policy(family: str, template: PromptTemplate, *, has_state_token: bool) -> LeRobotPolicy:
+def _policy(family: str, template: str, *, has_state_token: bool) -> LeRobotPolicy:
     return LeRobotPolicy(
         type=family,
         template=template,
@@ -70,14 +68,8 @@ class PiReader(CheckpointReader):
             folder, family, asset_id=options.asset_id, statistics_file=options.statistics
         )
 
-    def sizes(
-        self,
-        folder: Path,
-        tensors: Mapping[str, StoredTensor],
-        facts: FolderFacts,
-        options: ExportOptions,
-        missing: MissingFacts,
-    ) -> MakeDims | None:
+    def sizes(self, source: Source) -> MakeDims | None:
+        _, tensors, facts, options, missing = source
         shape = pi_shapes(tensors)
         check_shown(shape, facts, missing)
         heads = settle_heads(shape, known_heads(shape, facts.variant), options, missing)

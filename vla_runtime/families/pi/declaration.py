@@ -7,7 +7,9 @@ from vla_runtime.families.blocks.flow_time import ActionTimeTable
 from vla_runtime.families.family import Family, no_inputs, prompt_inputs, state_input
 from vla_runtime.families.pi.dimensions import PI0, PI05, PiDims
 from vla_runtime.families.pi.time_table import Pi05TimeTable
-from vla_runtime.families.pi.weight_shapes import pi0_shapes, pi05_shapes
+from vla_runtime.processing.prompt_layout import PromptLayout
+
+_LINE = PromptLayout('{task}\n')
 
 FAMILIES = (
     Family(
@@ -17,12 +19,18 @@ FAMILIES = (
         dims=PiDims,
         presets={'pi05': PI05},
         limits=LIMITS,
-        # A checkpoint trained without state in the prompt uses pi0's layout (openpi) or pi05's.
-        templates=('pi05_state', 'pi05', 'pi0'),
+        templates={
+            # openpi and LeRobot. The state is not in the prompts of every checkpoint: LeRobot then
+            # writes `pi05`, openpi (`discrete_state_input=False`, as in pi05_libero) `pi0`.
+            'pi05_state': PromptLayout(
+                'Task: {task}, State: {state};\n{tag}Action: ', lerobot_task='cleaned'
+            ),
+            'pi05': PromptLayout('Task: {task};\n{tag}Action: ', lerobot_task='cleaned'),
+            'pi0': _LINE,
+        },
         prefix_inputs=prompt_inputs,
         head_inputs=no_inputs,
         time_table=Pi05TimeTable,
-        weight_shapes=pi05_shapes,
     ),
     Family(
         name='pi0',
@@ -31,10 +39,9 @@ FAMILIES = (
         dims=PiDims,
         presets={'pi0': PI0},
         limits=LIMITS,
-        templates=('pi0',),
+        templates={'pi0': _LINE},
         prefix_inputs=prompt_inputs,
         head_inputs=state_input,
         time_table=ActionTimeTable,
-        weight_shapes=pi0_shapes,
     ),
 )

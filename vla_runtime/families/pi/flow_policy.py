@@ -1,8 +1,7 @@
 """Network of pi0 and pi0.5: a vision-language prefix and an action expert in one attention.
 
 The prefix never sees the suffix, so its keys and values are computed once per observation and the
-expert runs once per denoise step on top of them (arXiv 2410.24164, 2504.16054). `joint_velocity`
-runs all tokens together to validate the split; it is not called at run time.
+expert runs once per denoise step on top of them (arXiv 2410.24164, 2504.16054).
 """
 
 from __future__ import annotations
@@ -149,43 +148,3 @@ class PiNetwork(FlowNetwork):
             h = block.combine(h, attend(q, k, v, seen), gate, modulations[2 * layer + 1])
         h, _ = self.expert.norm(h, modulations[-1])
         return self.action_out(h[:, -self.dims.horizon :])
-
-    def joint_velocity(
-        self,
-        embeddings: Tensor,
-        mask: Tensor,
-        x: Tensor,
-        conditioning: Tensor,
-        state: Tensor | None = None,
-    ) -> Tensor:
-        """Return the velocity from one forward over prefix and suffix together, without any cache.
-
-        Args:
-            embeddings, mask: as `embed_prefix` returns them, (B, P, W) and (B, P).
-            x, conditioning, state: as for `velocity`, batch B.
-        """
-        prefix, suffix = embeddings, self.embed_suffix(x, conditioning, state)
-        split, tokens = prefix.shape[1], suffix.shape[1]
-        valid = torch.cat([mask, mask.new_ones(mask.shape[0], tokens)], dim=1)
-        rotation = rotary(valid.long().cumsum(dim=1) - 1, self.dims.language.head_dim)
-        cosine, sine = rotation
-        prefix_rotation = cosine[:, :, :split], sine[:, :, :split]
-        suffix_rotation = cosine[:, :, split:], sine[:, :, split:]
-        seen = valid[:, None].repeat(1, split + tokens, 1)
-        seen[:, :split, split:] = False
-        seen[:, split:, split:] = self.suffix_mask(mask.device)
-        modulations = self.modulations(conditioning)
-        layers = zip(self.language.layers, self.expert.layers, strict=True)
-        for layer, (language, expert) in enumerate(layers):
-            pq, pk, pv, prefix_gate = language.project(prefix, prefix_rotation)
-            sq, sk, sv, gate = expert.project(suffix, suffix_rotation, modulations[2 * layer])
-            attended = attend(
-                torch.cat([pq, sq], dim=2),
-                torch.cat([pk, sk], dim=2),
-                torch.cat([pv, sv], dim=2),
-                seen,
-            )
-            prefix = language.combine(prefix, attended[:, :split], prefix_gate)
-            suffix = expert.combine(suffix, attended[:, split:], gate, modulations[2 * layer + 1])
-        suffix, _ = self.expert.norm(suffix, modulations[-1])
-        return self.action_out(suffix[:, -self.dims.horizon :])

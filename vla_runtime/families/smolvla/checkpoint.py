@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
@@ -21,14 +20,12 @@ from vla_runtime.export.block_sizes import (
     decoder_dims,
     image_size_of,
     settle_heads,
+    square_edge,
     vision_dims,
 )
-from vla_runtime.export.checkpoint import CheckpointError
-from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims
-from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
+from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
+from vla_runtime.export.folder import CONFIG_FILE
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
-from vla_runtime.export.missing_facts import MissingFacts
-from vla_runtime.export.options import ExportOptions
 from vla_runtime.export.tensor_names import DECODER, SIGLIP, TensorNames, row, rows_under
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.files.json_file import read_json
@@ -97,14 +94,8 @@ class SmolVlaReader(CheckpointReader):
     def family(self, tensors: Mapping[str, StoredTensor]) -> str:
         return 'smolvla'
 
-    def sizes(
-        self,
-        folder: Path,
-        tensors: Mapping[str, StoredTensor],
-        facts: FolderFacts,
-        options: ExportOptions,
-        missing: MissingFacts,
-    ) -> MakeDims | None:
+    def sizes(self, source: Source) -> MakeDims | None:
+        folder, tensors, facts, options, missing = source
         shape = Shapes(tensors, 'SmolVLA')
         check_shown(shape, facts, missing)
         known = KnownHeads(
@@ -118,10 +109,13 @@ class SmolVlaReader(CheckpointReader):
         every = max(0, read_json(folder / CONFIG_FILE).get('self_attn_every_n_layers', int, 2))
         if heads is None:
             return None
+        vision = vision_dims(shape, heads.vision, image_size_of(shape))
         return lambda cameras, prompt_length, horizon: checked_dims(
             lambda: SmolVlaDims(
-                vision=vision_dims(shape, heads.vision, image_size_of(shape)),
-                pixel_shuffle=_pixel_shuffle(shape),
+                vision=vision,
+                pixel_shuffle=square_edge(
+                    shape('vision.projector.weight', 2)[1], vision.width, 'projector'
+                ),
                 language=decoder_dims(shape, 'language', heads.kv),
                 expert=decoder_dims(shape, 'expert', heads.kv),
                 self_attention_every=every,
@@ -133,22 +127,6 @@ class SmolVlaReader(CheckpointReader):
                 state_dim=shape('state_projection.weight', 2)[1],
             )
         )
-
-
-def _pixel_shuffle(shape: Shapes) -> int:
-    """Return the edge of the square of patches that the projector takes at once.
-
-    Raises:
-        CheckpointError: the projector's input is not a square of patches.
-    """
-    width = shape('vision.patch_embedding.weight', 4)[0]
-    _, wide = shape('vision.projector.weight', 2)
-    edge = round((wide / width) ** 0.5)
-    if width * edge**2 != wide:
-        raise CheckpointError(
-            f'the projector takes {wide} numbers, which is no square of patches of {width} each'
-        )
-    return edge
 
 
 READER = SmolVlaReader()

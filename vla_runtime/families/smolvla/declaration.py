@@ -5,7 +5,7 @@ from __future__ import annotations
 from vla_runtime.families.blocks.flow_time import ActionTimeTable
 from vla_runtime.families.family import Family, RowInput, no_inputs, prompt_inputs, state_input
 from vla_runtime.families.smolvla.dimensions import LIMITS, SMOLVLA, SmolVlaDims
-from vla_runtime.families.smolvla.weight_shapes import weight_shapes
+from vla_runtime.processing.prompt_layout import PromptLayout
 
 
 def _prefix_inputs(dims: SmolVlaDims) -> dict[str, RowInput]:
@@ -20,10 +20,9 @@ FAMILIES = (
         dims=SmolVlaDims,
         presets={'smolvla': SMOLVLA},
         limits=LIMITS,
-        templates=('task_line',),
+        templates={'task_line': PromptLayout('{task}\n', bos=False)},
         prefix_inputs=_prefix_inputs,
         head_inputs=no_inputs,
         time_table=ActionTimeTable,
-        weight_shapes=weight_shapes,
     ),
 )

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from vla_runtime.families.blocks.dimensions import (
     LIMITS,
     DecoderDims,
+    ShuffledImages,
     VisionDims,
+    check_positive,
     check_stacks,
-    check_vision,
 )
 
 LIMITS = {**LIMITS, 'pixel_shuffle': 64, 'self_attention_every': 512}
 
 
 @dataclass(frozen=True)
-class SmolVlaDims:
+class SmolVlaDims(ShuffledImages):
     """All that fixes the shapes of a SmolVLA policy.
 
     The expert shares depth, heads and head_dim with the language model, because it attends to that
@@ -44,26 +45,9 @@ class SmolVlaDims:
     rms_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        check_vision(self.vision)
+        self.check_images()
         check_stacks(self.language, self.expert)
-        if self.rms_epsilon <= 0:
-            raise ValueError(f'rms_epsilon {self.rms_epsilon} where a number above 0 is expected')
-        side = self.vision.image_size // self.vision.patch_size
-        if side % self.pixel_shuffle:
-            raise ValueError(
-                f'pixel_shuffle {self.pixel_shuffle} does not divide the {side} patches of an '
-                "image's edge"
-            )
-
-    @property
-    def image_size(self) -> int:
-        """S, edge of the square images in pixels."""
-        return self.vision.image_size
-
-    @property
-    def image_tokens(self) -> int:
-        """N, tokens of one image."""
-        return self.vision.tokens // self.pixel_shuffle**2
+        check_positive(self, 'rms_epsilon')
 
     @property
     def prefix_length(self) -> int:

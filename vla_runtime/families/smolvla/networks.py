@@ -3,8 +3,7 @@
 Every layer of the language model attends to itself. A self layer of the expert attends to the
 prefix's keys and values and its own. A cross layer attends to keys and values that it computes from
 the prefix's: they are constant over the denoise steps, so `prefix` computes them. The prefix never
-sees the actions, so the split is exact. `joint_velocity` runs all tokens together to validate the
-split; it is not called at run time.
+sees the actions, so the split is exact.
 """
 
 from __future__ import annotations
@@ -160,38 +159,6 @@ class SmolVla(FlowNetwork):
         start = mask.long().sum(dim=1, keepdim=True)
         head_dim = self.dims.expert.head_dim
         return rotary(start + steps, head_dim), rotary(steps[None], head_dim)
-
-    def joint_velocity(
-        self, embeddings: Tensor, mask: Tensor, x: Tensor, conditioning: Tensor
-    ) -> Tensor:
-        """Return the velocity from one forward over prefix and actions together, without any cache.
-
-        Args:
-            embeddings, mask: as `embed_prefix` returns them, (B, P, W) and (B, P).
-            x, conditioning: as for `velocity`, batch B.
-        """
-        prefix, h = embeddings, self.embed_actions(x, conditioning)
-        rotation = rotary(mask.long().cumsum(dim=1) - 1, self.dims.language.head_dim)
-        own, cross = self.rotations(mask)
-        split, steps = mask.shape[1], h.shape[1]
-        sight = torch.zeros(*mask.shape, split + steps, dtype=torch.bool, device=mask.device)
-        sight[..., :split] = _prefix_sight(mask)
-        sight = torch.cat([sight, _action_sight(mask, steps)], dim=1)
-        pairs = zip(self.language.layers, self.expert.layers, strict=True)
-        for layer, (language, expert) in enumerate(pairs):
-            q, k, v = language.project(prefix, rotation)
-            if layer in self.dims.self_layers:
-                aq, ak, av = expert.project(h, own)
-                q, k, v = (torch.cat(both, dim=2) for both in ((q, aq), (k, ak), (v, av)))
-                attended = attend(q, k, v, sight)
-                of_prefix, of_actions = attended[:, :split], attended[:, split:]
-            else:
-                of_prefix = attend(q, k, v, sight[:, :split, :split])
-                memory = _memory(expert, k, v)
-                of_actions = attend(expert.project_queries(h, cross), *memory, mask[:, None])
-            prefix = language.combine(prefix, of_prefix)
-            h = expert.combine(h, of_actions)
-        return self.action_out(self.expert.norm(h))
 
 
 def _prefix_sight(mask: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'realtime_priority',
         0,
-        'SCHED_FIFO priority of the control thread; 0: none',
+        'SCHED_FIFO priority of the control thread, one less for the rest of its process; 0: none',
         minimum=0,
         maximum=99,
         read_only=True,

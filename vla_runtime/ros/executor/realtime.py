@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from contextlib import suppress
 
 # The longest that another thread of this process keeps the tick from the interpreter lock; Python's
 # own default is 5 ms.
@@ -47,6 +48,9 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 def prefer_this_thread(priority: int, cpus: tuple[int, ...]) -> list[str]:
     """Give the calling thread a real-time priority and CPUs of its own.
 
+    The other threads of the process get the priority below it: one that holds the interpreter lock,
+    or a lock of the middleware, keeps the tick waiting when another process takes its CPU.
+
     Args:
         priority: 1 to 99 for `SCHED_FIFO`, 0 to leave it.
         cpus: CPUs to run on, none to leave it.
@@ -57,6 +61,7 @@ def prefer_this_thread(priority: int, cpus: tuple[int, ...]) -> list[str]:
     problems = []
     if priority:
         try:
+            _prefer_process(max(priority - 1, 1))
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
         except OSError as error:
             problems.append(
@@ -74,6 +79,14 @@ def prefer_this_thread(priority: int, cpus: tuple[int, ...]) -> list[str]:
                 'CPU; set cpu_affinity to an empty text'
             )
     return problems
+
+
+def _prefer_process(priority: int) -> None:
+    """Give all threads of this process a real-time priority; those that they start inherit it."""
+    for thread in os.listdir('/proc/self/task'):
+        # One that has just ended.
+        with suppress(ProcessLookupError):
+            os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(priority))
 
 
 class QuietGarbage:

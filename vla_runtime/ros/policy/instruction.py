@@ -18,8 +18,10 @@ from vla_runtime.files.quotes import quoted
 from vla_runtime.policy import Policy
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.parameters import INSTRUCTION
+from vla_runtime.ros.restart import note, state_before
 
 _LOGGED = 300
+_HEARD = 'instruction_heard'
 _LATCHED = QoSProfile(
     depth=1,
     reliability=ReliabilityPolicy.RELIABLE,
@@ -43,8 +45,13 @@ class Instruction:
         self._reader: Policy | None = None
         self._said_unused = False
         self._current = node.create_publisher(String, '~/current_instruction', _LATCHED)
-        # For as long as the node lives: made anew it would get a latched message again, which may
-        # be older than what the parameter was set to since.
+        # Where this process started again, a latched message is delivered once more, and may be
+        # older than what the parameter was set to since.
+        before = state_before()
+        self._delivered = None if before is None else before.notes.get(_HEARD)
+        if self._delivered is not None:
+            note(_HEARD, self._delivered)
+        # For as long as the node lives: made anew it would get latched messages again.
         node.create_subscription(
             String,
             '~/instruction',
@@ -74,6 +81,14 @@ class Instruction:
         )
 
     def _on_message(self, message: String) -> None:
+        delivered, self._delivered = self._delivered, None
+        if message.data == delivered != self.text:
+            self._node.get_logger().warning(
+                f'instruction: {quoted(message.data, _LOGGED)} is not taken: it came before this '
+                'process started again, and the parameter was set since; publish it anew to set it'
+            )
+            return
+        note(_HEARD, message.data)
         result = self._node.set_parameters([Parameter(INSTRUCTION, value=message.data)])[0]
         if not result.successful:
             raise ValueError(result.reason)

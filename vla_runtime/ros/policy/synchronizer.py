@@ -312,5 +312,5 @@ class _State:
 
 
 def _kept_ns(camera: str, earlier: Mapping[str, EarlierFrame]) -> int:
-    """How much older than usable frames a camera's frames are kept."""
+    """Time that a camera's frames are kept beyond the age of usable ones."""
     return max((item.age_ns for item in earlier.values() if item.camera == camera), default=0)

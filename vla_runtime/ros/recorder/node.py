@@ -5,6 +5,7 @@ that `TopicRecorder` names. Topics out: `/diagnostics`.
 
 Invariants:
 - recording begins when the node starts and ends, with closed files, when it is shut down;
+- a process that the middleware cut off closes its files and goes on beside them, in FOLDER_2;
 - a disk that fills up ends the recording and not the node: its status says so.
 """
 
@@ -20,6 +21,7 @@ if __name__ == '__main__':
 
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
@@ -33,6 +35,7 @@ from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.recorder.parameters import RECORDER_PARAMETERS
 from vla_runtime.ros.recorder.topic_recorder import TopicRecorder
+from vla_runtime.ros.restart import state_before
 from vla_runtime.ros.robot.file import find_robot, load_robot
 from vla_runtime.ros.status_board import StatusBoard
 
@@ -54,7 +57,7 @@ class RecorderNode(Node):
         self._status = StatusBoard(self, self._gather, MutuallyExclusiveCallbackGroup())
         self._status.hardware = robot.name
         limits = RecordingLimits(given['keep_minutes'] * 60.0, given['max_mb'] * _MIB)
-        self._recording = Recording(_folder(given['folder']), limits, self._on_failure)
+        self._recording = Recording(_free(_folder(given['folder'])), limits, self._on_failure)
         self._topics = TopicRecorder(
             self,
             robot,
@@ -75,6 +78,7 @@ class RecorderNode(Node):
             'folder': str(recording.folder),
             'megabytes': recording.size / _MIB,
             'messages': recording.messages,
+            'policy_found': self._topics.found,
             'chunks': self._topics.chunks,
             'frames_used': frames.given,
             'frames_missing': frames.missing,
@@ -106,6 +110,14 @@ def _folder(named: str) -> Path:
     if named:
         return Path(named).expanduser().absolute()
     return Path('recordings').absolute() / datetime.now().strftime('%Y-%m-%d_%H%M%S')
+
+
+def _free(folder: Path) -> Path:
+    """Return the folder, or FOLDER_2 and so on where the process before this one recorded to it."""
+    if state_before() is None:
+        return folder
+    numbered = (folder.with_name(f'{folder.name}_{number}') for number in count(2))
+    return next(path for path in chain([folder], numbered) if not path.exists())
 
 
 def main(args: list[str] | None = None) -> int:

@@ -41,6 +41,7 @@ from vla_runtime.ros.robot.file import Robot, RobotCamera
 
 _IMAGE_PERIOD_NS = 1_000_000_000 // IMAGE_RATE_HZ
 _REPORT = 'vla_policy/report'
+_DESCRIPTION = 'vla_policy/description'
 _STAMP = 'stamp_ns.'
 
 _RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
@@ -76,6 +77,7 @@ class TopicRecorder:
     Attributes:
         frames: that wait in memory.
         chunks: reports of the policy so far.
+        found: whether the policy node has found this recorder; what it sent before is not here.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class TopicRecorder:
     ) -> None:
         self.frames = FrameStore(frame_bytes)
         self.chunks = 0
+        self.found = False
         self._node = node
         self._recording = recording
         self._images = images
@@ -114,12 +117,14 @@ class TopicRecorder:
             self._listen(output.topic, MESSAGE_TYPES[output.kind], Offer(depth=1))
         for topic in ('action_chunk', 'committed_plan'):
             self._listen(topic, JointTrajectory)
-        for topic in ('instruction', 'current_instruction', 'description'):
+        for topic in ('instruction', 'current_instruction'):
             self._listen(f'vla_policy/{topic}', String, _USUAL_LATCHED, _LATCHED)
         for topic in (_REPORT, 'vla_executor/report', 'tabletop/report', '/diagnostics'):
             self._listen(topic, DiagnosticArray)
         self._listen('/parameter_events', ParameterEvent, Offer(depth=1000))
         self._listen('/rosout', Log, Offer(depth=1000))
+        # Last: subscriptions are discovered in order, so who sends this has found all of them.
+        self._listen(_DESCRIPTION, String, _USUAL_LATCHED, _LATCHED)
 
     def _listen(
         self,
@@ -133,6 +138,8 @@ class TopicRecorder:
         listeners = [self._listeners[topic]] if topic in self._listeners else []
         if topic == _REPORT:
             listeners.append(self._on_report)
+        elif topic == _DESCRIPTION:
+            listeners.append(self._on_description)
 
         def on_bytes(serialised: bytes) -> None:
             now_ns = self._now_ns()
@@ -186,6 +193,9 @@ class TopicRecorder:
                 topic = self._camera_topics.get(key.removeprefix(_STAMP))
                 if key.startswith(_STAMP) and topic is not None:
                     self._write_frame(topic, self.frames.name(topic, int(value)))
+
+    def _on_description(self, _: String, __: int) -> None:
+        self.found = True
 
     def _write_frame(self, topic: str, frame: HeldFrame | None) -> None:
         if frame is not None:

@@ -244,7 +244,7 @@ def _panel(study: Json, name: str, title: str, factor: float) -> str:
 
 
 def _draw(panel: Any, study: Json, name: str, title: str, factor: float) -> None:
-    """One measure over x, with its intervals; curves stand a little apart to be told apart.
+    """One measure over x, with its intervals; curves stand a little apart so that each can be seen.
 
     A line joins numbers; between categories there is nothing that it could stand for.
     """

@@ -20,7 +20,6 @@ from vla_runtime.bundle.schema import (
     CameraSpec,
     ImageSpec,
     NormalisationSpec,
-    PromptSpec,
     StateSpec,
 )
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
@@ -54,7 +53,6 @@ _EVALUATIONS: tuple[tuple[Family, Variant, Wording], ...] = (
 
 def demo_spec(recipe: Recipe, dims: PolicyDims, source: Mapping[str, str]) -> BundleSpec:
     """policy.yaml of a tabletop policy."""
-    form = recipe.prompt
     return BundleSpec(
         name=recipe.title,
         family=recipe.name,
@@ -68,9 +66,9 @@ def demo_spec(recipe: Recipe, dims: PolicyDims, source: Mapping[str, str]) -> Bu
         ),
         step_time_s=STEP_TIME_S,
         denoise_steps=recipe.denoise_steps,
-        prompt=None if form is None else PromptSpec(form.template, form.cleaning, form.advantage),
+        prompt=recipe.prompt,
         normalisation=NormalisationSpec(state='quantiles_openpi', actions='quantiles_openpi'),
-        tokenizer=None if form is None else TOKENIZER_FILE,
+        tokenizer=None if recipe.prompt is None else TOKENIZER_FILE,
         source=dict(source),
     )
 
@@ -134,7 +132,7 @@ def write_demo_bundle(
 
 
 def _evaluations(recipe: Recipe) -> list[tuple[Family, Variant, Wording]]:
-    """What a policy of this recipe is judged by: what it was taught, and how it is told."""
+    """Criteria for a policy of this recipe: the tasks that it was taught, and its instructions."""
     return [
         (family, variant, wording)
         for family, variant, wording in _EVALUATIONS

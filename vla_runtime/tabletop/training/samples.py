@@ -13,9 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_runtime.families import find_family
 from vla_runtime.processing.images import to_pixels
 from vla_runtime.processing.normalization import Normalizer
-from vla_runtime.processing.prompts import PromptFormat, build_prompt, starts_with_bos
+from vla_runtime.processing.prompt_layout import PromptLayout
+from vla_runtime.processing.prompts import PromptFormat, build_prompt
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.tabletop.sim.scene import CAMERAS, COLOURS, Colour
 from vla_runtime.tabletop.sim.tasks import SIDES, Family, wordings
@@ -42,7 +44,7 @@ _BLOCK_CENTRE_M = np.array([0.27, 0.0])
 
 @dataclass(frozen=True)
 class TaskMix:
-    """What a policy is taught to do.
+    """Tasks that a policy is taught.
 
     Attributes:
         share: of each family of tasks.
@@ -58,19 +60,22 @@ class Prompting:
     """A policy's prompts.
 
     Attributes:
+        layout: of its template.
         form: as policy.yaml has it.
         tokenizer: of the policy.
         length: tokens of a padded prompt.
     """
 
+    layout: PromptLayout
     form: PromptFormat
     tokenizer: Tokenizer
     length: int = PROMPT_LENGTH
 
     @classmethod
-    def of(cls, form: PromptFormat, vocabulary: Path) -> Prompting:
-        """Prompts of this form in the vocabulary of a `.model` file."""
-        return cls(form, Tokenizer.load(vocabulary, bos=starts_with_bos(form.template)))
+    def of(cls, family: str, form: PromptFormat, vocabulary: Path) -> Prompting:
+        """Prompts of a family in the vocabulary of a `.model` file."""
+        layout = find_family(family).templates[form.template]
+        return cls(layout, form, Tokenizer.load(vocabulary, bos=layout.bos))
 
 
 @dataclass(frozen=True)
@@ -168,9 +173,11 @@ class Samples:
         if rng.uniform() >= ADVANTAGE_DROP:
             positive = self.data.positive[self.data.episode[frame]]
             advantage = 'positive' if positive else 'negative'
-        form, length = self._prompting.form, self._prompting.length
-        prompt = build_prompt(form, instruction, self._state[frame], advantage)
-        return self._prompting.tokenizer.encode(prompt, length)
+        prompting = self._prompting
+        prompt = build_prompt(
+            prompting.layout, prompting.form, instruction, self._state[frame], advantage
+        )
+        return prompting.tokenizer.encode(prompt, prompting.length)
 
     def teaches(self) -> np.ndarray:
         """Return which frames to train on, (F,) bool.

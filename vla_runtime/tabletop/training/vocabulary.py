@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_runtime.families import find_family
 from vla_runtime.files.whole_files import write_bytes
 from vla_runtime.processing.prompts import PromptFormat, build_prompt
 from vla_runtime.processing.tokenizer import Tokenizer
@@ -19,6 +20,7 @@ from vla_runtime.tabletop.sim.tasks import all_instructions
 
 STATE_BINS = range(-1, 256)
 PROMPT_FORMAT = PromptFormat('pi05_state', 'openpi', 'before_action')
+PROMPT_LAYOUT = find_family('pi05').templates[PROMPT_FORMAT.template]
 PROMPT_LENGTH = 40
 
 _SIZE = 704
@@ -45,7 +47,7 @@ def train_vocabulary(path: Path, state_dim: int) -> Tokenizer:
 
     state = np.zeros(state_dim)
     prompts = [
-        build_prompt(PROMPT_FORMAT, instruction, state, advantage)
+        build_prompt(PROMPT_LAYOUT, PROMPT_FORMAT, instruction, state, advantage)
         for instruction in all_instructions()
         for advantage in (None, 'positive', 'negative')
     ]

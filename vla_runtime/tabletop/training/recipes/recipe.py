@@ -40,7 +40,7 @@ PrefixForward = Callable[[Any, Tensor, Mapping[str, Tensor]], Prefix]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a family's tabletop policy is built, initialised and fed.
+    """Construction, initial weights and training samples of a family's tabletop policy.
 
     Which loss trains the head follows from its kind: flow matching for `flow`, L1 for `single`.
 
