@@ -129,15 +129,6 @@ MONOLITHIC_FAULTS = [
     (faults.token_index_in_float, 'index must be computed in integers'),
     (faults.token_index_in_half, 'index, mask or count must not be in half'),
 ]
-GROOT_FAULTS = [
-    ('prefix.onnx', faults.query_norm_in_half, f'ReduceMean.*{IN_HALF}'),
-    ('prefix.onnx', faults.softmax_in_half, f'Softmax.*{IN_HALF}'),
-    ('prefix.onnx', faults.positions_to_half, 'index, mask or count must not be in half'),
-    ('prefix.onnx', faults.rotary_angles_rounded, f'{ROUNDS} .*positions'),
-    ('expert.onnx', faults.layer_norm_in_half, f'LayerNormalization.*{IN_HALF}'),
-    ('expert.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
-    ('expert_r2.onnx', rounded('time_conditioning'), f"{ROUNDS} 'time_conditioning'.*an input"),
-]
 FAULTS = [
     ('pi05', name, *pair)
     for name, pairs in (
@@ -152,9 +143,6 @@ FAULTS = [
     ('pi0', 'expert.onnx', rounded('time_conditioning'), f"{ROUNDS} 'time_conditioning'.*an input"),
     ('pi0', 'expert_r2.onnx', faults.norm_mean_as_product, 'multiplies .* in b?float16; only'),
     ('pi0', 'monolithic_r2.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
-    ('evo1', 'prefix.onnx', faults.query_bias_in_half, f'Add.*{IN_HALF}'),
-    ('evo1', 'prefix.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
-    *((family, *fault) for family in ('groot_n15', 'groot_n17') for fault in GROOT_FAULTS),
 ]
 
 
