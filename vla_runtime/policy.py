@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +23,15 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle, verify_files
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.choice import AUTO, Candidate, candidates, check_words, choose
+from vla_runtime.engines.choice import (
+    AUTO,
+    CANNOT_RUN,
+    Candidate,
+    candidates,
+    check_words,
+    choose,
+    int8_refusal,
+)
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.loading import load_engine
 from vla_runtime.engines.onnx.files import engine_graphs
@@ -47,6 +56,8 @@ _PREPARED_KEPT = 3
 # A candidate of `auto` is timed over at least and at most so many inferences, else for so long.
 _LEAST_TRIALS, _MOST_TRIALS = 3, 30
 _TRIALS_MS = 300.0
+# Settings that a backend may refuse, or that change what an inference costs.
+_DECISIVE = ('denoise_steps', 'cfg_enabled', 'rtc_mode', 'samples')
 
 
 class Policy:
@@ -105,8 +116,9 @@ class Policy:
             backend: a name of `engines.preflight.BACKENDS`: `torch`, `onnxruntime`, `tensorrt`;
                 `auto`: the fastest here of those that may run this bundle (`engines.choice`).
             device: `cpu`, `cuda` or `cuda:N`.
-            precision: `float32`, `bfloat16` or `float16` for the large matrices; `auto`: the
-                fastest here of those that the bundle's receipt vouches for.
+            precision: `float32`, `bfloat16` or `float16` for the large matrices, or `int8` of ONNX
+                files on a CPU; `auto`: the fastest here of those that the bundle's receipt vouches
+                for.
             settings: live settings to begin with.
             use_cuda_graphs: on CUDA, replay captured graphs (same results, less launch time).
             threads: CPU threads of each network, whatever runs it; 0: all cores but one, shared by
@@ -141,9 +153,21 @@ class Policy:
         if AUTO not in (backend, precision):
             return load(Candidate(backend, precision))
         found = candidates(checked, backend, device, precision)
-        choice = choose(checked, found, device, threads, lambda one: _time(load(one)))
-        policy = load(Candidate(choice.backend, choice.precision))
-        policy.why = choice.why
+        choice = choose(
+            checked,
+            found,
+            device,
+            threads,
+            {name: getattr(settings or PolicySettings(), name) for name in _DECISIVE},
+            lambda one: _time(load(one)),
+        )
+        first = Candidate(choice.backend, choice.precision)
+        order = [first, *(one for one in found if one != first)]
+        policy, reasons = _first_that_loads(order, load)
+        refusal = int8_refusal(checked, device) if precision == AUTO else ''
+        policy.why = '; '.join(
+            [choice.why, *reasons] + ([f'int8 is left out: {refusal}'] if refusal else [])
+        )
         return policy
 
     @classmethod
@@ -417,6 +441,25 @@ def _as_if_tied(
 def _rows(bundle: Bundle) -> range:
     """Numbers of prompt rows: guidance needs a second one, and only policies with a tag have it."""
     return range(1, 3 if bundle.spec.advantage else 2)
+
+
+def _first_that_loads(
+    order: Sequence[Candidate], load: Callable[[Candidate], Policy]
+) -> tuple[Policy, list[str]]:
+    """Load the first candidate that can run; also return why those before it cannot.
+
+    Raises:
+        Exception: none can; the error of the first.
+    """
+    failed: list[Exception] = []
+    reasons: list[str] = []
+    for candidate in order:
+        try:
+            return load(candidate), reasons
+        except CANNOT_RUN as error:
+            failed.append(error)
+            reasons.append(f'{candidate} cannot: {error}')
+    raise failed[0]
 
 
 def _time(policy: Policy) -> float:

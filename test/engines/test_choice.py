@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,17 @@ from tiny_policy import observation as looked
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
+from vla_runtime.bundle.success import JudgedCondition, write_success
 from vla_runtime.bundle.writer import seal
 from vla_runtime.engines import choice as choices
-from vla_runtime.engines.choice import Candidate, candidates, choose, memory_path
+from vla_runtime.engines import cpu
+from vla_runtime.engines.choice import (
+    Candidate,
+    candidates,
+    choose,
+    int8_refusal,
+    memory_path,
+)
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 
@@ -54,7 +63,7 @@ def test_a_bundle_without_onnx_files_leaves_pytorch(tmp_path: Path):
     bundle = read_bundle(write_tiny_policy(tmp_path / 'bundle', tiny_spec()))
     assert candidates(bundle, 'auto', 'cpu', 'auto') == [TORCH]
     asked: list[Candidate] = []
-    found = choose(bundle, [TORCH], 'cpu', 1, timed({}, asked))
+    found = choose(bundle, [TORCH], 'cpu', 1, {}, timed({}, asked))
     assert (found.backend, found.precision) == ('torch', 'float32')
     assert not asked
 
@@ -106,35 +115,59 @@ def test_a_later_candidate_must_be_faster_by_a_margin(
     bundle: Bundle, torch_ms: float, onnx_ms: float, expected: str
 ):
     times = {TORCH: torch_ms, ONNX: onnx_ms}
-    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, timed(times))
+    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed(times))
     assert found.backend == expected
     assert f'torch in float32 {torch_ms:.1f} ms' in found.why
 
 
 def test_a_choice_is_remembered_until_the_file_is_removed_or_its_facts_change(bundle: Bundle):
-    first = choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({TORCH: 9.0, ONNX: 1.0}))
+    first = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({TORCH: 9.0, ONNX: 1.0}))
     now = timed({TORCH: 1.0, ONNX: 9.0})
-    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, now) == first
-    assert choose(bundle, [TORCH, ONNX], 'cpu', 2, now).backend == 'torch'
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now) == first
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 2, {}, now).backend == 'torch'
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {'samples': 4}, now).backend == 'torch'
     memory_path().unlink()
-    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, now).backend == 'torch'
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now).backend == 'torch'
 
 
 @pytest.mark.parametrize('text', ['', '{"a": 1}', '[]', 'no json'])
 def test_a_damaged_memory_is_measured_again(bundle: Bundle, text: str):
     memory_path().parent.mkdir(parents=True)
     memory_path().write_text(text)
-    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({TORCH: 9.0, ONNX: 1.0}))
+    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({TORCH: 9.0, ONNX: 1.0}))
     assert found.backend == 'onnxruntime'
 
 
 def test_a_candidate_that_cannot_run_is_named_and_the_choice_not_remembered(bundle: Bundle):
-    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({TORCH: 9.0}))
+    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({TORCH: 9.0}))
     assert found.backend == 'torch'
     assert 'onnxruntime in float32 cannot: onnxruntime is broken' in found.why
     assert not memory_path().exists()
     with pytest.raises(ValueError, match='torch is broken'):
-        choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({}))
+        choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({}))
+
+
+def test_a_candidate_without_memory_or_driver_leaves_the_others(bundle: Bundle):
+    def measure(candidate: Candidate) -> float:
+        if candidate == TORCH:
+            raise RuntimeError('CUDA out of memory')
+        return 5.0
+
+    found = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, measure)
+    assert found.backend == 'onnxruntime'
+    assert 'torch in float32 cannot: CUDA out of memory' in found.why
+
+
+def test_the_first_of_a_large_bundle_that_cannot_be_loaded_gives_way_to_the_next(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(choices, 'MOST_MEASURED_BYTES', 1)
+    # More actions at once than ONNX Runtime has: engines of another GPU fail in the same way.
+    monkeypatch.setattr('vla_runtime.policy.candidates', lambda *_: [ONNX, TORCH])
+    settings = PolicySettings(samples=4)
+    with closing(Policy.load(bundle, settings=settings)) as policy:
+        assert policy.backend == 'torch'
+        assert 'onnxruntime in float32 cannot: ' in policy.why
 
 
 def test_a_large_bundle_is_not_loaded_once_per_candidate(
@@ -142,7 +175,7 @@ def test_a_large_bundle_is_not_loaded_once_per_candidate(
 ):
     monkeypatch.setattr(choices, 'MOST_MEASURED_BYTES', 1)
     asked: list[Candidate] = []
-    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, timed({}, asked)).backend == 'torch'
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({}, asked)).backend == 'torch'
     assert not asked
 
 
@@ -168,9 +201,48 @@ def test_a_backend_that_cannot_do_what_is_set_is_not_chosen(bundle: Bundle):
     ('given', 'text'),
     [
         ({'backend': 'jax'}, "backend 'jax' is unknown"),
-        ({'precision': 'int8'}, "'int8' is unknown"),
+        ({'precision': 'int4'}, "'int4' is unknown"),
     ],
 )
 def test_an_unknown_word_is_refused(bundle: Bundle, given: dict[str, str], text: str):
     with pytest.raises(ValueError, match=text):
         Policy.load(bundle, **given)
+
+
+INT8 = Candidate('onnxruntime', 'int8')
+
+
+@pytest.mark.parametrize(
+    ('lost', 'has_vnni', 'said'),
+    [
+        (None, True, 'no closed-loop success was judged'),
+        (0, True, ''),
+        (12, True, '188 of 200 episodes succeed, 12 lost to float32'),
+        (0, False, 'VNNI'),
+    ],
+)
+def test_int8_is_taken_by_auto_only_with_judged_success_and_instructions_for_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: int | None,
+    has_vnni: bool,
+    said: str,
+):
+    monkeypatch.setattr(cpu, '_flags', lambda: {'avx512_vnni'} if has_vnni else {'avx2'})
+    bundle = with_receipt(tmp_path / 'bundle', 'int8')
+    if lost is not None:
+        write_success(bundle, [JudgedCondition('still', 200, 200 - lost, 0, lost)], {})
+        bundle = read_bundle(bundle.folder)
+    refusal = int8_refusal(bundle, 'cpu')
+    assert (said in refusal) and bool(refusal) == bool(said)
+    found = candidates(bundle, 'auto', 'cpu', 'auto')
+    assert found == ([TORCH] if said else [TORCH, INT8])
+    if said:
+        with pytest.raises(ValueError, match=r"'auto' does not take its int8 files: .*name"):
+            candidates(bundle, 'onnxruntime', 'cpu', 'auto')
+        policy = Policy.load(bundle, device='cpu', threads=1)
+        assert f'int8 is left out: {refusal}' in policy.why
+        policy.close()
+    # Named outright, the user vouches for it; no other backend has it.
+    assert candidates(bundle, 'auto', 'cpu', 'int8') == [INT8]
+    assert 'for the CPU' in int8_refusal(bundle, 'cuda')

@@ -54,6 +54,9 @@ def show_receipt(receipt: Receipt) -> None:
         name = f'chunk of case {worst.case}'
         _line(graphs.split()[-1], name, worst.max_error, worst.mean_error, worst.bound)
     print('chunks: of each file the case that is nearest to its own bound')
+    if receipt.actions:
+        largest = (f'{one.name} {one.max_error:.2g} {one.unit}' for one in receipt.actions)
+        print(f'on the robot at most: {", ".join(largest)}')
     for note in receipt.notes:
         print(f'note: {note}')
     if not receipt.failures:

@@ -29,9 +29,9 @@ from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import at_least, between
 from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.device_names import default_device
+from vla_runtime.engines.onnx.files import PRECISIONS
 from vla_runtime.engines.preflight import MOST_THREADS
 from vla_runtime.files.whole_files import write_text
-from vla_runtime.performance.devices import MATRIX_BYTES
 
 _PACKAGES = (
     'torch',
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--precision',
-        choices=[AUTO, *MATRIX_BYTES],
+        choices=[AUTO, *PRECISIONS],
         default=AUTO,
         help="of the large matrices (default: auto, the fastest that the bundle's receipt "
         'vouches for)',
@@ -161,8 +161,8 @@ def describe(figures: Mapping[str, Any]) -> str:
     elif figures['device'] == 'cpu' and figures['precision'] != 'float32':
         lines += [
             '',
-            f"no 'least': a CPU emulates {figures['precision']}, and every library differently, so "
-            'there is no rate to compare with',
+            f"no 'least': on a CPU every library computes {figures['precision']} in its own way, "
+            'so there is no rate to compare with',
         ]
     else:
         lines += [

@@ -22,6 +22,11 @@ examples:
   # ONNX files in another precision, from a bundle that is there already
   vla_runtime export engines/pick --out engines/pick_float16 --onnx-precision float16
 
+  # ONNX files in int8, for a CPU: ranges come from a recording of the policy at its task
+  vla_runtime demo --record demo_runs/calibration --seconds 60
+  vla_runtime export engines/demo --out engines/demo_int8 --onnx-precision int8 \\
+      --calibration demo_runs/calibration
+
   # look only
   vla_runtime export CHECKPOINT --out BUNDLE --dry-run ...
 
@@ -45,8 +50,10 @@ from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.types import AdvantageTemplate
 
 if TYPE_CHECKING:
+    from vla_runtime.bundle.folder import Bundle
     from vla_runtime.bundle.schema import BundleSpec, CameraSpec
     from vla_runtime.export.options import ExportOptions
+    from vla_runtime.types import Observation
 
 _ABSENT = '=absent'
 
@@ -69,6 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the ONNX files' matrix products; norms, softmax, time and updates stay float32, "
         'indices integers (default: float32; none leaves the files out)',
     )
+    parser.add_argument(
+        '--calibration',
+        type=Path,
+        metavar='BAG',
+        help='for --onnx-precision int8: recording of the policy at its task, with its images '
+        "(record:=true, or 'vla_runtime demo --record'); its observations say which ranges 8 bits "
+        'must cover, and some of them judge the result',
+    )
     _add_files(parser.add_argument_group('files that the folder may lack'))
     _add_columns(parser.add_argument_group('state and actions'))
     _add_training(parser.add_argument_group('how the policy was trained'))
@@ -77,11 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Export; 2 where the checkpoint cannot become a bundle."""
-    from vla_runtime.bundle.folder import BundleError
     from vla_runtime.bundle.schema import SPEC_FILE
     from vla_runtime.bundle.writer import check_target
-    from vla_runtime.export.errors import ExportError
-    from vla_runtime.files.json_file import JsonError
 
     target: Path = arguments.out
     try:
@@ -90,7 +102,7 @@ def main(arguments: argparse.Namespace) -> int:
             written = _export_bundle(arguments)
         else:
             written = _export_checkpoint(arguments)
-    except (ExportError, JsonError, BundleError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
     if not written:
@@ -108,8 +120,15 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     from vla_runtime.bundle.statistics import statistics_notes
     from vla_runtime.bundle.summary import describe, line
     from vla_runtime.export.conversion import plan_export, write_export
+    from vla_runtime.export.errors import ExportError
     from vla_runtime.export.onnx.bundle import add_onnx
 
+    if arguments.onnx_precision == 'int8' or arguments.calibration is not None:
+        raise ExportError(
+            f'{arguments.checkpoint}: int8 is calibrated on a recording of the policy: export this '
+            'checkpoint without --calibration and in float32 first, record that bundle at its task '
+            'and export the bundle in int8'
+        )
     target: Path = arguments.out
     plan = plan_export(
         arguments.checkpoint, _options(arguments), default_name=target.resolve().name
@@ -142,14 +161,23 @@ def _export_bundle(arguments: argparse.Namespace) -> bool:
     if _options(arguments) != ExportOptions():
         raise ExportError(
             f'{source}: is a policy bundle, which says everything itself: only --out, --force, '
-            '--dry-run and --onnx-precision apply'
+            '--dry-run, --onnx-precision and --calibration apply'
         )
     if arguments.onnx_precision == 'none':
         raise ExportError(
             f'{source}: is a policy bundle; --onnx-precision none leaves nothing to do'
         )
+    if (arguments.onnx_precision == 'int8') != (arguments.calibration is not None):
+        raise ExportError(
+            '--onnx-precision int8 and --calibration BAG go together: 8-bit ranges come from a '
+            'recording of the policy at its task (record:=true on a robot, or vla_runtime demo '
+            '--record BAG)'
+        )
     bundle = read_bundle(source)
     print(describe(bundle.spec))
+    observations = []
+    if arguments.calibration is not None:
+        observations = _calibration(arguments.calibration, bundle)
     if arguments.dry_run:
         return False
     export_bundle(
@@ -159,15 +187,29 @@ def _export_bundle(arguments: argparse.Namespace) -> bool:
         force=arguments.force,
         bars=_bar,
         report=show_receipt,
+        observations=observations,
     )
     return True
+
+
+def _calibration(recording: Path, bundle: Bundle) -> list[Observation]:
+    from vla_runtime.bundle.summary import line
+    from vla_runtime.engines.cpu import check_int8
+    from vla_runtime.export.onnx.calibration import MOST_OBSERVATIONS
+    from vla_runtime.replay.observations import recorded_observations
+
+    check_int8()
+    observations = recorded_observations(recording, bundle, MOST_OBSERVATIONS)
+    print(line('calibration', f'{len(observations)} observations of {recording}'))
+    return observations
 
 
 @contextmanager
 def _bar(task: str, total: int) -> Iterator[Callable[[int], object]]:
     from tqdm import tqdm
 
-    unit = {'unit': 'file'} if task == 'verify' else {'unit': 'B', 'unit_scale': True}
+    files = task in ('quantise', 'verify')
+    unit = {'unit': 'file'} if files else {'unit': 'B', 'unit_scale': True}
     # disable=None: silent where the output is not a terminal.
     with tqdm(total=total, desc=task, disable=None, **unit) as bar:
         yield bar.update

@@ -56,13 +56,16 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _backends(bundle: Bundle) -> str:
     """Return what `backend: auto` chooses among on this machine's CPU."""
-    from vla_runtime.engines.choice import AUTO, candidates
+    from vla_runtime.engines.choice import AUTO, candidates, int8_refusal
 
     try:
         found = candidates(bundle, AUTO, 'cpu', AUTO)
     except ValueError:
         return 'none that is installed here runs it on a CPU'
-    return f'on cpu: {", ".join(map(str, found))}; auto takes the fastest at load'
+    refusal = int8_refusal(bundle, 'cpu')
+    return f'on cpu: {", ".join(map(str, found))}; auto takes the fastest at load' + (
+        f', and not int8: {refusal}' if refusal else ''
+    )
 
 
 def _check(bundle: Bundle, quick: bool) -> str:

@@ -35,6 +35,7 @@ from vla_runtime.cli._files import make_folder, output_file
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.cli._ray import add_ray_argument, ray_pool
+from vla_runtime.engines.onnx.files import PRECISIONS
 from vla_runtime.engines.preflight import BACKENDS, require_packages
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--device', help='cpu, cuda or cuda:N (default: the recorded one)')
     parser.add_argument(
         '--precision',
-        choices=('float32', 'bfloat16', 'float16'),
+        choices=PRECISIONS,
         help="number format of the networks' large matrices (default: the recorded one)",
     )
     parser.add_argument(

@@ -11,6 +11,7 @@ examples:
   vla_runtime study replan delay --episodes 40 --out demo_runs/study
   vla_runtime study all --bundle engines/mine --seed 1 --processes 8
   vla_runtime study families families_replan --bundle engines/my_act
+  vla_runtime study int8 --bundle engines/demo_int8   # and writes success into its receipt
   vla_runtime study success --ray auto
   vla_runtime study --page --out benchmark/results
 """
@@ -19,7 +20,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +34,9 @@ from vla_runtime.cli._ray import add_ray_argument, ray_pool
 if TYPE_CHECKING:
     from vla_runtime.processes.workers import Pool
     from vla_runtime.tabletop.study.catalogue import Study
+    from vla_runtime.tabletop.study.condition import Condition
+    from vla_runtime.tabletop.study.episode import EpisodeResult
+    from vla_runtime.tabletop.study.results import Provenance
 
 # Bundles that ship, by their family.
 SHIPPED = {'pi05': 'demo', 'smolvla': 'demo_smolvla', 'act': 'demo_act'}
@@ -224,6 +229,8 @@ def _run(study: Study, bundles: dict[str, Path], arguments: argparse.Namespace) 
         source_sha256=source_digest(),
     )
     record = study_record(study, provenance, results)
+    if study.name == 'int8':
+        _judge(results, bundles[''], arguments.work, provenance)
     written = write_study(arguments.out, record)
     page = _write_page(arguments.out)
     for condition in record['conditions']:
@@ -238,6 +245,35 @@ def _run(study: Study, bundles: dict[str, Path], arguments: argparse.Namespace) 
         labels = ' and '.join(', '.join(label.values()) for label in pair['labels'])
         print(f'  {labels}: {pair["equal"]} of {pair["of"]} trajectories the same, bit for bit')
     print(f'wrote {", ".join(str(path) for path in [*written, page])}')
+
+
+def _judge(
+    results: Mapping[Condition, Sequence[EpisodeResult]],
+    bundle: Path,
+    work: Path,
+    provenance: Provenance,
+) -> None:
+    """Write success in int8 beside float32 into the receipt of the bundle that ran in int8."""
+    from vla_runtime.bundle.folder import read_bundle
+    from vla_runtime.bundle.success import JudgedCondition, write_success
+    from vla_runtime.engines.choice import int8_refusal
+    from vla_runtime.tabletop.study.runner import bundle_of
+    from vla_runtime.tabletop.study.statistics import compare
+
+    judged = []
+    for condition, episodes in results.items():
+        if condition.precision != 'int8':
+            continue
+        pairs = compare(episodes, results[replace(condition, precision='float32')])
+        succeeded = sum(episode.success for episode in episodes)
+        judged.append(
+            JudgedCondition(condition.variant, len(episodes), succeeded, pairs.won, pairs.lost)
+        )
+        folder = bundle_of(condition, bundle, work)
+    said = {'command': provenance.command, 'seeds': provenance.seeds, 'code': provenance.code}
+    write_success(read_bundle(folder, verify=False), judged, said)
+    refusal = int8_refusal(read_bundle(folder, verify=False), 'cpu')
+    print(f'  {folder}: ' + (f'auto refuses int8: {refusal}' if refusal else 'auto may take int8'))
 
 
 def _pool(bundles: Iterable[Path], arguments: argparse.Namespace) -> Pool | None:

@@ -1,12 +1,13 @@
 """Compare a bundle's ONNX files or its TensorRT engines with PyTorch, on the device at hand.
 
 Every file runs on seeded inputs (several prompts, hidden cameras, one and two rows, guidance
-scales, plans) and its outputs are compared with those of the PyTorch modules in float32, tensor by
-tensor, step by step and as whole chunks. The types in ONNX files are checked too: norms, softmax,
-time, masks and the update in float32, indices in integers. It is what 'vla_runtime export' does
-before it writes a bundle. With --backend tensorrt the engines that 'vla_runtime build' built for
-this GPU are compared with what PyTorch gave for the cases recorded at export, which needs numpy and
-no PyTorch. Nothing in the bundle is changed.
+scales, plans; those in int8 on observations that the export recorded), and its outputs are compared
+with those of the PyTorch modules in float32, tensor by tensor, step by step and as whole chunks.
+The types in ONNX files are checked too: norms, softmax, time, masks and the update in float32,
+indices in integers. It is what 'vla_runtime export' does before it writes a bundle. With --backend
+tensorrt the engines that 'vla_runtime build' built for this GPU are compared with what PyTorch gave
+for the cases recorded at export, which needs numpy and no PyTorch. Nothing in the bundle is
+changed.
 
 examples:
   vla_runtime verify engines/pick
@@ -83,7 +84,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _verify_onnx(path: Path, device: str) -> Compared:
     from vla_runtime.bundle.folder import read_bundle, verify_files
-    from vla_runtime.engines.onnx.files import graph_names
+    from vla_runtime.engines.onnx.files import ROWS, engine_graphs
     from vla_runtime.engines.preflight import (
         COMPARISON_PACKAGES,
         check_backend,
@@ -98,7 +99,8 @@ def _verify_onnx(path: Path, device: str) -> Compared:
             f"the Python package '{missing}' is not installed, so nothing can be compared: "
             'pip install torch onnx onnxruntime'
         )
-    check_graph_files(bundle.folder, graph_names(len(distinct_image_sizes(bundle.spec.dims))))
+    sizes = len(distinct_image_sizes(bundle.spec.dims))
+    check_graph_files(bundle.folder, engine_graphs(ROWS, sizes))
     check_backend('onnxruntime', device)
     verify_files(bundle)
 

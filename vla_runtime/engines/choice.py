@@ -1,7 +1,8 @@
 """Choice of backend and precision that the user leaves open: `backend: auto`, `precision: auto`.
 
 Invariants:
-- a precision below float32 is chosen only where a receipt vouches for it;
+- a precision below float32 is chosen only where a receipt vouches for it, and int8 only where the
+  receipt has closed-loop success too (`bundle.success`);
 - candidates stand in a fixed order, and a later one is chosen only where it is faster by a margin,
   so that noise in a measurement does not choose;
 - a choice that was measured is remembered on this machine, and made again where anything that it
@@ -22,12 +23,13 @@ from typing import Any
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import VERIFICATION_FILE
-from vla_runtime.engines.cpu import cpu_name, multiplies_bfloat16
+from vla_runtime.bundle.success import success_fault
+from vla_runtime.engines.cpu import check_int8, cpu_name, multiplies_bfloat16
 from vla_runtime.engines.device_names import accepts_device
-from vla_runtime.engines.onnx.files import graph_path
+from vla_runtime.engines.onnx.files import PRECISIONS, graph_path
 from vla_runtime.engines.preflight import BACKENDS, missing_package
 from vla_runtime.files.cache_folder import cache_folder
-from vla_runtime.files.json_file import JsonError, read_json
+from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 from vla_runtime.files.whole_files import write_text
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,9 @@ AUTO = 'auto'
 _MARGIN = 0.9
 # Bundles with larger weights are not loaded once per candidate: the order decides.
 MOST_MEASURED_BYTES = 400_000_000
+# What loading a candidate, or running it once, may end with: refused, out of memory (PyTorch's is a
+# RuntimeError), a driver or a file that is missing.
+CANNOT_RUN = (ValueError, RuntimeError, MemoryError, OSError)
 _PACKAGES = ('torch', 'onnxruntime', 'onnxruntime-gpu', 'tensorrt')
 _LARGEST_MEMORY = 200
 
@@ -79,21 +84,28 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
         ValueError: nothing is left; says why.
     """
     receipt = _receipt_precision(bundle)
+    refusal = int8_refusal(bundle, device) if precision == AUTO else ''
     found: list[Candidate] = []
     if receipt and any(bundle.engines_folder.glob(f'*-trt*/{VERIFICATION_FILE}')):
         found.append(Candidate('tensorrt', receipt))
     if precision != AUTO:
         # Named outright: the user vouches for it.
-        found.append(Candidate('torch', precision))
+        if precision != 'int8':
+            found.append(Candidate('torch', precision))
     else:
         if _is_faster_reduced(receipt, device):
             found.append(Candidate('torch', str(receipt)))
         found.append(Candidate('torch', 'float32'))
     # ONNX Runtime has no bfloat16 products on a CPU.
-    runs_files = receipt and not (receipt == 'bfloat16' and device == 'cpu')
+    runs_files = receipt and not refusal and not (receipt == 'bfloat16' and device == 'cpu')
     if runs_files and graph_path(bundle.folder, 'vision').is_file():
         found.append(Candidate('onnxruntime', str(receipt)))
     if backend not in (AUTO, *(candidate.backend for candidate in found)):
+        if refusal:
+            raise ValueError(
+                f"{bundle.folder}: precision 'auto' does not take its int8 files: {refusal}; name "
+                "precision 'int8' to run them all the same"
+            )
         # Its own checks say what is missing.
         found.append(Candidate(backend, receipt or 'float32'))
     fitting = [
@@ -117,11 +129,31 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
     return fitting
 
 
+def int8_refusal(bundle: Bundle, device: str) -> str:
+    """Return why `auto` leaves a bundle's int8 files alone; empty where it may take them.
+
+    Args:
+        bundle: checked; empty for one without files in int8.
+        device: as for `Policy.load`.
+    """
+    receipt = _receipt(bundle)
+    if receipt is None or receipt.get('precision', str) != 'int8':
+        return ''
+    if device != 'cpu':
+        return f"they are for the CPU, not for device '{device}'"
+    try:
+        check_int8()
+        return success_fault(receipt, bundle)
+    except ValueError as error:
+        return str(error)
+
+
 def choose(
     bundle: Bundle,
     found: Sequence[Candidate],
     device: str,
     threads: int,
+    settings: Mapping[str, object],
     measure: Callable[[Candidate], float],
 ) -> Choice:
     """Choose among the candidates.
@@ -131,18 +163,21 @@ def choose(
         found: as `candidates` gives them.
         device: that they would run on.
         threads: CPU threads of each network.
-        measure: milliseconds of an inference with a candidate; ValueError where it cannot run.
+        settings: name to value, of those that a backend may refuse or that change its time.
+        measure: milliseconds of an inference with a candidate; an error of CANNOT_RUN where it
+            cannot run.
 
     Raises:
-        ValueError: none of several can run; the error of the first.
+        Exception: one of CANNOT_RUN; none of several can run; the error of the first.
     """
     first = found[0]
     if len(found) == 1:
         return Choice(first.backend, first.precision, 'nothing else may run this bundle here')
     if bundle.weights_path.stat().st_size > MOST_MEASURED_BYTES:
         return Choice(first.backend, first.precision, 'by order: too large to try each')
-    key = _key(bundle, found, device, threads)
-    if (known := _remembered().get(key)) is not None:
+    key = _key(bundle, found, device, threads, settings)
+    remembered = _remembered()
+    if (known := remembered.get(key)) is not None:
         return known
     times, errors = _measured(found, measure)
     if not times:
@@ -157,7 +192,7 @@ def choose(
     )
     choice = Choice(best.backend, best.precision, f'measured: {why}')
     if not errors:
-        _remember(key, choice)
+        _remember({**remembered, key: choice})
     return choice
 
 
@@ -168,24 +203,35 @@ def memory_path() -> Path:
 
 def _measured(
     found: Sequence[Candidate], measure: Callable[[Candidate], float]
-) -> tuple[dict[Candidate, float], dict[Candidate, ValueError]]:
-    times, errors = {}, {}
+) -> tuple[dict[Candidate, float], dict[Candidate, Exception]]:
+    times: dict[Candidate, float] = {}
+    errors: dict[Candidate, Exception] = {}
     for candidate in found:
         try:
             times[candidate] = measure(candidate)
-        except ValueError as error:
+        except CANNOT_RUN as error:
             errors[candidate] = error
     return times, errors
 
 
 def _receipt_precision(bundle: Bundle) -> str | None:
     """Precision of the ONNX files that the bundle's receipt vouches for; None without one."""
+    receipt = _receipt(bundle)
+    return None if receipt is None else str(receipt.get('precision', str))
+
+
+def _receipt(bundle: Bundle) -> JsonMapping | None:
+    """The bundle's receipt of its ONNX files; None without one that has their precision."""
     path = bundle.folder / VERIFICATION_FILE
     if VERIFICATION_FILE not in bundle.spec.files:
         return None
     try:
         document = read_json(path)
-        return str(document.mapping('onnx').get('precision', str)) if 'onnx' in document else None
+        if 'onnx' not in document:
+            return None
+        receipt = document.mapping('onnx')
+        receipt.get('precision', str)
+        return receipt
     except JsonError as error:
         logger.warning('%s', error)
         return None
@@ -199,13 +245,20 @@ def _is_faster_reduced(receipt: str | None, device: str) -> bool:
     return receipt == 'float16' and device != 'cpu'
 
 
-def _key(bundle: Bundle, found: Sequence[Candidate], device: str, threads: int) -> str:
+def _key(
+    bundle: Bundle,
+    found: Sequence[Candidate],
+    device: str,
+    threads: int,
+    settings: Mapping[str, object],
+) -> str:
     """Digest of all that a choice rests on."""
     facts: dict[str, Any] = {
         'bundle': spec_identity(bundle.spec),
         'candidates': [asdict(candidate) for candidate in found],
         'device': device,
         'threads': threads,
+        'settings': dict(settings),
         'cpu': cpu_name(),
         'versions': {name: _version(name) for name in _PACKAGES},
     }
@@ -230,9 +283,9 @@ def _remembered() -> dict[str, Choice]:
         return {}
 
 
-def _remember(key: str, choice: Choice) -> None:
-    kept = list(_remembered().items())[-_LARGEST_MEMORY:]
-    document = {name: asdict(value) for name, value in [*kept, (key, choice)]}
+def _remember(choices: Mapping[str, Choice]) -> None:
+    newest = list(choices.items())[-_LARGEST_MEMORY:]
+    document = {name: asdict(value) for name, value in newest}
     try:
         path = memory_path()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -247,7 +300,7 @@ def check_words(backend: str, precision: str) -> None:
         raise ValueError(
             f"backend '{backend}' is unknown; known are: {', '.join((AUTO, *BACKENDS))}"
         )
-    if precision not in (AUTO, 'float32', 'bfloat16', 'float16'):
+    if precision not in (AUTO, *PRECISIONS):
         raise ValueError(
-            f"precision '{precision}' is unknown; known are: auto, float32, bfloat16, float16"
+            f"precision '{precision}' is unknown; known are: {', '.join((AUTO, *PRECISIONS))}"
         )

@@ -9,6 +9,8 @@ from pathlib import Path
 _INFO = Path('/proc/cpuinfo')
 # Flags of CPUs that multiply bfloat16 matrices themselves: x86 (vectors, tiles) and Arm.
 _BFLOAT16 = {'avx512_bf16', 'amx_bf16', 'bf16'}
+# Likewise 8-bit integers, added up in 32 bits.
+_INT8 = {'avx_vnni', 'avx512_vnni', 'amx_int8', 'asimddp', 'i8mm'}
 
 
 def cpu_name() -> str:
@@ -18,7 +20,20 @@ def cpu_name() -> str:
 
 def multiplies_bfloat16() -> bool:
     """True where bfloat16 products run in hardware; emulated they are slower than float32."""
-    return bool(_BFLOAT16 & set((_first('flags') or _first('Features')).split()))
+    return bool(_BFLOAT16 & _flags())
+
+
+def check_int8() -> None:
+    """Refuse a CPU that does not multiply 8-bit integers itself (ValueError).
+
+    Without such instructions products are added up in 16 bits, where they saturate: other numbers,
+    and no faster than float32.
+    """
+    if not _INT8 & _flags():
+        raise ValueError(
+            f"precision 'int8': this CPU ({cpu_name()}) has no instructions for 8-bit products "
+            '(VNNI; on Arm dotprod): int8 would be slower here, and its numbers wrong; use float32'
+        )
 
 
 def cpu_threads(given: int | None, networks: int = 1) -> int:
@@ -34,6 +49,10 @@ def cpu_threads(given: int | None, networks: int = 1) -> int:
     if said.isdigit() and int(said) > 0:
         return int(said)
     return max(1, (len(os.sched_getaffinity(0)) - 1) // networks)
+
+
+def _flags() -> set[str]:
+    return set((_first('flags') or _first('Features')).split())
 
 
 def _first(field: str) -> str:

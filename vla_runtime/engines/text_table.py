@@ -54,7 +54,7 @@ class TextTable:
         wide = bfloat16_to_float32(rows) if self._is_bfloat16 else rows.astype(np.float32)
         if self._precision == 'bfloat16':
             return bfloat16_to_float32(float32_to_bfloat16(wide))
-        return wide.astype(self._precision).astype(np.float32)
+        return wide.astype(np.float16).astype(np.float32) if self._precision == 'float16' else wide
 
     def replace_tokens(self, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return a family's prefix inputs with the table's rows in place of the tokens.

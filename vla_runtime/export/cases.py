@@ -36,7 +36,7 @@ class Case:
 
     Attributes:
         words: what is particular about it, for the receipt.
-        images: of every camera, (3, height, width) uint8.
+        images: of every camera, (3, height, width) uint8, or float32 as the network sees them.
         image_mask: (V,).
         prefix_inputs, head_inputs: the family's, (R, …) each.
         x: (1, H, A) noise; row_weight: (R,); plan: (1, H, A); plan_weight: (N, 1, H, 1).
@@ -69,9 +69,12 @@ class Case:
 
     @property
     def pixels(self) -> list[np.ndarray]:
-        """Images as vision networks see them, float32 in [-1, 1]."""
+        """Images as vision networks see them, float32, those of uint8 in [-1, 1]."""
         return [
-            image.astype(np.float32) / np.float32(127.5) - np.float32(1) for image in self.images
+            image.astype(np.float32) / np.float32(127.5) - np.float32(1)
+            if image.dtype == np.uint8
+            else image
+            for image in self.images
         ]
 
     def visible(self, past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -44,6 +44,7 @@ BOUNDS: dict[Precision, Bounds] = {
     'float32': Bounds(tensor=5e-5, chunk=5e-5, ceiling=5e-4),
     'float16': Bounds(tensor=1e-2, chunk=1e-2, ceiling=1e-1),
     'bfloat16': Bounds(tensor=8e-2, chunk=8e-2, ceiling=1e-1),
+    'int8': Bounds(tensor=1e-1, chunk=1e-1, ceiling=1e-1),
 }
 
 
@@ -129,6 +130,16 @@ class ChunkComparison:
 
 
 @dataclass(frozen=True)
+class ActionError:
+    """Error of all chunks in one action, in its unit on the robot."""
+
+    name: str
+    unit: str
+    max_error: float
+    mean_error: float
+
+
+@dataclass(frozen=True)
 class Receipt:
     """Record of a comparison: cases, errors and notes."""
 
@@ -138,6 +149,7 @@ class Receipt:
     tensors: list[Comparison]
     chunks: list[ChunkComparison]
     notes: list[str]
+    actions: list[ActionError] = field(default_factory=list)
 
     @property
     def failures(self) -> list[str]:
@@ -168,6 +180,7 @@ class Receipt:
             'cases': self.cases,
             'tensors': [asdict(item) for item in self.tensors],
             'chunks': [asdict(item) for item in self.chunks],
+            'actions': [asdict(item) for item in self.actions],
         }
 
 

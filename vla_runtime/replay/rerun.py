@@ -16,11 +16,12 @@ from typing import Any
 
 from vla_runtime.replay.comparison import ChunkError, compare_chunks
 from vla_runtime.replay.frames import CompleteInference, SkippedInference, with_frames
+from vla_runtime.replay.observations import observation_of
 from vla_runtime.replay.recorded import RecordedInference, RecordedRun
 from vla_runtime.replay.setup import Changes, LoadedPolicy, load_policy
 from vla_runtime.ros.policy.description import PolicyDescription
 from vla_runtime.ros.policy.settings import settings_from
-from vla_runtime.types import ActionChunk, InferenceReport, Observation
+from vla_runtime.types import ActionChunk, InferenceReport
 
 
 @dataclass(frozen=True)
@@ -144,15 +145,7 @@ class Replay:
         assert recorded.plan is not None
         settings = settings_from({**recorded.values, **self._changes.settings})
         begin_s = perf_counter()
-        observation = Observation(
-            images={
-                camera: robot_policy.pixels(camera, found.messages[name])
-                for camera, name in loaded.cameras.items()
-            },
-            state=loaded.state(recorded.state),
-            instruction=recorded.instruction,
-            stamps_ns=recorded.stamps_ns,
-        )
+        observation = observation_of(found, robot_policy.match, loaded.cameras, loaded.state)
         inference = robot_policy.submit(
             observation,
             recorded.plan,

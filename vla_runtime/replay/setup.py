@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.performance.measurement import machine, versions
@@ -75,9 +75,7 @@ def load_policy(description: PolicyDescription, changes: Changes) -> LoadedPolic
     precision = changes.precision or description.precision
     bundle = read_bundle(folder, verify=False)
     spec = bundle.spec
-    match = match_robot(description.robot, spec, folder)
-    cameras = _cameras(description, match, folder)
-    state = _state(description, spec, match, folder)
+    match, cameras, state = fit_recording(description, bundle)
     policy = Policy.load(
         bundle,
         backend,
@@ -96,6 +94,20 @@ def load_policy(description: PolicyDescription, changes: Changes) -> LoadedPolic
         *_other_machine(description),
     ]
     return LoadedPolicy(RobotPolicy(policy, match), cameras, state, tuple(differences))
+
+
+def fit_recording(
+    description: PolicyDescription, bundle: Bundle
+) -> tuple[RobotMatch, Mapping[str, str], Callable[[np.ndarray], np.ndarray]]:
+    """Fit a bundle to a recording; see `LoadedPolicy` for cameras and state.
+
+    Raises:
+        ReplayError: the bundle does not fit the recording.
+    """
+    spec, folder = bundle.spec, bundle.folder
+    match = match_robot(description.robot, spec, folder)
+    cameras = _cameras(description, match, folder)
+    return match, cameras, _state(description, spec, match, folder)
 
 
 def _recorded_bundle(description: PolicyDescription) -> Path:

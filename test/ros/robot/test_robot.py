@@ -20,6 +20,9 @@ URDF = """<robot name="arm">
 </robot>"""
 
 
+HAND = {'name': 'hand', 'unit': 'm', 'lower': 0.0, 'upper': 0.1, 'velocity': 0.2}
+
+
 def arm() -> dict[str, Any]:
     """A robot file that is right, to be broken."""
     return {
@@ -28,7 +31,7 @@ def arm() -> dict[str, Any]:
         'joints': [
             {'name': 'lift', 'unit': 'rad', 'lower': -1.0, 'upper': 1.0, 'velocity': 2.0},
             {'name': 'turn', 'unit': 'rad', 'continuous': True, 'velocity': 3.0},
-            {'name': 'hand', 'unit': 'm', 'lower': 0.0, 'upper': 0.1, 'velocity': 0.2},
+            HAND,
         ],
         'joint_states': [
             {'topic': 'joint_states', 'joints': ['lift', 'turn']},
@@ -148,6 +151,25 @@ DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
         'neither',
     ),
     'zero alone': (('joints', 2, 'zero'), 0.0, 'joints[2].one', 'zero and one go together'),
+    'zero far outside': (
+        ('joints', 2),
+        {**HAND, 'zero': 0.5, 'one': 0.0},
+        'joints[2].zero',
+        '0.5 m is far outside of the limits 0 to 0.1',
+    ),
+    'one far outside': (
+        ('joints', 2),
+        {**HAND, 'zero': 0.0, 'one': -0.2},
+        'joints[2].one',
+        'far outside',
+    ),
+    'zero is one': (('joints', 2), {**HAND, 'zero': 0.1, 'one': 0.1}, 'joints[2].one', 'same'),
+    'zero is almost one': (
+        ('joints', 2),
+        {**HAND, 'zero': 0.0, 'one': 1e-300},
+        'joints[2].one',
+        'same position as zero',
+    ),
     'same joint twice': (
         ('joints', 1, 'name'),
         'lift',
@@ -299,6 +321,17 @@ def test_a_urdf_that_does_not_fit_is_refused(
         load_robot(write(tmp_path, two_joints(tmp_path, urdf)))
     assert caught.value.field == field
     assert hint in str(caught.value)
+
+
+def test_zero_and_one_are_compared_with_the_urdfs_limits_where_the_file_has_none(
+    tmp_path: Path,
+) -> None:
+    document = two_joints(tmp_path, URDF)
+    document['joints'][0] |= {'zero': -1.0, 'one': 90.0}
+    document['joints'][1] |= {'zero': 0.0, 'one': 90.0}
+    with pytest.raises(RobotError, match='90 rad is far outside of the limits -1 to 1') as caught:
+        load_robot(write(tmp_path, document))
+    assert caught.value.field == 'joints[0].one'
 
 
 def test_degrees_are_not_compared_with_a_urdf(tmp_path: Path) -> None:

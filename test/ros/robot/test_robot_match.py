@@ -127,6 +127,34 @@ def test_percent_of_the_calibrated_range_becomes_radians() -> None:
     assert highest == pytest.approx(limits.upper, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ('unit', 'zero', 'one'),
+    [("'1'", 1.0, 0.0), ('percent', 100.0, 0.0), ('percent', 10.0, 90.0), ('m', 0.1, 0.0)],
+)
+@pytest.mark.parametrize(('said', 'full'), [('1', 1.0), ('percent', 100.0)])
+def test_zero_and_one_hold_for_a_policy_without_units_whatever_the_joints_unit(
+    tmp_path: Path, unit: str, zero: float, one: float, said: str, full: float
+) -> None:
+    hand = f'unit: {unit}, lower: 0.0, upper: {max(zero, one)}, velocity: 1.0'
+    old = 'unit: m, lower: 0.0, upper: 0.1, velocity: 0.2, zero: 0.0, one: 0.1'
+    text = ARM.replace(old, f'{hand}, zero: {zero}, one: {one}')
+    (tmp_path / 'arm.yaml').write_text(text)
+    joints = (*JOINTS[:2], ('hand', said))
+    spec = policy(measured(*joints), absolute(*joints))
+    match = match_robot(load_robot(tmp_path / 'arm.yaml'), spec, 'bundle')
+    commands = match.actions.to_robot(np.array([[0.0, 0.0, 0.0], [0.0, 0.0, full]]))
+    assert commands[:, 2] == pytest.approx([zero, one])
+    assert match.state.to_policy(commands)[:, 2] == pytest.approx([0.0, full])
+
+
+def test_units_of_a_policy_are_converted_whatever_zero_and_one_say(tmp_path: Path) -> None:
+    (tmp_path / 'arm.yaml').write_text(ARM.replace('zero: 0.0, one: 0.1', 'zero: 0.1, one: 0.0'))
+    joints = (*JOINTS[:2], ('hand', 'mm'))
+    spec = policy(measured(*joints), absolute(*joints))
+    match = match_robot(load_robot(tmp_path / 'arm.yaml'), spec, 'bundle')
+    assert match.actions.to_robot(np.array([0.0, 0.0, 40.0]))[2] == pytest.approx(0.04)
+
+
 def test_scaling_goes_both_ways() -> None:
     match = match_robot(load_robot(ROBOTS / 'so101.yaml'), lerobot_so101('percent'), 'bundle')
     rows = np.random.default_rng(0).uniform(-100, 100, (8, 6))

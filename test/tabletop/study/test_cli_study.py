@@ -4,15 +4,23 @@ import json
 
 import pytest
 from local_ray import local_cluster, needs_ray
+from onnx_bundles import copy_bundle, reseal, tiny_onnx_bundle
 from paths import ROOT
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
+from vla_runtime.cli.study import _judge
+from vla_runtime.engines import cpu
+from vla_runtime.engines.choice import int8_refusal
 from vla_runtime.files.code_version import code_version, source_digest
 from vla_runtime.tabletop.study import catalogue
 from vla_runtime.tabletop.study.catalogue import STUDIES, Study
 from vla_runtime.tabletop.study.condition import Condition, grid
+from vla_runtime.tabletop.study.episode import EpisodeResult
+from vla_runtime.tabletop.study.results import Provenance
 from vla_runtime.tabletop.study.runner import bundle_identity
+from vla_runtime.tabletop.study.smoothness import Jerk
 
 
 def test_it_lists_what_there_is(capsys):
@@ -132,3 +140,55 @@ def bundle_for_study(tmp_path):
     from tiny_policy import tiny_spec, write_tiny_policy
 
     return write_tiny_policy(tmp_path / 'bundle', tiny_spec())
+
+
+def episode(seed: int, success: bool) -> EpisodeResult:
+    return EpisodeResult(
+        seed=seed,
+        family='colour',
+        outcome='success' if success else 'timeout',
+        touched=0 if success else None,
+        meant=0,
+        steps=40.0,
+        inferences=5,
+        refused=0,
+        delay_steps=1.0,
+        starved_ticks=0,
+        position_jump=0.0,
+        velocity_jump=0.0,
+        jerk=Jerk(0.0, 0.0, 0.0),
+        halted='',
+    )
+
+
+@pytest.mark.parametrize(
+    ('lost', 'said'), [(0, 'auto may take int8'), (20, 'refuses int8: moving')]
+)
+def test_int8_is_judged_pair_by_pair_and_the_receipt_says_so(
+    tmp_path, capsys, monkeypatch, lost, said
+):
+    monkeypatch.setattr(cpu, '_flags', lambda: {'avx_vnni'})
+    bundle = copy_bundle(tiny_onnx_bundle(), tmp_path / 'bundle')
+    graphs = bundle / 'onnx' / 'graphs.json'
+    graphs.write_text(json.dumps(json.loads(graphs.read_text()) | {'precision': 'int8'}))
+    reseal(bundle)
+    spec = read_bundle(bundle).spec
+    (bundle / 'verification.json').write_text(json.dumps({'onnx': {'precision': 'int8'}}))
+    seal(bundle, spec)
+    results = {
+        one: [
+            episode(seed, not (one.precision == 'int8' and one.variant == 'moving' and seed < lost))
+            for seed in range(200)
+        ]
+        for one in STUDIES['int8'].conditions
+    }
+    provenance = Provenance('vla_runtime study int8', 'tiny', '', (0, 200), 'code', 'source')
+    _judge(results, bundle, tmp_path / 'work', provenance)
+    assert said in capsys.readouterr().out
+    judged = json.loads((bundle / 'verification.json').read_text())['onnx']['closed_loop']
+    assert [
+        (one['condition'], one['episodes'], one['succeeded'], one['lost'])
+        for one in judged['conditions']
+    ] == [('still', 200, 200, 0), ('moving', 200, 200 - lost, lost)]
+    assert judged['command'] == 'vla_runtime study int8'
+    assert bool(int8_refusal(read_bundle(bundle), 'cpu')) == bool(lost)

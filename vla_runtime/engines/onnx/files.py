@@ -11,6 +11,7 @@
     onnx/operations.json                   operations and bytes of each run, for the roofline
     onnx/cases.npz                         recorded inputs, and what PyTorch gave for them
 
+In int8, which is for ONNX Runtime on a CPU alone, there are no `_rows` and `monolithic` graphs.
 Every shape is static but for the rows of `_rows`; shapes are those of engines/README.md. The
 monolithic graph takes `pixels` (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,)
 and plan_weight (N, 1, H, 1), and gives the chunk. With images of several sizes it takes one input a
@@ -22,15 +23,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 Network = Literal['vision', 'prefix', 'expert', 'monolithic']
-Precision = Literal['float32', 'float16', 'bfloat16']
+Precision = Literal['float32', 'float16', 'bfloat16', 'int8']
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 ONNX_FOLDER = 'onnx'
 WEIGHTS_DATA = 'weights.data'
 GRAPHS_FILE = 'graphs.json'
 CASES_FILE = 'cases.npz'
+# Of a graph's metadata; where it is missing, keys and values are in the files' precision.
+PRECISION_KEY = 'precision'
 # Numbers of prompt rows that are exported: 1, and 2 for guidance.
 ROWS = (1, 2)
 # Of the graphs with a free axis of rows.

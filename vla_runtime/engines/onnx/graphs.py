@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from vla_runtime.engines.cpu import check_int8
 from vla_runtime.engines.onnx.files import (
     IMAGE_INPUTS,
     ONNX_FOLDER,
@@ -19,7 +20,13 @@ from vla_runtime.engines.onnx.files import (
     graph_path,
     vision_names,
 )
-from vla_runtime.engines.onnx.session import KIND_OF, Placement, Session, session_options
+from vla_runtime.engines.onnx.session import (
+    KIND_OF,
+    SKIPPED_REWRITES,
+    Placement,
+    Session,
+    session_options,
+)
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
 from vla_runtime.families.family import Family, PolicyDims, distinct_image_sizes
 from vla_runtime.files.quotes import one_line
@@ -61,7 +68,9 @@ def load_graphs(
     """
 
     def load(network: Network, path: Path) -> Session:
-        session = Session(path, place, session_options(threads))
+        skipped = list(SKIPPED_REWRITES.get(precision, ()))
+        options = session_options(threads)
+        session = Session(path, place, options, disabled_optimizers=skipped)
         _check_names(session, network, family, dims)
         return session
 
@@ -69,7 +78,7 @@ def load_graphs(
     expert = {1: load('expert', graph_path(folder, 'expert'))}
     own = {'x', *STEP_INPUTS, *family.head_inputs(dims)}
     handed_over = {name: port for name, port in expert[1].inputs.items() if name not in own}
-    _check_precision(expert[1].path, tensors_of(handed_over), precision)
+    _check_precision(expert[1], tensors_of(handed_over), precision)
     sizes = distinct_image_sizes(dims)
     vision = {
         size: load('vision', folder / ONNX_FOLDER / name)
@@ -148,14 +157,26 @@ def _check_shapes(
             )
 
 
-def _check_precision(path: Path, past: Tensors, asked: str) -> None:
-    """Refuse files of another precision, by that of their keys and values (ValueError)."""
-    for kind, _ in past.values():
+def _check_precision(expert: Session, past: Tensors, asked: str) -> None:
+    """Refuse files of another precision: their own word, else that of keys and values (ValueError).
+
+    Files in int8 are refused where they would not compute what was compared, too.
+    """
+    for kind in [expert.precision] if expert.precision else [kind for kind, _ in past.values()]:
         if kind in get_args(Precision) and kind != asked:
             raise ValueError(
-                f"precision '{asked}' was asked for, but the files in {path.parent} were exported "
-                f'in {kind}; set precision to {kind}, or export with --onnx-precision {asked}'
+                f"precision '{asked}' was asked for, but the files in {expert.path.parent} were "
+                f'exported in {kind}; set precision to {kind}, or export with --onnx-precision '
+                f'{asked}'
             )
+    if expert.precision == 'int8':
+        if expert.placement.memory != 'cpu':
+            raise ValueError(
+                f"device '{expert.placement.device}': the files in {expert.path.parent} are in "
+                'int8, which is for the CPU; use device cpu, or export with '
+                '--onnx-precision float16'
+            )
+        check_int8()
 
 
 def _other_graph(

@@ -16,6 +16,7 @@ import onnxruntime
 
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.onnx.files import PRECISION_KEY
 from vla_runtime.engines.onnx.links import follow_weights
 
 # ONNX's numbers of the types, which ONNX Runtime takes where numpy has no type (bfloat16).
@@ -40,6 +41,9 @@ _PROVIDERS = {
     'tensorrt': 'TensorrtExecutionProvider',
 }
 _LOG_ERRORS = 3
+# Rewrites of the graph that a precision does without. In int8 a product and its bias would become
+# a float32 Gemm before ONNX Runtime looks for products in 8 bits: five times slower.
+SKIPPED_REWRITES = {'int8': ('MatMulAddFusion',)}
 _WEIGHTS_FOLDER = 'session.model_external_initializers_file_folder_path'
 
 
@@ -163,6 +167,9 @@ class Session:
                 f'for {path.name} (its reason is in the log above) and would run on '
                 f'{", ".join(self._session.get_providers())}; mend the CUDA libraries, or use cpu'
             )
+        stated = self._session.get_modelmeta().custom_metadata_map
+        # As the file's metadata say; '' where they do not.
+        self.precision: str = stated.get(PRECISION_KEY, '')
         self.inputs = {item.name: item for item in self._session.get_inputs()}
         self.outputs = {item.name: item for item in self._session.get_outputs()}
 

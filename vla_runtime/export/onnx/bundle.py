@@ -5,22 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vla_runtime import __version__
 from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
 from vla_runtime.bundle.schema import ENGINES_FOLDER, SPEC_FILE, VERIFICATION_FILE, BundleSpec
 from vla_runtime.bundle.writer import new_bundle, seal
+from vla_runtime.engines.cpu import check_int8
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision, graph_path
 from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 from vla_runtime.export.errors import ExportError
+from vla_runtime.export.graph_facts import read_graph_facts
 from vla_runtime.export.receipt import Receipt, VerificationError
 from vla_runtime.files.json_file import read_json
+from vla_runtime.types import Observation
+
+if TYPE_CHECKING:
+    from vla_runtime.export.onnx.calibration import CalibrationCases
 
 # (task, total) to a function that takes progress: bytes for `write onnx`, files for `verify`.
 Bars = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
@@ -55,6 +61,7 @@ def add_onnx(
     precision: Precision,
     bars: Bars = no_bars,
     report: Report = no_report,
+    cases: CalibrationCases | None = None,
 ) -> None:
     """Write a bundle's ONNX files, recorded cases and receipt, before it is sealed.
 
@@ -66,6 +73,7 @@ def add_onnx(
         precision: of the matrix products.
         bars: makes progress bars.
         report: called with the receipt, where all errors are within the bounds.
+        cases: of observations, for int8.
 
     Raises:
         ExportError: `onnx` or `onnxruntime` is not installed, the disk has not enough room, or
@@ -88,9 +96,19 @@ def add_onnx(
         )
     with bars('write onnx', size) as advance:
         write_onnx(folder, spec, precision, advance=advance)
+    if precision == 'int8':
+        from vla_runtime.export.onnx.quantised import quantise_onnx, quantised_steps
+
+        assert cases is not None
+        with bars('quantise', quantised_steps(spec)) as advance:
+            quantise_onnx(folder, spec, cases.seen, advance=advance)
     with bars('verify', verification_steps()) as advance:
         receipt = verify_onnx(
-            folder, spec, advance=advance, keep=partial(record_cases, folder, spec)
+            folder,
+            spec,
+            advance=advance,
+            keep=partial(record_cases, folder, spec),
+            cases=None if cases is None else cases.held,
         )
     if receipt.failures:
         lines = '\n  '.join(receipt.failures[:10])
@@ -118,6 +136,7 @@ def export_bundle(
     force: bool = False,
     bars: Bars = no_bars,
     report: Report = no_report,
+    observations: Sequence[Observation] = (),
 ) -> Bundle:
     """Copy a bundle and write new ONNX files into the copy.
 
@@ -130,12 +149,20 @@ def export_bundle(
         force: replace a bundle that lies at the target.
         bars: makes progress bars.
         report: as for `add_onnx`.
+        observations: of the policy at its task, for int8.
 
     Raises:
         BundleError: the target exists.
-        ExportError: as `add_onnx`.
+        ExportError: as `add_onnx`; too few observations.
+        ValueError: int8 on a CPU that does not multiply it, or an observation that does not fit.
     """
     check_packages()
+    cases = None
+    if precision == 'int8':
+        from vla_runtime.export.onnx.calibration import calibration_cases
+
+        check_int8()
+        cases = calibration_cases(source, observations)
     # Before anything is copied, so that an error names the user's own file.
     _known_receipts(source.folder)
     with new_bundle(target, force=force) as folder:
@@ -143,7 +170,7 @@ def export_bundle(
             if name.split('/')[0] not in (ONNX_FOLDER, ENGINES_FOLDER, SPEC_FILE):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source.folder / name, folder / name)
-        add_onnx(folder, source.spec, precision, bars, report)
+        add_onnx(folder, source.spec, precision, bars, report, cases)
         kept = {
             name: digest
             for name, digest in source.spec.files.items()
@@ -156,10 +183,11 @@ def export_bundle(
 def bundle_with_onnx(
     bundle: Path,
     folder: Path,
-    precision: Precision = 'float32',
+    precision: Precision | None = None,
     tell: Callable[[str], object] = lambda text: None,
+    observations: Callable[[], Sequence[Observation]] = tuple,
 ) -> Path:
-    """Return the bundle if it has ONNX files, else a copy in `folder` that has them.
+    """Return the bundle if it has such ONNX files, else a copy in `folder` that has them.
 
     The copy's name holds a SHA-256 of policy.yaml (which lists that of every other file) and of
     this package's version. So a later call finds the copy, and a changed policy is exported
@@ -168,16 +196,19 @@ def bundle_with_onnx(
     Args:
         bundle: folder of a policy bundle.
         folder: where such copies are kept.
-        precision: of the files that are made.
+        precision: of the files; None: any that are there, or else float32.
         tell: called with a line about the export, which can take a minute.
+        observations: makes them, for int8.
 
     Raises:
         BundleError: no bundle there, or no copy can be made.
         ExportError: as `add_onnx`.
         OSError: a copy that is not whole cannot be removed.
     """
-    if graph_path(bundle, 'vision').is_file():
+    has_files = graph_path(bundle, 'vision').is_file()
+    if has_files and precision in (None, read_graph_facts(bundle / ONNX_FOLDER, ()).precision):
         return bundle
+    precision = precision or 'float32'
     source = read_bundle(bundle)
     written = (source.folder / SPEC_FILE).read_bytes()
     digest = hashlib.sha256(written + __version__.encode()).hexdigest()[:12]
@@ -189,7 +220,7 @@ def bundle_with_onnx(
         # `export_bundle` replaces bundles only; but nobody else gives a folder such a name.
         shutil.rmtree(copy)
     try:
-        export_bundle(source, copy, precision, force=copy.exists())
+        export_bundle(source, copy, precision, force=copy.exists(), observations=observations())
     except BundleError:
         # Another process may have finished the same copy first.
         if not _is_whole(copy):

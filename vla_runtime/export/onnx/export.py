@@ -52,6 +52,8 @@ _DTYPES = {
     'float32': torch.float32,
     'float16': torch.float16,
     'bfloat16': torch.bfloat16,
+    # Quantised afterwards.
+    'int8': torch.float32,
     'int64': torch.int64,
     'bool': torch.bool,
 }
@@ -70,6 +72,8 @@ def write_onnx(
         folder: of the bundle; its weights.safetensors is read, `onnx/` must not be there.
         spec: its policy.yaml.
         precision: of the large matrices; everything else stays float32, indices stay integers.
+            For int8 the files are in float32, for `quantise_onnx`, and those for TensorRT and
+            the baseline are left out.
         advance: called with the bytes of each written block of weights.
 
     Raises:
@@ -86,8 +90,10 @@ def write_onnx(
         for rows in ROWS:
             writer.prefix(rows)
             writer.expert(rows)
-            writer.monolithic(rows)
-        writer.any_rows()
+        if precision != 'int8':
+            for rows in ROWS:
+                writer.monolithic(rows)
+            writer.any_rows()
     write_graph_facts(target, ExportedGraphs(precision, writer.text_table, writer.facts))
     write_counts(folder, count_operations(spec.family, spec.dims))
 
@@ -322,10 +328,11 @@ class _Writer:
 
     def _save(self, model: onnx.ModelProto, path: Path) -> None:
         onnx.save_model(model, path)
-        self.facts[path.name] = _facts_of(model)
+        self.facts[path.name] = graph_facts_of(model)
 
 
-def _facts_of(model: onnx.ModelProto) -> GraphFacts:
+def graph_facts_of(model: onnx.ModelProto) -> GraphFacts:
+    """Count a graph's operators and the bytes of its weights."""
     weights = model.graph.initializer
     sizes = [helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize for tensor in weights]
     return GraphFacts(

@@ -3,6 +3,8 @@
 Types are those that ONNX infers for every tensor. The rules:
 - float32, int64, bool and the half type that was asked for are the only types;
 - inputs and outputs other than the past are never in half;
+- 8-bit numbers lead from QuantizeLinear or a weight through DequantizeLinear to a matrix product,
+  and nowhere else;
 - in half there are matrix products and moves of numbers, and nothing else that computes: norms,
   softmax, time, masks and the update are in float32;
 - no float becomes an integer, no truth value a float, and no integer half: indices, counts and
@@ -44,6 +46,7 @@ MOVES = (
     'Transpose',
     'Unsqueeze',
 )
+_EIGHT_BITS = (TensorProto.INT8, TensorProto.UINT8)
 _TYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, *HALVES)
 
 
@@ -61,7 +64,7 @@ def precision_of(path: Path) -> Precision:
     for half, name in HALVES.items():
         if half in types:
             return name
-    return 'float32'
+    return 'int8' if TensorProto.INT8 in types else 'float32'
 
 
 def type_faults(path: Path, precision: Precision) -> list[str]:
@@ -88,8 +91,9 @@ def type_faults(path: Path, precision: Precision) -> list[str]:
     faults += [
         f"'{name}' is in {type_name(kind)}, which no part of a policy is computed in"
         for name, kind in types.items()
-        if kind not in _TYPES
+        if kind not in (*_TYPES, *(_EIGHT_BITS if precision == 'int8' else ()))
     ]
+    faults += _eight_bit_faults(model.graph, types)
     wrong = [
         f"'{name}' is in {type_name(kind)} in a file that is meant to be {precision}"
         for name, kind in types.items()
@@ -117,6 +121,27 @@ def node_fault(node: onnx.NodeProto, types: Mapping[str, int]) -> str:
         f"computes '{node.output[0]}' in {type_name(types[half])}; everything but matrix products "
         'must be float32, and indices integers'
     )
+
+
+def _eight_bit_faults(graph: onnx.GraphProto, types: Mapping[str, int]) -> list[str]:
+    """List the nodes but matrix products that compute with numbers rounded to 8 bits."""
+    rounded = {
+        node.output[0]: node.op_type
+        for node in graph.node
+        if node.op_type in ('QuantizeLinear', 'DequantizeLinear')
+    }
+    rounded |= {name: 'QuantizeLinear' for name, kind in types.items() if kind in _EIGHT_BITS}
+    reads = {
+        'QuantizeLinear': ('DequantizeLinear', 'QuantizeLinear'),
+        'DequantizeLinear': ('MatMul',),
+    }
+    return [
+        f"node '{node.name or node.output[0]}' ({node.op_type}) computes with '{name}', which was "
+        'rounded to 8 bits; only matrix products may'
+        for node in graph.node
+        for name in node.input
+        if name in rounded and node.op_type not in reads[rounded[name]]
+    ]
 
 
 def in_words(name: str, types: Mapping[str, int]) -> str:

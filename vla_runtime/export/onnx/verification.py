@@ -20,6 +20,7 @@ import onnx
 import onnxruntime
 import torch
 
+from vla_runtime.bundle.folder import read_statistics
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.files import (
     ONNX_FOLDER,
@@ -33,15 +34,21 @@ from vla_runtime.engines.onnx.files import (
     graph_path,
     vision_names,
 )
-from vla_runtime.engines.onnx.session import Placement, Session, session_options
+from vla_runtime.engines.onnx.session import (
+    SKIPPED_REWRITES,
+    Placement,
+    Session,
+    session_options,
+)
 from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.text_table import TextTable
-from vla_runtime.export.cases import Case
+from vla_runtime.export.cases import Case, read_cases
 from vla_runtime.export.onnx.cases import Reference, seeded_cases
 from vla_runtime.export.onnx.precision import precision_of, type_faults
 from vla_runtime.export.onnx.variants import comparable
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import (
+    ActionError,
     ChunkComparison,
     Comparison,
     Receipt,
@@ -51,6 +58,7 @@ from vla_runtime.export.receipt import (
 from vla_runtime.families import read_time_table
 from vla_runtime.families.family import distinct_image_sizes
 from vla_runtime.inference.denoise import flow_times
+from vla_runtime.processing.normalization import Normalizer
 
 _LISTED = 10
 
@@ -62,6 +70,7 @@ def verify_onnx(
     device: str = 'cpu',
     advance: Callable[[int], object] = lambda count: None,
     keep: Callable[[list[Case]], object] = lambda cases: None,
+    cases: list[Case] | None = None,
 ) -> Receipt:
     """Compare a bundle's ONNX files with its PyTorch modules.
 
@@ -71,6 +80,7 @@ def verify_onnx(
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
         advance: called with 1 for each of the `verification_steps`.
         keep: called with the cases and PyTorch's outputs, once all are compared.
+        cases: to compare on; None: seeded ones, and for int8 those that the export recorded.
 
     Returns:
         The receipt; ask it for `failures`.
@@ -81,7 +91,9 @@ def verify_onnx(
     """
     placement = Placement.of(device)
     precision = check_graphs(folder, len(distinct_image_sizes(spec.dims)))
-    verifier = _Verifier(folder, spec, precision, placement, advance)
+    if cases is None:
+        cases = read_cases(folder)[0] if precision == 'int8' else seeded_cases(folder, spec)
+    verifier = _Verifier(folder, spec, precision, placement, advance, cases)
     receipt = verifier.run()
     keep(verifier.cases)
     return receipt
@@ -107,11 +119,14 @@ def check_graphs(folder: Path, image_sizes: int = 1) -> Precision:
             precision where it was not asked for.
         ValueError: a file is missing or no ONNX file.
     """
-    names = (*graph_names(image_sizes), *ROWS_GRAPHS)
+    names = engine_graphs(ROWS, image_sizes)
     check_graph_files(folder, names)
-    # Not every network has matrices that may be in half.
-    found = (precision_of(folder / ONNX_FOLDER / name) for name in engine_graphs((1,), image_sizes))
+    # Not every network has matrices that may be reduced.
+    found = (precision_of(folder / ONNX_FOLDER / name) for name in names)
     precision: Precision = next((one for one in found if one != 'float32'), 'float32')
+    if precision != 'int8':
+        names = (*graph_names(image_sizes), *ROWS_GRAPHS)
+        check_graph_files(folder, names)
     faults = [
         f'{name}: {fault}'
         for name in names
@@ -130,7 +145,8 @@ def check_graphs(folder: Path, image_sizes: int = 1) -> Precision:
 def receipt_dict(receipt: Receipt) -> dict[str, Any]:
     """Contents of verification.json under `onnx`."""
     return {
-        'what': 'every ONNX file against the PyTorch modules in float32, on seeded inputs',
+        'what': 'every ONNX file against the PyTorch modules in float32, on '
+        + ('observations that were recorded' if receipt.precision == 'int8' else 'seeded inputs'),
         'precision': receipt.precision,
         'types': 'matrix products in the precision; all else in float32, indices in integers',
         'device': receipt.device,
@@ -156,6 +172,7 @@ class _Verifier:
         precision: Precision,
         placement: Placement,
         advance: Callable[[int], object],
+        cases: list[Case],
     ) -> None:
         self._folder = folder
         self._spec = spec
@@ -163,11 +180,19 @@ class _Verifier:
         self._placement = placement
         self._advance = advance
         self._widened = precision == 'bfloat16' and placement.memory == 'cpu'
-        self.cases = seeded_cases(folder, spec)
+        self.cases = cases
         # What ONNX Runtime made of each case, from the pixels on.
         self._own: list[dict[str, np.ndarray]] = [{} for _ in self.cases]
         self._errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
         self._chunks: list[ChunkComparison] = []
+        # Of every chunk, (horizon, actions) in the robot's units.
+        self._in_units: list[np.ndarray] = []
+        statistics = read_statistics(folder, spec)
+        self._actions = Normalizer(
+            spec.normalisation.actions,
+            {name.removeprefix('actions.'): values for name, values in statistics.items()},
+            spec.action_names,
+        )
 
     def run(self) -> Receipt:
         reference = Reference(self._spec, BundleWeights(self._folder / WEIGHTS_FILE))
@@ -184,7 +209,9 @@ class _Verifier:
         for rows in ROWS:
             self._expert(rows, table, own_table)
         for rows in ROWS:
-            self._monolithic(rows, own_table)
+            if self._precision != 'int8':
+                self._monolithic(rows, own_table)
+            self._advance(1)
         tensors = [
             Comparison.of(file, tensor, errors, self._precision)
             for (file, tensor), errors in self._errors.items()
@@ -198,6 +225,12 @@ class _Verifier:
             ['bfloat16 products computed in float32 and rounded: the CPU has none of its own']
             if self._widened
             else [],
+            [
+                ActionError(action.name, action.unit, float(one.max()), float(one.mean()))
+                for action, one in zip(
+                    self._spec.actions, np.concatenate(self._in_units).T, strict=True
+                )
+            ],
         )
 
     def _vision(self) -> None:
@@ -239,17 +272,18 @@ class _Verifier:
         return own
 
     def _expert(self, rows: int, table: np.ndarray, own_table: np.ndarray) -> None:
+        spec = self._spec
         session, name = self._open_rows('expert', rows)
         for case, own in self._of(rows):
             trace, growth = case.reference['trace'], []
             own_past = {key: own[key] for key in case.past}
             x = case.x
-            for k in range(self._spec.denoise_steps):
-                alone = session.run(self._step(case, case.past, table, k, trace[k]))
+            for k in range(spec.denoise_steps):
+                alone = session.run(step_inputs(spec, case, case.past, table, k, trace[k]))
                 self._compare(name, 'x_next', alone['x_next'], trace[k + 1])
                 expected = case.reference['velocity'][k]
                 self._compare(name, 'velocity', alone['velocity'], expected)
-                x = session.run(self._step(case, own_past, own_table, k, x))['x_next']
+                x = session.run(step_inputs(spec, case, own_past, own_table, k, x))['x_next']
                 growth.append(error_of(x, trace[k + 1])[0])
             self._add_chunk(f'vision, prefix and {name}', case, x, growth)
         self._advance(1)
@@ -257,7 +291,7 @@ class _Verifier:
     def _monolithic(self, rows: int, table: np.ndarray) -> None:
         session, name = self._open_rows('monolithic', rows)
         for case, _ in self._of(rows):
-            values = self._step(case, {}, table, 0, case.x) | {
+            values = step_inputs(self._spec, case, {}, table, 0, case.x) | {
                 **_all_pixels(case),
                 'image_mask': case.image_mask,
                 **case.prefix_inputs,
@@ -266,24 +300,6 @@ class _Verifier:
                 'plan_weight': case.plan_weight,
             }
             self._add_chunk(name, case, session.run(values)['x_next'], [])
-        self._advance(1)
-
-    def _step(
-        self, case: Case, past: dict[str, np.ndarray], table: np.ndarray, k: int, x: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        steps = self._spec.denoise_steps
-        values = {
-            **past,
-            'x': x,
-            'time_conditioning': table[k : k + 1],
-            't': flow_times(steps).astype(np.float32)[k],
-            'dt': np.float32(-1.0 / steps),
-            'row_weight': case.row_weight,
-            'plan': case.plan,
-            'plan_weight': case.plan_weight[k],
-            **case.head_inputs,
-        }
-        return {name: np.asarray(value) for name, value in values.items()}
 
     def _open_rows(self, network: Network, rows: int) -> tuple[Session, str]:
         path = graph_path(self._folder, network, rows)
@@ -294,13 +310,15 @@ class _Verifier:
         # Weights are used where they lie in the file: no packed and no converted second copy.
         options.add_session_config_entry('session.disable_prepacking', '1')
         options.enable_cpu_mem_arena = False
-        folding = [] if self._precision == 'float32' else ['ConstantFolding']
+        skipped = list(SKIPPED_REWRITES.get(self._precision, ()))
+        if self._precision != 'float32':
+            skipped.append('ConstantFolding')
         return Session(
             path,
             self._placement,
             options,
             comparable(path, widen_bfloat16=self._widened),
-            disabled_optimizers=folding,
+            disabled_optimizers=skipped,
         )
 
     def _of(self, rows: int) -> list[tuple[Case, dict[str, np.ndarray]]]:
@@ -312,11 +330,39 @@ class _Verifier:
 
     def _add_chunk(self, graphs: str, case: Case, x: np.ndarray, growth: list[float]) -> None:
         number = next(i for i, other in enumerate(self.cases) if other is case)
-        error = error_of(x, case.reference['trace'][-1])
+        expected = case.reference['trace'][-1]
+        error = error_of(x, expected)
+        steps, width = self._spec.horizon, len(self._spec.actions)
+        found, meant = (self._actions.denormalise(c[0, :steps, :width]) for c in (x, expected))
+        self._in_units.append(np.abs(found - meant))
         gain = float(case.reference['gain'])
         self._chunks.append(
             ChunkComparison.of(graphs, number, gain, error, growth, self._precision)
         )
+
+
+def step_inputs(
+    spec: BundleSpec,
+    case: Case,
+    past: Mapping[str, np.ndarray],
+    table: np.ndarray,
+    k: int,
+    x: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Inputs of the expert's graph for denoise step k from x (1, H, A), over this past."""
+    steps = spec.denoise_steps
+    values = {
+        **past,
+        'x': x,
+        'time_conditioning': table[k : k + 1],
+        't': flow_times(steps).astype(np.float32)[k],
+        'dt': np.float32(-1.0 / steps),
+        'row_weight': case.row_weight,
+        'plan': case.plan,
+        'plan_weight': case.plan_weight[k],
+        **case.head_inputs,
+    }
+    return {name: np.asarray(value) for name, value in values.items()}
 
 
 def _all_pixels(case: Case) -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from vla_runtime.engines.choice import AUTO
+from vla_runtime.engines.onnx.files import PRECISIONS
 from vla_runtime.engines.preflight import BACKENDS, MOST_THREADS
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.inference.settings import PolicySettings
@@ -44,7 +45,7 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         AUTO,
         "number format of the networks' large matrices; auto: the fastest here that the bundle's "
         'receipt vouches for',
-        words=(AUTO, 'float32', 'bfloat16', 'float16'),
+        words=(AUTO, *PRECISIONS),
         read_only=True,
     ),
     ParameterSpec(

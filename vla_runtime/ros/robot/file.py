@@ -16,7 +16,7 @@ from vla_runtime.execution.urdf import read_urdf_limits
 from vla_runtime.files.input_files import read_text, regular_file
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, did_you_mean, loads, parse
-from vla_runtime.ros.robot.rules import check_robot
+from vla_runtime.ros.robot.rules import check_robot, check_zero_and_one
 from vla_runtime.ros.robot.schema import (
     JointStateTopic,
     Robot,
@@ -148,3 +148,9 @@ def _check_urdf(robot: Robot) -> None:
         if joint.unit not in ('rad', 'm'):
             message = f"'{joint.unit}' cannot be compared with the URDF's rad and m"
             raise RobotError(robot.file, f'joints[{index}].unit', message)
+        if joint.lower is None and not joint.continuous:
+            try:
+                limits = known[name]
+                check_zero_and_one(f'joints[{index}]', joint, limits.lower, limits.upper)
+            except FieldError as error:
+                raise RobotError(robot.file, error.field, error.message) from None

@@ -283,10 +283,11 @@ class _Matcher:
         unit = unit.removesuffix('/s')
         dimension, size = _SIZE[unit]
         joint_dimension, joint_size = _SIZE[joint.unit]
-        if dimension == joint_dimension:
-            return size / joint_size, 0.0
+        # First: `zero` and `one` hold for a joint without a dimension too (an inverted gripper).
         if dimension == 'none' and joint.zero is not None and joint.one is not None:
             return (joint.one - joint.zero) / _FULL[unit], joint.zero
+        if dimension == joint_dimension:
+            return size / joint_size, 0.0
         mend = (
             "give the joint 'zero' and 'one': its positions where the policy says 0 and "
             f'{_FULL[unit]:g}'

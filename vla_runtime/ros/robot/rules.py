@@ -5,6 +5,7 @@ Each rule raises `FieldError` with the full path of the field that is wrong.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -68,7 +69,9 @@ def _check_joint(where: str, joint: RobotJoint, *, has_urdf: bool) -> None:
         missing = 'zero' if joint.zero is None else 'one'
         raise FieldError(f'{where}.{missing}', 'is missing: zero and one go together')
     if joint.zero is not None and joint.zero == joint.one:
-        raise FieldError(f'{where}.one', f'is the same as zero ({joint.zero:g})')
+        raise FieldError(f'{where}.one', f'is the same position as zero ({joint.zero:g})')
+    if joint.lower is not None and joint.upper is not None:
+        check_zero_and_one(where, joint, joint.lower, joint.upper)
     for key in needed_limits(joint):
         if getattr(joint, key) is None and not has_urdf:
             raise FieldError(
@@ -76,6 +79,33 @@ def _check_joint(where: str, joint: RobotJoint, *, has_urdf: bool) -> None:
                 f"is missing: '{joint.name}' would move without this limit; give it, or name the "
                 "robot's URDF in 'urdf'",
             )
+
+
+def check_zero_and_one(where: str, joint: RobotJoint, lower: float, upper: float) -> None:
+    """Refuse `zero` and `one` that no joint with these position limits can have.
+
+    Args:
+        where: path of the joint.
+        joint: with `zero` and `one`, or with neither.
+        lower, upper: position limits, in the joint's unit.
+
+    Raises:
+        FieldError: one lies further outside of the limits than they are apart, or the two are less
+            than a thousandth of that apart.
+    """
+    reach = upper - lower
+    # A continuous joint of a URDF has no limits.
+    if joint.zero is None or joint.one is None or not math.isfinite(reach):
+        return
+    for key, value in (('zero', joint.zero), ('one', joint.one)):
+        if not lower - reach <= value <= upper + reach:
+            raise FieldError(
+                f'{where}.{key}',
+                f'{value:g} {joint.unit} is far outside of the limits {lower:g} to {upper:g}: give '
+                "a position of the joint, in the joint's unit",
+            )
+    if abs(joint.one - joint.zero) < 1e-3 * reach:
+        raise FieldError(f'{where}.one', f'is the same position as zero ({joint.zero:g})')
 
 
 def needed_limits(joint: RobotJoint) -> tuple[str, ...]:

@@ -47,7 +47,8 @@ class RobotJoint:
         message_name: its name in messages and in the URDF, when not `name`; two arms under two
             namespaces may both have a `waist`.
         aliases: further names under which policies know it.
-        zero: its position where a policy without units (`'1'` or percent) says 0.
+        zero: its position where a policy without units (`'1'` or percent) says 0, whatever the
+            joint's unit; not used where the policy's numbers are in rad, deg, m or mm.
         one: its position where such a policy says 1 (100 percent).
     """
 

@@ -308,6 +308,20 @@ _STUDIES = (
         reference=BASE,
     ),
     Study(
+        'int8',
+        'Does the policy do its task in 8 bits?',
+        'ONNX files in int8 against float32 on the same scenes, on '
+        'still and on moving blocks (3 to 5 cm/s). What is found is written into the receipt of '
+        'the int8 bundle, and decides whether precision auto may take its files.',
+        grid(
+            replace(BASE, backend='onnxruntime'),
+            variant=('still', 'moving'),
+            precision=('float32', 'int8'),
+        ),
+        x='precision',
+        episodes=200,
+    ),
+    Study(
         'backend',
         'Does the policy do the task on ONNX Runtime as well?',
         'The same policy in PyTorch, in ONNX Runtime, and there with its matrices in float16.',

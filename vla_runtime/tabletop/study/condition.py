@@ -24,7 +24,7 @@ from vla_runtime.types import Advantage
 
 ChunkSourceName = Literal['policy', 'expert']
 Instructed = Literal['task', 'other_block', 'fixed']
-Precision = Literal['float32', 'bfloat16', 'float16']
+Precision = Literal['float32', 'bfloat16', 'float16', 'int8']
 Backend = Literal['torch', 'onnxruntime']
 Cache = Literal['off', 'exact', 'bounded', 'image_blind']
 

@@ -29,6 +29,7 @@ from vla_runtime.files.whole_files import write_text
 from vla_runtime.processes.workers import Pool
 from vla_runtime.tabletop.sim.world import Tabletop
 from vla_runtime.tabletop.study.cache_use import CacheUse
+from vla_runtime.tabletop.study.calibration import demo_observations
 from vla_runtime.tabletop.study.chunk_sources import ChunkSource, ExpertSource, PolicySource
 from vla_runtime.tabletop.study.condition import Condition
 from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ, EpisodeResult, run_episode
@@ -88,8 +89,7 @@ def run_conditions(
         ClusterError: the pool is a cluster that cannot be used.
     """
     runs = [
-        Run(condition, _bundle_of(condition, bundle, work), tuple(seeds))
-        for condition in conditions
+        Run(condition, bundle_of(condition, bundle, work), tuple(seeds)) for condition in conditions
     ]
     source = source_digest()
     paths = {run: work / f'{_identity(run, source)}.json' for run in runs}
@@ -113,13 +113,16 @@ def run_conditions(
     return {run.condition: done[run] for run in runs}
 
 
-def _bundle_of(condition: Condition, bundle: Path | Mapping[str, Path], work: Path) -> Path:
+def bundle_of(condition: Condition, bundle: Path | Mapping[str, Path], work: Path) -> Path:
     """The bundle that a condition runs: for ONNX Runtime one with files, made here once."""
     if isinstance(bundle, Mapping):
         bundle = bundle[condition.policy_family]
     if condition.chunk_source != 'policy' or condition.backend != 'onnxruntime':
         return bundle
-    return bundle_with_onnx(bundle, work, condition.precision, tqdm.write)
+    source = bundle
+    return bundle_with_onnx(
+        bundle, work, condition.precision, tqdm.write, lambda: demo_observations(source)
+    )
 
 
 def _run_all(
