@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +168,8 @@ def infer(policy: Policy, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray,
 
 def measure(
     lerobot: LeRobot, ours: Mapping[str, Policy], family: str, rounds: int
-) -> dict[str, Any]:
-    """Take the turns; the first round is not counted."""
+) -> Iterator[dict[str, Any]]:
+    """Take the turns and yield the figures so far after each; the first is not counted."""
     spec = next(iter(ours.values())).spec
     wall: dict[str, list[float]] = {name: [] for name in ('lerobot', *ours)}
     processor: dict[str, list[float]] = {name: [] for name in wall}
@@ -193,13 +193,23 @@ def measure(
             for name, (_, took, cpu) in turns.items():
                 wall[name].append(took)
                 processor[name].append(cpu)
+            yield figures_of(wall, processor, differences, load)
+
+
+def figures_of(
+    wall: Mapping[str, list[float]],
+    processor: Mapping[str, list[float]],
+    differences: Mapping[str, list[float]],
+    load: list[float],
+) -> dict[str, Any]:
+    """Medians, and ratios to LeRobot by turns with their 95% intervals."""
     theirs, theirs_cpu = np.array(wall['lerobot']), np.array(processor['lerobot'])
     figures: dict[str, Any] = {
-        'rounds': rounds,
+        'rounds': len(load),
         'load_1min': load,
         'lerobot': {'ms': float(np.median(theirs)), 'cpu_ms': float(np.median(theirs_cpu))},
     }
-    for name in ours:
+    for name in differences:
         mine, mine_cpu = np.array(wall[name]), np.array(processor[name])
         figures[name] = {
             'ms': float(np.median(mine)),
@@ -256,25 +266,30 @@ def main() -> int:
             )
             for name in arguments.ours
         }
+        # The result names no folder of this machine.
+        shown = {
+            str(arguments.lerobot_python): 'LEROBOT_ENV/bin/python',
+            str(arguments.folder): 'WORK',
+        }
+        sys.argv[1:] = [shown.get(word, word) for word in sys.argv[1:]]
+        figures: dict[str, Any] = {
+            'family': family,
+            'threads': threads,
+            'omp_wait_policy': os.environ.get('OMP_WAIT_POLICY', 'default'),
+            'targets': TARGETS,
+            'theirs': lerobot.facts,
+        }
         try:
-            figures = measure(lerobot, ours, family, arguments.rounds)
+            # Written after every round: a run that is cut off leaves what it found.
+            for found in measure(lerobot, ours, family, arguments.rounds):
+                figures |= found
+                path = write_result(f'lerobot_{family}', figures, PACKAGES, arguments.json)
         finally:
             lerobot.close()
             for policy in ours.values():
                 policy.close()
-    figures = {
-        'family': family,
-        'threads': threads,
-        'omp_wait_policy': os.environ.get('OMP_WAIT_POLICY', 'default'),
-        'targets': TARGETS,
-        'theirs': lerobot.facts,
-        **figures,
-    }
     show(figures, ours)
-    # The result names no folder of this machine.
-    shown = {str(arguments.lerobot_python): 'LEROBOT_ENV/bin/python', str(arguments.folder): 'WORK'}
-    sys.argv[1:] = [shown.get(word, word) for word in sys.argv[1:]]
-    print(write_result(f'lerobot_{family}', figures, PACKAGES, arguments.json).name)
+    print(path.name)
     return 0
 
 

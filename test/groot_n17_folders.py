@@ -46,6 +46,8 @@ def write_backbone(target: Path, case: Path) -> Path:
     }
     vision = {'num_heads': d['v_heads'], 'deepstack_visual_indexes': d['deepstack']}
     _write(target / 'config.json', {'text_config': text, 'vision_config': vision})
+    least = {'min_pixels': d['image_processor']['min_pixels']}
+    _write(target / 'preprocessor_config.json', least)
     return target / 'tokenizer.json'
 
 

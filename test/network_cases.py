@@ -19,6 +19,7 @@ from torch import Tensor
 from vla_runtime.export.tensor_names import TensorNames
 from vla_runtime.families import build_network
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.family import PolicyDims
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.pi.dimensions import PiDims
@@ -138,6 +139,19 @@ def our_weights(path: Path, names: TensorNames) -> dict[str, Tensor]:
         if copy in ours:
             ours.setdefault(original, ours.pop(copy))
     return ours
+
+
+def random_network(family: str, dims: PolicyDims) -> FlowNetwork:
+    """A network with random weights of a size that makes everything matter."""
+    network = build_network(family, dims).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in network.named_parameters():
+        is_table = parameter.ndim == 1 or 'position' in name or 'embedding' in name
+        scale = 0.5 if is_table else 0.5 * parameter.shape[-1] ** -0.5
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+        if 'norm' in name and name.endswith('weight'):
+            parameter.add_(1.0)
+    return network
 
 
 def batch_entries(*kinds: str) -> Iterator[tuple[Path, int]]:

@@ -25,9 +25,11 @@ _HALF_MATRICES = re.compile(
     r'|vision\.projector\.weight|language\.embedding\.weight'
     # An encoder without vision blocks, and a decoder that reads it.
     r'|(encoder|decoder)\.\d+\.(((self_|cross_)?attention)\.(q|k|v|out)|mlp\.(fc1|fc2))\.weight'
-    # A head of cross-attention blocks, a projector of two layers, and a layer over all actions.
-    r'|blocks\.\d+\.(attention\.(q|k|v|out)|mlp\.(fc1|fc2))\.weight'
-    r'|vision\.projector\.(fc1|fc2)\.weight|pool\.weight'
+    # A head of attention blocks, what lies between vision and language, a layer over all actions.
+    r'|(blocks|context|dit)\.\d+\.(attention\.(q|k|v|out)|mlp\.(fc1|fc2))\.weight'
+    r'|vision\.(projector|merger|deepstack\.\d+)\.(fc1|fc2)\.weight|pool\.weight'
+    # Behind the norm with which it begins.
+    r'|vision\.connector\.[13]\.weight'
 )
 TEXT_TABLE = 'language.embedding.weight'
 _PROJECTION = re.compile(r'[._](?:self_|cross_)?attention\.([qkv])\.weight$')
@@ -222,10 +224,10 @@ class _Walk:
                 return Origin(origin.roles, rounded=True)
             self._fault(f'rounds {change}: {origin} must stay in float32')
         elif not origin.rounded and origin.within(*_PRODUCTS, _TABLE):
-            return Origin(origin.roles)
-        elif _are_rotated_queries(origin):
+            return origin
+        elif _are_rotated(origin, _QUERIES):
             return _of(_WIDE_QUERIES)
-        elif _are_keys(origin):
+        elif _are_keys(origin) or _are_rotated(origin, _KEYS):
             return _of(_WIDE_KEYS)
         else:
             self._fault(
@@ -248,9 +250,11 @@ class _Walk:
         known = [origin for origin in origins if origin is not None]
         if len(known) < len(origins):
             return None
+        # A constant, such as a bias, changes nothing about whose product this is.
+        moving = [origin for origin in known if origin.roles]
         return Origin(
             frozenset().union(*(origin.roles for origin in known)),
-            known[0].matrices if len(known) == 1 else (),
+            moving[0].matrices if len(moving) == 1 else (),
             any(origin.rounded for origin in known),
         )
 
@@ -318,12 +322,13 @@ def _past_role(name: str) -> str | None:
     return next((role for end, role in _PAST.items() if name.endswith(end)), None)
 
 
-def _are_rotated_queries(origin: Origin) -> bool:
-    """Return whether these are queries that were float32 in between, for their rotation.
+def _are_rotated(origin: Origin, role: str) -> bool:
+    """Return whether these are queries (or keys) that were float32 in between.
 
-    Constant angles, of positions that no prompt changes, leave no role.
+    They are rotated there, and some are divided by their own norm before. Constant angles, of
+    positions that no prompt changes, leave no role.
     """
-    return origin.rounded and _QUERIES in origin.roles and origin.within(_QUERIES, _ANGLES)
+    return origin.rounded and role in origin.roles and origin.within(role, _ANGLES, _COMPUTED)
 
 
 def _are_keys(origin: Origin) -> bool:

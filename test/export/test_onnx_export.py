@@ -14,6 +14,7 @@ import torch
 from onnx_bundles import copy_bundle, load_graph, tiny_onnx_bundle
 from paths import ROOT
 from tiny_policy import tiny_spec, write_tiny_policy
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.bundle.folder import BundleError, read_bundle
@@ -29,7 +30,9 @@ from vla_runtime.engines.onnx.files import (
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.export import onnx_bytes, write_onnx
+from vla_runtime.export.onnx.graph import GraphWriter
 from vla_runtime.export.onnx.operators import lowering
+from vla_runtime.export.onnx.translation import Translator
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 
 
@@ -129,11 +132,43 @@ def test_an_operator_without_an_onnx_form_is_named():
         lowering('fft_rfft.default')
 
 
+class Listed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tensor([1.0, 2.0], device=x.device)
+
+
+class Buffered(nn.Module):
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.register_buffer('factors', torch.tensor([1.0, 2.0]), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factors
+
+
+@pytest.mark.parametrize(
+    ('make', 'name'),
+    [
+        (Listed, r"'1' \(.*Listed\).*shape \[2\] \('1\.lifted_tensor"),
+        (lambda: Buffered(True), r"'1' \(.*Buffered\).*shape \[2\] \('1\.factors'\)"),
+        (lambda: Buffered(False), r"'1' \(.*Buffered\).*shape \[2\] \('1\.factors'\)"),
+    ],
+    ids=['from a list', 'in a buffer', 'in a buffer that is not saved'],
+)
+def test_a_constant_whose_numbers_are_not_known_is_refused_by_its_module(make, name):
+    with torch.device('meta'):
+        network = nn.Sequential(nn.ReLU(), make())
+    program = torch.export.export(network, (torch.zeros(3, 2, device='meta'),))
+    # Refused before the first weight is written.
+    graph = GraphWriter('refused', None)  # type: ignore[arg-type]
+    x = graph.input('x', torch.float32, (3, 2))
+    with pytest.raises(ExportError, match=f'the network module {name}.*torch\\.arange'):
+        Translator(graph, None, {}).write(program, '', [x])  # type: ignore[arg-type]
+
+
 def test_an_operator_is_lowered_as_pytorch_computes_it():
     # What the reference cases reach only together: here one network of odd sizes, all at once.
     import onnxruntime
-
-    from vla_runtime.export.onnx.graph import GraphWriter
 
     class Weights:
         def constant(self, name, value):

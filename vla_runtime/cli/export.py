@@ -312,6 +312,12 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
         help="tokens of the padded prompt (default for openpi: its family's usual one)",
     )
     group.add_argument(
+        '--image-size',
+        type=_size,
+        metavar='HEIGHTxWIDTH',
+        help="of the cameras' images in pixels, where a policy keeps their aspect",
+    )
+    group.add_argument(
         '--vision-heads', type=at_least(1), metavar='N', help="the vision tower's attention heads"
     )
     group.add_argument(
@@ -339,6 +345,13 @@ def _words(text: str) -> tuple[str, ...]:
     if not all(words):
         raise argparse.ArgumentTypeError(f"'{text}' has an empty entry")
     return words
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, _, width = text.partition('x')
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not HEIGHTxWIDTH, such as 480x640")
+    return int(height), int(width)
 
 
 def _counts(text: str) -> dict[str, int]:

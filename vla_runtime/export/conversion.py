@@ -181,6 +181,12 @@ def _check_facts(
                 missing.conflict(
                     f'{option} says {value} but a LeRobot folder has its own statistics'
                 )
+    if options.image_size is not None and facts.images.resample != 'area':
+        height, width = options.image_size
+        missing.conflict(
+            f"--image-size says {height}x{width} but the policy's images have one size, whatever "
+            'the cameras have'
+        )
 
 
 @dataclass(frozen=True)

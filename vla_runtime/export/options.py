@@ -26,6 +26,7 @@ class ExportOptions:
         units: a unit for all dimensions and `name=unit` for single ones.
         rate_hz: actions a second.
         cameras: in the order the network sees them.
+        image_size: (height, width) of the cameras' images, where a policy keeps their aspect.
         deltas: names of the actions that are relative to the state; () says none is.
         velocities: names of the actions that are velocities.
         horizon: actions of a chunk.
@@ -49,6 +50,7 @@ class ExportOptions:
     units: tuple[str, ...] | None = None
     rate_hz: float | None = None
     cameras: tuple[CameraSpec, ...] | None = None
+    image_size: tuple[int, int] | None = None
     deltas: tuple[str, ...] | None = None
     velocities: tuple[str, ...] = ()
     horizon: int | None = None

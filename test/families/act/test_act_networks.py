@@ -141,6 +141,10 @@ VARIANTS = {
     'gelu': replace(TINY, activation='gelu'),
     'environment': replace(TINY, state_dim=5, environment_dim=2),
     'odd images of two sizes': replace(TINY, images=((45, 67), (33, 100))),
+    'four cameras of three sizes': replace(
+        TINY, cameras=4, images=((45, 67), (33, 100), (33, 100), (64, 32)), horizon=3
+    ),
+    'one camera': replace(TINY, cameras=1, images=((50, 50),)),
     'bottlenecks': replace(
         TINY, backbone=ResNetDims(6, (4, 4, 6, 8), (1, 2, 1, 2), bottleneck=True)
     ),
@@ -182,9 +186,8 @@ def test_every_variant_equals_pytorchs_own_layers(variant: str):
     theirs = their_weights(dims)
     network = with_weights(dims, theirs)
     pixels, state = inputs(dims, rows=2)
-    past = network.prefix(
-        image_tokens(network, pixels), torch.ones(2, dtype=torch.bool), state=state
-    )
+    shown = torch.ones(dims.cameras, dtype=torch.bool)
+    past = network.prefix(image_tokens(network, pixels), shown, state=state)
     batch = [image.expand(2, -1, -1, -1) for image in pixels]
     expected = actions(theirs, batch, state, dims)
     assert relative_error(network.actions(past), expected) <= 1e-5

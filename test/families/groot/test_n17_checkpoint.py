@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,6 +110,54 @@ def test_images_cut_by_opencv_keep_their_aspect(tmp_path, tokenizer):
     assert spec.images == ImageSpec('crop', 'area', CropSpec(48, 0.95))
 
 
+def test_nvidia_s_folders_are_told_the_size_of_the_images_that_keep_their_aspect(
+    tmp_path, tokenizer
+):
+    changes = {'use_albumentations': True, 'crop_fraction': 0.95, 'shortest_image_edge': 48}
+    nvidia = write_nvidia_folder(tmp_path / 'nvidia', CASE, **changes)
+    with pytest.raises(ExportError, match=r'--image-size +height and width of the cameras'):
+        plan(nvidia, tokenizer)
+    lerobot = write_lerobot_folder(tmp_path / 'lerobot', CASE, **changes)
+    # 60x84 are LeRobot's, from its config.json.
+    specs = [
+        replace(plan(folder, tokenizer, image_size=size).spec, source={})
+        for folder, size in ((nvidia, (60, 84)), (lerobot, (60, 84)), (lerobot, None))
+    ]
+    assert specs[0] == specs[1] == specs[2]
+    assert specs[0].dims.image == (48, 64)
+    wide = plan(nvidia, tokenizer, image_size=(90, 160)).spec
+    assert wide.dims.image == (48, 80)
+    with pytest.raises(ExportError, match=r'input_features has images of 60x84 .* says 90x160'):
+        plan(lerobot, tokenizer, image_size=(90, 160))
+
+
+def test_a_size_that_does_not_matter_is_refused(tmp_path, tokenizer):
+    folder = write_nvidia_folder(tmp_path / 'policy', CASE)
+    with pytest.raises(ExportError, match=r'--image-size says 60x84 .* have one size'):
+        plan(folder, tokenizer, image_size=(60, 84))
+
+
+@pytest.mark.parametrize(
+    ('least', 'expected'),
+    # 48x67 pixels; scaled by sqrt(least / 3216) and up to whole tokens of 16 pixels.
+    [(3072, (48, 64)), (3073, (48, 80)), (5000, (64, 96)), (None, (224, 304))],
+)
+def test_small_images_are_enlarged_as_the_backbone_s_processor_does(
+    tmp_path, tokenizer, least, expected
+):
+    alone = tmp_path / 'backbone'
+    shutil.copytree(tokenizer.parent, alone)
+    # Qwen3-VL's own number where the file is not there.
+    (alone / 'preprocessor_config.json').unlink()
+    if least is not None:
+        document = json.dumps({'size': {'shortest_edge': least}})
+        (alone / 'preprocessor_config.json').write_text(document)
+    folder = write_lerobot_folder(
+        tmp_path / 'policy', CASE, use_albumentations=True, crop_fraction=0.95
+    )
+    assert plan(folder, alone / tokenizer.name).spec.dims.image == expected
+
+
 @pytest.mark.parametrize(
     ('change', 'pattern'),
     [
@@ -119,12 +168,19 @@ def test_images_cut_by_opencv_keep_their_aspect(tmp_path, tokenizer):
         ({'letter_box_transform': True}, 'letter_box_transform: True is not supported'),
         ({'action_decode_transform': 'libero'}, "action_decode_transform: 'libero' is not"),
         ({'image_target_size': None}, 'image_target_size: is missing'),
-        ({'image_target_size': [40, 40]}, 'not made of whole image tokens of 16 pixels'),
+        ({'image_target_size': [40, 40]}, 'only sizes of whole image tokens of 16 pixels'),
     ],
 )
 def test_what_is_not_reproduced_is_refused_by_name(tmp_path, tokenizer, change, pattern):
     folder = write_lerobot_folder(tmp_path / 'policy', CASE, **change)
     with pytest.raises(REFUSED, match=pattern):
+        plan(folder, tokenizer)
+
+
+@pytest.mark.parametrize('change', ['exclude_state', 'use_tactile'])
+def test_a_policy_of_nvidia_s_that_reads_other_states_is_refused(tmp_path, tokenizer, change):
+    folder = write_nvidia_folder(tmp_path / 'policy', CASE, **{change: True})
+    with pytest.raises(REFUSED, match=f'{change}: True is not supported'):
         plan(folder, tokenizer)
 
 

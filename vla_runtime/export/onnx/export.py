@@ -77,7 +77,8 @@ def write_onnx(
         advance: called with the bytes of each written block of weights.
 
     Raises:
-        ExportError: the network uses an operator that has no ONNX form here.
+        ExportError: the network uses an operator that has no ONNX form here, or a constant that
+            the trace has no numbers of.
     """
     target = folder / ONNX_FOLDER
     target.mkdir()

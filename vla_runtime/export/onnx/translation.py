@@ -20,6 +20,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from vla_runtime.engines.onnx.files import TEXT_INPUT, TOKENS
+from vla_runtime.export.errors import ExportError
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.operators import lowering, split
 from vla_runtime.export.onnx.weights import BundleWeights
@@ -75,6 +76,9 @@ class Translator:
 
         Returns:
             The module's outputs in order.
+
+        Raises:
+            ExportError: an operator without an ONNX form, or a constant without numbers.
         """
         translation = _Translation(
             self._graph, self._weights, self._scales, prefix, self._tokens_on_host
@@ -127,8 +131,7 @@ class _Translation:
             elif spec.kind == InputKind.USER_INPUT:
                 self._known[node] = next(given)
             else:
-                tensor = program.constants[str(spec.target)]
-                self._known[node] = tensor
+                self._known[node] = _numbers(program, node, str(spec.target))
 
     def _write(self, node: Node) -> None:
         target = node.target
@@ -238,6 +241,30 @@ class _Translation:
             make,
         )
         return self._graph.initializer(proto, dtype)
+
+
+def _numbers(program: ExportedProgram, node: Node, target: str) -> Tensor:
+    """Return a constant or buffer of a traced module.
+
+    Raises:
+        ExportError: it was made on PyTorch's meta device, so its numbers were never there.
+    """
+    tensor = program.constants.get(target)
+    if tensor is None:
+        tensor = program.state_dict[target]
+    if tensor.is_meta and node.users:
+        stacks = (user.meta.get('nn_module_stack', {}) for user in node.users)
+        modules = [list(stack.values())[-1] for stack in stacks if stack]
+        where = ', '.join(
+            sorted({f"'{path}' ({name})" if path else str(name) for path, name in modules})
+        )
+        raise ExportError(
+            f'the network module {where or target} uses a constant of shape {list(tensor.shape)} '
+            f"('{target}') whose numbers an export cannot know, since networks are traced without "
+            'numbers: make it with torch.arange, torch.full or torch.linspace in forward instead '
+            'of from a list or in a buffer, or make it a parameter of the checkpoint'
+        )
+    return tensor
 
 
 def _each(argument: Any, change: Any) -> Any:

@@ -34,6 +34,9 @@ _WANTED = (
     'beside it'
 )
 _POLICIES = 'GR00T N1.7'
+# How the backbone's images are resized, beside its config.json, and what the published file says.
+_PREPROCESSOR_FILE = 'preprocessor_config.json'
+_LEAST_PIXELS = 65536
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class _Backbone:
     rope_sections: tuple[int, int, int]
     rope_base: float
     rms_epsilon: float
+    least_pixels: int
 
 
 def n17_sizes(source: Source) -> MakeDims | None:
@@ -56,6 +60,8 @@ def n17_sizes(source: Source) -> MakeDims | None:
     parts = ('context', 'dit') if 'context.0.attention.q.weight' in shape else ('dit',)
     heads = settle_stack_heads(shape, parts, options, missing)
     if tokenizer is None or not tokenizer.is_file() or backbone is None or heads is None:
+        return None
+    if not facts.image_sizes:
         return None
     text_every = _text_every(folder)
     return lambda cameras, prompt_length, horizon: checked_dims(
@@ -104,6 +110,7 @@ def _backbone(shape: Shapes, tokenizer: Path | None, missing: MissingFacts) -> _
             GROOT_N17.rope_sections,
             GROOT_N17.rope_base,
             GROOT_N17.rms_epsilon,
+            _LEAST_PIXELS,
         )
     missing.ask('--tokenizer', f'{_WANTED}: the backbone is not the published one')
     return None
@@ -137,7 +144,17 @@ def _stated_backbone(config: JsonMapping) -> _Backbone:
         rope_sections=(sections[0], sections[1], sections[2]),
         rope_base=float(base.get('rope_theta', (int, float))),
         rms_epsilon=float(text.get('rms_norm_eps', float)),
+        least_pixels=_least_pixels(config.path.with_name(_PREPROCESSOR_FILE)),
     )
+
+
+def _least_pixels(path: Path) -> int:
+    """Pixels that a smaller image is enlarged to, of the file where there is one."""
+    if not path.is_file():
+        return _LEAST_PIXELS
+    settings = read_json(path)
+    size = settings.mapping('size', optional=True)
+    return int(settings.get('min_pixels', int, size.get('shortest_edge', int, _LEAST_PIXELS)))
 
 
 def _dims(
@@ -155,7 +172,7 @@ def _dims(
     vision = _vision(shape, backbone)
     return GrootN17Dims(
         vision=vision,
-        image=network_image(facts, vision.patch_size * vision.merge),
+        image=network_image(facts, vision.patch_size * vision.merge, backbone.least_pixels),
         language=decoder_dims(shape, 'language', max(1, keys // head_dim)),
         rope_sections=backbone.rope_sections,
         context=stack_dims(shape, 'context', heads['context']) if 'context' in heads else None,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec, NormalisationSpec
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, expect, find_tokenizer
+from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, Question, expect, find_tokenizer
 from vla_runtime.export.lerobot_folder import feature_image, feature_length, is_lerobot_folder
 from vla_runtime.export.lerobot_processors import (
     POSTPROCESSOR_FILE,
@@ -45,6 +45,11 @@ _CAMERA = 'observation.images.'
 _PROMPT_LENGTH = 128
 # Euler steps and actions of the published base model.
 _STEPS, _HORIZON = 4, 40
+_IMAGE_SIZE = Question(
+    '--image-size',
+    "height and width of the cameras' images in pixels, such as 480x640: this policy keeps their "
+    'aspect (use_albumentations), so they decide how many image tokens there are',
+)
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ def read_n17_folder(folder: Path, options: ExportOptions) -> FolderFacts:
     _check(found)
     images = image_spec(found.images)
     columns = found.columns
+    cut = cut_image(found.images, images, _camera_images(folder, found, options))
     return FolderFacts(
         kind=found.kind,
         family='groot_n17',
@@ -113,10 +119,31 @@ def read_n17_folder(folder: Path, options: ExportOptions) -> FolderFacts:
         horizon=found.horizon,
         real_horizon=columns.horizon,
         denoise_steps=_STEPS,
-        image_sizes=(cut_image(found.images, images, found.raw_images),),
+        image_sizes=() if cut is None else (cut,),
         tokenizer=find_tokenizer(folder),
         source={'checkpoint': f'{found.kind} groot N1.7', 'embodiment': found.tag or ''},
+        questions=() if cut else (_IMAGE_SIZE,),
     )
+
+
+def _camera_images(
+    folder: Path, found: _Settings, options: ExportOptions
+) -> tuple[tuple[int, int], ...]:
+    """(height, width) of the cameras' images, of the folder or else of the options.
+
+    Raises:
+        ExportError: they contradict each other.
+    """
+    given = options.image_size
+    if given is None:
+        return found.raw_images
+    for stated in found.raw_images:
+        if stated != given:
+            raise ExportError(
+                f'{folder / CONFIG_FILE}: input_features has images of {stated[0]}x{stated[1]} '
+                f'but --image-size says {given[0]}x{given[1]}'
+            )
+    return (given,)
 
 
 def _lerobot(folder: Path) -> _Settings:
@@ -210,12 +237,16 @@ def _check(found: _Settings) -> None:
         ('clip_outliers', True),
         ('apply_sincos_state_encoding', False),
         ('letter_box_transform', False),
+        ('exclude_state', False),
+        ('use_tactile', False),
     ):
         for where in (found.general, found.images):
             expect(where, key, expected)
     state = found.modality.mapping('state', optional=True)
     if len(state.get('delta_indices', list, [0])) != 1:
         raise state.error('delta_indices', 'a history of states is not supported')
+    if state.get('exclude_state', bool, False):
+        raise state.error('exclude_state', 'a policy that sees no state is not supported')
 
 
 def _cameras(found: _Settings) -> tuple[CameraSpec, ...]:

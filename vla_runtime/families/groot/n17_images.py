@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.errors import ExportError
@@ -42,16 +44,18 @@ def image_spec(settings: JsonMapping) -> ImageSpec:
 
 def cut_image(
     settings: JsonMapping, images: ImageSpec, cameras: tuple[tuple[int, int], ...]
-) -> tuple[int, int]:
+) -> tuple[int, int] | None:
     """Height and width of the images after they are cut, before Qwen's own resize.
+
+    None where the cameras' aspect is kept and not known.
 
     Args:
         settings: as for `image_spec`.
         images: of `image_spec`.
-        cameras: (height, width) of the cameras' images, where the folder says it.
+        cameras: (height, width) of the cameras' images, where they are known.
 
     Raises:
-        ExportError, JsonError: cameras of different aspects, or a size that is not said.
+        ExportError: cameras of different aspects.
     """
     target = _pair(settings, 'image_target_size')
     assert target is not None and images.crop is not None
@@ -59,37 +63,37 @@ def cut_image(
         return target
     # The aspect is kept, so the size follows from the cameras'.
     sizes = {shortest_edge_size(size, images.crop.edge) for size in cameras}
-    if len(sizes) != 1:
+    if len(sizes) > 1:
         raise ExportError(
-            f'{settings.path}: use_albumentations keeps the aspect of images, and the folder '
-            + (
-                f'has cameras of several aspects: {sorted(sizes)}'
-                if sizes
-                else 'does not say how large they are (config.json: input_features)'
-            )
+            f'{settings.path}: use_albumentations keeps the aspect of images, and the folder has '
+            f'cameras of several aspects: {sorted(sizes)}'
         )
-    return sizes.pop()
+    return sizes.pop() if sizes else None
 
 
-def network_image(facts: FolderFacts, block: int) -> tuple[int, int]:
-    """Height and width of the network's images: those of the cut ones in whole image tokens.
+def network_image(facts: FolderFacts, block: int, least: int) -> tuple[int, int]:
+    """Height and width of the network's images: Qwen's `smart_resize` of the cut ones.
 
     Args:
         facts: of the folder; `image_sizes` has the size of a cut image.
         block: edge of an image token in pixels.
+        least: pixels of an image; a smaller one is enlarged.
 
     Raises:
         CheckpointError: images that would be resized twice after they are cut.
     """
     (cut,) = facts.image_sizes
-    # Qwen's smart_resize; Python's round, to even.
-    size = (block * round(cut[0] / block), block * round(cut[1] / block))
-    if facts.images.resample != 'area' and size != cut:
+    # Python's round, to even.
+    height, width = (block * round(edge / block) for edge in cut)
+    if height * width < least:
+        scale = math.sqrt(least / (cut[0] * cut[1]))
+        height, width = (block * math.ceil(edge * scale / block) for edge in cut)
+    if facts.images.resample != 'area' and (height, width) != cut:
         raise CheckpointError(
-            f'image_target_size {list(cut)} is not made of whole image tokens of {block} pixels; '
-            'only such sizes are supported'
+            f'image_target_size {list(cut)} would be resized to {height}x{width}; only sizes of '
+            f'whole image tokens of {block} pixels and of at least {least} pixels are supported'
         )
-    return size
+    return height, width
 
 
 def _pair(settings: JsonMapping, key: str) -> tuple[int, int] | None:
