@@ -14,6 +14,7 @@ from vla_runtime.files.typed_yaml import FieldError, did_you_mean
 from vla_runtime.ros.robot.schema import (
     FORMAT,
     POSE_KINDS,
+    JointStateTopic,
     RobotCamera,
     RobotJoint,
     RobotOutput,
@@ -234,11 +235,12 @@ def _require_unique_names(
 def _check_topics(robot: RobotSpec) -> None:
     """Every topic is one stream, and none is a topic of the package's own nodes."""
     taken: dict[str, tuple[str, str]] = {}
-    for field, items in (
-        ('joint_states', robot.joint_states),
-        ('cameras', robot.cameras),
-        ('outputs', robot.outputs),
-    ):
+    groups: dict[str, Sequence[JointStateTopic | RobotCamera | RobotOutput]] = {
+        'joint_states': robot.joint_states,
+        'cameras': robot.cameras,
+        'outputs': robot.outputs,
+    }
+    for field, items in groups.items():
         for index, item in enumerate(items):
             where, topic = f'{field}[{index}].topic', item.topic
             if not _TOPIC.fullmatch(topic):
