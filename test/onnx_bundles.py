@@ -15,12 +15,12 @@ import numpy as np
 import onnx
 from network_cases import committed_plan, load_network_case, network_case_paths
 from safetensors.torch import save_file
-from tiny_policy import tiny_spec, write_tiny_policy
+from tiny_policy import tiny_spec, tiny_statistics, write_tiny_policy
 from torch import Tensor
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
-from vla_runtime.bundle.writer import seal
+from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
+from vla_runtime.bundle.writer import seal, write_statistics
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, TEXT_INPUT, Precision
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
@@ -88,8 +88,16 @@ def onnx_of_network(family: str, network: FlowNetwork, **changes: Any) -> tuple[
     spec = replace(tiny_spec(family), dims=network.dims, **changes)
     weights = {key: value.contiguous() for key, value in network.state_dict().items()}
     save_file(weights, str(folder / WEIGHTS_FILE))
+    write_statistics(folder, tiny_statistics(spec))
     write_onnx(folder, spec, 'float32')
     return folder, spec
+
+
+def copy_networks(bundle: Path, target: Path) -> Path:
+    """What ONNX files of a bundle are made of and compared with, in a folder that is there."""
+    for name in (WEIGHTS_FILE, STATISTICS_FILE):
+        shutil.copyfile(bundle / name, target / name)
+    return target
 
 
 def run_graph(folder: Path, name: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

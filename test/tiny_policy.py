@@ -261,7 +261,13 @@ def two_frames_spec(steps_ago: int = 4) -> BundleSpec:
     """A policy that sees an earlier frame of every camera, then the newest of each."""
     spec = tiny_spec('groot_n17')
     earlier = (CameraSpec(f'{name}_before', frame_of=name, steps_ago=steps_ago) for name in CAMERAS)
-    dims = replace(spec.dims, cameras=2 * len(CAMERAS), image_places=places_of('groot_n17', 4))
+    places = places_of('groot_n17', 2 * len(CAMERAS))
+    dims = replace(
+        spec.dims,
+        cameras=2 * len(CAMERAS),
+        image_places=places,
+        prompt_length=places[-1] + 64,
+    )
     return replace(spec, cameras=(*earlier, *spec.cameras), dims=dims)
 
 
@@ -293,6 +299,25 @@ def pose_spec(form: RotationForm) -> BundleSpec:
     )
 
 
+def tiny_statistics(
+    spec: BundleSpec, seed: int = 0, action_scale: float = 1.0
+) -> dict[str, np.ndarray]:
+    """Statistics of a tiny policy's joints, actions and images."""
+    random = np.random.default_rng(seed)
+    count = len(spec.actions)
+    statistics = {
+        'state.q01': np.full(len(spec.state), -1.5),
+        'state.q99': np.full(len(spec.state), 1.5),
+        'actions.mean': action_scale * random.normal(size=count) * 0.1,
+        'actions.std': action_scale * random.uniform(0.2, 1.0, size=count),
+    }
+    if spec.normalisation.images is not None:
+        for name in spec.camera_names:
+            statistics[f'{image_group(name)}.mean'] = random.uniform(0.4, 0.6, 3)
+            statistics[f'{image_group(name)}.std'] = random.uniform(0.2, 0.3, 3)
+    return statistics
+
+
 def write_tiny_policy(
     target: Path, spec: BundleSpec, seed: int = 0, action_scale: float = 1.0
 ) -> Path:
@@ -313,18 +338,7 @@ def write_tiny_policy(
         elif spec.family in ('act', 'evo1') and 'norm' in name and name.endswith('.weight'):
             # Norms pass on what they get, or images and positions would hardly matter.
             weights[name] = weights[name] + 1.0
-    random = np.random.default_rng(seed)
-    count = len(spec.actions)
-    statistics = {
-        'state.q01': np.full(len(spec.state), -1.5),
-        'state.q99': np.full(len(spec.state), 1.5),
-        'actions.mean': action_scale * random.normal(size=count) * 0.1,
-        'actions.std': action_scale * random.uniform(0.2, 1.0, size=count),
-    }
-    if spec.normalisation.images is not None:
-        for name in spec.camera_names:
-            statistics[f'{image_group(name)}.mean'] = random.uniform(0.4, 0.6, 3)
-            statistics[f'{image_group(name)}.std'] = random.uniform(0.2, 0.3, 3)
+    statistics = tiny_statistics(spec, seed, action_scale)
     tokenizer = tokenizer_of(spec.family) if spec.tokenizer else None
     write_bundle(target, spec, weights=weights, statistics=statistics, tokenizer=tokenizer)
     return target

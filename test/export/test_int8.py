@@ -100,7 +100,7 @@ def test_one_and_two_rows_share_the_weights_and_no_other_graph_is_left(bundle: P
     assert places[0] and places[0] == places[1]
 
 
-@pytest.mark.parametrize('family', ['pi05', 'smolvla', 'evo1'])
+@pytest.mark.parametrize('family', ['pi05', 'smolvla'])
 def test_chunks_are_near_those_of_float32_and_the_receipt_says_how_near(
     tmp_path: Path, bundle: Path, family: str
 ):

@@ -74,8 +74,8 @@ def test_a_damaged_fact_is_named(folders, tmp_path, field, value, message):
 
 
 def test_a_precision_that_is_none_is_named(tmp_path):
-    (tmp_path / GRAPHS_FILE).write_text('{"precision": "int8", "graphs": {}}')
-    with pytest.raises(JsonError, match=r"field precision: 'int8' where float32 or float16"):
+    (tmp_path / GRAPHS_FILE).write_text('{"precision": "int4", "graphs": {}}')
+    with pytest.raises(JsonError, match=r"field precision: 'int4' where float32 or float16"):
         read_graph_facts(tmp_path, [])
 
 

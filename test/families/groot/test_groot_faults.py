@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from onnx_bundles import load_graph, save_graph
+from onnx_bundles import copy_networks, load_graph, save_graph
 from onnx_faults import (
     position_in_half,
     positions_to_half,
@@ -93,8 +93,7 @@ ON_NETWORK = {
 @pytest.mark.parametrize('fault', ON_NETWORK)
 def test_a_wrong_index_in_the_exported_network_is_found(policy, tmp_path, monkeypatch, fault):
     folder, spec = policy
-    copy = tmp_path / 'weights.safetensors'
-    copy.write_bytes((folder / 'weights.safetensors').read_bytes())
+    copy_networks(folder, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(*ON_NETWORK[fault])
         write_onnx(tmp_path, spec, 'float32')
@@ -108,7 +107,7 @@ def test_a_wrong_index_in_the_exported_network_is_found(policy, tmp_path, monkey
 )
 def test_a_rope_table_in_half_is_found(policy, tmp_path, fault):
     folder, spec = policy
-    (tmp_path / 'weights.safetensors').write_bytes((folder / 'weights.safetensors').read_bytes())
+    copy_networks(folder, tmp_path)
     write_onnx(tmp_path, spec, 'float32')
     model = load_graph(tmp_path, 'prefix.onnx')
     fault(model)
@@ -136,7 +135,7 @@ BUCKETS = {
 
 def test_a_wrong_bucket_in_the_time_table_is_found(policy, tmp_path, monkeypatch):
     folder, spec = policy
-    (tmp_path / 'weights.safetensors').write_bytes((folder / 'weights.safetensors').read_bytes())
+    copy_networks(folder, tmp_path)
     write_onnx(tmp_path, spec, 'float32')
     assert verify_onnx(tmp_path, spec).failures == []
     for name, bucket in BUCKETS.items():
@@ -148,7 +147,7 @@ def test_a_wrong_bucket_in_the_time_table_is_found(policy, tmp_path, monkeypatch
 
 def test_images_at_another_place_of_the_prompt_are_found(policy, tmp_path):
     folder, spec = policy
-    (tmp_path / 'weights.safetensors').write_bytes((folder / 'weights.safetensors').read_bytes())
+    copy_networks(folder, tmp_path)
     first, second = spec.dims.image_places
     moved = replace(spec, dims=replace(spec.dims, image_places=(first, second + 1)))
     write_onnx(tmp_path, moved, 'float32')
@@ -157,7 +156,7 @@ def test_images_at_another_place_of_the_prompt_are_found(policy, tmp_path):
 
 def test_action_positions_off_by_one_are_found(policy, tmp_path, monkeypatch):
     folder, spec = policy
-    (tmp_path / 'weights.safetensors').write_bytes((folder / 'weights.safetensors').read_bytes())
+    copy_networks(folder, tmp_path)
     right = GrootN15.embed_tokens
 
     def shifted(self, x, state, conditioning):

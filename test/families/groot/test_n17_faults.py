@@ -6,7 +6,6 @@ right networks.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx_bundles import load_graph, save_graph
+from onnx_bundles import copy_networks, load_graph, save_graph
 from onnx_faults import rotary_angles_rounded, rotary_cosines_rounded, round_tensor
 from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
 from torch import Tensor
@@ -44,8 +43,7 @@ def policy(tmp_path_factory) -> tuple[Path, BundleSpec]:
 
 @pytest.fixture
 def folder(policy, tmp_path) -> Path:
-    shutil.copyfile(policy[0] / 'weights.safetensors', tmp_path / 'weights.safetensors')
-    return tmp_path
+    return copy_networks(policy[0], tmp_path)
 
 
 CUT, SQUARES, POSITIONS = QwenVision.cut, QwenVision.squares, QwenVision.positions
@@ -123,7 +121,8 @@ def starts_behind_rows(self: GrootN17, mask: Tensor) -> Tensor:
 
 
 def rows_and_columns_swapped(self: GrootN17, device: torch.device) -> Tensor:
-    return OFFSETS(self, device)[:, [0, 2, 1]]
+    time, row, column = OFFSETS(self, device).unbind(1)
+    return torch.stack((time, column, row), dim=1)
 
 
 def no_grid(self: GrootN17, device: torch.device) -> Tensor:

@@ -47,7 +47,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 def _samples(family: str, data: Dataset, vocabulary: Path) -> Samples:
     recipe = find_recipe(family)
-    prompting = None if recipe.prompt is None else Prompting.of(recipe.prompt, vocabulary)
+    prompting = None if recipe.prompt is None else Prompting.of(family, recipe.prompt, vocabulary)
     return Samples(data, recipe.tasks, prompting)
 
 

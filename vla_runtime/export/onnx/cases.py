@@ -81,7 +81,9 @@ def _first_token(folder: Path, spec: BundleSpec) -> int | None:
     if spec.prompt is None or spec.tokenizer is None:
         return None
     layout = find_family(spec.family).templates[spec.prompt.template]
-    return Tokenizer.load(folder / spec.tokenizer, bos=layout.bos).bos
+    if not layout.bos:
+        return None
+    return Tokenizer.load(folder / spec.tokenizer).bos
 
 
 def _case(
