@@ -311,13 +311,13 @@ class Replanner:
 
     @property
     def _lead(self) -> int:
-        """Steps before the boundary at which the next chunk is asked for."""
+        """Steps before the boundary of the chunk in force at which the next one is asked for."""
         lead = self.delays.estimate(self.parameters.delay)
         if self.parameters.interpolation == 'cubic':
             # A step that has begun keeps its curve. So where the last one brakes, its successor
             # has to be there before it begins.
             lead += self.timeline.brakes_early
-        if not self._horizon or lead < self._horizon:
+        if lead < self._horizon:
             return lead
         # An inference takes longer than a chunk lasts, and the robot has to wait for it. It goes
         # furthest with chunks that have a whole interval left.
