@@ -29,6 +29,30 @@ if __name__ == '__main__':
     except KeyboardInterrupt:
         sys.exit('interrupted')
 """
+# A thread other than the main one takes the signal while the first worker is being started; what is
+# submitted is more than a pipe holds.
+_INTERRUPTED_AT_THE_START = """
+import signal, sys, threading, time
+import psutil
+from vla_runtime.processes.workers import workers
+
+def interrupt():
+    while not any('spawn_main' in str(child.cmdline()) for child in psutil.Process().children()):
+        pass
+    time.sleep(float(sys.argv[1]))
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+if __name__ == '__main__':
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        with workers(2) as submit:
+            for _ in range(40):
+                submit(len, bytes(300_000))
+            while True:  # A signal that another thread takes does not wake a sleeping one.
+                time.sleep(0.01)
+    except KeyboardInterrupt:
+        sys.exit('interrupted')
+"""
 
 
 def test_what_is_submitted_is_run_elsewhere():
@@ -88,6 +112,10 @@ class Terminal:
     def interrupt(self) -> tuple[int, str]:
         """The exit code and the output."""
         os.killpg(self._process.pid, signal.SIGINT)
+        return self.end()
+
+    def end(self) -> tuple[int, str]:
+        """The exit code and the output of a process that ends by itself."""
         try:
             output, _ = self._process.communicate(timeout=_PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -117,6 +145,14 @@ def test_ctrl_c_ends_workers_in_the_middle_of_their_work(tmp_path):
     terminal = Terminal(str(script))
     assert terminal._process.stdout.readline() == 'busy\n'
     code, output = terminal.interrupt()
+    assert (code, output) == (1, 'interrupted\n')
+
+
+@pytest.mark.parametrize('delay_s', [0.0, 3e-4, 6e-4])
+def test_ctrl_c_that_another_thread_takes_ends_workers_that_are_starting(tmp_path, delay_s):
+    script = tmp_path / 'starting.py'
+    script.write_text(_INTERRUPTED_AT_THE_START)
+    code, output = Terminal(str(script), str(delay_s)).end()
     assert (code, output) == (1, 'interrupted\n')
 
 

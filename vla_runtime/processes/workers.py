@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -43,18 +44,18 @@ def workers(count: int, initializer: Callable[[], None] | None = None) -> Iterat
     )
 
     def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        # A terminal sends Ctrl-C to every process; those started meanwhile inherit the mask.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with _ctrl_c_waits():
             return executor.submit(function, *arguments)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
         yield submit
     except BaseException as error:
         for worker in set(multiprocessing.active_children()) - others:
             worker.terminate()
+        # The executor waits for its queue to be sent, and nobody reads it any more: a full pipe
+        # would hold it for ever (CPython issue 94777, mended in 3.12.3).
+        if (queue := getattr(executor, '_call_queue', None)) is not None:
+            queue._reader.close()
         executor.shutdown(cancel_futures=True)
         if isinstance(error, BrokenProcessPool):
             raise ChildProcessError(
@@ -63,6 +64,31 @@ def workers(count: int, initializer: Callable[[], None] | None = None) -> Iterat
             ) from None
         raise
     executor.shutdown()
+
+
+@contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Hold a Ctrl-C back until the block is done, and keep it from the processes started in it.
+
+    A process whose start is interrupted reads the end of a file and says so with a traceback.
+    """
+    # Inherited by the processes: a terminal sends Ctrl-C to every one.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Another thread of this process takes the signal in place of a blocked one, and Python then
+    # interrupts the main thread all the same.
+    handled_here = threading.current_thread() is threading.main_thread()
+    held_back: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    if handled_here:
+        signal.signal(signal.SIGINT, lambda number, _: held_back.append(number))
+    try:
+        yield
+    finally:
+        if handled_here:
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if held_back:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _begin(parent: int, initializer: Callable[[], None] | None) -> None:
