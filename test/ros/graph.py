@@ -32,6 +32,7 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from vla_runtime.processes.parent_death import dies_with_this_process
 from vla_runtime.ros.domains import claim_domain
 from vla_runtime.ros.middleware import REACH_VARIABLES, stay_on_this_machine
+from vla_runtime.ros.service_call import ServiceCall
 
 RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 LATCHED = QoSProfile(
@@ -155,17 +156,9 @@ class Graph:
             self._clients[name] = self.node.create_client(service_type, name)
         client = self._clients[name]
         self.wait_for(client.service_is_ready, f'service {name}')
-        calls = [client.call_async(request)]
-        asked_s = time.monotonic()
-
-        def answer() -> Any:
-            nonlocal asked_s
-            if time.monotonic() - asked_s > _ASK_AGAIN_S:
-                asked_s = time.monotonic()
-                calls.append(client.call_async(request))
-            return next((call.result() for call in calls if call.done()), None)
-
-        return self.wait_for(answer, f'an answer of {name}')
+        return self.wait_for(
+            ServiceCall(client, request, _ASK_AGAIN_S).answer, f'an answer of {name}'
+        )
 
     def transition(self, node: str, name: str) -> bool:
         """Ask a lifecycle node for a transition; whether it succeeded."""

@@ -39,6 +39,7 @@ from vla_runtime.ros.middleware import REACH_VARIABLES, lossless_images, stay_on
 from vla_runtime.ros.node_main import MODULES
 from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.player.steps import LiveStep, PlayedMessage, PolicyNodeOptions
+from vla_runtime.ros.service_call import ServiceCall
 
 _RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 _TYPES: Mapping[str, type] = {
@@ -193,10 +194,10 @@ class LivePlayer:
     def _call(self, client: Any, request: Any, name: str) -> Any:
         if not self._wait(client.service_is_ready, _ANSWER_TIMEOUT_S):
             raise LivePlayError(f'no service {name} of the policy node; {self._last_output()}')
-        future = client.call_async(request)
-        if not self._wait(future.done, _ANSWER_TIMEOUT_S):
+        call = ServiceCall(client, request)
+        if not self._wait(lambda: call.answer() is not None, _ANSWER_TIMEOUT_S):
             raise LivePlayError(f'no answer of {name}; {self._last_output()}')
-        return future.result()
+        return call.answer()
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         end_s = time.monotonic() + timeout_s

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lifecycle_msgs.msg import Transition
-from lifecycle_msgs.srv import ChangeState
+from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import GetParameters, ListParameters, SetParameters
 from rclpy.node import Node
 from rclpy.parameter import Parameter, parameter_value_to_python
@@ -15,10 +15,17 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
+from vla_runtime.ros.service_call import ASK_AGAIN_S, ServiceCall
+
 _LATCHED = QoSProfile(
     depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
 )
 _POLL_S = 0.02
+_VERBS_AND_STATES = {
+    Transition.TRANSITION_CONFIGURE: ('configure', 'inactive'),
+    Transition.TRANSITION_ACTIVATE: ('activate', 'active'),
+    Transition.TRANSITION_DEACTIVATE: ('deactivate', 'inactive'),
+}
 # Loading a policy on a busy machine takes its time.
 CONFIGURE_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 20.0
@@ -88,15 +95,15 @@ class Operator:
 
     def configure(self, *nodes: str) -> None:
         """Configure lifecycle nodes, all at once."""
-        self._transition(Transition.TRANSITION_CONFIGURE, 'configure', nodes, CONFIGURE_TIMEOUT_S)
+        self._transition(Transition.TRANSITION_CONFIGURE, nodes, CONFIGURE_TIMEOUT_S)
 
     def activate(self, *nodes: str) -> None:
         """Activate lifecycle nodes."""
-        self._transition(Transition.TRANSITION_ACTIVATE, 'activate', nodes, ANSWER_TIMEOUT_S)
+        self._transition(Transition.TRANSITION_ACTIVATE, nodes, ANSWER_TIMEOUT_S)
 
     def deactivate(self, *nodes: str) -> None:
         """Deactivate lifecycle nodes."""
-        self._transition(Transition.TRANSITION_DEACTIVATE, 'deactivate', nodes, ANSWER_TIMEOUT_S)
+        self._transition(Transition.TRANSITION_DEACTIVATE, nodes, ANSWER_TIMEOUT_S)
 
     def set_parameter(self, node: str, name: str, value: Any) -> None:
         """Set one parameter.
@@ -121,27 +128,56 @@ class Operator:
             for name, value in zip(names, answer.values, strict=True)
         }
 
-    def _transition(
-        self, transition: int, verb: str, nodes: tuple[str, ...], timeout_s: float
-    ) -> None:
+    def _transition(self, transition: int, nodes: tuple[str, ...], timeout_s: float) -> None:
         request = ChangeState.Request()
         request.transition.id = transition
-        futures = [
-            (node, self._send(ChangeState, f'{node}/change_state', request)) for node in nodes
+        verb, state = _VERBS_AND_STATES[transition]
+        # Sent once: a second one would find nothing to do, and fail.
+        changes = [
+            (node, self._client(ChangeState, f'{node}/change_state').call_async(request))
+            for node in nodes
         ]
-        for node, future in futures:
-            self.wait_for(future.done, f'{node} to {verb}', timeout_s)
-            if not future.result().success:
+        for node, change in changes:
+            reached = self._reached(node, state)
+            self.wait_for(
+                lambda change=change, reached=reached: change.done() or reached(),
+                f'{node} to {verb}',
+                timeout_s,
+            )
+            # Without an answer it was the state that said so.
+            if change.done() and not change.result().success:
                 raise TransitionError(node, verb)
 
-    def _call(self, service_type: Any, name: str, request: Any) -> Any:
-        future = self._send(service_type, name, request)
-        self.wait_for(future.done, f'an answer of {name}', ANSWER_TIMEOUT_S)
-        return future.result()
+    def _reached(self, node: str, state: str) -> Callable[[], bool]:
+        """Return a function that asks now and then whether a lifecycle node is in a state.
 
-    def _send(self, service_type: Any, name: str, request: Any) -> Any:
+        The answer to a transition may be lost like any other.
+        """
+        client = self._client(GetState, f'{node}/get_state')
+        call: ServiceCall | None = None
+        ask_s = time.monotonic() + ASK_AGAIN_S
+
+        def reached() -> bool:
+            nonlocal call, ask_s
+            if call is None:
+                if time.monotonic() < ask_s:
+                    return False
+                call = ServiceCall(client, GetState.Request())
+            answer = call.answer()
+            if answer is None:
+                return False
+            call, ask_s = None, time.monotonic() + ASK_AGAIN_S
+            return bool(answer.current_state.label == state)
+
+        return reached
+
+    def _call(self, service_type: Any, name: str, request: Any) -> Any:
+        call = ServiceCall(self._client(service_type, name), request)
+        return self.wait_for(call.answer, f'an answer of {name}', ANSWER_TIMEOUT_S)
+
+    def _client(self, service_type: Any, name: str) -> Any:
         client = self._clients.get(name)
         if client is None:
             client = self._clients[name] = self._node.create_client(service_type, name)
         self.wait_for(client.service_is_ready, f'service {name}', READY_TIMEOUT_S)
-        return client.call_async(request)
+        return client
