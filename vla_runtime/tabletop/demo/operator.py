@@ -138,27 +138,24 @@ class Operator:
             for node in nodes
         ]
         for node, change in changes:
-            reached = self._reached(node, state)
-            self.wait_for(
-                lambda change=change, reached=reached: change.done() or reached(),
-                f'{node} to {verb}',
-                timeout_s,
-            )
+            self.wait_for(self._over(change, node, state), f'{node} to {verb}', timeout_s)
             # Without an answer it was the state that said so.
             if change.done() and not change.result().success:
                 raise TransitionError(node, verb)
 
-    def _reached(self, node: str, state: str) -> Callable[[], bool]:
-        """Return a function that asks now and then whether a lifecycle node is in a state.
+    def _over(self, change: Any, node: str, state: str) -> Callable[[], bool]:
+        """Return a function that says whether a transition was answered or has led to its state.
 
-        The answer to a transition may be lost like any other.
+        Its answer may be lost like any other, so the node's state is asked for now and then.
         """
         client = self._client(GetState, f'{node}/get_state')
         call: ServiceCall | None = None
         ask_s = time.monotonic() + ASK_AGAIN_S
 
-        def reached() -> bool:
+        def over() -> bool:
             nonlocal call, ask_s
+            if change.done():
+                return True
             if call is None:
                 if time.monotonic() < ask_s:
                     return False
@@ -169,7 +166,7 @@ class Operator:
             call, ask_s = None, time.monotonic() + ASK_AGAIN_S
             return bool(answer.current_state.label == state)
 
-        return reached
+        return over
 
     def _call(self, service_type: Any, name: str, request: Any) -> Any:
         call = ServiceCall(self._client(service_type, name), request)
