@@ -1,7 +1,7 @@
-"""Faults in what GR00T computes with indices: `verify` finds each that an export was made with.
+"""Faults in what GR00T N1.5 computes with indices: `verify` finds each of them.
 
-The export runs with a wrong version of one computation; the receipt compares its files with the
-right networks.
+The receipt compares right files with networks in which one computation is wrong. It cannot know
+which of the two is, and the other way round each fault would need an export of its own.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from onnx_bundles import copy_networks, load_graph, save_graph
+from onnx_bundles import copy_bundle, exported, load_graph, save_graph, tiny_onnx_bundle
 from onnx_faults import (
     position_in_half,
     positions_to_half,
     rotary_angles_rounded,
     rotary_cosines_rounded,
 )
-from tiny_policy import tiny_spec, write_tiny_policy
+from tiny_policy import tiny_spec
 from torch import Tensor
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.verification import verify_onnx
 from vla_runtime.export.receipt import VerificationError
 from vla_runtime.families.groot import n15, time_table
@@ -36,11 +35,10 @@ FAMILY = 'groot_n15'
 
 
 @pytest.fixture(scope='module')
-def policy(tmp_path_factory) -> tuple[Path, BundleSpec]:
-    """A tiny policy of ten steps, where a bucket computed in floats is wrong."""
-    target = tmp_path_factory.mktemp('groot') / 'tiny'
-    write_tiny_policy(target, replace(tiny_spec(FAMILY), denoise_steps=10))
-    return target, read_bundle(target).spec
+def policy() -> tuple[Path, BundleSpec]:
+    """A tiny policy with its ONNX files, which are not to be changed."""
+    bundle = tiny_onnx_bundle(FAMILY)
+    return bundle, read_bundle(bundle).spec
 
 
 def shuffle_columns_first(self: EagleVision, x: Tensor) -> Tensor:
@@ -91,13 +89,9 @@ ON_NETWORK = {
 
 
 @pytest.mark.parametrize('fault', ON_NETWORK)
-def test_a_wrong_index_in_the_exported_network_is_found(policy, tmp_path, monkeypatch, fault):
-    folder, spec = policy
-    copy_networks(folder, tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(*ON_NETWORK[fault])
-        write_onnx(tmp_path, spec, 'float32')
-    failures = verify_onnx(tmp_path, spec).failures
+def test_a_wrong_index_is_found(policy, monkeypatch, fault):
+    monkeypatch.setattr(*ON_NETWORK[fault])
+    failures = verify_onnx(*policy).failures
     part = 'prefix' if 'rope' in fault else 'vision'
     assert any(f'{part}.onnx' in line for line in failures), failures
 
@@ -106,14 +100,12 @@ def test_a_wrong_index_in_the_exported_network_is_found(policy, tmp_path, monkey
     'fault', [rotary_angles_rounded, rotary_cosines_rounded, positions_to_half, position_in_half]
 )
 def test_a_rope_table_in_half_is_found(policy, tmp_path, fault):
-    folder, spec = policy
-    copy_networks(folder, tmp_path)
-    write_onnx(tmp_path, spec, 'float32')
-    model = load_graph(tmp_path, 'prefix.onnx')
+    folder = copy_bundle(policy[0], tmp_path / 'changed')
+    model = load_graph(folder, 'prefix.onnx')
     fault(model)
-    save_graph(model, tmp_path, 'prefix.onnx')
+    save_graph(model, folder, 'prefix.onnx')
     with pytest.raises(VerificationError, match=r'prefix\.onnx'):
-        verify_onnx(tmp_path, spec)
+        verify_onnx(folder, policy[1])
 
 
 def naive(times: np.ndarray) -> np.ndarray:
@@ -133,30 +125,27 @@ BUCKETS = {
 }
 
 
-def test_a_wrong_bucket_in_the_time_table_is_found(policy, tmp_path, monkeypatch):
-    folder, spec = policy
-    copy_networks(folder, tmp_path)
-    write_onnx(tmp_path, spec, 'float32')
-    assert verify_onnx(tmp_path, spec).failures == []
+def test_a_wrong_bucket_in_the_time_table_is_found(tmp_path, monkeypatch):
+    # Ten steps, where a bucket computed in floats is wrong.
+    spec = replace(tiny_spec(FAMILY), denoise_steps=10)
+    folder = exported(tmp_path / 'ten', spec)
+    assert verify_onnx(folder, spec).failures == []
     for name, bucket in BUCKETS.items():
         with monkeypatch.context() as patch:
             patch.setattr(time_table, 'bucket', bucket)
-            failures = verify_onnx(tmp_path, spec).failures
+            failures = verify_onnx(folder, spec).failures
         assert any(line.startswith('time table') for line in failures), (name, failures)
 
 
-def test_images_at_another_place_of_the_prompt_are_found(policy, tmp_path):
+def test_images_at_another_place_of_the_prompt_are_found(policy):
     folder, spec = policy
-    copy_networks(folder, tmp_path)
     first, second = spec.dims.image_places
     moved = replace(spec, dims=replace(spec.dims, image_places=(first, second + 1)))
-    write_onnx(tmp_path, moved, 'float32')
-    assert any('prefix.onnx' in line for line in verify_onnx(tmp_path, spec).failures)
+    failures = verify_onnx(folder, moved).failures
+    assert any('prefix.onnx' in line for line in failures), failures
 
 
-def test_action_positions_off_by_one_are_found(policy, tmp_path, monkeypatch):
-    folder, spec = policy
-    copy_networks(folder, tmp_path)
+def test_action_positions_off_by_one_are_found(policy, monkeypatch):
     right = GrootN15.embed_tokens
 
     def shifted(self, x, state, conditioning):
@@ -166,7 +155,6 @@ def test_action_positions_off_by_one_are_found(policy, tmp_path, monkeypatch):
         actions = actions - self.positions[:horizon] + self.positions[1 : horizon + 1]
         return torch.cat([first, actions], dim=1), modulation
 
-    with monkeypatch.context() as patch:
-        patch.setattr(GrootN15, 'embed_tokens', shifted)
-        write_onnx(tmp_path, spec, 'float32')
-    assert any('expert.onnx' in line for line in verify_onnx(tmp_path, spec).failures)
+    monkeypatch.setattr(GrootN15, 'embed_tokens', shifted)
+    failures = verify_onnx(*policy).failures
+    assert any('expert.onnx' in line for line in failures), failures

@@ -1,7 +1,7 @@
-"""Faults in what GR00T N1.7 computes with indices: `verify` finds each of them in an export.
+"""Faults in what GR00T N1.7 computes with indices: `verify` finds each of them.
 
-The export runs with a wrong version of one computation; the receipt compares its files with the
-right networks.
+The receipt compares right files with networks in which one computation is wrong. It cannot know
+which of the two is, and the other way round each fault would need an export of its own.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx_bundles import copy_networks, load_graph, save_graph
+from onnx_bundles import copy_bundle, exported, load_graph, save_graph, tiny_onnx_bundle
 from onnx_faults import rotary_angles_rounded, rotary_cosines_rounded, round_tensor
-from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
+from tiny_policy import tiny_dims, tiny_spec
 from torch import Tensor
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.verification import verify_onnx
 from vla_runtime.export.receipt import VerificationError
 from vla_runtime.families.blocks.attention import Rotary
@@ -34,16 +33,10 @@ FAMILY = 'groot_n17'
 
 
 @pytest.fixture(scope='module')
-def policy(tmp_path_factory) -> tuple[Path, BundleSpec]:
-    """A tiny policy of ten steps, where a bucket computed in floats is wrong."""
-    target = tmp_path_factory.mktemp('n17') / 'tiny'
-    write_tiny_policy(target, replace(tiny_spec(FAMILY), denoise_steps=10))
-    return target, read_bundle(target).spec
-
-
-@pytest.fixture
-def folder(policy, tmp_path) -> Path:
-    return copy_networks(policy[0], tmp_path)
+def policy() -> tuple[Path, BundleSpec]:
+    """A tiny policy with its ONNX files, which are not to be changed."""
+    bundle = tiny_onnx_bundle(FAMILY)
+    return bundle, read_bundle(bundle).spec
 
 
 CUT, SQUARES, POSITIONS = QwenVision.cut, QwenVision.squares, QwenVision.positions
@@ -158,42 +151,38 @@ FAULTS: dict[str, tuple[object, str, Callable[..., object], str]] = {
 
 
 @pytest.mark.parametrize('fault', FAULTS)
-def test_a_wrong_index_in_the_exported_network_is_found(policy, folder, monkeypatch, fault):
+def test_a_wrong_index_is_found(policy, monkeypatch, fault):
     owner, name, wrong, part = FAULTS[fault]
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, wrong)
-        write_onnx(folder, policy[1], 'float32')
-    failures = verify_onnx(folder, policy[1]).failures
+    monkeypatch.setattr(owner, name, wrong)
+    failures = verify_onnx(*policy).failures
     assert any(f'{part}.onnx' in line for line in failures), failures
 
 
-def test_a_deepstack_of_another_block_is_found(policy, folder):
-    spec = policy[1]
+def test_a_deepstack_of_another_block_is_found(policy):
+    folder, spec = policy
     moved = replace(spec.dims, vision=replace(spec.dims.vision, deepstack=(2,)))
-    write_onnx(folder, replace(spec, dims=moved), 'float32')
-    assert any('vision.onnx' in line for line in verify_onnx(folder, spec).failures)
+    failures = verify_onnx(folder, replace(spec, dims=moved)).failures
+    assert any('vision.onnx' in line for line in failures), failures
 
 
-def test_images_at_another_place_of_the_prompt_are_found(policy, folder):
-    spec = policy[1]
+def test_images_at_another_place_of_the_prompt_are_found(policy):
+    folder, spec = policy
     first, second = spec.dims.image_places
     moved = replace(spec, dims=replace(spec.dims, image_places=(first, second + 1)))
-    write_onnx(folder, moved, 'float32')
-    assert any('prefix.onnx' in line for line in verify_onnx(folder, spec).failures)
+    failures = verify_onnx(folder, moved).failures
+    assert any('prefix.onnx' in line for line in failures), failures
 
 
-def test_text_and_images_in_another_order_are_found(policy, folder, monkeypatch):
-    spec = policy[1]
+def test_text_and_images_in_another_order_are_found(policy, monkeypatch):
     right = GrootN17.memories
 
     def turned(self: GrootN17, past: dict[str, Tensor]) -> dict[int, object]:
         found = right(self, past)
         return {block: found[other] for block, other in zip(found, reversed(found), strict=True)}
 
-    with monkeypatch.context() as patch:
-        patch.setattr(GrootN17, 'memories', turned)
-        write_onnx(folder, spec, 'float32')
-    assert any('expert.onnx' in line for line in verify_onnx(folder, spec).failures)
+    monkeypatch.setattr(GrootN17, 'memories', turned)
+    failures = verify_onnx(*policy).failures
+    assert any('expert.onnx' in line for line in failures), failures
 
 
 def vision_table_rounded(place: int) -> Callable[[onnx.ModelProto], None]:
@@ -219,9 +208,9 @@ ROPE_IN_HALF = {
 
 
 @pytest.mark.parametrize('fault', ROPE_IN_HALF)
-def test_a_rope_table_in_half_is_found(policy, folder, fault):
+def test_a_rope_table_in_half_is_found(policy, tmp_path, fault):
     graph, plant = ROPE_IN_HALF[fault]
-    write_onnx(folder, policy[1], 'float32')
+    folder = copy_bundle(policy[0], tmp_path / 'changed')
     model = load_graph(folder, graph)
     plant(model)
     save_graph(model, folder, graph)
@@ -237,11 +226,13 @@ BUCKETS = {
 }
 
 
-def test_a_wrong_bucket_in_the_time_table_is_found(policy, folder, monkeypatch):
-    write_onnx(folder, policy[1], 'float32')
-    assert verify_onnx(folder, policy[1]).failures == []
+def test_a_wrong_bucket_in_the_time_table_is_found(tmp_path, monkeypatch):
+    # Ten steps, where a bucket computed in floats is wrong.
+    spec = replace(tiny_spec(FAMILY), denoise_steps=10)
+    folder = exported(tmp_path / 'ten', spec)
+    assert verify_onnx(folder, spec).failures == []
     for name, bucket in BUCKETS.items():
         with monkeypatch.context() as patch:
             patch.setattr(time_table, 'bucket', bucket)
-            failures = verify_onnx(folder, policy[1]).failures
+            failures = verify_onnx(folder, spec).failures
         assert any(line.startswith('time table') for line in failures), (name, failures)
