@@ -64,52 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='BAG',
         help='recording: a folder, or its file; or a folder of recordings',
     )
-    parser.add_argument(
-        '--bundle', type=Path, metavar='DIR', help='policy bundle (default: the recorded one)'
-    )
-    parser.add_argument(
-        '--backend', choices=BACKENDS, help='runs the networks (default: the recorded one)'
-    )
-    parser.add_argument('--device', help='cpu, cuda or cuda:N (default: the recorded one)')
-    parser.add_argument(
-        '--precision',
-        choices=PRECISIONS,
-        help="number format of the networks' large matrices (default: the recorded one)",
-    )
-    parser.add_argument(
-        '--threads',
-        type=at_least(1),
-        metavar='N',
-        help='CPU threads (default: as recorded; others change the last bits)',
-    )
-    parser.add_argument(
-        '--set',
-        action='append',
-        default=[],
-        metavar='NAME=VALUE',
-        help="setting of every inference, by the policy node's parameter; may be repeated",
-    )
+    _add_changes(parser)
     parser.add_argument(
         '--node', metavar='NAME', help='full name of the policy node, where several were recorded'
     )
-    parser.add_argument(
-        '--open-loop',
-        action='store_true',
-        help='predict along any bag that has the cameras and joints of a robot file, and compare '
-        'with the motion that followed',
-    )
-    parser.add_argument(
-        '--robot', metavar='FILE', help='--open-loop: robot file (default: the recorded one)'
-    )
-    parser.add_argument(
-        '--instruction', metavar='TEXT', help='--open-loop: the task (default: as recorded)'
-    )
-    parser.add_argument(
-        '--every',
-        type=float,
-        metavar='S',
-        help=f'--open-loop: seconds between two predictions (default: {_EVERY_S:g})',
-    )
+    _add_open_loop(parser)
     parser.add_argument(
         '--live',
         action='store_true',
@@ -143,6 +102,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_ray_argument(parser, 'recordings')
     parser.add_argument('--json', type=output_file, metavar='FILE', help='write the result there')
+
+
+def _add_changes(parser: argparse.ArgumentParser) -> None:
+    """Declare what `_changes` reads: that which is to differ from the recording."""
+    parser.add_argument(
+        '--bundle', type=Path, metavar='DIR', help='policy bundle (default: the recorded one)'
+    )
+    parser.add_argument(
+        '--backend', choices=BACKENDS, help='runs the networks (default: the recorded one)'
+    )
+    parser.add_argument('--device', help='cpu, cuda or cuda:N (default: the recorded one)')
+    parser.add_argument(
+        '--precision',
+        choices=PRECISIONS,
+        help="number format of the networks' large matrices (default: the recorded one)",
+    )
+    parser.add_argument(
+        '--threads',
+        type=at_least(1),
+        metavar='N',
+        help='CPU threads (default: as recorded; others change the last bits)',
+    )
+    parser.add_argument(
+        '--set',
+        action='append',
+        default=[],
+        metavar='NAME=VALUE',
+        help="setting of every inference, by the policy node's parameter; may be repeated",
+    )
+
+
+def _add_open_loop(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--open-loop',
+        action='store_true',
+        help='predict along any bag that has the cameras and joints of a robot file, and compare '
+        'with the motion that followed',
+    )
+    parser.add_argument(
+        '--robot', metavar='FILE', help='--open-loop: robot file (default: the recorded one)'
+    )
+    parser.add_argument(
+        '--instruction', metavar='TEXT', help='--open-loop: the task (default: as recorded)'
+    )
+    parser.add_argument(
+        '--every',
+        type=float,
+        metavar='S',
+        help=f'--open-loop: seconds between two predictions (default: {_EVERY_S:g})',
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
