@@ -46,7 +46,7 @@ class FusedExpert:
     ) -> None:
         layers, batch, kv_heads, length, head_dim = past_key.shape
         tokens, heads = len(of_suffix), blocks[0].query_heads
-        self._blocks, self._shape = blocks, (batch, tokens)
+        self._blocks = blocks
         dtype, rows, half = past_key.dtype, batch * tokens, head_dim // 2
         self._exact = dtype == torch.float32
 
@@ -55,13 +55,10 @@ class FusedExpert:
         )
         interleave(past_key, keys[..., :length, :])
         values[..., :length, :] = past_value
-        self._values = values.unbind(0)
-        self._own_values = values[..., length:, :].transpose(2, 3).unbind(0)
-        own_keys = keys[..., length:, :].transpose(2, 3)
-        seen = torch.cat(
-            [mask[:, None].expand(-1, tokens, -1), of_suffix.expand(batch, -1, -1)], dim=2
+        own_keys, own_values = (
+            tensor[..., length:, :].transpose(2, 3) for tensor in (keys, values)
         )
-        self._hidden = hiding_mask(seen[:, :1] if of_suffix.all() else seen, dtype)[:, None]
+        self._own_values = own_values.unbind(0)
         positions = mask.long().sum(dim=1, keepdim=True) + torch.arange(tokens)
         self._rotation = complex_rotary(positions, head_dim)
 
@@ -81,30 +78,15 @@ class FusedExpert:
         self._turning = torch.empty(batch, tokens, heads + kv_heads, half, dtype=torch.complex64)
         self._unturned = self._turning.split([heads, kv_heads], dim=2)
         self._query = torch.empty(batch, tokens, heads, half, dtype=torch.complex64)
-        real = torch.view_as_real(self._query)
-        self._scores: Tensor | None = None
         if self._exact:
             # Rotated keys go straight to their place.
             self._key = torch.view_as_complex(own_keys.unflatten(-1, (half, 2))).unbind(0)
         else:
             self._key = (torch.empty_like(self._unturned[1]),) * layers
             self._key_places = own_keys.unflatten(-1, (half, 2)).unbind(0)
-        if self._exact and kv_heads == 1:
-            # The heads' queries are further queries over the same keys.
-            self._folded = real.view(batch, tokens * heads, head_dim)
-            self._hidden = self._hidden.squeeze(1)
-            if self._hidden.shape[1] > 1:
-                self._hidden = self._hidden.repeat_interleave(heads, dim=1)
-            self._scores = torch.empty(batch, tokens * heads, length + tokens)
-            self._shares = torch.empty_like(self._scores)
-            self._attended = torch.empty(batch, tokens * heads, head_dim)
-            self._matrix_attended = self._attended.view(rows, -1)
-            self._keys = keys.squeeze(2).transpose(2, 3).unbind(0)
-            self._values = values.squeeze(2).unbind(0)
-        else:
-            self._folded = real.view(batch, tokens, heads, head_dim).transpose(1, 2)
-            self._keys = keys.unbind(0)
-        self._scale = head_dim**-0.5
+        attention = _SharedKeys if self._exact and kv_heads == 1 else _GroupedKeys
+        query = torch.view_as_real(self._query).flatten(-2)
+        self._attended = attention(query, keys, values, _hidden(mask, of_suffix, dtype))
 
     def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
         """Suffix tokens (B or 1, T, W) through all blocks; two modulations each, or none.
@@ -153,13 +135,60 @@ class FusedExpert:
         self._own_values[layer].copy_(self._own)
         if not self._exact:
             self._key_places[layer].copy_(torch.view_as_real(self._key[layer]))
-        if self._scores is None:
-            q = self._folded.to(self._qkv.dtype)
-            attended = attend_heads(q, self._keys[layer], self._values[layer], self._hidden)
-            return attended.flatten(0, 1)
+        return self._attended(layer)
+
+
+def _hidden(mask: Tensor, of_suffix: Tensor, dtype: torch.dtype) -> Tensor:
+    """Terms that hide invalid prefix tokens and later suffix tokens, (B, 1, T or 1, P + T)."""
+    batch, tokens = len(mask), len(of_suffix)
+    seen = torch.cat([mask[:, None].expand(-1, tokens, -1), of_suffix.expand(batch, -1, -1)], dim=2)
+    return hiding_mask(seen[:, :1] if of_suffix.all() else seen, dtype)[:, None]
+
+
+class _GroupedKeys:
+    """Attention of every layer by one operator.
+
+    Args:
+        query: (B, T, heads, D) float32, overwritten before each layer; rotated.
+        keys, values: (layers, B, kv_heads, P + T, D), overwritten in part before each layer.
+        hidden: see `_hidden`.
+    """
+
+    def __init__(self, query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> None:
+        self._query, self._hidden, self._dtype = query.transpose(1, 2), hidden, keys.dtype
+        self._keys, self._values = keys.unbind(0), values.unbind(0)
+
+    def __call__(self, layer: int) -> Tensor:
+        """Return what a layer's queries attend to, (B * T, heads * D)."""
+        query = self._query.to(self._dtype)
+        attended = attend_heads(query, self._keys[layer], self._values[layer], self._hidden)
+        return attended.flatten(0, 1)
+
+
+class _SharedKeys:
+    """As `_GroupedKeys`, in float32 with one head of keys: two products, into buffers.
+
+    The heads' queries are further queries over the same keys.
+    """
+
+    def __init__(self, query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> None:
+        batch, tokens, heads, head_dim = query.shape
+        self._query = query.view(batch, tokens * heads, head_dim)
+        self._hidden = hidden.squeeze(1)
+        if self._hidden.shape[1] > 1:
+            self._hidden = self._hidden.repeat_interleave(heads, dim=1)
+        self._keys = keys.squeeze(2).transpose(2, 3).unbind(0)
+        self._values = values.squeeze(2).unbind(0)
+        self._scale = head_dim**-0.5
+        self._scores = torch.empty(batch, tokens * heads, keys.shape[3])
+        self._shares = torch.empty_like(self._scores)
+        self._attended = torch.empty(batch, tokens * heads, head_dim)
+        self._matrix = self._attended.view(batch * tokens, -1)
+
+    def __call__(self, layer: int) -> Tensor:
         torch.baddbmm(
-            self._hidden, self._folded, self._keys[layer], alpha=self._scale, out=self._scores
+            self._hidden, self._query, self._keys[layer], alpha=self._scale, out=self._scores
         )
         torch.softmax(self._scores, dim=-1, out=self._shares)
         torch.bmm(self._shares, self._values[layer], out=self._attended)
-        return self._matrix_attended
+        return self._matrix
