@@ -122,28 +122,16 @@ def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
     """
     config = read_json(folder / CONFIG_FILE)
     policy_type(folder, [policy.type])
-    for key, expected in {**_FIXED, **policy.fixed}.items():
-        expect(config, key, expected)
-    for key, most in policy.at_most.items():
-        found = config.get(key, int, most)
-        if found > most:
-            raise config.error(
-                key, f'{found} is not supported; this runtime runs policies with at most {most}'
-            )
+    _check_values(config, policy)
     before = read_pipeline(folder / PREPROCESSOR_FILE, (*_PREPROCESSORS, *policy.steps))
     after = read_pipeline(folder / POSTPROCESSOR_FILE, (*_POSTPROCESSORS, *policy.steps))
     features = _features(config)
     state_length, action_length = sum(features.state.values()), features.action
     plain = policy.images.padding == 'none'
     normalisation = read_normalisation(config, before, after, features, normalised_images=plain)
+    padded = _padded(config) if policy.padded else {}
     statistics = read_statistics(
-        folder,
-        config,
-        before,
-        after,
-        normalisation,
-        features,
-        padded=_padded(config) if policy.padded else {},
+        folder, config, before, after, normalisation, features, padded=padded
     )
     cameras = _cameras(config, features, policy.views_key)
     if policy.image_statistics is not None:
@@ -178,6 +166,18 @@ def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
         tokenizer=find_tokenizer(folder),
         source=_source(policy, config, before),
     )
+
+
+def _check_values(config: JsonMapping, policy: LeRobotPolicy) -> None:
+    """Refuse values of config.json that network and processing are not written for."""
+    for key, expected in {**_FIXED, **policy.fixed}.items():
+        expect(config, key, expected)
+    for key, most in policy.at_most.items():
+        found = config.get(key, int, most)
+        if found > most:
+            raise config.error(
+                key, f'{found} is not supported; this runtime runs policies with at most {most}'
+            )
 
 
 def _features(config: JsonMapping) -> Features:

@@ -145,31 +145,15 @@ class RequestBuilder:
         guidance = (
             'none' if len(advantages) == 1 else resolve_cfg_mode(settings.cfg_mode, self._max_rows)
         )
-        # Without language an instruction is not part of what the prefix sees.
-        instruction = observation.instruction if self._codec.prompts else ''
-        rows = self._codec.rows(instruction, state, advantages)
-        clock.mark('tokens')
-        images = self._codec.images(observation)
-        clock.mark('images')
+        prefixes, head_rows = self._prefixes(
+            observation, state, advantages, clock, alone=guidance == 'serial'
+        )
         x = noise
         if tie.clean:
             x = noise.copy()
             x[..., : tie.clean, :] = tie.plan[: tie.clean]
-        time_s, clock_read = _time(observation)
-        prefix = PrefixInputs(
-            pixels=images.pixels,
-            image_mask=images.mask,
-            rows={name: rows[name] for name in self._family.prefix_inputs(self._spec.dims)},
-            words=(instruction, advantages),
-            state_bins=self._codec.state_bins(state),
-            time_s=time_s,
-            clock=clock_read,
-            levels_per_unit=self._codec.camera_images.levels_per_unit,
-        )
         return ChunkRequest(
-            prefixes=(
-                _rows_alone(prefix, instruction, advantages) if guidance == 'serial' else (prefix,)
-            ),
+            prefixes=prefixes,
             cache=settings.cache,
             times=times,
             inputs=StepInputs(
@@ -177,7 +161,7 @@ class RequestBuilder:
                 row_weight=row_weights(None if guidance == 'none' else settings.cfg_beta),
                 plan=tie.plan,
                 plan_weight=tie.weight,
-                rows={name: rows[name] for name in self._family.head_inputs(self._spec.dims)},
+                rows=head_rows,
                 jacobian=tie.mode == 'jacobian',
                 clean_actions=tie.clean,
             ),
@@ -187,6 +171,42 @@ class RequestBuilder:
             noise=noise,
             overlap=tie.overlap,
         )
+
+    def _prefixes(
+        self,
+        observation: Observation,
+        state: np.ndarray,
+        advantages: tuple[Advantage | None, ...],
+        clock: PhaseClock,
+        *,
+        alone: bool,
+    ) -> tuple[tuple[PrefixInputs, ...], dict[str, np.ndarray]]:
+        """Return what the prefix sees, a row for each advantage, and the head's inputs by name.
+
+        With `alone` each row is a prefix of its own.
+        """
+        # Without language an instruction is not part of what the prefix sees.
+        instruction = observation.instruction if self._codec.prompts else ''
+        rows = self._codec.rows(instruction, state, advantages)
+        clock.mark('tokens')
+        images = self._codec.images(observation)
+        clock.mark('images')
+        time_s, clock_read = _time(observation)
+        family, dims = self._family, self._spec.dims
+        prefix = PrefixInputs(
+            pixels=images.pixels,
+            image_mask=images.mask,
+            rows={name: rows[name] for name in family.prefix_inputs(dims)},
+            words=(instruction, advantages),
+            state_bins=self._codec.state_bins(state),
+            time_s=time_s,
+            clock=clock_read,
+            levels_per_unit=self._codec.camera_images.levels_per_unit,
+        )
+        head_rows = {name: rows[name] for name in family.head_inputs(dims)}
+        if not alone:
+            return (prefix,), head_rows
+        return _rows_alone(prefix, instruction, advantages), head_rows
 
     def _advantages(self, settings: PolicySettings) -> tuple[Advantage | None, ...]:
         if self._spec.advantage is None:

@@ -153,17 +153,7 @@ def plan_build(
             f'TensorRT 10.3 on being bfloat16: ask for these with --precision {found}, or export '
             f'again with --onnx-precision {precision}'
         )
-    if found not in adapter.precisions:
-        raise ValueError(
-            f'{folder}: the files are {found}, which TensorRT {adapter.version} cannot run; export '
-            f'them in {" or ".join(adapter.precisions)}'
-        )
-    for name, graph in graphs.items():
-        if problems := unsupported(graph, found, adapter.version):
-            raise ValueError(
-                f'{folder / graph_of(name)}: TensorRT {adapter.version} cannot read '
-                f'{", ".join(problems)}'
-            )
+    _check_readable(folder, graphs, found, adapter)
     weight_bytes = max(graph.weight_bytes for graph in graphs.values())
     target = bundle / 'engines' / folder_name(runtime.info, adapter.version)
     digests = _digests(bundle, graphs, files or {})
@@ -182,6 +172,23 @@ def plan_build(
     if plan.to_build:
         check_fits(plan.estimate, runtime)
     return plan
+
+
+def _check_readable(
+    folder: Path, graphs: Mapping[str, GraphFacts], precision: Precision, adapter: TensorRT
+) -> None:
+    """Refuse files that this TensorRT cannot run or read (ValueError)."""
+    if precision not in adapter.precisions:
+        raise ValueError(
+            f'{folder}: the files are {precision}, which TensorRT {adapter.version} cannot run; '
+            f'export them in {" or ".join(adapter.precisions)}'
+        )
+    for name, graph in graphs.items():
+        if problems := unsupported(graph, precision, adapter.version):
+            raise ValueError(
+                f'{folder / graph_of(name)}: TensorRT {adapter.version} cannot read '
+                f'{", ".join(problems)}'
+            )
 
 
 def build_engines(

@@ -73,7 +73,7 @@ def control(status: LoopStatus, answers: Answers, conflict: str) -> StatusItem:
         answers: what came.
         conflict: other node that commands this robot; empty without one.
     """
-    executor, counters = status.executor, status.counters
+    executor = status.executor
     reason = executor.reason
     text = _TEXTS.get(reason, f'holding: {reason.value}').format(
         chunk=executor.chunk, step=executor.step, progress=executor.progress
@@ -99,36 +99,36 @@ def control(status: LoopStatus, answers: Answers, conflict: str) -> StatusItem:
         text = f'two nodes command one robot: {conflict}; stop one of them; {text}'
     if executor.dry_run:
         text = f'dry run, nothing is published: {text}'
-    return StatusItem(
-        'control',
-        level,
-        text,
-        {
-            'mode': executor.mode.value,
-            'kind': executor.kind.value,
-            'reason': reason.value,
-            'detail': executor.detail,
-            'gave_way': executor.gave_way,
-            'episode': executor.episode,
-            'step': executor.step,
-            'chunk': executor.chunk,
-            'pending_chunk': executor.pending_chunk,
-            'replan_interval': executor.parameters.replan_interval,
-            'delay_steps': executor.delay_estimate,
-            'request_open': executor.request_open,
-            'clamp_latched': executor.clamp_latched,
-            'dry_run': executor.dry_run,
-            'sent': status.sent,
-            'steps': counters.steps,
-            'starved_ticks': counters.starved_ticks,
-            'starvations': counters.starvations,
-            'overrun_ticks': counters.overrun_ticks,
-            'overrun_steps': counters.overrun_steps,
-            'limited_ticks': counters.limited_ticks,
-            **{f'holds.{key.value}': count for key, count in counters.holds.items() if count},
-            **_parameters(executor.parameters, dry_run=executor.dry_run),
-        },
-    )
+    return StatusItem('control', level, text, _control_values(status))
+
+
+def _control_values(status: LoopStatus) -> dict[str, object]:
+    executor, counters = status.executor, status.counters
+    return {
+        'mode': executor.mode.value,
+        'kind': executor.kind.value,
+        'reason': executor.reason.value,
+        'detail': executor.detail,
+        'gave_way': executor.gave_way,
+        'episode': executor.episode,
+        'step': executor.step,
+        'chunk': executor.chunk,
+        'pending_chunk': executor.pending_chunk,
+        'replan_interval': executor.parameters.replan_interval,
+        'delay_steps': executor.delay_estimate,
+        'request_open': executor.request_open,
+        'clamp_latched': executor.clamp_latched,
+        'dry_run': executor.dry_run,
+        'sent': status.sent,
+        'steps': counters.steps,
+        'starved_ticks': counters.starved_ticks,
+        'starvations': counters.starvations,
+        'overrun_ticks': counters.overrun_ticks,
+        'overrun_steps': counters.overrun_steps,
+        'limited_ticks': counters.limited_ticks,
+        **{f'holds.{key.value}': count for key, count in counters.holds.items() if count},
+        **_parameters(executor.parameters, dry_run=executor.dry_run),
+    }
 
 
 def _parameters(parameters: ExecutorParameters, *, dry_run: bool) -> dict[str, object]:
