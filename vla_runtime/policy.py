@@ -11,7 +11,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
@@ -23,15 +22,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle, verify_files
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.choice import (
-    AUTO,
-    CANNOT_RUN,
-    Candidate,
-    candidates,
-    check_words,
-    choose,
-    int8_refusal,
-)
+from vla_runtime.engines.choice import AUTO, Candidate, check_words, load_chosen
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.loading import load_engine
 from vla_runtime.engines.onnx.files import engine_graphs
@@ -44,6 +35,7 @@ from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.guidance import resolve_cfg_mode
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import Place
+from vla_runtime.inference.report import make_report
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.request_builder import RequestBuilder
 from vla_runtime.inference.runner import ChunkRunner, DenoisedChunk, EncodedPrefix
@@ -140,8 +132,8 @@ class Policy:
             check_graph_files(checked.folder, engine_graphs(_rows(checked), sizes))
         if verify:
             verify_files(checked)
-        threads = cpu_threads(threads, (settings or PolicySettings()).networks_at_once)
-
+        settings = settings or PolicySettings()
+        threads = cpu_threads(threads, settings.networks_at_once)
         load = partial(
             cls._load_one,
             checked,
@@ -152,22 +144,11 @@ class Policy:
         )
         if AUTO not in (backend, precision):
             return load(Candidate(backend, precision))
-        found = candidates(checked, backend, device, precision)
-        choice = choose(
-            checked,
-            found,
-            device,
-            threads,
-            {name: getattr(settings or PolicySettings(), name) for name in _DECISIVE},
-            lambda one: _time(load(one)),
+        decisive = {name: getattr(settings, name) for name in _DECISIVE}
+        policy, why = load_chosen(
+            checked, backend, device, precision, threads, decisive, load=load, measure=_time
         )
-        first = Candidate(choice.backend, choice.precision)
-        order = [first, *(one for one in found if one != first)]
-        policy, reasons = _first_that_loads(order, load)
-        refusal = int8_refusal(checked, device) if precision == AUTO else ''
-        policy.why = '; '.join(
-            [choice.why, *reasons] + ([f'int8 is left out: {refusal}'] if refusal else [])
-        )
+        policy.why = why
         return policy
 
     @classmethod
@@ -177,7 +158,7 @@ class Policy:
         device: str,
         candidate: Candidate,
         *,
-        settings: PolicySettings | None,
+        settings: PolicySettings,
         use_cuda_graphs: bool,
         threads: int,
     ) -> Policy:
@@ -237,7 +218,7 @@ class Policy:
         noise: np.ndarray | None = None,
         number: int | None = None,
         on_step: StepObserver | None = None,
-    ) -> tuple[ActionChunk, InferenceReport]:
+    ) -> Inference:
         """Turn an observation into an action chunk.
 
         Args:
@@ -286,26 +267,16 @@ class Policy:
         ) -> Inference:
             chunk = self._codec.actions(denoised.chunk, observation)
             clock.mark('actions')
-            report = InferenceReport(
+            report = make_report(
+                request,
+                encoded,
+                denoised,
+                settings,
                 number=number,
-                seed=settings.seed,
                 milliseconds=clock.milliseconds(),
-                pipeline=settings.pipeline,
                 overlap_ms=overlap_ms,
-                cache=encoded.cache,
-                runs={**encoded.runs, **denoised.runs},
-                beta=settings.cfg_beta if settings.cfg_enabled else 1.0,
-                guidance=request.guidance,
-                rtc_mode=request.rtc_mode,
-                clean_steps=request.inputs.clean_actions,
-                denoise_steps=len(request.times),
-                tokens=request.tokens,
-                samples=settings.samples,
-                sample=denoised.sample,
-                sample_distances=denoised.distances,
-                cuda_graph=dict(self._engine.cuda_graph),
-                noise=request.noise,
-                stamps_ns=dict(observation.stamps_ns),
+                cuda_graph=self._engine.cuda_graph,
+                stamps_ns=observation.stamps_ns,
             )
             return chunk, report
 
@@ -402,7 +373,7 @@ class Policy:
             # Both slots where the pipeline will alternate; serial guidance uses both at once.
             both = settings.pipeline == 'throughput' and request.guidance != 'serial'
             held: tuple[Place, ...] = ()
-            tied = _as_if_tied(request, settings, self.spec.trained_delay_steps)
+            tied = self._builder.as_if_tied(request, settings)
             for _ in range(2 if both else 1):
                 # Not decoded: a state of zeros is not a valid pose for relative actions.
                 encoded, _ = self._run(request, clock, held=held)
@@ -426,40 +397,9 @@ class Policy:
             raise ValueError('this policy was closed; load it again')
 
 
-def _as_if_tied(
-    request: ChunkRequest, settings: PolicySettings, trained_delay_steps: int
-) -> ChunkRequest:
-    """Return the request with the expert inputs of a plan; itself where they are the same."""
-    jacobian = settings.rtc_mode == 'jacobian' and request.guidance != 'serial'
-    clean = trained_delay_steps if settings.rtc_mode == 'hard_prefix' else 0
-    if not (jacobian or clean):
-        return request
-    inputs = replace(request.inputs, jacobian=jacobian, clean_actions=clean)
-    return replace(request, inputs=inputs)
-
-
 def _rows(bundle: Bundle) -> range:
     """Numbers of prompt rows: guidance needs a second one, and only policies with a tag have it."""
     return range(1, 3 if bundle.spec.advantage else 2)
-
-
-def _first_that_loads(
-    order: Sequence[Candidate], load: Callable[[Candidate], Policy]
-) -> tuple[Policy, list[str]]:
-    """Load the first candidate that can run; also return why those before it cannot.
-
-    Raises:
-        Exception: none can; the error of the first.
-    """
-    failed: list[Exception] = []
-    reasons: list[str] = []
-    for candidate in order:
-        try:
-            return load(candidate), reasons
-        except CANNOT_RUN as error:
-            failed.append(error)
-            reasons.append(f'{candidate} cannot: {error}')
-    raise failed[0]
 
 
 def _time(policy: Policy) -> float:

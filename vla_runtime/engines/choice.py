@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.identity import spec_identity
@@ -33,6 +33,8 @@ from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 from vla_runtime.files.whole_files import write_text
 
 logger = logging.getLogger(__name__)
+
+Loaded = TypeVar('Loaded')
 
 AUTO = 'auto'
 # A candidate further down the order must need less than this share of the time of the one above.
@@ -146,6 +148,45 @@ def int8_refusal(bundle: Bundle, device: str) -> str:
         return success_fault(receipt, bundle)
     except ValueError as error:
         return str(error)
+
+
+def load_chosen(
+    bundle: Bundle,
+    backend: str,
+    device: str,
+    precision: str,
+    threads: int,
+    settings: Mapping[str, object],
+    *,
+    load: Callable[[Candidate], Loaded],
+    measure: Callable[[Loaded], float],
+) -> tuple[Loaded, str]:
+    """Load the candidate that `choose` takes, or the next that can run; also return why.
+
+    Args:
+        bundle, backend, device, precision: as for `candidates`; backend or precision is `auto`.
+        threads, settings: as for `choose`.
+        load: loads a candidate; an error of CANNOT_RUN where it cannot run.
+        measure: milliseconds of an inference of a loaded candidate, which it closes.
+
+    Raises:
+        ValueError: nothing may run this bundle here.
+        Exception: none of the candidates can run; the error of the first.
+    """
+    found = candidates(bundle, backend, device, precision)
+    choice = choose(bundle, found, device, threads, settings, lambda one: measure(load(one)))
+    chosen = Candidate(choice.backend, choice.precision)
+    reasons, failed = [choice.why], []
+    for candidate in [chosen, *(one for one in found if one != chosen)]:
+        try:
+            loaded = load(candidate)
+        except CANNOT_RUN as error:
+            failed.append(error)
+            reasons.append(f'{candidate} cannot: {error}')
+            continue
+        refusal = int8_refusal(bundle, device) if precision == AUTO else ''
+        return loaded, '; '.join([*reasons, *([f'int8 is left out: {refusal}'] if refusal else [])])
+    raise failed[0]
 
 
 def choose(

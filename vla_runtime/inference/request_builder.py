@@ -172,6 +172,15 @@ class RequestBuilder:
             overlap=tie.overlap,
         )
 
+    def as_if_tied(self, request: ChunkRequest, settings: PolicySettings) -> ChunkRequest:
+        """Return a request with the head's inputs of a plan; itself where they are the same."""
+        jacobian = settings.rtc_mode == 'jacobian' and request.guidance != 'serial'
+        clean = self._spec.trained_delay_steps if settings.rtc_mode == 'hard_prefix' else 0
+        if not (jacobian or clean):
+            return request
+        inputs = replace(request.inputs, jacobian=jacobian, clean_actions=clean)
+        return replace(request, inputs=inputs)
+
     def _prefixes(
         self,
         observation: Observation,
