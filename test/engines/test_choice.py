@@ -163,7 +163,7 @@ def test_the_first_of_a_large_bundle_that_cannot_be_loaded_gives_way_to_the_next
 ):
     monkeypatch.setattr(choices, 'MOST_MEASURED_BYTES', 1)
     # More actions at once than ONNX Runtime has: engines of another GPU fail in the same way.
-    monkeypatch.setattr('vla_runtime.policy.candidates', lambda *_: [ONNX, TORCH])
+    monkeypatch.setattr(choices, 'candidates', lambda *_: [ONNX, TORCH])
     settings = PolicySettings(samples=4)
     with closing(Policy.load(bundle, settings=settings)) as policy:
         assert policy.backend == 'torch'
