@@ -319,12 +319,7 @@ def _check_actions(spec: BundleSpec) -> None:
         )
     _check_unique(spec.action_names, 'actions')
     units = {item.name: item.unit for item in spec.state}
-    in_delta_pose = {
-        name
-        for pose in spec.poses
-        if pose.kind == 'delta'
-        for name in (*pose.position, *pose.rotation)
-    }
+    in_delta_pose = {name for pose in spec.poses if pose.kind == 'delta' for name in pose.actions}
     for index, action in enumerate(spec.actions):
         here = f'actions[{index}]'
         if (action.unit in RATE_UNITS) != (action.kind == 'velocity') and not (

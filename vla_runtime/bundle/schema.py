@@ -153,6 +153,11 @@ class PoseSpec:
     state_position: tuple[str, ...] = ()
     state_rotation: tuple[str, ...] = ()
 
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """Names of its position's and its rotation's actions."""
+        return (*self.position, *self.rotation)
+
 
 @dataclass(frozen=True)
 class NormalisationSpec:

@@ -39,6 +39,7 @@ from vla_runtime.ros.messages.images import to_rgb
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.description import read_description
 from vla_runtime.ros.robot.file import Robot, RobotCamera
+from vla_runtime.ros.robot.schema import by_name
 
 _IMAGE_PERIOD_NS = 1_000_000_000 // IMAGE_RATE_HZ
 _REPORT = 'vla_policy/report'
@@ -106,8 +107,7 @@ class TopicRecorder:
         # Policies know cameras by name or alias; a description says it of earlier frames too.
         self._camera_topics = {
             name: node.resolve_topic_name(camera.topic)
-            for camera in robot.cameras
-            for name in (camera.name, *camera.aliases)
+            for name, camera in by_name(robot.cameras).items()
         }
         for camera in robot.cameras:
             self._listen_to_camera(camera)

@@ -1,7 +1,7 @@
 """The robot file: what a robot measures, sees and can be commanded, and its limits.
 
 One YAML file describes one robot (`config/robots/*.yaml`), in the units that its drivers speak;
-how a policy's names and units map onto it is worked out by `robot_match`. No rclpy here: a file can
+how a policy's names and units map onto it is worked out by `match`. No rclpy here: a file can
 be checked on any machine.
 """
 

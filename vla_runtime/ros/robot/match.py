@@ -7,18 +7,18 @@ in the bundle's. `match_robot` finds all that does not fit, before anything move
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from vla_runtime.bundle.schema import SPEC_FILE, ActionSpec, BundleSpec, PoseSpec
 from vla_runtime.execution.columns import Column, ColumnKind
-from vla_runtime.execution.limits import ColumnLimits, Limits, make_limits
-from vla_runtime.execution.urdf import tighten_with_urdf
+from vla_runtime.execution.limits import Limits
 from vla_runtime.files.typed_yaml import did_you_mean
-from vla_runtime.ros.robot.file import Robot, RobotCamera, RobotJoint, RobotOutput, RobotPose
-from vla_runtime.ros.robot.rules import needed_limits
+from vla_runtime.ros.robot.column_limits import column_limits
+from vla_runtime.ros.robot.file import Robot, RobotCamera, RobotJoint, RobotOutput
+from vla_runtime.ros.robot.schema import by_name
 
 # Unit to (dimension, size in the dimension's first unit).
 _SIZE = {
@@ -162,8 +162,8 @@ class _Matcher:
         self._spec = spec
         self._bundle_file = bundle_file
         self._misfits: list[str] = []
-        self._joints = _by_name(robot.joints)
-        self._pose_of = {name: pose for pose in spec.poses for name in _pose_actions(pose)}
+        self._joints = by_name(robot.joints)
+        self._pose_of = {name: pose for pose in spec.poses for name in pose.actions}
 
     def match(self) -> RobotMatch:
         cameras = self._match_cameras()
@@ -173,13 +173,18 @@ class _Matcher:
         self._check_repeated('state', [joint for joint, _, _ in state if joint])
         self._check_repeated('actions', [column.name for column in columns])
         outputs = self._match_outputs(columns) if not self._misfits else ()
-        self._raise_misfits()
+        if self._misfits:
+            raise MatchError('\n'.join(self._misfits))
+        try:
+            limits = column_limits(self._robot, columns, self._pose_of)
+        except ValueError as error:
+            raise MatchError(f'{self._robot.file}: {error}') from None
         return RobotMatch(
             state_joints=tuple(joint for joint, _, _ in state),
             state=_scaling([(scale, offset) for _, scale, offset in state]),
             columns=tuple(columns),
             actions=_scaling(actions),
-            limits=self._limits(columns),
+            limits=limits,
             cameras=cameras,
             earlier=_earlier_frames(self._spec),
             outputs=outputs,
@@ -190,16 +195,12 @@ class _Matcher:
             f'{self._bundle_file}: {bundle_field}: {message} (robot file {self._robot.file})'
         )
 
-    def _raise_misfits(self) -> None:
-        if self._misfits:
-            raise MatchError('\n'.join(self._misfits))
-
     def _check_repeated(self, field: str, names: Sequence[str]) -> None:
         for name in sorted({name for name in names if names.count(name) > 1}):
             self._misfit(field, f"two names of the policy mean the robot's joint '{name}'")
 
     def _match_cameras(self) -> dict[str, RobotCamera]:
-        known = _by_name(self._robot.cameras)
+        known = by_name(self._robot.cameras)
         found = {}
         for index, camera in enumerate(self._spec.cameras):
             if not camera.present:
@@ -358,89 +359,10 @@ class _Matcher:
             self._misfit(
                 'poses', f"'{pose.name}' is {pose.kind} and needs {wanted}, not {output.kind}"
             )
-        where = tuple(place[name] for name in _pose_actions(pose))
+        where = tuple(place[name] for name in pose.actions)
         return MatchedOutput(output, where, pose=pose, frame_id=robot_pose.frame_id)
-
-    def _limits(self, columns: Sequence[Column]) -> Limits:
-        limits, workspace = {}, {}
-        for column in columns:
-            joint = self._joints.get(column.name)
-            pose = self._pose_of.get(column.name)
-            if joint is not None:
-                limits[column.name] = _joint_limits(joint)
-            elif pose is not None:
-                robot_pose = _by_name(self._robot.poses)[pose.name]
-                limit, box = _pose_limits(pose, robot_pose, column.name)
-                limits[column.name] = limit
-                if box is not None:
-                    workspace[column.name] = box
-        names = tuple(column.name for column in columns)
-        try:
-            result = make_limits(names, limits, workspace, self._robot.on_violation)
-            if self._robot.urdf_text is None:
-                return result
-            in_urdf = {
-                name: self._joints[name].in_messages for name in names if name in self._joints
-            }
-            result = tighten_with_urdf(result, self._robot.urdf_text, in_urdf)
-        except ValueError as error:
-            raise MatchError(f'{self._robot.file}: {error}') from None
-        self._require_limits(columns, result)
-        return result
-
-    def _require_limits(self, columns: Sequence[Column], limits: Limits) -> None:
-        """Refuse a joint that has a limit neither in the robot file nor in the URDF."""
-        found = {'lower': limits.lower, 'upper': limits.upper, 'velocity': limits.velocity}
-        for index, column in enumerate(columns):
-            joint = self._joints.get(column.name)
-            if joint is None:
-                continue
-            for key in needed_limits(joint):
-                if not np.isfinite(found[key][index]):
-                    raise MatchError(
-                        f'{self._robot.file}: joints[{joint.name}].{key}: is missing, in the URDF '
-                        f"too: '{joint.name}' would move without this limit; give it here"
-                    )
-
-
-def _pose_actions(pose: PoseSpec) -> tuple[str, ...]:
-    return (*pose.position, *pose.rotation)
-
-
-def _by_name(items: Sequence[RobotJoint | RobotCamera | RobotPose]):  # type: ignore[no-untyped-def]
-    """Name and aliases to the item."""
-    return {name: item for item in items for name in (item.name, *item.aliases)}
 
 
 def _scaling(pairs: Sequence[tuple[float, float]]) -> Scaling:
     table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     return Scaling(table[:, 0], table[:, 1])
-
-
-def _joint_limits(joint: RobotJoint) -> ColumnLimits:
-    given = {
-        'lower': joint.lower,
-        'upper': joint.upper,
-        'velocity': joint.velocity,
-        'acceleration': joint.acceleration,
-        'step_from_measured': joint.max_step,
-        'tracking_error': joint.max_tracking_error,
-        'start_tolerance': joint.start_tolerance,
-        'approach_speed': joint.approach_speed,
-    }
-    said = {key: value for key, value in given.items() if value is not None}
-    return replace(ColumnLimits(), **said)
-
-
-def _pose_limits(
-    pose: PoseSpec, robot_pose: RobotPose, name: str
-) -> tuple[ColumnLimits, tuple[float, float] | None]:
-    """Limits of one pose coordinate, and its side of the workspace box for absolute positions."""
-    is_velocity = pose.kind == 'velocity'
-    if name in pose.position:
-        axis = pose.position.index(name)
-        box = None if is_velocity else (robot_pose.lower[axis], robot_pose.upper[axis])
-        return ColumnLimits(velocity=robot_pose.velocity), box
-    # The numbers of a rotation are angles, and so have an angular velocity, only in these forms.
-    angles = is_velocity or pose.form == 'euler'
-    return ColumnLimits(velocity=robot_pose.angular_velocity if angles else np.inf), None

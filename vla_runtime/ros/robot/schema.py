@@ -1,13 +1,14 @@
 """Contents of a robot file: the dataclasses that config/robots/*.yaml mirror.
 
-Only words and shapes are here; what belongs together is checked in `robot_rules`.
+Only words and shapes are here; what belongs together is checked in `rules`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.limits import LimitActions
@@ -214,3 +215,14 @@ class Robot(RobotSpec):
     file: Path = Path()
     text: str = ''
     urdf_text: str | None = None
+
+
+_Named = TypeVar('_Named', RobotJoint, RobotCamera, RobotPose)
+
+
+def by_name(items: Iterable[_Named]) -> dict[str, _Named]:
+    """Joints, cameras or poses under their names and aliases: as policies know them."""
+    named: dict[str, _Named] = {}
+    for item in items:
+        named.update(dict.fromkeys((item.name, *item.aliases), item))
+    return named

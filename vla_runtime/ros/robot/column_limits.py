@@ -1,0 +1,87 @@
+"""Limits of what a policy commands, from the robot file and the URDF that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from vla_runtime.bundle.schema import PoseSpec
+from vla_runtime.execution.columns import Column
+from vla_runtime.execution.limits import ColumnLimits, Limits, make_limits
+from vla_runtime.execution.urdf import tighten_with_urdf
+from vla_runtime.ros.robot.file import Robot, RobotJoint, RobotPose
+from vla_runtime.ros.robot.rules import needed_limits
+from vla_runtime.ros.robot.schema import by_name
+
+
+def column_limits(
+    robot: Robot, columns: Sequence[Column], pose_of: Mapping[str, PoseSpec]
+) -> Limits:
+    """Return the limits of the columns, in robot units.
+
+    Args:
+        robot: the robot file.
+        columns: what is commanded, under the robot's names.
+        pose_of: the policy's pose, by the names of its columns.
+
+    Raises:
+        ValueError: limits that make no sense together, or a joint without one that it needs.
+    """
+    joints, poses = {joint.name: joint for joint in robot.joints}, by_name(robot.poses)
+    limits, workspace = {}, {}
+    for column in columns:
+        joint, pose = joints.get(column.name), pose_of.get(column.name)
+        if joint is not None:
+            limits[column.name] = _joint_limits(joint)
+        elif pose is not None:
+            limit, box = _pose_limits(pose, poses[pose.name], column.name)
+            limits[column.name] = limit
+            if box is not None:
+                workspace[column.name] = box
+    names = tuple(column.name for column in columns)
+    result = make_limits(names, limits, workspace, robot.on_violation)
+    if robot.urdf_text is None:
+        return result
+    in_urdf = {name: joints[name].in_messages for name in names if name in joints}
+    result = tighten_with_urdf(result, robot.urdf_text, in_urdf)
+    # Limits that the robot file leaves to the URDF; without one the file was refused.
+    found = {'lower': result.lower, 'upper': result.upper, 'velocity': result.velocity}
+    for index, name in enumerate(names):
+        for key in needed_limits(joints[name]) if name in joints else ():
+            if not np.isfinite(found[key][index]):
+                raise ValueError(
+                    f"joints[{name}].{key}: is missing, in the URDF too: '{name}' would move "
+                    'without this limit; give it here'
+                )
+    return result
+
+
+def _joint_limits(joint: RobotJoint) -> ColumnLimits:
+    given = {
+        'lower': joint.lower,
+        'upper': joint.upper,
+        'velocity': joint.velocity,
+        'acceleration': joint.acceleration,
+        'step_from_measured': joint.max_step,
+        'tracking_error': joint.max_tracking_error,
+        'start_tolerance': joint.start_tolerance,
+        'approach_speed': joint.approach_speed,
+    }
+    said = {key: value for key, value in given.items() if value is not None}
+    return replace(ColumnLimits(), **said)
+
+
+def _pose_limits(
+    pose: PoseSpec, robot_pose: RobotPose, name: str
+) -> tuple[ColumnLimits, tuple[float, float] | None]:
+    """Limits of one pose coordinate, and its side of the workspace box for absolute positions."""
+    is_velocity = pose.kind == 'velocity'
+    if name in pose.position:
+        axis = pose.position.index(name)
+        box = None if is_velocity else (robot_pose.lower[axis], robot_pose.upper[axis])
+        return ColumnLimits(velocity=robot_pose.velocity), box
+    # The numbers of a rotation are angles, and so have an angular velocity, only in these forms.
+    angles = is_velocity or pose.form == 'euler'
+    return ColumnLimits(velocity=robot_pose.angular_velocity if angles else np.inf), None
