@@ -217,12 +217,9 @@ class Robot(RobotSpec):
     urdf_text: str | None = None
 
 
-_Named = TypeVar('_Named', RobotJoint, RobotCamera, RobotPose)
+_Named = TypeVar('_Named', bound='RobotJoint | RobotCamera | RobotPose')
 
 
 def by_name(items: Iterable[_Named]) -> dict[str, _Named]:
     """Joints, cameras or poses under their names and aliases: as policies know them."""
-    named: dict[str, _Named] = {}
-    for item in items:
-        named.update(dict.fromkeys((item.name, *item.aliases), item))
-    return named
+    return {name: item for item in items for name in (item.name, *item.aliases)}
