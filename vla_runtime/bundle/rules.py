@@ -7,22 +7,20 @@ no other package checks names, lengths or vocabularies again.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, get_args
 
 import yaml
 
+from vla_runtime.bundle.pose_rules import check_poses, check_unique
 from vla_runtime.bundle.schema import (
     ENGINES_FOLDER,
     FORMAT,
     RATE_UNITS,
-    ROTATION_LENGTH,
     SPEC_FILE,
     TOKENIZER_SUFFIXES,
     BundleSpec,
-    PoseSpec,
 )
 from vla_runtime.families import family_names, find_family
 from vla_runtime.families.family import Family, language_dims
@@ -115,7 +113,7 @@ def check_spec(spec: BundleSpec) -> None:
             '(dimensions.horizon)',
         )
     _check_state(spec)
-    _check_poses(spec)
+    check_poses(spec)
     _check_actions(spec)
     if spec.step_time_s <= 0:
         raise FieldError('step_time_s', f'{spec.step_time_s} where seconds above 0 are expected')
@@ -251,20 +249,13 @@ def _largest(value: Any) -> Any:
     return max(map(_largest, value), default=0) if isinstance(value, list) else value
 
 
-def _check_unique(names: Sequence[str], field: str) -> None:
-    for name, count in Counter(names).items():
-        if count > 1:
-            index = [i for i, other in enumerate(names) if other == name][1]
-            raise FieldError(f'{field}[{index}].name', f"'{name}' is given {count} times")
-
-
 def _check_cameras(spec: BundleSpec) -> None:
     if len(spec.cameras) != spec.dims.cameras:
         raise FieldError(
             'cameras',
             f'{len(spec.cameras)} entries but dimensions.cameras is {spec.dims.cameras}',
         )
-    _check_unique(spec.camera_names, 'cameras')
+    check_unique(spec.camera_names, 'cameras')
     own = {camera.name: camera for camera in spec.cameras if camera.frame_of is None}
     for index, camera in enumerate(spec.cameras):
         if (camera.frame_of is None) != (camera.steps_ago is None):
@@ -292,7 +283,7 @@ def _check_cameras(spec: BundleSpec) -> None:
 def _check_state(spec: BundleSpec) -> None:
     if not spec.state:
         raise FieldError('state', 'is empty; expected the measured joints or poses, in order')
-    _check_unique(spec.state_names, 'state')
+    check_unique(spec.state_names, 'state')
     padded = spec.dims.state_dim
     family = find_family(spec.family)
     token = 'state' in {**family.prefix_inputs(spec.dims), **family.head_inputs(spec.dims)}
@@ -317,7 +308,7 @@ def _check_actions(spec: BundleSpec) -> None:
             'actions',
             f'{len(spec.actions)} entries but dimensions.action_dim is {spec.dims.action_dim}',
         )
-    _check_unique(spec.action_names, 'actions')
+    check_unique(spec.action_names, 'actions')
     units = {item.name: item.unit for item in spec.state}
     in_delta_pose = {name for pose in spec.poses if pose.kind == 'delta' for name in pose.actions}
     for index, action in enumerate(spec.actions):
@@ -349,79 +340,6 @@ def _check_actions(spec: BundleSpec) -> None:
                 f"'{action.unit}' but its state '{action.relative_to}' is in "
                 f"'{units[action.relative_to]}'; a delta adds to its state",
             )
-
-
-def _check_poses(spec: BundleSpec) -> None:
-    used: dict[str, str] = {}
-    kinds = {action.name: action.kind for action in spec.actions}
-    _check_unique([pose.name for pose in spec.poses], 'poses')
-    for index, pose in enumerate(spec.poses):
-        here = f'poses[{index}]'
-        length = ROTATION_LENGTH[pose.form]
-        if len(pose.rotation) != length:
-            raise FieldError(
-                f'{here}.rotation', f'{len(pose.rotation)} names but {pose.form} has {length}'
-            )
-        for part in ('position', 'rotation'):
-            for column, name in enumerate(getattr(pose, part)):
-                field = f'{here}.{part}[{column}]'
-                if name not in kinds:
-                    hint = did_you_mean(name, kinds)
-                    raise FieldError(field, f"'{name}' is not in actions{hint}")
-                if name in used:
-                    raise FieldError(field, f"'{name}' is already used by {used[name]}")
-                if kinds[name] != pose.kind:
-                    raise FieldError(
-                        field, f"'{name}' has kind '{kinds[name]}' but the pose '{pose.kind}'"
-                    )
-                used[name] = field
-                if part == 'rotation':
-                    _check_angle(spec, name, field)
-        if (pose.form == 'euler') != (pose.euler_axes is not None):
-            raise FieldError(f'{here}.euler_axes', "is for the form 'euler', and needed there")
-        if pose.euler_axes is not None and not re.fullmatch(
-            r'[sr]([xyz])(?!\1)([xyz])(?!\2)[xyz]', pose.euler_axes
-        ):
-            raise FieldError(
-                f'{here}.euler_axes',
-                f"'{pose.euler_axes}' where s or r and three axes are expected, e.g. 'sxyz'",
-            )
-        _check_pose_state(spec, pose, here)
-
-
-def _check_pose_state(spec: BundleSpec, pose: PoseSpec, here: str) -> None:
-    lengths = {'state_position': 3, 'state_rotation': ROTATION_LENGTH[pose.form]}
-    for part, length in lengths.items():
-        names: tuple[str, ...] = getattr(pose, part)
-        if len(names) != length and (names or pose.kind == 'delta'):
-            raise FieldError(
-                f'{here}.{part}', f'{len(names)} names where {length} state names are expected'
-            )
-        for column, name in enumerate(names):
-            if name not in spec.state_names:
-                hint = did_you_mean(name, spec.state_names)
-                raise FieldError(f'{here}.{part}[{column}]', f"'{name}' is not in state{hint}")
-            if part == 'state_rotation':
-                _check_angle(spec, name, f'{here}.{part}[{column}]')
-            elif pose.kind == 'delta':
-                _check_same_unit(spec, pose.position[column], name, f'{here}.{part}[{column}]')
-
-
-def _check_angle(spec: BundleSpec, name: str, field: str) -> None:
-    units = {item.name: item.unit for item in (spec.state if 'state_' in field else spec.actions)}
-    if units[name] in ('deg', 'deg/s'):
-        raise FieldError(
-            field, f"'{name}' is in '{units[name]}', but the angles of a pose are composed in rad"
-        )
-
-
-def _check_same_unit(spec: BundleSpec, action: str, state: str, field: str) -> None:
-    moved = next(item.unit for item in spec.actions if item.name == action)
-    measured = next(item.unit for item in spec.state if item.name == state)
-    if moved != measured:
-        raise FieldError(
-            field, f"'{state}' is in '{measured}' but the action '{action}' in '{moved}'"
-        )
 
 
 def _check_file_name(name: str, field: str) -> None:

@@ -1,0 +1,92 @@
+"""The rules of the poses in policy.yaml; `rules` is the gate that asks for them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from vla_runtime.bundle.schema import ROTATION_LENGTH, BundleSpec, PoseSpec
+from vla_runtime.files.typed_yaml import FieldError, did_you_mean
+
+
+def check_poses(spec: BundleSpec) -> None:
+    """Check the poses against the actions and the state that they name (FieldError)."""
+    used: dict[str, str] = {}
+    kinds = {action.name: action.kind for action in spec.actions}
+    check_unique([pose.name for pose in spec.poses], 'poses')
+    for index, pose in enumerate(spec.poses):
+        here = f'poses[{index}]'
+        length = ROTATION_LENGTH[pose.form]
+        if len(pose.rotation) != length:
+            raise FieldError(
+                f'{here}.rotation', f'{len(pose.rotation)} names but {pose.form} has {length}'
+            )
+        for part in ('position', 'rotation'):
+            for column, name in enumerate(getattr(pose, part)):
+                field = f'{here}.{part}[{column}]'
+                if name not in kinds:
+                    hint = did_you_mean(name, kinds)
+                    raise FieldError(field, f"'{name}' is not in actions{hint}")
+                if name in used:
+                    raise FieldError(field, f"'{name}' is already used by {used[name]}")
+                if kinds[name] != pose.kind:
+                    raise FieldError(
+                        field, f"'{name}' has kind '{kinds[name]}' but the pose '{pose.kind}'"
+                    )
+                used[name] = field
+                if part == 'rotation':
+                    _check_angle(spec, name, field)
+        if (pose.form == 'euler') != (pose.euler_axes is not None):
+            raise FieldError(f'{here}.euler_axes', "is for the form 'euler', and needed there")
+        if pose.euler_axes is not None and not re.fullmatch(
+            r'[sr]([xyz])(?!\1)([xyz])(?!\2)[xyz]', pose.euler_axes
+        ):
+            raise FieldError(
+                f'{here}.euler_axes',
+                f"'{pose.euler_axes}' where s or r and three axes are expected, e.g. 'sxyz'",
+            )
+        _check_pose_state(spec, pose, here)
+
+
+def _check_pose_state(spec: BundleSpec, pose: PoseSpec, here: str) -> None:
+    lengths = {'state_position': 3, 'state_rotation': ROTATION_LENGTH[pose.form]}
+    for part, length in lengths.items():
+        names: tuple[str, ...] = getattr(pose, part)
+        if len(names) != length and (names or pose.kind == 'delta'):
+            raise FieldError(
+                f'{here}.{part}', f'{len(names)} names where {length} state names are expected'
+            )
+        for column, name in enumerate(names):
+            if name not in spec.state_names:
+                hint = did_you_mean(name, spec.state_names)
+                raise FieldError(f'{here}.{part}[{column}]', f"'{name}' is not in state{hint}")
+            if part == 'state_rotation':
+                _check_angle(spec, name, f'{here}.{part}[{column}]')
+            elif pose.kind == 'delta':
+                _check_same_unit(spec, pose.position[column], name, f'{here}.{part}[{column}]')
+
+
+def _check_angle(spec: BundleSpec, name: str, field: str) -> None:
+    units = {item.name: item.unit for item in (spec.state if 'state_' in field else spec.actions)}
+    if units[name] in ('deg', 'deg/s'):
+        raise FieldError(
+            field, f"'{name}' is in '{units[name]}', but the angles of a pose are composed in rad"
+        )
+
+
+def _check_same_unit(spec: BundleSpec, action: str, state: str, field: str) -> None:
+    moved = next(item.unit for item in spec.actions if item.name == action)
+    measured = next(item.unit for item in spec.state if item.name == state)
+    if moved != measured:
+        raise FieldError(
+            field, f"'{state}' is in '{measured}' but the action '{action}' in '{moved}'"
+        )
+
+
+def check_unique(names: Sequence[str], field: str) -> None:
+    """Refuse a name that is given twice (FieldError)."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            index = [i for i, other in enumerate(names) if other == name][1]
+            raise FieldError(f'{field}[{index}].name', f"'{name}' is given {count} times")
