@@ -1,4 +1,4 @@
-"""A plan is setpoints at step times; sampling it is a pure function of (plan, time).
+"""A plan is setpoints at step times; sampling it is a pure function of the plan and the time.
 
 Knot k of a plan is the setpoint at step time `first_step + k`; interval k leads from knot k to
 knot k+1. Every interval is a cubic polynomial in the fraction of the step that has gone by, so
@@ -30,28 +30,6 @@ class Plan:
     knots: np.ndarray
     slopes: np.ndarray
     coefficients: np.ndarray
-
-    @property
-    def last_step(self) -> int:
-        """Step time of the last knot."""
-        return self.first_step + len(self.knots) - 1
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A plan at one or more times.
-
-    Attributes:
-        positions: (..., columns) setpoints; those of the nearest end outside the plan.
-        velocities: (..., columns) derivative per step; zero outside the plan.
-        before_start: (...) bool, the time lies before the first knot.
-        past_end: (...) bool, the time lies after the last knot.
-    """
-
-    positions: np.ndarray
-    velocities: np.ndarray
-    before_start: np.ndarray
-    past_end: np.ndarray
 
 
 def monotone_slopes(knots: np.ndarray) -> np.ndarray:
@@ -125,32 +103,8 @@ def make_plan(
     return Plan(first_step, knots, slopes, coefficients)
 
 
-def sample(plan: Plan, time: float | np.ndarray) -> Sample:
-    """The plan at one time or at many.
-
-    Args:
-        plan: the plan.
-        time: step times, scalar or any shape.
-    """
-    time = np.asarray(time, dtype=np.float64)
-    before = time < plan.first_step
-    past = time > plan.last_step
-    intervals = len(plan.coefficients)
-    if intervals == 0:
-        positions = np.broadcast_to(plan.knots[0], (*time.shape, plan.knots.shape[1])).copy()
-        return Sample(positions, np.zeros_like(positions), before, past)
-    local = np.clip(time - plan.first_step, 0.0, intervals)
-    index = np.minimum(local.astype(np.int64), intervals - 1)
-    u = (local - index)[..., None]
-    c = plan.coefficients[index]
-    positions = ((c[..., 3, :] * u + c[..., 2, :]) * u + c[..., 1, :]) * u + c[..., 0, :]
-    velocities = (3.0 * c[..., 3, :] * u + 2.0 * c[..., 2, :]) * u + c[..., 1, :]
-    velocities[before | past] = 0.0
-    return Sample(positions, velocities, before, past)
-
-
 class Sampler:
-    """Samples a plan at one time into arrays that already exist: the tick's way of doing it."""
+    """Samples a plan at one time into arrays that already exist."""
 
     def __init__(self) -> None:
         self._powers = np.zeros(4)
