@@ -24,7 +24,7 @@ from vla_runtime.families.pi.dimensions import PI0, PI05
 from vla_runtime.families.traced_shapes import row_tensors
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.performance import operation_counts
-from vla_runtime.performance.operation_counts import NOTHING, Work, count_operations, counts_of
+from vla_runtime.performance.operation_counts import Work, count_operations, counts_of
 
 DIMS = {
     'pi05': ('pi05', tiny_dims('pi05')),
@@ -156,7 +156,7 @@ def test_a_chunk_is_made_of_the_runs_that_were_needed():
     hit = counts.inference(steps=10, images=0, prefix_runs=0)
     one = counts.inference(steps=10, images=1)
     assert set(whole) == {'vision', 'prefix', 'denoise'}
-    assert hit['vision'] == hit['prefix'] == NOTHING
+    assert hit['vision'] == hit['prefix'] == Work(0, 0, 0)
     assert hit['denoise'] == whole['denoise'] == counts.step[1].work(4) * 10
     assert one['vision'].flops * 3 == whole['vision'].flops
     assert one['prefix'] == whole['prefix']

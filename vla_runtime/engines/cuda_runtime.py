@@ -83,7 +83,7 @@ class CudaRuntime:
         self._stream = self._call('cuStreamCreate', self._flag('CUstream', 'STREAM_NON_BLOCKING'))
         self._waits = self._flag('CUevent', 'EVENT_BLOCKING_SYNC')
         self._passed = self._call('cuEventCreate', self._waits)
-        self._allocated: dict[int, int] = {}
+        self._allocated: set[int] = set()
         self._graphs: list[Graph] = []
         # Start of the pinned memory, and the bytes of it that copies on the stream may still read.
         self._staging: int | None = None
@@ -93,11 +93,6 @@ class CudaRuntime:
     def stream(self) -> int:
         """The stream's handle as a number, as TensorRT takes it."""
         return int(self._stream)
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes of device memory held through `allocate`."""
-        return sum(self._allocated.values())
 
     def free_bytes(self) -> int:
         """Return the bytes of unused device memory."""
@@ -116,7 +111,7 @@ class CudaRuntime:
         """
         self.activate()
         address = int(self._call('cuMemAlloc', max(size, 1)))
-        self._allocated[address] = size
+        self._allocated.add(address)
         if size:
             self._call('cuMemsetD8Async', address, 0, size, self._stream)
         return address
@@ -125,7 +120,7 @@ class CudaRuntime:
         """Give memory back once all work so far is done."""
         self.synchronize()
         self._call('cuMemFree', address)
-        del self._allocated[address]
+        self._allocated.remove(address)
 
     def upload(self, address: int, array: np.ndarray) -> None:
         """Copy an array to the device; it may be changed or freed as soon as this returns.

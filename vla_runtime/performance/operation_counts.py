@@ -64,9 +64,6 @@ class Work:
         return Work(self.flops * runs, self.weight_bytes * runs, self.data_bytes * runs)
 
 
-NOTHING = Work(0, 0, 0)
-
-
 @dataclass(frozen=True)
 class NetworkCounts:
     """Counts of one run of one network.

@@ -22,6 +22,8 @@ from vla_runtime.families.blocks.attention import rotary
 from vla_runtime.families.blocks.gemma import Gemma, GemmaBlock, RMSNorm
 from vla_runtime.families.blocks.siglip import VisionBlock, VisionEncoder
 
+# Epsilon of every norm of a Gemma block.
+EPSILON = 1e-6
 # Scale (one is added already), shift and gate of an adaptive norm.
 Modulation = tuple[Tensor, Tensor, Tensor]
 
@@ -200,12 +202,10 @@ def norm_scale(norm: nn.Module) -> Tensor | None:
     return 1.0 + norm.weight.detach().float() if isinstance(norm, RMSNorm) else None
 
 
-def normalise(
-    x: Tensor, scale: Tensor | None, modulation: Modulation | None, epsilon: float = 1e-6
-) -> Tensor:
+def normalise(x: Tensor, scale: Tensor | None, modulation: Modulation | None) -> Tensor:
     """RMSNorm of (B, T, W) in float32, with its scale or its modulation."""
     # `F.rms_norm` is slower, and `vector_norm` rounds twice more, for a whole row alike.
-    inverse = x.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
+    inverse = x.square().mean(dim=-1, keepdim=True).add_(EPSILON).rsqrt_()
     if modulation is None:
         assert scale is not None
         return (x * inverse).mul_(scale)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks.fused import (
+    EPSILON,
     FusedBlock,
     Modulation,
     attend_heads,
@@ -20,8 +21,6 @@ from vla_runtime.families.blocks.fused import (
     hiding_mask,
     interleave,
 )
-
-_EPSILON = 1e-6
 
 
 class FusedExpert:
@@ -111,7 +110,7 @@ class FusedExpert:
         """RMSNorm of the residual stream, into the operand; as `fused.normalise`."""
         torch.mul(self._x, self._x, out=self._normed)
         torch.mean(self._normed, dim=-1, keepdim=True, out=self._inverse)
-        torch.mul(self._x, self._inverse.add_(_EPSILON).rsqrt_(), out=self._normed)
+        torch.mul(self._x, self._inverse.add_(EPSILON).rsqrt_(), out=self._normed)
         if modulation is not None:
             torch.addcmul(modulation[1], self._normed, modulation[0], out=self._normed)
         elif scale is not None:

@@ -17,9 +17,9 @@ class SuccessRate:
     def rate(self) -> float:
         return self.successes / self.episodes
 
-    def interval(self, z: float = 1.959964) -> tuple[float, float]:
-        """Wilson's score interval (Wilson 1927), 95% by default."""
-        n, p = self.episodes, self.rate
+    def interval(self) -> tuple[float, float]:
+        """Wilson's score interval of 95% (Wilson 1927)."""
+        n, p, z = self.episodes, self.rate, 1.959964
         centre = (p + z * z / (2 * n)) / (1 + z * z / n)
         half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
         return max(centre - half, 0.0), min(centre + half, 1.0)

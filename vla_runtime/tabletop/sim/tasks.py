@@ -143,14 +143,12 @@ def all_instructions(held_out: bool = False) -> Iterator[str]:
         yield from wordings('position', side, held_out=held_out)
 
 
-def make_task(
-    family: Family, goal: Goal, block_m: np.ndarray, wording: str | None = None
-) -> Task | None:
+def make_task(family: Family, goal: Goal, block_m: np.ndarray) -> Task | None:
     """The plain task of a family for this goal; None if the family has no name for it.
 
     Args:
+        family, goal: wanted.
         block_m: (3, 2 or 3) centres now; they decide who is left-most.
-        wording: an instruction to use instead of the plainest.
     """
     if (family == 'push') != (goal.side is not None):
         return None
@@ -160,7 +158,7 @@ def make_task(
         if goal.block not in (order[0], order[-1]):
             return None
         word = 'left' if goal.block == order[0] else 'right'
-    return Task(family, wording or wordings(family, word, goal.side)[0], goal)
+    return Task(family, wordings(family, word, goal.side)[0], goal)
 
 
 def sample_task(
