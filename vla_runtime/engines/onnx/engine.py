@@ -25,12 +25,10 @@ from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS, TEXT_INPUT
 from vla_runtime.engines.onnx.graphs import load_graphs
 from vla_runtime.engines.onnx.session import Binding, Buffer, Placement, Session
 from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows, input_named
+from vla_runtime.engines.schedules import Schedules
 from vla_runtime.engines.text_table import TextTable
 from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.family import PolicyDims, image_sizes
-
-# Schedules that are kept; beyond that the oldest is dropped.
-_SCHEDULES_KEPT = 4
 
 
 class _Schedule:
@@ -195,21 +193,17 @@ class OnnxEngine:
         self._current = 0
         self._prefix = (1, 0)
         self._ran = _Ran()
-        self._schedules: dict[tuple[float, ...], _Schedule] = {}
-        self._schedule: _Schedule | None = None
+        self._schedules: Schedules[_Schedule] = Schedules()
 
     @property
     def cuda_graph(self) -> Mapping[str, str]:
         return dict.fromkeys(('vision', 'prefix', 'denoise'), 'eager')
 
     def set_schedule(self, times: np.ndarray, dt: float) -> None:
-        key = (*map(float, times), dt)
-        schedule = self._schedules.pop(key, None)
-        if schedule is None:
-            schedule = _Schedule(times, dt, self._table(times), self._place)
-        self._schedules[key] = self._schedule = schedule
-        if len(self._schedules) > _SCHEDULES_KEPT:
-            del self._schedules[next(iter(self._schedules))]
+        self._schedules.use(
+            (*map(float, times), dt),
+            lambda: _Schedule(times, dt, self._table(times), self._place),
+        )
 
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
         vision = self._vision[self._sizes[camera]]
@@ -239,7 +233,7 @@ class OnnxEngine:
                 "backend 'onnxruntime' has none of the features jacobian, action_time and samples; "
                 'use backend torch'
             )
-        schedule, rows = self._require_schedule(), self._rows[self._prefix[0]]
+        schedule, rows = self._schedules.require(), self._rows[self._prefix[0]]
         self.write_x(inputs.x)
         self._plan.write(inputs.plan)
         schedule.write_plan_weight(inputs.plan_weight)
@@ -248,7 +242,7 @@ class OnnxEngine:
             buffer.write(input_named(name, inputs.rows))
 
     def step(self, index: int) -> None:
-        schedule, (rows, slot) = self._require_schedule(), self._prefix
+        schedule, (rows, slot) = self._schedules.require(), self._prefix
         assert schedule.plan_weight is not None, 'load_step_inputs comes first'
         binding = self._rows[rows].denoise[slot]
         binding.input('x', self._x[self._current])
@@ -261,7 +255,7 @@ class OnnxEngine:
         self._ran.run(binding)
 
     def run_steps(self) -> None:
-        for index in range(self._require_schedule().steps):
+        for index in range(self._schedules.require().steps):
             self.step(index)
 
     def read_x(self) -> np.ndarray:
@@ -288,9 +282,4 @@ class OnnxEngine:
         )
         for name in names:
             setattr(self, name, None)
-        self._schedules, self._schedule = {}, None
-
-    def _require_schedule(self) -> _Schedule:
-        if self._schedule is None:
-            raise RuntimeError('set_schedule must be called before denoising')
-        return self._schedule
+        self._schedules.clear()

@@ -15,18 +15,19 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
 from vla_runtime.engines.graph_replay import GraphCapturer, GraphedWork
 from vla_runtime.engines.onnx.files import TEXT_INPUT
 from vla_runtime.engines.onnx.files import Network as NetworkName
 from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows, input_named
+from vla_runtime.engines.schedules import Schedules
 from vla_runtime.engines.tensorrt.adapter import Network, import_tensorrt
 from vla_runtime.engines.tensorrt.buffers import DeviceArray, RowBuffers, Schedule, check_tensors
 from vla_runtime.engines.tensorrt.loading import (
     check_memory,
     check_one_image_size,
     check_precision,
+    closed_on_failure,
     load_networks,
 )
 from vla_runtime.engines.tensorrt.probes import PrefixProbe, StepsProbe, VisionProbe
@@ -34,9 +35,6 @@ from vla_runtime.engines.tensorrt.store import find_engines, network_name
 from vla_runtime.engines.text_table import TextTable
 from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.family import Family, PolicyDims, TimeTable, language_dims
-
-# Numbers of denoise steps that are kept, each with its buffers and its graphs.
-_SCHEDULES_KEPT = 4
 
 
 class TensorRTEngine:
@@ -106,8 +104,7 @@ class TensorRTEngine:
             for rows in range(1, max_rows + 1)
         }
         self._rows, self._slot = 1, 0
-        self._schedules: dict[int, Schedule] = {}
-        self._schedule: Schedule | None = None
+        self._schedules: Schedules[Schedule] = Schedules(Schedule.close)
         self._vision = self._graphed('vision', self._run_vision)
         self._prefix = {
             place: self._graphed('prefix', partial(self._run_prefix, *place))
@@ -154,7 +151,7 @@ class TensorRTEngine:
         adapter = import_tensorrt()
         # Before any call into TensorRT, which crashes on a machine without a driver.
         runtime = CudaRuntime(index)
-        try:
+        with closed_on_failure(runtime, device, bundle):
             folder, metadata = find_engines(
                 bundle, runtime.info, adapter.version, files, passed=passed
             )
@@ -176,25 +173,16 @@ class TensorRTEngine:
                 else None,
             )
             engine.prepare(denoise_steps)
-        except CudaError as error:
-            runtime.close()
-            if not error.out_of_memory:
-                raise
-            raise ValueError(
-                f"device '{device}': not enough memory for the engines of {bundle}: {error}; free "
-                'memory, or build for one prompt row (--rows 1), which takes fewer buffers'
-            ) from error
-        except BaseException:
-            runtime.close()
-            raise
         return engine
 
     @property
     def cuda_graph(self) -> Mapping[str, str]:
-        denoise = self._schedule.denoise.get((self._rows, self._slot)) if self._schedule else None
+        place = (self._rows, self._slot)
+        schedule = self._schedules.current
+        denoise = schedule.denoise.get(place) if schedule else None
         return {
             'vision': self._vision.status,
-            'prefix': self._prefix[self._rows, self._slot].status,
+            'prefix': self._prefix[place].status,
             'denoise': denoise.status if denoise else self._capturers['denoise'].status,
         }
 
@@ -223,13 +211,11 @@ class TensorRTEngine:
 
     def set_schedule(self, times: np.ndarray, dt: float) -> None:
         steps, key = len(times), (*map(float, times), float(dt))
-        schedule = self._schedules.pop(steps, None)
-        if schedule is None:
-            conditioning = self._networks['expert'].tensors['time_conditioning'].shape[-1]
-            schedule = Schedule(self._runtime, steps, conditioning, self.dims)
-        self._schedules[steps] = self._schedule = schedule
-        if len(self._schedules) > _SCHEDULES_KEPT:
-            self._schedules.pop(next(iter(self._schedules))).close()
+        # By their number alone: other times refill the buffers, and the graphs stay.
+        width = self._networks['expert'].tensors['time_conditioning'].shape[-1]
+        schedule = self._schedules.use(
+            steps, lambda: Schedule(self._runtime, steps, width, self.dims)
+        )
         if schedule.key != key:
             schedule.load(key, self._time_table(np.asarray(times)))
 
@@ -260,7 +246,7 @@ class TensorRTEngine:
                 "backend 'tensorrt' denoises one chunk at a time, tied to a plan without a "
                 'Jacobian and with one flow time for all actions'
             )
-        schedule, buffers = self._require_schedule(), self._buffers[self._rows]
+        schedule, buffers = self._schedules.require(), self._buffers[self._rows]
         self._noise.write(inputs.x)
         self.write_x(inputs.x)
         self._plan.write(inputs.plan)
@@ -271,11 +257,11 @@ class TensorRTEngine:
 
     def step(self, index: int) -> None:
         place = (self._rows, self._slot)
-        self._run_step(self._require_schedule(), place, index, self._current)
+        self._run_step(self._schedules.require(), place, index, self._current)
         self._current = 1 - self._current
 
     def run_steps(self) -> None:
-        place, schedule = (self._rows, self._slot), self._require_schedule()
+        place, schedule = (self._rows, self._slot), self._schedules.require()
         work = self._denoise(place)
         if not work.prepared:
             # The trial overwrites the noise, so the loaded noise is put back.
@@ -308,13 +294,11 @@ class TensorRTEngine:
 
     def close(self) -> None:
         # Graphs first: they replay on the addresses of everything below.
-        for schedule in self._schedules.values():
-            schedule.close()
+        self._schedules.clear()
         for work in (self._vision, *self._prefix.values()):
             work.close()
         for network in self._networks.values():
             network.close()
-        self._schedules, self._schedule = {}, None
         self._runtime.close()
 
     @property
@@ -325,13 +309,8 @@ class TensorRTEngine:
     def _graphed(self, network: str, work: Callable[[], None]) -> GraphedWork:
         return GraphedWork(work, self._capturers[network])
 
-    def _require_schedule(self) -> Schedule:
-        if self._schedule is None:
-            raise RuntimeError('set_schedule must be called before denoising')
-        return self._schedule
-
     def _denoise(self, place: tuple[int, int]) -> GraphedWork:
-        schedule = self._require_schedule()
+        schedule = self._schedules.require()
         if place not in schedule.denoise:
             work = partial(self._run_steps, schedule, place)
             schedule.denoise[place] = self._graphed('denoise', work)
@@ -339,7 +318,7 @@ class TensorRTEngine:
 
     def _steps_probe(self, place: tuple[int, int], vary_prefix: bool) -> StepsProbe:
         rows, slot = place
-        buffers, schedule = self._buffers[rows], self._require_schedule()
+        buffers, schedule = self._buffers[rows], self._schedules.require()
         prefix = buffers.slots[slot] if vary_prefix else None
         return StepsProbe(self._noise, self._x[schedule.steps % 2], buffers, prefix)
 

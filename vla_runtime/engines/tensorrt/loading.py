@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.free_memory import free_device_bytes
 from vla_runtime.engines.tensorrt.adapter import Network, TensorRT, TensorRTError
@@ -12,6 +15,28 @@ from vla_runtime.families.family import PolicyDims, distinct_image_sizes
 
 # Left free at load: CUDA's own, the captured graphs and the time tables.
 _RESERVE_BYTES = 256 << 20
+
+
+@contextmanager
+def closed_on_failure(runtime: CudaRuntime, device: str, bundle: Path) -> Iterator[None]:
+    """Close the runtime where the block fails; it stays open otherwise.
+
+    Raises:
+        ValueError: not enough device memory in the block; says what mends it.
+    """
+    try:
+        yield
+    except CudaError as error:
+        runtime.close()
+        if not error.out_of_memory:
+            raise
+        raise ValueError(
+            f"device '{device}': not enough memory for the engines of {bundle}: {error}; free "
+            'memory, or build for one prompt row (--rows 1), which takes fewer buffers'
+        ) from error
+    except BaseException:
+        runtime.close()
+        raise
 
 
 def load_networks(

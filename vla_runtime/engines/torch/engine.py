@@ -29,6 +29,7 @@ from vla_runtime.engines.protocol import (
     count_rows,
     input_named,
 )
+from vla_runtime.engines.schedules import Schedules
 from vla_runtime.engines.torch.buffers import RowBuffers, Schedule, Variant
 from vla_runtime.engines.torch.cuda_graph import Capturer, CudaGraphCapture, GraphedWork, Work
 from vla_runtime.engines.torch.cuda_streams import CudaStreams, Place
@@ -38,8 +39,6 @@ from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.families.traced_shapes import trace_shapes
 
-# Schedules (numbers of denoise steps) that are kept, each with its table and its graphs.
-_SCHEDULES_KEPT = 4
 PRECISIONS = {
     'float32': torch.float32,
     'bfloat16': torch.bfloat16,
@@ -108,8 +107,7 @@ class TorchEngine:
         }
         # Settings of the denoise loop, with the rows and slot that it denoises over.
         self._variant = Variant()
-        self._schedules: dict[tuple[float, ...], Schedule] = {}
-        self._schedule: Schedule | None = None
+        self._schedules: Schedules[Schedule] = Schedules()
         self._vision = {
             size: self._graphed('vision', partial(self._run_vision, size)) for size in self._pixels
         }
@@ -177,18 +175,14 @@ class TorchEngine:
         return {
             'vision': self._vision[self._sizes[0]].status,
             'prefix': self._prefix[self._variant.rows, self._variant.slot].status,
-            'denoise': self._denoise.status if self._schedule else 'eager',
+            'denoise': self._denoise.status if self._schedules.current else 'eager',
         }
 
     def set_schedule(self, times: np.ndarray, dt: float) -> None:
         with self._denoising():
-            key = (*map(float, times), dt)
-            schedule = self._schedules.pop(key, None)
-            if schedule is None:
-                schedule = Schedule(times, dt, self._fused, self._device)
-            self._schedules[key] = self._schedule = schedule
-            if len(self._schedules) > _SCHEDULES_KEPT:
-                del self._schedules[next(iter(self._schedules))]
+            self._schedules.use(
+                (*map(float, times), dt), lambda: Schedule(times, dt, self._fused, self._device)
+            )
 
     @torch.inference_mode()
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
@@ -220,7 +214,7 @@ class TorchEngine:
     @torch.inference_mode()
     def load_step_inputs(self, inputs: StepInputs) -> None:
         with self._denoising():
-            schedule, rows = self._require_schedule(), self._buffers[self._variant.rows]
+            schedule, rows = self._schedules.require(), self._buffers[self._variant.rows]
             self._x_shape = inputs.x.shape
             samples = self._samples(inputs.x)
             self._variant = self._variant._replace(
@@ -238,7 +232,7 @@ class TorchEngine:
     @torch.inference_mode()
     def step(self, index: int) -> None:
         with self._denoising(self._place):
-            self._run_step(self._require_schedule(), self._variant, index)
+            self._run_step(self._schedules.require(), self._variant, index)
 
     @torch.inference_mode()
     def run_steps(self) -> None:
@@ -273,7 +267,8 @@ class TorchEngine:
         if self._streams is not None:
             torch.cuda.synchronize(self._device)
         # Graphs first: they replay on the addresses of everything below.
-        for name in ('_vision', '_prefix', '_schedule', '_schedules', '_capturers', '_buffers'):
+        self._schedules.clear()
+        for name in ('_vision', '_prefix', '_capturers', '_buffers'):
             setattr(self, name, None)
         self._pixels, self._encoded, self._laid_out = {}, {}, {}
         for name in ('_network', '_fused', '_denoise_step', '_jacobian_step'):
@@ -299,16 +294,11 @@ class TorchEngine:
 
     @property
     def _denoise(self) -> GraphedWork:
-        schedule, variant = self._require_schedule(), self._variant
+        schedule, variant = self._schedules.require(), self._variant
         if variant not in schedule.denoise:
             work = partial(self._run_steps, schedule, variant)
             schedule.denoise[variant] = self._graphed('denoise', work)
         return schedule.denoise[variant]
-
-    def _require_schedule(self) -> Schedule:
-        if self._schedule is None:
-            raise RuntimeError('set_schedule must be called before denoising')
-        return self._schedule
 
     def _run_vision(self, size: tuple[int, int]) -> None:
         self._encoded[size].copy_(self._fused.vision(self._pixels[size]))

@@ -1,0 +1,52 @@
+"""The last few schedules of an engine: what it holds for given flow times of the denoise steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+SCHEDULES_KEPT = 4
+Schedule = TypeVar('Schedule')
+
+
+class Schedules(Generic[Schedule]):
+    """Schedules by what they were made for.
+
+    Args:
+        drop: frees one that gives way to a newer one, or to `clear`.
+
+    Attributes:
+        current: the schedule in use; None before the first. Any thread may read it.
+    """
+
+    def __init__(self, drop: Callable[[Schedule], object] = lambda schedule: None) -> None:
+        self._kept: dict[Hashable, Schedule] = {}
+        self._drop = drop
+        self.current: Schedule | None = None
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def require(self) -> Schedule:
+        """Return the schedule in use.
+
+        Raises:
+            RuntimeError: none was set.
+        """
+        if self.current is None:
+            raise RuntimeError('set_schedule must be called before denoising')
+        return self.current
+
+    def use(self, key: Hashable, make: Callable[[], Schedule]) -> Schedule:
+        """Use the schedule of this key, made if it is not kept; the oldest one may be dropped."""
+        schedule = self._kept.pop(key) if key in self._kept else make()
+        self._kept[key] = self.current = schedule
+        if len(self._kept) > SCHEDULES_KEPT:
+            self._drop(self._kept.pop(next(iter(self._kept))))
+        return schedule
+
+    def clear(self) -> None:
+        """Drop them all."""
+        for schedule in self._kept.values():
+            self._drop(schedule)
+        self._kept, self.current = {}, None
