@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
-from vla_runtime.ros.parameters import ParameterTable, markdown
+from vla_runtime.ros.parameters import ParameterTable
 from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
 from vla_runtime.ros.recorder.parameters import RECORDER_PARAMETERS
 from vla_runtime.tabletop.ros.parameters import TABLETOP_PARAMETERS
@@ -18,6 +18,21 @@ TABLES: dict[str, ParameterTable] = {
     'vla_recorder': RECORDER_PARAMETERS,
     'tabletop': TABLETOP_PARAMETERS,
 }
+
+
+def markdown(table: ParameterTable) -> str:
+    """Write a table's rows as a Markdown table."""
+    lines = [
+        '| parameter | type | default | allowed | live | meaning |',
+        '|---|---|---|---|---|---|',
+    ]
+    for row in table:
+        default = f'`{str(row.default).lower() if isinstance(row.default, bool) else row.default}`'
+        lines.append(
+            f'| `{row.name}` | {row.type_name} | {default if row.default != "" else ""} '
+            f'| {row.allowed} | {"no" if row.read_only else "yes"} | {row.description} |'
+        )
+    return '\n'.join(lines)
 
 
 def with_tables(page: str) -> str:

@@ -6,7 +6,7 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from vla_runtime.ros.parameters import ParameterError, ParameterSpec, declare, markdown, values
+from vla_runtime.ros.parameters import ParameterError, ParameterSpec, declare, values
 from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
 
 TABLE = (
@@ -182,10 +182,3 @@ def test_descriptor_says_what_the_table_says(row):
     assert [(r.from_value, r.to_value) for r in ranges] == (
         [] if row.minimum is None else [(row.minimum, row.maximum)]
     )
-
-
-def test_markdown_has_a_line_for_each_parameter():
-    lines = markdown(TABLE).splitlines()
-    assert lines[2] == '| `gain` | double | `1.5` | 1.0 to 5.0 | yes | a number |'
-    assert lines[6] == '| `file` | string |  |  | no | a path |'
-    assert len(lines) == 2 + len(TABLE)

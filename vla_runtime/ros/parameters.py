@@ -269,18 +269,3 @@ def values(node: Node, table: ParameterTable) -> dict[str, Any]:
 
 def _stored(node: Node, table: ParameterTable) -> dict[str, Any]:
     return {row.name: node.get_parameter(row.name).value for row in table}
-
-
-def markdown(table: ParameterTable) -> str:
-    """Write a table's rows as a Markdown table, for docs/parameters.md."""
-    lines = [
-        '| parameter | type | default | allowed | live | meaning |',
-        '|---|---|---|---|---|---|',
-    ]
-    for row in table:
-        default = f'`{str(row.default).lower() if isinstance(row.default, bool) else row.default}`'
-        lines.append(
-            f'| `{row.name}` | {row.type_name} | {default if row.default != "" else ""} '
-            f'| {row.allowed} | {"no" if row.read_only else "yes"} | {row.description} |'
-        )
-    return '\n'.join(lines)
