@@ -176,8 +176,6 @@ class Counters:
 
     `received == accepted + sum(refused)`, and
     `accepted == taken_over + superseded + dropped + (1 if a chunk is pending)`.
-    Of the rows of every chunk whose execution is over:
-    `rows_skipped + rows_executed + rows_left == rows_finished`.
     """
 
     ticks: int = 0
@@ -192,10 +190,6 @@ class Counters:
     clamped: int = 0
     policy_restarts: int = 0
     refused: dict[ChunkRefusal, int] = field(default_factory=lambda: dict.fromkeys(ChunkRefusal, 0))
-    rows_skipped: int = 0
-    rows_executed: int = 0
-    rows_left: int = 0
-    rows_finished: int = 0
     overrun_ticks: int = 0
     overrun_steps: int = 0
     starved_ticks: int = 0

@@ -363,7 +363,7 @@ class Replanner:
             The segment in force now.
         """
         timeline, counters = self.timeline, self._counters
-        before, begun = timeline.in_force, timeline.next_step
+        begun = timeline.next_step
         took_over = timeline.advance(dt_ns)
         segment = timeline.in_force
         assert segment is not None
@@ -373,20 +373,9 @@ class Replanner:
             self.parameters = self._spliced
             self.seams.append(segment.seam)
             self.requests.renew()
-            if before is not None:
-                self._finish(before, segment.join_step)
         past_boundary = timeline.next_step - max(begun, segment.boundary)
         counters.overrun_steps += max(0, past_boundary)
         return segment
-
-    def _finish(self, segment: Segment, end_step: int) -> None:
-        """Account for the rows of a chunk whose execution is over."""
-        counters, horizon = self._counters, len(segment.chunk.rows)
-        executed = end_step - segment.join_step
-        counters.rows_skipped += segment.join_index
-        counters.rows_executed += executed
-        counters.rows_left += horizon - segment.join_index - executed
-        counters.rows_finished += horizon
 
     def finish_plan(self, setpoints: np.ndarray) -> None:
         """The plan is executed to its end: hold at the setpoints.
@@ -395,11 +384,8 @@ class Replanner:
         stay live for ever, and a robot at rest has nothing to average with.
         """
         self._live.clear()
-        timeline = self.timeline
-        if timeline.in_force is not None:
-            self._finish(timeline.in_force, timeline.next_step)
-        self._counters.dropped += timeline.pending is not None
-        timeline.hold_at(self._at_rest(setpoints))
+        self._counters.dropped += self.timeline.pending is not None
+        self.timeline.hold_at(self._at_rest(setpoints))
 
     def drop(self, setpoints: np.ndarray) -> None:
         """A fault, a stop or a start: nothing of the past is executed any more."""
