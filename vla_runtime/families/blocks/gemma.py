@@ -6,6 +6,7 @@ projection, MLP), because a policy may run one attention over the keys of two st
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import Attention, Rotary, rotate
 from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.blocks.layers import Linear, normalise_rms
+from vla_runtime.families.blocks.layers import GatedMlp, normalise_rms
 
 
 class RMSNorm(nn.Module):
@@ -58,17 +59,6 @@ def add_residual(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
     return x + (y.float() if gate is None else y.float() * gate)
 
 
-class GatedMlp(nn.Module):
-    def __init__(self, dims: DecoderDims) -> None:
-        super().__init__()
-        self.gate = Linear(dims.width, dims.mlp_dim, bias=False)
-        self.up = Linear(dims.width, dims.mlp_dim, bias=False)
-        self.down = Linear(dims.mlp_dim, dims.width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.gate(x), approximate='tanh') * self.up(x))
-
-
 class GemmaBlock(nn.Module):
     """One decoder block; with `adaptive` the caller passes the modulation of its norms.
 
@@ -81,7 +71,7 @@ class GemmaBlock(nn.Module):
         self.input_norm = norm(dims.width)
         self.attention = Attention(dims)
         self.post_norm = norm(dims.width)
-        self.mlp = GatedMlp(dims)
+        self.mlp = GatedMlp(dims, partial(F.gelu, approximate='tanh'))
 
     def project(
         self, x: Tensor, rotary: Rotary, modulation: Tensor | None = None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from vla_runtime.families.blocks.dimensions import DecoderDims
 
 
 class Linear(nn.Linear):
@@ -65,6 +69,20 @@ def matrix_names(network: nn.Module) -> set[str]:
         if isinstance(module, (Linear, nn.Embedding))
         for name, _ in module.named_parameters(recurse=False)
     }
+
+
+class GatedMlp(nn.Module):
+    """An MLP of a decoder, its hidden numbers gated through an activation (arXiv 2002.05202)."""
+
+    def __init__(self, dims: DecoderDims, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gate = Linear(dims.width, dims.mlp_dim, bias=False)
+        self.up = Linear(dims.width, dims.mlp_dim, bias=False)
+        self.down = Linear(dims.mlp_dim, dims.width, bias=False)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
 class MultiHeadAttention(nn.Module):

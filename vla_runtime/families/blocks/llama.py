@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import Attention, Rotary, rotate
 from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.blocks.layers import Linear, QueryScale, normalise_rms
+from vla_runtime.families.blocks.layers import GatedMlp, QueryScale, normalise_rms
 
 
 class RMSNorm(nn.Module):
@@ -36,17 +36,6 @@ class QueryNorm(RMSNorm, QueryScale):
     def __init__(self, head_dim: int, epsilon: float) -> None:
         super().__init__(head_dim, epsilon)
         self.scale = head_dim**-0.5
-
-
-class GatedMlp(nn.Module):
-    def __init__(self, dims: DecoderDims) -> None:
-        super().__init__()
-        self.gate = Linear(dims.width, dims.mlp_dim, bias=False)
-        self.up = Linear(dims.width, dims.mlp_dim, bias=False)
-        self.down = Linear(dims.mlp_dim, dims.width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 class LlamaBlock(nn.Module):
@@ -70,7 +59,7 @@ class LlamaBlock(nn.Module):
         self.input_norm = RMSNorm(dims.width, epsilon)
         self.attention = Attention(dims, memory_width, bias)
         self.post_norm = RMSNorm(dims.width, epsilon)
-        self.mlp = GatedMlp(dims)
+        self.mlp = GatedMlp(dims, F.silu)
 
     def project(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, heads, T, D), keys and values (B, kv_heads, T, D)."""

@@ -7,11 +7,12 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import Rotary, attend, rotate
 from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.blocks.layers import Linear
-from vla_runtime.families.blocks.llama import GatedMlp, QueryNorm, RMSNorm
+from vla_runtime.families.blocks.layers import GatedMlp, Linear
+from vla_runtime.families.blocks.llama import QueryNorm, RMSNorm
 
 
 class Qwen3Attention(nn.Module):
@@ -53,7 +54,7 @@ class Qwen3Block(nn.Module):
         self.input_norm = RMSNorm(dims.width, epsilon)
         self.attention = Qwen3Attention(dims, epsilon)
         self.post_norm = RMSNorm(dims.width, epsilon)
-        self.mlp = GatedMlp(dims)
+        self.mlp = GatedMlp(dims, F.silu)
 
     def forward(self, x: Tensor, rotary: Rotary, seen: Tensor) -> Tensor:
         x = x + self.attention(self.input_norm(x), rotary, seen).float()
