@@ -30,12 +30,7 @@ from vla_runtime.engines.cuda_driver import CudaError  # noqa: E402
 from vla_runtime.engines.cuda_runtime import CudaRuntime  # noqa: E402
 from vla_runtime.engines.onnx.files import TEXT_INPUT  # noqa: E402
 from vla_runtime.engines.preflight import check_backend  # noqa: E402
-from vla_runtime.engines.tensorrt.adapter import (  # noqa: E402
-    Network,
-    TensorRT,
-    TensorRTError,
-    import_tensorrt,
-)
+from vla_runtime.engines.tensorrt.adapter import Network, TensorRT, TensorRTError, import_tensorrt  # noqa: E402
 from vla_runtime.engines.tensorrt.buffers import DeviceArray  # noqa: E402
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine  # noqa: E402
 from vla_runtime.engines.tensorrt.loading import load_networks  # noqa: E402

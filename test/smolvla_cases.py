@@ -10,11 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from network_cases import (
-    ReferenceCase,
-    our_weights,
-    vision_of_case,
-)
+from network_cases import ReferenceCase, our_weights, vision_of_case
 from safetensors.torch import load_file
 from tiny_policy import tiny_dims
 from torch import Tensor

@@ -15,15 +15,7 @@ from paths import ROOT
 BENCHMARK = ROOT / 'benchmark'
 sys.path.insert(0, str(BENCHMARK))
 
-from soak_checks import (  # noqa: E402
-    ALLOWANCE_S,
-    Commands,
-    Fault,
-    Record,
-    check_limits,
-    find_stalls,
-    motion_ns,
-)
+from soak_checks import ALLOWANCE_S, Commands, Fault, Record, check_limits, find_stalls, motion_ns  # noqa: E402
 
 MS = 1_000_000
 TICK_NS = 10 * MS

@@ -7,11 +7,7 @@ import json
 import pytest
 from checkpoint_folders import lerobot_arguments, lerobot_folder
 from onnx_bundles import copy_bundle, load_graph, reseal, save_graph, tiny_onnx_bundle
-from onnx_faults import (
-    change_weight,
-    norm_in_half,
-    position_in_half,
-)
+from onnx_faults import change_weight, norm_in_half, position_in_half
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle

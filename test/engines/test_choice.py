@@ -16,13 +16,7 @@ from vla_runtime.bundle.success import JudgedCondition, write_success
 from vla_runtime.bundle.writer import seal
 from vla_runtime.engines import choice as choices
 from vla_runtime.engines import cpu
-from vla_runtime.engines.choice import (
-    Candidate,
-    candidates,
-    choose,
-    int8_refusal,
-    memory_path,
-)
+from vla_runtime.engines.choice import Candidate, candidates, choose, int8_refusal, memory_path
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 

@@ -11,13 +11,7 @@ import pytest
 import torch
 from groot_cases import N15, N17, GrootCase, load_groot_case
 from network_cases import each_entry, relative_error
-from onnx_bundles import (
-    chunk_of_one_file,
-    onnx_of_network,
-    run_graph,
-    tied_inputs,
-    vision_of_each,
-)
+from onnx_bundles import chunk_of_one_file, onnx_of_network, run_graph, tied_inputs, vision_of_each
 
 from vla_runtime.engines.onnx.engine import OnnxEngine
 from vla_runtime.engines.protocol import StepInputs

@@ -16,12 +16,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
 from vla_runtime.engines import cpu
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, ROWS, engine_graphs
-from vla_runtime.engines.onnx.session import (
-    SKIPPED_REWRITES,
-    Placement,
-    Session,
-    session_options,
-)
+from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.calibration import LEAST_OBSERVATIONS, calibration_cases

@@ -28,10 +28,7 @@ from vla_runtime.bundle.writer import seal, write_bundle  # noqa: E402
 from vla_runtime.engines.onnx.files import ONNX_FOLDER  # noqa: E402
 from vla_runtime.export.onnx.export import write_onnx  # noqa: E402
 from vla_runtime.families import family_names, find_family  # noqa: E402
-from vla_runtime.files.safetensors_reader import (  # noqa: E402
-    bfloat16_to_float32,
-    float32_to_bfloat16,
-)
+from vla_runtime.files.safetensors_reader import bfloat16_to_float32, float32_to_bfloat16  # noqa: E402
 from vla_runtime.policy import Policy  # noqa: E402
 from vla_runtime.selftest.policies import ARCHIVE, REFERENCE, infer_cases  # noqa: E402
 

@@ -33,11 +33,7 @@ from vla_runtime.dataset.layout import (
     Layout,
     image_key,
 )
-from vla_runtime.dataset.statistics import (
-    PixelStatistics,
-    is_sampled,
-    vector_statistics,
-)
+from vla_runtime.dataset.statistics import PixelStatistics, is_sampled, vector_statistics
 from vla_runtime.dataset.tables import (
     FrameGroup,
     episode_table,

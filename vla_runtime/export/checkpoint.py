@@ -19,11 +19,7 @@ from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, read_header
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.tensor_names import TensorNames
-from vla_runtime.files.checkpoint_folders import (
-    INDEX_FILE,
-    SINGLE_FILE,
-    checkpoint_below,
-)
+from vla_runtime.files.checkpoint_folders import INDEX_FILE, SINGLE_FILE, checkpoint_below
 from vla_runtime.files.hub_id import download_hint
 from vla_runtime.files.json_file import read_json
 

@@ -17,12 +17,7 @@ import numpy as np
 from vla_runtime import __version__
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.rules import check_spec
-from vla_runtime.bundle.schema import (
-    TOKENIZER_SUFFIXES,
-    WEIGHTS_FILE,
-    BundleSpec,
-    CameraSpec,
-)
+from vla_runtime.bundle.schema import TOKENIZER_SUFFIXES, WEIGHTS_FILE, BundleSpec, CameraSpec
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics

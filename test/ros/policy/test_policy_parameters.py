@@ -6,11 +6,7 @@ from dataclasses import fields
 
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.settings import PolicySettings
-from vla_runtime.ros.policy.parameters import (
-    INSTRUCTION,
-    POLICY_PARAMETERS,
-    limits_from,
-)
+from vla_runtime.ros.policy.parameters import INSTRUCTION, POLICY_PARAMETERS, limits_from
 from vla_runtime.ros.policy.settings import settings_from
 from vla_runtime.ros.policy.synchronizer import SyncLimits
 

@@ -9,12 +9,7 @@ import numpy as np
 
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.graph_replay import GraphedWork
-from vla_runtime.engines.onnx.files import (
-    IMAGE_INPUTS,
-    STEP_INPUTS,
-    STEP_OUTPUTS,
-    TEXT_INPUT,
-)
+from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS, STEP_OUTPUTS, TEXT_INPUT
 from vla_runtime.engines.onnx.shapes import GraphShapes
 from vla_runtime.engines.tensorrt.adapter import TensorInfo
 from vla_runtime.families.family import Family, PolicyDims

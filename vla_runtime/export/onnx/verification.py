@@ -34,12 +34,7 @@ from vla_runtime.engines.onnx.files import (
     graph_path,
     vision_names,
 )
-from vla_runtime.engines.onnx.session import (
-    SKIPPED_REWRITES,
-    Placement,
-    Session,
-    session_options,
-)
+from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
 from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.text_table import TextTable
 from vla_runtime.export.cases import Case, read_cases

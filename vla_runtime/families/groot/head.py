@@ -22,13 +22,7 @@ from vla_runtime.families.blocks.attention import repeat_rows
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.groot.dimensions import GrootDims
 from vla_runtime.families.groot.n17_dimensions import GrootN17Dims
-from vla_runtime.families.groot.time_table import (
-    BUCKETS,
-    DIT_CODE,
-    PERIODS,
-    SLACK,
-    UNIT,
-)
+from vla_runtime.families.groot.time_table import BUCKETS, DIT_CODE, PERIODS, SLACK, UNIT
 from vla_runtime.families.groot.transformer import (
     LAST_EPSILON,
     ContextBlock,

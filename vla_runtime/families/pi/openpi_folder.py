@@ -14,12 +14,7 @@ import numpy as np
 
 from vla_runtime.bundle.schema import STATISTICS, CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import (
-    CONFIG_FILE,
-    FolderFacts,
-    Question,
-    find_tokenizer,
-)
+from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, Question, find_tokenizer
 from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.types import NormaliserKind
 

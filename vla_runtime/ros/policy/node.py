@@ -57,11 +57,7 @@ from vla_runtime.ros.policy import status as policy_status
 from vla_runtime.ros.policy.description import describe
 from vla_runtime.ros.policy.incoming_requests import IncomingRequests, Request
 from vla_runtime.ros.policy.instruction import Instruction
-from vla_runtime.ros.policy.parameters import (
-    INSTRUCTION,
-    POLICY_PARAMETERS,
-    limits_from,
-)
+from vla_runtime.ros.policy.parameters import INSTRUCTION, POLICY_PARAMETERS, limits_from
 from vla_runtime.ros.policy.prepared_settings import PreparedSettings
 from vla_runtime.ros.policy.responder import Answer, Circumstances, Responder
 from vla_runtime.ros.policy.sensors import Sensors, make_synchronizer

@@ -16,11 +16,7 @@ from vla_runtime.files.whole_files import write_text
 from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
 from vla_runtime.tabletop.demo import plots
 from vla_runtime.tabletop.demo.refusals import MEANINGS
-from vla_runtime.tabletop.demo.telemetry import (
-    Attempt,
-    Telemetry,
-    Thumbnail,
-)
+from vla_runtime.tabletop.demo.telemetry import Attempt, Telemetry, Thumbnail
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;

@@ -21,12 +21,7 @@ from vla_runtime.families.act.resnet import Block, ConvNorm
 from vla_runtime.tabletop.sim.expert import HORIZON
 from vla_runtime.tabletop.sim.scene import CAMERAS
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
-from vla_runtime.tabletop.training.recipes.recipe import (
-    WIDTH,
-    Prefix,
-    Recipe,
-    values_of_last_layer,
-)
+from vla_runtime.tabletop.training.recipes.recipe import WIDTH, Prefix, Recipe, values_of_last_layer
 from vla_runtime.tabletop.training.samples import IMAGE_SIZE, TaskMix
 
 

@@ -16,12 +16,7 @@ from vla_runtime.tabletop.sim.expert import HORIZON
 from vla_runtime.tabletop.sim.scene import CAMERAS
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
 from vla_runtime.tabletop.training.recipes.initialisation import initialise_patches, initialise_text
-from vla_runtime.tabletop.training.recipes.recipe import (
-    WIDTH,
-    Prefix,
-    Recipe,
-    values_of_last_layer,
-)
+from vla_runtime.tabletop.training.recipes.recipe import WIDTH, Prefix, Recipe, values_of_last_layer
 from vla_runtime.tabletop.training.samples import IMAGE_SIZE, PATCH_SIZE, TaskMix
 from vla_runtime.tabletop.training.vocabulary import PROMPT_LENGTH
 
