@@ -17,7 +17,6 @@ Invariants:
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -102,8 +101,6 @@ class ChunkExecutor:
         self._stop_reason = Reason.NOT_STARTED
         # A change that waits until the robot has come to rest.
         self._wanted_dry_run = dry_run
-        # Steady time of the last command, a tick's or the dead-man's.
-        self._commanded_s: float | None = None
         self._motion = Motion(
             self._guard,
             self._commander,
@@ -111,6 +108,7 @@ class ChunkExecutor:
             self.counters,
             config.on_stop,
             config.start.cold_after_s,
+            on_ros_clock=config.watchdog.motion_clock == 'ros',
         )
 
     # ------------------------------------------------------------ the operator
@@ -435,23 +433,16 @@ class ChunkExecutor:
         if fault is Reason.CLOCK_JUMP:
             self._replanner.history.clear()
             self._replanner.order.clear()
-        elapsed_s = self._elapsed_s(now_s)
+        elapsed_s = self._motion.elapsed_s(now_s)
         if self._mode is Mode.RUNNING:
             command = self._move(fault, elapsed_s, now_s, now_ros_ns)
         else:
             self._take_up_dry_run()
             command = self._motion.stand(self._stop_reason, elapsed_s, now_s, now_ros_ns)
-        self._commanded_s = now_s
+        self._motion.commanded_s = now_s
         if fault is not Reason.CLOCK_JUMP and fault is not Reason.CLOCK_INVALID:
             self._replanner.record(now_ros_ns)
         return command
-
-    def _elapsed_s(self, now_s: float) -> float:
-        """Seconds since the last command, a tick's or the dead-man's; 0.0 where that is unknown."""
-        if self.config.watchdog.motion_clock == 'ros':
-            return self._guard.elapsed_s
-        elapsed_s = 0.0 if self._commanded_s is None else now_s - self._commanded_s
-        return elapsed_s if 0.0 < elapsed_s < math.inf else 0.0
 
     def _move(
         self, clock_fault: Reason | None, elapsed_s: float, now_s: float, now_ros_ns: int
@@ -470,22 +461,4 @@ class ChunkExecutor:
         For a timer of its own, on a steady clock: whatever keeps `tick` from being called, the
         robot is brought to rest. The next tick finds the gap, and drops the plan by itself.
         """
-        silent_s = self._guard.silent_s(now_s)
-        if silent_s is None:
-            return None
-        begins = self._mode is Mode.RUNNING and self._guard.fault is None
-        if begins:
-            self._guard.fault = Reason.TICK_LATE
-            self.detail = f'no tick for {silent_s:.3f} s'
-        if self.config.watchdog.motion_clock == 'ros':
-            # How fast the simulated world goes on is not known here.
-            if begins:
-                self._motion.drop_plan()
-                self._commander.hold(Reason.TICK_LATE, now_s)
-        else:
-            elapsed_s, self._commanded_s = self._elapsed_s(now_s), now_s
-            if begins or self._motion.braking:
-                self._motion.halt(Reason.TICK_LATE, elapsed_s, now_s, None)
-            else:
-                self._commander.stay(self._commander.command.reason, None, elapsed_s, now_s)
-        return self._commander.command
+        return self._motion.dead_man(now_s, started=self._mode is Mode.RUNNING)

@@ -7,6 +7,8 @@ file says to `freeze` on holds at once. The plan is dropped when the robot has c
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from vla_runtime.execution.command import Command, Counters, Reason
@@ -35,6 +37,10 @@ class Motion:
         counters: of the executor.
         on_stop: how to stop, by cause.
         cold_after_s: a hold of this length makes the next chunk a new start.
+        on_ros_clock: time passes as the ROS clock says, in a simulated world.
+
+    Attributes:
+        commanded_s: steady time of the last command, a tick's or the dead-man's; None before it.
     """
 
     def __init__(
@@ -45,6 +51,8 @@ class Motion:
         counters: Counters,
         on_stop: StopActions,
         cold_after_s: float,
+        *,
+        on_ros_clock: bool,
     ) -> None:
         self._guard = guard
         self._commander = commander
@@ -52,6 +60,8 @@ class Motion:
         self._counters = counters
         self._on_stop = on_stop
         self._cold_after_s = cold_after_s
+        self._on_ros_clock = on_ros_clock
+        self.commanded_s: float | None = None
         # Plan time per time while the robot brakes, 1.0 to 0.0; None while it does not.
         self._pace: float | None = None
         self._cause = Reason.NOT_STARTED
@@ -62,6 +72,13 @@ class Motion:
     def braking(self) -> bool:
         """True when a stop has begun and the robot has not come to rest yet."""
         return self._pace is not None
+
+    def elapsed_s(self, now_s: float) -> float:
+        """Seconds since the last command, a tick's or the dead-man's; 0.0 where that is unknown."""
+        if self._on_ros_clock:
+            return self._guard.elapsed_s
+        elapsed_s = 0.0 if self.commanded_s is None else now_s - self.commanded_s
+        return elapsed_s if 0.0 < elapsed_s < math.inf else 0.0
 
     def run(
         self, clock_fault: Reason | None, elapsed_s: float, now_s: float, now_ros_ns: int
@@ -140,6 +157,34 @@ class Motion:
         commander.rest(self._cause, positions, dt_s, now_s)
         if not commander.moving:
             self.drop_plan()
+        return commander.command
+
+    def dead_man(self, now_s: float, *, started: bool) -> Command | None:
+        """The command when ticks have stopped coming; `None` while they come.
+
+        Args:
+            now_s: steady clock.
+            started: the executor is, so that the silence is a fault that begins.
+        """
+        guard, commander = self._guard, self._commander
+        silent_s = guard.silent_s(now_s)
+        if silent_s is None:
+            return None
+        begins = started and guard.fault is None
+        if begins:
+            guard.fault = Reason.TICK_LATE
+            guard.detail = f'no tick for {silent_s:.3f} s'
+        if self._on_ros_clock:
+            # How fast the simulated world goes on is not known here.
+            if begins:
+                self.drop_plan()
+                commander.hold(Reason.TICK_LATE, now_s)
+        else:
+            elapsed_s, self.commanded_s = self.elapsed_s(now_s), now_s
+            if begins or self.braking:
+                self.halt(Reason.TICK_LATE, elapsed_s, now_s, None)
+            else:
+                commander.stay(commander.command.reason, None, elapsed_s, now_s)
         return commander.command
 
     def _trusted_positions(self, now_ros_ns: int) -> np.ndarray | None:

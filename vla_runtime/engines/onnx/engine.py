@@ -271,15 +271,6 @@ class OnnxEngine:
         self._ran.wait()
 
     def close(self) -> None:
-        names = (
-            '_vision',
-            '_rows',
-            '_x',
-            '_plan',
-            '_image_tokens',
-            '_image_mask',
-            '_ran',
-        )
-        for name in names:
+        for name in ('_vision', '_rows', '_x', '_plan', '_image_tokens', '_image_mask', '_ran'):
             setattr(self, name, None)
         self._schedules.clear()

@@ -30,6 +30,11 @@ def linear_rows(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarr
     return np.stack([weight @ row + bias for row in x])
 
 
+def layer_rows(x: np.ndarray, weights: SafetensorsReader, name: str) -> np.ndarray:
+    """Apply the linear layer of this name to each row: (N, in) to (N, out)."""
+    return linear_rows(x, weights.read(f'{name}.weight'), weights.read(f'{name}.bias'))
+
+
 def silu(x: np.ndarray) -> np.ndarray:
     """x times its sigmoid, computed in float64."""
     return (x / (1.0 + np.exp(-x.astype(np.float64)))).astype(np.float32)

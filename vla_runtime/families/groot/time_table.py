@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from vla_runtime.families.blocks.flow_time import linear_rows, silu
+from vla_runtime.families.blocks.flow_time import layer_rows, linear_rows, silu
 from vla_runtime.families.groot.dimensions import GrootDims
 from vla_runtime.families.groot.n17_dimensions import GrootN17Dims
 from vla_runtime.files.safetensors_reader import SafetensorsReader
@@ -76,11 +76,7 @@ class GrootTimeTable:
         share = linear_rows(
             action_code(buckets, width), mix.T, self._weights.read('action_encoder.mix.bias')
         )
-        embedded = silu(self._linear(dit_code(buckets), 'time_in'))
-        embedded = silu(self._linear(embedded, 'time_out'))
-        rows = [self._linear(embedded, name) for name in self._modulations]
+        embedded = silu(layer_rows(dit_code(buckets), self._weights, 'time_in'))
+        embedded = silu(layer_rows(embedded, self._weights, 'time_out'))
+        rows = [layer_rows(embedded, self._weights, name) for name in self._modulations]
         return np.concatenate([share, *rows], axis=1)
-
-    def _linear(self, x: np.ndarray, name: str) -> np.ndarray:
-        weight, bias = (self._weights.read(f'{name}.{part}') for part in ('weight', 'bias'))
-        return linear_rows(x, weight, bias)

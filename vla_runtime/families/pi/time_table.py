@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.families.blocks.flow_time import linear_rows, silu, time_embedding
+from vla_runtime.families.blocks.flow_time import layer_rows, silu, time_embedding
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 
@@ -33,9 +33,7 @@ class Pi05TimeTable:
     def __call__(self, times: np.ndarray) -> np.ndarray:
         embedded = time_embedding(times, self._width)
         for name in ('time_in', 'time_out'):
-            embedded = silu(self._linear(embedded, name))
-        return np.concatenate([self._linear(embedded, name) for name in self._modulations], axis=1)
-
-    def _linear(self, x: np.ndarray, name: str) -> np.ndarray:
-        weight, bias = (self._weights.read(f'{name}.{part}') for part in ('weight', 'bias'))
-        return linear_rows(x, weight, bias)
+            embedded = silu(layer_rows(embedded, self._weights, name))
+        return np.concatenate(
+            [layer_rows(embedded, self._weights, name) for name in self._modulations], axis=1
+        )
