@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from functools import partial
 
 from vla_runtime.ros.interrupt import take_signals
 
 # What packages of ROS 2 are called: clients, messages, and what both are made with.
 _ROS_PREFIXES = ('rcl', 'rpyutils', 'rosidl', 'ament_')
 _ROS_SUFFIXES = ('_msgs', '_srvs', '_interfaces')
-
 
 MODULES = {
     'policy_node': 'vla_runtime.ros.policy.node',
@@ -44,24 +44,11 @@ def run_module(name: str) -> int:
     return int(module.main())
 
 
-def policy_node() -> int:
-    """`ros2 run vla_runtime policy_node --ros-args -p bundle:=... -p robot:=...`."""
-    return run_module('policy_node')
-
-
-def executor_node() -> int:
-    """`ros2 run vla_runtime executor_node --ros-args -p bundle:=... -p robot:=...`."""
-    return run_module('executor_node')
-
-
-def recorder_node() -> int:
-    """`ros2 run vla_runtime recorder_node --ros-args -p robot:=...`."""
-    return run_module('recorder_node')
-
-
-def tabletop_node() -> int:
-    """`ros2 run vla_runtime tabletop_node`."""
-    return run_module('tabletop_node')
+# The executables: `ros2 run vla_runtime policy_node --ros-args -p bundle:=... -p robot:=...`.
+policy_node = partial(run_module, 'policy_node')
+executor_node = partial(run_module, 'executor_node')
+recorder_node = partial(run_module, 'recorder_node')
+tabletop_node = partial(run_module, 'tabletop_node')
 
 
 def _problem(node: str, error: ImportError) -> str:
