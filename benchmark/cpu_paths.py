@@ -1,47 +1,65 @@
-"""An inference on a CPU by turns: PyTorch's plain modules, the fused ones, and ONNX Runtime.
+"""An inference on a CPU by turns in every backend and precision: the demo policy, a mid-size one.
 
-Each kind runs once a round on the same images, in one process, on one thread. CPU time is written
-beside wall time: on a machine that others use too, it alone says what an inference costs.
+Each kind runs once a round on the same images, in one process, on one thread. Processor time is
+written beside wall time: on a machine that others use too, it alone says what an inference costs.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 from unittest import mock
 
+import mid_size
 import numpy as np
-from measurement import percentiles, write_result
-from mid_size import write_mid_size
+from measurement import median_interval, percentiles, write_result
 
-from vla_runtime.engines.onnx.files import graph_path
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.performance.bench import look
 from vla_runtime.policy import Policy
+from vla_runtime.tabletop.study.calibration import demo_observations
+from vla_runtime.types import Observation
 
 PACKAGES = ('torch', 'onnxruntime', 'numpy', 'opencv-python-headless')
+REFERENCE = 'torch float32'
+_DEMO = Path(__file__).parents[1] / 'engines' / 'demo'
 _IMAGE = (480, 640, 3)
 _WARM_UP = 2
 
 
-def load_policies(bundle: Path, precision: str) -> dict[str, Policy]:
-    """The same policy in every way that it can run here."""
-    policies = {'fused': Policy.load(bundle, 'torch', precision=precision, threads=1)}
+def load_policies(
+    bundle: Path, observations: Sequence[Observation], folder: Path
+) -> dict[str, Policy]:
+    """The same policy in every way that it can run here; files are exported to `folder`."""
+    policies = {
+        f'torch {precision}': Policy.load(bundle, 'torch', precision=precision, threads=1)
+        for precision in ('float32', 'bfloat16')
+    }
     with mock.patch.object(PiNetwork, 'fused', FlowNetwork.fused):
-        policies['plain'] = Policy.load(bundle, 'torch', precision=precision, threads=1)
-    if graph_path(bundle, 'vision').is_file() and precision == 'float32':
-        policies['onnxruntime'] = Policy.load(bundle, 'onnxruntime', threads=1)
+        policies['torch float32, plain modules'] = Policy.load(
+            bundle, 'torch', precision='float32', threads=1
+        )
+    for precision in ('float32', 'int8'):
+        made = export_bundle(
+            read_bundle(bundle), folder / precision, precision, observations=observations
+        )
+        policies[f'onnxruntime {precision}'] = Policy.load(
+            made, 'onnxruntime', precision=precision, threads=1
+        )
     return policies
 
 
 def measure(policies: dict[str, Policy], rounds: int) -> dict[str, Any]:
-    """Milliseconds of a miss and of a hit, by kind, and how far the chunks are apart."""
+    """Milliseconds of a miss and of a hit by kind, as parts of the reference, and the chunks."""
     random = np.random.default_rng(0)
-    spec = policies['plain'].spec
+    spec = policies[REFERENCE].spec
     found: dict[str, dict[str, list[float]]] = {name: {} for name in policies}
     apart = dict.fromkeys(policies, 0.0)
     for round_ in range(rounds + _WARM_UP):
@@ -54,35 +72,54 @@ def measure(policies: dict[str, Policy], rounds: int) -> dict[str, Any]:
                 wall, cpu = perf_counter(), process_time()
                 chunk, _ = policy.infer(look(spec, images), number=round_)
                 times = {'wall': perf_counter() - wall, 'cpu': process_time() - cpu}
-                chunks[name] = chunk.actions
+                chunks[name] = chunk.normalised
                 if round_ >= _WARM_UP:
                     for clock, seconds in times.items():
                         found[name].setdefault(f'{case}_{clock}', []).append(seconds * 1e3)
-        for name, actions in chunks.items():
-            apart[name] = max(apart[name], float(np.abs(actions - chunks['plain']).max()))
+        for name, chunk in chunks.items():
+            apart[name] = max(apart[name], float(np.abs(chunk - chunks[REFERENCE]).max()))
     return {
         name: {
             **{case: {**percentiles(values), 'min': min(values)} for case, values in cases.items()},
-            'largest_difference_from_plain': apart[name],
+            'of_reference': {
+                case: _ratio(cases[f'{case}_cpu'], found[REFERENCE][f'{case}_cpu'])
+                for case in ('miss', 'hit')
+            },
+            'largest_difference': apart[name],
         }
         for name, cases in found.items()
     }
 
 
+def _ratio(times: Sequence[float], reference: Sequence[float]) -> dict[str, Any]:
+    """Processor time as a part of the reference's in the same round."""
+    ratios = np.array(times) / np.array(reference)
+    return {'median': float(np.median(ratios)), 'interval': median_interval(ratios)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('bundle', type=Path, nargs='?', help='default: the mid-size policy')
     parser.add_argument('--rounds', type=int, default=30)
-    parser.add_argument('--precision', default='float32', choices=('float32', 'bfloat16'))
+    parser.add_argument('--policies', nargs='+', default=['demo', 'mid_size'])
     parser.add_argument('--json', type=Path, help='write here instead of to benchmark/results/')
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        bundle = arguments.bundle or write_mid_size(Path(folder) / 'bundle')
-        figures = measure(load_policies(bundle, arguments.precision), arguments.rounds)
-    for name, cases in figures.items():
-        print(
-            name, {case: round(v['median'], 2) for case, v in cases.items() if isinstance(v, dict)}
-        )
+    figures = {}
+    for name in arguments.policies:
+        with tempfile.TemporaryDirectory() as work:
+            folder = Path(work)
+            if name == 'demo':
+                policies = load_policies(_DEMO, demo_observations(_DEMO), folder)
+            else:
+                bundle = mid_size.write_mid_size(folder / 'bundle')
+                looks = [mid_size.look(seed) for seed in range(20)]
+                policies = load_policies(bundle, looks, folder)
+            figures[name] = measure(policies, arguments.rounds)
+        for kind, cases in figures[name].items():
+            parts = {
+                case: f'{cases[f"{case}_cpu"]["min"]:.1f} ms, {part["median"]:.3f}'
+                for case, part in cases['of_reference'].items()
+            }
+            print(name, kind, parts, f'{cases["largest_difference"]:.2g}')
     print(write_result('cpu_paths', {'milliseconds': figures}, PACKAGES, arguments.json))
 
 

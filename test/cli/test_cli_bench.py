@@ -14,7 +14,8 @@ from vla_runtime.cli.bench import describe
 from vla_runtime.cli.main import main
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.performance import bench as bench_module
-from vla_runtime.performance import device_rates
+from vla_runtime.performance import cost_sweep, device_rates
+from vla_runtime.performance.devices import DEVICES
 
 
 @pytest.fixture(scope='module')
@@ -254,3 +255,22 @@ def test_the_command_measures_and_imports_pytorch_then(bundle):
 def test_help_shows_examples(capsys):
     assert main(['bench', '--help']) == 0
     assert 'vla_runtime bench engines/demo' in capsys.readouterr().out
+
+
+def test_plot_writes_a_page_with_measurement_and_paper(bundle, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cost_sweep, 'preset_names', lambda: ('act',))
+    page, out = tmp_path / 'cost.html', tmp_path / 'cost.json'
+    assert bench(bundle, '--plot', str(page), '--json', str(out)) == 0
+    text = page.read_text()
+    assert f'wrote {page}' in capsys.readouterr().out
+    figures = json.loads(out.read_text())['figures']
+    axes = figures['cost']['axes']
+    assert text.count('<svg') == len(axes) == 6
+    for title in ('denoise steps', 'samples denoised together', 'tokens of the padded prompt'):
+        assert title in text
+    measured = axes['steps'][0]['measured_ms']['hit']['median']
+    assert f'<td>{measured:.3g}</td>' in text
+    for device in DEVICES.values():
+        assert f'<td>{device.name}</td>' in text
+    # Nothing is fetched: names of formats are no links.
+    assert not re.search(r'(src|href)="http', text)

@@ -201,3 +201,19 @@ def test_a_package_that_is_missing_is_told_before_anything_is_begun(places, tmp_
         assert (done.returncode, told in done.stderr) == (2, True), done.stderr
         assert 'Traceback' not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize('package', ['safetensors', 'sentencepiece', 'yaml'])
+def test_info_names_a_package_that_is_not_installed(package):
+    program = (
+        f"import sys; sys.modules['{package}'] = None\n"
+        'from vla_runtime.cli.main import main\n'
+        "sys.exit(main(['info', 'engines/demo']))"
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith('error: ')
+    assert f"the Python package '{package}'" in done.stderr
+    assert done.stderr.count('\n') == 1

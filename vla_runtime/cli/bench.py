@@ -6,11 +6,16 @@ device's published rates (vla_runtime roofline --list), or at rates measured her
 table, as every CPU; networks small enough for a cache can beat it. A CPU has none in half
 precision.
 
+--plot measures more: cost against views, denoise steps, prompt rows and samples, one at a time, and
+on paper against prompt tokens and actions; with it the least time of every published size on every
+device of the table.
+
 examples:
   vla_runtime bench engines/demo
   vla_runtime bench engines/mine --device cuda --precision bfloat16 --rows 2
   vla_runtime bench engines/mine --backend onnxruntime --views 1 --repeats 100
   vla_runtime bench engines/mine --backend tensorrt --precision float16 --json o.json
+  vla_runtime bench engines/demo --repeats 10 --plot cost.html
 """
 
 from __future__ import annotations
@@ -20,9 +25,10 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
@@ -30,8 +36,11 @@ from vla_runtime.cli._numbers import at_least, between
 from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.device_names import default_device
 from vla_runtime.engines.onnx.files import PRECISIONS
-from vla_runtime.engines.preflight import MOST_THREADS
+from vla_runtime.engines.preflight import MOST_THREADS, require_packages
 from vla_runtime.files.whole_files import write_text
+
+if TYPE_CHECKING:
+    from vla_runtime.performance.bench import BenchOptions
 
 _PACKAGES = (
     'torch',
@@ -91,6 +100,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='CPU threads of each network (default: OMP_NUM_THREADS, else all cores but one)',
     )
     parser.add_argument(
+        '--plot', type=output_file, metavar='OUT', help='measure more, and draw it: an HTML page'
+    )
+    parser.add_argument(
         '--json', type=output_file, metavar='OUT', help='write all figures to this file'
     )
 
@@ -111,27 +123,58 @@ def main(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
     )
     try:
+        if arguments.plot:
+            require_packages('matplotlib')
         figures = run_bench(arguments.bundle, options, _progress)
-        # The file is written whether or not somebody still reads, and the table shown whether or
-        # not the file could be written.
+        # Files are written whether or not somebody still reads, and the table shown whether or not
+        # the files could be written.
         try:
+            result = {
+                'command': shlex.join(['vla_runtime', *sys.argv[1:]]),
+                'date': datetime.now(timezone.utc).strftime('%Y-%m-%d'),
+                'machine': machine(),
+                'versions': versions(_PACKAGES),
+                'figures': figures,
+            }
+            if arguments.plot:
+                _plot(arguments, options, result)
             if arguments.json:
-                result = {
-                    'command': shlex.join(['vla_runtime', *sys.argv[1:]]),
-                    'date': datetime.now(timezone.utc).strftime('%Y-%m-%d'),
-                    'machine': machine(),
-                    'versions': versions(_PACKAGES),
-                    'figures': figures,
-                }
                 write_text(arguments.json, json.dumps(result, indent=1) + '\n')
         finally:
             print(describe(figures))
-        if arguments.json:
-            print(f'\nwrote {arguments.json}')
+        for path in filter(None, (arguments.plot, arguments.json)):
+            print(f'\nwrote {path}')
     except (RuntimeError, ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
     return 0
+
+
+def _plot(arguments: argparse.Namespace, options: BenchOptions, result: dict[str, Any]) -> None:
+    """Measure the sweeps, add them to the result, and write the page."""
+    from tqdm import tqdm
+
+    from vla_runtime.performance.cost_page import cost_page
+    from vla_runtime.performance.cost_sweep import Setup, published_floors, run_sweep
+    from vla_runtime.performance.roofline import Rates
+
+    figures = result['figures']
+    chosen = {name: figures[name] for name in ('backend', 'precision', 'threads')}
+    figures['cost'] = run_sweep(
+        arguments.bundle,
+        replace(options, **chosen),
+        Setup(figures['views'], figures['steps'], figures['rows']),
+        Rates(**figures['rates']) if figures['rates'] else None,
+        _progress,
+    )
+    try:
+        figures['published'] = published_floors(
+            lambda names: tqdm(names, desc='count published sizes', unit='size', disable=None)
+        )
+    except ValueError as error:
+        figures['published'] = {}
+        figures['cost']['notes'].append(f'published sizes: {error}')
+    write_text(arguments.plot, cost_page(result))
 
 
 def describe(figures: Mapping[str, Any]) -> str:

@@ -83,10 +83,17 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of inference, by the number of views with a new image."""
+    """One kind of inference.
+
+    Attributes:
+        name: of the kind.
+        new_views: number of views with a new image.
+        settings: of the policy; None: as they are.
+    """
 
     name: str
     new_views: int
+    settings: PolicySettings | None = None
 
 
 def run_bench(
@@ -115,14 +122,14 @@ def run_bench(
     spec = checked.spec
     views = _check(spec, options)
     before = _resident_bytes()
-    policy = _load(checked, options)
+    policy = load_policy(checked, options)
     options = replace(
         options, backend=policy.backend, precision=policy.precision, threads=policy.threads
     )
     kinds, rounds = kinds_of(views), range(options.repeats + WARM_UP)
     power = {'before': power_state()}
     try:
-        samples, report = _measure(policy, spec, kinds, progress(rounds))
+        samples, report = measure_kinds(policy, spec, kinds, progress(rounds))
     except BaseException:
         policy.close()
         raise
@@ -192,7 +199,8 @@ def device_facts(options: BenchOptions) -> DeviceFacts:
     return DeviceFacts(info.name, info.total_bytes, used, 'in use on the device, by all processes')
 
 
-def _load(bundle: Bundle, options: BenchOptions) -> Policy:
+def load_policy(bundle: Bundle, options: BenchOptions) -> Policy:
+    """Load the policy as it is to be measured."""
     settings = PolicySettings(
         denoise_steps=options.steps,
         cfg_enabled=options.rows == 2,
@@ -252,13 +260,20 @@ def _check(spec: BundleSpec, options: BenchOptions) -> int:
     return views
 
 
-def _measure(
+def measure_kinds(
     policy: Policy,
     spec: BundleSpec,
     kinds: list[Kind],
     rounds: Iterable[int],
 ) -> tuple[dict[str, dict[str, list[float]]], InferenceReport]:
-    """Return milliseconds by kind and phase, and the last report."""
+    """Measure every kind once a round, the warm-up first.
+
+    Returns:
+        milliseconds by kind and phase, and the last report
+
+    Raises:
+        RuntimeError: an inference was not of its kind, or failed on the device.
+    """
     random = np.random.default_rng(0)
     names = [camera.name for camera in spec.cameras if camera.present]
     images: dict[str, np.ndarray | None] = dict.fromkeys(names)
@@ -266,6 +281,8 @@ def _measure(
     samples: dict[str, dict[str, list[float]]] = {kind.name: {} for kind in kinds}
     for round_ in rounds:
         for kind in kinds:
+            if kind.settings is not None:
+                policy.settings = kind.settings
             for name in names[: kind.new_views]:
                 images[name] = random.integers(0, 256, shapes[name], dtype=np.uint8)
             _, report = policy.infer(look(spec, dict(images)))

@@ -17,6 +17,7 @@ import cv2
 import numpy as np
 
 from vla_runtime import __version__
+from vla_runtime.files.html_page import html_page
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.replay.events import Events
 from vla_runtime.replay.frames import SkippedInference
@@ -123,13 +124,11 @@ class ReplayPage:
 
 
 def _page(summary: ReplaySummary, data: dict[str, Any]) -> str:
-    title = html.escape(f'Replay of {Path(summary.recording).name}')
+    title = f'Replay of {Path(summary.recording).name}'
     # A text in it must not end the script.
     embedded = json.dumps(data, allow_nan=False).replace('<', '\\u003c')
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>{title}</title><style>{_resource("page.css")}</style></head>\n<body>\n<h1>{title}</h1>\n'
+    body = (
+        f'<h1>{html.escape(title)}</h1>\n'
         f'<pre>{html.escape(chr(10).join(summary.lines()))}</pre>\n'
         '<h2>Over time</h2>\n<p class="note">Latency of each inference, recorded and replayed; '
         'grey lines are hand-overs, orange ones came late, bands are holds. Choose an inference '
@@ -144,8 +143,9 @@ def _page(summary: ReplaySummary, data: dict[str, Any]) -> str:
         '<h2>Seams</h2>\n<div class="scroll" id="seams"></div>\n'
         f'<p class="note">vla_runtime {__version__}</p>\n'
         f'<script id="data" type="application/json">{embedded}</script>\n'
-        f'<script>{_resource("page.js")}</script>\n</body></html>\n'
+        f'<script>{_resource("page.js")}</script>'
     )
+    return html_page(title, _resource('page.css'), body)
 
 
 def _resource(name: str) -> str:

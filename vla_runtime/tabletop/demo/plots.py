@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
-
-matplotlib.use('svg')
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vla_runtime.files.html_page import inline_svg
 from vla_runtime.tabletop.demo.telemetry import Attempt, Series, Telemetry
 
 _MEASURED, _COMMANDED, _SEAM, _LATE = '#1f6f8b', '#d1495b', '#b8b8b8', '#e09f3e'
@@ -56,7 +52,7 @@ def joints(telemetry: Telemetry, units: Mapping[str, str], start_ns: int) -> str
         axes[0].legend(title='position', ncols=2, **_ABOVE)
     axes[-1].set_xlabel('time, s')
     axes[-1].set_xlim(left=0.0)
-    return _svg(figure)
+    return inline_svg(figure)
 
 
 def latency(telemetry: Telemetry, start_ns: int) -> str:
@@ -87,7 +83,7 @@ def latency(telemetry: Telemetry, start_ns: int) -> str:
         axis.legend(title='phase', ncols=7, **_ABOVE)
     axis.set_xlabel('time, s')
     axis.set_ylabel('duration, ms')
-    return _svg(figure)
+    return inline_svg(figure)
 
 
 def ages(telemetry: Telemetry, start_ns: int) -> str:
@@ -107,7 +103,7 @@ def ages(telemetry: Telemetry, start_ns: int) -> str:
     axis.set_xlabel('time, s')
     axis.set_ylabel('age, ms')
     axis.set_ylim(bottom=0.0)
-    return _svg(figure)
+    return inline_svg(figure)
 
 
 def ticks(telemetry: Telemetry, start_ns: int) -> str:
@@ -120,7 +116,7 @@ def ticks(telemetry: Telemetry, start_ns: int) -> str:
     axis.set_xlabel('time, s')
     axis.set_ylabel('late, ms')
     axis.set_ylim(bottom=0.0)
-    return _svg(figure)
+    return inline_svg(figure)
 
 
 def _attempts(axis: Axes, attempts: Sequence[Attempt], start_ns: int) -> None:
@@ -207,12 +203,3 @@ def _thinned(piece: np.ndarray, values: np.ndarray, every: int) -> np.ndarray:
 
 def _seconds(time_ns: int, start_ns: int) -> float:
     return (time_ns - start_ns) * 1e-9
-
-
-def _svg(figure: Figure) -> str:
-    text = io.StringIO()
-    # Text stays text: it can be searched, and the page is smaller.
-    with matplotlib.rc_context({'svg.fonttype': 'none'}):
-        figure.savefig(text, format='svg')
-    svg = text.getvalue()
-    return svg[svg.index('<svg') :]

@@ -12,6 +12,7 @@ import numpy as np
 
 from vla_runtime import __version__
 from vla_runtime.execution.command import ChunkRefusal
+from vla_runtime.files.html_page import html_page
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
 from vla_runtime.tabletop.demo import plots
@@ -97,14 +98,8 @@ def write_report(
         ),
     ]
     body = '\n'.join(part for part in parts if part)
-    write_text(
-        path,
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>vla_runtime demo</title><style>{_STYLE}</style></head>\n<body>\n'
-        f'{body}\n<p>vla_runtime {__version__}</p>'
-        '\n</body></html>\n',
-    )
+    body += f'\n<p>vla_runtime {__version__}</p>'
+    write_text(path, html_page('vla_runtime demo', _STYLE, body))
 
 
 def _start_ns(telemetry: Telemetry) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from html import escape
 from typing import Any
+
+from vla_runtime.files.html_page import html_page, inline_svg
 
 Json = dict[str, Any]
 
@@ -67,13 +68,11 @@ and made by the network (<i>run</i>).</p>
 def study_page(studies: Sequence[Json]) -> str:
     """The page of some studies, in the order given."""
     links = ' · '.join(f'<a href="#{s["study"]}">{escape(s["study"])}</a>' for s in studies)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>Closed-loop studies</title><style>{_STYLE}</style></head><body>\n'
-        f'<h1>Closed-loop studies</h1>\n<p>{links}</p>\n{_READING}'
-        + '\n'.join(_section(study) for study in studies)
-        + '\n</body></html>\n'
+    sections = '\n'.join(_section(study) for study in studies)
+    return html_page(
+        'Closed-loop studies',
+        _STYLE,
+        f'<h1>Closed-loop studies</h1>\n<p>{links}</p>\n{_READING}{sections}',
     )
 
 
@@ -223,24 +222,17 @@ def _colour(number: int) -> str:
 
 def _panel(study: Json, name: str, title: str, factor: float) -> str:
     import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-
-    # Text stays text and ids stay the same: a page that is small and can be compared.
-    salt = f'{study["study"]} {name}'
-    options: Any = {'svg.fonttype': 'none', 'svg.hashsalt': salt, 'font.size': 9}
-    with pyplot.rc_context(options):
-        figure, panel = pyplot.subplots(figsize=(3.75, 3.2), layout='constrained')
+    with matplotlib.rc_context({'font.size': 9}):
+        figure = Figure(figsize=(3.75, 3.2), layout='constrained')
+        panel = figure.subplots()
         _draw(panel, study, name, title, factor)
         if name == 'success':
             panel.set_ylim(-3, 103)
         else:
             panel.set_ylim(bottom=0)
-        text = io.StringIO()
-        figure.savefig(text, format='svg', metadata={'Date': None})
-        pyplot.close(figure)
-    return text.getvalue()[text.getvalue().index('<svg') :]
+        return inline_svg(figure, salt=f'{study["study"]} {name}')
 
 
 def _draw(panel: Any, study: Json, name: str, title: str, factor: float) -> None:

@@ -1,0 +1,155 @@
+"""Cost against sizes and settings: the roofline's own figures, inferences of the stated kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from onnx_bundles import tiny_onnx_bundle
+from tiny_policy import tiny_spec, write_tiny_policy
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.families import preset
+from vla_runtime.performance import bench, cost_sweep
+from vla_runtime.performance.bench import BenchOptions
+from vla_runtime.performance.cost_sweep import (
+    Setup,
+    least_times,
+    published_floors,
+    run_sweep,
+    setups_of,
+    sizes_of,
+)
+from vla_runtime.performance.devices import DEVICES
+from vla_runtime.performance.operation_counts import count_operations, counts_of
+from vla_runtime.performance.roofline import Rates, phase_floors, published_rates
+
+RATES = Rates(1e12, 1e10, 'the test')
+BASE = Setup(views=2, steps=3, rows=1)
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory):
+    spec = tiny_spec(advantage='task_newline')
+    return write_tiny_policy(tmp_path_factory.mktemp('sweep') / 'bundle', spec)
+
+
+@pytest.mark.parametrize('rows', [1, 2])
+def test_without_samples_the_least_times_are_those_of_the_roofline(bundle, rows):
+    counts = counts_of(read_bundle(bundle))
+    floors = phase_floors(counts, RATES, precision='float32', rows=rows, steps=3, views=2)
+    found = least_times(counts, RATES, 'float32', replace(BASE, rows=rows))
+    assert found == pytest.approx({kind: floors[kind].milliseconds for kind in ('miss', 'hit')})
+
+
+def test_samples_share_weights_and_prefix(bundle):
+    counts = counts_of(read_bundle(bundle))
+    bound_by_weights = Rates(1e30, 1e10, 'the test')
+    bound_by_products = Rates(1e6, 1e30, 'the test')
+
+    def growth(rates):
+        one, four = (
+            least_times(counts, rates, 'float32', replace(BASE, samples=samples))['hit']
+            for samples in (1, 4)
+        )
+        return four / one
+
+    assert growth(bound_by_products) == pytest.approx(4.0)
+    assert 1.0 < growth(bound_by_weights) < 1.5
+
+
+def test_every_setup_is_measured_with_what_it_says(bundle, monkeypatch):
+    seen = []
+    measure = cost_sweep.measure_kinds
+
+    def noted(policy, spec, kinds, rounds):
+        infer = policy.infer
+
+        def infer_noted(observation):
+            chunk, report = infer(observation)
+            rows = 2 if policy.settings.cfg_enabled else 1
+            setup = Setup(report.runs['vision'], report.denoise_steps, rows, report.samples)
+            seen.append(setup)
+            return chunk, report
+
+        monkeypatch.setattr(policy, 'infer', infer_noted)
+        return measure(policy, spec, kinds, rounds)
+
+    monkeypatch.setattr(cost_sweep, 'measure_kinds', noted)
+    options = BenchOptions(backend='torch', precision='float32', repeats=1)
+    found = run_sweep(bundle, options, BASE, RATES)
+    assert found['notes'] == []
+    assert list(found['axes']) == ['views', 'tokens', 'horizon', 'steps', 'rows', 'samples']
+    for axis in ('views', 'steps', 'rows', 'samples'):
+        for point in found['axes'][axis]:
+            setup = replace(BASE, **{axis: point['value']})
+            assert setup in seen, 'its miss'
+            assert replace(setup, views=0) in seen, 'its hit'
+            assert set(point['measured_ms']) == set(point['least_ms']) == {'miss', 'hit'}
+            assert point['as_is'] == (setup == BASE)
+    for axis in ('tokens', 'horizon'):
+        points = found['axes'][axis]
+        assert [bool(point['measured_ms']) for point in points] == [
+            point['as_is'] for point in points
+        ]
+        least = [point['least_ms']['miss'] for point in points]
+        assert least == sorted(least) and least[0] < least[-1]
+
+
+def test_what_a_backend_cannot_run_stays_on_paper_with_its_reason():
+    options = BenchOptions(backend='onnxruntime', precision='float32', repeats=1)
+    found = run_sweep(tiny_onnx_bundle('pi05'), options, BASE, None)
+    assert [bool(point['measured_ms']) for point in found['axes']['samples']] == [True] + [
+        False
+    ] * 3
+    assert all(point['measured_ms'] for point in found['axes']['steps'])
+    assert len(found['notes']) == 3
+    assert all('samples' in note and 'not measured' in note for note in found['notes'])
+    # Without rates there is nothing to compare with.
+    assert not any(point['least_ms'] for point in found['axes']['steps'])
+
+
+def test_axes_without_a_choice_and_sizes_that_cannot_be_are_left_out(tmp_path):
+    bundle = read_bundle(write_tiny_policy(tmp_path / 'act', tiny_spec('act')))
+    # No language: no tokens, no second row; a head that runs once: neither steps nor samples.
+    assert list(setups_of(bundle, Setup(views=2, steps=1, rows=1))) == ['views']
+    assert list(sizes_of(bundle)) == ['horizon']
+    own = bundle.spec.dims.horizon
+    assert own in sizes_of(bundle)['horizon']
+
+
+def test_published_sizes_have_the_roofline_of_every_device(monkeypatch):
+    monkeypatch.setattr(cost_sweep, 'preset_names', lambda: ('act',))
+    found = published_floors()
+    family, dims = preset('act')
+    counts = count_operations(family, dims)
+    assert set(found['act']) == set(DEVICES)
+    floors = phase_floors(
+        counts,
+        published_rates(DEVICES['thor'], 'bfloat16'),
+        precision='bfloat16',
+        rows=1,
+        steps=1,
+        views=dims.cameras,
+    )
+    assert found['act']['thor']['miss'] == pytest.approx(floors['miss'].milliseconds)
+
+
+def test_a_policy_is_closed_when_an_inference_fails(bundle, monkeypatch):
+    closed = []
+    load = bench.load_policy
+
+    def loaded(*arguments):
+        policy = load(*arguments)
+        monkeypatch.setattr(policy, 'close', lambda: closed.append(True))
+        return policy
+
+    def fails(*_):
+        raise RuntimeError('out of memory')
+
+    monkeypatch.setattr(cost_sweep, 'load_policy', loaded)
+    monkeypatch.setattr(cost_sweep, 'measure_kinds', fails)
+    options = BenchOptions(backend='torch', precision='float32', repeats=1)
+    with pytest.raises(RuntimeError, match='out of memory'):
+        run_sweep(bundle, options, BASE, None)
+    assert closed == [True]
