@@ -433,27 +433,24 @@ class ChunkExecutor:
         if fault is Reason.CLOCK_JUMP:
             self._replanner.history.clear()
             self._replanner.order.clear()
-        elapsed_s = self._motion.elapsed_s(now_s)
         if self._mode is Mode.RUNNING:
-            command = self._move(fault, elapsed_s, now_s, now_ros_ns)
+            command = self._move(fault, now_s, now_ros_ns)
         else:
             self._take_up_dry_run()
-            command = self._motion.stand(self._stop_reason, elapsed_s, now_s, now_ros_ns)
+            command = self._motion.stand(self._stop_reason, now_s, now_ros_ns)
         self._motion.commanded_s = now_s
         if fault is not Reason.CLOCK_JUMP and fault is not Reason.CLOCK_INVALID:
             self._replanner.record(now_ros_ns)
         return command
 
-    def _move(
-        self, clock_fault: Reason | None, elapsed_s: float, now_s: float, now_ros_ns: int
-    ) -> Command:
+    def _move(self, clock_fault: Reason | None, now_s: float, now_ros_ns: int) -> Command:
         try:
-            return self._motion.run(clock_fault, elapsed_s, now_s, now_ros_ns)
+            return self._motion.run(clock_fault, now_s, now_ros_ns)
         except PersonNeeded as needed:
             self.stop(needed.reason)
             if self.at_rest:
                 return self._commander.command
-            return self._motion.stand(needed.reason, elapsed_s, now_s, now_ros_ns)
+            return self._motion.stand(needed.reason, now_s, now_ros_ns)
 
     def dead_man(self, now_s: float) -> Command | None:
         """The command to publish when ticks have stopped coming; `None` while they come.

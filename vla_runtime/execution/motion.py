@@ -73,21 +73,11 @@ class Motion:
         """True when a stop has begun and the robot has not come to rest yet."""
         return self._pace is not None
 
-    def elapsed_s(self, now_s: float) -> float:
-        """Seconds since the last command, a tick's or the dead-man's; 0.0 where that is unknown."""
-        if self._on_ros_clock:
-            return self._guard.elapsed_s
-        elapsed_s = 0.0 if self.commanded_s is None else now_s - self.commanded_s
-        return elapsed_s if 0.0 < elapsed_s < math.inf else 0.0
-
-    def run(
-        self, clock_fault: Reason | None, elapsed_s: float, now_s: float, now_ros_ns: int
-    ) -> Command:
+    def run(self, clock_fault: Reason | None, now_s: float, now_ros_ns: int) -> Command:
         """The command of a started executor for this moment.
 
         Args:
             clock_fault: what is wrong with the clocks, if anything.
-            elapsed_s: seconds since the last command; 0.0 where that is unknown.
             now_s: steady clock.
             now_ros_ns: ROS clock.
 
@@ -102,7 +92,7 @@ class Motion:
             # The plan waits for the clock as well, and goes on at the speed it had.
             return self._commander.pause(fault, now_s)
         if fault is not None or self.braking:
-            return self.halt(fault or self._cause, elapsed_s, now_s, now_ros_ns)
+            return self.halt(fault or self._cause, self._elapsed_s(now_s), now_s, now_ros_ns)
         dt_ns = self._guard.dt_ns
         if dt_ns == 0:
             return self._commander.command
@@ -127,8 +117,9 @@ class Motion:
             commander.hold(reason)
         return False
 
-    def stand(self, reason: Reason, dt_s: float, now_s: float, now_ros_ns: int) -> Command:
+    def stand(self, reason: Reason, now_s: float, now_ros_ns: int) -> Command:
         """One tick of an executor that is not started: come to rest, then hold."""
+        dt_s = self._elapsed_s(now_s)
         if self.braking:
             return self.halt(reason, dt_s, now_s, now_ros_ns)
         return self._commander.stay(reason, self._trusted_positions(now_ros_ns), dt_s, now_s)
@@ -180,12 +171,19 @@ class Motion:
                 self.drop_plan()
                 commander.hold(Reason.TICK_LATE, now_s)
         else:
-            elapsed_s, self.commanded_s = self.elapsed_s(now_s), now_s
+            elapsed_s, self.commanded_s = self._elapsed_s(now_s), now_s
             if begins or self.braking:
                 self.halt(Reason.TICK_LATE, elapsed_s, now_s, None)
             else:
                 commander.stay(commander.command.reason, None, elapsed_s, now_s)
         return commander.command
+
+    def _elapsed_s(self, now_s: float) -> float:
+        """Seconds since the last command, a tick's or the dead-man's; 0.0 where that is unknown."""
+        if self._on_ros_clock:
+            return self._guard.elapsed_s
+        elapsed_s = 0.0 if self.commanded_s is None else now_s - self.commanded_s
+        return elapsed_s if 0.0 < elapsed_s < math.inf else 0.0
 
     def _trusted_positions(self, now_ros_ns: int) -> np.ndarray | None:
         return self._guard.trusted_positions(now_ros_ns, self._commander.command)

@@ -83,9 +83,13 @@ class FusedExpert:
         else:
             self._key = (torch.empty_like(self._unturned[1]),) * layers
             self._key_places = own_keys.unflatten(-1, (half, 2)).unbind(0)
+        seen = torch.cat(
+            [mask[:, None].expand(-1, tokens, -1), of_suffix.expand(batch, -1, -1)], dim=2
+        )
+        hidden = hiding_mask(seen[:, :1] if of_suffix.all() else seen, dtype)[:, None]
         attention = _SharedKeys if self._exact and kv_heads == 1 else _GroupedKeys
         query = torch.view_as_real(self._query).flatten(-2)
-        self._attended = attention(query, keys, values, _hidden(mask, of_suffix, dtype))
+        self._attended = attention(query, keys, values, hidden)
 
     def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
         """Suffix tokens (B or 1, T, W) through all blocks; two modulations each, or none.
@@ -137,20 +141,13 @@ class FusedExpert:
         return self._attended(layer)
 
 
-def _hidden(mask: Tensor, of_suffix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Terms that hide invalid prefix tokens and later suffix tokens, (B, 1, T or 1, P + T)."""
-    batch, tokens = len(mask), len(of_suffix)
-    seen = torch.cat([mask[:, None].expand(-1, tokens, -1), of_suffix.expand(batch, -1, -1)], dim=2)
-    return hiding_mask(seen[:, :1] if of_suffix.all() else seen, dtype)[:, None]
-
-
 class _GroupedKeys:
     """Attention of every layer by one operator.
 
     Args:
         query: (B, T, heads, D) float32, overwritten before each layer; rotated.
         keys, values: (layers, B, kv_heads, P + T, D), overwritten in part before each layer.
-        hidden: see `_hidden`.
+        hidden: (B, 1, T or 1, P + T), added to the scores; see `fused.hiding_mask`.
     """
 
     def __init__(self, query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> None:
