@@ -25,6 +25,14 @@ from vla_runtime.families.family import PolicyDims
 # (cameras, prompt_length, horizon) to dimensions; prompt_length is 0 without language.
 MakeDims = Callable[[int, int, int], PolicyDims]
 
+# `wanted` of policies whose language model is one of the Hugging Face Hub's.
+VLM_TOKENIZER: Mapping[str, str] = {
+    '--tokenizer': (
+        'tokenizer.json of the model that config.json names as vlm_model_name, from the '
+        'Hugging Face Hub'
+    ),
+}
+
 
 class Source(NamedTuple):
     """A checkpoint on its way into a bundle.
@@ -66,12 +74,13 @@ class CheckpointReader:
         return False
 
     def family(self, tensors: Mapping[str, StoredTensor]) -> str:
-        """The family that the tensors, by our names, belong to.
+        """The family that the tensors, by our names, belong to; by default its one policy type.
 
         Raises:
             CheckpointError: none.
         """
-        raise NotImplementedError
+        (policy,) = self.lerobot
+        return policy.type
 
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
         """Read the facts of a recognised folder, or of a LeRobot folder of `lerobot_types`.

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import cast, get_args
 
 from vla_runtime.bundle.schema import ImageSpec
-from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import Shapes, check_stated, checked_dims
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
 from vla_runtime.export.folder import CONFIG_FILE
@@ -110,9 +109,6 @@ class ActReader(CheckpointReader):
             source=('vision_backbone', 'temporal_ensemble_coeff', 'n_action_steps'),
         ),
     )
-
-    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
-        return 'act'
 
     def sizes(self, source: Source) -> MakeDims:
         folder, tensors, facts, _, missing = source

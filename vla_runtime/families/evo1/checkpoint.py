@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.tensors import StoredTensor
@@ -25,7 +24,7 @@ from vla_runtime.export.block_sizes import (
     vision_dims,
 )
 from vla_runtime.export.checkpoint import CheckpointError
-from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
+from vla_runtime.export.checkpoint_reader import VLM_TOKENIZER, CheckpointReader, MakeDims, Source
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
 from vla_runtime.export.image_places import count_image_places
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
@@ -131,15 +130,7 @@ class Evo1Reader(CheckpointReader):
             source=('vlm_model_name', 'default_embodiment_id'),
         ),
     )
-    wanted: ClassVar[Mapping[str, str]] = {
-        '--tokenizer': (
-            'tokenizer.json of the model that config.json names as vlm_model_name, from the '
-            'Hugging Face Hub'
-        ),
-    }
-
-    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
-        return 'evo1'
+    wanted = VLM_TOKENIZER
 
     def select(self, source: Source) -> dict[str, StoredTensor]:
         """Keep the matrices of the embodiment that config.json names (`default_embodiment_id`)."""

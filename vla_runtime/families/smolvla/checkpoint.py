@@ -7,11 +7,8 @@ counts and tokenizer. Head counts of the published models are looked up by width
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
-from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.block_sizes import (
     KnownHeads,
     Shapes,
@@ -23,7 +20,7 @@ from vla_runtime.export.block_sizes import (
     square_edge,
     vision_dims,
 )
-from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
+from vla_runtime.export.checkpoint_reader import VLM_TOKENIZER, CheckpointReader, MakeDims, Source
 from vla_runtime.export.folder import CONFIG_FILE
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
 from vla_runtime.export.tensor_names import DECODER, SIGLIP, TensorNames, row, rows_under
@@ -84,15 +81,7 @@ class SmolVlaReader(CheckpointReader):
             has_state_token=True,
         ),
     )
-    wanted: ClassVar[Mapping[str, str]] = {
-        '--tokenizer': (
-            'tokenizer.json of the model that config.json names as vlm_model_name, from the '
-            'Hugging Face Hub'
-        ),
-    }
-
-    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
-        return 'smolvla'
+    wanted = VLM_TOKENIZER
 
     def sizes(self, source: Source) -> MakeDims | None:
         folder, tensors, facts, options, missing = source
