@@ -14,7 +14,6 @@ from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.callback_groups import CallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
-from rclpy.qos import QoSProfile, ReliabilityPolicy
 
 from vla_runtime.ros.messages.diagnostics import (
     REPEAT_LOG_S,
@@ -24,6 +23,7 @@ from vla_runtime.ros.messages.diagnostics import (
     log,
     to_message,
 )
+from vla_runtime.ros.qos import RELIABLE
 
 _PERIOD_S = 1.0
 
@@ -53,7 +53,7 @@ class StatusBoard:
         self._publisher = node.create_publisher(
             DiagnosticArray,
             '/diagnostics',
-            QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE),
+            RELIABLE,
         )
         node.create_timer(
             _PERIOD_S,

@@ -37,7 +37,6 @@ from rclpy.lifecycle import (
     TransitionCallbackReturn,
 )
 from rclpy.parameter import Parameter
-from rclpy.qos import QoSProfile, ReliabilityPolicy
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
@@ -59,6 +58,7 @@ from vla_runtime.ros.node_runner import guard_transitions, guarded, run_node
 from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.publisher_conflicts import other_publishers
+from vla_runtime.ros.qos import RELIABLE
 
 PLAN_TOPIC = 'committed_plan'
 _ONE_EXECUTOR = (
@@ -67,7 +67,6 @@ _ONE_EXECUTOR = (
 )
 _SUCCESS, _FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 _STATUS_PERIOD_S = 0.2
-_RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 
 
 class ExecutorNode(LifecycleNode):
@@ -162,7 +161,7 @@ class ExecutorNode(LifecycleNode):
         self._robot, self._match = robot, match
         self._link = RobotLink(self, robot, match)
         self._plan_publisher = self.create_lifecycle_publisher(
-            JointTrajectory, PLAN_TOPIC, _RELIABLE
+            JointTrajectory, PLAN_TOPIC, RELIABLE
         )
         self.get_logger().info(
             f"'{spec.name}' drives '{robot.name}': {', '.join(match.column_names)} at "

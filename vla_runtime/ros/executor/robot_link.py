@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode
-from rclpy.qos import QoSProfile, ReliabilityPolicy, qos_profile_sensor_data
+from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from rclpy.subscription import Subscription
 from sensor_msgs.msg import JointState
 
 from vla_runtime.ros.executor.outputs import MESSAGE_TYPES, OutputWriter
 from vla_runtime.ros.messages.conversions import stamp_to_ns
 from vla_runtime.ros.node_runner import OnError, guarded
+from vla_runtime.ros.qos import NEWEST
 from vla_runtime.ros.robot.file import Robot
 from vla_runtime.ros.robot.match import RobotMatch
 
 # Names, positions and stamp (ns, ROS clock) of one message.
 TakeState = Callable[[Sequence[str], Sequence[float], int], None]
 
-_COMMANDS = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
 _ACKNOWLEDGE = Duration(seconds=0.5)
 
 
@@ -39,7 +39,7 @@ class RobotLink:
         self._subscriptions: list[Subscription] = []
         self._publishers = [
             node.create_lifecycle_publisher(
-                MESSAGE_TYPES[matched.output.kind], matched.output.topic, _COMMANDS
+                MESSAGE_TYPES[matched.output.kind], matched.output.topic, NEWEST
             )
             for matched in match.outputs
         ]

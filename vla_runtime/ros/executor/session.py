@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
-from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.subscription import Subscription
 from trajectory_msgs.msg import JointTrajectory
 
@@ -28,6 +27,7 @@ from vla_runtime.ros.executor.control_loop import ControlLoop
 from vla_runtime.ros.executor.robot_link import RobotLink
 from vla_runtime.ros.executor.steady_loop import Lateness, SteadyLoop, system_time_ns
 from vla_runtime.ros.node_runner import OnError, guarded
+from vla_runtime.ros.qos import RELIABLE
 from vla_runtime.ros.worker import LatestJobWorker
 
 CHUNK_TOPIC = 'action_chunk'
@@ -35,7 +35,6 @@ CHUNK_TOPIC = 'action_chunk'
 _HANGS_AFTER_S = 2.0
 # Braking takes speed over acceleration, some tenths of a second on most robots.
 _COMES_TO_REST_S = 3.0
-_RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class ExecutorSession:
             JointTrajectory,
             CHUNK_TOPIC,
             guarded(hooks.on_error, 'chunk', hooks.on_chunk),
-            _RELIABLE,
+            RELIABLE,
         )
         self._link.listen(loop.observe_state, hooks.on_error)
         loop.keep_garbage_out()

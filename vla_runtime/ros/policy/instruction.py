@@ -11,22 +11,17 @@ from collections.abc import Callable
 
 from rclpy.node import Node
 from rclpy.parameter import Parameter
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from std_msgs.msg import String
 
 from vla_runtime.files.quotes import quoted
 from vla_runtime.policy import Policy
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.parameters import INSTRUCTION
+from vla_runtime.ros.qos import LATCHED
 from vla_runtime.ros.restart import note, state_before
 
 _LOGGED = 300
 _HEARD = 'instruction_heard'
-_LATCHED = QoSProfile(
-    depth=1,
-    reliability=ReliabilityPolicy.RELIABLE,
-    durability=DurabilityPolicy.TRANSIENT_LOCAL,
-)
 
 
 class Instruction:
@@ -44,7 +39,7 @@ class Instruction:
         self._told = ''
         self._reader: Policy | None = None
         self._said_unused = False
-        self._current = node.create_publisher(String, '~/current_instruction', _LATCHED)
+        self._current = node.create_publisher(String, '~/current_instruction', LATCHED)
         # Where this process started again, a latched message is delivered once more, and may be
         # older than what the parameter was set to since.
         before = state_before()
@@ -56,7 +51,7 @@ class Instruction:
             String,
             '~/instruction',
             guarded(on_error, '~/instruction', self._on_message),
-            _LATCHED,
+            LATCHED,
         )
 
     @property

@@ -38,7 +38,6 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.subscription import Subscription
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
@@ -64,17 +63,13 @@ from vla_runtime.ros.policy.sensors import Sensors, make_synchronizer
 from vla_runtime.ros.policy.settings import settings_from
 from vla_runtime.ros.policy.synchronizer import Synchronizer
 from vla_runtime.ros.publisher_conflicts import several_publishers
+from vla_runtime.ros.qos import LATCHED, NEWEST, RELIABLE
 from vla_runtime.ros.robot.file import Robot, find_robot, load_robot
 from vla_runtime.ros.robot.match import RobotMatch, match_robot
 from vla_runtime.ros.status_board import StatusBoard
 from vla_runtime.ros.worker import LatestJobWorker
 
 _REQUEST_TOPIC = 'committed_plan'
-_RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
-_NEWEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
-_LATCHED = QoSProfile(
-    depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
-)
 # A waiting request is tried again when data comes, and this often, steady seconds: a clock starts
 # again without a message.
 _POLL_S = 0.05
@@ -111,9 +106,9 @@ class PolicyNode(LifecycleNode):
         guard_transitions(self, self._on_wrong_transition)
         group = MutuallyExclusiveCallbackGroup()
         self._status = StatusBoard(self, self._sensor_status, group)
-        self._chunks = self.create_lifecycle_publisher(JointTrajectory, 'action_chunk', _RELIABLE)
-        self._reports = self.create_lifecycle_publisher(DiagnosticArray, '~/report', _RELIABLE)
-        self._descriptions = self.create_publisher(String, '~/description', _LATCHED)
+        self._chunks = self.create_lifecycle_publisher(JointTrajectory, 'action_chunk', RELIABLE)
+        self._reports = self.create_lifecycle_publisher(DiagnosticArray, '~/report', RELIABLE)
+        self._descriptions = self.create_publisher(String, '~/description', LATCHED)
         self.create_service(
             Trigger,
             '~/reset',
@@ -250,7 +245,7 @@ class PolicyNode(LifecycleNode):
             JointTrajectory,
             _REQUEST_TOPIC,
             guarded(self._on_exception, _REQUEST_TOPIC, self._on_request),
-            _NEWEST,
+            NEWEST,
         )
 
     def _shut(self) -> None:

@@ -16,7 +16,7 @@ import cv2
 from diagnostic_msgs.msg import DiagnosticArray
 from rcl_interfaces.msg import Log, ParameterEvent
 from rclpy.node import Node
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, qos_profile_sensor_data
+from rclpy.qos import QoSProfile, ReliabilityPolicy, qos_profile_sensor_data
 from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
@@ -33,6 +33,7 @@ from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.ros.messages.images import to_rgb
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.description import read_description
+from vla_runtime.ros.qos import LATCHED
 from vla_runtime.ros.robot.file import Robot, RobotCamera
 from vla_runtime.ros.robot.schema import by_name
 
@@ -42,9 +43,6 @@ _DESCRIPTION = 'vla_policy/description'
 _STAMP = 'stamp_ns.'
 
 _RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
-_LATCHED = QoSProfile(
-    depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
-)
 # Frames of two seconds: a busy machine may keep this process waiting for as long.
 _CAMERA = QoSProfile(depth=60, reliability=ReliabilityPolicy.BEST_EFFORT)
 
@@ -114,13 +112,13 @@ class TopicRecorder:
         for topic in ('action_chunk', 'committed_plan'):
             self._listen(topic, JointTrajectory)
         for topic in ('instruction', 'current_instruction'):
-            self._listen(f'vla_policy/{topic}', String, _USUAL_LATCHED, _LATCHED)
+            self._listen(f'vla_policy/{topic}', String, _USUAL_LATCHED, LATCHED)
         for topic in (_REPORT, 'vla_executor/report', 'tabletop/report', '/diagnostics'):
             self._listen(topic, DiagnosticArray)
         self._listen('/parameter_events', ParameterEvent, Offer(depth=1000))
         self._listen('/rosout', Log, Offer(depth=1000))
         # Last: subscriptions are discovered in order, so who sends this has found all of them.
-        self._listen(_DESCRIPTION, String, _USUAL_LATCHED, _LATCHED)
+        self._listen(_DESCRIPTION, String, _USUAL_LATCHED, LATCHED)
 
     def _listen(
         self,

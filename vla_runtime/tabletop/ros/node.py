@@ -34,7 +34,7 @@ from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
@@ -53,6 +53,7 @@ from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.node_runner import guarded, run_node
 from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import declare, values
+from vla_runtime.ros.qos import LATCHED, RELIABLE
 from vla_runtime.ros.robot.file import find_robot, load_robot
 from vla_runtime.tabletop.ros.messages import command_taker, image_message, joint_state_message
 from vla_runtime.tabletop.ros.parameters import TABLETOP_PARAMETERS
@@ -67,10 +68,6 @@ _RATE_HZ = 100.0
 _CATCH_UP_STEPS = 5
 _STATUS_PERIOD_S = 1.0
 _RESET_TIMEOUT_S = 2.0
-_RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
-_LATCHED = QoSProfile(
-    depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
-)
 
 
 @dataclass(frozen=True)
@@ -126,8 +123,8 @@ class TabletopNode(Node):
         super().destroy_node()
 
     def _make_publishers(self) -> None:
-        self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', _RELIABLE)
-        self._report = self.create_publisher(DiagnosticArray, '~/report', _RELIABLE)
+        self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', RELIABLE)
+        self._report = self.create_publisher(DiagnosticArray, '~/report', RELIABLE)
         self._joint_states: list[tuple[Any, list[str], np.ndarray]] = []
         for source in self._robot.joint_states:
             names = source.joints or tuple(joint.name for joint in self._robot.joints)
@@ -161,10 +158,10 @@ class TabletopNode(Node):
                 MESSAGE_TYPES[output.kind],
                 output.topic,
                 self._guarded(output.topic, on_command),
-                _RELIABLE,
+                RELIABLE,
             )
         self.create_subscription(
-            String, instruction_topic, self._guarded('instruction', self._on_instruction), _LATCHED
+            String, instruction_topic, self._guarded('instruction', self._on_instruction), LATCHED
         )
 
     # ------------------------------------------------------------ physics thread
