@@ -116,6 +116,11 @@ def norm_in_half(model: onnx.ModelProto) -> None:
     run_in_half(model, nodes_of(model, 'ReduceMean')[0])
 
 
+def query_norm_in_half(model: onnx.ModelProto) -> None:
+    """The norm of query heads, behind that of the block's input."""
+    run_in_half(model, nodes_of(model, 'ReduceMean')[1])
+
+
 def layer_norm_in_half(model: onnx.ModelProto) -> None:
     run_in_half(model, nodes_of(model, 'LayerNormalization')[0])
 
@@ -179,6 +184,17 @@ def norm_squares_as_product(model: onnx.ModelProto) -> None:
 
 
 # --- attention --------------------------------------------------------------------------------
+
+
+def query_bias_in_half(model: onnx.ModelProto) -> None:
+    run_in_half(
+        model,
+        next(
+            node
+            for node in nodes_of(model, 'Add')
+            if any(name.endswith('language.blocks.0.attention.q.bias') for name in node.input)
+        ),
+    )
 
 
 def softmax_in_half(model: onnx.ModelProto) -> None:

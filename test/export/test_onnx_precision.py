@@ -26,11 +26,9 @@ from vla_runtime.families.blocks.layers import matrix_names
 HALF = TensorProto.FLOAT16
 FAMILIES = ['pi05', 'pi0', 'smolvla', 'act', 'evo1', 'groot_n15', 'groot_n17']
 PRECISIONS = ['float32', 'float16', 'bfloat16']
-# GR00T N1.7 has not been tried in half.
-TRIED = [family for family in FAMILIES if family != 'groot_n17']
 
 
-@pytest.mark.parametrize('family', TRIED)
+@pytest.mark.parametrize('family', FAMILIES)
 @pytest.mark.parametrize('precision', PRECISIONS)
 def test_every_exported_graph_keeps_the_rules(family, precision):
     bundle = tiny_onnx_bundle(family, precision)
@@ -63,7 +61,7 @@ def test_the_matrices_that_may_be_in_half_are_those_that_the_networks_put_there(
     ('family', 'precision'),
     [
         (family, precision)
-        for family in TRIED
+        for family in FAMILIES
         for precision in PRECISIONS
         if (family, precision) != ('act', 'bfloat16')
     ],
@@ -140,6 +138,15 @@ MONOLITHIC_FAULTS = [
     (faults.token_index_in_float, 'index must be computed in integers'),
     (faults.token_index_in_half, 'index, mask or count must not be in half'),
 ]
+GROOT_FAULTS = [
+    ('prefix.onnx', faults.query_norm_in_half, f'ReduceMean.*{IN_HALF}'),
+    ('prefix.onnx', faults.softmax_in_half, f'Softmax.*{IN_HALF}'),
+    ('prefix.onnx', faults.positions_to_half, 'index, mask or count must not be in half'),
+    ('prefix.onnx', faults.rotary_angles_rounded, f'{ROUNDS} .*positions'),
+    ('expert.onnx', faults.layer_norm_in_half, f'LayerNormalization.*{IN_HALF}'),
+    ('expert.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
+    ('expert_r2.onnx', rounded('time_conditioning'), f"{ROUNDS} 'time_conditioning'.*an input"),
+]
 FAULTS = [
     ('pi05', name, *pair)
     for name, pairs in (
@@ -154,6 +161,9 @@ FAULTS = [
     ('pi0', 'expert.onnx', rounded('time_conditioning'), f"{ROUNDS} 'time_conditioning'.*an input"),
     ('pi0', 'expert_r2.onnx', faults.norm_mean_as_product, 'multiplies .* in b?float16; only'),
     ('pi0', 'monolithic_r2.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
+    ('evo1', 'prefix.onnx', faults.query_bias_in_half, f'Add.*{IN_HALF}'),
+    ('evo1', 'prefix.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
+    *((family, *fault) for family in ('groot_n15', 'groot_n17') for fault in GROOT_FAULTS),
 ]
 
 

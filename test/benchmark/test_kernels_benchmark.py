@@ -1,0 +1,51 @@
+"""benchmark/kernels.py: views and allocations are no kernels; depth counts, width does not."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from paths import ROOT
+from tiny_policy import tiny_spec, write_tiny_policy
+
+sys.path.insert(0, str(ROOT / 'benchmark'))
+
+import kernels
+
+from vla_runtime.policy import Policy
+
+
+def test_views_and_allocations_are_no_kernels():
+    x = torch.zeros(4, 4)
+    with kernels.Kernels() as counted:
+        y = torch.empty(4, 4)
+        y.copy_(x.t()[:2].reshape(2, 4).repeat(2, 1))
+        x.view(16).unsqueeze(0)
+    # repeat copies into what it allocates, copy_ copies.
+    assert counted.count == 2
+
+
+@pytest.fixture
+def kernels_at(tmp_path):
+    def count(name: str, **changes):
+        spec = tiny_spec()
+        expert = replace(spec.dims.expert, **changes)
+        language = replace(spec.dims.language, depth=expert.depth)
+        dims = replace(spec.dims, expert=expert, language=language)
+        bundle = write_tiny_policy(tmp_path / name, replace(spec, dims=dims))
+        return kernels.kernels_of(Policy.load(bundle, 'torch', precision='float32', threads=1))
+
+    return count
+
+
+def test_a_hit_runs_fewer_than_a_miss_and_only_depth_counts(kernels_at):
+    expert = tiny_spec().dims.expert
+    own = kernels_at('own')
+    assert 0 < own['hit'] < own['miss']
+    assert kernels_at('wide', mlp_dim=2 * expert.mlp_dim) == own
+    two, three = kernels_at('two', depth=2), kernels_at('three', depth=3)
+    four = kernels_at('four', depth=4)
+    # Every layer of every step alike.
+    assert three['hit'] - two['hit'] == four['hit'] - three['hit'] > 0
