@@ -55,6 +55,35 @@ def test_the_other_threads_of_the_process_run_before_other_processes_too():
     assert threads == ['True 3', 'True 2']
 
 
+BOTH_PREFERRED = """
+import os, threading
+from vla_runtime.ros.executor.realtime import prefer_this_thread
+asked, end = threading.Barrier(3), threading.Event()
+def ask():
+    print(*prefer_this_thread(3, ()))
+    asked.wait()
+    end.wait()
+threads = [threading.Thread(target=ask) for _ in range(2)]
+for thread in threads:
+    thread.start()
+asked.wait()
+print(os.sched_getparam(0).sched_priority)
+for thread in threads:
+    print(os.sched_getparam(thread.native_id).sched_priority)
+end.set()
+"""
+
+
+def test_all_threads_that_ask_keep_the_priority_whichever_asks_last():
+    found = subprocess.run(
+        [sys.executable, '-c', BOTH_PREFERRED], capture_output=True, text=True, check=True
+    )
+    *problems, main, first, second = found.stdout.splitlines()
+    if any(problems):
+        pytest.skip(problems[0])
+    assert (main, first, second) == ('2', '3', '3')
+
+
 def test_garbage_is_only_collected_when_asked():
     quiet = QuietGarbage()
     quiet.begin()

@@ -10,10 +10,17 @@ import gc
 import os
 import sys
 from contextlib import suppress
+from threading import Lock, Thread, current_thread
+from weakref import WeakSet
 
 # The longest that another thread of this process keeps the tick from the interpreter lock; Python's
 # own default is 5 ms.
 _SWITCH_INTERVAL_S = 0.0005
+
+# Threads with a priority of their own. One that asks while another lists the process's threads
+# would be set back to the priority of the others, hence the lock.
+_preferred: WeakSet[Thread] = WeakSet()
+_asking = Lock()
 
 
 def share_interpreter() -> None:
@@ -48,8 +55,9 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 def prefer_this_thread(priority: int, cpus: tuple[int, ...]) -> list[str]:
     """Give the calling thread a real-time priority and CPUs of its own.
 
-    The other threads of the process get the priority below it: one that holds the interpreter lock,
-    or a lock of the middleware, keeps the tick waiting when another process takes its CPU.
+    The other threads of the process get the priority below it, but for those that asked for one
+    themselves: one that holds the interpreter lock, or a lock of the middleware, keeps the tick
+    waiting when another process takes its CPU.
 
     Args:
         priority: 1 to 99 for `SCHED_FIFO`, 0 to leave it.
@@ -61,8 +69,10 @@ def prefer_this_thread(priority: int, cpus: tuple[int, ...]) -> list[str]:
     problems = []
     if priority:
         try:
-            _prefer_process(max(priority - 1, 1))
-            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+            with _asking:
+                _prefer_others(max(priority - 1, 1))
+                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+                _preferred.add(current_thread())
         except OSError as error:
             problems.append(
                 f'realtime_priority {priority} is not permitted ({error.strerror}): the tick runs '
@@ -81,12 +91,15 @@ def prefer_this_thread(priority: int, cpus: tuple[int, ...]) -> list[str]:
     return problems
 
 
-def _prefer_process(priority: int) -> None:
-    """Give all threads of this process a real-time priority; those that they start inherit it."""
-    for thread in os.listdir('/proc/self/task'):
+def _prefer_others(priority: int) -> None:
+    """Give the threads without a priority of their own one; those that they start inherit it."""
+    # The number of a thread that has ended may be another's by now.
+    own = {thread.native_id for thread in _preferred if thread.is_alive()}
+    for thread in map(int, os.listdir('/proc/self/task')):
         # One that has just ended.
         with suppress(ProcessLookupError):
-            os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(priority))
+            if thread not in own:
+                os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
 
 
 class QuietGarbage:
