@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
+import rclpy
 from paths import ROOT
+from rclpy._rclpy_pybind11 import RCLError
 
 from vla_runtime.ros.parameter_file import check_files_on_command_line, check_parameter_file
 from vla_runtime.ros.parameters import ParameterError
@@ -86,6 +89,28 @@ def test_a_section_that_ros_gives_to_the_node_is_taken(
         else ('left:\n  vla_policy:\n    ros__parameters: {seed: 3}\n')
     )
     check_parameter_file(write(tmp_path, text), namespace)
+
+
+@pytest.mark.parametrize(
+    ('key', 'part'),
+    [
+        ('/**/vla_*', 'vla_*'),
+        ('/***', '***'),
+        ('/cell*/vla_policy', 'cell*'),
+        ('/**/my-camera', 'my-camera'),
+        ('/2nd/vla_policy', '2nd'),
+        ('/left//camera', ''),
+    ],
+)
+def test_a_name_that_ros_cannot_read_is_refused_as_ros_does(
+    tmp_path: Path, key: str, part: str
+) -> None:
+    file = write(tmp_path, section(key, 'seed: 3'))
+    with pytest.raises(ParameterError, match=re.escape(f"'{part}'")):
+        check_parameter_file(file, '')
+    context = rclpy.Context()
+    with pytest.raises(RCLError, match="Couldn't parse params file"):
+        rclpy.init(args=['--ros-args', '--params-file', str(file)], context=context)
 
 
 def test_what_one_node_of_the_package_has_may_stand_in_a_section_for_all(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from vla_runtime.ros.parameters import ParameterError, is_of_rclpy
 _PARAMETERS = 'ros__parameters'
 # What the nodes share, and the launch files compare before anything starts.
 _OF_THE_LAUNCH = ('bundle', 'robot')
+# A part of a section's name. rcl reads no other, and refuses the whole file for one.
+_PART = re.compile(r'\*{1,2}|[A-Za-z_][A-Za-z0-9_]*')
 # A section of another node may stand in the file; one that is called nearly like ours is ours.
 _NEARLY = 0.75
 # What a node is mistaken for: its executable, or the package.
@@ -118,6 +120,13 @@ def _sections(
 
 
 def _check_section(section: str, parameters: Mapping[str, Any], namespace: str) -> None:
+    for part in section.removeprefix('/').split('/'):
+        if not _PART.fullmatch(part):
+            raise FieldError(
+                section,
+                f'ROS 2 reads no file with the part {quoted(part)} in the name of a node: it must '
+                "be '*', '**', or letters, digits and '_' that begin with no digit",
+            )
     nodes = _nodes_of(section, namespace) or _nodes_elsewhere(section)
     if not nodes:
         _require_foreign(section, namespace)
