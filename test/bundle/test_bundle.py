@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,6 +170,16 @@ class TestFiles:
             r"weights\.safetensors: tensor 'a' is (I32|F64|U8); expected one of F32, BF16, F16",
             verify=False,
         )
+
+    @pytest.mark.parametrize('dtype', ['F4', 'F8_E4M3', 'F8_E8M0', 'BF16'])
+    def test_statistics_of_a_kind_that_numpy_lacks_are_refused(self, folder, dtype):
+        path = folder / 'statistics.safetensors'
+        size = 2 if dtype == 'F4' else 4 * (1 + (dtype == 'BF16'))
+        entry = {'dtype': dtype, 'shape': [4], 'data_offsets': [0, size]}
+        header = json.dumps({'actions.mean': entry}).encode()
+        path.write_bytes(struct.pack('<Q', len(header)) + header + bytes(size))
+        said = rf"statistics\.safetensors: tensor 'actions\.mean' is {dtype}; expected F32 or F64"
+        fails(folder, said, verify=False)
 
     def test_engines_made_on_this_machine_need_no_listing(self, folder):
         engine = folder / 'engines' / 'h200-trt10.3' / 'vision.plan'

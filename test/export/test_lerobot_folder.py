@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from checkpoint_folders import (
     copy_lerobot_folder,
     edit_config,
@@ -17,6 +18,7 @@ from checkpoint_folders import (
     make_relative,
 )
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_torch_file
 
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.export.errors import ExportError
@@ -295,6 +297,11 @@ class TestStatistics:
     def test_a_base_model_without_statistics_is_named(self, folder):
         self.change(folder, state_q01=None)
         refuses(folder, r"has no 'observation\.state\.q01'; .* \(a base model\) has none")
+
+    def test_a_kind_that_numpy_lacks_is_named(self, folder):
+        stored = {'action.q01': torch.zeros(6).to(torch.float8_e4m3fn)}
+        save_torch_file(stored, folder / STATISTICS)
+        refuses(folder, r"tensor 'action\.q01' is F8_E4M3; expected F32 or F64")
 
     def test_a_length_that_is_not_the_features_is_named(self, folder):
         self.change(folder, action_q01=np.zeros(7, np.float32))

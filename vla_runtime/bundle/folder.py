@@ -18,23 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from vla_runtime.bundle.rules import parse_spec
 from vla_runtime.bundle.schema import (
     ENGINES_FOLDER,
     SPEC_FILE,
     STATISTICS_FILE,
-    WEIGHT_BYTES,
     WEIGHTS_FILE,
     BundleSpec,
 )
 from vla_runtime.bundle.statistics import check_statistics
+from vla_runtime.bundle.tensors import TensorsError, read_arrays, read_header
 from vla_runtime.files.checkpoint_folders import checkpoint_below, has_tensors
 from vla_runtime.files.hub_id import download_hint
 from vla_runtime.files.input_files import UnreadableFileError, read_text, regular_file
 from vla_runtime.files.large_files import file_sha256
-from vla_runtime.files.quotes import one_line, quoted
 from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError
 
 
@@ -172,11 +170,6 @@ def files_in(folder: Path) -> list[str]:
     return names
 
 
-def _said(error: Exception) -> str:
-    """A library's error message on one line; it may quote any part of the file."""
-    return one_line(str(error), 300)
-
-
 def check_regular(path: Path) -> None:
     try:
         regular_file(path)
@@ -212,27 +205,19 @@ def check_weights(path: Path) -> None:
     A tensor of another dtype would be converted, and the policy would not act as trained.
     """
     try:
-        with safe_open(str(path), framework='np') as file:
-            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise BundleError(f'{path}: is not a whole safetensors file: {_said(error)}') from None
-    if not kinds:
+        tensors = read_header(path)
+    except TensorsError as error:
+        raise BundleError(str(error)) from None
+    if not tensors:
         raise BundleError(f'{path}: holds no tensors')
-    for name, kind in kinds.items():
-        if kind not in WEIGHT_BYTES:
-            raise BundleError(
-                f'{path}: tensor {quoted(name)} is {kind}; expected one of '
-                f'{", ".join(WEIGHT_BYTES)}; export the checkpoint again'
-            )
 
 
 def read_statistics(folder: Path, spec: BundleSpec) -> dict[str, np.ndarray]:
     path = folder / STATISTICS_FILE
     try:
-        with safe_open(str(path), framework='np') as file:
-            statistics = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, TypeError) as error:
-        raise BundleError(f'{path}: is not a whole safetensors file: {_said(error)}') from None
+        statistics = read_arrays(path)
+    except TensorsError as error:
+        raise BundleError(str(error)) from None
     try:
         check_statistics(spec, statistics)
     except FieldError as error:

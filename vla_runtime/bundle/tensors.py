@@ -1,4 +1,4 @@
-"""Tensors of a safetensors file: found, and compared with what a network needs; no numbers read."""
+"""Tensors of a safetensors file: found, compared with what a network needs, small ones read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.files.input_files import UnreadableFileError, regular_file
 from vla_runtime.files.quotes import one_line, quoted
 
+# safetensors' names of the dtypes that numpy has; its library fails on all others.
+_NUMPY_DTYPES = frozenset(
+    ('BOOL', 'U8', 'I8', 'U16', 'I16', 'F16', 'U32', 'I32', 'F32', 'U64', 'I64', 'F64', 'C64')
+)
 _LISTED = 10
 
 
@@ -65,11 +70,8 @@ def read_header(path: Path) -> list[StoredTensor]:
         with target.open('rb') as file:
             (length,) = struct.unpack('<Q', file.read(8))
             header = json.loads(file.read(length))
-    except UnreadableFileError as error:
-        raise TensorsError(f'{path}: {error}') from None
     except (SafetensorError, OSError, ValueError) as error:
-        reason = one_line(str(error), 300)
-        raise TensorsError(f'{path}: is not a whole safetensors file: {reason}') from None
+        raise _unreadable(path, error) from None
     header.pop('__metadata__', None)
     tensors = []
     for name, entry in header.items():
@@ -81,6 +83,34 @@ def read_header(path: Path) -> list[StoredTensor]:
         shape, offset = tuple(entry['shape']), 8 + length + entry['data_offsets'][0]
         tensors.append(StoredTensor(name, path, entry['dtype'], shape, offset))
     return tensors
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read all tensors of a small safetensors file, such as statistics, as they are stored.
+
+    Raises:
+        TensorsError: a damaged file, or a tensor of a dtype that numpy does not have.
+    """
+    try:
+        with safe_open(str(regular_file(path)), framework='np') as file:
+            dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+            unknown = [name for name in dtypes if dtypes[name] not in _NUMPY_DTYPES]
+            if not unknown:
+                return {name: file.get_tensor(name) for name in dtypes}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    name = unknown[0]
+    raise TensorsError(f'{path}: tensor {quoted(name)} is {dtypes[name]}; expected F32 or F64')
+
+
+def _unreadable(path: Path, error: Exception) -> TensorsError:
+    # The library may quote any part of the file.
+    reason = one_line(str(error), 300)
+    if isinstance(error, UnreadableFileError):
+        return TensorsError(f'{path}: {reason}')
+    if isinstance(error, OSError):
+        return TensorsError(f'{path}: cannot be read: {error.strerror or reason}')
+    return TensorsError(f'{path}: is not a whole safetensors file: {reason}')
 
 
 def check_tensors(

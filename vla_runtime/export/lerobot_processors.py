@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
+from vla_runtime.bundle.tensors import TensorsError, read_arrays
 from vla_runtime.export.errors import ExportError
-from vla_runtime.files.input_files import regular_file
 from vla_runtime.files.json_file import JsonMapping, read_json
 
 PREPROCESSOR_FILE = 'policy_preprocessor.json'
@@ -84,6 +82,6 @@ def state_file(folder: Path, pipeline: Pipeline, step: str) -> tuple[Path, dict[
             'file'
         )
     try:
-        return path, load_file(str(regular_file(path)))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ExportError(f'{path}: cannot be read: {error}') from None
+        return path, read_arrays(path)
+    except TensorsError as error:
+        raise ExportError(str(error)) from None
