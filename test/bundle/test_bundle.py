@@ -7,6 +7,7 @@ import os
 import re
 import struct
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +123,47 @@ class TestFiles:
         (folder / name).unlink()
         fails(folder, rf'{name}: is missing, but policy\.yaml lists it')
 
-    @pytest.mark.parametrize('name', ['notes.txt', '.hidden', 'onnx/vision.onnx', 'model.pkl'])
+    @pytest.mark.parametrize(
+        'name',
+        [
+            '.gitattributes',
+            'README.md',
+            '.cache/huggingface/.gitignore',
+            '.cache/huggingface/download/policy.yaml.metadata',
+            '.DS_Store',
+            'onnx/.DS_Store',
+        ],
+    )
+    def test_what_moving_a_bundle_leaves_beside_it_is_neither_read_nor_listed(self, folder, name):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        # Opened, it would be waited for without end.
+        os.mkfifo(folder / name)
+        spec = read_bundle(folder).spec
+        assert seal(folder, spec).files == spec.files
+
+    def test_a_readme_that_is_listed_is_held_to_its_hash(self, folder):
+        (folder / 'README.md').write_text('a card')
+        spec = read_spec(folder)
+        seal(
+            folder, replace(spec, files={**spec.files, 'README.md': sha256(b'a card').hexdigest()})
+        )
+        (folder / 'README.md').write_text('another card')
+        fails(folder, r'README\.md: has changed')
+
+    @pytest.mark.parametrize(
+        'name',
+        [
+            'notes.txt',
+            '.hidden',
+            '.cache/other',
+            '.cache/huggingface',
+            '.gitattributes~',
+            'a.DS_Store',
+            'onnx/README.md',
+            'onnx/vision.onnx',
+            'model.pkl',
+        ],
+    )
     def test_an_extra_file_is_named_dotfiles_too(self, folder, name):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text('x')

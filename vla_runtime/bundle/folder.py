@@ -3,7 +3,8 @@
 A bundle is a folder: `policy.yaml`, `weights.safetensors`, `statistics.safetensors`, a tokenizer,
 and further files (`onnx/`, `verification.json`) as they are made. Invariants:
 - every file but policy.yaml and `engines/` is listed in policy.yaml with its SHA-256; any other
-  file, dotfiles included, is an error;
+  file, dotfiles included, is an error, but for those that moving a bundle leaves beside them
+  (`_LEFT`): nothing opens those;
 - the folder and each of its files may be a link, as in a Hugging Face cache; links are followed
   when a file is opened, wherever they lead, because the SHA-256 vouches for the content;
 - policy.yaml is written last, and a bundle appears under its name complete or not at all;
@@ -13,7 +14,7 @@ and further files (`onnx/`, `verification.json`) as they are made. Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,15 @@ from vla_runtime.files.hub_id import download_hint
 from vla_runtime.files.input_files import UnreadableFileError, read_text, regular_file
 from vla_runtime.files.large_files import file_sha256
 from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError
+
+# What moving a bundle leaves beside its files, and who does. A trailing slash: all that is below.
+_LEFT = {
+    '.gitattributes': 'every repository of a Hub has one',
+    'README.md': "a Hub's model card",
+    '.cache/huggingface/': '`hf download --local-dir` notes there what it has fetched',
+}
+# The macOS Finder leaves one in every folder that it shows.
+_LEFT_ANYWHERE = '.DS_Store'
 
 
 class BundleError(ValueError):
@@ -88,7 +98,7 @@ def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
     for name in needed_files(spec):
         if name not in spec.files:
             raise BundleError(f"{spec_path}: field files: '{name}' is missing")
-    present = files_in(folder)
+    present = files_in(folder, spec.files)
     for name in spec.files:
         if name not in present:
             raise BundleError(f'{folder / name}: is missing, but {SPEC_FILE} lists it under files')
@@ -156,8 +166,13 @@ def _read_spec(folder: Path) -> BundleSpec:
         raise BundleError(f'{path}: {error}') from None
 
 
-def files_in(folder: Path) -> list[str]:
-    """Relative names of all files, dotfiles too, without policy.yaml and the engines folder."""
+def files_in(folder: Path, listed: Container[str]) -> list[str]:
+    """Relative names of all files, dotfiles too, without policy.yaml and the engines folder.
+
+    Args:
+        folder: of the bundle.
+        listed: names in policy.yaml; what moving a bundle leaves beside them is left out.
+    """
     names = []
     for path in sorted(folder.rglob('*')):
         name = path.relative_to(folder).as_posix()
@@ -165,9 +180,16 @@ def files_in(folder: Path) -> list[str]:
             continue
         # A linked folder is not walked into (it may form a loop): it counts as one unlisted
         # file.
-        if path.is_symlink() or not path.is_dir():
+        is_file = path.is_symlink() or not path.is_dir()
+        if is_file and (name in listed or not _is_left(name)):
             names.append(name)
     return names
+
+
+def _is_left(name: str) -> bool:
+    """Return whether a file that policy.yaml does not list is one that moving the bundle left."""
+    below = any(name.startswith(left) for left in _LEFT if left.endswith('/'))
+    return below or name in _LEFT or name.rpartition('/')[2] == _LEFT_ANYWHERE
 
 
 def check_regular(path: Path) -> None:

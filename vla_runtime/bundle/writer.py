@@ -128,7 +128,7 @@ def seal(folder: str | Path, spec: BundleSpec) -> BundleSpec:
         check_spec(spec)
     except FieldError as error:
         raise BundleError(f'{folder / SPEC_FILE}: {error}') from None
-    present = files_in(folder)
+    present = files_in(folder, spec.files)
     files = {}
     for name in sorted({*present, *spec.files, *needed_files(spec)}):
         if name not in present:
