@@ -157,6 +157,38 @@ def test_a_node_that_is_cut_off_while_it_configures_comes_up_all_the_same(
         assert process.stop() == 0
 
 
+# Python runs a file of this name before anything else: the fresh process waits there for a signal.
+WAIT = """
+import os, signal, time
+if 'VLA_RUNTIME_NODE_STATE' in os.environ:
+    print('begins again', flush=True)
+    while not signal.sigpending():
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.graph
+@LINUX
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_node_that_was_cut_off_starts_again_ends_it_cleanly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    (tmp_path / 'sitecustomize.py').write_text(WAIT, encoding='utf-8')
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path), prepend=os.pathsep)
+    folder = tmp_path / 'recording'
+    with graph() as made:
+        process = made.start(
+            'vla_runtime.ros.recorder.node',
+            *('--ros-args', '-p', 'robot:=tabletop', '-p', f'folder:={folder}'),
+        )
+        made.wait_for(lambda: 'recording to' in process.text(), 'the recorder to run')
+        unlink_ports(process)
+        made.wait_for(lambda: 'begins again' in process.text(), 'the fresh process')
+        assert process.stop(number) == 0, process.output()
+    assert 'Traceback' not in process.text()
+    assert process.text().count('recording to') == 1
+
+
 @pytest.mark.graph
 @LINUX
 def test_a_recorder_that_is_cut_off_goes_on_in_a_folder_beside(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ Invariants:
   however many come: `ros2 launch` sends a SIGINT of its own after the terminal's;
 - the first one is the wish; from then on all of them are ignored to the very end of the process,
   the interpreter's own finalisation included;
+- none is lost while another program takes the place of this one (`keep_signals`), before that
+  program has its handlers either;
 - Ctrl-\\ (SIGQUIT) is left as it is: it ends the process at once.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +25,9 @@ _HOW = {
     signal.SIGTERM: 'ended by SIGTERM',
     signal.SIGHUP: 'ended by SIGHUP: its terminal was closed',
 }
+
+# Descriptor of the pipe with the signals that `keep_signals` kept.
+_KEPT = 'VLA_RUNTIME_SIGNALS'
 
 
 class Interrupt:
@@ -64,13 +70,43 @@ def interruptible() -> Iterator[Interrupt]:
 def take_signals(handler: Callable[[int, Any], Any]) -> dict[signal.Signals, Any]:
     """Let a function handle the signals.
 
-    A SIGHUP that is ignored stays ignored: `nohup` asks for that.
+    A SIGHUP that is ignored stays ignored: `nohup` asks for that. What was kept for this program
+    comes now.
 
     Returns:
         signal to the handler before
     """
-    return {
+    before = {
         number: signal.signal(number, handler)
         for number in _HOW
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
     }
+    kept = _kept_signals()
+    for number in before:
+        if number in kept:
+            signal.raise_signal(number)
+    return before
+
+
+def keep_signals() -> None:
+    """Keep the signals from now on for the program that takes the place of this one by `exec`.
+
+    This thread, the main one, blocks them: its mask and what is pending outlive `exec`. Another
+    thread that takes one all the same leaves its number in a pipe, which outlives it too.
+    """
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_inheritable(reader, True)
+    os.environ[_KEPT] = str(reader)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HOW)
+
+
+def _kept_signals() -> bytes:
+    """Let the signals through again; returns the numbers in the pipe, none at a first start."""
+    reader = os.environ.pop(_KEPT, None)
+    if reader is None:
+        return b''
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HOW)
+    with open(int(reader), 'rb', buffering=0) as pipe:
+        # None where nothing is in it, and a child of the program before still holds the other end.
+        return pipe.read() or b''

@@ -147,8 +147,8 @@ class _Run:
 
     def _end_now(self, code: int) -> NoReturn:
         """End the process without waiting for threads; Python's own end may crash beside them."""
-        if self._cut_off is not None and not self._interrupt.wanted:
-            start_again(self._cut_off)
+        if self._cut_off is not None:
+            start_again(self._cut_off, self._interrupt)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -12,11 +12,13 @@ import sys
 from array import array
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 from rclpy.parameter import Parameter
+
+from vla_runtime.ros.interrupt import Interrupt, keep_signals
 
 _VARIABLE = 'VLA_RUNTIME_NODE_STATE'
 # Where a transition that is interrupted was to lead, or leads back to.
@@ -81,8 +83,11 @@ def state_of(node: Node) -> NodeState:
     return NodeState(plain, _AFTER.get(label, label), dict(_notes))
 
 
-def start_again(state: NodeState) -> NoReturn:
-    """Replace this process by a fresh one; every thread and every connection of it ends here."""
+def start_again(state: NodeState, interrupt: Interrupt) -> None:
+    """Replace this process by a fresh one; every thread and every connection of it ends here.
+
+    Returns only where the interrupt is wanted. Later signals are the fresh process's.
+    """
     os.environ[_VARIABLE] = json.dumps(asdict(state))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -93,6 +98,9 @@ def start_again(state: NodeState) -> NoReturn:
         with suppress(OSError):
             if descriptor > 2:
                 os.set_inheritable(descriptor, False)
+    keep_signals()
+    if interrupt.wanted:
+        return
     try:
         os.execv(sys.executable, sys.orig_argv)
     except OSError as error:
