@@ -272,3 +272,24 @@ def test_when_robot_is_far_outside_its_limits_expect_start_refused() -> None:
     rig.tick(2)
     result = rig.executor.start(rig.now_s, rig.ros_ns)
     assert not result.started and "'a' is at 1.3" in result.text
+
+
+def test_when_the_time_runs_out_in_motion_expect_braking_within_the_acceleration() -> None:
+    # A slow robot holds the command back by `step_from_measured`, and it still moves at the end.
+    limits = make_limits(('a',), {'a': ColumnLimits(-3.0, 3.0, 1.0, 4.0, step_from_measured=0.05)})
+    rig = Rig(
+        holding(replan_interval=5),
+        columns=(Column('a'),),
+        limits=limits,
+        start=StartParameters(tolerance=0.1, approach_speed=0.8, approach_timeout_s=0.5),
+    ).started()
+    rig.robot_follows = False
+    rig.submit([1.5] * 20)
+    velocities, at = [], 0.0
+    for _ in range(400):
+        rig.measured += np.clip(rig.command.setpoints - rig.measured, -0.004, 0.004)
+        rig.tick()
+        velocities.append((rig.command.setpoints[0] - at) / 0.01)
+        at = float(rig.command.setpoints[0])
+    assert rig.reason == 'approach_timeout'
+    assert np.abs(np.diff(velocities, prepend=0.0)).max() / 0.01 <= 4.0 * (1 + 1e-6)

@@ -26,6 +26,8 @@ class Policy:
         self._rig = rig
         self._horizon = horizon
         self._frame_s = frame_s
+        # Frames of this time never come, from and to, seconds.
+        self.gap_s = (0.0, 0.0)
         self._inference_s = inference_s
         self._step_s = step_s
         self._due_s: float | None = None
@@ -44,7 +46,10 @@ class Policy:
         if request is not None and self._due_s is None:
             self._due_s = rig.now_s + self._inference_s
             self._request = request.request
-            frame = int((rig.ros_ns - ROS_START_NS) * 1e-9 / self._frame_s)
+            now_s = (rig.ros_ns - ROS_START_NS) * 1e-9
+            if self.gap_s[0] < now_s < self.gap_s[1]:
+                now_s = self.gap_s[0]
+            frame = int(now_s / self._frame_s)
             self._observation_ns = ROS_START_NS + round(frame * self._frame_s * 1e9)
 
     def _answer(self) -> None:
@@ -137,6 +142,33 @@ def test_when_a_chunk_is_shorter_than_an_inference_expect_one_inference_between_
     )
     assert ChunkRefusal.USEFUL_PART_PAST not in policy.refusals[3:]
     assert stall_s <= 0.5 + 1 / 60 + 4 * PERIOD_S
+
+
+@pytest.mark.parametrize(
+    ('horizon', 'step_s', 'interval'), [(8, 0.05, 4), (10, 1 / 30, 5), (25, 0.02, 10)]
+)
+def test_when_one_frame_is_late_expect_the_robot_to_stall_for_that_frame_and_once_more_at_most(
+    horizon: int, step_s: float, interval: int
+) -> None:
+    parameters = holding(
+        replan_interval=interval,
+        overrun='continue',
+        max_overrun_steps=4,
+        handover=HandoverParameters('switch', blend_steps=1),
+        max_observation_age_s=2.0,
+    )
+    rig = Rig(parameters, period_ns=round(PERIOD_S * 1e9)).started()
+    policy = Policy(rig, 1 / 30, 0.08, step_s, horizon)
+    policy.gap_s = (2.0, 2.45)
+    stalls, moved = 0, True
+    for _ in range(round(6.0 / PERIOD_S)):
+        policy.work()
+        moves = rig.tick().kind is CommandKind.TRACK
+        late = rig.ros_ns - ROS_START_NS > 2e9
+        stalls += late and moved and not moves
+        moved = moves
+    assert moved
+    assert stalls <= 2
 
 
 @pytest.mark.parametrize('interval', [1, 2, 4])

@@ -188,3 +188,14 @@ def test_when_a_position_scatters_around_its_limit_expect_it_clamped_and_not_cou
     assert "position of 'arm' in row 1: -0.02" in farther.clamped
     strict = check_rows(rows, 0.1, limits_of(ALL_REJECT, lower=0.0, upper=0.8), COLUMNS)
     assert 'position' in strict.rejected
+
+
+def test_braking_takes_the_longest_of_speed_over_acceleration_where_both_are_limited() -> None:
+    columns = {
+        'slow': ColumnLimits(velocity=1.0, acceleration=0.25),
+        'quick': ColumnLimits(velocity=2.0, acceleration=20.0),
+        'free': ColumnLimits(acceleration=0.1),
+        'jumpy': ColumnLimits(velocity=5.0),
+    }
+    assert make_limits(tuple(columns), columns).braking_s == 4.0
+    assert make_limits(('free',), {'free': columns['free']}).braking_s == 0.0

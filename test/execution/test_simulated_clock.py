@@ -6,6 +6,7 @@ import pytest
 from execution_rig import Rig, holding
 from stopping_rig import SWITCH
 
+from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.watchdog import WatchdogParameters
@@ -56,3 +57,77 @@ def test_when_the_clock_is_slow_or_fast_expect_the_plan_followed_to_its_end(
         assert passed < STEPS + 10
     assert rig.command.reason is Reason.STARVED
     assert not any(tick.command.limited for tick in rig.ticks)
+
+
+ONE_JOINT = (Column('a'),)
+ONE_LIMIT = make_limits(('a',), {'a': ColumnLimits(-9.0, 9.0, 2.0, 5.0, step_from_measured=0.3)})
+
+
+def one_joint(max_tracking_error: float = 1.0) -> Rig:
+    watchdog = WatchdogParameters(motion_clock='ros', max_tracking_error=max_tracking_error)
+    return Rig(
+        holding(replan_interval=30), columns=ONE_JOINT, limits=ONE_LIMIT, watchdog=watchdog
+    ).started()
+
+
+def tick_between(rig: Rig) -> None:
+    """Tick before the next message on /clock comes."""
+    rig.now_s += PERIOD_NS * 1e-9
+    rig.tick_now()
+
+
+def speed(rig: Rig) -> float:
+    """Speed of the last tick that the clock had moved for, a second."""
+    moved = [tick.position for tick in rig.ticks if tick.ros_ns == rig.ros_ns]
+    before = [tick.position for tick in rig.ticks if tick.ros_ns < rig.ros_ns]
+    return (moved[0] - before[-1]) / (PERIOD_NS * 1e-9)
+
+
+@pytest.mark.parametrize('reset', [True, False])
+def test_when_a_tick_comes_between_two_clock_messages_expect_a_stop_to_brake_on(
+    reset: bool,
+) -> None:
+    rig = one_joint()
+    rig.submit([0.05 * row for row in range(40)])
+    rig.tick(60)
+    rig.executor.stop()
+    rig.tick(5)
+    if reset:
+        rig.executor.reset(1)
+    slow = speed(rig)
+    assert slow > 0.5
+    tick_between(rig)
+    assert rig.ticks[-1].position == rig.ticks[-2].position
+    rig.tick()
+    assert speed(rig) == pytest.approx(slow - 5.0 * PERIOD_NS * 1e-9, abs=1e-6)
+
+
+def test_when_the_clock_stops_while_a_hold_brakes_expect_velocity_columns_at_zero() -> None:
+    limits = make_limits(('a',), {'a': ColumnLimits(velocity=1.0, acceleration=0.5)})
+    rig = Rig(
+        holding(replan_interval=30),
+        columns=(Column('a', kind='velocity', feedback=False),),
+        limits=limits,
+        watchdog=WatchdogParameters(motion_clock='ros'),
+    ).started()
+    rig.submit([1.0] * 40)
+    rig.tick(100)
+    rig.executor.stop()
+    rig.tick(2)
+    assert rig.ticks[-1].position > 0.1
+    while rig.ticks[-1].position and len(rig.ticks) < 1000:
+        tick_between(rig)
+    assert rig.ticks[-1].position == 0.0
+
+
+def test_when_the_clock_is_slower_than_the_ticks_expect_a_hold_to_give_way_all_the_same() -> None:
+    rig = one_joint(max_tracking_error=0.3)
+    rig.submit([0.01 * row for row in range(40)])
+    rig.tick(30)
+    rig.robot_follows = False
+    rig.measured -= 1.5
+    for _ in range(200):
+        tick_between(rig)
+        rig.tick()
+    assert rig.reason == 'tracking_error'
+    assert rig.ticks[-1].position == pytest.approx(rig.measured[0], abs=0.02)

@@ -11,14 +11,15 @@ class ClampLatch:
 
     Args:
         allowed: this many in a row close it; 0 never does.
+        closed: as the process before this one left it.
     """
 
-    def __init__(self, allowed: int) -> None:
+    def __init__(self, allowed: int, *, closed: bool = False) -> None:
         if allowed < 0:
             raise ValueError(f'clamp_latch is {allowed}, expected 0 (never) or more')
         self._allowed = allowed
         self._in_row = 0
-        self.closed = False
+        self.closed = closed
 
     def count(self, *, clamped: bool) -> None:
         """Count a usable chunk; close the latch after too many clamped ones in a row."""

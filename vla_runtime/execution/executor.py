@@ -267,7 +267,7 @@ class ChunkExecutor:
             self._require_motion()
             return self._replanner.take(
                 chunk if isinstance(chunk, CheckedChunk) else self.check_chunk(chunk),
-                Stamped(observation_ns, episode, number, tied, step),
+                Stamped(observation_ns, episode, number, tied, step, request),
                 now_ros_ns,
                 self.config.watchdog.future_tolerance_s,
                 self._motion.standstill(now_s),
@@ -437,7 +437,7 @@ class ChunkExecutor:
             command = self._move(fault, now_s, now_ros_ns)
         else:
             self._take_up_dry_run()
-            command = self._motion.stand(self._stop_reason, now_s, now_ros_ns)
+            command = self._motion.stand(self._stop_reason, fault, now_s, now_ros_ns)
         self._motion.commanded_s = now_s
         if fault is not Reason.CLOCK_JUMP and fault is not Reason.CLOCK_INVALID:
             self._replanner.record(now_ros_ns)
@@ -450,7 +450,7 @@ class ChunkExecutor:
             self.stop(needed.reason)
             if self.at_rest:
                 return self._commander.command
-            return self._motion.stand(needed.reason, now_s, now_ros_ns)
+            return self._motion.stand(needed.reason, clock_fault, now_s, now_ros_ns)
 
     def dead_man(self, now_s: float) -> Command | None:
         """The command to publish when ticks have stopped coming; `None` while they come.

@@ -46,6 +46,7 @@ class Stamped:
         tied: it was made to continue the plan that the request carried.
         step: of a tied chunk the step of that plan at which its row 0 stands; None: the step that
             was current at its observation.
+        request: number of the request that it answers; None where it is not given.
     """
 
     observation_ns: int
@@ -53,6 +54,7 @@ class Stamped:
     number: int
     tied: bool = True
     step: int | None = None
+    request: int | None = None
 
 
 @dataclass(frozen=True)

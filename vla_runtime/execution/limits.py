@@ -116,6 +116,13 @@ class Limits:
             )
 
     @property
+    def braking_s(self) -> float:
+        """Seconds in which every column comes to rest from its full speed; 0 without limits."""
+        limited = np.isfinite(self.velocity) & np.isfinite(self.acceleration)
+        times = self.velocity[limited] / self.acceleration[limited]
+        return float(times.max(initial=0.0))
+
+    @property
     def hard_lower(self) -> np.ndarray:
         """(columns,) the larger of the lower limit and the workspace."""
         return np.maximum(self.lower, self.workspace_lower)

@@ -92,7 +92,10 @@ class Motion:
             # The plan waits for the clock as well, and goes on at the speed it had.
             return self._commander.pause(fault, now_s)
         if fault is not None or self.braking:
-            return self.halt(fault or self._cause, self._elapsed_s(now_s), now_s, now_ros_ns)
+            elapsed_s = self._elapsed_s(now_s)
+            if clock_fault is None and self._between_clock_messages(elapsed_s):
+                return self._commander.command
+            return self.halt(fault or self._cause, elapsed_s, now_s, now_ros_ns)
         dt_ns = self._guard.dt_ns
         if dt_ns == 0:
             return self._commander.command
@@ -117,9 +120,22 @@ class Motion:
             commander.hold(reason)
         return False
 
-    def stand(self, reason: Reason, now_s: float, now_ros_ns: int) -> Command:
-        """One tick of an executor that is not started: come to rest, then hold."""
+    def stand(
+        self, reason: Reason, clock_fault: Reason | None, now_s: float, now_ros_ns: int
+    ) -> Command:
+        """One tick of an executor that is not started: come to rest, then hold.
+
+        Args:
+            reason: why it is not.
+            clock_fault: what is wrong with the clocks, if anything.
+            now_s: steady clock.
+            now_ros_ns: ROS clock.
+        """
         dt_s = self._elapsed_s(now_s)
+        if self._between_clock_messages(dt_s):
+            if clock_fault is None:
+                return self._commander.command
+            return self._commander.pause(reason, now_s)
         if self.braking:
             return self.halt(reason, dt_s, now_s, now_ros_ns)
         return self._commander.stay(reason, self._trusted_positions(now_ros_ns), dt_s, now_s)
@@ -177,6 +193,13 @@ class Motion:
             else:
                 commander.stay(commander.command.reason, None, elapsed_s, now_s)
         return commander.command
+
+    def _between_clock_messages(self, elapsed_s: float) -> bool:
+        """Return whether the robot moves in a simulated world whose time stands still just now.
+
+        To brake or to give way takes time: what a tick does without any would be a step.
+        """
+        return self._on_ros_clock and elapsed_s <= 0.0 and self._commander.moving
 
     def _elapsed_s(self, now_s: float) -> float:
         """Seconds since the last command, a tick's or the dead-man's; 0.0 where that is unknown."""
@@ -256,11 +279,12 @@ class Motion:
     def _go_near(self, dt_s: float) -> Command:
         """One tick of the approach; at its end the plan is asked for anew, from where it led."""
         commander, guard = self._commander, self._guard
+        # First, because the stop moves the command in this very tick.
+        if commander.approach.overdue:
+            guard.detail = commander.approach.describe(commander.command.setpoints)
+            raise PersonNeeded(Reason.APPROACH_TIMEOUT)
         command = commander.go_near(guard.state.positions, dt_s)
         if commander.arrived():
             guard.detail = ''
             self.drop_plan()
-        elif commander.approach.overdue:
-            guard.detail = commander.approach.describe(command.setpoints)
-            raise PersonNeeded(Reason.APPROACH_TIMEOUT)
         return command

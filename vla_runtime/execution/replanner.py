@@ -159,9 +159,10 @@ class Replanner:
             )
         self.order.require_newer(stamped)
         require_age(stamped, now_ros_ns, self.staged.max_observation_age_s, future_tolerance_s)
-        if self.requests.open:
-            self.frame_age.observe(self.requests.asked_ros_ns - stamped.observation_ns)
         past = self._past_of(stamped)
+        # Only of the newest request is known when it was asked.
+        if self.requests.open and stamped.request in (None, self.requests.number):
+            self.frame_age.observe(self.requests.asked_ros_ns - stamped.observation_ns)
         if checked.refusal is not None:
             raise Refused(checked.refusal, checked.text)
         timeline = self.timeline

@@ -48,12 +48,15 @@ _LONGEST_FRAME_AGE_NS = 500_000_000
 class FrameAge:
     """Age of the frames that requests were answered from, at the time of the request.
 
+    One age is too few where frames come slower than requests, whose ages differ then. Many would
+    remember a single late frame for as many chunks.
+
     Attributes:
-        longest_ns: the longest of the last eight, nanoseconds; 0 before the first.
+        longest_ns: the longer of the last two, nanoseconds; 0 before the first.
     """
 
     def __init__(self) -> None:
-        self._ages: deque[int] = deque(maxlen=8)
+        self._ages: deque[int] = deque(maxlen=2)
         self.longest_ns = 0
 
     def clear(self) -> None:

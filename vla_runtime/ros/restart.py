@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from array import array
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -30,12 +31,19 @@ _AFTER = {
     'errorprocessing': 'unconfigured',
 }
 
-_notes: dict[str, str] = {}
+Note = bool | str | None
+
+_notes: dict[str, Callable[[], Note]] = {}
 
 
-def note(name: str, text: str) -> None:
-    """Keep a text for the process that may start again in the place of this one."""
-    _notes[name] = text
+def note(name: str, value: Callable[[], Note]) -> None:
+    """Keep a value for the process that may start again in the place of this one.
+
+    Args:
+        name: of the note.
+        value: returns it when the time has come.
+    """
+    _notes[name] = value
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class NodeState:
 
     parameters: dict[str, Any]
     lifecycle: str
-    notes: dict[str, str]
+    notes: dict[str, Note]
 
     def set_parameters_of(self, node: Node) -> None:
         """Set what a person changed while the other node ran; its read-only ones are the same."""
@@ -80,7 +88,9 @@ def state_of(node: Node) -> NodeState:
     # rclpy's annotation says values; it returns Parameters (Humble and Jazzy).
     parameters: Any = node.get_parameters_by_prefix('')
     plain = {name: _plain(one.value) for name, one in parameters.items()}
-    return NodeState(plain, _AFTER.get(label, label), dict(_notes))
+    return NodeState(
+        plain, _AFTER.get(label, label), {name: value() for name, value in _notes.items()}
+    )
 
 
 def start_again(state: NodeState, interrupt: Interrupt) -> None:

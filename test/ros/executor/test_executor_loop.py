@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ from vla_runtime.execution.chunk_check import CheckedChunk
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.execution.watchdog import WatchdogParameters
 from vla_runtime.ros.executor.control_loop import ControlLoop, SendError
+from vla_runtime.ros.executor.steady_loop import SteadyLoop, system_time_ns
 from vla_runtime.ros.messages.conversions import ReceivedChunk, stamp_to_ns
 from vla_runtime.types import ActionChunk
 
@@ -286,3 +290,47 @@ def test_when_an_output_hangs_for_good_expect_the_hold_on_every_other_one(which:
         assert 'hold on arm hangs' in str(errors[0])
     finally:
         release.set()
+
+
+def test_a_slow_base_comes_to_rest_before_the_end_and_less_time_than_it_takes_is_said() -> None:
+    limits = make_limits(('base',), {'base': ColumnLimits(velocity=1.0, acceleration=2.0)})
+    base = (Column('base', kind='velocity', feedback=False),)
+    core = ChunkExecutor(
+        ExecutorConfig(base, limits, watchdog=WatchdogParameters(tick_timeout_s=TIMEOUT_S)),
+        ExecutorParameters(replan_interval=20),
+    )
+    sent: list[float] = []
+
+    class Base(Output):
+        def send(self, setpoints: np.ndarray, stamp: object) -> None:
+            sent.append(float(setpoints[0]))
+
+    loop = ControlLoop(core, [Base()], time.time_ns, lambda _: None, system_time_ns)
+    loop.begin_episode(1)
+    ticks = SteadyLoop(loop.tick, 100.0, 'control', lambda error: None)
+    ticks.start()
+    try:
+        wait_for(lambda: loop.start(time.monotonic()).started)
+        rows = np.ones((400, 1))
+        chunk = ActionChunk(rows, ('base',), ('velocity',), 0.05, rows.astype(np.float32))
+
+        def moves() -> bool:
+            loop.submit(ReceivedChunk(chunk, time.time_ns(), 1, len(sent), True), time.monotonic())
+            return bool(sent) and sent[-1] == 1.0
+
+        wait_for(moves)
+        assert not loop.come_to_rest(0.0)
+        assert loop.come_to_rest(limits.braking_s + TIMEOUT_S)
+    finally:
+        ticks.stop(TIMEOUT_S)
+        loop.close()
+    slowed = -np.diff(sent[sent.index(1.0) :])
+    # Within the acceleration at 100 Hz; a late tick may take two steps at once.
+    assert slowed.max() < 0.5 and sent[-1] == 0.0
+
+
+def wait_for(condition) -> None:
+    end_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)

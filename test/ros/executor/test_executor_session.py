@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from rclpy.parameter import Parameter
 from std_srvs.srv import Trigger
 from tabletop_policy import write_tabletop_policy
 
+from vla_runtime.ros import restart
 from vla_runtime.ros.executor.node import ExecutorNode
 
 pytestmark = pytest.mark.graph
@@ -52,6 +55,23 @@ def seen(
 
 def fail(*_: object) -> None:
     raise RuntimeError('out of order')
+
+
+# ---------------------------------------------------------------- starting again in its place
+
+
+@pytest.mark.parametrize('closed', [True, False])
+def test_the_latch_is_as_the_process_before_left_it(
+    node: ExecutorNode, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    node._latch.closed = closed
+    handed_over = json.dumps(asdict(restart.state_of(node)))
+    monkeypatch.setenv(restart._VARIABLE, handed_over)
+    after = ExecutorNode()
+    try:
+        assert after._latch.closed == closed
+    finally:
+        after.destroy_node()
 
 
 # ---------------------------------------------------------------- the dead-man

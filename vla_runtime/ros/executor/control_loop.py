@@ -272,8 +272,8 @@ class ControlLoop:
         with self._lock:
             self._executor.stop()
 
-    def come_to_rest(self, timeout_s: float) -> None:
-        """Stop, and return when the robot has come to rest, or the ticks have not brought it there.
+    def come_to_rest(self, timeout_s: float) -> bool:
+        """Stop, and wait until the ticks have brought the robot to rest; whether they have.
 
         For the teardown, before the control thread ends. A thread that hangs in the core is not
         waited for.
@@ -289,8 +289,9 @@ class ControlLoop:
             finally:
                 self._lock.release()
             if at_rest or time.monotonic() > deadline_s:
-                return
+                return at_rest
             time.sleep(_LOOKS_EVERY_S)
+        return False
 
     def reset(self, episode: int) -> None:
         """The operator's reset: an episode begins, and the latch opens."""

@@ -59,8 +59,10 @@ from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.publisher_conflicts import other_publishers
 from vla_runtime.ros.qos import RELIABLE
+from vla_runtime.ros.restart import note, state_before
 
 PLAN_TOPIC = 'committed_plan'
+_LATCH_CLOSED = 'clamp_latch_closed'
 _ONE_EXECUTOR = (
     'one robot takes commands from one node: end the other one, or run it in a namespace of its '
     'own (a node that was killed leaves the graph after some 20 s)'
@@ -85,7 +87,12 @@ class ExecutorNode(LifecycleNode):
             self.add_post_set_parameters_callback(self._follow_parameters)
         self._fixed = values(self, EXECUTOR_PARAMETERS)
         self._cpus = check_fixed(self._fixed)
-        self._latch = ClampLatch(self._fixed['clamp_latch'])
+        before = state_before()
+        self._latch = ClampLatch(
+            self._fixed['clamp_latch'],
+            closed=before is not None and bool(before.notes.get(_LATCH_CLOSED)),
+        )
+        note(_LATCH_CLOSED, lambda: self._latch.closed)
         share_interpreter()
         # Counted from the wall clock, so that a node that is started again never goes on with an
         # episode of the one before it.

@@ -34,7 +34,9 @@ CHUNK_TOPIC = 'action_chunk'
 # A tick takes a thousandth of this; what takes longer will not end.
 _HANGS_AFTER_S = 2.0
 # Braking takes speed over acceleration, some tenths of a second on most robots.
-_COMES_TO_REST_S = 3.0
+_SHORTEST_BRAKING_S, _BRAKING_SLACK_S = 3.0, 1.0
+# `ros2 launch` kills a node 10 s after its Ctrl-C.
+_LONGEST_BRAKING_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class ExecutorSession:
         self._dead_man: SteadyLoop | None = None
         self._chunks: Subscription | None = None
         self.loop: ControlLoop | None = None
+        self._braking_s = 0.0
 
     def begin(self, core: ChunkExecutor, episode: int) -> None:
         """Tick a new core; nothing is commanded before its start."""
@@ -92,6 +95,8 @@ class ExecutorSession:
             poll_s=1.0,
             name='requests',
         )
+        limits = core.config.limits
+        self._braking_s = 0.0 if limits is None else limits.braking_s
         loop = ControlLoop(
             core,
             self._link.writers(1.0 / rate_hz),
@@ -143,7 +148,19 @@ class ExecutorSession:
                 if thread is not None:
                     steps.callback(thread.stop, _HANGS_AFTER_S)
             if self.loop is not None:
-                steps.callback(self.loop.come_to_rest, _COMES_TO_REST_S)
+                steps.callback(self._come_to_rest, self.loop)
             if self._chunks is not None:
                 steps.callback(self._node.destroy_subscription, self._chunks)
             steps.callback(self._link.ignore)
+
+    def _come_to_rest(self, loop: ControlLoop) -> None:
+        wanted_s = max(self._braking_s + _BRAKING_SLACK_S, _SHORTEST_BRAKING_S)
+        longest_s = min(wanted_s, _LONGEST_BRAKING_S)
+        if not loop.come_to_rest(longest_s):
+            self._hooks.on_error(
+                'stop',
+                TimeoutError(
+                    f'the robot has not come to rest within {longest_s:g} s and is stopped at once '
+                    f'(velocity over acceleration of its limits: {self._braking_s:g} s)'
+                ),
+            )

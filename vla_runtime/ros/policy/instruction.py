@@ -44,8 +44,8 @@ class Instruction:
         # older than what the parameter was set to since.
         before = state_before()
         self._delivered = None if before is None else before.notes.get(_HEARD)
-        if self._delivered is not None:
-            note(_HEARD, self._delivered)
+        self._heard = self._delivered
+        note(_HEARD, lambda: self._heard)
         # For as long as the node lives: made anew it would get latched messages again.
         node.create_subscription(
             String,
@@ -83,7 +83,7 @@ class Instruction:
                 'process started again, and the parameter was set since; publish it anew to set it'
             )
             return
-        note(_HEARD, message.data)
+        self._heard = message.data
         result = self._node.set_parameters([Parameter(INSTRUCTION, value=message.data)])[0]
         if not result.successful:
             raise ValueError(result.reason)

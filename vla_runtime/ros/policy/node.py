@@ -326,7 +326,11 @@ class PolicyNode(LifecycleNode):
             )
 
         self._incoming.begin(request)
-        answer = responder.answer(request, read)
+        try:
+            answer = responder.answer(request, read)
+        except Exception:
+            self._incoming.wait(request)
+            raise
         if not isinstance(answer, Future):
             self._incoming.wait(request)
             if monotonic_ns() - request.arrived_ns > _PATIENCE_NS:
@@ -348,6 +352,8 @@ class PolicyNode(LifecycleNode):
                     self._publish(answer.result(), given)
                     self._incoming.answer(request, monotonic_ns())
         except Exception as error:
+            # The request stays open: a repeat of it is to be answered.
+            self._incoming.wait(request)
             self._on_exception('inference', error)
         if (worker := self._worker) is not None:
             worker.poke()

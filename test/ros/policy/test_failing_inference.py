@@ -1,0 +1,55 @@
+"""An inference that fails does not use up its request: the executor's next repeat is answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graph import graph
+from tiny_policy import tiny_spec, write_tiny_policy
+from tiny_robot import JOINTS, STEP_TIME_S, Drivers, write_robot
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.ros.messages.conversions import message_to_chunk, plan_to_message
+
+pytestmark = pytest.mark.graph
+
+
+@pytest.mark.parametrize('fails', ['at once', 'later'])
+def test_a_request_whose_inference_failed_is_answered_when_it_is_repeated(
+    tmp_path, monkeypatch, fails
+):
+    monkeypatch.setenv('PYTHONPATH', str(Path(__file__).parents[1]), prepend=':')
+    monkeypatch.setenv('FAILS', fails)
+    bundle = write_tiny_policy(tmp_path / 'tiny', tiny_spec())
+    robot = write_robot(tmp_path / 'tiny.yaml')
+    with graph() as made:
+        drivers = Drivers(made)
+        chunks = made.collect(JointTrajectory, '/action_chunk')
+        node = made.start(
+            'failing_policy_node',
+            '--ros-args',
+            *('-p', f'bundle:={bundle}', '-p', f'robot:={robot}'),
+            *('-p', 'torch_threads:=1', '-p', 'autostart:=true', '-p', 'instruction:=wave'),
+        )
+
+        def repeat() -> None:
+            """Send the one request again and again, as the executor does while it is open."""
+            drivers()
+            drivers._plan.publish(
+                plan_to_message(
+                    np.zeros((0, len(JOINTS))),
+                    JOINTS,
+                    ['position'] * len(JOINTS),
+                    STEP_TIME_S,
+                    stamp_ns=drivers.clock_ns(),
+                    episode=1,
+                    certain=0,
+                    request=7,
+                )
+            )
+
+        made.wait_for(lambda: chunks, 'a chunk after failures', meanwhile=repeat)
+        assert message_to_chunk(chunks[0]).request == 7
+        assert 'the GPU fell off the bus' in node.text()
