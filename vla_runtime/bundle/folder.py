@@ -44,6 +44,7 @@ _LEFT = {
 }
 # The macOS Finder leaves one in every folder that it shows.
 _LEFT_ANYWHERE = '.DS_Store'
+_ANEW = 'export the bundle again or copy it anew'
 
 
 class BundleError(ValueError):
@@ -217,7 +218,7 @@ def verify_file(path: Path, expected: str) -> None:
     if found != expected:
         raise BundleError(
             f'{path}: has changed: its SHA-256 is {found[:12]}… but {SPEC_FILE} says '
-            f'{expected[:12]}…; export the bundle again or copy it anew'
+            f'{expected[:12]}…; {_ANEW}'
         )
 
 
@@ -229,7 +230,7 @@ def check_weights(path: Path) -> None:
     try:
         tensors = read_header(path)
     except TensorsError as error:
-        raise BundleError(str(error)) from None
+        raise BundleError(f'{error}; {_ANEW}') from None
     if not tensors:
         raise BundleError(f'{path}: holds no tensors')
 
@@ -239,7 +240,7 @@ def read_statistics(folder: Path, spec: BundleSpec) -> dict[str, np.ndarray]:
     try:
         statistics = read_arrays(path)
     except TensorsError as error:
-        raise BundleError(str(error)) from None
+        raise BundleError(f'{error}; {_ANEW}') from None
     try:
         check_statistics(spec, statistics)
     except FieldError as error:
