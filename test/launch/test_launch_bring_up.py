@@ -52,7 +52,7 @@ SUBSCRIBED = (
     ('wrist/image', 'sensor_msgs/msg/CompressedImage', BEST_EFFORT, VOLATILE, POLICY),
     ('joint_states', 'sensor_msgs/msg/JointState', BEST_EFFORT, VOLATILE, POLICY),
     ('joint_states', 'sensor_msgs/msg/JointState', BEST_EFFORT, VOLATILE, EXECUTOR),
-    ('committed_plan', TRAJECTORY, RELIABLE, VOLATILE, POLICY),
+    ('committed_plan', TRAJECTORY, BEST_EFFORT, VOLATILE, POLICY),
     ('action_chunk', TRAJECTORY, RELIABLE, VOLATILE, EXECUTOR),
     ('vla_policy/instruction', 'std_msgs/msg/String', RELIABLE, LATCHED, POLICY),
 )

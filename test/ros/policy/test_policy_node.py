@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
 from graph import Graph, graph
+from rclpy.qos import ReliabilityPolicy
 from rosgraph_msgs.msg import Clock
 from std_srvs.srv import Trigger
 from tiny_policy import JOINTS, tiny_spec, write_tiny_policy
@@ -151,6 +152,12 @@ def observed(executor, report):
         name: drivers.frames[name][int(report[f'stamp_ns.{name}'])] for name in ('top', 'wrist')
     }
     return Observation(images, np.array(state), TASK)
+
+
+def test_requests_are_heard_without_waiting_for_one_that_was_lost(executor):
+    # A reliable reader would hold all later ones back until the writer's next heartbeat.
+    (hears,) = executor.graph.node.get_subscriptions_info_by_topic('/committed_plan')
+    assert hears.qos_profile.reliability is ReliabilityPolicy.BEST_EFFORT
 
 
 # np.interp and the synchroniser differ in the last bits of the state.

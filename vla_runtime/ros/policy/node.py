@@ -63,7 +63,7 @@ from vla_runtime.ros.policy.sensors import Sensors, make_synchronizer
 from vla_runtime.ros.policy.settings import settings_from
 from vla_runtime.ros.policy.synchronizer import Synchronizer
 from vla_runtime.ros.publisher_conflicts import several_publishers
-from vla_runtime.ros.qos import LATCHED, NEWEST, RELIABLE
+from vla_runtime.ros.qos import LATCHED, RELIABLE, REPEATED
 from vla_runtime.ros.robot.file import Robot, find_robot, load_robot
 from vla_runtime.ros.robot.match import RobotMatch, match_robot
 from vla_runtime.ros.status_board import StatusBoard
@@ -245,7 +245,7 @@ class PolicyNode(LifecycleNode):
             JointTrajectory,
             _REQUEST_TOPIC,
             guarded(self._on_exception, _REQUEST_TOPIC, self._on_request),
-            NEWEST,
+            REPEATED,
         )
 
     def _shut(self) -> None:
