@@ -263,7 +263,7 @@ def _poison(engine) -> None:
     # The copies that the denoise steps read.
     with torch.inference_mode():
         for expert in engine._laid_out.values():
-            for values in expert._values:
+            for values in expert._attended._values:
                 values.fill_(float('nan'))
 
 
