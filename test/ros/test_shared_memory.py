@@ -167,6 +167,17 @@ if 'VLA_RUNTIME_NODE_STATE' in os.environ:
 """
 
 
+def cut_off_recorder(made: Graph, folder: Path) -> Process:
+    """A recorder that runs, and whose ports are taken away."""
+    process = made.start(
+        'vla_runtime.ros.recorder.node',
+        *('--ros-args', '-p', 'robot:=tabletop', '-p', f'folder:={folder}'),
+    )
+    made.wait_for(lambda: 'recording to' in process.text(), 'the recorder to run')
+    unlink_ports(process)
+    return process
+
+
 @pytest.mark.graph
 @LINUX
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
@@ -177,12 +188,7 @@ def test_a_signal_while_a_node_that_was_cut_off_starts_again_ends_it_cleanly(
     monkeypatch.setenv('PYTHONPATH', str(tmp_path), prepend=os.pathsep)
     folder = tmp_path / 'recording'
     with graph() as made:
-        process = made.start(
-            'vla_runtime.ros.recorder.node',
-            *('--ros-args', '-p', 'robot:=tabletop', '-p', f'folder:={folder}'),
-        )
-        made.wait_for(lambda: 'recording to' in process.text(), 'the recorder to run')
-        unlink_ports(process)
+        process = cut_off_recorder(made, folder)
         made.wait_for(lambda: 'begins again' in process.text(), 'the fresh process')
         assert process.stop(number) == 0, process.output()
     assert 'Traceback' not in process.text()
@@ -194,12 +200,7 @@ def test_a_signal_while_a_node_that_was_cut_off_starts_again_ends_it_cleanly(
 def test_a_recorder_that_is_cut_off_goes_on_in_a_folder_beside(tmp_path: Path) -> None:
     folder = tmp_path / 'recording'
     with graph() as made:
-        process = made.start(
-            'vla_runtime.ros.recorder.node',
-            *('--ros-args', '-p', 'robot:=tabletop', '-p', f'folder:={folder}'),
-        )
-        made.wait_for(lambda: 'recording to' in process.text(), 'the recorder to run')
-        unlink_ports(process)
+        process = cut_off_recorder(made, folder)
         again = tmp_path / 'recording_2'
         made.wait_for(lambda: f'recording to {again}' in process.text(), 'it to go on')
         assert process.stop() == 0

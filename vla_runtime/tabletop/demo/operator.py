@@ -11,15 +11,12 @@ from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import GetParameters, ListParameters, SetParameters
 from rclpy.node import Node
 from rclpy.parameter import Parameter, parameter_value_to_python
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
+from vla_runtime.ros.qos import LATCHED
 from vla_runtime.ros.service_call import ASK_AGAIN_S, ServiceCall
 
-_LATCHED = QoSProfile(
-    depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
-)
 _POLL_S = 0.02
 _VERBS_AND_STATES = {
     Transition.TRANSITION_CONFIGURE: ('configure', 'inactive'),
@@ -60,7 +57,7 @@ class Operator:
         self._node = node
         self._check = check
         self._clients: dict[str, Any] = {}
-        self._instructions = node.create_publisher(String, 'vla_policy/instruction', _LATCHED)
+        self._instructions = node.create_publisher(String, 'vla_policy/instruction', LATCHED)
 
     def wait_for(self, condition: Callable[[], Any], what: str, timeout_s: float) -> Any:
         """Wait until `condition` is true, and return its value.
