@@ -256,13 +256,3 @@ def guarded(on_error: OnError, name: str, callback: Callable[..., Any]) -> Calla
             return args[1] if len(args) > 1 else None
 
     return call
-
-
-def guard_transitions(node: LifecycleNode, on_error: OnError) -> None:
-    """Let a transition that the state does not allow fail instead of ending the node.
-
-    rclpy raises out of the service's callback there (`activate` before `configure`, for example).
-    """
-    for service in node.services:
-        if service.srv_name.endswith('/change_state'):
-            service.callback = guarded(on_error, 'change_state', service.callback)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,32 @@ def test_rows_samples_and_times_of_single_actions_equal_the_plain_modules(
             one[name].float().transpose(0, 1).movedim(3, 1)[valid] for one in (again, past)
         )
         assert largest_error(ours, plain) <= bound * max(1.0, float(plain.abs().max()))
+
+
+@families
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_padding_of_the_prompt_changes_no_bit(family: str, dtype: torch.dtype):
+    """Padded tokens are not computed at all, and neither are those of an absent view."""
+    network = tiny_network(family, dtype)
+    dims = network.dims
+    longer = build_network(family, replace(dims, prompt_length=dims.prompt_length + 9))
+    longer.load_state_dict(network.state_dict(), assign=True)
+    pixels = torch.rand(dims.cameras, 3, dims.image_size, dims.image_size)
+    image_mask = torch.arange(dims.cameras) > 0
+    given = prompt_rows(network, 2)
+    padded = {name: torch.nn.functional.pad(rows, (0, 9)) for name, rows in given.items()}
+    x = torch.randn(1, dims.horizon, dims.action_dim)
+    state = {'state': torch.randn(2, dims.state_dim)} if dims.state_dim else {}
+    found = []
+    for one, rows in ((network, given), (longer.eval().requires_grad_(False), padded)):
+        fused = one.fused()
+        past = fused.prefix(fused.vision(pixels), image_mask, **rows)
+        hidden = ~past['prefix_mask'].any(dim=0)
+        assert hidden[0] and hidden[-1]  # The absent view comes first, the padding last.
+        assert not past['past_key'][..., hidden, :].any()
+        step = fused.split_conditioning(fused.time_conditioning(torch.tensor([0.7])))
+        found.append(fused.velocity(x, fused.lay_out(past, 1), step, **state).clone())
+    assert torch.equal(*found)
 
 
 @families

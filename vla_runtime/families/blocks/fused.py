@@ -217,19 +217,40 @@ def encode_stack(
 ) -> tuple[Tensor, Tensor]:
     """Keys (rotated) and values of every layer, (layers, B, kv_heads, P, D) each.
 
+    Tokens that are valid in no row are not computed: their keys and values are zero.
+
     Args:
         stack: plain.
         blocks: its blocks.
         x: (B, P, W); mask: (B, P) bool, valid tokens.
     """
+    used = used_tokens(mask)
+    if used is not None:
+        keys, values = encode_stack(stack, blocks, x[:, used], mask[:, used])
+        return _spread(keys, used, x.shape[1]), _spread(values, used, x.shape[1])
     rotation = complex_rotary(mask.long().cumsum(dim=1) - 1, blocks[0].head_dim)
     hidden = hiding_mask(mask, stack.layers[0].attention.q.weight.dtype)[:, None, None]
-    keys, values = [], []
+    of_layers = []
     for block in blocks[:-1]:
         q, k, v = block.project(x, rotation)
         x = block.combine(x, attend_heads(q, k, v, hidden))
-        keys.append(k)
-        values.append(v)
+        of_layers.append((k, v))
     # All that is needed of the last layer; its queries cost little beside a product of their own.
     _, k, v = blocks[-1].project(x, rotation)
-    return uninterleave(torch.stack([*keys, k])), torch.stack([*values, v])
+    keys, values = map(torch.stack, zip(*of_layers, (k, v), strict=True))
+    return uninterleave(keys), values
+
+
+def used_tokens(mask: Tensor) -> Tensor | None:
+    """Places of the tokens that are valid in a row of (B, P); None if all of them are.
+
+    Padding of a prompt and views that are absent are valid in none. No valid token sees them.
+    """
+    used = mask.any(dim=0)
+    return None if used.all() else used.nonzero().squeeze(1)
+
+
+def _spread(heads: Tensor, used: Tensor, tokens: int) -> Tensor:
+    """(..., tokens in use, D) to (..., tokens, D); zero elsewhere."""
+    whole = heads.new_zeros(*heads.shape[:-2], tokens, heads.shape[-1])
+    return whole.index_copy_(-2, used, heads)

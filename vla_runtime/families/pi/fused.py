@@ -20,6 +20,7 @@ from vla_runtime.families.blocks.fused import (
     encode_stack,
     norm_scale,
     normalise,
+    used_tokens,
 )
 from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.families.flow_network import FlowNetwork
@@ -76,11 +77,13 @@ class FusedPi(FlowNetwork):
 
     def lay_out(self, past: Mapping[str, Tensor], samples: int) -> FusedExpert:
         """Return the expert over this prefix."""
-        keys, values = (
-            past[name].repeat_interleave(samples, dim=1) if samples > 1 else past[name]
-            for name in ('past_key', 'past_value')
-        )
-        mask = repeat_rows(past['prefix_mask'], samples)
+        keys, values, mask = past['past_key'], past['past_value'], past['prefix_mask']
+        used = used_tokens(mask)
+        if used is not None:
+            keys, values, mask = keys[..., used, :], values[..., used, :], mask[:, used]
+        if samples > 1:
+            keys, values = (part.repeat_interleave(samples, dim=1) for part in (keys, values))
+        mask = repeat_rows(mask, samples)
         of_suffix = self._plain.suffix_mask(mask.device)
         return FusedExpert(self._expert, keys, values, mask, of_suffix)
 

@@ -24,18 +24,13 @@ if __name__ == '__main__':
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.clock import Clock, ClockType
-from rclpy.lifecycle import (
-    LifecycleNode,
-    LifecyclePublisher,
-    LifecycleState,
-    TransitionCallbackReturn,
-)
+from rclpy.lifecycle import LifecyclePublisher
 from rclpy.parameter import Parameter
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
@@ -50,11 +45,12 @@ from vla_runtime.ros.executor.realtime import prefer_this_thread, share_interpre
 from vla_runtime.ros.executor.robot_link import RobotLink
 from vla_runtime.ros.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.ros.executor.setup import check_fixed, make_core, read_files
+from vla_runtime.ros.managed_node import ManagedNode
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, plan_to_message
 from vla_runtime.ros.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, log, to_message
 from vla_runtime.ros.middleware import keep_to_udp
 from vla_runtime.ros.node_parameters import refuse_unknown
-from vla_runtime.ros.node_runner import guard_transitions, guarded, run_node
+from vla_runtime.ros.node_runner import guarded, run_node
 from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.publisher_conflicts import other_publishers
@@ -67,11 +63,10 @@ _ONE_EXECUTOR = (
     'one robot takes commands from one node: end the other one, or run it in a namespace of its '
     'own (a node that was killed leaves the graph after some 20 s)'
 )
-_SUCCESS, _FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 _STATUS_PERIOD_S = 0.2
 
 
-class ExecutorNode(LifecycleNode):
+class ExecutorNode(ManagedNode):
     """See the module's invariants."""
 
     def __init__(self) -> None:
@@ -111,55 +106,10 @@ class ExecutorNode(LifecycleNode):
         ):
             self.create_service(Trigger, f'~/{name}', self._guarded(name, callback))
         self._every(_STATUS_PERIOD_S, 'status', self._publish_status)
-        guard_transitions(self, self._on_error)
 
     # ------------------------------------------------------------ transitions
 
-    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        if self._managed('configure', self._configure):
-            return _SUCCESS
-        self._managed('configure', self._clean_up)
-        return _FAILURE
-
-    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        super().on_activate(state)
-        if self._managed('activate', self._activate):
-            return _SUCCESS
-        self._managed('activate', self._deactivate)
-        super().on_deactivate(state)
-        return _FAILURE
-
-    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        done = self._managed('deactivate', self._deactivate)
-        return super().on_deactivate(state) if done else TransitionCallbackReturn.ERROR
-
-    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        done = self._managed('cleanup', self._clean_up)
-        return super().on_cleanup(state) if done else TransitionCallbackReturn.ERROR
-
-    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._managed('shutdown', self._deactivate)
-        self._managed('shutdown', self._clean_up)
-        return super().on_shutdown(state)
-
-    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        stopped = self._managed('error', self._deactivate)
-        cleaned = self._managed('error', self._clean_up)
-        return _SUCCESS if stopped and cleaned else _FAILURE
-
-    def _managed(self, transition: str, step: Callable[[], None]) -> bool:
-        """Run a transition's step; rclpy would swallow what it raises without a word."""
-        try:
-            step()
-        except Exception as error:
-            self.get_logger().error(f'{transition} failed: {error}')
-            # What a person can mend says all in its text; anything else is a bug.
-            if not isinstance(error, (ValueError, OSError)):
-                self.get_logger().error(traceback.format_exc())
-            return False
-        return True
-
-    def _configure(self) -> None:
+    def _load(self) -> None:
         robot, spec, match = read_files(self._fixed)
         self._spec = spec
         misfit = self._misfit(values(self, EXECUTOR_PARAMETERS))
@@ -175,7 +125,7 @@ class ExecutorNode(LifecycleNode):
             f'{self._fixed["control_rate_hz"]:g} Hz'
         )
 
-    def _activate(self) -> None:
+    def _open(self) -> None:
         assert self._link is not None
         parameters = values(self, EXECUTOR_PARAMETERS)
         self._live = parameters
@@ -198,13 +148,13 @@ class ExecutorNode(LifecycleNode):
         self._forget_answers()
         self._session.begin(core, self._episode)
 
-    def _deactivate(self) -> None:
+    def _shut(self) -> None:
         session, self._session = self._session, None
         self._asked_s = None
         if session is not None:
             session.end()
 
-    def _clean_up(self) -> None:
+    def _free(self) -> None:
         link, publisher = self._link, self._plan_publisher
         self._link = self._plan_publisher = self._spec = None
         with ExitStack() as steps:
@@ -386,6 +336,13 @@ class ExecutorNode(LifecycleNode):
 
     def _guarded(self, name: str, callback: Any) -> Any:
         return guarded(self._on_error, name, callback)
+
+    def _on_failed_step(self, where: str, error: Exception) -> None:
+        self.get_logger().error(f'{where}: {error}')
+        # What a person can mend says all in its text; anything else is a bug.
+        if not isinstance(error, (ValueError, OSError)):
+            place = ''.join(traceback.format_exception(type(error), error, error.__traceback__))
+            self.get_logger().error(place)
 
     def _on_error(self, name: str, error: Exception) -> None:
         self._say(f'{name}: {type(error).__name__}: {error}')

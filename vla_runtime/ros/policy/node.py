@@ -29,7 +29,7 @@ if __name__ == '__main__':
 
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from time import monotonic_ns
@@ -37,7 +37,6 @@ from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
-from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.subscription import Subscription
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
@@ -46,10 +45,11 @@ from trajectory_msgs.msg import JointTrajectory
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.preflight import unused_gpu
 from vla_runtime.policy import Policy
+from vla_runtime.ros.managed_node import ManagedNode
 from vla_runtime.ros.messages.conversions import chunk_to_message, message_to_plan
 from vla_runtime.ros.messages.diagnostics import Level, StatusItem
 from vla_runtime.ros.node_parameters import refuse_unknown
-from vla_runtime.ros.node_runner import guard_transitions, guarded, run_node
+from vla_runtime.ros.node_runner import guarded, run_node
 from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import declare, values
 from vla_runtime.ros.policy import status as policy_status
@@ -78,10 +78,8 @@ _PATIENCE_NS = 200_000_000
 # Longest that the inference thread keeps the interpreter from callbacks; Python's default is 5 ms.
 _SWITCH_INTERVAL_S = 0.001
 
-_SUCCESS, _FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 
-
-class PolicyNode(LifecycleNode):
+class PolicyNode(ManagedNode):
     """See the module."""
 
     def __init__(self) -> None:
@@ -103,7 +101,6 @@ class PolicyNode(LifecycleNode):
 
         declare(self, POLICY_PARAMETERS, self._check_parameters)
         refuse_unknown(self, POLICY_PARAMETERS)
-        guard_transitions(self, self._on_wrong_transition)
         group = MutuallyExclusiveCallbackGroup()
         self._status = StatusBoard(self, self._sensor_status, group)
         self._chunks = self.create_lifecycle_publisher(JointTrajectory, 'action_chunk', RELIABLE)
@@ -120,55 +117,8 @@ class PolicyNode(LifecycleNode):
 
     # Transitions.
 
-    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._say(Level.OK, 'loading the policy')
-        if not self._managed('configure', self._load):
-            self._free()
-            return _FAILURE
-        self._say(Level.OK, 'inactive')
-        return super().on_configure(state)
-
-    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        # Publishers first: the first chunk may be there before this returns.
-        super().on_activate(state)
-        self._say(Level.OK, 'waiting for a request on committed_plan')
-        if not self._managed('activate', self._open):
-            self._shut()
-            super().on_deactivate(state)
-            return _FAILURE
-        return _SUCCESS
-
-    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        if not self._managed('deactivate', self._shut):
-            return TransitionCallbackReturn.ERROR
-        self._say(Level.OK, 'inactive')
-        return super().on_deactivate(state)
-
-    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        if not self._managed('cleanup', self._free):
-            return TransitionCallbackReturn.ERROR
-        self._say(Level.OK, 'unconfigured')
-        return super().on_cleanup(state)
-
-    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._managed('shutdown', self._shut)
-        self._managed('shutdown', self._free)
-        return super().on_shutdown(state)
-
-    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        done = self._managed('error', self._shut) and self._managed('error', self._free)
-        return _SUCCESS if done else _FAILURE
-
-    def _managed(self, transition: str, step: Callable[[], None]) -> bool:
-        """Run a transition's step; rclpy would swallow what it raises without a word."""
-        try:
-            step()
-        except Exception as error:
-            self._on_exception(f'{transition} failed', error)
-            return False
-        return True
-
     def _load(self) -> None:
+        self._say(Level.OK, 'loading the policy')
         given = values(self, POLICY_PARAMETERS)
         for name in ('bundle', 'robot'):
             if not given[name]:
@@ -214,6 +164,7 @@ class PolicyNode(LifecycleNode):
         )
 
     def _open(self) -> None:
+        self._say(Level.OK, f'waiting for a request on {_REQUEST_TOPIC}')
         assert self._policy is not None and self._robot is not None and self._match is not None
         limits = limits_from(values(self, POLICY_PARAMETERS))
         self._synchronizer = make_synchronizer(self, self._robot, self._match, limits)
@@ -409,9 +360,11 @@ class PolicyNode(LifecycleNode):
         superseded = self._incoming.superseded
         self._status.set(StatusItem('inference', level, text, {'requests_replaced': superseded}))
 
-    def _on_wrong_transition(self, _: str, error: Exception) -> None:
-        # Nothing changed: the state of inference stays what it was.
-        self.get_logger().warning(f'transition refused: {error}')
+    def _on_state(self, label: str) -> None:
+        self._say(Level.OK, label)
+
+    def _on_failed_step(self, where: str, error: Exception) -> None:
+        self._on_exception(where, error)
 
     def _on_exception(self, where: str, error: Exception) -> None:
         self._say(Level.ERROR, f'{where}: {error}')
