@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import tempfile
-from atexit import register
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from network_cases import committed_plan, load_network_case, network_case_paths
+from network_cases import committed_plan, load_network_case
 from safetensors.torch import save_file
 from tiny_policy import tiny_spec, tiny_statistics, write_tiny_policy
 from torch import Tensor
@@ -32,29 +32,40 @@ from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.inference.denoise import flow_times
 
 
-@lru_cache
 def scratch_folder() -> Path:
-    """Removed when the tests end."""
-    folder = Path(tempfile.mkdtemp(prefix='vla_runtime_onnx_'))
-    register(shutil.rmtree, folder, ignore_errors=True)
+    """Shared by the workers of a test run; removed when it ends."""
+    return Path(os.environ['VLA_RUNTIME_TEST_SCRATCH'])
+
+
+def made_once(name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that is made by the first test that asks for it, in whichever worker.
+
+    Args:
+        name: of the folder.
+        make: called with a path; leaves the folder there.
+    """
+    folder, partial = scratch_folder() / name, scratch_folder() / f'{name}.partial'
+    with open(scratch_folder() / f'{name}.lock', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            shutil.rmtree(partial, ignore_errors=True)
+            make(partial)
+            partial.rename(folder)
     return folder
 
 
 def tiny_onnx_bundle(family: str = 'pi05', precision: Precision = 'float32') -> Path:
     """A tiny policy with guidance and its ONNX files; not to be changed (`copy_bundle`)."""
-    return _tiny_onnx_bundle(family, precision)
 
+    def make(target: Path) -> None:
+        # A policy without language has no prompt to put a tag in.
+        advantage = None if family == 'act' else 'task_newline'
+        write_tiny_policy(target, tiny_spec(family, advantage=advantage))
+        spec = read_bundle(target).spec
+        write_onnx(target, spec, precision)
+        seal(target, spec)
 
-@lru_cache
-def _tiny_onnx_bundle(family: str, precision: Precision) -> Path:
-    target = scratch_folder() / f'{family}_{precision}'
-    # A policy without language has no prompt to put a tag in.
-    advantage = None if family == 'act' else 'task_newline'
-    write_tiny_policy(target, tiny_spec(family, advantage=advantage))
-    spec = read_bundle(target).spec
-    write_onnx(target, spec, precision)
-    seal(target, spec)
-    return target
+    return made_once(f'{family}_{precision}', make)
 
 
 def exported(folder: Path, spec: BundleSpec) -> Path:
@@ -66,14 +77,9 @@ def exported(folder: Path, spec: BundleSpec) -> Path:
 
 def onnx_of_case(path: Path) -> tuple[Path, BundleSpec]:
     """A reference case's network as ONNX files: a folder with weights, no whole bundle."""
-    return _onnx_of_case(path.stem)
-
-
-@lru_cache
-def _onnx_of_case(stem: str) -> tuple[Path, BundleSpec]:
-    (path,) = (path for path in network_case_paths() if path.stem == stem)
     case = load_network_case(path)
-    return onnx_of_network(case.kind, case.network, denoise_steps=case.steps)
+    spec = _spec_of(case.kind, case.network, denoise_steps=case.steps)
+    return made_once(path.stem, lambda folder: _write_network(folder, case.network, spec)), spec
 
 
 def onnx_of_network(family: str, network: FlowNetwork, **changes: Any) -> tuple[Path, BundleSpec]:
@@ -84,13 +90,22 @@ def onnx_of_network(family: str, network: FlowNetwork, **changes: Any) -> tuple[
         network: with weights.
         changes: of the tiny policy's description.
     """
-    folder = Path(tempfile.mkdtemp(dir=scratch_folder()))
-    spec = replace(tiny_spec(family), dims=network.dims, **changes)
+    folder = Path(tempfile.mkdtemp(dir=scratch_folder())) / 'network'
+    spec = _spec_of(family, network, **changes)
+    _write_network(folder, network, spec)
+    return folder, spec
+
+
+def _spec_of(family: str, network: FlowNetwork, **changes: Any) -> BundleSpec:
+    return replace(tiny_spec(family), dims=network.dims, **changes)
+
+
+def _write_network(folder: Path, network: FlowNetwork, spec: BundleSpec) -> None:
+    folder.mkdir()
     weights = {key: value.contiguous() for key, value in network.state_dict().items()}
     save_file(weights, str(folder / WEIGHTS_FILE))
     write_statistics(folder, tiny_statistics(spec))
     write_onnx(folder, spec, 'float32')
-    return folder, spec
 
 
 def copy_networks(bundle: Path, target: Path) -> Path:
