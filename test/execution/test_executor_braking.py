@@ -148,6 +148,75 @@ def test_when_a_velocity_column_is_stopped_expect_it_ramped_to_zero() -> None:
     assert np.abs(np.diff(wheel)).max() <= ACCELERATION * PERIOD_S * (1 + 1e-6)
 
 
+# A Franka's fourth joint: what its velocity is as a position lies outside of these limits.
+FOURTH = ColumnLimits(-3.07, -0.07, 2.6, ACCELERATION, 0.4)
+
+
+def moving_by_velocity() -> Rig:
+    """A column in the middle of its range at 1.3 rad/s, with measured positions."""
+    rig = Rig(
+        holding(replan_interval=30, handover=HandoverParameters('switch')),
+        (Column('a', kind='velocity'),),
+        limits=make_limits(('a',), {'a': FOURTH}),
+        control_period_s=PERIOD_S,
+    )
+    rig.measured[0] = -1.58
+    rig.started()
+    assert rig.submit(chunk_of(np.full((40, 1), SPEED), rig.names, rig.kinds, STEP_S)).accepted
+    rig.run_until(lambda command: command.setpoints[0] == SPEED)
+    return rig
+
+
+@pytest.mark.parametrize('cause', [stop, silence, lie, set_the_clock])
+def test_when_a_velocity_column_is_measured_no_more_expect_it_ramped_to_zero(
+    cause: Callable[[Rig], None],
+) -> None:
+    rig = moving_by_velocity()
+    if cause is lie:
+        rig.measured[0] = np.nan
+    else:
+        cause(rig)
+    rig.state_arrives = rig.state_arrives and cause is not stop
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
+    velocities = np.array([tick.command.setpoints[0] for tick in rig.ticks])
+    assert velocities[-1] == 0.0
+    assert np.abs(np.diff(velocities)).max() <= ACCELERATION * PERIOD_S * (1 + 1e-6)
+
+
+def test_when_ticks_stop_expect_the_dead_man_to_ramp_a_velocity_column_to_zero() -> None:
+    rig = moving_by_velocity()
+    now_s, velocity = rig.now_s, SPEED
+    while velocity > 0.0:
+        now_s += 0.06
+        command = rig.executor.dead_man(now_s)
+        assert command is not None
+        assert velocity - command.setpoints[0] <= ACCELERATION * 0.06 * (1 + 1e-6)
+        assert command.setpoints[0] < velocity
+        velocity = float(command.setpoints[0])
+    assert velocity == 0.0
+
+
+def test_when_a_joint_is_blocked_while_it_brakes_expect_it_pushed_no_further() -> None:
+    slow = ColumnLimits(-6.0, 6.0, 3.14, 0.5)
+    rig = Rig(
+        holding(replan_interval=90, handover=HandoverParameters('switch')),
+        (Column('a'),),
+        limits=make_limits(('a',), {'a': slow}),
+        watchdog=WatchdogParameters(max_tracking_error=0.5),
+        control_period_s=PERIOD_S,
+    ).started()
+    rows = np.cumsum(np.minimum(np.arange(1, 100) * 0.01, 1.0) * STEP_S)
+    assert rig.submit(chunk_of(rows[:, None], rig.names, rig.kinds, STEP_S)).accepted
+    rig.run_until(lambda command: command.velocities[0] > 0.9, 900)
+    rig.robot_follows = False
+    blocked_at = float(rig.measured[0])
+    rig.executor.stop()
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 400)
+    # By a tick's way at most; to brake it would take 0.8.
+    assert 0.4 < rig.command.setpoints[0] - blocked_at <= 0.5 + PERIOD_S
+    assert rig.executor.counters.holds[Reason.TRACKING_ERROR] == 1
+
+
 def test_when_ticks_stop_in_motion_expect_the_dead_man_to_brake() -> None:
     rig = moving(rig_of())
     now_s, last, speed = rig.now_s, rig.command.setpoints.copy(), SPEED

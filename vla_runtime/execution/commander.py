@@ -347,10 +347,10 @@ class Commander:
             command.setpoints,
             self.target,
             command.velocities,
-            command.setpoints if positions is None else positions,
+            positions,
             dt_s,
             speed,
-            stay_near=positions is not None and not command.dry_run,
+            stay_near=not command.dry_run,
             at_most=at_most,
         )
         self._counters.limited_ticks += command.limited

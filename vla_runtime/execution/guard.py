@@ -119,7 +119,7 @@ class Guard:
             return fault
         if self._columns.any_continuous:
             state.bring_near(command.setpoints)
-        if not command.dry_run and watch.too_far(command.setpoints, state.positions):
+        if self.too_far(command, state.positions):
             refused = ''.join(f'; {text}' for text in state.refused)
             self.detail = watch.describe_distance(command.setpoints, state.positions) + refused
             return Reason.TRACKING_ERROR
@@ -127,6 +127,14 @@ class Guard:
             self.detail = self._latch.text
             return Reason.CLAMP_LATCH
         return None
+
+    def too_far(self, command: Command, positions: np.ndarray | None) -> bool:
+        """Return whether the command is further from trusted positions than max_tracking_error."""
+        return (
+            positions is not None
+            and not command.dry_run
+            and self._state_watch.too_far(command.setpoints, positions)
+        )
 
     def silent_s(self, now_s: float) -> float | None:
         """Seconds since the last tick where those are too many; `None` where they are not.

@@ -151,6 +151,9 @@ class Motion:
         """
         commander = self._commander
         positions = None if now_ros_ns is None else self._trusted_positions(now_ros_ns)
+        if self.braking and self._guard.too_far(commander.command, positions):
+            # Whatever the stop was for, what is in the way is not pushed any further.
+            reason = Reason.TRACKING_ERROR
         if self._on_stop.freezes(reason) and (self.braking or commander.in_motion):
             self.drop_plan()
             return commander.hold(reason, now_s, dt_s)

@@ -128,7 +128,7 @@ class MotionLimiter:
         command: np.ndarray,
         target: np.ndarray,
         velocity: np.ndarray,
-        measured: np.ndarray,
+        measured: np.ndarray | None,
         dt_s: float,
         speed: np.ndarray | None = None,
         stay_near: bool = True,
@@ -141,7 +141,9 @@ class MotionLimiter:
             command: (columns,) what was commanded; overwritten with what is commanded now.
             target: (columns,) what is wanted now, in each column's own kind.
             velocity: (columns,) velocity of the target; overwritten with the command's velocity.
-            measured: (columns,) measured positions, finite.
+            measured: (columns,) measured positions, finite; None where they are not to be trusted:
+                then nobody knows how far a velocity column is from its position limits, and it
+                keeps those of speed and acceleration alone.
             dt_s: seconds since the last command, larger than 0.
             speed: (columns,) a lower speed that is wanted; reached within the acceleration.
             stay_near: keep to the largest distance from the measured position.
@@ -154,9 +156,10 @@ class MotionLimiter:
             FloatingPointError: the target is not a number; `command` is what it was.
         """
         columns, goal, wanted = self._columns, self._result, self._wanted
-        near = stay_near and self._step_limited
+        near = stay_near and self._step_limited and measured is not None
         np.copyto(goal, target)
         if near:
+            assert measured is not None
             self._measure_reach(measured)
             np.maximum(goal, self._nearest, out=goal)
             np.minimum(goal, self._farthest, out=goal)
@@ -230,7 +233,7 @@ class MotionLimiter:
         goal: np.ndarray,
         velocity: np.ndarray,
         command: np.ndarray,
-        measured: np.ndarray,
+        measured: np.ndarray | None,
         dt_s: float,
         *,
         near: bool,
@@ -246,10 +249,12 @@ class MotionLimiter:
         distance -= command
         np.abs(distance, out=distance)
         np.copyto(self._scratch, command)
-        if self._columns.any_velocity:
+        if self._columns.any_velocity and measured is not None:
             np.copyto(self._scratch, measured, where=self._columns.is_velocity)
         np.subtract(self._upper, self._scratch, out=above)
         np.subtract(self._scratch, self._lower, out=below)
+        if self._columns.any_velocity and measured is None:
+            above[self._columns.is_velocity] = below[self._columns.is_velocity] = _FAR
         if near:
             np.subtract(self._farthest, command, out=self._scratch)
             np.minimum(above, self._scratch, out=above)
