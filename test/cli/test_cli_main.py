@@ -46,6 +46,15 @@ def test_control_c_ends_in_130(monkeypatch, capsys):
     assert program.main(['info', 'x']) == 130
 
 
+def test_control_c_while_a_verb_is_imported_ends_in_130(monkeypatch, capsys):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr('vla_runtime.cli.main.importlib.import_module', interrupted)
+    assert program.main(['info', 'x']) == 130
+    assert capsys.readouterr().err == 'interrupted\n'
+
+
 def test_help_needs_neither_torch_nor_rclpy():
     code = (
         'import sys; from vla_runtime.cli.main import main; main(["export", "--help"]); '

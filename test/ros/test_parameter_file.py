@@ -206,6 +206,12 @@ def test_what_is_no_regular_file_or_too_large_is_not_read(tmp_path: Path) -> Non
             check_files_on_command_line(['node', '--ros-args', '--params-file', str(file)])
 
 
+def test_an_alias_which_rcl_does_not_read_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, section('/**', 'seed: &one 3') + section('/**/vla_policy', 'seed: *one'))
+    with pytest.raises(ParameterError, match=f"{file}: line 6.*alias 'one': write the value out"):
+        check_parameter_file(file, '')
+
+
 def test_on_a_command_line_only_the_files_of_ros_are_looked_at(tmp_path: Path) -> None:
     good = str(write(tmp_path, section('/**/camera', 'fps: 30')))
     check_files_on_command_line(['node', '--params-file', 'none.yaml'])

@@ -21,6 +21,8 @@ _NUMPY_DTYPES = frozenset(
     ('BOOL', 'U8', 'I8', 'U16', 'I16', 'F16', 'U32', 'I32', 'F32', 'U64', 'I64', 'F64', 'C64')
 )
 _LISTED = 10
+# A header of 4 MiB lists some 30,000 tensors; statistics are a few numbers of each joint.
+_LARGEST_HEADER, _LARGEST_STATISTICS = 1 << 22, 1 << 24
 
 
 class TensorsError(ValueError):
@@ -63,7 +65,7 @@ def read_header(path: Path) -> list[StoredTensor]:
         TensorsError: a damaged file, or a tensor that is not of a precision networks load.
     """
     try:
-        target = regular_file(path)
+        target = _bounded(path)
         # The library checks the whole header: sizes, overlaps, and that the file is not cut short.
         with safe_open(str(target), framework='np'):
             pass
@@ -92,7 +94,13 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         TensorsError: a damaged file, or a tensor of a dtype that numpy does not have.
     """
     try:
-        with safe_open(str(regular_file(path)), framework='np') as file:
+        target = _bounded(path)
+        if (size := target.stat().st_size) > _LARGEST_STATISTICS:
+            raise UnreadableFileError(
+                f'is {size:,} bytes large, at most {_LARGEST_STATISTICS:,} are read; is it the '
+                'right file?'
+            )
+        with safe_open(str(target), framework='np') as file:
             dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
             unknown = [name for name in dtypes if dtypes[name] not in _NUMPY_DTYPES]
             if not unknown:
@@ -101,6 +109,19 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise _unreadable(path, error) from None
     name = unknown[0]
     raise TensorsError(f'{path}: tensor {quoted(name)} is {dtypes[name]}; expected F32 or F64')
+
+
+def _bounded(path: Path) -> Path:
+    """Follow a path to a file whose header is of a size that a policy's may have."""
+    target = regular_file(path)
+    with target.open('rb') as file:
+        length = int.from_bytes(file.read(8), 'little')
+    if _LARGEST_HEADER < length < target.stat().st_size:
+        raise UnreadableFileError(
+            f'has a header of {length:,} bytes, at most {_LARGEST_HEADER:,} are read; is it the '
+            'right file?'
+        )
+    return target
 
 
 def _unreadable(path: Path, error: Exception) -> TensorsError:

@@ -32,11 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = _parser(argv).parse_args(argv)
-    except SystemExit as stop:
-        # argparse leaves this way after help (0) and after a wrong argument (2).
-        return int(stop.code or 0)
-    try:
+        try:
+            arguments = _parser(argv).parse_args(argv)
+        except SystemExit as stop:
+            # argparse leaves this way after help (0) and after a wrong argument (2).
+            return int(stop.code or 0)
         code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code

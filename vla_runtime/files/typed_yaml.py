@@ -20,6 +20,7 @@ import math
 import re
 import types
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -67,8 +68,9 @@ class _StrictLoader(yaml.SafeLoader):
     aliases that stand for themselves or for too much.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, aliases: bool) -> None:
         super().__init__(text)
+        self._aliases = aliases
         self._values = 0
         self._levels = 0
         self._values_of: dict[yaml.Node, int] = {}
@@ -80,6 +82,8 @@ class _StrictLoader(yaml.SafeLoader):
             raise _refused(
                 f'tag {quoted(event.tag)}: write the value without a tag', event.start_mark
             )
+        if is_alias and not self._aliases:
+            raise _refused(f'alias {quoted(event.anchor)}: write the value out', event.start_mark)
         before = self._values
         self._values += 1
         self._levels += 1
@@ -124,15 +128,19 @@ def _refused(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, mark)
 
 
-def loads(text: str) -> Any:
+def loads(text: str, *, aliases: bool = True) -> Any:
     """Load one YAML document, nothing but plain data.
+
+    Args:
+        text: the document.
+        aliases: read them; False refuses them, as rcl does.
 
     Raises:
         FieldError: not YAML, a tag, a merge key, a key given twice, or more than is ever needed;
             with the line.
     """
     try:
-        return yaml.load(text, Loader=_StrictLoader)
+        return yaml.load(text, Loader=partial(_StrictLoader, aliases=aliases))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f'line {mark.line + 1}, column {mark.column + 1}: ' if mark else ''

@@ -83,10 +83,10 @@ class Instruction:
                 'process started again, and the parameter was set since; publish it anew to set it'
             )
             return
-        self._heard = message.data
         result = self._node.set_parameters([Parameter(INSTRUCTION, value=message.data)])[0]
         if not result.successful:
             raise ValueError(result.reason)
+        self._heard = message.data
         # Also when it is the same again: whoever judges by it begins anew.
         self._tell()
         self._on_news()

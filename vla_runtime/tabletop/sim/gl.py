@@ -64,6 +64,8 @@ try:
 except ModuleNotFoundError:
     raise
 except Exception as error:  # MuJoCo's own check and the libraries' loaders raise what they like
+    if isinstance(error.__context__, KeyboardInterrupt):
+        raise error.__context__ from None  # A loader took Ctrl-C for a failure of its own.
     raise RenderingUnavailableError(
         f"MUJOCO_GL is '{os.environ.get('MUJOCO_GL', '')}', with which mujoco cannot be imported "
         f'here: {error}; unset it, or set it to a backend that works here (egl, osmesa, glfw)'

@@ -1,0 +1,34 @@
+"""Safetensors files that are larger than any policy's are refused before they are read."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from vla_runtime.bundle.tensors import TensorsError, read_arrays, read_header
+
+
+def sparse(path: Path, header: bytes, size: int, length: int | None = None) -> Path:
+    """A file of this size that takes no room on the disk."""
+    with path.open('wb') as file:
+        file.write(struct.pack('<Q', len(header) if length is None else length) + header)
+        file.truncate(size)
+    return path
+
+
+def test_statistics_of_a_gigabyte_are_refused_unread(tmp_path: Path):
+    size = 1 << 30
+    header = b'{"a":{"dtype":"F32","shape":[%d],"data_offsets":[0,%d]}}'
+    header %= (size // 4, size)
+    path = sparse(tmp_path / 'statistics.safetensors', header, 8 + len(header) + size)
+    with pytest.raises(TensorsError, match=r'statistics.safetensors: is 1,0\d\d,\d{3},\d{3} bytes'):
+        read_arrays(path)
+
+
+@pytest.mark.parametrize('read', [read_header, read_arrays])
+def test_a_header_of_many_megabytes_is_refused_unread(tmp_path: Path, read):
+    path = sparse(tmp_path / 'weights.safetensors', b'', (1 << 30) + 8, length=1 << 29)
+    with pytest.raises(TensorsError, match='has a header of 536,870,912 bytes, at most 4,194,304'):
+        read(path)
