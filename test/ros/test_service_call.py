@@ -14,8 +14,10 @@ from vla_runtime.tabletop.demo.operator import Operator, TransitionError
 class Server:
     """Services of a lifecycle node, each of which loses its first answer."""
 
-    def __init__(self, graph: Graph, *, changes: bool = True) -> None:
+    def __init__(self, graph: Graph, *, changes: bool = True, deaf: int = 0) -> None:
         self.requests: list[str] = []
+        # Requests for a transition that it will not hear.
+        self._deaf = deaf
         self.state = 'unconfigured'
         self._changes = changes
         for name, kind, answer in (
@@ -37,6 +39,9 @@ class Server:
         service.send_response = lambda *sent: self.requests.count(name) > 1 and send(*sent)
 
     def _change(self, _, response):
+        if self._deaf:
+            self._deaf -= 1
+            return response
         self.state = 'inactive' if self._changes else self.state
         response.success = self._changes
         return response
@@ -62,6 +67,12 @@ def test_a_transition_is_asked_for_once_and_known_by_the_state_it_led_to(graph):
     server = Server(graph)
     Operator(graph.node, lambda: None).configure('arm')
     assert server.requests == ['change_state', 'get_state', 'get_state']
+
+
+def test_a_transition_whose_request_was_lost_is_asked_for_again(graph):
+    server = Server(graph, deaf=1)
+    Operator(graph.node, lambda: None).configure('arm')
+    assert server.requests == ['change_state', 'get_state', 'get_state', 'change_state']
 
 
 def test_a_refused_transition_is_an_error(graph):

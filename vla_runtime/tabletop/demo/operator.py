@@ -9,6 +9,7 @@ from typing import Any
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import GetParameters, ListParameters, SetParameters
+from rclpy.client import Client
 from rclpy.node import Node
 from rclpy.parameter import Parameter, parameter_value_to_python
 from std_msgs.msg import String
@@ -18,10 +19,11 @@ from vla_runtime.ros.qos import LATCHED
 from vla_runtime.ros.service_call import ASK_AGAIN_S, ServiceCall
 
 _POLL_S = 0.02
-_VERBS_AND_STATES = {
-    Transition.TRANSITION_CONFIGURE: ('configure', 'inactive'),
-    Transition.TRANSITION_ACTIVATE: ('activate', 'active'),
-    Transition.TRANSITION_DEACTIVATE: ('deactivate', 'inactive'),
+# Verb, the state that it begins in, the state that it leads to.
+_TRANSITIONS = {
+    Transition.TRANSITION_CONFIGURE: ('configure', 'unconfigured', 'inactive'),
+    Transition.TRANSITION_ACTIVATE: ('activate', 'inactive', 'active'),
+    Transition.TRANSITION_DEACTIVATE: ('deactivate', 'active', 'inactive'),
 }
 # Loading a policy on a busy machine takes its time.
 CONFIGURE_TIMEOUT_S = 300.0
@@ -128,42 +130,19 @@ class Operator:
     def _transition(self, transition: int, nodes: tuple[str, ...], timeout_s: float) -> None:
         request = ChangeState.Request()
         request.transition.id = transition
-        verb, state = _VERBS_AND_STATES[transition]
-        # Sent once: a second one would find nothing to do, and fail.
+        verb, before, after = _TRANSITIONS[transition]
         changes = [
-            (node, self._client(ChangeState, f'{node}/change_state').call_async(request))
+            _StateChange(
+                self._client(ChangeState, f'{node}/change_state'),
+                self._client(GetState, f'{node}/get_state'),
+                request,
+                (before, after),
+            )
             for node in nodes
         ]
-        for node, change in changes:
-            self.wait_for(self._over(change, node, state), f'{node} to {verb}', timeout_s)
-            # Without an answer it was the state that said so.
-            if change.done() and not change.result().success:
+        for node, change in zip(nodes, changes, strict=True):
+            if self.wait_for(change.outcome, f'{node} to {verb}', timeout_s) == 'refused':
                 raise TransitionError(node, verb)
-
-    def _over(self, change: Any, node: str, state: str) -> Callable[[], bool]:
-        """Return a function that says whether a transition was answered or has led to its state.
-
-        Its answer may be lost like any other, so the node's state is asked for now and then.
-        """
-        client = self._client(GetState, f'{node}/get_state')
-        call: ServiceCall | None = None
-        ask_s = time.monotonic() + ASK_AGAIN_S
-
-        def over() -> bool:
-            nonlocal call, ask_s
-            if change.done():
-                return True
-            if call is None:
-                if time.monotonic() < ask_s:
-                    return False
-                call = ServiceCall(client, GetState.Request())
-            answer = call.answer()
-            if answer is None:
-                return False
-            call, ask_s = None, time.monotonic() + ASK_AGAIN_S
-            return bool(answer.current_state.label == state)
-
-        return over
 
     def _call(self, service_type: Any, name: str, request: Any) -> Any:
         call = ServiceCall(self._client(service_type, name), request)
@@ -175,3 +154,59 @@ class Operator:
             client = self._clients[name] = self._node.create_client(service_type, name)
         self.wait_for(client.service_is_ready, f'service {name}', READY_TIMEOUT_S)
         return client
+
+
+class _StateChange:
+    """A lifecycle transition whose request or answer may be lost on its way.
+
+    The node's state is asked for now and then: the one that the transition leads to is an answer,
+    and a node that is still in the one before is asked again.
+
+    Args:
+        changes, states: clients of the node's services.
+        request: the transition.
+        before_and_after: names of its states.
+    """
+
+    def __init__(
+        self,
+        changes: Client,
+        states: Client,
+        request: ChangeState.Request,
+        before_and_after: tuple[str, str],
+    ) -> None:
+        self._changes, self._states, self._request = changes, states, request
+        self._before, self._after = before_and_after
+        self._sent = [changes.call_async(request)]
+        self._state: ServiceCall | None = None
+        self._ask_s = time.monotonic() + ASK_AGAIN_S
+
+    def outcome(self) -> str:
+        """Return 'done', 'refused', or '' while neither is known."""
+        answers = [change.result().success for change in self._sent if change.done()]
+        if any(answers):
+            return 'done'
+        # A second request finds nothing to do where the first was carried out: it counts as little
+        # as the state says.
+        if answers and len(self._sent) == 1:
+            return 'refused'
+        label = self._label()
+        if label == self._after:
+            return 'done'
+        if label == self._before:
+            if answers:
+                return 'refused'
+            self._sent.append(self._changes.call_async(self._request))
+        return ''
+
+    def _label(self) -> str:
+        """Return the node's state when it is known anew, else ''."""
+        if self._state is None:
+            if time.monotonic() < self._ask_s:
+                return ''
+            self._state = ServiceCall(self._states, GetState.Request())
+        answer = self._state.answer()
+        if answer is None:
+            return ''
+        self._state, self._ask_s = None, time.monotonic() + ASK_AGAIN_S
+        return str(answer.current_state.label)
