@@ -40,7 +40,7 @@ with interruptible() as interrupt:
 
 
 def said_after(who: str, number: int) -> list[str]:
-    words = [sys.executable, '-c', BEFORE, who, str(number), AFTER]
+    words = [sys.executable, '-c', BEFORE, who, f'{number:d}', AFTER]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60.0)
     assert (done.returncode, done.stderr) == (0, '')
     return done.stdout.splitlines()
