@@ -219,7 +219,7 @@ def test_a_killed_policy_makes_the_executor_hold_and_say_so(job):
         'a hold that names the reason',
         lambda s: s.get('kind') == 'hold' and 'is the policy node running' in s['text'],
     )
-    # The second where the first status that names the policy comes late: the plan is dropped by then.
+    # The second where the first status that names the policy comes late: the plan is gone then.
     assert status['reason'] in ('starved', 'waiting_for_chunk')
     job.wait_for_more(job.commands, 5, 'commands')
     last = np.array([list(message.points[0].positions) for message in job.commands[-5:]])
