@@ -29,11 +29,8 @@ if 'PYTEST_XDIST_WORKER' not in os.environ:
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# Rooms whose tests start nodes, in two halves that take about the same time.
-_NODES = {
-    'nodes, executor and demo': ('test/ros/executor/', 'test/tabletop/ros/', 'test/launch/'),
-    'nodes, policy and the rest': ('test/ros/',),
-}
+# Rooms whose tests start nodes.
+_NODES = ('test/ros/', 'test/tabletop/ros/', 'test/launch/')
 
 # The same examples every time, and no verdict that depends on how busy the machine is.
 settings.register_profile('vla_runtime', derandomize=True, deadline=None, max_examples=50)
@@ -65,16 +62,15 @@ def pytest_pycollect_makemodule(parent: pytest.Collector) -> Iterator[Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share the tests between three workers (`./run test` gives pytest `-n 3`).
+    """Share the tests between two workers (`./run test` gives pytest `-n 2`).
 
-    What starts nodes mostly waits for them. So two workers do that, one half each, beside one that
-    computes. Every other file goes to one worker as a whole, because its tests share fixtures.
+    All that starts nodes is for one worker: the executables of two tests at once would starve each
+    other. Every other file goes to one worker as a whole, because its tests share fixtures.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByRoom(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            half = (name for name, rooms in _NODES.items() if nodeid.startswith(rooms))
-            return next(half, nodeid.split('::')[0])
+            return 'nodes' if nodeid.startswith(_NODES) else nodeid.split('::')[0]
 
     return ByRoom(config, log)
