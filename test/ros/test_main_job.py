@@ -212,15 +212,22 @@ def test_a_frozen_policy_makes_the_executor_hold_until_it_thaws(job):
     job.wait_for_status('motion again', lambda s: s.get('kind') == 'track')
 
 
+def faults(status) -> int:
+    """Holds that a fault began, such as a late tick: each drops the plan."""
+    usual = ('holds.starved', 'holds.waiting_for_chunk')
+    return sum(int(n) for key, n in status.items() if key.startswith('holds.') and key not in usual)
+
+
 def test_a_killed_policy_makes_the_executor_hold_and_say_so(job):
-    job.wait_for_status('motion', lambda s: s.get('kind') == 'track')
+    before = job.wait_for_status('motion', lambda s: s.get('kind') == 'track')
     job.policy.stop(signal.SIGKILL)
     status = job.wait_for_status(
         'a hold that names the reason',
         lambda s: s.get('kind') == 'hold' and 'is the policy node running' in s['text'],
     )
-    # The second where the first status that names the policy comes late: the plan is gone then.
-    assert status['reason'] in ('starved', 'waiting_for_chunk')
+    # Where the machine itself stood still meanwhile, a late tick has dropped the plan.
+    dropped = faults(status) > faults(before) and status['reason'] == 'waiting_for_chunk'
+    assert dropped or status['reason'] == 'starved'
     job.wait_for_more(job.commands, 5, 'commands')
     last = np.array([list(message.points[0].positions) for message in job.commands[-5:]])
     assert np.ptp(last, axis=0).max() == 0.0

@@ -7,8 +7,10 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 from vla_runtime.tabletop.sim import gl
 
@@ -53,6 +55,21 @@ def with_osmesa(*steps: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=300,
     )
+
+
+def test_ctrl_c_that_a_loader_takes_for_its_own_failure_stays_ctrl_c(tmp_path: Path) -> None:
+    (tmp_path / 'mujoco.py').write_text(
+        'try:\n    raise KeyboardInterrupt\n'
+        "except KeyboardInterrupt:\n    raise RuntimeError('cannot load')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', 'import vla_runtime.tabletop.sim.gl'],
+        env={**os.environ, 'PYTHONPATH': f'{tmp_path}{os.pathsep}{ROOT}', 'MUJOCO_GL': 'egl'},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stderr.splitlines()[-1] == 'KeyboardInterrupt'
 
 
 @needs_osmesa
