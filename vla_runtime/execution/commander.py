@@ -195,9 +195,9 @@ class Commander:
         self._limiter.brake(
             command.setpoints,
             command.velocities,
-            command.setpoints if positions is None else positions,
+            positions,
             dt_s,
-            stay_near=positions is not None and not command.dry_run,
+            stay_near=not command.dry_run,
         )
 
     def leave_plan(self) -> None:

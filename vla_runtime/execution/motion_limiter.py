@@ -156,11 +156,9 @@ class MotionLimiter:
             FloatingPointError: the target is not a number; `command` is what it was.
         """
         columns, goal, wanted = self._columns, self._result, self._wanted
-        near = stay_near and self._step_limited and measured is not None
+        near = self._measure_reach(measured, stay_near)
         np.copyto(goal, target)
         if near:
-            assert measured is not None
-            self._measure_reach(measured)
             np.maximum(goal, self._nearest, out=goal)
             np.minimum(goal, self._farthest, out=goal)
         np.subtract(goal, command, out=wanted)
@@ -186,7 +184,7 @@ class MotionLimiter:
         self,
         command: np.ndarray,
         velocity: np.ndarray,
-        measured: np.ndarray,
+        measured: np.ndarray | None,
         dt_s: float,
         stay_near: bool = True,
     ) -> None:
@@ -195,13 +193,11 @@ class MotionLimiter:
         Args:
             command: (columns,) what was commanded; overwritten with what is commanded now.
             velocity: (columns,) overwritten with the command's velocity.
-            measured: (columns,) measured positions, finite.
+            measured: (columns,) measured positions, finite; None where they are not to be trusted.
             dt_s: seconds since the last command, larger than 0.
             stay_near: keep to the largest distance from the measured position.
         """
-        near = stay_near and self._step_limited
-        if near:
-            self._measure_reach(measured)
+        near = self._measure_reach(measured, stay_near)
         np.copyto(self._result, command)
         self._wanted[:] = 0.0
         self._next[:] = 0.0
@@ -213,10 +209,13 @@ class MotionLimiter:
         self._take(command, dt_s)
         np.copyto(velocity, self.velocities)
 
-    def _measure_reach(self, measured: np.ndarray) -> None:
-        """Set the bounds around the measured positions that a command keeps."""
+    def _measure_reach(self, measured: np.ndarray | None, stay_near: bool) -> bool:
+        """Set the bounds around the measured positions that a command keeps; False without any."""
+        if measured is None or not (stay_near and self._step_limited):
+            return False
         np.subtract(measured, self._step, out=self._nearest)
         np.add(measured, self._step, out=self._farthest)
+        return True
 
     def _take(self, command: np.ndarray, dt_s: float) -> None:
         """Make the result the command, and remember its velocity."""

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
@@ -45,8 +46,8 @@ class ManagedNode(LifecycleNode):
         """Clean up: give back what `_load` took, all or part of it."""
         raise NotImplementedError
 
-    def _on_failed_step(self, where: str, error: Exception) -> None:
-        """Report the cause of a failed transition."""
+    def _on_exception(self, where: str, error: Exception) -> None:
+        """Report what a step raised."""
         raise NotImplementedError
 
     def _on_state(self, label: str) -> None:
@@ -96,9 +97,16 @@ class ManagedNode(LifecycleNode):
         try:
             step()
         except Exception as error:
-            self._on_failed_step(f'{transition} failed', error)
+            self._on_exception(f'{transition} failed', error)
             return False
         return True
 
     def _refuse(self, _: str, error: Exception) -> None:
         self.get_logger().warning(f'transition refused: {error}')
+
+
+def place_of_bug(error: Exception) -> str:
+    """Return the traceback of a bug; '' for what a person can mend, whose text says all."""
+    if isinstance(error, (ValueError, OSError)):
+        return ''
+    return ''.join(traceback.format_exception(type(error), error, error.__traceback__))

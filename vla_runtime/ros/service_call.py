@@ -1,4 +1,4 @@
-"""Service calls whose answer may be lost on its way.
+"""Service calls whose request or answer may be lost on its way.
 
 A node may hear a request before it has discovered where the answer goes; rmw_fastrtps then drops
 the answer ("client will not receive response") and the caller would wait for ever.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from lifecycle_msgs.srv import ChangeState, GetState
 from rclpy.client import Client
 
-ASK_AGAIN_S = 2.0
+_ASK_AGAIN_S = 2.0
 
 
 class ServiceCall:
@@ -23,7 +24,7 @@ class ServiceCall:
         again_s: until it is sent again.
     """
 
-    def __init__(self, client: Client, request: Any, again_s: float = ASK_AGAIN_S) -> None:
+    def __init__(self, client: Client, request: Any, again_s: float = _ASK_AGAIN_S) -> None:
         self._client = client
         self._request = request
         self._patience_s = again_s
@@ -49,3 +50,59 @@ class ServiceCall:
             if future is not answered:
                 self._client.remove_pending_request(future)
         self._futures = [answered]
+
+
+class TransitionCall:
+    """A lifecycle transition whose request or answer may be lost on its way.
+
+    The node's state is asked for now and then: the one that the transition leads to is an answer,
+    and a node that is still in the one before is asked again.
+
+    Args:
+        changes, states: clients of the node's services.
+        request: the transition.
+        before_and_after: names of its states.
+    """
+
+    def __init__(
+        self,
+        changes: Client,
+        states: Client,
+        request: ChangeState.Request,
+        before_and_after: tuple[str, str],
+    ) -> None:
+        self._changes, self._states, self._request = changes, states, request
+        self._before, self._after = before_and_after
+        self._sent = [changes.call_async(request)]
+        self._state: ServiceCall | None = None
+        self._ask_s = time.monotonic() + _ASK_AGAIN_S
+
+    def outcome(self) -> str:
+        """Return 'done', 'refused', or '' while neither is known."""
+        answers = [change.result().success for change in self._sent if change.done()]
+        if any(answers):
+            return 'done'
+        # A second request finds nothing to do where the first was carried out: it counts as little
+        # as the state says.
+        if answers and len(self._sent) == 1:
+            return 'refused'
+        label = self._label()
+        if label == self._after:
+            return 'done'
+        if label == self._before:
+            if answers:
+                return 'refused'
+            self._sent.append(self._changes.call_async(self._request))
+        return ''
+
+    def _label(self) -> str:
+        """Return the node's state when it is known anew, else ''."""
+        if self._state is None:
+            if time.monotonic() < self._ask_s:
+                return ''
+            self._state = ServiceCall(self._states, GetState.Request())
+        answer = self._state.answer()
+        if answer is None:
+            return ''
+        self._state, self._ask_s = None, time.monotonic() + _ASK_AGAIN_S
+        return str(answer.current_state.label)

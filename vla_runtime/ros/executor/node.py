@@ -23,7 +23,6 @@ if __name__ == '__main__':
 
 import os
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -45,7 +44,7 @@ from vla_runtime.ros.executor.realtime import prefer_this_thread, share_interpre
 from vla_runtime.ros.executor.robot_link import RobotLink
 from vla_runtime.ros.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.ros.executor.setup import check_fixed, make_core, read_files
-from vla_runtime.ros.managed_node import ManagedNode
+from vla_runtime.ros.managed_node import ManagedNode, place_of_bug
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, plan_to_message
 from vla_runtime.ros.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, log, to_message
 from vla_runtime.ros.middleware import keep_to_udp
@@ -337,11 +336,9 @@ class ExecutorNode(ManagedNode):
     def _guarded(self, name: str, callback: Any) -> Any:
         return guarded(self._on_error, name, callback)
 
-    def _on_failed_step(self, where: str, error: Exception) -> None:
+    def _on_exception(self, where: str, error: Exception) -> None:
         self.get_logger().error(f'{where}: {error}')
-        # What a person can mend says all in its text; anything else is a bug.
-        if not isinstance(error, (ValueError, OSError)):
-            place = ''.join(traceback.format_exception(type(error), error, error.__traceback__))
+        if place := place_of_bug(error):
             self.get_logger().error(place)
 
     def _on_error(self, name: str, error: Exception) -> None:

@@ -28,7 +28,6 @@ if __name__ == '__main__':
     sys.exit(run_module('policy_node'))
 
 import threading
-import traceback
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -45,7 +44,7 @@ from trajectory_msgs.msg import JointTrajectory
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.preflight import unused_gpu
 from vla_runtime.policy import Policy
-from vla_runtime.ros.managed_node import ManagedNode
+from vla_runtime.ros.managed_node import ManagedNode, place_of_bug
 from vla_runtime.ros.messages.conversions import chunk_to_message, message_to_plan
 from vla_runtime.ros.messages.diagnostics import Level, StatusItem
 from vla_runtime.ros.node_parameters import refuse_unknown
@@ -363,14 +362,9 @@ class PolicyNode(ManagedNode):
     def _on_state(self, label: str) -> None:
         self._say(Level.OK, label)
 
-    def _on_failed_step(self, where: str, error: Exception) -> None:
-        self._on_exception(where, error)
-
     def _on_exception(self, where: str, error: Exception) -> None:
         self._say(Level.ERROR, f'{where}: {error}')
-        # What a person can mend says all in its text; anything else is a bug and needs its place.
-        if not isinstance(error, (ValueError, OSError)):
-            place = ''.join(traceback.format_exception(type(error), error, error.__traceback__))
+        if place := place_of_bug(error):
             self.get_logger().error(place, throttle_duration_sec=10.0)
 
     def _ros_time_ns(self) -> int:

@@ -9,14 +9,13 @@ from typing import Any
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import GetParameters, ListParameters, SetParameters
-from rclpy.client import Client
 from rclpy.node import Node
 from rclpy.parameter import Parameter, parameter_value_to_python
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from vla_runtime.ros.qos import LATCHED
-from vla_runtime.ros.service_call import ASK_AGAIN_S, ServiceCall
+from vla_runtime.ros.service_call import ServiceCall, TransitionCall
 
 _POLL_S = 0.02
 # Verb, the state that it begins in, the state that it leads to.
@@ -132,7 +131,7 @@ class Operator:
         request.transition.id = transition
         verb, before, after = _TRANSITIONS[transition]
         changes = [
-            _StateChange(
+            TransitionCall(
                 self._client(ChangeState, f'{node}/change_state'),
                 self._client(GetState, f'{node}/get_state'),
                 request,
@@ -154,59 +153,3 @@ class Operator:
             client = self._clients[name] = self._node.create_client(service_type, name)
         self.wait_for(client.service_is_ready, f'service {name}', READY_TIMEOUT_S)
         return client
-
-
-class _StateChange:
-    """A lifecycle transition whose request or answer may be lost on its way.
-
-    The node's state is asked for now and then: the one that the transition leads to is an answer,
-    and a node that is still in the one before is asked again.
-
-    Args:
-        changes, states: clients of the node's services.
-        request: the transition.
-        before_and_after: names of its states.
-    """
-
-    def __init__(
-        self,
-        changes: Client,
-        states: Client,
-        request: ChangeState.Request,
-        before_and_after: tuple[str, str],
-    ) -> None:
-        self._changes, self._states, self._request = changes, states, request
-        self._before, self._after = before_and_after
-        self._sent = [changes.call_async(request)]
-        self._state: ServiceCall | None = None
-        self._ask_s = time.monotonic() + ASK_AGAIN_S
-
-    def outcome(self) -> str:
-        """Return 'done', 'refused', or '' while neither is known."""
-        answers = [change.result().success for change in self._sent if change.done()]
-        if any(answers):
-            return 'done'
-        # A second request finds nothing to do where the first was carried out: it counts as little
-        # as the state says.
-        if answers and len(self._sent) == 1:
-            return 'refused'
-        label = self._label()
-        if label == self._after:
-            return 'done'
-        if label == self._before:
-            if answers:
-                return 'refused'
-            self._sent.append(self._changes.call_async(self._request))
-        return ''
-
-    def _label(self) -> str:
-        """Return the node's state when it is known anew, else ''."""
-        if self._state is None:
-            if time.monotonic() < self._ask_s:
-                return ''
-            self._state = ServiceCall(self._states, GetState.Request())
-        answer = self._state.answer()
-        if answer is None:
-            return ''
-        self._state, self._ask_s = None, time.monotonic() + ASK_AGAIN_S
-        return str(answer.current_state.label)
