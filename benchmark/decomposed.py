@@ -138,7 +138,7 @@ def measure(subject: Subject, rounds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def counted(rates: Rates) -> dict[str, dict[str, float]]:
-    """Of every piece its operations (10^9) and its least time at these rates (ms)."""
+    """Operations (10^9) of every piece and its least time at these rates (ms)."""
     miss = count_operations('pi05', DIMS).inference(steps=STEPS)
     one = count_operations('pi05', DIMS).inference(steps=STEPS, images=1)
     hit = count_operations('pi05', DIMS).inference(steps=STEPS, images=0, prefix_runs=0)

@@ -151,7 +151,7 @@ def take_turn(
 
 
 def stalls(ends: np.ndarray, turns: list[tuple[str, float, float]]) -> dict[str, Any]:
-    """Of each kind of turn: how many turns had a stall, and every stall.
+    """Count the turns of each kind that had a stall, and list every stall.
 
     Args:
         ends: (n, 2) ROS time at which each stall began and was over.

@@ -278,7 +278,7 @@ def reset(rig: Rig, random: np.random.Generator) -> str:
 
 
 def policy_reset(rig: Rig, random: np.random.Generator) -> str:
-    """Of the policy alone: the request that waits there is dropped."""
+    """Reset the policy alone, which drops the request that waits there."""
     return _reset(rig, [rig.POLICY])
 
 

@@ -64,7 +64,7 @@ class Memory:
             samples.append((seconds, child.memory_mib()))
 
     def figures(self) -> list[dict[str, Any]]:
-        """Of each process that lived long enough, in order."""
+        """Memory over the life of each process that lived long enough, in order."""
         return [
             {
                 'seconds': round(samples[-1][0] - samples[0][0], 1),

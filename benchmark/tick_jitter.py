@@ -115,7 +115,7 @@ def measure(
 
 
 def lateness_of(windows: Sequence[Mapping[str, str]]) -> dict[str, float]:
-    """Of overlapping windows: the usual one's median and p99, the worst one's p99, the maximum."""
+    """Summarise overlapping windows: median p50 and p99, worst p99, maximum (all ms)."""
     p50, p99, most = (
         np.array([float(window[f'late_{name}_ms']) for window in windows])
         for name in ('p50', 'p99', 'max')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +27,11 @@ if 'PYTEST_XDIST_WORKER' not in os.environ:
     os.environ['VLA_RUNTIME_TEST_SCRATCH'] = tempfile.mkdtemp(prefix='vla_runtime_tests_')
     for name in ('XDG_CACHE_HOME', 'VLA_RUNTIME_TEST_SCRATCH'):
         atexit.register(shutil.rmtree, os.environ[name], ignore_errors=True)
+
+# `nohup` and a shell's `&` let a process ignore these, and all that it starts.
+for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, usual)
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -71,7 +71,7 @@ class NetworkCase(ReferenceCase):
         return self.tensors['state'][b : b + 1] if self.kind == 'pi0' else None
 
     def head_inputs(self, b: int) -> dict[str, Tensor]:
-        """Of batch entry b."""
+        """Inputs of the head for batch entry b."""
         state = self.state(b)
         return {} if state is None else {'state': state}
 

@@ -109,7 +109,7 @@ def _write_network(folder: Path, network: FlowNetwork, spec: BundleSpec) -> None
 
 
 def copy_networks(bundle: Path, target: Path) -> Path:
-    """What ONNX files of a bundle are made of and compared with, in a folder that is there."""
+    """Copy the files that an ONNX export reads into an existing folder, and return it."""
     for name in (WEIGHTS_FILE, STATISTICS_FILE):
         shutil.copyfile(bundle / name, target / name)
     return target

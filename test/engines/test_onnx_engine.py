@@ -35,7 +35,7 @@ TOLERANCE = 1e-5
 
 
 def tolerance(kind: str, expected: np.ndarray) -> float:
-    """Of a reference chunk: absolute without guidance, of its largest number (about 4) with it.
+    """Bound of the error: absolute, under guidance relative to the largest number (about 4).
 
     Guidance amplifies: at a beta of 2.5 a change of the noise changes this chunk 9 to 23 times as
     much, so that PyTorch and LeRobot's own recorded chunk are 1.6e-5 apart, and both 2e-4 from the

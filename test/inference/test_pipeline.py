@@ -134,7 +134,7 @@ def test_two_are_under_way_at_most(policy):
 
 
 class Watch:
-    """Of every encoding, how many requests were unfinished when it began."""
+    """Unfinished requests at the start of every encoding."""
 
     def __init__(self, policy: Policy) -> None:
         self._runner: Any = policy._runner

@@ -32,7 +32,7 @@ def open_bag(folder, said) -> Bag:
 
 
 def stamps(folder) -> list[int]:
-    """Of every message that a reader finds; it must find as many as the bag says it has."""
+    """Stamps of all messages that a reader finds; asserts that the bag counts as many."""
     with Reader(folder) as reader:
         found = [stamp for _, stamp, _ in reader.messages()]
         assert len(found) == reader.message_count

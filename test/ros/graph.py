@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import rclpy
-from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from paths import ROOT
 from rcl_interfaces.msg import SetParametersResult
@@ -28,11 +27,12 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from std_srvs.srv import Trigger
 
 from vla_runtime.processes.parent_death import dies_with_this_process
 from vla_runtime.ros.domains import claim_domain
 from vla_runtime.ros.middleware import REACH_VARIABLES, stay_on_this_machine
-from vla_runtime.ros.service_call import ServiceCall
+from vla_runtime.ros.service_call import ServiceCall, TransitionCall
 
 RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 LATCHED = QoSProfile(
@@ -44,22 +44,9 @@ SENSOR = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT)
 
 # Discovery alone can take seconds, and other tests may have the machine's cores.
 TIMEOUT_S = 180.0
-# Longer than any call takes: a second one must not be carried out behind a slow answer's back.
-_ASK_AGAIN_S = 40.0
-TRANSITIONS = {
-    'configure': Transition.TRANSITION_CONFIGURE,
-    'activate': Transition.TRANSITION_ACTIVATE,
-    'deactivate': Transition.TRANSITION_DEACTIVATE,
-    'cleanup': Transition.TRANSITION_CLEANUP,
-}
-
-
-_LEADS_TO = {
-    'configure': 'inactive',
-    'activate': 'active',
-    'deactivate': 'inactive',
-    'cleanup': 'unconfigured',
-}
+# Longer than a trigger takes: a second one must not be carried out behind a slow answer's back.
+# Any other call may be carried out twice.
+_TRIGGER_AGAIN_S, _ASK_AGAIN_S = 40.0, 2.0
 
 
 def isolate() -> None:
@@ -151,22 +138,27 @@ class Graph:
         A service that has not discovered its client yet drops the answer, so a call without an
         answer is repeated; it may be carried out more than once.
         """
+        again_s = _TRIGGER_AGAIN_S if service_type is Trigger else _ASK_AGAIN_S
+        call = ServiceCall(self._client(service_type, name), request, again_s)
+        return self.wait_for(call.answer, f'an answer of {name}')
+
+    def _client(self, service_type: Any, name: str) -> Any:
         # Kept, because discovery takes longer than the call.
         if name not in self._clients:
             self._clients[name] = self.node.create_client(service_type, name)
         client = self._clients[name]
         self.wait_for(client.service_is_ready, f'service {name}')
-        return self.wait_for(
-            ServiceCall(client, request, _ASK_AGAIN_S).answer, f'an answer of {name}'
-        )
+        return client
 
     def transition(self, node: str, name: str) -> bool:
         """Ask a lifecycle node for a transition; whether it succeeded."""
-        request = ChangeState.Request()
-        request.transition.id = TRANSITIONS[name]
-        answer = self.call(ChangeState, f'{node}/change_state', request)
-        # Of a call that was repeated the second answer says that there is nothing to do.
-        return bool(answer.success) or self.state(node) == _LEADS_TO[name]
+        change = TransitionCall(
+            self._client(ChangeState, f'{node}/change_state'),
+            self._client(GetState, f'{node}/get_state'),
+            name,
+        )
+        self.wait_for(change.ended, f'{node} to {name}')
+        return change.succeeded
 
     def state(self, node: str) -> str:
         """The lifecycle state that a node is in."""

@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
-from graph import LATCHED, SENSOR, TRANSITIONS, graph
+from graph import LATCHED, SENSOR, graph
+from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
 from paths import ROOT
 from sensor_msgs.msg import JointState
@@ -21,6 +22,7 @@ from trajectory_msgs.msg import JointTrajectory
 from vla_runtime.ros.messages.conversions import message_to_chunk, message_to_plan, stamp_to_ns
 from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.ros.robot.file import load_robot
+from vla_runtime.ros.service_call import TRANSITIONS
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
@@ -191,8 +193,7 @@ def test_a_killed_executor_leaves_the_policy_unharmed_and_a_new_one_goes_on(job)
     assert job.policy.running
     job.executor = job.start_executor()
     for name in ('configure', 'activate'):
-        request = ChangeState.Request()
-        request.transition.id = TRANSITIONS[name]
+        request = ChangeState.Request(transition=Transition(id=TRANSITIONS[name][0]))
         assert job.insist(ChangeState, f'{EXECUTOR}/change_state', request).success
     assert job.graph.state(POLICY) == 'active'
     job.chunks.clear()

@@ -9,10 +9,20 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rclpy.client import Client
 
 _ASK_AGAIN_S = 2.0
+# Number of a transition, the state that it begins in, the state that it leads to.
+TRANSITIONS = {
+    'configure': (Transition.TRANSITION_CONFIGURE, 'unconfigured', 'inactive'),
+    'activate': (Transition.TRANSITION_ACTIVATE, 'inactive', 'active'),
+    'deactivate': (Transition.TRANSITION_DEACTIVATE, 'active', 'inactive'),
+    'cleanup': (Transition.TRANSITION_CLEANUP, 'inactive', 'unconfigured'),
+}
+# States that a node is not on its way from.
+_AT_REST = ('unconfigured', 'inactive', 'active', 'finalized')
 
 
 class ServiceCall:
@@ -60,40 +70,35 @@ class TransitionCall:
 
     Args:
         changes, states: clients of the node's services.
-        request: the transition.
-        before_and_after: names of its states.
+        transition: 'configure', 'activate', 'deactivate' or 'cleanup'.
+
+    Attributes:
+        succeeded: the node is in the state that the transition leads to; of use once it has ended.
     """
 
-    def __init__(
-        self,
-        changes: Client,
-        states: Client,
-        request: ChangeState.Request,
-        before_and_after: tuple[str, str],
-    ) -> None:
-        self._changes, self._states, self._request = changes, states, request
-        self._before, self._after = before_and_after
-        self._sent = [changes.call_async(request)]
+    def __init__(self, changes: Client, states: Client, transition: str) -> None:
+        number, self._before, self._after = TRANSITIONS[transition]
+        self._changes, self._states = changes, states
+        self._request = ChangeState.Request(transition=Transition(id=number))
+        self._sent = [changes.call_async(self._request)]
         self._state: ServiceCall | None = None
         self._ask_s = time.monotonic() + _ASK_AGAIN_S
+        self.succeeded = False
 
-    def outcome(self) -> str:
-        """Return 'done', 'refused', or '' while neither is known."""
+    def ended(self) -> bool:
+        """Return whether the node has made or refused the transition. Asks again when due."""
         answers = [change.result().success for change in self._sent if change.done()]
-        if any(answers):
-            return 'done'
-        # A second request finds nothing to do where the first was carried out: it counts as little
-        # as the state says.
-        if answers and len(self._sent) == 1:
-            return 'refused'
+        # A second request finds nothing to do where the first was carried out: that it is refused
+        # counts once the state is known.
+        if any(answers) or (answers and len(self._sent) == 1):
+            self.succeeded = any(answers)
+            return True
         label = self._label()
-        if label == self._after:
-            return 'done'
-        if label == self._before:
-            if answers:
-                return 'refused'
+        if label == self._before and not answers:
             self._sent.append(self._changes.call_async(self._request))
-        return ''
+            return False
+        self.succeeded = label == self._after
+        return label in _AT_REST
 
     def _label(self) -> str:
         """Return the node's state when it is known anew, else ''."""

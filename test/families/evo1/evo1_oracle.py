@@ -60,7 +60,7 @@ def context_of(
     tokens: Sequence[int],
     state: Tensor,
 ) -> Tensor:
-    """What the head sees, (K, W): features of what is shown, and the state token."""
+    """Context of the head, (K, W): features of visible views and of text, and the state token."""
     parts, seen, start = [], [], 0
     text = w['language.embedding.weight'][torch.tensor(tokens, dtype=torch.long)]
     for place, image, is_shown in zip(dims.image_places, images, shown, strict=True):

@@ -168,7 +168,7 @@ def language_angles(dims: GrootDims | GrootN17Dims, places: Sequence[Place]) -> 
 
 
 def features(w: Weights, dims: GrootDims | GrootN17Dims, prompt: Prompt) -> tuple[Tensor, Tensor]:
-    """What the head reads, (P, M), and which of it is of images, (P,) bool."""
+    """Context of the head, (P, M), and a mask of its image tokens, (P,) bool."""
     (x, *added), places = sequence(w, dims, prompt)
     angles, eps = language_angles(dims, places), dims.rms_epsilon
     for layer in range(dims.language.depth):
@@ -191,7 +191,7 @@ def features(w: Weights, dims: GrootDims | GrootN17Dims, prompt: Prompt) -> tupl
 def memory_of(
     dims: GrootDims | GrootN17Dims, block: int, context: Tensor, images: Tensor
 ) -> Tensor:
-    """What a cross-attention block reads."""
+    """Context tokens that a cross-attention block reads."""
     if isinstance(dims, GrootDims):
         return context
     reads_text = block % (2 * dims.text_every) == 0

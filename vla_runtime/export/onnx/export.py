@@ -20,7 +20,6 @@ import onnx
 import torch
 from onnx import helper
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.files import (
@@ -39,6 +38,7 @@ from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
 from vla_runtime.export.graph_facts import ExportedGraphs, GraphFacts, write_graph_facts
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.row_axis import TRACED, with_row_axis
+from vla_runtime.export.onnx.tracing import Trace, trace
 from vla_runtime.export.onnx.translation import Translator
 from vla_runtime.export.onnx.weights import BundleWeights, WeightFile
 from vla_runtime.families.blocks.layers import matrix_names, query_scales
@@ -128,7 +128,7 @@ class _TracedNetworks:
         self.network = meta_network(spec, _DTYPES[precision])
         self._spec = spec
         self._traced = trace_shapes(self.network)
-        self._kept: dict[tuple[str, tuple[int, ...]], ExportedProgram] = {}
+        self._kept: dict[tuple[str, tuple[int, ...]], Trace] = {}
 
     def shapes(self, rows: int) -> GraphShapes:
         traced = self._traced
@@ -141,7 +141,7 @@ class _TracedNetworks:
             network.family, network.dims, rows, traced.image_tokens, past, traced.conditioning
         )
 
-    def vision(self, images: int, size: tuple[int, int]) -> ExportedProgram:
+    def vision(self, images: int, size: tuple[int, int]) -> Trace:
         inputs = self._tensors(image_input(images, size))
         key = (images, *size)
         return self._trace('vision', key, self.network.vision, inputs['pixels'])
@@ -151,12 +151,12 @@ class _TracedNetworks:
         """N of the image with most tokens."""
         return self._traced.image_tokens[0]
 
-    def prefix(self, rows: int) -> ExportedProgram:
+    def prefix(self, rows: int) -> Trace:
         inputs = self._tensors(self.shapes(rows).inputs('prefix'))
         images = [inputs.pop(name) for name in IMAGE_INPUTS]
         return self._trace('prefix', (rows,), Prefix(self.network), *images, inputs)
 
-    def expert(self, rows: int) -> ExportedProgram:
+    def expert(self, rows: int) -> Trace:
         inputs = self._tensors(self.shapes(rows).inputs('expert'))
         x = inputs.pop('x')
         past = {name: inputs.pop(name) for name in self._traced.past}
@@ -164,12 +164,10 @@ class _TracedNetworks:
         module = DenoiseStep(self.network)
         return self._trace('expert', (rows,), module, x, past, *step, inputs)
 
-    def _trace(
-        self, name: str, size: tuple[int, ...], module: nn.Module, *inputs: Any
-    ) -> ExportedProgram:
+    def _trace(self, name: str, size: tuple[int, ...], module: nn.Module, *inputs: Any) -> Trace:
         key = (name, size)
         if key not in self._kept:
-            self._kept[key] = torch.export.export(module, inputs)
+            self._kept[key] = trace(module, *inputs)
         return self._kept[key]
 
     @staticmethod

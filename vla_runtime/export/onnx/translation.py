@@ -1,7 +1,7 @@
 """From a traced PyTorch module to nodes of an ONNX graph.
 
-The trace is PyTorch's own (`torch.export`, on a network without numbers), so what is exported is
-what runs. Three rewrites that change no result beyond rounding are made on the way:
+The trace is PyTorch's own (`tracing.py`, of a network without numbers), so what is exported is what
+runs. Three rewrites that change no result beyond rounding are made on the way:
 - what depends on weights alone is computed now, such as `1 + weight` of every norm;
 - linear layers that read the same tensor become one matrix product (gate and up; q, k and v);
 - attention's 1/sqrt(head_dim) goes into the query projection's weights.
@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from vla_runtime.engines.onnx.files import TEXT_INPUT, TOKENS
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.operators import lowering, split
+from vla_runtime.export.onnx.tracing import Trace
 from vla_runtime.export.onnx.weights import BundleWeights
 
 _SKIPPED = ('_assert_tensor_metadata.default',)
@@ -65,11 +64,11 @@ class Translator:
         self._tokens_on_host = tokens_on_host
         self.text_table = ''
 
-    def write(self, program: ExportedProgram, prefix: str, inputs: Sequence[Value]) -> list[Value]:
+    def write(self, trace: Trace, prefix: str, inputs: Sequence[Value]) -> list[Value]:
         """Write one traced module.
 
         Args:
-            program: traced on the meta device.
+            trace: of the module, on the meta device.
             prefix: of the module's parameters in the bundle (``'vision.'`` for the vision tower);
                 a leading ``network.`` is dropped.
             inputs: a graph value for each argument, in order; those of a mapping one by one.
@@ -83,7 +82,7 @@ class Translator:
         translation = _Translation(
             self._graph, self._weights, self._scales, prefix, self._tokens_on_host
         )
-        outputs = translation.run(program, inputs)
+        outputs = translation.run(trace, inputs)
         self.text_table = translation.text_table
         return outputs
 
@@ -109,9 +108,9 @@ class _Translation:
         self._known: dict[Node, Any] = {}
         self._groups: dict[Node, list[Node]] = {}
 
-    def run(self, program: ExportedProgram, inputs: Sequence[Value]) -> list[Value]:
-        nodes = list(program.graph.nodes)
-        self._place_inputs(program, nodes, inputs)
+    def run(self, trace: Trace, inputs: Sequence[Value]) -> list[Value]:
+        nodes = list(trace.graph.nodes)
+        self._place_inputs(trace, nodes, inputs)
         self._groups = _linear_groups(nodes)
         for node in nodes:
             if node.op == 'call_function' and node not in self._known:
@@ -119,19 +118,19 @@ class _Translation:
         (output,) = (node for node in nodes if node.op == 'output')
         return [self._value(self._known[item]) for item in output.args[0]]
 
-    def _place_inputs(
-        self, program: ExportedProgram, nodes: list[Node], inputs: Sequence[Value]
-    ) -> None:
-        given = iter(inputs)
-        placeholders = [node for node in nodes if node.op == 'placeholder']
-        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-            if spec.kind == InputKind.PARAMETER:
-                name = self._prefix + str(spec.target).removeprefix('network.')
-                self._known[node] = _Weight(name, node.meta['val'])
-            elif spec.kind == InputKind.USER_INPUT:
-                self._known[node] = next(given)
-            else:
-                self._known[node] = _numbers(program, node, str(spec.target))
+    def _place_inputs(self, trace: Trace, nodes: list[Node], inputs: Sequence[Value]) -> None:
+        given = iter(node for node in nodes if node.op == 'placeholder')
+        # Names first: where they end, zip has taken no node more.
+        for name, node in zip(trace.parameters, given, strict=False):
+            full_name = self._prefix + name.removeprefix('network.')
+            self._known[node] = _Weight(full_name, node.meta['val'])
+        for (name, buffer), node in zip(trace.buffers.items(), given, strict=False):
+            self._known[node] = _numbers(buffer, node, name)
+        self._known.update(zip(given, inputs, strict=True))
+        for node in nodes:
+            if node.op == 'get_attr':
+                target = str(node.target)
+                self._known[node] = _numbers(trace.constants[target], node, target)
 
     def _write(self, node: Node) -> None:
         target = node.target
@@ -243,15 +242,12 @@ class _Translation:
         return self._graph.initializer(proto, dtype)
 
 
-def _numbers(program: ExportedProgram, node: Node, target: str) -> Tensor:
+def _numbers(tensor: Tensor, node: Node, name: str) -> Tensor:
     """Return a constant or buffer of a traced module.
 
     Raises:
         ExportError: it was made on PyTorch's meta device, so its numbers were never there.
     """
-    tensor = program.constants.get(target)
-    if tensor is None:
-        tensor = program.state_dict[target]
     if tensor.is_meta and node.users:
         stacks = (user.meta.get('nn_module_stack', {}) for user in node.users)
         modules = [list(stack.values())[-1] for stack in stacks if stack]
@@ -259,8 +255,8 @@ def _numbers(program: ExportedProgram, node: Node, target: str) -> Tensor:
             sorted({f"'{path}' ({name})" if path else str(name) for path, name in modules})
         )
         raise ExportError(
-            f'the network module {where or target} uses a constant of shape {list(tensor.shape)} '
-            f"('{target}') whose numbers an export cannot know, since networks are traced without "
+            f'the network module {where or name} uses a constant of shape {list(tensor.shape)} '
+            f"('{name}') whose numbers an export cannot know, since networks are traced without "
             'numbers: make it with torch.arange, torch.full or torch.linspace in forward instead '
             'of from a list or in a buffer, or make it a parameter of the checkpoint'
         )

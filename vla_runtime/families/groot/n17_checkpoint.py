@@ -79,7 +79,7 @@ def n17_sizes(source: Source) -> MakeDims | None:
 
 
 def _text_every(folder: Path) -> int:
-    """Of the DiT's cross-attention blocks; LeRobot's folders do not say it.
+    """Interval of cross-attention blocks that read text; LeRobot's folders do not give it.
 
     Raises:
         CheckpointError: a DiT whose blocks all see everything.

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import GetParameters, ListParameters, SetParameters
 from rclpy.node import Node
@@ -18,12 +17,6 @@ from vla_runtime.ros.qos import LATCHED
 from vla_runtime.ros.service_call import ServiceCall, TransitionCall
 
 _POLL_S = 0.02
-# Verb, the state that it begins in, the state that it leads to.
-_TRANSITIONS = {
-    Transition.TRANSITION_CONFIGURE: ('configure', 'unconfigured', 'inactive'),
-    Transition.TRANSITION_ACTIVATE: ('activate', 'inactive', 'active'),
-    Transition.TRANSITION_DEACTIVATE: ('deactivate', 'active', 'inactive'),
-}
 # Loading a policy on a busy machine takes its time.
 CONFIGURE_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 20.0
@@ -93,15 +86,15 @@ class Operator:
 
     def configure(self, *nodes: str) -> None:
         """Configure lifecycle nodes, all at once."""
-        self._transition(Transition.TRANSITION_CONFIGURE, nodes, CONFIGURE_TIMEOUT_S)
+        self._transition('configure', nodes, CONFIGURE_TIMEOUT_S)
 
     def activate(self, *nodes: str) -> None:
         """Activate lifecycle nodes."""
-        self._transition(Transition.TRANSITION_ACTIVATE, nodes, ANSWER_TIMEOUT_S)
+        self._transition('activate', nodes, ANSWER_TIMEOUT_S)
 
     def deactivate(self, *nodes: str) -> None:
         """Deactivate lifecycle nodes."""
-        self._transition(Transition.TRANSITION_DEACTIVATE, nodes, ANSWER_TIMEOUT_S)
+        self._transition('deactivate', nodes, ANSWER_TIMEOUT_S)
 
     def set_parameter(self, node: str, name: str, value: Any) -> None:
         """Set one parameter.
@@ -126,22 +119,19 @@ class Operator:
             for name, value in zip(names, answer.values, strict=True)
         }
 
-    def _transition(self, transition: int, nodes: tuple[str, ...], timeout_s: float) -> None:
-        request = ChangeState.Request()
-        request.transition.id = transition
-        verb, before, after = _TRANSITIONS[transition]
+    def _transition(self, name: str, nodes: tuple[str, ...], timeout_s: float) -> None:
         changes = [
             TransitionCall(
                 self._client(ChangeState, f'{node}/change_state'),
                 self._client(GetState, f'{node}/get_state'),
-                request,
-                (before, after),
+                name,
             )
             for node in nodes
         ]
         for node, change in zip(nodes, changes, strict=True):
-            if self.wait_for(change.outcome, f'{node} to {verb}', timeout_s) == 'refused':
-                raise TransitionError(node, verb)
+            self.wait_for(change.ended, f'{node} to {name}', timeout_s)
+            if not change.succeeded:
+                raise TransitionError(node, name)
 
     def _call(self, service_type: Any, name: str, request: Any) -> Any:
         call = ServiceCall(self._client(service_type, name), request)
