@@ -33,6 +33,10 @@ for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.de
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, usual)
 
+# Nodes are started by the first worker alone; whatever only computes must not starve them.
+if os.environ.get('PYTEST_XDIST_WORKER', 'gw0') != 'gw0':
+    os.nice(10)
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 # Rooms whose tests start nodes.
@@ -68,10 +72,11 @@ def pytest_pycollect_makemodule(parent: pytest.Collector) -> Iterator[Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share the tests between two workers (`./run test` gives pytest `-n 2`).
+    """Share the tests between the workers (`./run test` gives pytest `-n 3`).
 
-    All that starts nodes is for one worker: the executables of two tests at once would starve each
-    other. Every other file goes to one worker as a whole, because its tests share fixtures.
+    All that starts nodes is for the first worker, which gets the largest share first: the
+    executables of two tests at once would starve each other. Every other file goes to one worker
+    as a whole, because its tests share fixtures.
     """
     from xdist.scheduler import LoadScopeScheduling
 

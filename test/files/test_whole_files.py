@@ -97,7 +97,7 @@ def test_a_link_on_the_command_line_stays(tmp_path, capsys):
     path, link = tmp_path / 'there' / 'result.json', tmp_path / 'newest.json'
     path.parent.mkdir()
     link.symlink_to(path)
-    assert main(['roofline', 'pi05', '--device', 'thor', '--json', str(link)]) == 0
+    assert main(['roofline', 'act', '--device', 'thor', '--json', str(link)]) == 0
     assert link.is_symlink()
     assert path.read_text().startswith('{')
 
@@ -106,7 +106,7 @@ def test_standard_output_that_is_a_file_stays_that_file(tmp_path):
     path = tmp_path / 'said'
     with path.open('w') as said:
         inode = os.fstat(said.fileno()).st_ino
-        command = [sys.executable, '-m', 'vla_runtime', 'roofline', 'pi05', '--device', 'thor']
+        command = [sys.executable, '-m', 'vla_runtime', 'roofline', 'act', '--device', 'thor']
         subprocess.run([*command, '--json', '/dev/stdout'], stdout=said, check=True)
     assert path.stat().st_ino == inode
     assert path.read_text().startswith('{')
@@ -125,7 +125,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
 
 
 def test_what_a_command_writes_with_json_survives_a_full_disk(tmp_path, capsys):
-    command = ['roofline', 'pi05', '--device', 'thor', '--json']
+    command = ['roofline', 'act', '--device', 'thor', '--json']
     with small_disk(tmp_path / 'disk', 256) as disk:
         path = disk / 'roofline.json'
         assert main([*command, str(path)]) == 0

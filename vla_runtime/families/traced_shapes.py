@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -103,18 +103,19 @@ def row_tensors(
 Part = Literal['vision', 'prefix', 'head', 'time']
 
 
-def parameters_of(network: FlowNetwork) -> dict[Part, set[str]]:
+def parameters_of(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, set[str]]:
     """Names of the parameters that each part of a network computes with.
 
     A parameter in no set is for training alone. One may be in several sets.
 
     Args:
         network: on the `meta` device; all its parameters get gradients.
+        shapes: of its inputs and outputs.
 
     Returns:
         `vision`, `prefix`, `head` (a denoise step) and `time` (the time table)
     """
-    shapes, dims, family = trace_shapes(network), network.dims, network.family
+    dims, family = network.dims, network.family
     # Frozen norms too: what training leaves alone is computed with all the same.
     network.requires_grad_()
     meta = torch.device('meta')
@@ -138,17 +139,26 @@ def parameters_of(network: FlowNetwork) -> dict[Part, set[str]]:
         'head': [velocity],
         'time': [network.time_conditioning(torch.zeros(1, device=meta))],
     }
-    parameters = dict(network.named_parameters())
-    used: dict[Part, set[str]] = {}
-    for part, tensors in made.items():
-        total = torch.stack([tensor.float().sum() for tensor in tensors]).sum()
-        if not total.requires_grad:
-            used[part] = set()  # A part without parameters, such as a fixed time table.
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    return {
+        part: {names[leaf] for leaf in _leaves_of(tensors) if leaf in names}
+        for part, tensors in made.items()
+    }
+
+
+def _leaves_of(tensors: list[Tensor]) -> set[int]:
+    """Identities of the tensors that autograd would accumulate gradients in."""
+    leaves, seen = {id(tensor) for tensor in tensors if tensor.is_leaf}, set()
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    while waiting:
+        function = waiting.pop()
+        if function is None or function in seen:
             continue
-        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-        pairs = zip(parameters, gradients, strict=True)
-        used[part] = {name for name, gradient in pairs if gradient is not None}
-    return used
+        seen.add(function)
+        if hasattr(function, 'variable'):
+            leaves.add(id(function.variable))
+        waiting += [before for before, _ in function.next_functions]
+    return leaves
 
 
 class _TimeConditioning(nn.Module):

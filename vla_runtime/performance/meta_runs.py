@@ -36,7 +36,7 @@ class MetaRuns:
         self._network = network = empty_network(family, dims)
         self._matrices = matrix_names(network)
         self._shapes = trace_shapes(network)
-        self._read = parameters_of(network)
+        self._read = parameters_of(network, self._shapes)
 
     def weights(self) -> tuple[int, int]:
         """Count the numbers in matrices, and in all other parameters."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,46 @@ def _train(folder: Path, *more: str) -> int:
     return main(['train-demo', *places, *TINY, *more])
 
 
-def test_a_bundle_comes_out_and_a_finished_run_is_not_repeated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _train(tmp_path) == 0
-    first = read_bundle(tmp_path / 'demo')
-    assert (tmp_path / 'work' / 'pi05' / 'loss.png').stat().st_size > 0
-    capsys.readouterr()
+COMMAND = ['vla_runtime', 'train-demo', '--work', 'a folder']
+# ACT learns from some of the episodes only.
+MORE_EPISODES = ('--episodes', '16')
 
-    assert _train(tmp_path) == 2
+
+@pytest.fixture(scope='module')
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('sys.argv', COMMAND)
+        folder = tmp_path_factory.mktemp('trained')
+        assert _train(folder) == 0
+    return folder
+
+
+@pytest.fixture(scope='module')
+def run_of_more_episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp('trained')
+    assert _train(folder, *MORE_EPISODES) == 0
+    return folder
+
+
+@pytest.fixture
+def trained(run_once: Path, tmp_path: Path) -> Path:
+    """A folder with a finished run, the test's own."""
+    return Path(shutil.copytree(run_once, tmp_path / 'trained'))
+
+
+def test_a_bundle_comes_out_and_a_finished_run_is_not_repeated(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = read_bundle(trained / 'demo')
+    assert (trained / 'work' / 'pi05' / 'loss.png').stat().st_size > 0
+
+    assert _train(trained) == 2
     assert 'exists already; choose another name or use --force' in capsys.readouterr().err
 
-    checkpoint = (tmp_path / 'work' / 'pi05' / 'checkpoint.pt').read_bytes()
-    assert _train(tmp_path, '--force') == 0
-    assert (tmp_path / 'work' / 'pi05' / 'checkpoint.pt').read_bytes() == checkpoint
-    second = read_bundle(tmp_path / 'demo')
+    checkpoint = (trained / 'work' / 'pi05' / 'checkpoint.pt').read_bytes()
+    assert _train(trained, '--force') == 0
+    assert (trained / 'work' / 'pi05' / 'checkpoint.pt').read_bytes() == checkpoint
+    second = read_bundle(trained / 'demo')
     changed = set(first.spec.files.items()) ^ set(second.spec.files.items())
     assert {name for name, _ in changed} == {VERIFICATION_FILE}  # it names both runs
 
@@ -48,12 +74,11 @@ def _made(bundle: Path) -> dict[str, Any]:
 
 
 def test_the_receipt_names_command_durations_and_code_of_every_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr('sys.argv', ['vla_runtime', 'train-demo', '--work', 'a folder'])
-    assert _train(tmp_path) == 0
-    assert _train(tmp_path, '--force') == 0
-    runs = _made(tmp_path / 'demo')['runs']
+    monkeypatch.setattr('sys.argv', COMMAND)
+    assert _train(trained, '--force') == 0
+    runs = _made(trained / 'demo')['runs']
     assert [run['command'] for run in runs] == ["vla_runtime train-demo --work 'a folder'"] * 2
     assert [run['code'] for run in runs] == [code_version()] * 2
     # The second run found all of it done.
@@ -61,14 +86,14 @@ def test_the_receipt_names_command_durations_and_code_of_every_run(
     assert runs[0]['training_seconds'] > runs[1]['training_seconds'] >= 0
 
 
-def test_training_goes_on_from_a_bundle_and_the_receipt_says_from_which(tmp_path: Path) -> None:
-    assert _train(tmp_path) == 0
-    first = read_bundle(tmp_path / 'demo')
-    onward = tmp_path / 'onward'
-    assert _train(onward, '--from', str(tmp_path / 'demo'), '--seed', '1') == 0
+def test_training_goes_on_from_a_bundle_and_the_receipt_says_from_which(
+    run_once: Path, tmp_path: Path
+) -> None:
+    first, onward = read_bundle(run_once / 'demo'), tmp_path / 'onward'
+    assert _train(onward, '--from', str(run_once / 'demo'), '--seed', '1') == 0
     second, made = read_bundle(onward / 'demo'), _made(onward / 'demo')
     assert made['training']['start'] == first.spec.files[WEIGHTS_FILE]
-    assert made['start'] == _made(tmp_path / 'demo')
+    assert made['start'] == _made(run_once / 'demo')
     for kept in (first.tokenizer_path.name, 'statistics.safetensors'):
         assert second.spec.files[kept] == first.spec.files[kept]
     assert second.spec.files[WEIGHTS_FILE] != first.spec.files[WEIGHTS_FILE]
@@ -83,29 +108,25 @@ def test_a_start_that_is_no_bundle_is_refused_before_any_work(
 
 
 def test_other_arguments_in_the_same_folder_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _train(tmp_path) == 0
-    capsys.readouterr()
-    assert _train(tmp_path, '--force', '--act-steps', '2') == 2
+    assert _train(trained, '--force', '--act-steps', '2') == 2
     assert 'checkpoint.pt: is a run of' in capsys.readouterr().err
-    assert _train(tmp_path, '--force', '--episodes', '9') == 2
+    assert _train(trained, '--force', '--episodes', '9') == 2
     assert 'dataset.json: holds a data set of' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('family', ['smolvla', 'act'])
-def test_another_family_is_trained_on_the_data_that_lies_there(tmp_path: Path, family: str) -> None:
-    # ACT learns from some of the episodes only.
-    episodes = ('--episodes', '16')
-    assert _train(tmp_path, *episodes) == 0
-    recorded = {path: path.stat().st_mtime_ns for path in (tmp_path / 'work/data').iterdir()}
-    assert _train(tmp_path, *episodes, '--force', '--family', family) == 0
-    assert {
-        path: path.stat().st_mtime_ns for path in (tmp_path / 'work/data').iterdir()
-    } == recorded
-    bundle = read_bundle(tmp_path / 'demo')
+def test_another_family_is_trained_on_the_data_that_lies_there(
+    run_of_more_episodes: Path, tmp_path: Path, family: str
+) -> None:
+    trained = Path(shutil.copytree(run_of_more_episodes, tmp_path / 'trained'))
+    recorded = {path: path.stat().st_mtime_ns for path in (trained / 'work/data').iterdir()}
+    assert _train(trained, *MORE_EPISODES, '--force', '--family', family) == 0
+    assert {path: path.stat().st_mtime_ns for path in (trained / 'work/data').iterdir()} == recorded
+    bundle = read_bundle(trained / 'demo')
     assert bundle.spec.family == family
-    assert _made(tmp_path / 'demo')['training']['family'] == family
+    assert _made(trained / 'demo')['training']['family'] == family
 
 
 def test_a_family_that_cannot_be_trained_is_refused_before_any_work(

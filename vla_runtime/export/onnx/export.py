@@ -100,7 +100,8 @@ def write_onnx(
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
     """About how large weights.data will be: every parameter that a graph uses."""
-    parts = parameters_of(empty_network(spec.family, spec.dims))
+    empty = empty_network(spec.family, spec.dims)
+    parts = parameters_of(empty, trace_shapes(empty))
     # The time table is an input of the graphs.
     used = parts['vision'] | parts['prefix'] | parts['head']
     network = meta_network(spec, _DTYPES[precision])
