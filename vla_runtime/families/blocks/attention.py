@@ -66,7 +66,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         mask = mask.repeat(1, group, 1)
     folded = q.reshape(batch, kv_heads, group * tokens, head_dim)
     attended = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask[:, None])
-    attended = attended.view(batch, heads, tokens, head_dim)
+    attended = attended.reshape(batch, heads, tokens, head_dim)
     return attended.transpose(1, 2).reshape(batch, tokens, heads * head_dim)
 
 
