@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter
@@ -20,9 +21,7 @@ from three_cameras import ROOT, Graph, isolate
 
 from vla_runtime.processes.parent_death import dies_with_this_process
 from vla_runtime.ros.middleware import PROFILE_VARIABLES
-
-# Beside the helpers that three_cameras makes importable.
-from graph import TRANSITIONS  # isort: skip
+from vla_runtime.ros.service_call import TRANSITIONS
 
 _PROFILES = {'nodes': 'fastdds.xml', 'executor': 'fastdds_executor.xml'}
 _UDP = '<type>UDPv4</type>'
@@ -31,7 +30,6 @@ _LOOPBACK = '<interfaceWhiteList><address>127.0.0.1</address></interfaceWhiteLis
 _CALL_S = 3.0
 _INSIST_S = 90.0
 _END_S = 60.0
-_LEADS_TO = {'configure': 'inactive', 'activate': 'active'}
 
 
 @dataclass(frozen=True)
@@ -200,9 +198,9 @@ class Services:
         Raises:
             RuntimeError: it refused.
         """
-        for transition, goal in _LEADS_TO.items():
-            request = ChangeState.Request()
-            request.transition.id = TRANSITIONS[transition]
+        for transition in ('configure', 'activate'):
+            number, _, goal = TRANSITIONS[transition]
+            request = ChangeState.Request(transition=Transition(id=number))
             end_s = time.monotonic() + _INSIST_S
             while self._state(node) != goal:
                 answer = self.call(ChangeState, f'{node}/change_state', request, 30.0)

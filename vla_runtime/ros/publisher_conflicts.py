@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 from rclpy.node import Node
 
+# rmw's word for a node whose publisher was discovered before its name.
+_UNKNOWN_NAME = '_NODE_NAME_UNKNOWN_'
+
 
 def other_publishers(node: Node, own_topics: Sequence[str]) -> str:
     """Name a topic that another node publishes too, and that node; empty when none does.
@@ -35,7 +38,9 @@ def several_publishers(node: Node, topic: str) -> str:
 def _names(node: Node, topic: str, own: int) -> str:
     mine = node.get_fully_qualified_name()
     names = [
-        f'{info.node_namespace.rstrip("/")}/{info.node_name}'
+        'a node whose name is not known yet'
+        if info.node_name == _UNKNOWN_NAME
+        else f'{info.node_namespace.rstrip("/")}/{info.node_name}'
         for info in node.get_publishers_info_by_topic(topic)
     ]
     for _ in range(own):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,16 +143,17 @@ def test_a_second_commander_keeps_it_from_starting_and_is_named(
     node = bench.graph.node
     rival = node.create_publisher(JointTrajectory, topic, 1)
 
-    def refusal() -> Any:
+    def refusal() -> bool:
         response = bench.call('start')
         if response.success:
             bench.call('stop')
-            return None
-        return response if 'also published' in response.message else None
+        return f'/{topic} is also published by /{node.get_name()};' in response.message
 
-    response = bench.graph.wait_for(refusal, 'a refusal')
-    assert f'/{topic} is also published by /{node.get_name()};' in response.message
-    node.destroy_publisher(rival)
+    try:
+        # Its name may be discovered after its publisher.
+        bench.graph.wait_for(refusal, 'a refusal that names it')
+    finally:
+        node.destroy_publisher(rival)
     bench.graph.wait_for(lambda: bench.call('start').success, 'a start')
 
 
@@ -159,10 +161,14 @@ def test_a_second_commander_while_it_runs_is_an_error(bench: Reported) -> None:
     bench.start()
     node = bench.graph.node
     rival = node.create_publisher(JointTrajectory, 'arm_controller/joint_trajectory', 1)
-    status = bench.wait_for_status('the rival', lambda s: 'two nodes command' in s['text'])
-    assert status['level'] == 2
-    assert f'/{node.get_name()};' in status['text']
-    node.destroy_publisher(rival)
+    try:
+        named = f'/{node.get_name()};'
+        status = bench.wait_for_status(
+            'the rival', lambda s: 'two nodes command' in s['text'] and named in s['text']
+        )
+        assert status['level'] == 2
+    finally:
+        node.destroy_publisher(rival)
     bench.wait_for_status('its end', lambda s: 'two nodes' not in s['text'])
 
 
@@ -198,3 +204,19 @@ def test_a_node_of_the_same_name_is_told_from_oneself() -> None:
         assert several_publishers(one, '/chatter') == '2 publishers on /chatter: /twin, /twin'
         for node in (one, other):
             node.destroy_node()
+
+
+def test_a_publisher_that_was_discovered_before_its_node_has_words_for_it() -> None:
+    unknown = SimpleNamespace(
+        node_name='_NODE_NAME_UNKNOWN_', node_namespace='_NODE_NAMESPACE_UNKNOWN_'
+    )
+    node: Any = SimpleNamespace(
+        count_publishers=lambda topic: 2,
+        get_fully_qualified_name=lambda: '/vla_executor',
+        get_publishers_info_by_topic=lambda topic: [
+            SimpleNamespace(node_name='vla_executor', node_namespace='/'),
+            unknown,
+        ],
+    )
+    said = other_publishers(node, ['/chatter'])
+    assert said == '/chatter is also published by a node whose name is not known yet'
