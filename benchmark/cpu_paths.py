@@ -19,6 +19,8 @@ import numpy as np
 from measurement import median_interval, percentiles, write_result
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.engines.cpu import check_int8
+from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.flow_policy import PiNetwork
@@ -46,7 +48,13 @@ def load_policies(
         policies['torch float32, plain modules'] = Policy.load(
             bundle, 'torch', precision='float32', threads=1
         )
-    for precision in ('float32', 'int8'):
+    precisions: list[Precision] = ['float32', 'int8']
+    try:
+        check_int8()
+    except ValueError as error:
+        print(f'left out: {error}')
+        precisions.remove('int8')
+    for precision in precisions:
         made = export_bundle(
             read_bundle(bundle), folder / precision, precision, observations=observations
         )
