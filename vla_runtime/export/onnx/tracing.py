@@ -1,7 +1,7 @@
-"""Records the operators of a network, without numbers.
+"""Record the operators of a network, without numbers.
 
-This is the middle of what `torch.export` does. The rest of it, checks for changing shapes and for
-another run of the program, takes longer than the trace, and an ONNX export has no use for it.
+`torch.export` records the same operators with the same tracer. It then prepares the program for
+being run again, which takes as long as the trace itself; an ONNX export has no use for that.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Trace:
         graph: ATen operators as PyTorch's functions call them (a linear layer is one node); every
             node has the shape and dtype of its output. Its placeholders are the parameters, the
             buffers and the arguments; those of a mapping one by one.
-        parameters: names, in the order of their placeholders.
-        buffers: those behind the parameters, by name.
-        constants: tensors that the module made from numbers of its own, by their node's target.
+        parameters: their names, in the order of the placeholders.
+        buffers: by name, in the order of the placeholders.
+        constants: tensors that `forward` makes from a list, by the target of their node.
     """
 
     graph: Graph
@@ -52,14 +52,14 @@ def trace(module: nn.Module, *arguments: Any) -> Trace:
         called = functional_call(module, dict(zip(state, values, strict=False)), given)
         return pytree.tree_leaves(called)
 
-    # So that each node knows the submodule that it is from.
+    # For the name of the submodule in every node.
     run._orig_mod = module  # type: ignore[attr-defined]
     record = make_fx(
         run,
         tracing_mode='fake',
         pre_dispatch=True,
         record_module_stack=True,
-        # A tensor made from a list is none of this trace's.
+        # A tensor that `forward` makes from a list was not made by this tracer.
         _allow_non_fake_inputs=True,
     )
     traced = record(*state.values(), *inputs)
