@@ -54,12 +54,18 @@ def test_a_what_if_tells_errors_by_joint_and_by_step(recording, capsys):
         (['--ray', 'auto', '--workers', '2'], '--workers with --ray auto: the cluster places'),
         (['--ray', 'auto', '--page', 'page.html'], '--page shows the replay of one recording here'),
         (['--ray', 'auto', '--live'], '--live plays one recording here'),
+        (
+            ['--out', 'results', '--page', 'page.html'],
+            '--page shows the replay of one recording here',
+        ),
+        (['--out', 'results', '--live'], '--live plays one recording here'),
+        (['--workers', '2'], '--workers is for several recordings'),
         (['--node', '/other'], 'no policy node /other in it; there are: /vla_policy'),
         (['--robot', 'nowhere'], '--robot is for --open-loop'),
         (['--instruction', 'wave'], '--instruction is for --open-loop'),
         (['--every', '1'], '--every is for --open-loop'),
         (['--open-loop', '--every', 'inf'], '--every inf: expected more than 0'),
-        (['--open-loop', '--node', '/vla_policy'], '--node is of a replay'),
+        (['--open-loop', '--node', '/vla_policy'], '--node is not for --open-loop'),
         (['--rate', '2'], '--rate is for --live'),
         (['--page', 'same', '--json', 'same'], '--page and --json are both same'),
     ],
@@ -80,9 +86,9 @@ def test_a_replay_of_nothing_is_no_success(recording, capsys, tmp_path):
 
 def test_what_is_no_bag_is_refused(tmp_path, capsys):
     assert program.main(['replay', str(tmp_path / 'nowhere')]) == 2
-    assert 'nowhere: is not there' in capsys.readouterr().err
+    assert 'nowhere: does not exist' in capsys.readouterr().err
     assert program.main(['replay', str(tmp_path)]) == 2
-    assert 'has no file of a bag' in capsys.readouterr().err
+    assert 'has no bag file' in capsys.readouterr().err
 
 
 def test_a_chunk_that_should_be_identical_and_is_not_ends_in_1(recording, capsys, monkeypatch):

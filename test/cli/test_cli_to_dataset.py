@@ -70,4 +70,4 @@ def test_a_folder_of_recordings_is_read_and_none_twice(
 
 def test_a_path_that_is_no_bag_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(['to-dataset', str(tmp_path / 'none'), '--out', str(tmp_path / 'out')]) == 2
-    assert f'error: {tmp_path / "none"}: is not there' in capsys.readouterr().err
+    assert f'error: {tmp_path / "none"}: does not exist' in capsys.readouterr().err

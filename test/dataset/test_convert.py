@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -257,13 +258,30 @@ def test_a_bag_without_a_policy_needs_the_robot_file(tmp_path: Path) -> None:
         convert([bag], tmp_path / 'out', DatasetOptions())
 
 
-def test_bags_of_two_robots_are_refused(tmp_path: Path, robot_file: Path) -> None:
+def test_a_bag_that_cannot_be_used_is_left_out_and_named(tmp_path: Path, robot_file: Path) -> None:
     bags = [
         write_bag(tmp_path / 'first', Story()),
         write_bag(tmp_path / 'second', Story(commands=False)),
+        tmp_path / 'third.mcap',
     ]
-    with pytest.raises(DatasetError, match=r'second.*--actions measured'):
-        convert(bags, tmp_path / 'out', DatasetOptions(robot=load_robot(robot_file)))
+    bags[2].write_bytes(b'nothing')
+    options = DatasetOptions(robot=load_robot(robot_file))
+    result = convert(bags, tmp_path / 'out', options)
+    assert result.episodes == 1
+    second, third = result.lines()[-2:]
+    assert re.search(r'^left out: \S*second: .*--actions measured', second)
+    assert re.search(r'^left out: \S*third.mcap: .*third.mcap', third)
+    with pytest.raises(DatasetError, match=r'second.*\n.*third'):
+        convert(bags[1:], tmp_path / 'none', options)
+    assert not (tmp_path / 'none').exists()
+
+
+def test_an_empty_folder_is_written_to(tmp_path: Path, robot_file: Path, monkeypatch: Any) -> None:
+    bag = write_bag(tmp_path / 'bag', Story())
+    (tmp_path / 'out').mkdir()
+    monkeypatch.chdir(tmp_path / 'out')
+    convert([bag], Path(), DatasetOptions(robot=load_robot(robot_file)))
+    assert (tmp_path / 'out/meta/info.json').is_file()
 
 
 def test_what_is_there_is_kept_unless_it_is_to_be_replaced(

@@ -13,7 +13,12 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
 from vla_runtime.files.typed_yaml import LARGEST_FILE
-from vla_runtime.recording.bag_reader import BagReader, BagReadError, is_recording
+from vla_runtime.recording.bag_reader import (
+    BagReader,
+    BagReadError,
+    find_recordings,
+    is_recording,
+)
 from vla_runtime.recording.bag_writer import Offer
 from vla_runtime.recording.cdr import header_stamp_ns
 from vla_runtime.recording.recording import Recording, RecordingLimits
@@ -172,9 +177,9 @@ def test_a_damaged_database_is_named(tmp_path):
 def test_what_is_no_bag_is_refused(tmp_path):
     (tmp_path / 'notes.txt').write_text('')
     for path, reason in (
-        (tmp_path / 'nowhere', 'is not there'),
-        (tmp_path / 'notes.txt', r"is no file of a bag \('.txt'\)"),
-        (tmp_path, 'has no file of a bag'),
+        (tmp_path / 'nowhere', 'does not exist'),
+        (tmp_path / 'notes.txt', r"is not a bag file \('.txt'\)"),
+        (tmp_path, 'has no bag file'),
     ):
         assert not is_recording(path)
         with pytest.raises(BagReadError, match=reason):
@@ -251,3 +256,37 @@ def test_a_fifo_in_the_place_of_metadata_is_not_waited_for(parts):
     reading.start()
     reading.join(60.0)
     assert [file.name for file in found[0]] == ['bag_2.mcap', 'bag_10.mcap']
+
+
+def record_ring(folder) -> None:
+    """A bag every tenth of a second; the task is given at 0 and again at 0.25."""
+    now = [0.0]
+    recording = Recording(folder, RecordingLimits(keep_s=0.8), print, clock=lambda: now[0])
+    recording.add_topic('/task', STRING, Offer(depth=1, latched=True))
+    recording.add_topic('/joint_states', JOINTS, Offer(depth=1))
+    for number in range(50):
+        now[0] = number * 0.01
+        if number in (0, 25):
+            recording.write('/task', number, text('wave'))
+        recording.write('/joint_states', number, joints(number))
+    recording.close()
+
+
+def test_what_the_bags_of_a_ring_repeat_is_read_once(tmp_path):
+    record_ring(tmp_path / 'ring')
+    assert len(list((tmp_path / 'ring').glob('0*'))) > 3
+    reader = BagReader(tmp_path / 'ring')
+    read = [(raw.topic, raw.time_ns) for raw in reader.messages(lambda topic, kind: True)]
+    assert [time_ns for topic, time_ns in read if topic == '/task'] == [0, 25]
+    assert [time_ns for topic, time_ns in read if topic == '/joint_states'] == list(range(50))
+
+
+def test_numbered_folders_are_one_recording_only_where_a_ring_wrote_them(tmp_path):
+    record_ring(tmp_path / 'ring')
+    assert find_recordings([tmp_path]) == [tmp_path / 'ring']
+    for name in ('000000', '000001'):
+        write(tmp_path / 'numbered' / name)
+    assert find_recordings([tmp_path / 'numbered']) == [
+        tmp_path / 'numbered' / '000000',
+        tmp_path / 'numbered' / '000001',
+    ]

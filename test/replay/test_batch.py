@@ -63,8 +63,16 @@ def test_recordings_are_found_at_any_depth(folder, tmp_path):
         folder / 'deep' / 'c',
         folder / 'deep' / 'er' / 'd',
     ]
-    with pytest.raises(BagReadError, match='has no file of a bag'):
+    with pytest.raises(BagReadError, match='has no bag file'):
         find_recordings([tmp_path])
+
+
+def test_a_file_beside_recordings_is_one_and_links_are_not_followed_for_ever(folder, tmp_path):
+    batch = tmp_path / 'batch'
+    shutil.copytree(folder / 'a', batch / 'a')
+    (batch / 'loose.mcap').write_bytes(b'')
+    (batch / 'again').symlink_to(batch)
+    assert find_recordings([batch]) == [batch / 'a', batch / 'loose.mcap']
 
 
 def test_two_processes_give_the_results_of_one(folder, tmp_path):
@@ -140,8 +148,11 @@ def test_a_killed_process_costs_its_own_recording_and_the_same_command_goes_on(
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 2, said
     assert 'the same command goes on where it was' in said
-    assert program.main(words) == 0
-    said = capsys.readouterr().out
+    # For the one that is damaged.
+    assert program.main(words) == 2
+    captured = capsys.readouterr()
+    assert '1 of 5 recordings cannot be used' in captured.err
+    said = captured.out
     assert 'recordings 5, failed 1, inferences 10, replayed 10, compared 10, identical 10' in said
     summary = json.loads((tmp_path / 'results' / 'summary.json').read_text())
     assert without_times(summary['recordings']) == without_times(map(run_unit, units(folder)))
@@ -153,10 +164,10 @@ def test_a_cluster_of_two_gives_the_summary_of_one_process_with_a_worker_killed_
 ):
     with local_cluster(tmp_path, ROOT) as addresses:
         words = ['replay', str(folder), '--ray', addresses.member, '--out']
-        assert program.main([*words, str(tmp_path / 'whole')]) == 0
+        assert program.main([*words, str(tmp_path / 'whole')]) == 2
         with ThreadPoolExecutor(1) as beside:
             killed = beside.submit(_kill_a_ray_worker)
-            assert program.main([*words, str(tmp_path / 'killed')]) == 0
+            assert program.main([*words, str(tmp_path / 'killed')]) == 2
             assert killed.result(120)
     assert 'recordings 5, failed 1, inferences 10, replayed 10' in capsys.readouterr().out
     expected = without_times(map(run_unit, units(folder)))

@@ -127,7 +127,10 @@ def test_a_thousand_damaged_bags(originals, tmp_path):
 @pytest.mark.parametrize(
     ('topic', 'reason'),
     [
-        ('/vla_policy/description', 'no topic …/vla_policy/description'),
+        (
+            '/vla_policy/description',
+            '…/vla_policy/description, which says what policy ran, was not',
+        ),
         ('/vla_policy/report', ''),
         ('/committed_plan', 'its committed_plan is not in the recording'),
         ('/top/image', 'camera top: its frame of /top/image is not in the recording'),

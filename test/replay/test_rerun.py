@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from vla_runtime.replay.frames import SkippedInference
 from vla_runtime.replay.recorded import read_run
 from vla_runtime.replay.rerun import Replay
 from vla_runtime.replay.setup import Changes
+from vla_runtime.replay.summary import ReplaySummary
 
 BOUNDED = {
     'cache_mode': 'bounded',
@@ -89,6 +91,14 @@ def test_a_chunk_that_is_missing_is_noted(tmp_path, bundle, robot_file):
     found, _ = replay(record(tmp_path / 'bag', bundle, robot_file, turns))
     assert found[1].error is None
     assert found[1].note == 'its action_chunk is not in the recording'
+
+
+def test_an_uncertain_chunk_that_is_identical_makes_up_for_no_certain_one_that_differs(recording):
+    summary = ReplaySummary('bag', '/vla_policy')
+    for number, one in enumerate(replay(recording)[0]):
+        error = replace(one.error, identical=number > 0)
+        summary.add(replace(one, error=error, note='uncertain' if number > 3 else ''))
+    assert summary.is_broken
 
 
 def test_bounded_reuse_is_followed_in_order(tmp_path, bundle, robot_file):

@@ -17,7 +17,8 @@ examples:
   vla_runtime replay recordings --out results --ray auto
 
 exit code: 0; 1 where nothing was changed and a chunk differs all the same, or where live and
-offline differ; 2 for what cannot be used, and where not one inference could be run again.
+offline differ; 2 for what cannot be used, be it one recording of many (the others are replayed all
+the same), and where not one inference could be run again.
 """
 
 from __future__ import annotations
@@ -163,9 +164,9 @@ def main(arguments: argparse.Namespace) -> int:
 
         changes = _changes(arguments)
         recordings = find_recordings(arguments.recordings)
-        several = len(recordings) > 1 or arguments.ray is not None
+        several = len(recordings) > 1 or arguments.ray is not None or arguments.out is not None
         _check_together(arguments, several)
-        if several or arguments.out:
+        if several:
             results = _several(recordings, changes, arguments)
         else:
             results = [_one(recordings[0], changes, arguments)]
@@ -182,7 +183,10 @@ def main(arguments: argparse.Namespace) -> int:
     if not any(result.get('replayed') or result.get('predictions') for result in results):
         print('error: not one inference could be run again', file=sys.stderr)
         return 2
-    return 0
+    failed = sum('error' in result for result in results)
+    if failed:
+        print(f'error: {failed} of {len(results)} recordings cannot be used', file=sys.stderr)
+    return 2 if failed else 0
 
 
 def _check_together(arguments: argparse.Namespace, several: bool) -> None:
@@ -192,10 +196,13 @@ def _check_together(arguments: argparse.Namespace, several: bool) -> None:
         ValueError: names them.
     """
     if arguments.live and (arguments.open_loop or several):
-        raise ValueError('--live plays one recording here: no several, --open-loop or --ray')
+        raise ValueError(
+            '--live plays one recording here: not several, no --open-loop, --ray or --out'
+        )
     if arguments.page and (arguments.open_loop or several):
         raise ValueError(
-            '--page shows the replay of one recording here: no several, --open-loop or --ray'
+            '--page shows the replay of one recording here: not several, no --open-loop, --ray or '
+            '--out'
         )
     if arguments.page and arguments.page == arguments.json:
         raise ValueError(f'--page and --json are both {arguments.page}: name two files')
@@ -207,7 +214,9 @@ def _check_together(arguments: argparse.Namespace, several: bool) -> None:
         if value is not None and not arguments.open_loop:
             raise ValueError(f'{option} is for --open-loop: a replay takes what was recorded')
     if arguments.open_loop and arguments.node:
-        raise ValueError('--node is of a replay: --open-loop runs no recorded inference')
+        raise ValueError('--node is not for --open-loop, which runs no recorded inference')
+    if arguments.workers is not None and not several:
+        raise ValueError('--workers is for several recordings, or one with --out')
     if arguments.rate is not None and not arguments.live:
         raise ValueError('--rate is for --live: offline, inferences run as fast as they can')
     for option, value in (('--rate', arguments.rate), ('--every', arguments.every)):

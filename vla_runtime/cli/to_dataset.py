@@ -10,7 +10,8 @@ examples:
   vla_runtime to-dataset any_bag --out datasets/taught --robot so101 --fps 30 \\
       --task 'pick up the cup' --actions measured
 
-exit code: 0; 2 for what cannot be used.
+exit code: 0; 1 where some of the recordings cannot be used and are left out; 2 where none can, or
+the arguments cannot.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def main(arguments: argparse.Namespace) -> int:
         print(f'error: {error}', file=sys.stderr)
         return 2
     print('\n'.join([f'{arguments.out}: {result.lines()[0]}', *result.lines()[1:]]))
-    return 0
+    return 1 if result.left_out else 0
 
 
 def _wishes(arguments: argparse.Namespace) -> DatasetOptions:

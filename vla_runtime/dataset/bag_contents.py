@@ -94,8 +94,13 @@ def recorded_robot(reader: BagReader) -> Robot | None:
     wanted = reader.messages(lambda name, kind: kind == STRING and name.endswith('/description'))
     for raw in wanted:
         message = reader.read(raw)
-        if message is not None:
+        if message is None:
+            continue
+        try:
             return read_description(message.data).robot
+        except ValueError as error:
+            # Other nodes have topics of that name too.
+            reader.problems.append(f'{reader.path}: topic {raw.topic}: {error}')
     return None
 
 

@@ -57,6 +57,7 @@ class Result:
         repeated: camera frames that were shown before.
         damaged: camera frames that could not be decoded.
         problems: what of the bags could not be read.
+        left_out: bags that could not be used at all, with the reason.
     """
 
     layout: Layout
@@ -68,6 +69,7 @@ class Result:
     repeated: int = 0
     damaged: int = 0
     problems: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """Lines of text for a person."""
@@ -87,8 +89,12 @@ class Result:
         if self.damaged:
             lines.append(f'{self.damaged} camera frames are damaged: the one before was taken')
         if self.too_short:
-            lines.append(f'{self.too_short} stretches are too short to be episodes')
-        return lines + [f'problem: {text}' for text in self.problems]
+            lines.append(f'{self.too_short} stretches between episodes are shorter than --shortest')
+        unjudged = len(self.verdicts) - len(judged)
+        if judged and unjudged:
+            lines.append(f'no column next.success: {unjudged} episodes were not judged')
+        lines += [f'problem: {text}' for text in self.problems]
+        return lines + [f'left out: {text}' for text in self.left_out]
 
 
 @dataclass(frozen=True)
@@ -118,24 +124,46 @@ def convert(
     Raises:
         ValueError: something is missing in a bag, or the folder cannot be written.
     """
-    bags, too_short, layout = [], 0, None
+    bags: list[_Bag] = []
+    left_out: list[str] = []
+    too_short, layout = 0, None
     with dataset_folder(out, force=force) as folder:
         for path in paths:
-            reader = BagReader(path)
-            robot = options.robot or recorded_robot(reader)
-            if robot is None:
-                raise DatasetError(
-                    f'{path}: no policy node was recorded in it, so nothing says which robot it '
-                    'is; give the robot file with --robot'
-                )
-            contents = read_contents(reader, robot)
-            grid = _grid(path, contents, options, layout.fps if layout else None)
+            try:
+                contents, robot = _read(path, options)
+                grid = _grid(path, contents, options, layout.fps if layout else None)
+            except ValueError as error:
+                left_out.append(str(error))
+                continue
             episodes, short = plan_episodes(contents, grid)
             too_short += short
             bags.append(_Bag(path, contents, episodes))
             layout = _same_layout(layout, _layout(contents, robot, grid), path)
-        assert layout is not None
-        return _write(bags, folder, layout, too_short, progress)
+        if layout is None:
+            raise DatasetError('\n'.join(left_out))
+        result = _write(bags, folder, layout, too_short, progress)
+    result.left_out = left_out
+    return result
+
+
+def _read(path: Path, options: DatasetOptions) -> tuple[BagContents, Robot]:
+    """Read one bag.
+
+    Raises:
+        ValueError: it cannot be used; says what is damaged.
+    """
+    reader = BagReader(path)
+    try:
+        robot = options.robot or recorded_robot(reader)
+        if robot is None:
+            raise DatasetError(
+                f'{path}: no description of a policy node is in it, so nothing says which robot '
+                'it is; give the robot file with --robot'
+            )
+        return read_contents(reader, robot), robot
+    except ValueError as error:
+        problems = '; '.join(reader.problems[:3])
+        raise DatasetError(f'{error} ({problems})' if problems else str(error)) from None
 
 
 def _grid(path: Path, contents: BagContents, options: DatasetOptions, before: int | None) -> Grid:

@@ -54,10 +54,11 @@ def dataset_folder(path: Path, *, force: bool) -> Iterator[Path]:
     Raises:
         DatasetError: there is something, and it is not to be replaced; or no room to write.
     """
+    path = path.resolve()
     is_other = path.exists() and not (path / INFO).is_file() and any(_inside(path))
     if is_other:
         raise DatasetError(f'{path} exists already, and is no data set: name another folder')
-    if path.exists() and not force:
+    if path.exists() and not force and any(_inside(path)):
         raise DatasetError(f'{path} exists already: name another folder, or replace it (--force)')
     aside = path.with_name(f'.{path.name}.{os.getpid()}.part')
     try:

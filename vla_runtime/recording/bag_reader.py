@@ -26,8 +26,10 @@ from vla_runtime.recording.storage_file import RawMessage, StorageFile, Wanted
 _KINDS: Mapping[str, type[StorageFile]] = {'.mcap': McapFile, '.db3': SqliteFile}
 # Of a bag that was compressed file by file.
 _PACKED = ('.mcap.zstd', '.db3.zstd', '.mcap.zst', '.db3.zst')
-# Of the ring that `Recording` writes.
+# Beside the bags of the ring that `Recording` writes: they are one recording.
+RING_FILE = 'ring.yaml'
 _PART = re.compile(r'\d{6}')
+_STRING = 'std_msgs/msg/String'
 _LONGEST_REASON = 120
 
 
@@ -63,9 +65,23 @@ class BagReader:
         self._damaged: Counter[str] = Counter()
 
     def messages(self, wanted: Wanted) -> Iterator[RawMessage]:
-        """Yield the wanted messages, in the order of the files."""
+        """Yield the wanted messages, in the order of the files.
+
+        What a bag of a ring repeats at its begin, so that it is complete in itself, is left out.
+        """
+        newest: dict[str, bytes] = {}
+        is_ring = (self.path / RING_FILE).is_file()
         for file in self.files:
-            yield from _KINDS[file.suffix](file, self.problems).messages(wanted)
+            begun: set[str] = set()
+            for message in _KINDS[file.suffix](file, self.problems).messages(wanted):
+                topic = message.topic
+                if is_ring and message.type_name == _STRING:
+                    is_repeat = topic not in begun and newest.get(topic) == message.serialised
+                    begun.add(topic)
+                    newest[topic] = message.serialised
+                    if is_repeat:
+                        continue
+                yield message
 
     def read(self, message: RawMessage) -> Any | None:
         """Make the message; None, with the problem noted, where that is not possible."""
@@ -114,9 +130,9 @@ def find_recordings(paths: Iterable[Path]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for path in paths:
-        inside = [path]
-        if not is_recording(path):
-            inside = sorted(_recordings_in(path)) if path.is_dir() else []
+        inside = sorted(_recordings_in(path, set())) if path.is_dir() else []
+        if not inside and is_recording(path):
+            inside = [path]
         if not inside:
             # Says why.
             BagReader(path)
@@ -125,12 +141,17 @@ def find_recordings(paths: Iterable[Path]) -> list[Path]:
     return list(found.values())
 
 
-def _recordings_in(folder: Path) -> list[Path]:
+def _recordings_in(folder: Path, visited: set[Path]) -> list[Path]:
+    """Return the recordings below a folder, each folder looked into once: links may lead back."""
+    if (folder / RING_FILE).is_file():
+        return []
+    visited.add(folder.resolve())
     found: list[Path] = []
     for path in folder.iterdir():
-        if path.is_dir():
-            found += [path] if is_recording(path) else _recordings_in(path)
-    return found
+        if path.is_dir() and path.resolve() not in visited:
+            found += _recordings_in(path, visited) or ([path] if is_recording(path) else [])
+    # A file that lies beside recordings is one, and no part of them.
+    return found + (_own_files(folder) if found else [])
 
 
 @cache
@@ -146,10 +167,10 @@ def _files_of(path: Path) -> list[Path]:
     own = _own_files(path)
     if own:
         return own
-    parts = [part for part in path.iterdir() if part.is_dir()]
-    if parts and all(_PART.fullmatch(part.name) for part in parts):
-        return [file for part in sorted(parts) for file in _own_files(part)]
-    return []
+    if not (path / RING_FILE).is_file():
+        return []
+    parts = [part for part in path.iterdir() if part.is_dir() and _PART.fullmatch(part.name)]
+    return [file for part in sorted(parts) for file in _own_files(part)]
 
 
 def _own_files(folder: Path) -> list[Path]:
@@ -179,10 +200,10 @@ def _pieces(name: str) -> list[str]:
 
 def _why_none(path: Path) -> str:
     if not path.exists():
-        return 'is not there'
+        return 'does not exist'
     inside = path.iterdir() if path.is_dir() else [path]
     packed = next((file for file in inside if file.name.endswith(_PACKED)), None)
     if packed is not None:
         whole = packed.with_suffix('')
         return f'is compressed as a whole; unpack each file: zstd -d {packed} -o {whole}'
-    return 'has no file of a bag' if path.is_dir() else f"is no file of a bag ('{path.suffix}')"
+    return 'has no bag file' if path.is_dir() else f"is not a bag file ('{path.suffix}')"

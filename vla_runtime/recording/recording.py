@@ -2,8 +2,8 @@
 
 Invariants:
 - without limits the recording is one bag, the folder itself;
-- with limits it is a folder of bags (`000000`, `000001`, …), each complete in itself: it begins
-  with the newest message of every latched topic;
+- with limits it is a folder of bags (`000000`, `000001`, …) with a `ring.yaml` beside them, each
+  complete in itself: it begins with the newest message of every latched topic;
 - the bags take no more than `most_bytes`, the one that is being written included;
 - a disk that is full ends the recording, never its caller: the closed bags stay.
 """
@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 
+from vla_runtime.recording.bag_reader import RING_FILE
 from vla_runtime.recording.bag_writer import Bag, BagError, Offer
 
 # Closed bags of a full ring, about: deleting one loses this fraction of the recording.
 _PARTS = 8
 _MOST_BAGS = 10**6
+_RING_TEXT = '# The folders beside this file are one recording, in the order of their numbers.\n'
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Recording:
             if folder.exists():
                 raise BagError(f'{folder} exists already: name another folder, or remove it')
             folder.mkdir(parents=True)
+            (folder / RING_FILE).write_text(_RING_TEXT, encoding='utf-8')
             self._bag = self._next_bag()
         else:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -117,12 +120,12 @@ class Recording:
         with self._lock:
             if self._ended:
                 return
-            if self._topics[topic][1].latched:
-                self._latched[topic] = serialised
             if self._limits.is_ring and self._is_full():
                 self._turn(stamp_ns)
                 if self._ended:
                     return
+            if self._topics[topic][1].latched:
+                self._latched[topic] = serialised
             self._bag.write(topic, stamp_ns, serialised)
             self.messages += 1
 

@@ -129,7 +129,9 @@ def _line(result: Json) -> str:
         f'{name}: replayed {result["replayed"]} of {result["inferences"]}, bit-identical '
         f'{result["identical"]}'
     )
-    text += f', skipped {skipped}' if skipped else ''
+    if skipped:
+        reason = max(result['skipped'], key=result['skipped'].get)
+        text += f', skipped {skipped}: {reason}'
     return text + (f'; problems: {"; ".join(result["problems"])}' if result['problems'] else '')
 
 
@@ -150,4 +152,5 @@ def _read(path: Path) -> Json | None:
     except JsonError:
         return None
     # What failed for want of a bundle, a package or memory may be there now.
-    return result if 'recording' in result and 'error' not in result else None
+    was_run = result.get('replayed') or result.get('predictions')
+    return result if 'recording' in result and 'error' not in result and was_run else None

@@ -127,7 +127,7 @@ def run_open_loop(
     finally:
         policy.policy.close()
     if not made:
-        reasons = ', '.join(loop.missing) or 'no messages'
+        reasons = ', '.join(loop.missing) or f'it is shorter than --every {every_s:g} s'
         raise ReplayError(f'{path}: no prediction could be made: {reasons}')
     error = open_loop_error(made, loop.motion, robot)
     return OpenLoopResult(

@@ -183,17 +183,24 @@ class _InferenceCollector:
 
     def _node(self, wanted: str | None) -> str:
         path = self._reader.path
-        nodes = sorted(topic.removesuffix(_DESCRIPTION) for topic in self._descriptions)
+        described = sorted(topic.removesuffix(_DESCRIPTION) for topic in self._descriptions)
+        # Other nodes have descriptions too, but no reports.
+        nodes = [node for node in described if node + _REPORT in self._reports] or described
         if wanted is not None:
             if wanted not in nodes:
                 there = f'there are: {", ".join(nodes)}' if nodes else 'there is none'
                 raise ReplayError(f'{path}: no policy node {wanted} in it; {there}')
             return wanted
         if not nodes:
-            problems = ''.join(f'; {text}' for text in self._reader.problems[:3])
+            problems = '; '.join(self._reader.problems[:3])
+            reason = (
+                f'is not in what can be read ({problems})'
+                if problems
+                else 'was not recorded: record with record:=true'
+            )
             raise ReplayError(
-                f'{path}: no topic …/vla_policy/description, so nothing says which policy ran; '
-                f'record with record:=true, or compare motion with --open-loop{problems}'
+                f'{path}: …/vla_policy/description, which says what policy ran, {reason}; '
+                '--open-loop compares motion without it'
             )
         if len(nodes) > 1:
             raise ReplayError(
