@@ -121,6 +121,15 @@ def test_a_bundle_that_was_made_anew_is_another_result(folder, tmp_path):
     assert before.name != name
 
 
+def test_a_fault_of_the_networks_costs_one_recording(folder, tmp_path, monkeypatch):
+    def fail(self):
+        raise RuntimeError('not enough memory: you tried to allocate 8 bytes')
+
+    monkeypatch.setattr('vla_runtime.replay.units.Replay.inferences', fail)
+    result = run_unit(units(folder)[0])
+    assert 'not enough memory' in result['error']
+
+
 def test_what_failed_is_tried_again(folder, tmp_path, bundle):
     moved = bundle.rename(bundle.with_name('elsewhere'))
     try:

@@ -101,6 +101,19 @@ def test_an_uncertain_chunk_that_is_identical_makes_up_for_no_certain_one_that_d
     assert summary.is_broken
 
 
+def test_chunks_of_another_policys_joints_are_noted_and_not_added_up(recording):
+    first, *others = replay(recording)[0]
+    summary = ReplaySummary('bag', '/vla_policy')
+    summary.add(first)
+    for one in others:
+        joints = tuple(f'other_{name}' for name in one.error.joints)
+        summary.add(replace(one, error=replace(one.error, joints=joints, identical=False)))
+    assert (summary.error.chunks, summary.error.joints) == (1, first.error.joints)
+    assert sum(summary.notes.values()) == len(others)
+    assert not summary.is_broken
+    assert any('another policy ran then' in line for line in summary.lines())
+
+
 def test_bounded_reuse_is_followed_in_order(tmp_path, bundle, robot_file):
     turns = [*[Turn(BOUNDED)] * 4, *[Turn(BOUNDED, episode=2)] * 2]
     found, _ = replay(record(tmp_path / 'bag', bundle, robot_file, turns))

@@ -15,6 +15,7 @@ from vla_runtime.replay.recorded import RecordedRun
 from vla_runtime.replay.rerun import ReplayedInference
 
 _STEPS_SHOWN = 10
+_OTHER_JOINTS = 'not compared: its joints are not those of the first chunk; another policy ran then'
 
 
 class LivePart(Protocol):
@@ -78,11 +79,14 @@ class ReplaySummary:
             self.skipped[found.reason] += 1
             return
         self.replayed += 1
-        if found.note:
-            self.notes[found.note] += 1
-        if found.error is not None:
-            self.error.add(found.error)
-            self.certain_identical += found.error.identical and not found.note
+        error, note = found.error, found.note
+        if error is not None and self.error.chunks and error.joints != self.error.joints:
+            error, note = None, _OTHER_JOINTS
+        if note:
+            self.notes[note] += 1
+        if error is not None:
+            self.error.add(error)
+            self.certain_identical += error.identical and not note
         recorded = found.recorded.report.get('ms.total')
         if recorded is not None:
             self.milliseconds['recorded'].append(float(recorded))

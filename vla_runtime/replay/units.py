@@ -104,8 +104,10 @@ def run_unit(unit: Unit) -> Json:
             summary.add(found)
         summary.finish(run, tuple(replay.differences), perf_counter() - begin_s)
         return summary.as_json()
-    except ValueError as error:
-        return {'recording': str(unit.recording), 'error': str(error), 'is_broken': False}
+    # PyTorch raises RuntimeError for want of memory, and for shapes of a damaged bundle.
+    except (ValueError, RuntimeError, MemoryError) as error:
+        reason = str(error) or f'{unit.recording}: {type(error).__name__}'
+        return {'recording': str(unit.recording), 'error': reason, 'is_broken': False}
 
 
 def _open_loop(unit: Unit, options: OpenLoopOptions) -> Json:
