@@ -89,7 +89,7 @@ class Result:
         if self.damaged:
             lines.append(f'{self.damaged} camera frames are damaged: the one before was taken')
         if self.too_short:
-            lines.append(f'{self.too_short} stretches between episodes are shorter than --shortest')
+            lines.append(f'{self.too_short} stretches are shorter than --shortest and left out')
         unjudged = len(self.verdicts) - len(judged)
         if judged and unjudged:
             lines.append(f'no column next.success: {unjudged} episodes were not judged')

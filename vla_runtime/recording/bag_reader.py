@@ -20,16 +20,14 @@ from vla_runtime.files.input_files import read_text
 from vla_runtime.files.quotes import one_line
 from vla_runtime.files.typed_yaml import LARGEST_FILE, loads
 from vla_runtime.recording.mcap_file import McapFile
+from vla_runtime.recording.ring_folder import is_ring, parts_of
 from vla_runtime.recording.sqlite_file import SqliteFile
 from vla_runtime.recording.storage_file import RawMessage, StorageFile, Wanted
+from vla_runtime.recording.topics import STRING
 
 _KINDS: Mapping[str, type[StorageFile]] = {'.mcap': McapFile, '.db3': SqliteFile}
 # Of a bag that was compressed file by file.
 _PACKED = ('.mcap.zstd', '.db3.zstd', '.mcap.zst', '.db3.zst')
-# Beside the bags of the ring that `Recording` writes: they are one recording.
-RING_FILE = 'ring.yaml'
-_PART = re.compile(r'\d{6}')
-_STRING = 'std_msgs/msg/String'
 _LONGEST_REASON = 120
 
 
@@ -70,12 +68,12 @@ class BagReader:
         What a bag of a ring repeats at its begin, so that it is complete in itself, is left out.
         """
         newest: dict[str, bytes] = {}
-        is_ring = (self.path / RING_FILE).is_file()
+        in_ring = is_ring(self.path)
         for file in self.files:
             begun: set[str] = set()
             for message in _KINDS[file.suffix](file, self.problems).messages(wanted):
                 topic = message.topic
-                if is_ring and message.type_name == _STRING:
+                if in_ring and message.type_name == STRING:
                     is_repeat = topic not in begun and newest.get(topic) == message.serialised
                     begun.add(topic)
                     newest[topic] = message.serialised
@@ -143,7 +141,7 @@ def find_recordings(paths: Iterable[Path]) -> list[Path]:
 
 def _recordings_in(folder: Path, visited: set[Path]) -> list[Path]:
     """Return the recordings below a folder, each folder looked into once: links may lead back."""
-    if (folder / RING_FILE).is_file():
+    if is_ring(folder):
         return []
     visited.add(folder.resolve())
     found: list[Path] = []
@@ -167,10 +165,9 @@ def _files_of(path: Path) -> list[Path]:
     own = _own_files(path)
     if own:
         return own
-    if not (path / RING_FILE).is_file():
+    if not is_ring(path):
         return []
-    parts = [part for part in path.iterdir() if part.is_dir() and _PART.fullmatch(part.name)]
-    return [file for part in sorted(parts) for file in _own_files(part)]
+    return [file for part in parts_of(path) for file in _own_files(part)]
 
 
 def _own_files(folder: Path) -> list[Path]:

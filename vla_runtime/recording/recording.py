@@ -17,13 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 
-from vla_runtime.recording.bag_reader import RING_FILE
 from vla_runtime.recording.bag_writer import Bag, BagError, Offer
+from vla_runtime.recording.ring_folder import make_ring, part_of
 
 # Closed bags of a full ring, about: deleting one loses this fraction of the recording.
 _PARTS = 8
-_MOST_BAGS = 10**6
-_RING_TEXT = '# The folders beside this file are one recording, in the order of their numbers.\n'
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,7 @@ class Recording:
         if limits.is_ring:
             if folder.exists():
                 raise BagError(f'{folder} exists already: name another folder, or remove it')
-            folder.mkdir(parents=True)
-            (folder / RING_FILE).write_text(_RING_TEXT, encoding='utf-8')
+            make_ring(folder)
             self._bag = self._next_bag()
         else:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +140,7 @@ class Recording:
 
     def _turn(self, now_ns: int) -> None:
         """Close the open bag, delete bags beyond the limits, and open the next bag."""
-        folder = self._folder(self._number - 1)
+        folder = part_of(self.folder, self._number - 1)
         self._bag.close()
         if self._ended:
             return
@@ -169,15 +166,12 @@ class Recording:
             shutil.rmtree(self._closed.pop(0).folder, ignore_errors=True)
 
     def _next_bag(self) -> Bag:
-        bag = Bag(self._folder(self._number), self._on_end)
+        bag = Bag(part_of(self.folder, self._number), self._on_end)
         self._number += 1
         self._begin_s = self._clock()
         for topic, (type_name, offer) in self._topics.items():
             bag.add_topic(topic, type_name, offer)
         return bag
-
-    def _folder(self, number: int) -> Path:
-        return self.folder / f'{number % _MOST_BAGS:06d}'
 
     def _on_end(self, text: str) -> None:
         self._ended = True
