@@ -86,10 +86,11 @@ def jpeg(number: int) -> bytes:
     return bytes(cv2.imencode('.jpg', pixels(number)[:, :, ::-1])[1])
 
 
-def write_bag(folder: Path, story: Story) -> Path:
-    """Write a bag; returns its folder."""
-    with Writer(folder, version=9, storage_plugin=story.plugin) as writer:
-        _Teller(writer, story).tell()
+def write_bag(folder: Path, *stories: Story) -> Path:
+    """Write a bag of one robot, or of several at once; returns its folder."""
+    with Writer(folder, version=9, storage_plugin=stories[0].plugin) as writer:
+        for story in stories:
+            _Teller(writer, story).tell()
     return folder
 
 

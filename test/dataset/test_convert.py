@@ -179,6 +179,44 @@ def test_namespace_storage_and_clock_of_a_bag_change_nothing(make: Any, story: S
         np.testing.assert_array_equal(made.column(name), plain.column(name))
 
 
+def test_of_several_robots_in_a_bag_one_is_chosen(tmp_path: Path, robot_file: Path) -> None:
+    two = write_bag(
+        tmp_path / 'two',
+        Story(prefix='/left', said=((0, 'wave'),), commands=False),
+        Story(prefix='/right', said=((0, 'point'),), verdicts=((2900, True),)),
+    )
+    robot = load_robot(robot_file)
+    with pytest.raises(
+        ValueError, match=r'several robots .*: /left, /right; choose one with --nam'
+    ):
+        convert([two], tmp_path / 'out', DatasetOptions(robot=robot))
+    with pytest.raises(ValueError, match=r'--namespace middle: .* it has them in /left, /right'):
+        convert([two], tmp_path / 'out', DatasetOptions(robot=robot, namespace='middle'))
+    # The left robot's commands are not there, and it does not get the right one's.
+    with pytest.raises(ValueError, match='no command on topic arm/joint_trajectory'):
+        convert([two], tmp_path / 'out', DatasetOptions(robot=robot, namespace='left'))
+    left = DatasetOptions(robot=robot, namespace='left', measured_actions=True)
+    made = convert([two], tmp_path / 'left_out', left)
+    assert (made.tasks, made.verdicts) == (['wave'], [None])
+    made = convert([two], tmp_path / 'out', DatasetOptions(robot=robot, namespace='/right/'))
+    assert (made.tasks, made.verdicts) == (['point'], [True])
+
+
+@pytest.mark.parametrize(
+    ('only', 'tasks', 'left'),
+    [(None, ['a', 'b', 'c'], 0), ('judged', ['a', 'b'], 1), ('success', ['b'], 2)],
+)
+def test_only_what_was_judged_may_be_taken(
+    make: Any, only: str | None, tasks: list[str], left: int
+) -> None:
+    said = ((0, 'a'), (1500, 'b'), (3000, 'c'))
+    story = Story(length_ms=4500, said=said, verdicts=((1400, False), (2900, True)))
+    made = make(story, only=only)
+    assert (made.result.tasks, made.result.others) == (tasks, left)
+    assert ('next.success' in made.frames.column_names) == (only is not None)
+    assert any('another verdict than --only' in line for line in made.result.lines()) == bool(left)
+
+
 def test_actions_may_be_the_next_measured_positions(make: Any) -> None:
     made = make(Story(commands=False), measured_actions=True)
     state, action = made.column('observation.state'), made.column('action')

@@ -1,5 +1,6 @@
 """The old file is kept whenever the new one cannot be written to its end."""
 
+import json
 import os
 import resource
 import stat
@@ -111,6 +112,15 @@ def test_standard_output_that_is_a_file_stays_that_file(tmp_path):
     assert path.stat().st_ino == inode
     assert path.read_text().startswith('{')
     assert os.path.islink('/dev/stdout')
+
+
+@pytest.mark.parametrize('named', ['-', '/dev/stdout'])
+def test_figures_on_standard_output_stand_there_alone(named):
+    command = [sys.executable, '-m', 'vla_runtime', 'roofline', 'act', '--device', 'thor']
+    done = subprocess.run([*command, '--json', named], capture_output=True, text=True, check=True)
+    assert isinstance(json.loads(done.stdout), dict)
+    plain = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.startswith(plain.stdout)
 
 
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):

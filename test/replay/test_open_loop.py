@@ -52,6 +52,7 @@ def write(
     wrist: bool = True,
     instruction: bool = True,
     packed: bool = False,
+    second: str | None = None,
 ) -> Path:
     """A bag as `ros2 bag record` writes it: no policy was there."""
     with Writer(folder, version=9, storage_plugin=plugin) as writer:
@@ -155,7 +156,7 @@ def test_bundle_and_robot_of_a_recording_are_taken_from_it(tmp_path, bundle, rob
 
 def test_without_a_recorded_policy_bundle_and_robot_must_be_given(tmp_path, bundle, robot_file):
     folder = write(tmp_path / 'bag')
-    with pytest.raises(ReplayError, match='no policy node was recorded in it, so give --robot'):
+    with pytest.raises(ReplayError, match='no policy node is described in it, so give --robot'):
         run_open_loop(folder, Changes(bundle=bundle), robot=None, instruction=None, every_s=0.5)
     with pytest.raises(ReplayError, match='so give --bundle'):
         run_open_loop(

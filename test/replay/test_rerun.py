@@ -12,11 +12,12 @@ from paths import ROOT
 from recorded_bag import Turn, first_turns, record
 from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_runtime.bundle.folder import Bundle
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.replay.frames import SkippedInference
 from vla_runtime.replay.recorded import read_run
 from vla_runtime.replay.rerun import Replay
-from vla_runtime.replay.setup import Changes
+from vla_runtime.replay.setup import Changes, fit_recording
 from vla_runtime.replay.summary import ReplaySummary
 
 BOUNDED = {
@@ -75,6 +76,45 @@ def test_another_bundle_is_a_what_if_in_the_same_joints(recording, tmp_path):
     assert found[0].error.joints == ('shoulder', 'elbow', 'gripper')
     (difference,) = made.differences
     assert difference.startswith('bundle ')
+
+
+def test_a_bundle_of_other_units_sees_the_same_state(tmp_path, robot_file):
+    spec = tiny_spec()
+    moved = write_tiny_policy(tmp_path / 'tiny', spec)
+    folder = record(tmp_path / 'bag', moved, robot_file, [Turn()])
+    # The bundle that was recorded is not needed for it.
+    moved.rename(tmp_path / 'elsewhere')
+    elbow = replace(spec.state[1], unit='deg')
+    turned = replace(spec, state=(spec.state[2], elbow, spec.state[0]))
+    description = read_run(BagReader(folder)).inferences[0].description
+    other = Bundle(tmp_path / 'other', turned, {})
+    _, _, state = fit_recording(description, other)
+    shoulder, elbow, gripper = 0.25, 0.5, 0.75
+    recorded = np.array([shoulder, elbow, gripper])
+    np.testing.assert_allclose(state(recorded), [gripper, np.degrees(elbow), shoulder], rtol=1e-12)
+
+
+def test_the_first_chunk_that_differs_is_named(recording):
+    summary = ReplaySummary('bag', '/vla_policy', units={'elbow': 'rad'})
+    for number, one in enumerate(replay(recording)[0]):
+        absolute = np.zeros_like(one.error.absolute)
+        if number >= 3:
+            absolute[2, 1] = 0.125
+        error = replace(one.error, absolute=absolute, identical=number < 3)
+        summary.add(replace(one, error=error))
+    stamp_ns = replay(recording)[0][3].recorded.stamp_ns
+    assert summary.as_json()['first_difference'] == {
+        'episode': 1,
+        'inference': 3,
+        'stamp_ns': stamp_ns,
+        'step': 2,
+        'joint': 'elbow',
+        'error': 0.125,
+    }
+    assert (
+        f'  first that differs: inference 3 of episode 1 (stamp {stamp_ns} ns), most at step 2 of '
+        'elbow: 0.125 rad'
+    ) in summary.lines()
 
 
 def test_a_frame_that_is_missing_skips_its_inference_alone(tmp_path, bundle, robot_file):

@@ -7,15 +7,17 @@ import os
 from pathlib import Path
 
 from vla_runtime.bundle.schema import SPEC_FILE
-from vla_runtime.files.whole_files import is_stream
+from vla_runtime.files.whole_files import STANDARD_OUTPUT, is_stream
 from vla_runtime.ros.package_files import share_folder
 
 
 def output_file(text: str) -> Path:
     """An argument's `type`: a file that can be written, so that no work is done in vain.
 
-    Nothing is made; argparse names the option.
+    `-` is standard output. Nothing is made; argparse names the option.
     """
+    if text == '-':
+        return STANDARD_OUTPUT
     path = Path(text)
     if not text:
         raise argparse.ArgumentTypeError('expected the name of a file')

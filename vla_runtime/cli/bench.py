@@ -103,7 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--plot', type=output_file, metavar='OUT', help='measure more, and draw it: an HTML page'
     )
     parser.add_argument(
-        '--json', type=output_file, metavar='OUT', help='write all figures to this file'
+        '--json',
+        type=output_file,
+        metavar='OUT',
+        help='write all figures to this file (-: standard output)',
     )
 
 

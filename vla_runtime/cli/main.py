@@ -13,9 +13,11 @@ import os
 import pkgutil
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from types import ModuleType
 
 from vla_runtime import __version__, cli
+from vla_runtime.files.whole_files import STANDARD_OUTPUT
 
 _OWN_MODULE = 'main'
 
@@ -37,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except SystemExit as stop:
             # argparse leaves this way after help (0) and after a wrong argument (2).
             return int(stop.code or 0)
-        code = int(arguments.run(arguments))
+        # Figures on standard output are for a program: what a person reads goes beside them.
+        figures_only = getattr(arguments, 'json', None) == STANDARD_OUTPUT
+        with redirect_stdout(sys.stderr) if figures_only else nullcontext():
+            code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code
     except BrokenPipeError:

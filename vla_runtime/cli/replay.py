@@ -102,7 +102,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='several recordings: processes (default: one a core)',
     )
     add_ray_argument(parser, 'recordings')
-    parser.add_argument('--json', type=output_file, metavar='FILE', help='write the result there')
+    parser.add_argument(
+        '--json',
+        type=output_file,
+        metavar='FILE',
+        help='write the result there (-: standard output)',
+    )
 
 
 def _add_changes(parser: argparse.ArgumentParser) -> None:
@@ -143,6 +148,11 @@ def _add_open_loop(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--robot', metavar='FILE', help='--open-loop: robot file (default: the recorded one)'
+    )
+    parser.add_argument(
+        '--namespace',
+        metavar='NS',
+        help='--open-loop: of the robot, in a bag of several (default: the only one)',
     )
     parser.add_argument(
         '--instruction', metavar='TEXT', help='--open-loop: the task (default: as recorded)'
@@ -210,11 +220,14 @@ def _check_together(arguments: argparse.Namespace, several: bool) -> None:
         ('--robot', arguments.robot),
         ('--instruction', arguments.instruction),
         ('--every', arguments.every),
+        ('--namespace', arguments.namespace),
     ):
         if value is not None and not arguments.open_loop:
             raise ValueError(f'{option} is for --open-loop: a replay takes what was recorded')
     if arguments.open_loop and arguments.node:
-        raise ValueError('--node is not for --open-loop, which runs no recorded inference')
+        raise ValueError(
+            '--node is not for --open-loop, which runs no recorded inference; see --namespace'
+        )
     if arguments.workers is not None and not several:
         raise ValueError('--workers is for several recordings, or one with --out')
     if arguments.rate is not None and not arguments.live:
@@ -275,7 +288,10 @@ def _several(
     options = None
     if arguments.open_loop:
         options = OpenLoopOptions(
-            _robot_file(arguments.robot), arguments.instruction, arguments.every or _EVERY_S
+            _robot_file(arguments.robot),
+            arguments.instruction,
+            arguments.every or _EVERY_S,
+            arguments.namespace,
         )
     units = [Unit(path, changes, arguments.node, options) for path in recordings]
     out: Path = arguments.out or Path('replay_results')
@@ -323,6 +339,7 @@ def _open_loop(path: Path, changes: Changes, arguments: argparse.Namespace) -> O
         robot=robot,
         instruction=arguments.instruction,
         every_s=arguments.every or _EVERY_S,
+        namespace=arguments.namespace,
         progress=lambda made: tqdm(made, desc=path.name, unit='chunk', leave=False, disable=None),
     )
 

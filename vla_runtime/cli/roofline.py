@@ -74,7 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="denoise steps (default: the bundle's, or 10)",
     )
     parser.add_argument(
-        '--json', type=output_file, metavar='OUT', help='write all figures to this file'
+        '--json',
+        type=output_file,
+        metavar='OUT',
+        help='write all figures to this file (-: standard output)',
     )
 
 

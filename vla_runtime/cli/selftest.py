@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='of the policy, may be repeated (default: all)',
     )
     parser.add_argument(
-        '--json', type=output_file, metavar='FILE', help='write versions and steps there too'
+        '--json',
+        type=output_file,
+        metavar='FILE',
+        help='write versions and steps there too (-: standard output)',
     )
 
 

@@ -9,6 +9,7 @@ examples:
   vla_runtime to-dataset recordings --out datasets/all --fps 10 --force
   vla_runtime to-dataset any_bag --out datasets/taught --robot so101 --fps 30 \\
       --task 'pick up the cup' --actions measured
+  vla_runtime to-dataset recordings --out datasets/good --only success
 
 exit code: 0; 1 where some of the recordings cannot be used and are left out; 2 where none can, or
 the arguments cannot.
@@ -47,6 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--robot', metavar='FILE', help='robot file, or its name (default: the recorded one)'
+    )
+    parser.add_argument(
+        '--namespace', metavar='NS', help='of the robot, in bags of several (default: the only one)'
+    )
+    parser.add_argument(
+        '--only',
+        choices=('judged', 'success'),
+        help='judged: leave out episodes without a verdict; success: and those that failed '
+        '(default: all)',
     )
     parser.add_argument(
         '--fps',
@@ -122,6 +132,8 @@ def _wishes(arguments: argparse.Namespace) -> DatasetOptions:
         robot = load_robot(find_robot(arguments.robot, share_folder() / 'config' / 'robots'))
     return DatasetOptions(
         robot=robot,
+        namespace=arguments.namespace,
+        only=arguments.only,
         fps=arguments.fps,
         task=arguments.task.strip() if arguments.task else None,
         measured_actions=arguments.actions == 'measured',

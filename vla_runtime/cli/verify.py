@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'with --backend tensorrt: cuda)',
     )
     parser.add_argument(
-        '--json', type=output_file, metavar='FILE', help='write the receipt there too'
+        '--json',
+        type=output_file,
+        metavar='FILE',
+        help='write the receipt there too (-: standard output)',
     )
 
 

@@ -24,14 +24,15 @@ from vla_runtime.recording.topics import (
     JOINT_STATE,
     STRING,
     MissingTopicError,
+    Namespace,
+    Source,
     camera_topics,
-    find_topic,
     is_topic,
+    robot_namespace,
 )
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, message_to_plan
 from vla_runtime.ros.messages.conversions import stamp_to_ns as to_ns
 from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.policy.description import read_description
 from vla_runtime.ros.robot.file import Robot
 from vla_runtime.ros.robot.schema import RobotOutput
 
@@ -89,29 +90,20 @@ class BagContents:
     step_time_s: float | None
 
 
-def recorded_robot(reader: BagReader) -> Robot | None:
-    """Return the robot file that a policy node's description in a bag has; None without one."""
-    wanted = reader.messages(lambda name, kind: kind == STRING and name.endswith('/description'))
-    for raw in wanted:
-        message = reader.read(raw)
-        if message is None:
-            continue
-        try:
-            return read_description(message.data).robot
-        except ValueError as error:
-            # Other nodes have topics of that name too.
-            reader.problems.append(f'{reader.path}: topic {raw.topic}: {error}')
-    return None
-
-
-def read_contents(reader: BagReader, robot: Robot) -> BagContents:
+def read_contents(reader: BagReader, robot: Robot, namespace: str | None = None) -> BagContents:
     """Read a bag.
+
+    Args:
+        reader: of the bag.
+        robot: the robot file.
+        namespace: of the robot in the bag; None: the only one that has its topics.
 
     Raises:
         MissingTopicError: a topic of the robot file is not in it.
+        NamespaceError: several robots are in it.
         DatasetError: a joint of the robot file is never in its topic.
     """
-    collector = _EpisodeCollector(reader, robot)
+    collector = _EpisodeCollector(reader, robot, namespace)
     for raw in reader.messages(collector.wants):
         collector.take(raw)
     return collector.contents()
@@ -127,8 +119,9 @@ class _Topic:
 
 
 class _EpisodeCollector:
-    def __init__(self, reader: BagReader, robot: Robot) -> None:
+    def __init__(self, reader: BagReader, robot: Robot, namespace: str | None) -> None:
         self._reader, self._robot = reader, robot
+        self._wanted, self._namespace = namespace, Namespace()
         self._topics: dict[str, _Topic] = {}
         self._seen: dict[str, str] = {}
         self._offsets_ns: list[int] = []
@@ -169,6 +162,14 @@ class _EpisodeCollector:
         robot = self._robot
         offset_ns = int(np.median(self._offsets_ns)) if self._offsets_ns else 0
         offset_ns = offset_ns if abs(offset_ns) > _SAME_CLOCK_NS else 0
+        self._namespace = robot_namespace(
+            {name: one.kind for name, one in self._topics.items()},
+            [
+                *(Source(camera_topics(camera.topic), IMAGE_TYPES) for camera in robot.cameras),
+                *(Source((source.topic,), (JOINT_STATE,)) for source in robot.joint_states),
+            ],
+            self._wanted,
+        )
         topics = {
             camera.name: self._required(camera_topics(camera.topic), IMAGE_TYPES, camera.name)
             for camera in robot.cameras
@@ -189,7 +190,8 @@ class _EpisodeCollector:
         )
 
     def _find(self, names: Sequence[str], types: Sequence[str]) -> str | None:
-        return find_topic({name: one.kind for name, one in self._topics.items()}, names, types)
+        kinds = {name: one.kind for name, one in self._topics.items()}
+        return self._namespace.find_topic(kinds, names, types)
 
     def _required(self, names: Sequence[str], types: Sequence[str], source: str) -> str:
         found = self._find(names, types)
@@ -246,7 +248,7 @@ class _EpisodeCollector:
                 episode = plan.episode
                 events.append(Event(time_ns - offset_ns, 'episode'))
         for name, topic in self._topics.items():
-            if is_topic(name, 'report'):
+            if is_topic(name, 'report') and not self._namespace.is_other(name):
                 for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
                     success = _verdict(message)
                     if success is not None:

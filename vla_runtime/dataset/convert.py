@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Literal
 
-from vla_runtime.dataset.bag_contents import BagContents, read_contents, recorded_robot
+from vla_runtime.dataset.bag_contents import BagContents, read_contents
 from vla_runtime.dataset.bag_frames import BagFrames
 from vla_runtime.dataset.episodes import Grid, PlannedEpisode, plan_episodes
 from vla_runtime.dataset.errors import DatasetError
@@ -15,6 +16,8 @@ from vla_runtime.dataset.frames import DatasetFrame, EpisodeFacts
 from vla_runtime.dataset.layout import Layout
 from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
 from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.recording.topics import in_namespace
+from vla_runtime.ros.policy.description import find_description
 from vla_runtime.ros.robot.file import Robot
 
 # Shows progress over frames, of which there are so many; gives them on.
@@ -28,6 +31,8 @@ class DatasetOptions:
 
     Attributes:
         robot: the robot file; None: the recorded one.
+        namespace: of the robot in bags of several; None: the only one.
+        only: `judged` or `success`: episodes that were judged, or judged a success; None: all.
         fps: frames a second; None: the policy's steps a second.
         task: of every episode; None: the recorded instructions.
         measured_actions: actions are the positions measured at the next frame.
@@ -36,6 +41,8 @@ class DatasetOptions:
     """
 
     robot: Robot | None = None
+    namespace: str | None = None
+    only: Literal['judged', 'success'] | None = None
     fps: int | None = None
     task: str | None = None
     measured_actions: bool = False
@@ -54,6 +61,7 @@ class Result:
         tasks: of the episodes.
         verdicts: of the episodes; None where nobody judged.
         too_short: episodes that were left out.
+        others: likewise, for their verdict.
         repeated: camera frames that were shown before.
         damaged: camera frames that could not be decoded.
         problems: what of the bags could not be read.
@@ -66,6 +74,7 @@ class Result:
     tasks: list[str] = field(default_factory=list)
     verdicts: list[bool | None] = field(default_factory=list)
     too_short: int = 0
+    others: int = 0
     repeated: int = 0
     damaged: int = 0
     problems: list[str] = field(default_factory=list)
@@ -90,9 +99,14 @@ class Result:
             lines.append(f'{self.damaged} camera frames are damaged: the one before was taken')
         if self.too_short:
             lines.append(f'{self.too_short} stretches are shorter than --shortest and left out')
+        if self.others:
+            lines.append(f'{self.others} episodes have another verdict than --only, or none')
         unjudged = len(self.verdicts) - len(judged)
         if judged and unjudged:
-            lines.append(f'no column next.success: {unjudged} episodes were not judged')
+            lines.append(
+                f'no column next.success: {unjudged} episodes were not judged (--only judged '
+                'leaves them out)'
+            )
         lines += [f'problem: {text}' for text in self.problems]
         return lines + [f'left out: {text}' for text in self.left_out]
 
@@ -126,7 +140,7 @@ def convert(
     """
     bags: list[_Bag] = []
     left_out: list[str] = []
-    too_short, layout = 0, None
+    too_short, others, layout = 0, 0, None
     with dataset_folder(out, force=force) as folder:
         for path in paths:
             try:
@@ -137,11 +151,13 @@ def convert(
                 continue
             episodes, short = plan_episodes(contents, grid)
             too_short += short
-            bags.append(_Bag(path, contents, episodes))
+            wanted = [episode for episode in episodes if _is_wanted(episode, options)]
+            others += len(episodes) - len(wanted)
+            bags.append(_Bag(path, contents, wanted))
             layout = _same_layout(layout, _layout(contents, robot, grid), path)
         if layout is None:
             raise DatasetError('\n'.join(left_out))
-        result = _write(bags, folder, layout, too_short, progress)
+        result = _write(bags, folder, layout, too_short, others, progress)
     result.left_out = left_out
     return result
 
@@ -154,16 +170,31 @@ def _read(path: Path, options: DatasetOptions) -> tuple[BagContents, Robot]:
     """
     reader = BagReader(path)
     try:
-        robot = options.robot or recorded_robot(reader)
+        robot = options.robot or _recorded_robot(reader, options.namespace)
         if robot is None:
             raise DatasetError(
                 f'{path}: no description of a policy node is in it, so nothing says which robot '
                 'it is; give the robot file with --robot'
             )
-        return read_contents(reader, robot), robot
+        return read_contents(reader, robot, options.namespace), robot
     except ValueError as error:
         problems = '; '.join(reader.problems[:3])
         raise DatasetError(f'{error} ({problems})' if problems else str(error)) from None
+
+
+def _recorded_robot(reader: BagReader, namespace: str | None) -> Robot | None:
+    """Return the robot file of the policy node that a bag describes; None without one."""
+    texts = reader.texts(
+        lambda topic: topic.endswith('/description') and in_namespace(topic, namespace)
+    )
+    found = find_description(((topic, text) for _, topic, text in texts), reader.note)
+    return None if found is None else found.robot
+
+
+def _is_wanted(episode: PlannedEpisode, options: DatasetOptions) -> bool:
+    if options.only == 'success':
+        return episode.success is True
+    return options.only is None or episode.success is not None
 
 
 def _grid(path: Path, contents: BagContents, options: DatasetOptions, before: int | None) -> Grid:
@@ -226,17 +257,22 @@ def _same_layout(first: Layout | None, layout: Layout, path: Path) -> Layout:
 
 
 def _write(
-    bags: Sequence[_Bag], folder: Path, layout: Layout, too_short: int, progress: Progress
+    bags: Sequence[_Bag],
+    folder: Path,
+    layout: Layout,
+    too_short: int,
+    others: int,
+    progress: Progress,
 ) -> Result:
     verdicts = [episode.success for bag in bags for episode in bag.episodes]
     if not verdicts:
         raise DatasetError(
             f'{", ".join(str(bag.path) for bag in bags)}: no episode in which every camera, joint '
             f'and command is there for long enough ({too_short} too short); see --shortest and '
-            '--frame-age'
+            '--frame-age' + (f'. --only leaves out {others}' if others else '')
         )
     judged = all(verdict is not None for verdict in verdicts)
-    result = Result(layout, too_short=too_short)
+    result = Result(layout, too_short=too_short, others=others)
     writer: DatasetWriter | None = None
     total = sum(len(episode.times_ns) for bag in bags for episode in bag.episodes)
     done = 0

@@ -11,8 +11,9 @@ from typing import BinaryIO
 
 # A full disk, a used up quota, and a file as large as its file system or limit allows.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+STANDARD_OUTPUT = Path('/dev/stdout')
 # They lead to whatever this process writes to, which may be a file.
-_STREAMS = ('/dev/stdout', '/dev/stderr', '/dev/fd/', '/proc/')
+_STREAMS = (str(STANDARD_OUTPUT), '/dev/stderr', '/dev/fd/', '/proc/')
 
 
 class WriteError(OSError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -81,13 +81,24 @@ class BagReader:
                         continue
                 yield message
 
+    def texts(self, wanted: Callable[[str], bool]) -> Iterator[tuple[int, str, str]]:
+        """Yield time (ns), topic and text of the messages that are a text on a wanted topic."""
+        for raw in self.messages(lambda topic, kind: kind == STRING and wanted(topic)):
+            message = self.read(raw)
+            if message is not None:
+                yield raw.time_ns, raw.topic, message.data
+
+    def note(self, problem: str) -> None:
+        """Note what cannot be read."""
+        self.problems.append(f'{self.path}: {problem}')
+
     def read(self, message: RawMessage) -> Any | None:
         """Make the message; None, with the problem noted, where that is not possible."""
         try:
             return read_message(message)
         except MessageError as error:
             if not self._damaged[message.topic]:
-                self.problems.append(f'{self.path}: topic {message.topic}: {error}')
+                self.note(f'topic {message.topic}: {error}')
             self._damaged[message.topic] += 1
             return None
 

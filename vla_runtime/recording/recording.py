@@ -22,6 +22,8 @@ from vla_runtime.recording.ring_folder import make_ring, part_of
 
 # Closed bags of a full ring, about: deleting one loses this fraction of the recording.
 _PARTS = 8
+# A bag has schemas and latched messages of its own, some 60 kB: it is worth so much of frames.
+_LEAST_PART_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ class Recording:
         self.folder = folder
         self._limits = limits
         # Size at which a bag is closed. The open bag counts too, so there is one more than _PARTS.
-        self._part_bytes = limits.most_bytes // (_PARTS + 1)
+        self._part_bytes = max(
+            limits.most_bytes // (_PARTS + 1), min(limits.most_bytes // 3, _LEAST_PART_BYTES)
+        )
         self._clock = clock
         self._begin_s = clock()
         self._on_failure = on_failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
@@ -23,6 +24,10 @@ class MissingTopicError(ValueError):
         )
 
 
+class NamespaceError(ValueError):
+    """Topics of the robot file are in several namespaces of a bag, or not in the chosen one."""
+
+
 def is_topic(topic: str, name: str) -> bool:
     """Return whether a bag's topic is one of a robot file or node, in any namespace."""
     return topic == name or topic.endswith(f'/{name.lstrip("/")}')
@@ -33,16 +38,115 @@ def camera_topics(topic: str) -> tuple[str, str]:
     return topic, f'{topic}/compressed'
 
 
-def find_topic(kinds: Mapping[str, str], names: Sequence[str], types: Sequence[str]) -> str | None:
-    """Return the topic with the shortest name that has the first name possible; None without one.
+@dataclass(frozen=True)
+class Source:
+    """A camera or joint of a robot file, as a bag may have it.
+
+    Attributes:
+        names: of its topic, the preferred one first.
+        types: of its messages.
+    """
+
+    names: Sequence[str]
+    types: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """Namespace of one robot's topics in a bag.
+
+    Attributes:
+        name: such as `/left`; empty where the topics have the robot file's own names.
+        others: namespaces of other robots in the bag that have the same topics.
+    """
+
+    name: str = ''
+    others: tuple[str, ...] = ()
+
+    def find_topic(
+        self, kinds: Mapping[str, str], names: Sequence[str], types: Sequence[str]
+    ) -> str | None:
+        """Return the robot's topic with the first name possible; None without one.
+
+        Args:
+            kinds: topic of the bag to its type.
+            names: that the topic may have, the preferred one first.
+            types: that it may have.
+        """
+        for name in names:
+            found = [
+                topic
+                for topic, kind in kinds.items()
+                if kind in types and is_topic(topic, name) and not self.is_other(topic)
+            ]
+            if found:
+                return min(found, key=lambda topic: (_before(topic, name) != self.name, len(topic)))
+        return None
+
+    def is_other(self, topic: str) -> bool:
+        """Return whether a topic is another robot's."""
+        return any(topic.startswith(f'{other}/') for other in self.others)
+
+
+def robot_namespace(
+    kinds: Mapping[str, str], sources: Sequence[Source], wanted: str | None
+) -> Namespace:
+    """Return the namespace under which a bag has all sources of a robot file.
 
     Args:
         kinds: topic of the bag to its type.
-        names: that the topic may have, the preferred one first.
-        types: that it may have.
+        sources: of the robot file.
+        wanted: the namespace, if it was chosen.
+
+    Raises:
+        NamespaceError: several robots are in the bag and none was chosen, or none is there.
     """
-    for name in names:
-        found = [topic for topic, kind in kinds.items() if kind in types and is_topic(topic, name)]
-        if found:
-            return min(found, key=len)
-    return None
+    places = [
+        {
+            _before(topic, name)
+            for topic, kind in kinds.items()
+            for name in source.names
+            if kind in source.types and is_topic(topic, name)
+        }
+        for source in sources
+    ]
+    several = [place for place in places if len(place) > 1]
+    robots = set.intersection(*places) if places else set()
+    others = robots
+    if not robots and several:
+        # Cameras that robots share are there once.
+        robots, others = set.intersection(*several), set()
+    if wanted is not None:
+        name = _normal(wanted)
+        if not any(name in place for place in places):
+            there = ', '.join(sorted({one or '/' for place in places for one in place}))
+            raise NamespaceError(
+                f'--namespace {wanted}: no topic of the robot file is there; it has them in '
+                f'{there or "none"}'
+            )
+        return Namespace(name, tuple(sorted(others - {name})))
+    # `/arm` may have a `/arm/gripper` with topics of the same names.
+    outer = [one for one in robots if not any(one.startswith(f'{o}/') for o in robots - {one})]
+    if len(outer) > 1 or (several and not outer):
+        there = ', '.join(sorted(outer or set.union(*several)))
+        raise NamespaceError(
+            f'several robots have the topics of the robot file: {there}; choose one with '
+            '--namespace'
+        )
+    name = outer[0] if outer else ''
+    return Namespace(name, tuple(sorted(others - {name})))
+
+
+def in_namespace(topic: str, namespace: str | None) -> bool:
+    """Return whether a topic is in the namespace that was chosen; None: any will do."""
+    return namespace is None or topic.startswith(f'{_normal(namespace)}/')
+
+
+def _normal(namespace: str) -> str:
+    bare = namespace.strip('/')
+    return f'/{bare}' if bare else ''
+
+
+def _before(topic: str, name: str) -> str:
+    """Return what a topic has before the name that it ends with."""
+    return topic.removesuffix(name.lstrip('/')).rstrip('/')

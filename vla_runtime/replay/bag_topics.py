@@ -11,11 +11,12 @@ from vla_runtime.recording.topics import (
     IMAGE_TYPES,
     INSTRUCTIONS,
     JOINT_STATE,
-    STRING,
     MissingTopicError,
+    Source,
     camera_topics,
-    find_topic,
+    in_namespace,
     is_topic,
+    robot_namespace,
 )
 from vla_runtime.replay.recorded import ReplayError
 from vla_runtime.ros.policy.joint_buffer import JointSource
@@ -38,34 +39,54 @@ class BagTopics:
     measured: Mapping[str, JointSource]
 
 
-def find_topics(reader: BagReader, robot: Robot, policy: RobotPolicy) -> BagTopics:
-    """Find the robot file's topics in a bag, in whatever namespace they were recorded.
+def find_topics(
+    reader: BagReader, robot: Robot, policy: RobotPolicy, namespace: str | None
+) -> BagTopics:
+    """Find the robot file's topics in a bag.
+
+    Args:
+        reader: of the bag.
+        robot: the robot file.
+        policy: loaded.
+        namespace: of the robot in the bag; None: the only one that has its topics.
 
     Raises:
         MissingTopicError: one is not there; names those that are.
+        NamespaceError: there are several robots.
     """
     kinds: dict[str, str] = {}
     for message in reader.messages(lambda topic, kind: kind in (*IMAGE_TYPES, JOINT_STATE)):
         kinds.setdefault(message.topic, message.type_name)
 
-    def topic(names: Sequence[str], types: Sequence[str], source: str) -> str:
-        found = find_topic(kinds, names, types)
+    cameras = {name: camera_topics(camera.topic) for name, camera in policy.match.cameras.items()}
+    joints = {
+        joint.name: (robot.joint_source(joint.name).topic,)
+        for joint in robot.joints
+        if joint.name in policy.match.state_joints or joint.name in policy.match.column_names
+    }
+    place = robot_namespace(
+        kinds,
+        [
+            *(Source(names, IMAGE_TYPES) for names in cameras.values()),
+            *(Source(names, (JOINT_STATE,)) for names in joints.values()),
+        ],
+        namespace,
+    )
+
+    def topic(source: str, names: Sequence[str], types: Sequence[str]) -> str:
+        found = place.find_topic(kinds, names, types)
         if found is None:
             there = [one for one, kind in kinds.items() if kind in types]
             raise MissingTopicError(reader.path, robot.file, names[0], source, there)
         return found
 
-    cameras = {
-        name: topic(camera_topics(camera.topic), IMAGE_TYPES, name)
-        for name, camera in policy.match.cameras.items()
-    }
+    found = {name: topic(name, names, IMAGE_TYPES) for name, names in cameras.items()}
     sources = {}
-    for joint in robot.joints:
-        if joint.name in policy.match.state_joints or joint.name in policy.match.column_names:
-            source = robot.joint_source(joint.name).topic
-            found = topic((source,), (JOINT_STATE,), joint.name)
-            sources[joint.name] = JointSource(found, joint.in_messages, joint.continuous)
-    return BagTopics(cameras, [sources[name] for name in policy.match.state_joints], sources)
+    for name, names in joints.items():
+        joint = robot.joint(name)
+        place_of = topic(name, names, (JOINT_STATE,))
+        sources[name] = JointSource(place_of, joint.in_messages, joint.continuous)
+    return BagTopics(found, [sources[name] for name in policy.match.state_joints], sources)
 
 
 @dataclass(frozen=True)
@@ -86,18 +107,17 @@ class Instructions:
         return self.texts[index - 1] if index else ''
 
 
-def find_instructions(reader: BagReader) -> Instructions:
+def find_instructions(reader: BagReader, namespace: str | None) -> Instructions:
     """Return the instructions that a policy node of a bag was given.
 
     Raises:
         ReplayError: there are none.
     """
     found: dict[str, list[tuple[int, str]]] = {name: [] for name in INSTRUCTIONS}
-    wanted = reader.messages(lambda topic, kind: kind == STRING and bool(_named(topic)))
-    for raw in wanted:
-        message = reader.read(raw)
-        if message is not None:
-            found[_named(raw.topic)[0]].append((raw.time_ns, message.data))
+    for time_ns, topic, text in reader.texts(
+        lambda topic: bool(_named(topic)) and in_namespace(topic, namespace)
+    ):
+        found[_named(topic)[0]].append((time_ns, text))
     for said in found.values():
         if any(text.strip() for _, text in said):
             said.sort(key=lambda item: item[0])

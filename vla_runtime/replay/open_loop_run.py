@@ -13,11 +13,13 @@ import numpy as np
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.policy import Policy
 from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.recording.topics import in_namespace
 from vla_runtime.replay.bag_topics import find_instructions, find_topics
 from vla_runtime.replay.motion import OpenLoopError, open_loop_error
 from vla_runtime.replay.open_loop import OpenLoop, Prediction
-from vla_runtime.replay.recorded import ReplayError, read_run
+from vla_runtime.replay.recorded import ReplayError
 from vla_runtime.replay.setup import Changes
+from vla_runtime.ros.policy.description import find_description
 from vla_runtime.ros.policy.robot_policy import RobotPolicy
 from vla_runtime.ros.policy.settings import live_settings, settings_from
 from vla_runtime.ros.robot.file import Robot
@@ -94,6 +96,7 @@ def run_open_loop(
     robot: Robot | None,
     instruction: str | None,
     every_s: float,
+    namespace: str | None = None,
     progress: Progress = lambda predictions: predictions,
 ) -> OpenLoopResult:
     """Predict along a bag and compare with the motion in it.
@@ -105,6 +108,7 @@ def run_open_loop(
         robot: the robot file; None: the recorded one.
         instruction: the task in plain words; None: those in the bag.
         every_s: seconds between two predictions.
+        namespace: of the robot in a bag of several; None: the only one.
         progress: shows progress.
 
     Raises:
@@ -112,13 +116,15 @@ def run_open_loop(
     """
     begin_s = perf_counter()
     reader = BagReader(path)
-    changes, robot = _with_recorded(reader, changes, robot)
+    changes, robot = _with_recorded(reader, changes, robot, namespace)
     policy = _load(changes, robot)
     try:
-        topics = find_topics(reader, robot, policy)
+        topics = find_topics(reader, robot, policy, namespace)
         # A policy without language needs none in the bag.
         recorded = policy.policy.reads_instruction and not instruction
-        said = find_instructions(reader).at if recorded else (lambda _: instruction or '')
+        said = (
+            find_instructions(reader, namespace).at if recorded else (lambda _: instruction or '')
+        )
         given = {name: row.default for name, row in live_settings().items()}
         # The switch is off by default, and then this word has no say.
         settings = settings_from({**given, 'rtc_mode': 'guided', **changes.settings})
@@ -136,18 +142,22 @@ def run_open_loop(
 
 
 def _with_recorded(
-    reader: BagReader, changes: Changes, robot: Robot | None
+    reader: BagReader, changes: Changes, robot: Robot | None, namespace: str | None
 ) -> tuple[Changes, Robot]:
     """Fill in from the recording what was not given."""
     if robot is not None and changes.bundle is not None:
         return changes, robot
-    try:
-        recorded = read_run(reader).inferences[0].description
-    except (ReplayError, IndexError):
+    texts = reader.texts(
+        lambda topic: topic.endswith('/description') and in_namespace(topic, namespace)
+    )
+    recorded = find_description(((topic, text) for _, topic, text in texts), reader.note)
+    if recorded is None:
         missing = '--robot' if robot is None else '--bundle'
+        problems = '; '.join(reader.problems[:3])
         raise ReplayError(
-            f'{reader.path}: no policy node was recorded in it, so give {missing}'
-        ) from None
+            f'{reader.path}: no policy node is described in it{problems and f" ({problems})"}, so '
+            f'give {missing}'
+        )
     filled = Changes(
         changes.bundle or recorded.bundle,
         changes.backend or recorded.backend,

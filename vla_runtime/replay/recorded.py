@@ -250,12 +250,15 @@ def _inference(
     }
     if set(stamps_ns) != {*description.cameras, _STATE}:
         raise ValueError(f'its stamps are of {", ".join(stamps_ns)}')
+    state = np.array([float(text) for text in values['state'].split()])
+    if len(state) != len(description.state_joints):
+        raise ValueError(f'its state has {len(state)} numbers')
     return RecordedInference(
         time_ns=time_ns,
         episode=episode,
         number=number,
         stamp_ns=stamp_ns,
-        state=np.array([float(text) for text in values['state'].split()]),
+        state=state,
         instruction=values['instruction'],
         stamps_ns=stamps_ns,
         values={name: read_value(name, values[_PARAMETER + name]) for name in live_settings()},

@@ -11,7 +11,6 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.identity import spec_identity
-from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.performance.measurement import machine, versions
 from vla_runtime.policy import Policy
 from vla_runtime.replay.recorded import ReplayError
@@ -104,10 +103,10 @@ def fit_recording(
     Raises:
         ReplayError: the bundle does not fit the recording.
     """
-    spec, folder = bundle.spec, bundle.folder
-    match = match_robot(description.robot, spec, folder)
+    folder = bundle.folder
+    match = match_robot(description.robot, bundle.spec, folder)
     cameras = _cameras(description, match, folder)
-    return match, cameras, _state(description, spec, match, folder)
+    return match, cameras, _state(description, match, folder)
 
 
 def _recorded_bundle(description: PolicyDescription) -> Path:
@@ -146,24 +145,22 @@ def _cameras(description: PolicyDescription, match: RobotMatch, folder: Path) ->
 
 
 def _state(
-    description: PolicyDescription, spec: BundleSpec, match: RobotMatch, folder: Path
+    description: PolicyDescription, match: RobotMatch, folder: Path
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Return the conversion of a recorded state, which is in the recorded policy's units."""
-    if spec_identity(spec) == description.bundle_sha256:
-        return lambda state: state
-    if not description.bundle.is_dir():
-        return lambda state: state
-    before = read_bundle(description.bundle, verify=False).spec
-    if before.state == spec.state:
-        return lambda state: state
-    old = match_robot(description.robot, before, description.bundle)
-    missing = [joint for joint in match.state_joints if joint not in old.state_joints]
+    missing = [joint for joint in match.state_joints if joint not in description.state_joints]
     if missing:
         raise ReplayError(
             f'{folder}: its state has joint {missing[0]}, which is not in the recorded state'
         )
-    order = [old.state_joints.index(joint) for joint in match.state_joints]
-    return lambda state: match.state.to_policy(old.state.to_robot(state)[order])
+    order = [description.state_joints.index(joint) for joint in match.state_joints]
+    before, now = description.state, match.state
+    if np.array_equal(before.scale[order], now.scale) and np.array_equal(
+        before.offset[order], now.offset
+    ):
+        # Converted there and back, the last bits would differ.
+        return lambda state: state[order]
+    return lambda state: now.to_policy(before.to_robot(state)[order])
 
 
 def _changed(what: str, before: object, now: object) -> list[str]:

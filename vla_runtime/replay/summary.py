@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vla_runtime.replay.comparison import ErrorTotal
+from vla_runtime.replay.comparison import ChunkError, ErrorTotal
 from vla_runtime.replay.frames import SkippedInference
-from vla_runtime.replay.recorded import RecordedRun
+from vla_runtime.replay.recorded import RecordedInference, RecordedRun
 from vla_runtime.replay.rerun import ReplayedInference
 
 _STEPS_SHOWN = 10
@@ -51,6 +51,7 @@ class ReplaySummary:
         error: over all compared chunks.
         milliseconds: of each inference, recorded and replayed.
         units: of the joints.
+        first_difference: the first chunk that must be identical and is not, where it differs most.
         live: result of playing the same through a real node; None: it was not played.
     """
 
@@ -70,6 +71,7 @@ class ReplaySummary:
         default_factory=lambda: {'recorded': [], 'replayed': []}
     )
     units: Mapping[str, str] = field(default_factory=dict)
+    first_difference: Mapping[str, Any] | None = None
     live: LivePart | None = None
 
     def add(self, found: ReplayedInference | SkippedInference) -> None:
@@ -87,6 +89,8 @@ class ReplaySummary:
         if error is not None:
             self.error.add(error)
             self.certain_identical += error.identical and not note
+            if not (error.identical or note or self.first_difference):
+                self.first_difference = _largest_difference(found.recorded, error)
         recorded = found.recorded.report.get('ms.total')
         if recorded is not None:
             self.milliseconds['recorded'].append(float(recorded))
@@ -132,6 +136,7 @@ class ReplaySummary:
             'skipped': dict(self.skipped),
             'notes': dict(self.notes),
             'differences': list(self.differences),
+            'first_difference': self.first_difference,
             'problems': list(self.problems),
             'live': None if self.live is None else self.live.as_json(),
             'recorded_s': self.recorded_s,
@@ -156,6 +161,14 @@ class ReplaySummary:
         ]
         for text in self.differences:
             lines.append(f'  differs from the recording: {text}')
+        if self.first_difference and self.must_be_identical:
+            lines.append(
+                '  first that differs: inference {inference} of episode {episode} (stamp '
+                '{stamp_ns} ns), most at step {step} of {joint}: {error:.3g} '.format(
+                    **self.first_difference
+                )
+                + self.units.get(self.first_difference['joint'], '')
+            )
         for reason, count in self.skipped.most_common():
             lines.append(f'  skipped {count}: {reason}')
         for note, count in self.notes.most_common():
@@ -183,3 +196,15 @@ class ReplaySummary:
                 f'  {step:<6} {error.mean[step].mean():>12.3g} {error.largest[step].max():>12.3g}'
             )
         return lines
+
+
+def _largest_difference(recorded: RecordedInference, error: ChunkError) -> dict[str, Any]:
+    step, column = np.unravel_index(int(np.argmax(error.absolute)), error.absolute.shape)
+    return {
+        'episode': recorded.episode,
+        'inference': recorded.number,
+        'stamp_ns': recorded.stamp_ns,
+        'step': int(step),
+        'joint': error.joints[column],
+        'error': float(error.absolute[step, column]),
+    }

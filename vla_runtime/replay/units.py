@@ -34,6 +34,7 @@ class OpenLoopOptions:
     robot: Path | None = None
     instruction: str | None = None
     every_s: float = 0.5
+    namespace: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,4 +118,5 @@ def _open_loop(unit: Unit, options: OpenLoopOptions) -> Json:
         robot=None if options.robot is None else load_robot(options.robot),
         instruction=options.instruction,
         every_s=options.every_s,
+        namespace=options.namespace,
     ).as_json()

@@ -12,7 +12,12 @@ from tiny_policy import tiny_spec
 from tiny_robot import write_robot
 
 from vla_runtime.bundle.identity import spec_identity
-from vla_runtime.ros.policy.description import DescriptionError, describe, read_description
+from vla_runtime.ros.policy.description import (
+    DescriptionError,
+    describe,
+    find_description,
+    read_description,
+)
 from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.match import match_robot
 
@@ -59,7 +64,8 @@ def test_it_comes_back(tmp_path):
 @pytest.mark.parametrize(
     ('change', 'words'),
     [
-        ({'format': 2}, 'field format of the description is 2, expected 1'),
+        ({'format': 1}, 'field format of the description is 1, expected 2'),
+        ({'state_scale': [1.0]}, 'field state_scale of the description: expected 3 numbers'),
         ({'threads': 'two'}, 'field threads of the description is no int'),
         ({'cameras': {'top': 3}}, 'field cameras of the description holds more than texts'),
     ],
@@ -73,6 +79,19 @@ def test_what_is_damaged_is_named(tmp_path, change, words):
 def test_what_is_no_description_is_refused(text):
     with pytest.raises(DescriptionError):
         read_description(text)
+
+
+def test_the_policy_node_of_a_bag_is_the_one_with_a_description(tmp_path):
+    text, noted = written(tmp_path), []
+    said = [('/other/description', 'hello'), ('/vla_policy/description', text)]
+    found = find_description([*said, said[1]], noted.append)
+    assert found == read_description(text)
+    assert noted == ['topic /other/description: the description is no JSON']
+    assert find_description(said[:1], noted.append) is None
+    with pytest.raises(
+        DescriptionError, match=r'several policy nodes.*: /left/p, /vla_policy; cho'
+    ):
+        find_description([('/left/p/description', text), *said], noted.append)
 
 
 def test_what_a_replay_needs_of_the_node_imports_no_ros_2():

@@ -7,10 +7,12 @@ ROS 2 here: a replay reads it where none is installed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from vla_runtime import __version__
 from vla_runtime.bundle.identity import spec_identity
@@ -18,9 +20,9 @@ from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.files.quotes import quoted
 from vla_runtime.performance.measurement import machine, versions
 from vla_runtime.ros.robot.file import Robot, read_robot
-from vla_runtime.ros.robot.match import RobotMatch
+from vla_runtime.ros.robot.match import RobotMatch, Scaling
 
-FORMAT = 1
+FORMAT = 2
 # Whatever computes a part of a chunk.
 _PACKAGES = (
     'numpy', 'opencv-python-headless', 'pillow', 'tokenizers', 'sentencepiece', 'torch',
@@ -48,6 +50,9 @@ class PolicyDescription:
         use_cuda_graphs: captured CUDA graphs were replayed.
         cameras: policy's camera name to full topic name.
         joint_states: full names of the joint-state topics.
+        state_joints: the robot's joint of each number of the policy's state, in order.
+        state_scale: of the conversion of each from the policy's unit to the robot's.
+        state_offset: likewise.
         committed_plan: full topic name of the requests.
         action_chunk: full topic name of the chunks.
         versions: package to version.
@@ -65,10 +70,18 @@ class PolicyDescription:
     use_cuda_graphs: bool
     cameras: Mapping[str, str]
     joint_states: tuple[str, ...]
+    state_joints: tuple[str, ...]
+    state_scale: tuple[float, ...]
+    state_offset: tuple[float, ...]
     committed_plan: str
     action_chunk: str
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
+
+    @property
+    def state(self) -> Scaling:
+        """Conversion between measured positions and the policy's state."""
+        return Scaling(np.array(self.state_scale), np.array(self.state_offset))
 
 
 def describe(
@@ -103,6 +116,9 @@ def describe(
         'threads': threads,
         'cameras': {name: topic_name(camera.topic) for name, camera in match.cameras.items()},
         'joint_states': [topic_name(source.topic) for source in robot.joint_states],
+        'state_joints': list(match.state_joints),
+        'state_scale': match.state.scale.tolist(),
+        'state_offset': match.state.offset.tolist(),
         'committed_plan': topic_name('committed_plan'),
         'action_chunk': topic_name('action_chunk'),
         'versions': versions(_PACKAGES),
@@ -130,6 +146,7 @@ def read_description(text: str) -> PolicyDescription:
         )
     fields = _Fields(document)
     urdf_text = document.get('urdf_text')
+    state_joints: Sequence[str] = fields.of('state_joints', list)
     robot = read_robot(
         fields.text('robot_text'),
         Path(fields.text('robot_file')),
@@ -147,11 +164,40 @@ def read_description(text: str) -> PolicyDescription:
         use_cuda_graphs=fields.of('use_cuda_graphs', bool),
         cameras=fields.texts('cameras'),
         joint_states=tuple(fields.of('joint_states', list)),
+        state_joints=tuple(state_joints),
+        state_scale=fields.numbers('state_scale', len(state_joints)),
+        state_offset=fields.numbers('state_offset', len(state_joints)),
         committed_plan=fields.text('committed_plan'),
         action_chunk=fields.text('action_chunk'),
         versions=fields.texts('versions'),
         machine=fields.of('machine', dict),
     )
+
+
+def find_description(
+    texts: Iterable[tuple[str, str]], note: Callable[[str], None]
+) -> PolicyDescription | None:
+    """Return the first description of the policy node of a bag; None where it has none.
+
+    Args:
+        texts: topic and text of what may be descriptions.
+        note: called for each that cannot be read; other nodes have topics of that name too.
+
+    Raises:
+        ValueError: several policy nodes are described; names them.
+    """
+    found: dict[str, PolicyDescription] = {}
+    for topic, text in texts:
+        try:
+            found.setdefault(topic.rpartition('/')[0], read_description(text))
+        except ValueError as error:
+            note(f'topic {topic}: {error}')
+    if len(found) > 1:
+        raise DescriptionError(
+            f'several policy nodes are in it: {", ".join(sorted(found))}; choose one with '
+            '--namespace'
+        )
+    return next(iter(found.values()), None)
 
 
 class _Fields:
@@ -174,3 +220,9 @@ class _Fields:
         if not all(isinstance(value, str) for value in values.values()):
             raise DescriptionError(f'field {name} of the description holds more than texts')
         return dict(values)
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        values = self.of(name, list)
+        if len(values) != count or not all(isinstance(value, int | float) for value in values):
+            raise DescriptionError(f'field {name} of the description: expected {count} numbers')
+        return tuple(map(float, values))

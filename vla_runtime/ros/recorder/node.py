@@ -69,6 +69,7 @@ class RecorderNode(Node):
         self.get_logger().info(f'recording to {self._recording.folder}')
 
     def destroy_node(self) -> None:
+        self._topics.finish()
         self._recording.close()
         super().destroy_node()
 

@@ -90,6 +90,7 @@ class TopicRecorder:
         self.frames = FrameStore(frame_bytes)
         self.chunks = 0
         self.found = False
+        self._description: String | None = None
         self._node = node
         self._recording = recording
         self._images = images
@@ -193,8 +194,14 @@ class TopicRecorder:
                 for frame in self.frames.name(topic, stamps_ns):
                     self._recording.write(topic, frame.arrived_ns, frame.serialised)
 
+    def finish(self) -> None:
+        """Write the description once more: without it a bag with a damaged begin says little."""
+        if self._description is not None:
+            name = self._node.resolve_topic_name(_DESCRIPTION)
+            self._recording.write(name, self._now_ns(), serialize_message(self._description))
+
     def _on_description(self, message: String, _: int) -> None:
-        self.found = True
+        self.found, self._description = True, message
         self._camera_topics |= read_description(message.data).cameras
 
     def _reduce(self, camera: RobotCamera, name: str, message: Any, now_ns: int) -> None:

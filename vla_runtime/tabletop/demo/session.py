@@ -153,7 +153,7 @@ class _Session:
             telemetry.problems.append(f'recorder, {where}: {error!r}')
 
         listener = TelemetryListener(self._robot, telemetry, node.get_namespace())
-        TopicRecorder(
+        recorder = TopicRecorder(
             node,
             self._robot,
             recording,
@@ -176,6 +176,7 @@ class _Session:
             self._drive(operator, first)
         finally:
             self._end_motion(operator)
+            recorder.finish()
 
     def _configure(self, operator: Operator) -> None:
         try:

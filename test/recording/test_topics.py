@@ -1,0 +1,80 @@
+"""Topics of a robot file, found in whatever namespace a bag has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from vla_runtime.recording.topics import (
+    IMAGE_TYPES,
+    JOINT_STATE,
+    NamespaceError,
+    Source,
+    camera_topics,
+    robot_namespace,
+)
+
+IMAGE = IMAGE_TYPES[0]
+CAMERA = Source(camera_topics('/top/image'), IMAGE_TYPES)
+ARM = Source(('joint_states',), (JOINT_STATE,))
+HAND = Source(('gripper/joint_states',), (JOINT_STATE,))
+COMMANDS = 'trajectory_msgs/msg/JointTrajectory'
+
+
+def robot(namespace: str) -> dict[str, str]:
+    return {
+        f'{namespace}/top/image': IMAGE,
+        f'{namespace}/joint_states': JOINT_STATE,
+        f'{namespace}/gripper/joint_states': JOINT_STATE,
+    }
+
+
+@pytest.mark.parametrize('namespace', ['', '/left', '/lab/left'])
+def test_a_single_robot_is_found_in_any_namespace(namespace):
+    kinds = robot(namespace)
+    found = robot_namespace(kinds, [CAMERA, ARM, HAND], None)
+    assert found.name == namespace
+    # `/gripper` has joint states of its own, and is no robot.
+    assert found.others == ()
+    assert found.find_topic(kinds, ARM.names, ARM.types) == f'{namespace}/joint_states'
+    assert found.find_topic(kinds, CAMERA.names, CAMERA.types) == f'{namespace}/top/image'
+
+
+def test_names_of_the_robot_file_itself_come_first():
+    kinds = robot('') | robot('/left')
+    found = robot_namespace(kinds, [CAMERA, ARM, HAND], None)
+    assert (found.name, found.others) == ('', ('/left',))
+
+
+def test_of_two_robots_neither_is_guessed():
+    kinds = robot('/left') | robot('/right')
+    with pytest.raises(NamespaceError, match='/left, /right; choose one with --namespace'):
+        robot_namespace(kinds, [CAMERA, ARM, HAND], None)
+    found = robot_namespace(kinds, [CAMERA, ARM, HAND], 'right')
+    assert found.find_topic(kinds, HAND.names, HAND.types) == '/right/gripper/joint_states'
+
+
+def test_a_robot_gets_no_topic_of_another_one():
+    kinds = robot('/left') | robot('/right') | {'/right/arm/commands': COMMANDS}
+    left, right = (robot_namespace(kinds, [CAMERA, ARM], one) for one in ('/left', '/right'))
+    assert left.find_topic(kinds, ['arm/commands'], [COMMANDS]) is None
+    assert right.find_topic(kinds, ['arm/commands'], [COMMANDS]) == '/right/arm/commands'
+
+
+def test_robots_may_share_a_camera():
+    kinds = {
+        '/top/image': IMAGE,
+        '/left/joint_states': JOINT_STATE,
+        '/right/joint_states': JOINT_STATE,
+    }
+    with pytest.raises(NamespaceError, match='/left, /right'):
+        robot_namespace(kinds, [CAMERA, ARM], None)
+    found = robot_namespace(kinds, [CAMERA, ARM], '/left')
+    assert found.find_topic(kinds, CAMERA.names, CAMERA.types) == '/top/image'
+    assert found.find_topic(kinds, ARM.names, ARM.types) == '/left/joint_states'
+
+
+def test_a_namespace_that_is_not_there_is_named_with_those_that_are():
+    with pytest.raises(NamespaceError, match=r'--namespace lab: .* it has them in /left'):
+        robot_namespace(robot('/left'), [CAMERA, ARM], 'lab')
+    with pytest.raises(NamespaceError, match='it has them in none'):
+        robot_namespace({}, [CAMERA, ARM], 'lab')
