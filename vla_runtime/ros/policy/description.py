@@ -140,9 +140,11 @@ def read_description(text: str) -> PolicyDescription:
     except (ValueError, RecursionError):
         raise DescriptionError('the description is no JSON') from None
     if not isinstance(document, dict) or document.get('format') != FORMAT:
-        said = document.get('format') if isinstance(document, dict) else None
+        said = document if isinstance(document, dict) else {}
         raise DescriptionError(
-            f'field format of the description is {quoted(said)}, expected {FORMAT}'
+            f'field format of the description is {quoted(said.get("format"))}, expected {FORMAT}: '
+            f'it was recorded with vla_runtime {quoted(said.get("vla_runtime"))}, this is '
+            f'{__version__}'
         )
     fields = _Fields(document)
     urdf_text = document.get('urdf_text')
