@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from vla_runtime.processes.parent_death import die_with
@@ -20,6 +20,9 @@ from vla_runtime.processes.parent_death import die_with
 Submit = Callable[..., 'Future[Any]']
 # Opens workers; takes the function that each process calls first, or nothing.
 Pool = Callable[..., AbstractContextManager[Submit]]
+
+# In which an executor ends by itself when its workers have ended.
+_CLOSING_S = 2.0
 
 
 @contextmanager
@@ -52,10 +55,7 @@ def workers(count: int, initializer: Callable[[], None] | None = None) -> Iterat
     except BaseException as error:
         for worker in set(multiprocessing.active_children()) - others:
             worker.terminate()
-        # The executor waits for its queue to be sent, and nobody reads it any more: a full pipe
-        # would hold it for ever (CPython issue 94777, mended in 3.12.3).
-        if (queue := getattr(executor, '_call_queue', None)) is not None:
-            queue._reader.close()
+        _free_the_feeder(executor)
         executor.shutdown(cancel_futures=True)
         if isinstance(error, BrokenProcessPool):
             raise ChildProcessError(
@@ -64,6 +64,22 @@ def workers(count: int, initializer: Callable[[], None] | None = None) -> Iterat
             ) from None
         raise
     executor.shutdown()
+
+
+def _free_the_feeder(executor: ProcessPoolExecutor) -> None:
+    """Let an executor end whose workers were ended and whose queue is still being sent.
+
+    Nobody reads the queue any more: on Python 3.10 a full pipe would hold the executor for ever
+    (CPython issue 94777). Later ones close the reading end themselves, which takes a moment; two
+    threads that close it at once fail.
+    """
+    manager = getattr(executor, '_executor_manager_thread', None)
+    if manager is None:
+        return
+    manager.join(_CLOSING_S)
+    if manager.is_alive():
+        with suppress(OSError):
+            executor._call_queue._reader.close()  # type: ignore[attr-defined]
 
 
 @contextmanager
