@@ -118,12 +118,10 @@ document.getElementById('frame').addEventListener('load', (event) => {{
 </script>"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason='chromium is not installed')
-@pytest.mark.parametrize('width', [1280, 390])
-def test_its_script_draws_without_an_error_and_fits_the_width(page, width, tmp_path):
-    text = html.escape(page.read_text(encoding='utf-8'))
+def drawn_by_chromium(tmp_path, page: str, width: int) -> str:
+    """Width, overflow and the page as it is once its script has run, without a script error."""
     around = tmp_path / 'around.html'
-    around.write_text(_AROUND.format(width=width, page=text), encoding='utf-8')
+    around.write_text(_AROUND.format(width=width, page=html.escape(page)), encoding='utf-8')
     done = subprocess.run(
         [
             CHROMIUM,
@@ -137,7 +135,13 @@ def test_its_script_draws_without_an_error_and_fits_the_width(page, width, tmp_p
         timeout=120,
     )
     assert [line for line in done.stderr.splitlines() if 'CONSOLE' in line] == []
-    found = html.unescape(done.stdout.rpartition('<pre id="found">')[2])
+    return html.unescape(done.stdout.rpartition('<pre id="found">')[2])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason='chromium is not installed')
+@pytest.mark.parametrize('width', [1280, 390])
+def test_its_script_draws_without_an_error_and_fits_the_width(page, width, tmp_path):
+    found = drawn_by_chromium(tmp_path, page.read_text(encoding='utf-8'), width)
     shown, overflow, drawn = found.split(' ', 2)
     assert (int(shown), int(overflow)) == (width, 0)
     # Two over time, and one a joint; lines and dots in each.
@@ -146,6 +150,24 @@ def test_its_script_draws_without_an_error_and_fits_the_width(page, width, tmp_p
     assert all(plot.count('<circle') >= 8 for plot in plots)
     assert 'bit-identical' in drawn
     assert drawn.count('<figure>') == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason='chromium is not installed')
+def test_numbers_of_hours_are_drawn(page, tmp_path):
+    data = data_of(page)
+    # A function of JavaScript takes some 100,000 arguments.
+    data['inferences'] = [
+        {**one, 't': one['t'] + hour, 'images': {}}
+        for hour in range(2500)
+        for one in data['inferences']
+    ]
+    text = page.read_text(encoding='utf-8')
+    head, _, rest = text.partition('application/json">')
+    text = head + 'application/json">' + json.dumps(data) + rest[rest.index('</script>') :]
+    drawn = drawn_by_chromium(tmp_path, text, 1280).split(' ', 2)[2]
+    assert drawn.count('<circle') > 2 * len(data['inferences'])
+    assert 'bit-identical' in drawn
 
 
 def test_seams_and_holds_are_those_of_the_executor_beside_the_policy(tmp_path):

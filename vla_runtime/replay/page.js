@@ -13,11 +13,25 @@ function element(name, attributes, text) {
   return made;
 }
 
+// Numbers of a whole recording are too many to be the arguments of one call.
 function range(values) {
-  const known = values.filter((value) => Number.isFinite(value));
-  if (!known.length) return [0, 1];
-  const low = Math.min(...known), high = Math.max(...known);
+  let low = Infinity, high = -Infinity;
+  for (const value of values) {
+    if (!Number.isFinite(value)) continue;
+    low = Math.min(low, value);
+    high = Math.max(high, value);
+  }
+  if (low > high) return [0, 1];
   return low === high ? [low - 0.5, high + 0.5] : [low, high];
+}
+
+// Round numbers within a range, four to six of them in most.
+function ticks([low, high]) {
+  const rough = (high - low) / 6, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((one) => one * power >= rough * 0.999);
+  const made = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) made.push(i * step);
+  return made;
 }
 
 function short(value) { return value === null ? '–' : String(Number(value.toPrecision(3))); }
@@ -29,11 +43,12 @@ function plot(width, height, xs, ys, title) {
   const x = (value) => left + (value - xs[0]) / (xs[1] - xs[0]) * (width - left - right);
   const y = (value) => height - bottom - (value - ys[0]) / (ys[1] - ys[0]) * (height - top - bottom);
   svg.append(element('text', { x: left, y: 13 }, title));
-  for (let i = 0; i <= 4; i++) {
-    const at = ys[0] + (ys[1] - ys[0]) * i / 4, over = xs[0] + (xs[1] - xs[0]) * i / 4;
+  for (const at of ticks(ys)) {
     svg.append(element('line', { x1: left, x2: width - right, y1: y(at), y2: y(at), stroke: '#eee' }));
     svg.append(element('text', { x: left - 5, y: y(at) + 4, 'text-anchor': 'end' }, short(at)));
-    svg.append(element('text', { x: x(over), y: height - 8, 'text-anchor': 'middle' }, short(over)));
+  }
+  for (const at of ticks(xs)) {
+    svg.append(element('text', { x: x(at), y: height - 8, 'text-anchor': 'middle' }, short(at)));
   }
   return { svg, x, y, top, low: height - bottom };
 }
@@ -157,15 +172,17 @@ function images(one) {
   }
 }
 
+const column = (rows, index) => (rows || []).map((row) => row[index]);
+const ranges = data.joints.map((_, index) =>
+  range(all.flatMap((one) => [...column(one.recorded, index), ...column(one.replayed, index)])));
+
 function joints(one) {
   const place = byId('joints');
   place.replaceChildren();
-  data.joints.forEach((name, column) => {
-    const values = (rows) => (rows || []).map((row) => row[column]);
-    const recorded = values(one.recorded), replayed = values(one.replayed);
+  data.joints.forEach((name, index) => {
+    const recorded = column(one.recorded, index), replayed = column(one.replayed, index);
     const steps = Math.max(recorded.length, replayed.length, 2);
-    const ys = all.flatMap((other) => values(other.recorded || other.replayed));
-    const made = plot(420, 190, [0, steps - 1], range([...ys, ...replayed]), `${name}, ${data.units[column]}`);
+    const made = plot(420, 190, [0, steps - 1], ranges[index], `${name}, ${data.units[index]}`);
     const points = (of) => of.map((v, i) => [i, v]).filter(([, v]) => Number.isFinite(v))
       .map(([i, v]) => [made.x(i), made.y(v)]);
     made.svg.append(path(points(recorded), RECORDED, 1.6));
