@@ -4,6 +4,7 @@ ros2 launch vla_runtime demo.launch.py instruction:='touch the red block'
 """
 
 from pathlib import Path
+from runpy import run_path
 
 from ament_index_python.packages import get_package_share_directory
 from launch import LaunchContext, LaunchDescription
@@ -15,6 +16,7 @@ from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
+RUNTIME = str(SHARE / 'launch' / 'vla.launch.py')
 PASSED_ON = {
     'bundle': str(SHARE / 'engines' / 'demo'),
     'backend': '',
@@ -32,14 +34,15 @@ PASSED_ON = {
 
 
 def generate_launch_description() -> LaunchDescription:
+    described = {one.name: one.description for one in run_path(RUNTIME)['ARGUMENTS']}
     arguments = [
-        DeclareLaunchArgument(name, default_value=value, description='As in vla.launch.py.')
+        DeclareLaunchArgument(name, default_value=value, description=described[name])
         for name, value in PASSED_ON.items()
     ]
     # First, because it checks the parameter file, and sets the middleware's profile for everything
     # that is started after it.
     runtime = IncludeLaunchDescription(
-        PythonLaunchDescriptionSource(str(SHARE / 'launch' / 'vla.launch.py')),
+        PythonLaunchDescriptionSource(RUNTIME),
         launch_arguments=[
             ('robot', 'tabletop'),
             *((name, LaunchConfiguration(name)) for name in PASSED_ON),

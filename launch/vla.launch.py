@@ -3,6 +3,7 @@
 ros2 launch vla_runtime vla.launch.py bundle:=/path/to/bundle robot:=so101
 """
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from ament_index_python.packages import get_package_share_directory
@@ -20,6 +21,7 @@ from launch.logging import get_logger
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
+from launch_ros.utilities import make_namespace_absolute, prefix_namespace
 
 from vla_runtime.ros.autostart import COULD_NOT_START
 from vla_runtime.ros.middleware import lossless_images
@@ -28,6 +30,8 @@ from vla_runtime.ros.robot.file import find_robot
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
 RESPAWN_DELAY_S = 1.0
+# A name as near as this to an argument is a slip of the pen.
+NEARLY = 0.83
 
 ARGUMENTS = (
     DeclareLaunchArgument('bundle', description='Folder of the policy bundle.'),
@@ -101,10 +105,20 @@ def start(context: LaunchContext) -> list[Action]:
     said = {
         argument.name: LaunchConfiguration(argument.name).perform(context) for argument in ARGUMENTS
     }
+    for name in context.launch_configurations.keys() - said.keys():
+        # launch takes any name, and a person's own launch file may have arguments of its own.
+        for meant in get_close_matches(name, said, n=1, cutoff=NEARLY):
+            get_logger('launch').warning(
+                f"argument '{name}' is none of vla.launch.py and has no effect; did you mean "
+                f"'{meant}'?"
+            )
     own = []
     if said['params_file']:
         own = [str(Path(said['params_file']).expanduser().resolve())]
-        for section in check_parameter_file(Path(own[0]), said['namespace']):
+        # Of a person's own launch file; the nodes' full names begin with it.
+        pushed = context.launch_configurations.get('ros_namespace')
+        namespace = make_namespace_absolute(prefix_namespace(pushed, said['namespace'])) or ''
+        for section in check_parameter_file(Path(own[0]), namespace):
             get_logger('launch').warning(
                 f"{own[0]}: section '{section}' matches none of vla_runtime's nodes and is let be"
             )

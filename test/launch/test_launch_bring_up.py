@@ -205,7 +205,7 @@ def test_beta_changes_while_the_robot_moves(moving: Running) -> None:
     assert moving.peer.set_parameter('/vla_policy', 'cfg_enabled', True).successful
     assert moving.peer.set_parameter('/vla_policy', 'cfg_beta', 1.5).successful
     moving.peer.wait_for(lambda: moving.next_inference()['beta'] == '1.5', 'beta 1.5')
-    assert moving.robot.moves
+    moving.peer.wait_for(lambda: moving.robot.moves, 'motion')
 
 
 @pytest.mark.launch(fixture=both)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +39,7 @@ from launch_tools import start_motion, wait_active
 
 from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.ros.middleware import PROFILE_VARIABLES
+from vla_runtime.ros.parameters import ParameterError
 
 DEMO = ROOT / 'engines' / 'demo'
 
@@ -128,6 +131,44 @@ def test_profile_is_set_unless_the_user_has_one_or_another_middleware(
     set_to = {name: context.environment.get(name, '') for name in PROFILE_VARIABLES}
     assert all(value.endswith('config/fastdds.xml') for value in set_to.values()) == is_set
     assert {k: v for k, v in context.environment.items() if k in environment} == environment
+
+
+@pytest.mark.graph
+def test_an_argument_that_is_nearly_one_is_named_with_the_one_that_was_meant() -> None:
+    # No robot is called nobody, so nothing is started.
+    arguments = ('bundle:=.', 'robot:=nobody', 'replan_intervall:=4', 'lab:=3')
+    with launched('vla.launch.py', *arguments) as process:
+        output, _ = process.communicate(timeout=60)
+    warned = [line for line in output.splitlines() if 'has no effect' in line]
+    assert len(warned) == 1
+    assert "argument 'replan_intervall' is none of vla.launch.py" in warned[0]
+    assert "did you mean 'replan_interval'?" in warned[0]
+
+
+@pytest.mark.parametrize(
+    ('section', 'words'),
+    [
+        ('/vla_executor', "vla_executor is /left/vla_executor here; write '/**/vla_executor'"),
+        ('/left/vla_executor', ''),
+    ],
+)
+def test_a_namespace_that_is_pushed_by_a_launch_file_counts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str, words: str
+) -> None:
+    file = tmp_path / 'mine.yaml'
+    file.write_text(f'{section}: {{ros__parameters: {{replan_interval: 3}}}}', encoding='utf-8')
+    launch_file, context, warned = load('vla.launch.py'), LaunchContext(), []
+    logger = SimpleNamespace(warning=warned.append)
+    monkeypatch.setattr(launch_file, 'get_logger', lambda _: logger)
+    # What PushRosNamespace leaves to what is included below it.
+    context.launch_configurations['ros_namespace'] = 'left'
+    for argument in launch_file.ARGUMENTS:
+        context.launch_configurations[argument.name] = ''
+    context.launch_configurations.update(robot='tabletop', respawn='false')
+    context.launch_configurations['params_file'] = str(file)
+    with pytest.raises(ParameterError, match=re.escape(words)) if words else nullcontext():
+        launch_file.start(context)
+    assert warned == []
 
 
 needs_demo = pytest.mark.skipif(

@@ -123,6 +123,7 @@ class PolicyNode(ManagedNode):
             if not given[name]:
                 raise ValueError(f"parameter '{name}' is not set; give it as -p {name}:=PATH")
         settings = settings_from(given)
+        self.get_logger().info(f'loading {given["bundle"]} ...')
         if warning := unused_gpu(given['device']):
             self.get_logger().warning(warning)
         robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
