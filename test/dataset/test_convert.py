@@ -276,6 +276,8 @@ def test_several_bags_become_one_data_set(tmp_path: Path, robot_file: Path) -> N
         (Story(said=()), {}, 'give it with --task'),
         (Story(step_ms=0), {}, 'with --fps'),
         (Story(step_ms=30), {}, 'no whole number'),
+        # Of a damaged chunk.
+        (Story(step_ms=400_000), {}, r'the policy.s 0\.0025 steps a second are no whole number'),
         (Story(commands=False), {}, 'topic arm/joint_trajectory.*--actions measured'),
         (Story(no_frames={'top': (0, 3000)}), {}, "no topic top/image for 'top'.*: /hand/image"),
         (Story(length_ms=500), {}, 'no episode in which'),

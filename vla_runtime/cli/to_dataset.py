@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING
 
 from vla_runtime.cli._numbers import between
 from vla_runtime.cli._packages import import_problem
+from vla_runtime.dataset.layout import MOST_FPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from vla_runtime.dataset.convert import DatasetOptions
     from vla_runtime.dataset.frames import DatasetFrame
-
-_MOST_FPS = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--fps',
-        type=between(1, _MOST_FPS),
+        type=between(1, MOST_FPS),
         metavar='N',
         help="frames a second (default: the policy's steps a second)",
     )

@@ -13,7 +13,7 @@ from vla_runtime.dataset.bag_frames import BagFrames
 from vla_runtime.dataset.episodes import Grid, PlannedEpisode, plan_episodes
 from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.frames import DatasetFrame, EpisodeFacts
-from vla_runtime.dataset.layout import Layout
+from vla_runtime.dataset.layout import MOST_FPS, Layout
 from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.topics import in_namespace
@@ -227,10 +227,10 @@ def _policy_rate(path: Path, contents: BagContents) -> int:
             '--fps'
         )
     rate = 1.0 / contents.step_time_s
-    if abs(rate - round(rate)) > _WHOLE_RATE:
+    if abs(rate - round(rate)) > _WHOLE_RATE or not 1 <= round(rate) <= MOST_FPS:
         raise DatasetError(
-            f"{path}: the policy's {rate:.2f} steps a second are no whole number, which LeRobot "
-            'asks for; give another one with --fps'
+            f"{path}: the policy's {rate:.4g} steps a second are no whole number up to {MOST_FPS}, "
+            'which LeRobot asks for; give another one with --fps'
         )
     return round(rate)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 VERSION = 'v3.0'
+# Frames a second; a damaged chunk may ask for any number.
+MOST_FPS = 1000
 FILES_IN_A_CHUNK = 1000
 FILE_MB = 100
 INFO, STATISTICS, TASKS = 'meta/info.json', 'meta/stats.json', 'meta/tasks.parquet'
