@@ -174,7 +174,10 @@ class _Teller:
                 velocities=none,
                 accelerations=none,
                 effort=none,
-                time_from_start=duration(sec=0, nanosec=index * self._story.step_ms * MS),
+                time_from_start=duration(
+                    sec=index * self._story.step_ms // 1000,
+                    nanosec=index * self._story.step_ms % 1000 * MS,
+                ),
             )
             for index, row in enumerate(rows)
         ]
