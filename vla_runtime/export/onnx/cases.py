@@ -190,8 +190,7 @@ class Reference:
         self._network = meta_network(spec, torch.float32)
         shapes = trace_shapes(self._network)
         self._image_tokens = shapes.image_tokens
-        network = empty_network(spec.family, spec.dims)
-        self._parts = parameters_of(network, trace_shapes(network))
+        self._parts = parameters_of(empty_network(spec.family, spec.dims), shapes)
         self._row_axes = {name: tensor.row_axis for name, tensor in shapes.past.items()}
 
     def image_tokens(self, cases: list[Case]) -> None:
