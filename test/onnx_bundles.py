@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from network_cases import committed_plan, load_network_case
 from safetensors.torch import save_file
 from tiny_policy import tiny_spec, tiny_statistics, write_tiny_policy
@@ -21,7 +23,7 @@ from torch import Tensor
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
 from vla_runtime.bundle.writer import seal, write_statistics
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, TEXT_INPUT, Precision
+from vla_runtime.engines.onnx.files import ONNX_FOLDER, TEXT_INPUT, WEIGHTS_DATA, Precision
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.text_table import TextTable
@@ -54,6 +56,36 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
     return folder
 
 
+def write_onnx_once(
+    folder: Path,
+    spec: BundleSpec,
+    precision: Precision,
+    *,
+    advance: Callable[[int], object] = lambda count: None,
+) -> None:
+    """`write_onnx` for networks that are not patched: a copy, where a test has made them before.
+
+    The same export gives the same bytes (`test_onnx_export.py`), whichever test asks for it.
+    """
+    # All of a description that reaches the files.
+    described = repr((spec.family, spec.dims, spec.denoise_steps, precision)).encode()
+    weights = (folder / WEIGHTS_FILE).read_bytes()
+
+    def make(target: Path) -> None:
+        target.mkdir()
+        shutil.copyfile(folder / WEIGHTS_FILE, target / WEIGHTS_FILE)
+        write_onnx(target, spec, precision)
+
+    made = made_once(f'onnx_{hashlib.sha256(described + weights).hexdigest()}', make)
+    shutil.copytree(made / ONNX_FOLDER, folder / ONNX_FOLDER)
+    advance((folder / ONNX_FOLDER / WEIGHTS_DATA).stat().st_size)
+
+
+def make_exports_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the exports of a test take files that were made before; they are verified as ever."""
+    monkeypatch.setattr('vla_runtime.export.onnx.export.write_onnx', write_onnx_once)
+
+
 def tiny_onnx_bundle(family: str = 'pi05', precision: Precision = 'float32') -> Path:
     """A tiny policy with guidance and its ONNX files; not to be changed (`copy_bundle`)."""
 
@@ -62,7 +94,7 @@ def tiny_onnx_bundle(family: str = 'pi05', precision: Precision = 'float32') -> 
         advantage = None if family == 'act' else 'task_newline'
         write_tiny_policy(target, tiny_spec(family, advantage=advantage))
         spec = read_bundle(target).spec
-        write_onnx(target, spec, precision)
+        write_onnx_once(target, spec, precision)
         seal(target, spec)
 
     return made_once(f'{family}_{precision}', make)

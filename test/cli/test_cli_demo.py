@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from onnx_bundles import make_exports_once
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
@@ -44,6 +45,7 @@ def test_what_the_person_has_chosen_stays(monkeypatch, chosen):
 @pytest.fixture
 def chosen(tmp_path, monkeypatch):
     """The bundle that the demo runs, in a working folder and with a cache of the test's own."""
+    make_exports_once(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     parser = argparse.ArgumentParser()

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from onnx_bundles import copy_bundle, load_graph, tiny_onnx_bundle
+from onnx_bundles import copy_bundle, load_graph, make_exports_once, tiny_onnx_bundle
 from paths import ROOT
 from tiny_policy import tiny_spec, write_tiny_policy
 from torch import Tensor, nn
@@ -204,7 +204,8 @@ def test_an_operator_is_lowered_as_pytorch_computes_it():
         torch.testing.assert_close(torch.from_numpy(output), value, msg=name)
 
 
-def test_a_bundle_gets_files_in_another_precision_and_keeps_its_receipt(tmp_path):
+def test_a_bundle_gets_files_in_another_precision_and_keeps_its_receipt(tmp_path, monkeypatch):
+    make_exports_once(monkeypatch)
     source = copy_bundle(tiny_onnx_bundle(), tmp_path / 'source')
     (source / 'verification.json').write_text(json.dumps({'made': 'by hand'}))
     seal(source, read_bundle(tiny_onnx_bundle()).spec)

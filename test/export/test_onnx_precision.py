@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_faults as faults
@@ -26,10 +28,31 @@ from vla_runtime.families.blocks.layers import matrix_names
 HALF = TensorProto.FLOAT16
 FAMILIES = ['pi05', 'pi0', 'smolvla', 'act', 'evo1', 'groot_n15', 'groot_n17']
 PRECISIONS = ['float32', 'float16', 'bfloat16']
+# The export asks for half, not for which half: float16 runs the same lines. Only a bfloat16
+# constant that is spread over rows has lines of its own (`row_axis.py`), which ACT alone reaches.
+BFLOAT16_BY_DEFAULT = ('pi05', 'act')
 
 
-@pytest.mark.parametrize('family', FAMILIES)
-@pytest.mark.parametrize('precision', PRECISIONS)
+def in_precisions(cases: Iterable[tuple[Any, ...]], ids: Iterable[str]) -> list[Any]:
+    """Parameters of every case, which begins with its family, with each precision before it."""
+    return [
+        pytest.param(
+            precision,
+            *case,
+            id=f'{name}-{precision}',
+            marks=[pytest.mark.slow]
+            if precision == 'bfloat16' and case[0] not in BFLOAT16_BY_DEFAULT
+            else [],
+        )
+        for case, name in zip(cases, ids, strict=True)
+        for precision in PRECISIONS
+    ]
+
+
+EVERY_EXPORT = in_precisions([(family,) for family in FAMILIES], FAMILIES)
+
+
+@pytest.mark.parametrize(('precision', 'family'), EVERY_EXPORT)
 def test_every_exported_graph_keeps_the_rules(family, precision):
     bundle = tiny_onnx_bundle(family, precision)
     for name in graph_names():
@@ -58,13 +81,8 @@ def test_the_matrices_that_may_be_in_half_are_those_that_the_networks_put_there(
 # ACT's norms come last in a layer: they amplify what bfloat16 rounds, in two of four random
 # policies beyond the bound. Its own tests compare chunks.
 @pytest.mark.parametrize(
-    ('family', 'precision'),
-    [
-        (family, precision)
-        for family in FAMILIES
-        for precision in PRECISIONS
-        if (family, precision) != ('act', 'bfloat16')
-    ],
+    ('precision', 'family'),
+    [case for case in EVERY_EXPORT if case.values != ('bfloat16', 'act')],
 )
 def test_exported_files_are_within_their_bounds(family, precision):
     bundle = tiny_onnx_bundle(family, precision)
@@ -186,11 +204,11 @@ def plant(fault, family: str, precision: str, name: str, grounds: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize('precision', PRECISIONS)
 @pytest.mark.parametrize(
-    ('family', 'name', 'fault', 'message'),
-    FAULTS,
-    ids=[f'{family}-{name}-{fault.__name__}' for family, name, fault, _ in FAULTS],
+    ('precision', 'family', 'name', 'fault', 'message'),
+    in_precisions(
+        FAULTS, [f'{family}-{name}-{fault.__name__}' for family, name, fault, _ in FAULTS]
+    ),
 )
 def test_a_planted_fault_is_found_and_named(grounds, precision, family, name, fault, message):
     path = plant(fault, family, precision, name, grounds)
