@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -435,11 +436,9 @@ def test_any_image_size_and_state_give_a_finite_chunk(bundles, data):
     assert np.isfinite(chunk.actions).all()
 
 
-_CACHE: dict[Path, Policy] = {}
-
-
+@lru_cache
 def _cached_policy(path: Path) -> Policy:
-    return _CACHE.setdefault(path, Policy.load(path))
+    return Policy.load(path)
 
 
 def test_the_report_can_be_written_as_json(policy):

@@ -15,7 +15,7 @@ from vla_runtime.cli.main import main
 from vla_runtime.files.code_version import code_version
 
 TINY = [
-    *('--episodes', '8', '--processes', '1', '--threads', '1', '--check-episodes', '0'),
+    *('--episodes', '16', '--processes', '1', '--threads', '1', '--check-episodes', '0'),
     *('--see-steps', '1', '--ground-steps', '1', '--act-steps', '1'),
 ]
 
@@ -26,8 +26,8 @@ def _train(folder: Path, *more: str) -> int:
 
 
 COMMAND = ['vla_runtime', 'train-demo', '--work', 'a folder']
-# ACT learns from some of the episodes only.
-MORE_EPISODES = ('--episodes', '16')
+# ACT learns from some of the episodes only, so the other tests need fewer.
+FEW_EPISODES = ('--episodes', '5')
 
 
 @pytest.fixture(scope='module')
@@ -36,13 +36,6 @@ def run_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr('sys.argv', COMMAND)
         folder = tmp_path_factory.mktemp('trained')
         assert _train(folder) == 0
-    return folder
-
-
-@pytest.fixture(scope='module')
-def run_of_more_episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp('trained')
-    assert _train(folder, *MORE_EPISODES) == 0
     return folder
 
 
@@ -90,7 +83,8 @@ def test_training_goes_on_from_a_bundle_and_the_receipt_says_from_which(
     run_once: Path, tmp_path: Path
 ) -> None:
     first, onward = read_bundle(run_once / 'demo'), tmp_path / 'onward'
-    assert _train(onward, '--from', str(run_once / 'demo'), '--seed', '1') == 0
+    start = ('--from', str(run_once / 'demo'), '--seed', '1')
+    assert _train(onward, *start, *FEW_EPISODES) == 0
     second, made = read_bundle(onward / 'demo'), _made(onward / 'demo')
     assert made['training']['start'] == first.spec.files[WEIGHTS_FILE]
     assert made['start'] == _made(run_once / 'demo')
@@ -117,12 +111,9 @@ def test_other_arguments_in_the_same_folder_are_refused(
 
 
 @pytest.mark.parametrize('family', ['smolvla', 'act'])
-def test_another_family_is_trained_on_the_data_that_lies_there(
-    run_of_more_episodes: Path, tmp_path: Path, family: str
-) -> None:
-    trained = Path(shutil.copytree(run_of_more_episodes, tmp_path / 'trained'))
+def test_another_family_is_trained_on_the_data_that_lies_there(trained: Path, family: str) -> None:
     recorded = {path: path.stat().st_mtime_ns for path in (trained / 'work/data').iterdir()}
-    assert _train(trained, *MORE_EPISODES, '--force', '--family', family) == 0
+    assert _train(trained, '--force', '--family', family) == 0
     assert {path: path.stat().st_mtime_ns for path in (trained / 'work/data').iterdir()} == recorded
     bundle = read_bundle(trained / 'demo')
     assert bundle.spec.family == family
