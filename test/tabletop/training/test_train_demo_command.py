@@ -27,7 +27,7 @@ def _train(folder: Path, *more: str) -> int:
 
 COMMAND = ['vla_runtime', 'train-demo', '--work', 'a folder']
 # ACT learns from some of the episodes only, so the other tests need fewer.
-FEW_EPISODES = ('--episodes', '5')
+FEW_EPISODES = ('--episodes', '8')
 
 
 @pytest.fixture(scope='module')
