@@ -186,10 +186,10 @@ def test_a_checkpoint_of_another_plan_is_refused(
 def test_each_stage_of_each_family_learns(
     stage: str, family: str, data: Dataset, vocabulary: Path, tmp_path: Path
 ) -> None:
-    steps = 40
-    plan = replace(PLAN, family=family, batch=16, **{f'{stage}_steps': steps})
+    steps = 25
+    plan = replace(PLAN, family=family, **{f'{stage}_steps': steps})
     training = _training(plan, _samples(family, data, vocabulary), vocabulary, tmp_path)
-    frames = training._train_frames[:16]
+    frames = training._train_frames[: plan.batch]
     losses = []
     for training._step in range(steps):
         losses.append(training._train_step(stage, frames)['loss'])
