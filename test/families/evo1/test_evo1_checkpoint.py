@@ -13,15 +13,15 @@ from checkpoint_folders import edit_config, edit_json, edit_tensors, write_spars
 from evo1_cases import load_evo1_case
 from evo1_folders import POSTPROCESSOR, options_of, write_folder
 from network_cases import each_entry, network_case_paths, relative_error
+from onnx_bundles import write_onnx_once
 from safetensors.torch import load_file, save_file
 
-from vla_runtime.bundle.schema import CameraSpec
+from vla_runtime.bundle.schema import BundleSpec, CameraSpec
 from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.export.checkpoint_reader import find_reader
 from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.lerobot_folder import read_lerobot_folder
-from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.options import ExportOptions
 from vla_runtime.families import weight_shapes
 from vla_runtime.families.evo1.checkpoint import Evo1Reader, of_embodiment
@@ -89,11 +89,12 @@ def test_observations_become_the_references_tokens_and_chunks(tmp_path, path, b,
     planned = plan_export(
         write_folder(tmp_path / 'policy', path, b), options_of(path, b), default_name='tiny'
     )
-    write_export(
-        planned,
-        tmp_path / 'bundle',
-        finish=lambda folder, spec: write_onnx(folder, spec, 'float32'),
-    )
+
+    def add_onnx(folder: Path, spec: BundleSpec) -> None:
+        if backend == 'onnxruntime':
+            write_onnx_once(folder, spec, 'float32')
+
+    write_export(planned, tmp_path / 'bundle', finish=add_onnx)
     policy = Policy.load(tmp_path / 'bundle', backend=backend)
     images = {
         f'camera_{i}': (case.of(f'raw_image_{i}').numpy() * np.float32(255))
