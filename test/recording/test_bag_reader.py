@@ -228,6 +228,26 @@ def parts(tmp_path):
 _TURNED = 'relative_file_paths: [bag_10.mcap, bag_2.mcap]'
 
 
+def test_files_of_different_names_are_recordings_of_their_own(parts):
+    bag = next(iter(parts.glob('*.mcap')))
+    assert find_recordings([parts]) == [parts]
+    for name in ('cut.mcap', 'other.mcap'):
+        (parts / name).write_bytes(bag.read_bytes())
+    loose = [parts / 'cut.mcap', parts / 'other.mcap']
+    # The parts that a name or metadata ties together are still one.
+    named = '[' + ', '.join(file.name for file in sorted(parts.glob('bag_*'))) + ']'
+    (parts / 'metadata.yaml').write_text(
+        f'rosbag2_bagfile_information: {{relative_file_paths: {named}}}'
+    )
+    assert sorted(find_recordings([parts])) == sorted([*loose, parts])
+    assert set(BagReader(parts).files) == set(parts.glob('bag_*'))
+    for file in (parts / 'metadata.yaml', *parts.glob('bag_*')):
+        file.unlink()
+    assert find_recordings([parts]) == loose
+    with pytest.raises(BagReadError, match='several bag files, each a recording of its own'):
+        BagReader(parts)
+
+
 def test_metadata_says_which_file_comes_first(parts):
     (parts / 'metadata.yaml').write_text(f'rosbag2_bagfile_information:\n  {_TURNED}\n')
     assert [file.name for file in BagReader(parts).files] == ['bag_10.mcap', 'bag_2.mcap']

@@ -73,6 +73,21 @@ def test_a_ring_stays_within_its_bytes_and_every_bag_is_complete(tmp_path):
     assert stamps[0] > 10
 
 
+def test_a_ring_of_what_compresses_well_is_used_but_for_the_chunk_in_memory(tmp_path):
+    folder = tmp_path / 'ring'
+    recording, said = open_recording(folder, RecordingLimits(most_bytes=8 * MIB))
+    for number in range(2400):
+        # A tenth of it stays: 12 MB.
+        recording.write('/front', 10 + number, noise(number)[:5_000] + bytes(45_000))
+        if number % 50 == 0:
+            assert size_of(folder) <= 8 * MIB
+    recording.close()
+    assert not said
+    assert 5.5 * MIB < size_of(folder) <= 8 * MIB
+    sizes = [size_of(bag) for bag in sorted(folder.glob('0*'))]
+    assert all(size > 0.9 * MIB for size in sizes[:-1])
+
+
 def test_a_ring_keeps_the_last_minutes(tmp_path):
     now = [0.0]
     folder = tmp_path / 'ring'

@@ -60,6 +60,23 @@ def test_a_robot_gets_no_topic_of_another_one():
     assert right.find_topic(kinds, ['arm/commands'], [COMMANDS]) == '/right/arm/commands'
 
 
+@pytest.mark.parametrize(('wanted', 'name'), [('left', '/left'), ('/', '')])
+def test_one_of_two_robots_may_have_no_namespace(wanted, name):
+    kinds = robot('') | robot('/left') | {'/arm/commands': COMMANDS}
+    found = robot_namespace(kinds, [CAMERA, ARM, HAND], wanted)
+    assert found.name == name
+    assert found.find_topic(kinds, CAMERA.names, CAMERA.types) == f'{name}/top/image'
+    commands = None if name else '/arm/commands'
+    assert found.find_topic(kinds, ['arm/commands'], [COMMANDS]) == commands
+
+
+def test_of_what_others_have_too_the_robots_own_is_taken():
+    kinds = {'/left/joint_states': JOINT_STATE, '/left/top/image': IMAGE}
+    found = robot_namespace(kinds, [CAMERA, ARM], None)
+    said = {'/vla_policy/instruction': 'text', '/left/vla_policy/instruction': 'text'}
+    assert found.find_topic(said, ['instruction'], ['text']) == '/left/vla_policy/instruction'
+
+
 def test_robots_may_share_a_camera():
     kinds = {
         '/top/image': IMAGE,

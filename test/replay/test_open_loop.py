@@ -52,7 +52,7 @@ def write(
     wrist: bool = True,
     instruction: bool = True,
     packed: bool = False,
-    second: str | None = None,
+    other_task: bool = False,
 ) -> Path:
     """A bag as `ros2 bag record` writes it: no policy was there."""
     with Writer(folder, version=9, storage_plugin=plugin) as writer:
@@ -70,6 +70,9 @@ def write(
         if instruction:
             said = topic('task/instruction', STRING)
             put(said, START_NS - 1, KINDS[STRING](data=TASK))
+        if other_task:
+            others = writer.add_connection('/task/current_instruction', STRING, typestore=TYPES)
+            put(others, START_NS, KINDS[STRING](data='wave'))
         for number in range(STEPS):
             stamp_ns = START_NS + number * PERIOD_NS
             names = ['gripper', 'shoulder', 'elbow']
@@ -146,6 +149,13 @@ def test_without_an_instruction_one_must_be_given(tmp_path, bundle, robot_file):
     with pytest.raises(ReplayError, match='give it with --instruction'):
         run(folder, bundle, robot_file)
     assert run(folder, bundle, robot_file, instruction=TASK).error.predictions == 5
+
+
+def test_the_task_is_that_of_the_robot_and_of_no_other(tmp_path, bundle, robot_file):
+    alone = write(tmp_path / 'alone', prefix='/left')
+    beside = write(tmp_path / 'beside', prefix='/left', other_task=True)
+    first, second = (run(folder, bundle, robot_file).error for folder in (alone, beside))
+    np.testing.assert_array_equal(first.mean, second.mean)
 
 
 def test_bundle_and_robot_of_a_recording_are_taken_from_it(tmp_path, bundle, robot_file):

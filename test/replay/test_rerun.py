@@ -178,8 +178,8 @@ def test_bounded_reuse_after_a_gap_is_uncertain(tmp_path, bundle, robot_file):
 def test_a_ring_is_one_recording(tmp_path, bundle, robot_file):
     from vla_runtime.recording.recording import RecordingLimits
 
-    limits = RecordingLimits(most_bytes=180_000)
-    folder = record(tmp_path / 'ring', bundle, robot_file, [Turn()] * 24, limits=limits)
+    limits = RecordingLimits(most_bytes=400_000)
+    folder = record(tmp_path / 'ring', bundle, robot_file, [Turn()] * 72, limits=limits)
     assert len(list(folder.iterdir())) > 2
     found, _ = replay(folder)
     complete = [one for one in found if not isinstance(one, SkippedInference)]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vla_runtime.replay.frames import SkippedInference
     from vla_runtime.replay.recorded import RecordedRun
     from vla_runtime.replay.rerun import ReplayedInference
     from vla_runtime.replay.setup import Changes
@@ -26,18 +25,22 @@ class LiveResult:
         as_offline: of them, those that are the offline chunk bit for bit.
         as_recorded: of them, those that are the recorded chunk bit for bit.
         skipped: reason to number of inferences that could not be played.
+        notes: reason to number of inferences that were played and need not agree.
+        first_difference: first of the others that is not the offline chunk; None: all are.
         seconds: that the playing took.
     """
 
     def __init__(self) -> None:
         self.played = self.answered = self.as_offline = self.as_recorded = 0
         self.skipped: dict[str, int] = {}
+        self.notes: dict[str, int] = {}
+        self.first_difference: dict[str, int] | None = None
         self.seconds = 0.0
 
     @property
     def agrees(self) -> bool:
-        """True where every inference that was played gave the offline chunk."""
-        return self.as_offline == self.played
+        """True where every inference that was played with all its inputs gave the offline chunk."""
+        return self.first_difference is None
 
     def as_json(self) -> dict[str, Any]:
         """Everything, of plain types."""
@@ -50,6 +53,12 @@ class LiveResult:
             f'{self.as_offline} are the offline chunks and {self.as_recorded} the recorded ones, '
             'bit for bit'
         ]
+        if self.first_difference is not None:
+            lines.append(
+                '  live, first that differs from offline: inference {inference} of episode '
+                '{episode} (stamp {stamp_ns} ns)'.format(**self.first_difference)
+            )
+        lines += [f'  live, noted {n}: {reason}' for reason, n in self.notes.items()]
         return lines + [f'  live, skipped {n}: {reason}' for reason, n in self.skipped.items()]
 
 
@@ -81,16 +90,16 @@ def play_live(
             begin_s, first_ns = time.monotonic(), None
             for found in live_steps(run, changes.settings):
                 if isinstance(found, SkippedInference):
-                    _count(result, found)
+                    _count(result.skipped, found.reason)
                     continue
-                inference, step = found
+                inference, step, note = found
                 first_ns = step.now_ns if first_ns is None else first_ns
                 if rate:
                     due_s = begin_s + (step.now_ns - first_ns) * 1e-9 / rate
                     time.sleep(max(0.0, due_s - time.monotonic()))
                 recorded = inference.recorded
                 key = recorded.episode, recorded.number, recorded.stamp_ns
-                _compare(result, player.play(step), offline.get(key), key)
+                _compare(result, player.play(step), offline.get(key), key, note)
             result.seconds = time.monotonic() - begin_s
     return result
 
@@ -99,8 +108,8 @@ def _warn(message: str) -> None:
     print(f'warning: {message}', file=sys.stderr)
 
 
-def _count(result: LiveResult, skipped: SkippedInference) -> None:
-    result.skipped[skipped.reason] = result.skipped.get(skipped.reason, 0) + 1
+def _count(counts: dict[str, int], reason: str) -> None:
+    counts[reason] = counts.get(reason, 0) + 1
 
 
 def _compare(
@@ -108,18 +117,24 @@ def _compare(
     chunk: ReceivedChunk | None,
     offline: ReplayedInference | None,
     key: tuple[int, int, int],
+    note: str,
 ) -> None:
     result.played += 1
-    if chunk is None or (chunk.episode, chunk.number, chunk.stamp_ns) != key:
-        return
-    result.answered += 1
-    actions = chunk.chunk.actions
-    if offline is None:
-        return
-    result.as_offline += bool((actions == offline.chunk.actions).all())
-    recorded = offline.recorded.chunk
-    if recorded is not None and recorded.chunk.actions.shape == actions.shape:
-        result.as_recorded += bool((actions == recorded.chunk.actions).all())
+    if chunk is not None and (chunk.episode, chunk.number, chunk.stamp_ns) != key:
+        chunk = None
+    result.answered += chunk is not None
+    as_offline = False
+    if chunk is not None and offline is not None:
+        actions = chunk.chunk.actions
+        as_offline = bool((actions == offline.chunk.actions).all())
+        recorded = offline.recorded.chunk
+        if recorded is not None and recorded.chunk.actions.shape == actions.shape:
+            result.as_recorded += bool((actions == recorded.chunk.actions).all())
+    result.as_offline += as_offline
+    if note and not as_offline:
+        _count(result.notes, note)
+    elif not as_offline and result.first_difference is None:
+        result.first_difference = dict(zip(('episode', 'inference', 'stamp_ns'), key, strict=True))
 
 
 def _options(run: RecordedRun, changes: Changes, folder: Path) -> tuple[Any, float]:

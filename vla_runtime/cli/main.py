@@ -39,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except SystemExit as stop:
             # argparse leaves this way after help (0) and after a wrong argument (2).
             return int(stop.code or 0)
-        # Figures on standard output are for a program: what a person reads goes beside them.
-        figures_only = getattr(arguments, 'json', None) == STANDARD_OUTPUT
-        with redirect_stdout(sys.stderr) if figures_only else nullcontext():
+        # A file on standard output is for a program: what a person reads goes beside it.
+        has_file = STANDARD_OUTPUT in vars(arguments).values()
+        with redirect_stdout(sys.stderr) if has_file else nullcontext():
             code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code

@@ -159,8 +159,12 @@ def _recordings_in(folder: Path, visited: set[Path]) -> list[Path]:
     for path in folder.iterdir():
         if path.is_dir() and path.resolve() not in visited:
             found += _recordings_in(path, visited) or ([path] if is_recording(path) else [])
+    own = _own_files(folder)
+    loose = [file for file in _bag_files(folder) if file not in own]
+    if not found and not loose:
+        return []
     # A file that lies beside recordings is one, and no part of them.
-    return found + (_own_files(folder) if found else [])
+    return found + loose + ([folder] if len(own) > 1 else own)
 
 
 @cache
@@ -182,11 +186,11 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _own_files(folder: Path) -> list[Path]:
-    """Storage files in a folder: those that its metadata names, in that order, then others."""
-    found = sorted(
-        (file for file in folder.iterdir() if file.suffix in _KINDS and file.is_file()),
-        key=_natural,
-    )
+    """Storage files of a folder's one recording, in order; none where each is one of its own.
+
+    They are those that its metadata names, and the parts `NAME_0`, `NAME_1` and so on of one name.
+    """
+    found = _bag_files(folder)
     try:
         text = read_text(folder / 'metadata.yaml', LARGEST_FILE)
         named = loads(text)['rosbag2_bagfile_information']['relative_file_paths']
@@ -194,7 +198,21 @@ def _own_files(folder: Path) -> list[Path]:
     # Without its metadata, or with one that is damaged or too large, a bag still has its files.
     except (OSError, ValueError, TypeError, LookupError):
         order = {}
-    return sorted(found, key=lambda file: order.get(file.name, len(order)))
+    named_here = [file for file in found if file.name in order]
+    names = {_whole_name(file) for file in named_here or found}
+    if len(names) > 1 and not named_here:
+        return []
+    own = [file for file in found if file.name in order or _whole_name(file) in names]
+    return sorted(own, key=lambda file: order.get(file.name, len(order)))
+
+
+def _bag_files(folder: Path) -> list[Path]:
+    found = (file for file in folder.iterdir() if file.suffix in _KINDS and file.is_file())
+    return sorted(found, key=_natural)
+
+
+def _whole_name(file: Path) -> str:
+    return re.sub(r'_\d+$', '', file.stem)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -210,6 +228,8 @@ def _why_none(path: Path) -> str:
     if not path.exists():
         return 'does not exist'
     inside = path.iterdir() if path.is_dir() else [path]
+    if path.is_dir() and _bag_files(path):
+        return 'has several bag files, each a recording of its own'
     packed = next((file for file in inside if file.name.endswith(_PACKED)), None)
     if packed is not None:
         whole = packed.with_suffix('')

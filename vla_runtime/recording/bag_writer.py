@@ -110,11 +110,17 @@ class Bag:
 
     @property
     def size(self) -> int:
-        """Bytes so far: those in the file, and those of the chunk in memory, not yet compressed."""
+        """Bytes in the file, and those of the chunk in memory before it is compressed."""
         with self._lock:
             if not self._open:
                 return 0
             return int(self._storage.bio.tell() + self._storage.chunk.bio.tell())
+
+    @property
+    def written(self) -> int:
+        """Bytes in the file."""
+        with self._lock:
+            return int(self._storage.bio.tell()) if self._open else 0
 
     def write(self, topic: str, stamp_ns: int, serialised: bytes) -> None:
         """Write one message as it came from the wire; a closed bag takes no more."""

@@ -24,6 +24,8 @@ from vla_runtime.recording.ring_folder import make_ring, part_of
 _PARTS = 8
 # A bag has schemas and latched messages of its own, some 60 kB: it is worth so much of frames.
 _LEAST_PART_BYTES = 1 << 20
+# A bag ends with its schemas once more and with an index, some bytes a message.
+_END_BYTES = 60_000
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Recording:
         self._limits = limits
         # Size at which a bag is closed. The open bag counts too, so there is one more than _PARTS.
         self._part_bytes = max(
-            limits.most_bytes // (_PARTS + 1), min(limits.most_bytes // 3, _LEAST_PART_BYTES)
+            limits.most_bytes // (_PARTS + 1), min(limits.most_bytes // 4, _LEAST_PART_BYTES)
         )
         self._clock = clock
         self._begin_s = clock()
@@ -128,6 +130,7 @@ class Recording:
             if self._topics[topic][1].latched:
                 self._latched[topic] = serialised
             self._bag.write(topic, stamp_ns, serialised)
+            self._drop_oldest()
             self.messages += 1
 
     def close(self) -> None:
@@ -139,7 +142,10 @@ class Recording:
     def _is_full(self) -> bool:
         limits = self._limits
         too_long = limits.keep_s and self._clock() - self._begin_s > limits.keep_s / _PARTS
-        too_large = limits.most_bytes and self._bag.size > self._part_bytes
+        # The chunk in memory counts whole only where there is room for little more than it.
+        too_large = limits.most_bytes and (
+            self._bag.written > self._part_bytes or self._bag.size > limits.most_bytes // 2
+        )
         return bool(too_long or too_large)
 
     def _turn(self, now_ns: int) -> None:
@@ -150,7 +156,6 @@ class Recording:
             return
         size = sum(path.stat().st_size for path in folder.iterdir())
         self._closed.append(_ClosedBag(folder, self._clock(), size))
-        self._drop_oldest()
         try:
             self._bag = self._next_bag()
         except OSError as error:
@@ -162,7 +167,8 @@ class Recording:
     def _drop_oldest(self) -> None:
         limits = self._limits
         while self._closed:
-            size = sum(bag.size for bag in self._closed) + self._part_bytes
+            end = self._bag.size // 16 + _END_BYTES
+            size = sum(bag.size for bag in self._closed) + self._bag.size + end
             too_large = limits.most_bytes and size > limits.most_bytes
             too_old = limits.keep_s and self._clock() - self._closed[0].end_s > limits.keep_s
             if not (too_large or too_old):

@@ -73,19 +73,22 @@ class Namespace:
             names: that the topic may have, the preferred one first.
             types: that it may have.
         """
-        for name in names:
-            found = [
-                topic
-                for topic, kind in kinds.items()
-                if kind in types and is_topic(topic, name) and not self.is_other(topic)
-            ]
-            if found:
-                return min(found, key=lambda topic: (_before(topic, name) != self.name, len(topic)))
+        own = {topic: kind for topic, kind in kinds.items() if topic.startswith(f'{self.name}/')}
+        for there in (own, kinds):
+            for name in names:
+                found = [
+                    topic
+                    for topic, kind in there.items()
+                    if kind in types and is_topic(topic, name) and not self.is_other(topic)
+                ]
+                if found:
+                    return min(found, key=lambda one: (_before(one, name) != self.name, len(one)))
         return None
 
     def is_other(self, topic: str) -> bool:
-        """Return whether a topic is another robot's."""
-        return any(topic.startswith(f'{other}/') for other in self.others)
+        """Return whether a topic is another robot's; one of no robot's is everybody's."""
+        inside = [one for one in (self.name, *self.others) if topic.startswith(f'{one}/')]
+        return max(inside, key=len, default=self.name) != self.name
 
 
 def robot_namespace(
@@ -135,11 +138,6 @@ def robot_namespace(
         )
     name = outer[0] if outer else ''
     return Namespace(name, tuple(sorted(others - {name})))
-
-
-def in_namespace(topic: str, namespace: str | None) -> bool:
-    """Return whether a topic is in the namespace that was chosen; None: any will do."""
-    return namespace is None or topic.startswith(f'{_normal(namespace)}/')
 
 
 def _normal(namespace: str) -> str:

@@ -11,10 +11,11 @@ from vla_runtime.recording.topics import (
     IMAGE_TYPES,
     INSTRUCTIONS,
     JOINT_STATE,
+    STRING,
     MissingTopicError,
+    Namespace,
     Source,
     camera_topics,
-    in_namespace,
     is_topic,
     robot_namespace,
 )
@@ -32,11 +33,13 @@ class BagTopics:
         cameras: policy's camera name to topic.
         joints: joint to topic and its name in messages, in the policy's order of the state.
         measured: every measured joint of the robot file to the same.
+        namespace: of the robot in the bag.
     """
 
     cameras: Mapping[str, str]
     joints: Sequence[JointSource]
     measured: Mapping[str, JointSource]
+    namespace: Namespace
 
 
 def find_topics(
@@ -86,7 +89,7 @@ def find_topics(
         joint = robot.joint(name)
         place_of = topic(name, names, (JOINT_STATE,))
         sources[name] = JointSource(place_of, joint.in_messages, joint.continuous)
-    return BagTopics(found, [sources[name] for name in policy.match.state_joints], sources)
+    return BagTopics(found, [sources[name] for name in policy.match.state_joints], sources, place)
 
 
 @dataclass(frozen=True)
@@ -107,26 +110,23 @@ class Instructions:
         return self.texts[index - 1] if index else ''
 
 
-def find_instructions(reader: BagReader, namespace: str | None) -> Instructions:
-    """Return the instructions that a policy node of a bag was given.
+def find_instructions(reader: BagReader, namespace: Namespace) -> Instructions:
+    """Return the instructions that the policy node of a robot was given.
 
     Raises:
         ReplayError: there are none.
     """
-    found: dict[str, list[tuple[int, str]]] = {name: [] for name in INSTRUCTIONS}
+    found: dict[str, list[tuple[int, str]]] = {}
     for time_ns, topic, text in reader.texts(
-        lambda topic: bool(_named(topic)) and in_namespace(topic, namespace)
+        lambda topic: any(is_topic(topic, name) for name in INSTRUCTIONS)
     ):
-        found[_named(topic)[0]].append((time_ns, text))
-    for said in found.values():
-        if any(text.strip() for _, text in said):
-            said.sort(key=lambda item: item[0])
-            return Instructions([time_ns for time_ns, _ in said], [text for _, text in said])
+        found.setdefault(topic, []).append((time_ns, text))
+    spoken = [topic for topic, said in found.items() if any(text.strip() for _, text in said)]
+    chosen = namespace.find_topic(dict.fromkeys(spoken, STRING), INSTRUCTIONS, (STRING,))
+    if chosen is not None:
+        said = sorted(found[chosen], key=lambda item: item[0])
+        return Instructions([time_ns for time_ns, _ in said], [text for _, text in said])
     raise ReplayError(
         f'{reader.path}: no topic …/current_instruction or …/instruction says what the robot was '
         'to do; give it with --instruction'
     )
-
-
-def _named(topic: str) -> list[str]:
-    return [name for name in INSTRUCTIONS if is_topic(topic, name)]

@@ -19,6 +19,7 @@ from vla_runtime.ros.policy.description import PolicyDescription
 
 _JOINTS = 'sensor_msgs/msg/JointState'
 _STATE = 'state'
+_NO_STATE = 'the joint state that it used is not in the recording'
 # Two frames of a camera are further apart than this.
 _APART_NS = 2_000_000
 # Of the node's parameter.
@@ -27,8 +28,10 @@ _LEAST_LIMIT_S = 0.01
 
 def live_steps(
     run: RecordedRun, settings: Mapping[str, Any]
-) -> Iterator[tuple[CompleteInference, LiveStep] | SkippedInference]:
+) -> Iterator[tuple[CompleteInference, LiveStep, str] | SkippedInference]:
     """Yield every inference with its step, or why it cannot be played.
+
+    With a step comes why its chunk may be another one, empty when nothing is missing.
 
     Args:
         run: the recording.
@@ -51,7 +54,8 @@ def live_steps(
             reason = 'inferences of its episode before it are missing, so its number cannot be had'
             yield SkippedInference(recorded, reason)
         else:
-            yield found, _step(found, last, begins, settings, joints)
+            note = '' if joints.has(recorded) else _NO_STATE
+            yield found, _step(found, last, begins, settings, joints), note
 
 
 def _begins(before: RecordedInference | None, recorded: RecordedInference) -> bool:
@@ -118,7 +122,12 @@ class _JointStates:
         descriptions: list[PolicyDescription] = [one.description for one in run.inferences]
         topics = {topic for one in descriptions for topic in one.joint_states}
         self._waiting = _sorted(run.reader, topics)
+        self._stamps_ns = {stamp_ns for stamp_ns, _ in self._waiting}
         self._place = 0
+
+    def has(self, recorded: RecordedInference) -> bool:
+        """Return whether the newest message that the inference's state was made of is there."""
+        return recorded.stamps_ns[_STATE] in self._stamps_ns
 
     def until(self, recorded: RecordedInference) -> list[PlayedMessage]:
         """Messages since the last call, up to those that the inference's state was made of."""

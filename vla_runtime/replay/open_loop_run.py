@@ -13,7 +13,6 @@ import numpy as np
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.policy import Policy
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.recording.topics import in_namespace
 from vla_runtime.replay.bag_topics import find_instructions, find_topics
 from vla_runtime.replay.motion import OpenLoopError, open_loop_error
 from vla_runtime.replay.open_loop import OpenLoop, Prediction
@@ -123,7 +122,9 @@ def run_open_loop(
         # A policy without language needs none in the bag.
         recorded = policy.policy.reads_instruction and not instruction
         said = (
-            find_instructions(reader, namespace).at if recorded else (lambda _: instruction or '')
+            find_instructions(reader, topics.namespace).at
+            if recorded
+            else (lambda _: instruction or '')
         )
         given = {name: row.default for name, row in live_settings().items()}
         # The switch is off by default, and then this word has no say.
@@ -147,10 +148,8 @@ def _with_recorded(
     """Fill in from the recording what was not given."""
     if robot is not None and changes.bundle is not None:
         return changes, robot
-    texts = reader.texts(
-        lambda topic: topic.endswith('/description') and in_namespace(topic, namespace)
-    )
-    recorded = find_description(((topic, text) for _, topic, text in texts), reader.note)
+    texts = reader.texts(lambda topic: topic.endswith('/description'))
+    recorded = find_description(((topic, text) for _, topic, text in texts), namespace, reader.note)
     if recorded is None:
         missing = '--robot' if robot is None else '--bundle'
         problems = '; '.join(reader.problems[:3])

@@ -275,10 +275,13 @@ def _note_lost(run: RecordedRun) -> None:
         _note(run.problems, f'no report of {run.node}{_REPORT} can be used')
     lost = 0
     for before, after in pairwise(run.inferences):
-        if after.episode == before.episode and after.number > before.number + 1:
-            lost += after.number - before.number - 1
+        expected = before.number + 1 if after.episode == before.episode else 0
+        lost += max(0, after.number - expected)
     if lost:
-        _note(run.problems, f'{lost} inferences of {run.node} have no report: their numbers jump')
+        _note(
+            run.problems,
+            f'at least {lost} inferences of {run.node} have no report: their numbers jump',
+        )
 
 
 def _plan_key(plan: ReceivedPlan) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from paths import ROOT
 from recorded_bag import ROBOT, Turn, first_turns, record
 from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_runtime.cli._live import LiveResult, _compare
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.replay.frames import SkippedInference
 from vla_runtime.replay.live_steps import live_steps
@@ -69,6 +70,29 @@ def test_a_what_if_agrees_live_and_offline(tmp_path, bundle, robot_file):
     assert (live['played'], live['as_offline'], live['as_recorded']) == (3, 3, 0)
     # Eight times as fast as it was recorded, and no faster.
     assert live['seconds'] >= found['recorded_s'] / 8
+
+
+def test_a_chunk_whose_joint_state_is_not_there_is_noted(tmp_path, bundle, robot_file):
+    turns = [Turn(), Turn(lost=['/joint_states']), Turn()]
+    folder = record(tmp_path / 'bag', bundle, robot_file, turns)
+    found = list(live_steps(read_run(BagReader(folder)), {}))
+    assert [note for _, _, note in found] == [
+        '',
+        'the joint state that it used is not in the recording',
+        '',
+    ]
+
+
+def test_the_first_live_chunk_that_differs_is_named():
+    result, stamp_ns = LiveResult(), 17
+    _compare(result, None, None, (3, 0, 5), 'a state is missing')
+    assert result.agrees
+    assert any('noted 1: a state is missing' in line for line in result.lines())
+    _compare(result, None, None, (3, 1, stamp_ns), '')
+    _compare(result, None, None, (3, 2, 18), '')
+    assert not result.agrees
+    words = f'first that differs from offline: inference 1 of episode 3 (stamp {stamp_ns} ns)'
+    assert any(words in line for line in result.lines())
 
 
 def test_an_episode_is_played_up_to_its_first_gap(tmp_path, bundle, robot_file):

@@ -84,14 +84,23 @@ def test_what_is_no_description_is_refused(text):
 def test_the_policy_node_of_a_bag_is_the_one_with_a_description(tmp_path):
     text, noted = written(tmp_path), []
     said = [('/other/description', 'hello'), ('/vla_policy/description', text)]
-    found = find_description([*said, said[1]], noted.append)
+    found = find_description([*said, said[1]], None, noted.append)
     assert found == read_description(text)
     assert noted == ['topic /other/description: the description is no JSON']
-    assert find_description(said[:1], noted.append) is None
+    assert find_description(said[:1], None, noted.append) is None
+
+
+def test_of_several_policy_nodes_the_namespace_says_which(tmp_path):
+    text = written(tmp_path)
+    said = [('/left/p/description', text), ('/vla_policy/description', text)]
     with pytest.raises(
         DescriptionError, match=r'several policy nodes.*: /left/p, /vla_policy; cho'
     ):
-        find_description([('/left/p/description', text), *said], noted.append)
+        find_description(said, None, print)
+    for namespace in ('left', '/left/', '/', ''):
+        assert find_description(said, namespace, print) == read_description(text)
+    with pytest.raises(DescriptionError, match=r'--namespace lab: .* /left/p, /vla_policy'):
+        find_description(said, 'lab', print)
 
 
 def test_what_a_replay_needs_of_the_node_imports_no_ros_2():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -146,6 +149,34 @@ def test_earlier_frames_are_recorded_with_the_newest(robot, tmp_path):
     last = found[-1].recorded.stamps_ns
     assert all(last[f'{name}_before'] < last[name] for name in CAMERAS)
     assert [one.error is not None and one.error.identical for one in found] == [True] * 6
+
+
+@pytest.mark.parametrize('bundle', ['pi05'], indirect=True)
+def test_joint_states_wait_for_a_recorder_that_is_not_scheduled(bundle, robot, tmp_path):
+    with graph() as made:
+        bench = Bench(made, bundle, robot, tmp_path / 'bag')
+        bench.chunk()
+        bench.drivers.silent = {'top', 'wrist'}
+        before, rounds = int(bench.status()['messages']), 150
+        os.kill(bench.recorder.pid, signal.SIGSTOP)
+        for _ in range(rounds):
+            bench.drivers()
+            # As a driver of 500 Hz: a transport has bounds of its own.
+            time.sleep(0.002)
+        os.kill(bench.recorder.pid, signal.SIGCONT)
+        made.wait_for(
+            lambda: int(bench.status()['messages']) >= before + 2 * rounds, 'all joint states'
+        )
+        assert bench.status()['joint_states_missing'] == '0'
+        assert bench.recorder.stop(signal.SIGINT) == 0
+    reader = BagReader(tmp_path / 'bag')
+    came = Counter(raw.topic for raw in reader.messages(lambda topic, kind: True))
+    sent = {
+        topic: len(bench.drivers.states[joint])
+        for topic, joint in (('/joint_states', 'elbow'), ('/gripper/joint_states', 'gripper'))
+    }
+    # Those from before the recorder was found may be missing.
+    assert all(rounds <= came[topic] <= sent[topic] for topic in sent)
 
 
 @pytest.mark.parametrize('bundle', ['pi05'], indirect=True)

@@ -177,27 +177,37 @@ def read_description(text: str) -> PolicyDescription:
 
 
 def find_description(
-    texts: Iterable[tuple[str, str]], note: Callable[[str], None]
+    texts: Iterable[tuple[str, str]], namespace: str | None, note: Callable[[str], None]
 ) -> PolicyDescription | None:
     """Return the first description of the policy node of a bag; None where it has none.
 
     Args:
         texts: topic and text of what may be descriptions.
+        namespace: of the node; None: there is one node.
         note: called for each that cannot be read; other nodes have topics of that name too.
 
     Raises:
-        ValueError: several policy nodes are described; names them.
+        DescriptionError: several policy nodes are described, or none in that namespace; names them.
     """
     found: dict[str, PolicyDescription] = {}
     for topic, text in texts:
         try:
-            found.setdefault(topic.rpartition('/')[0], read_description(text))
+            found.setdefault(topic, read_description(text))
         except ValueError as error:
             note(f'topic {topic}: {error}')
+    nodes = ', '.join(sorted(topic.rpartition('/')[0] for topic in found))
+    if namespace is not None:
+        wanted = f'/{namespace.strip("/")}'.rstrip('/')
+        # NAMESPACE/NODE/description
+        inside = [topic for topic in found if topic.rsplit('/', 2)[0] == wanted]
+        if found and not inside:
+            raise DescriptionError(
+                f'--namespace {namespace}: the policy node that is described is {nodes}'
+            )
+        found = {topic: found[topic] for topic in inside}
     if len(found) > 1:
         raise DescriptionError(
-            f'several policy nodes are in it: {", ".join(sorted(found))}; choose one with '
-            '--namespace'
+            f'several policy nodes are in it: {nodes}; choose one with --namespace'
         )
     return next(iter(found.values()), None)
 

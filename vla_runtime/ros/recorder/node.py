@@ -84,6 +84,7 @@ class RecorderNode(Node):
             'frames_used': frames.given,
             'frames_missing': frames.missing,
             'frames_crowded_out': frames.crowded_out,
+            'joint_states_missing': self._topics.states.missing,
             'frame_megabytes': frames.held_bytes / _MIB,
         }
         if self._problem:
@@ -92,6 +93,12 @@ class RecorderNode(Node):
             text = (
                 f'{frames.missing} frames that an inference used did not come, or gave way in '
                 'memory (frame_memory_mb): their chunks cannot be replayed'
+            )
+            yield StatusItem('recording', Level.WARN, text, facts)
+        elif self._topics.states.missing:
+            text = (
+                f'{self._topics.states.missing} joint states that an inference used did not come: '
+                'replay --live cannot repeat their chunks'
             )
             yield StatusItem('recording', Level.WARN, text, facts)
         else:

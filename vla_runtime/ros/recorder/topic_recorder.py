@@ -16,7 +16,7 @@ import cv2
 from diagnostic_msgs.msg import DiagnosticArray
 from rcl_interfaces.msg import Log, ParameterEvent
 from rclpy.node import Node
-from rclpy.qos import QoSProfile, ReliabilityPolicy, qos_profile_sensor_data
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
@@ -27,6 +27,7 @@ from vla_runtime.recording.cdr import header_stamp_ns
 from vla_runtime.recording.frame_store import FrameStore, HeldFrame
 from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
 from vla_runtime.recording.recording import Recording
+from vla_runtime.recording.stamp_book import StampBook
 from vla_runtime.ros.executor.outputs import MESSAGE_TYPES
 from vla_runtime.ros.messages.conversions import stamp_to_ns
 from vla_runtime.ros.messages.diagnostics import values_of
@@ -41,10 +42,15 @@ _IMAGE_PERIOD_NS = 1_000_000_000 // IMAGE_RATE_HZ
 _REPORT = 'vla_policy/report'
 _DESCRIPTION = 'vla_policy/description'
 _STAMP = 'stamp_ns.'
+_STATE_STAMP = f'{_STAMP}state'
 
 _RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 # Frames of two seconds: a busy machine may keep this process waiting for as long.
 _CAMERA = QoSProfile(depth=60, reliability=ReliabilityPolicy.BEST_EFFORT)
+
+# A second of a 1 kHz driver: a state is made of single messages, and one that is lost is missed.
+_JOINTS = QoSProfile(depth=1000, reliability=ReliabilityPolicy.BEST_EFFORT)
+_STATES = 4000
 
 # Of the nodes' own topics.
 _USUAL = Offer(depth=10)
@@ -72,6 +78,7 @@ class TopicRecorder:
     Attributes:
         frames: that wait in memory.
         chunks: reports of the policy so far.
+        states: stamps of joint states, and which of those that an inference used did not come.
         found: whether the policy node has found this recorder; what it sent before is not here.
     """
 
@@ -88,6 +95,7 @@ class TopicRecorder:
         on_reduced: OnReduced | None = None,
     ) -> None:
         self.frames = FrameStore(frame_bytes)
+        self.states = StampBook(_STATES)
         self.chunks = 0
         self.found = False
         self._description: String | None = None
@@ -107,7 +115,7 @@ class TopicRecorder:
             self._listen_to_camera(camera)
         for source in robot.joint_states:
             offer = Offer(source.depth, source.reliability == 'reliable')
-            self._listen(source.topic, JointState, offer, qos_profile_sensor_data)
+            self._listen(source.topic, JointState, offer, _JOINTS)
         for output in robot.outputs:
             self._listen(output.topic, MESSAGE_TYPES[output.kind], Offer(depth=1))
         for topic in ('action_chunk', 'committed_plan'):
@@ -139,6 +147,8 @@ class TopicRecorder:
         def on_bytes(serialised: bytes) -> None:
             now_ns = self._now_ns()
             self._recording.write(name, now_ns, serialised)
+            if message_type is JointState and (stamp_ns := header_stamp_ns(serialised)):
+                self.states.came(stamp_ns)
             for listener in listeners:
                 listener(deserialize_message(serialised, message_type), now_ns)
 
@@ -183,10 +193,15 @@ class TopicRecorder:
 
     def _on_report(self, message: DiagnosticArray, _: int) -> None:
         self.chunks += len(message.status)
-        for status in message.status if self._images == 'used' else ():
+        for status in message.status:
+            values = values_of(status)
+            if _STATE_STAMP in values:
+                self.states.wanted(int(values[_STATE_STAMP]))
+            if self._images != 'used':
+                continue
             # A policy may see several frames of a camera.
             used: dict[str, list[int]] = {}
-            for key, value in values_of(status).items():
+            for key, value in values.items():
                 topic = self._camera_topics.get(key.removeprefix(_STAMP))
                 if key.startswith(_STAMP) and topic is not None:
                     used.setdefault(topic, []).append(int(value))

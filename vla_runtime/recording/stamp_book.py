@@ -1,0 +1,40 @@
+"""Stamps of messages that came, compared with those that inferences used."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class StampBook:
+    """Stamps that came and stamps that were used, in whatever order the two are heard of.
+
+    Args:
+        most: of each that are remembered.
+
+    Attributes:
+        missing: stamps that were used and have not come.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._came: OrderedDict[int, None] = OrderedDict()
+        self._wanted: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def missing(self) -> int:
+        return len(self._wanted)
+
+    def came(self, stamp_ns: int) -> None:
+        """Note a message that came."""
+        self._wanted.pop(stamp_ns, None)
+        self._note(self._came, stamp_ns)
+
+    def wanted(self, stamp_ns: int) -> None:
+        """Note a message that an inference used."""
+        if stamp_ns not in self._came:
+            self._note(self._wanted, stamp_ns)
+
+    def _note(self, stamps: OrderedDict[int, None], stamp_ns: int) -> None:
+        stamps[stamp_ns] = None
+        if len(stamps) > self._most:
+            stamps.popitem(last=False)
