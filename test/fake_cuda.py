@@ -66,7 +66,7 @@ class FakeCuda:
         integrated: it shares its memory with the host, as a Jetson's does.
     """
 
-    __version__ = '13.0.3'
+    __version__ = '12.9.10'
     CUresult = CUresult
     CUstreamCaptureMode = CaptureMode
     CUctx_flags = ContextFlags

@@ -75,7 +75,7 @@ def test_the_release_is_that_of_the_package_that_the_module_belongs_to(monkeypat
 def test_without_a_driver_the_package_and_the_library_are_named():
     message = refusal(FakeCuda(devices=None))
     assert message.startswith("device 'cuda:0': no CUDA device answers here")
-    assert 'cuda-bindings 13.0.3' in message
+    assert 'cuda-bindings 12.9.10' in message
     assert 'no NVIDIA driver is installed, libcuda.so.1 is not found' in message
 
 
@@ -83,8 +83,39 @@ def test_a_driver_that_is_too_old_is_named_with_both_versions():
     cuda = FakeCuda()
     cuda.driver_version = 11040
     message = refusal(cuda)
-    assert 'cuda-bindings 13.0.3' in message and 'driver for CUDA 11.4' in message
+    assert 'cuda-bindings 12.9.10' in message and 'driver for CUDA 11.4' in message
     assert 'needs one for CUDA 12.0 or newer' in message and 'JetPack 6' in message
+
+
+@pytest.mark.parametrize('release', ['13.0.3', '13.5.0', '14.0.0'])
+@pytest.mark.parametrize('version', [12000, 12060, 12070])
+def test_bindings_13_on_a_driver_before_12_8_are_refused_with_the_release_that_serves_it(
+    release, version
+):
+    cuda = FakeCuda()
+    cuda.__version__, cuda.driver_version = release, version
+    message = refusal(cuda)
+    assert f'cuda-bindings {release} needs one for CUDA 12.8 or newer' in message
+    assert f'the NVIDIA driver is for CUDA 12.{version // 10 % 100}' in message
+    assert "pip install 'cuda-bindings==12.9.*'" in message and 'JetPack' not in message
+
+
+@pytest.mark.parametrize(
+    ('release', 'version'),
+    [('13.0.3', 12080), ('13.0.3', 13000), ('12.9.10', 12000), ('12.9.10', 13000)],
+)
+def test_drivers_that_have_every_function_of_the_bindings_are_taken(release, version):
+    cuda = FakeCuda()
+    cuda.__version__, cuda.driver_version = release, version
+    assert CudaDriver(cuda).find_device(0) == 0
+
+
+def test_bindings_13_on_a_driver_that_no_release_serves_name_the_driver_alone():
+    cuda = FakeCuda()
+    cuda.__version__, cuda.driver_version = '13.0.3', 11040
+    message = refusal(cuda)
+    assert 'needs one for CUDA 12.8 or newer: update the driver' in message
+    assert 'JetPack 7' in message and 'pip install' not in message
 
 
 def test_a_driver_without_the_functions_of_the_bindings_is_too_old():
@@ -130,8 +161,13 @@ def test_a_function_that_the_driver_lacks_is_an_error_of_ours():
         raise RuntimeError('Function "cuGraphLaunch" not found')
 
     cuda.cuGraphLaunch = missing
-    with pytest.raises(CudaError, match=r'"cuGraphLaunch" not found; the NVIDIA driver is for CUD'):
+    with pytest.raises(CudaError) as error:
         driver.call('cuGraphLaunch', None, None)
+    message = str(error.value)
+    assert '"cuGraphLaunch" not found; the NVIDIA driver is for CUDA 12.6' in message
+    # 12.6 is not too old for these bindings, so no older version is named as what they need.
+    assert 'asks it for a function that it lacks: update the driver' in message
+    assert 'or newer:' not in message
 
 
 @pytest.mark.skipif(shutil.which('gcc') is None, reason='gcc makes the library that is driven')

@@ -56,6 +56,9 @@ TENSORRT_FUNCTIONS = (
     'getPluginRegistry',
     'initLibNvInferPlugins',
 )
+# Oldest driver of each major release of cuda-bindings, as fake_libcuda.c takes it, and one on which
+# the release has to be refused.
+OLDEST_DRIVER = {'12': ('12000', '11040'), '13': ('12080', '12060')}
 # A wait of the fake library. Another thread takes a turn about every millisecond of it, fewer on a
 # busy machine, and at most one where the wait keeps the interpreter lock.
 WAIT_MS = 1000
@@ -114,20 +117,30 @@ def check_cuda(packages: Path | None, library: Path, taken: bool) -> str:
     Raises:
         AssertionError: something is not as expected.
     """
-    code, line = drive(packages, library, WAIT_MS=str(WAIT_MS))
+    # A driver newer than every function that any release asks for.
+    code, line = drive(packages, library, WAIT_MS=str(WAIT_MS), VERSION='13000')
     if not taken:
         assert code == 2 and 'keeps the interpreter lock' in line, line
         return 'refused: ' + line.partition(';')[0]
     assert code == 0, line
     found = json.loads(line)
+    oldest, older = OLDEST_DRIVER[found['bindings'].partition('.')[0]]
+    code, line = drive(packages, library, VERSION=oldest)
+    assert code == 0, f'a driver {oldest}: {line}'
+    # 12.9.1 looks cuGetProcAddress_v2 up first, which 11.4 lacks, and so never reads its version.
+    needed = f'needs one for CUDA {int(oldest) // 1000}.{int(oldest) % 1000 // 10} or newer'
     assert found['turns_during_a_wait'] >= LEAST_TURNS, f'a wait stops other threads: {found}'
     assert 'CUDA_ERROR_OUT_OF_MEMORY (out of memory)' in found['out_of_memory'], found
-    refusals = {
-        'no NVIDIA driver is installed, libcuda.so.1 is not found': drive(packages, None),
-        'is for CUDA 11.4; cuda-bindings': drive(packages, library, VERSION='11040'),
-        'needs one for CUDA 12.0 or newer': drive(packages, library, LACKS='cuDeviceGet'),
-    }
-    for expected, (code, line) in refusals.items():
+    refusals = [
+        ('no NVIDIA driver is installed, libcuda.so.1 is not found', drive(packages, None)),
+        (needed, drive(packages, library, VERSION=older)),
+        (needed, drive(packages, library, VERSION='11040')),
+        (
+            'asks it for a function that it lacks',
+            drive(packages, library, LACKS='cuDeviceGet', VERSION='13000'),
+        ),
+    ]
+    for expected, (code, line) in refusals:
         assert code == 2 and expected in line and found['bindings'] in line, line
     turns = found['turns_during_a_wait']
     return f'{found["bindings"]}: all calls, {turns} turns in {WAIT_MS} ms, refusals named'

@@ -1,7 +1,8 @@
 /* libcuda.so.1 for a machine without a GPU: what vla_runtime calls of the driver's interface, over
  * host memory. The real bindings load it, so their names, signatures and conversions are tested.
  * The signatures are those of CUDA 12's cuda.h. Work runs at once, or is recorded by a capture. A
- * wait takes FAKE_CUDA_WAIT_MS milliseconds. FAKE_CUDA_VERSION is the driver's version (12060).
+ * wait takes FAKE_CUDA_WAIT_MS milliseconds. FAKE_CUDA_VERSION is the driver's version (12060): it
+ * has no function of a later one.
  *
  *     gcc -shared -fPIC -o libcuda.so.1 fake_libcuda.c -ldl
  */
@@ -43,7 +44,8 @@ static int put(Node node, void *on) {
 }
 
 int cuInit(unsigned flags) { return flags ? INVALID_VALUE : OK; }
-int cuDriverGetVersion(int *version) { *version = setting("FAKE_CUDA_VERSION", 12060); return OK; }
+static int driver_version(void) { return setting("FAKE_CUDA_VERSION", 12060); }
+int cuDriverGetVersion(int *version) { *version = driver_version(); return OK; }
 int cuDeviceGetCount(int *count) { *count = 1; return OK; }
 int cuDeviceGet(int *device, int index) { *device = index; return index ? INVALID_VALUE : OK; }
 int cuDeviceGetName(char *name, int length, int device) {
@@ -145,10 +147,10 @@ int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t
     char versioned[128];
     const char *lacks = getenv("FAKE_CUDA_LACKS");
     void *self = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    (void)version, (void)flags;
+    (void)flags;
     *function = NULL;
     if (!strcmp(name, "cuGraphInstantiate")) name = "cuGraphInstantiateWithFlags";
-    if (!lacks || strcmp(name, lacks)) {
+    if (version <= driver_version() && (!lacks || strcmp(name, lacks))) {
         snprintf(versioned, sizeof versioned, "%s_v2", name);
         *function = dlsym(self, versioned);
         if (!*function) *function = dlsym(self, name);

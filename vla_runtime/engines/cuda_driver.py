@@ -22,8 +22,10 @@ from typing import Any
 PACKAGE = 'cuda-bindings'
 # First release whose functions release the interpreter lock.
 OLDEST_RELEASE = (12, 9, 1)
-# First driver whose cuGraphInstantiate has the signature that the bindings call.
-OLDEST_DRIVER = (12, 0)
+# First driver that has every function asked for, by the bindings' major release. 12.0 is the first
+# whose cuGraphInstantiate has the signature that they call. Release 13 asks for the
+# cuEventElapsedTime of 12.8, and what an older driver lacks shows only at the first call of it.
+OLDEST_DRIVER = {12: (12, 0), 13: (12, 8)}
 _MODULE = 'cuda.bindings.driver'
 _INSTALL = (
     "pip install 'cuda-bindings==12.9.*' where nvidia-smi shows CUDA 12 (JetPack 6), "
@@ -109,7 +111,7 @@ class CudaDriver:
         # Before cuInit, which an old driver may fail for a reason that names no version.
         number = int(self.call('cuDriverGetVersion'))
         self.version = (number // 1000, number % 1000 // 10)
-        if self.version < OLDEST_DRIVER:
+        if self.version < self._oldest:
             raise CudaError('cuDriverGetVersion', 'too old', self._too_old())
         self.call('cuInit', 0)
         return int(self.call('cuDeviceGetCount'))
@@ -130,13 +132,29 @@ class CudaDriver:
             return f'no NVIDIA driver is installed, libcuda.so.1 is not found: {text}'
         return f'{text}; {self._too_old()}'
 
+    @property
+    def _major(self) -> int:
+        return _numbers(self.release)[0]
+
+    @property
+    def _oldest(self) -> tuple[int, int]:
+        # A release after those known asks for no less than the newest of them.
+        return OLDEST_DRIVER.get(self._major, max(OLDEST_DRIVER.values()))
+
     def _too_old(self) -> str:
         here = f'is for CUDA {format_version(self.version)}' if self.version[0] else 'is too old'
-        return (
-            f'the NVIDIA driver {here}; {PACKAGE} {self.release} needs one for CUDA '
-            f'{format_version(OLDEST_DRIVER)} or newer: update the driver (on a Jetson: JetPack 6 '
-            'or newer)'
-        )
+        if self.version < self._oldest:
+            needs = f'needs one for CUDA {format_version(self._oldest)} or newer'
+        else:
+            needs = 'asks it for a function that it lacks'
+        if self._major > 12 and self.version >= OLDEST_DRIVER[12]:
+            mend = (
+                f"pip install '{PACKAGE}==12.9.*', which serves this driver, or update the driver"
+            )
+        else:
+            jetpack = 6 if self._major <= 12 else 7
+            mend = f'update the driver (on a Jetson: JetPack {jetpack} or newer)'
+        return f'the NVIDIA driver {here}; {PACKAGE} {self.release} {needs}: {mend}'
 
     def _text(self, code: Any) -> str:
         error, text = self._module.cuGetErrorString(code)
