@@ -17,6 +17,7 @@ from network_cases import (
 from tiny_policy import tiny_dims
 
 from vla_runtime.engines.protocol import StepInputs
+from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.cuda_graph import Capturer, GraphedWork
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families import build_network
@@ -310,3 +311,33 @@ def test_a_device_or_precision_that_is_not_to_be_had_is_an_error(tmp_path, chang
     options = {'device': 'cpu', 'precision': 'float32', 'max_rows': 1, 'use_cuda_graphs': True}
     with pytest.raises(ValueError, match=message):
         TorchEngine.load('pi05', tiny_dims('pi05'), tmp_path / 'none', **{**options, **changes})
+
+
+# Of a process, and on as PyTorch starts.
+REDUCING = [
+    (torch.backends.cudnn, 'allow_tf32'),
+    (torch.backends.cuda.matmul, 'allow_bf16_reduced_precision_reduction'),
+    (torch.backends.cuda.matmul, 'allow_fp16_reduced_precision_reduction'),
+]
+
+
+@pytest.fixture
+def reducing():
+    before = [getattr(owner, name) for owner, name in REDUCING]
+    for owner, name in REDUCING:
+        setattr(owner, name, True)
+    yield lambda: [getattr(owner, name) for owner, name in REDUCING]
+    for (owner, name), value in zip(REDUCING, before, strict=True):
+        setattr(owner, name, value)
+
+
+@pytest.mark.parametrize(('device', 'allowed'), [('cuda', False), ('cpu', True)])
+def test_a_load_on_cuda_computes_in_full_precision_and_one_on_a_cpu_changes_nothing(
+    tmp_path, monkeypatch, reducing, device, allowed
+):
+    monkeypatch.setattr(torch_engine, 'torch_device', torch.device)
+    options = {'precision': 'float32', 'max_rows': 1, 'use_cuda_graphs': True}
+    # Settings come before the weights, which are not there: no GPU is needed.
+    with pytest.raises(FileNotFoundError):
+        TorchEngine.load('act', tiny_dims('act'), tmp_path / 'none', device=device, **options)
+    assert reducing() == [allowed] * 3
