@@ -94,6 +94,8 @@ class FakeCuda:
         self.milliseconds = iter(())
         # By the name of a call: what it gives instead of doing anything.
         self.failing: dict[str, CUresult] = {}
+        # What every call gives once the context is broken: CUDA does not recover from some errors.
+        self.broken: CUresult | None = None
         self.streams = self.events = 0
         self._context: int | None = None
         self._stream_context: int | None = None
@@ -105,6 +107,13 @@ class FakeCuda:
         self._recording: list[Callable[[], None]] | None = None
         self._broken = False
         self._count = 0
+
+    def __getattribute__(self, name: str):
+        function = object.__getattribute__(self, name)
+        if name.startswith('cu') and name != 'cuGetErrorString' and self.broken is not None:
+            error = self.broken
+            return lambda *arguments: (error, None)
+        return function
 
     @property
     def used_bytes(self) -> int:
@@ -199,6 +208,8 @@ class FakeCuda:
         return OK, address
 
     def cuMemFree(self, address):  # noqa: N802
+        if error := self.failing.get('cuMemFree'):
+            return (error,)
         if self._memory.pop(address, None) is None:
             return (CUresult.CUDA_ERROR_INVALID_VALUE,)
         return (OK,)

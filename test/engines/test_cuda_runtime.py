@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_cuda import ContextFlags, FakeCuda
+from fake_cuda import ContextFlags, CUresult, FakeCuda
 
 from vla_runtime.engines import cuda_runtime
 from vla_runtime.engines.cuda_driver import CudaError
@@ -83,6 +83,28 @@ def test_close_frees_graphs_that_nobody_destroyed_pinned_memory_and_the_stream(l
     runtime.close()
     assert late.live == (0, 0)
     assert (late.streams, late.events) == (0, 0)
+
+
+def test_close_frees_what_it_can_and_raises_the_first_error(late):
+    runtime = CudaRuntime(0, late)
+    address = runtime.allocate(64)
+    runtime.upload(address, np.ones(16, np.float32))
+    runtime.capture(lambda: runtime.copy(address, address + 32, 32))
+    late.failing['cuMemFree'] = CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(CudaError, match='cuMemFree: CUDA_ERROR_INVALID_VALUE'):
+        runtime.close()
+    assert late.live == (1, 0)
+    assert (late.streams, late.events) == (0, 0)
+    runtime.close()
+
+
+def test_a_runtime_whose_context_broke_is_closed_after_the_first_error(late):
+    runtime = CudaRuntime(0, late)
+    runtime.allocate(64)
+    late.broken = CUresult.CUDA_ERROR_LAUNCH_FAILED
+    with pytest.raises(CudaError, match='cuCtxSetCurrent: CUDA_ERROR_LAUNCH_FAILED'):
+        runtime.close()
+    runtime.close()
 
 
 def test_a_time_is_taken_in_the_context_of_the_runtimes_own_device(late):

@@ -11,14 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_cuda import CUresult
 from fake_tensorrt import RELEASES
 from tensorrt_machine import STEPS, Machine, linked_copy, write_exported_policy
 from tiny_policy import tiny_dims
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt import loading as tensorrt_loading
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
+from vla_runtime.engines.tensorrt.loading import closed_on_failure
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.inference.denoise import denoise, flow_times
@@ -282,6 +285,31 @@ def test_close_gives_everything_back(machine):
     chunk(engine, 2, seed=1)
     engine.close()
     assert here.cuda.live == (0, 0)
+
+
+def test_an_engine_on_a_context_that_broke_is_closed_with_the_error(machine):
+    here = machine()
+    here.build()
+    engine = here.load()
+    here.cuda.broken = CUresult.CUDA_ERROR_LAUNCH_FAILED
+    with pytest.raises(CudaError, match='CUDA_ERROR_LAUNCH_FAILED'):
+        engine.close()
+    # Nothing is left to close, though the device still fails.
+    engine.close()
+
+
+def test_a_load_that_fails_raises_its_own_error_and_not_that_of_closing(machine):
+    here = machine()
+
+    def breaks() -> None:
+        here.cuda.broken = CUresult.CUDA_ERROR_LAUNCH_FAILED
+        raise CudaError('cuGraphLaunch', 'CUDA_ERROR_ILLEGAL_ADDRESS', 'the first error')
+
+    with (
+        pytest.raises(CudaError, match='the first error'),
+        closed_on_failure(here.runtime(), 'cuda:0', here.bundle),
+    ):
+        breaks()
 
 
 def test_what_this_backend_cannot_do_is_refused(machine):

@@ -14,9 +14,10 @@ from tensorrt_machine import Machine
 
 from vla_runtime.cli.main import main
 from vla_runtime.families import family_names
+from vla_runtime.policy import Policy
 from vla_runtime.selftest import checks, jetson, policies
 from vla_runtime.selftest.checks import run_selftest
-from vla_runtime.selftest.policies import largest_error
+from vla_runtime.selftest.policies import infer_cases, largest_error
 from vla_runtime.selftest.steps import Step, Steps
 
 
@@ -105,6 +106,34 @@ def test_networks_without_a_graph_fail_and_say_which(machine):
     here.cuda.graph_bytes = 0
     here.cuda.failing['cuEventElapsedTime'] = CUresult.CUDA_ERROR_LAUNCH_FAILED
     assert 'CUDA_ERROR_LAUNCH_FAILED' in list(selftest('tensorrt').values())[-1].detail
+
+
+def test_a_context_that_broke_ends_in_a_verdict_and_other_families_are_tried(
+    machine, monkeypatch, tmp_path, capsys
+):
+    here = machine()
+
+    def breaks(policy: Policy) -> dict[str, np.ndarray]:
+        here.cuda.broken = CUresult.CUDA_ERROR_LAUNCH_FAILED
+        return infer_cases(policy)
+
+    monkeypatch.setattr(checks, 'infer_cases', breaks)
+    out = tmp_path / 'selftest.json'
+    families = ['--family', 'pi05', '--family', 'smolvla']
+    assert main(['selftest', '--device', 'tensorrt', *families, '--json', str(out)]) == 1
+    failed = {
+        step['name']: step['detail']
+        for step in json.loads(out.read_text())['steps']
+        if step['state'] == 'failed'
+    }
+    assert list(failed) == [
+        "pi05: compared with PyTorch's chunks",
+        'pi05: closed',
+        'smolvla: loaded',
+        'device: closed',
+    ]
+    assert all('CUDA_ERROR_LAUNCH_FAILED' in detail for detail in failed.values())
+    assert "FAILED: pi05: compared with PyTorch's chunks; pi05: closed" in capsys.readouterr().out
 
 
 def test_a_tensorrt_for_a_newer_cuda_than_the_driver_is_named(machine, monkeypatch):

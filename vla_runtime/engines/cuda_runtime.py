@@ -11,7 +11,8 @@ Invariants:
 - Uploads go through the runtime's own pinned memory. A piece of it is reused only after the stream
   has passed it: an asynchronous copy may still read its source after the call returns, so it must
   not read the caller's (pageable) memory.
-- `close` frees whatever is left, graphs first: they replay on the addresses of the memory. The
+- `close` frees whatever is left, graphs first: they replay on the addresses of the memory. Where
+  CUDA has failed for good it still tries each, and the runtime is closed all the same. The
   primary context stays until the process ends, because TensorRT's own objects may outlive a
   runtime and do not keep it.
 """
@@ -21,11 +22,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from vla_runtime.engines.closing import close_all
 from vla_runtime.engines.cuda_driver import CudaDriver, CudaError, import_cuda
 from vla_runtime.engines.device_names import parse_device
 
@@ -210,21 +213,26 @@ class CudaRuntime:
             self._call('cuEventDestroy', end)
 
     def close(self) -> None:
-        """Free all graphs, all memory and the stream; safe to call twice."""
+        """Free all graphs, all memory and the stream; safe to call twice.
+
+        Raises:
+            CudaError: the first error; what could be freed is freed.
+        """
         if self._stream is None:
             return
-        self.synchronize()
-        for graph in list(self._graphs):
-            self.destroy(graph)
-        for address in list(self._allocated):
-            self._call('cuMemFree', address)
-        self._allocated.clear()
-        if self._staging is not None:
-            self._call('cuMemFreeHost', self._staging)
-            self._staging = None
-        self._call('cuEventDestroy', self._passed)
-        self._call('cuStreamDestroy', self._stream)
-        self._stream = None
+        frees = [
+            *(('cuGraphExecDestroy', graph.executable) for graph in self._graphs),
+            *(('cuMemFree', address) for address in self._allocated),
+            *(('cuMemFreeHost', start) for start in (self._staging,) if start is not None),
+            ('cuEventDestroy', self._passed),
+            ('cuStreamDestroy', self._stream),
+        ]
+        try:
+            close_all((self.synchronize, *(partial(self._call, *free) for free in frees)))
+        finally:
+            self._graphs.clear()
+            self._allocated.clear()
+            self._staging = self._stream = None
 
     def _stage(self, size: int) -> int:
         """Return the address of `size` pinned bytes that no copy on the stream still reads."""

@@ -169,9 +169,9 @@ class GraphedWork:
 
     def close(self) -> None:
         """Free the graph."""
-        if self._graph is not None:
-            self._capturer.runtime.destroy(self._graph)
-            self._graph = None
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            self._capturer.runtime.destroy(graph)
 
     def __call__(self) -> None:
         if self._graph is not None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Generic, TypeVar
+
+from vla_runtime.engines.closing import close_all
 
 SCHEDULES_KEPT = 4
 Schedule = TypeVar('Schedule')
@@ -47,6 +50,6 @@ class Schedules(Generic[Schedule]):
 
     def clear(self) -> None:
         """Drop them all."""
-        for schedule in self._kept.values():
-            self._drop(schedule)
-        self._kept, self.current = {}, None
+        # Forgotten first: one that cannot be freed is not freed again.
+        kept, self._kept, self.current = self._kept, {}, None
+        close_all(partial(self._drop, schedule) for schedule in kept.values())

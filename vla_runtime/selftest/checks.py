@@ -1,15 +1,15 @@
 """The self-test of a machine: driver, packages, and every family's policy on a backend.
 
 Invariants:
-- A step that fails ends what builds on it and nothing else.
+- A step that fails ends what builds on it and nothing else; so does a device that cannot be closed.
 - TensorRT is asked for nothing before the driver has answered: without one it ends the process.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
@@ -206,7 +206,8 @@ def _try_tensorrt(
     steps.run('bindings: imported, release taken', bindings)
     steps.run('driver: a device answers', answers)
     steps.run('device: opened', opens)
-    with closing(opened[0]) as runtime:
+    runtime = opened[0]
+    with _closed('device', runtime, steps):
         steps.run('device: copies, a captured graph, a timer', lambda: _use_device(runtime))
         steps.run('versions: made for the same CUDA', lambda: _same_cuda(driver[0].version), _PAGE)
         steps.run('TensorRT: imported, release taken', imports)
@@ -273,6 +274,19 @@ def _build(folder: Path, family: str, adapter: TensorRT, runtime: CudaRuntime) -
     return f'{len(built.engines)} engines, {size / 1e6:.1f} MB'
 
 
+@contextmanager
+def _closed(name: str, opened: CudaRuntime | Policy, steps: Steps) -> Iterator[None]:
+    """Close what was opened; an error of that is a failed step, and what comes next is tried."""
+    try:
+        yield
+    finally:
+        try:
+            opened.close()
+        except RuntimeError as error:
+            # CUDA's, TensorRT's and PyTorch's. A context that has failed refuses to free, too.
+            steps.fail(f'{name}: closed', error)
+
+
 def _try_families(
     backend: str,
     device: str,
@@ -322,6 +336,6 @@ def _try_policy(
         return f'{milliseconds:.2f} ms an inference' + (', graphs' if device != 'cpu' else '')
 
     steps.run(f'{name}: loaded', load)
-    with closing(loaded[0]):
+    with _closed(name, loaded[0], steps):
         steps.run(f"{name}: compared with PyTorch's chunks", compare, _NUMBERS)
         steps.run(f'{name}: timed', measure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
@@ -70,6 +71,15 @@ class Steps:
             self._finish(name, 'failed', f'{kind}{error}', mend, start)
             raise StepFailedError(name) from error
         self._finish(name, 'passed', detail, '', start)
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Record a failure of something that is no step while it passes."""
+
+        def fail() -> str:
+            raise error
+
+        with suppress(StepFailedError):
+            self.run(name, fail)
 
     def skip(self, name: str, reason: str) -> None:
         """Record a step that is not for this machine."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_runtime.engines.closing import close_all
 from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
 from vla_runtime.engines.graph_replay import GraphCapturer, GraphedWork
 from vla_runtime.engines.onnx.files import TEXT_INPUT
@@ -294,12 +295,15 @@ class TensorRTEngine:
 
     def close(self) -> None:
         # Graphs first: they replay on the addresses of everything below.
-        self._schedules.clear()
-        for work in (self._vision, *self._prefix.values()):
-            work.close()
-        for network in self._networks.values():
-            network.close()
-        self._runtime.close()
+        works = (self._vision, *self._prefix.values())
+        close_all(
+            (
+                self._schedules.clear,
+                *(work.close for work in works),
+                *(network.close for network in self._networks.values()),
+                self._runtime.close,
+            )
+        )
 
     @property
     def _places(self) -> list[tuple[int, int]]:

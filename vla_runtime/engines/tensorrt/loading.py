@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vla_runtime.engines.cuda_driver import CudaError
@@ -26,17 +26,16 @@ def closed_on_failure(runtime: CudaRuntime, device: str, bundle: Path) -> Iterat
     """
     try:
         yield
-    except CudaError as error:
-        runtime.close()
-        if not error.out_of_memory:
+    except BaseException as error:
+        # After an error that CUDA does not recover from, closing fails too: the first one counts.
+        with suppress(CudaError):
+            runtime.close()
+        if not (isinstance(error, CudaError) and error.out_of_memory):
             raise
         raise ValueError(
             f"device '{device}': not enough memory for the engines of {bundle}: {error}; free "
             'memory, or build for one prompt row (--rows 1), which takes fewer buffers'
         ) from error
-    except BaseException:
-        runtime.close()
-        raise
 
 
 def load_networks(
