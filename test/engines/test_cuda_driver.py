@@ -170,6 +170,19 @@ def test_a_function_that_the_driver_lacks_is_an_error_of_ours():
     assert 'or newer:' not in message
 
 
+def test_an_error_that_the_bindings_do_not_know_is_named_by_its_number():
+    cuda = FakeCuda()
+    driver = CudaDriver(cuda)
+    driver.find_device(0)
+
+    def unknown(*arguments: object) -> None:
+        raise KeyError(913)
+
+    cuda.cuGraphLaunch = unknown
+    with pytest.raises(CudaError, match='cuGraphLaunch: error 913 .cuda-bindings 12.9.10 does not'):
+        driver.call('cuGraphLaunch', None, None)
+
+
 @pytest.mark.skipif(shutil.which('gcc') is None, reason='gcc makes the library that is driven')
 def test_the_real_bindings_drive_every_call(tmp_path):
     try:

@@ -99,6 +99,10 @@ class CudaDriver:
         except RuntimeError as error:
             # The bindings' own: no library, or no such function in it.
             raise CudaError(name, 'not callable', self._reason(error)) from error
+        except KeyError as error:
+            # The driver is newer than the bindings, whose enumeration lacks its error.
+            text = f'{PACKAGE} {self.release} does not know it'
+            raise CudaError(name, f'error {error}', text) from error
         if int(code) != 0:
             raise CudaError(name, code.name, self._text(code))
         return results[0] if len(results) == 1 else tuple(results) or None
