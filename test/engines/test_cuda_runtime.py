@@ -61,14 +61,16 @@ def test_uploads_that_fit_do_not_wait_for_the_device(late, monkeypatch):
     )
     runtime = CudaRuntime(0, late)
     image = np.zeros((3, 224, 224), np.float32)
-    address = runtime.allocate(image.nbytes)
-    for _ in range(3):
-        runtime.upload(address, image)
+    text = np.zeros((2, 200, 2048), np.float32)
+    address = runtime.allocate(text.nbytes)
+    # A guided inference of pi0.5.
+    for array in (image, image, image, text):
+        runtime.upload(address, array)
     assert waits == []
     # What a wait has shown to be over is free again.
     runtime.synchronize()
-    for _ in range(6):
-        runtime.upload(address, image)
+    for array in (image, image, image, text):
+        runtime.upload(address, array)
     assert len(waits) == 1
 
 
