@@ -20,6 +20,7 @@ RUN apt-get update \
     && apt-get update \
     && apt-get install -y --no-install-recommends ros-humble-ros-base ros-humble-cv-bridge \
         ros-humble-trajectory-msgs ros-humble-diagnostic-msgs python3-colcon-common-extensions \
+        python3-numpy python3-yaml \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /workspace
@@ -29,7 +30,8 @@ COPY . src/vla_runtime
 RUN python3 -m pip install --no-cache-dir \
         -c src/vla_runtime/requirements/versions.txt \
         -c src/vla_runtime/requirements/sourced-ros.txt \
-        'cuda-bindings==12.9.*' opencv-python-headless safetensors sentencepiece tokenizers rosbags
+        'cuda-bindings==12.9.*' opencv-python-headless safetensors sentencepiece tokenizers rosbags \
+        pillow tqdm transforms3d
 
 RUN source /opt/ros/humble/setup.bash \
     && colcon build --packages-select vla_runtime

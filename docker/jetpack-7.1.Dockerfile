@@ -20,16 +20,19 @@ RUN apt-get update \
     && apt-get update \
     && apt-get install -y --no-install-recommends ros-jazzy-ros-base ros-jazzy-cv-bridge \
         ros-jazzy-trajectory-msgs ros-jazzy-diagnostic-msgs python3-colcon-common-extensions \
+        python3-numpy python3-yaml \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /workspace
 COPY . src/vla_runtime
 
 # cuda-bindings of the driver's major version; TensorRT is the image's.
-RUN python3 -m pip install --break-system-packages --no-cache-dir \
+# The image's /etc/pip/constraint.txt pins its own packages, which may contradict versions.txt.
+RUN PIP_CONSTRAINT= python3 -m pip install --break-system-packages --no-cache-dir \
         -c src/vla_runtime/requirements/versions.txt \
         -c src/vla_runtime/requirements/sourced-ros.txt \
-        'cuda-bindings==13.*' opencv-python-headless safetensors sentencepiece tokenizers rosbags
+        'cuda-bindings==13.*' opencv-python-headless safetensors sentencepiece tokenizers rosbags \
+        pillow tqdm transforms3d
 
 RUN source /opt/ros/jazzy/setup.bash \
     && colcon build --packages-select vla_runtime

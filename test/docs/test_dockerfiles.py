@@ -50,3 +50,22 @@ def test_there_is_one_for_every_jetpack_of_the_page() -> None:
     page = (ROOT / 'docs' / 'jetson.md').read_text()
     sections = set(re.findall(r'^## JetPack (\S+)$', page, re.MULTILINE))
     assert {path.stem.removeprefix('jetpack-') for path in FILES} == sections
+
+
+APT_NAMES = {'numpy': 'python3-numpy', 'pyyaml': 'python3-yaml'}
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
+def test_a_dockerfile_installs_every_requirement_of_the_package(path: Path) -> None:
+    setup = (ROOT / 'setup.py').read_text()
+    (listed,) = re.findall(r'install_requires=\[(.*?)\]', setup, re.DOTALL)
+    needed = re.findall(r"'([a-z0-9-]+)>=", listed)
+    words = set(' '.join(rest for name, rest in instructions(path) if name == 'RUN').split())
+    assert len(needed) > 5
+    assert [name for name in needed if APT_NAMES.get(name, name) not in words] == []
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
+def test_packages_that_an_image_of_pytorch_pins_do_not_bind_ours(path: Path) -> None:
+    text = path.read_text()
+    assert ('PIP_CONSTRAINT= python3 -m pip' in text) is ('nvcr.io/nvidia/pytorch:' in text)
