@@ -378,7 +378,7 @@ def test_configure_that_fails_says_why_and_can_be_tried_again(bundle, tmp_path):
         process = start(made, bundle, file, *IN_ALONE)
         assert not made.transition(f'{ALONE}{NODE}', 'configure')
         assert made.state(f'{ALONE}{NODE}') == 'unconfigured'
-        assert "no camera 'wrist' in cameras" in process.text()
+        made.wait_for(lambda: "no camera 'wrist' in cameras" in process.text(), 'the reason')
         write_robot(file)
         assert made.transition(f'{ALONE}{NODE}', 'configure')
 
