@@ -16,7 +16,7 @@ from vla_runtime.dataset.frames import DatasetFrame, EpisodeFacts
 from vla_runtime.dataset.layout import MOST_FPS, Layout
 from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.ros.policy.description import find_description
+from vla_runtime.ros.policy.description import find_description, is_description
 from vla_runtime.ros.robot.file import Robot
 
 # Shows progress over frames, of which there are so many; gives them on.
@@ -183,8 +183,7 @@ def _read(path: Path, options: DatasetOptions) -> tuple[BagContents, Robot]:
 
 def _recorded_robot(reader: BagReader, namespace: str | None) -> Robot | None:
     """Return the robot file of the policy node that a bag describes; None without one."""
-    texts = reader.texts(lambda topic: topic.endswith('/description'))
-    found = find_description(((topic, text) for _, topic, text in texts), namespace, reader.note)
+    found = find_description(reader.texts(is_description), namespace, reader.note)
     return None if found is None else found.robot
 
 

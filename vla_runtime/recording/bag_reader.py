@@ -227,9 +227,9 @@ def _pieces(name: str) -> list[str]:
 def _why_none(path: Path) -> str:
     if not path.exists():
         return 'does not exist'
-    inside = path.iterdir() if path.is_dir() else [path]
     if path.is_dir() and _bag_files(path):
         return 'has several bag files, each a recording of its own'
+    inside = path.iterdir() if path.is_dir() else [path]
     packed = next((file for file in inside if file.name.endswith(_PACKED)), None)
     if packed is not None:
         whole = packed.with_suffix('')

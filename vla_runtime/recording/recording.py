@@ -149,7 +149,7 @@ class Recording:
         return bool(too_long or too_large)
 
     def _turn(self, now_ns: int) -> None:
-        """Close the open bag, delete bags beyond the limits, and open the next bag."""
+        """Close the open bag and open the next one, with the newest of every latched topic."""
         folder = part_of(self.folder, self._number - 1)
         self._bag.close()
         if self._ended:
@@ -167,8 +167,9 @@ class Recording:
     def _drop_oldest(self) -> None:
         limits = self._limits
         while self._closed:
-            end = self._bag.size // 16 + _END_BYTES
-            size = sum(bag.size for bag in self._closed) + self._bag.size + end
+            open_bytes = self._bag.size
+            size = sum(bag.size for bag in self._closed) + open_bytes + open_bytes // 16
+            size += _END_BYTES
             too_large = limits.most_bytes and size > limits.most_bytes
             too_old = limits.keep_s and self._clock() - self._closed[0].end_s > limits.keep_s
             if not (too_large or too_old):

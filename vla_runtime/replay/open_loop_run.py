@@ -18,7 +18,7 @@ from vla_runtime.replay.motion import OpenLoopError, open_loop_error
 from vla_runtime.replay.open_loop import OpenLoop, Prediction
 from vla_runtime.replay.recorded import ReplayError
 from vla_runtime.replay.setup import Changes
-from vla_runtime.ros.policy.description import find_description
+from vla_runtime.ros.policy.description import find_description, is_description
 from vla_runtime.ros.policy.robot_policy import RobotPolicy
 from vla_runtime.ros.policy.settings import live_settings, settings_from
 from vla_runtime.ros.robot.file import Robot
@@ -148,8 +148,7 @@ def _with_recorded(
     """Fill in from the recording what was not given."""
     if robot is not None and changes.bundle is not None:
         return changes, robot
-    texts = reader.texts(lambda topic: topic.endswith('/description'))
-    recorded = find_description(((topic, text) for _, topic, text in texts), namespace, reader.note)
+    recorded = find_description(reader.texts(is_description), namespace, reader.note)
     if recorded is None:
         missing = '--robot' if robot is None else '--bundle'
         problems = '; '.join(reader.problems[:3])

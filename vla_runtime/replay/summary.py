@@ -51,7 +51,7 @@ class ReplaySummary:
         error: over all compared chunks.
         milliseconds: of each inference, recorded and replayed.
         units: of the joints.
-        first_difference: the first chunk that must be identical and is not, where it differs most.
+        first_difference: the first chunk without a note that differs, and where it differs most.
         live: result of playing the same through a real node; None: it was not played.
     """
 

@@ -83,7 +83,7 @@ def test_what_is_no_description_is_refused(text):
 
 def test_the_policy_node_of_a_bag_is_the_one_with_a_description(tmp_path):
     text, noted = written(tmp_path), []
-    said = [('/other/description', 'hello'), ('/vla_policy/description', text)]
+    said = [(0, '/other/description', 'hello'), (1, '/vla_policy/description', text)]
     found = find_description([*said, said[1]], None, noted.append)
     assert found == read_description(text)
     assert noted == ['topic /other/description: the description is no JSON']
@@ -92,7 +92,7 @@ def test_the_policy_node_of_a_bag_is_the_one_with_a_description(tmp_path):
 
 def test_of_several_policy_nodes_the_namespace_says_which(tmp_path):
     text = written(tmp_path)
-    said = [('/left/p/description', text), ('/vla_policy/description', text)]
+    said = [(0, '/left/p/description', text), (1, '/vla_policy/description', text)]
     with pytest.raises(
         DescriptionError, match=r'several policy nodes.*: /left/p, /vla_policy; cho'
     ):

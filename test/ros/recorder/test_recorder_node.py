@@ -132,6 +132,8 @@ def test_what_it_records_replays_bit_for_bit(bundle, robot, tmp_path):
     assert counts['/parameter_events'] > 0
     assert counts['/rosout'] > 0
     assert counts['/joint_states'] > 0
+    # At the end once more: damage at the begin must not cost the recording.
+    assert counts[f'{NODE}/description'] == 2
     assert qos[f'{NODE}/description'].durability is QosDurability.TRANSIENT_LOCAL
 
 

@@ -176,13 +176,18 @@ def read_description(text: str) -> PolicyDescription:
     )
 
 
+def is_description(topic: str) -> bool:
+    """Return whether a topic may be a policy node's description."""
+    return topic.endswith('/description')
+
+
 def find_description(
-    texts: Iterable[tuple[str, str]], namespace: str | None, note: Callable[[str], None]
+    texts: Iterable[tuple[int, str, str]], namespace: str | None, note: Callable[[str], None]
 ) -> PolicyDescription | None:
     """Return the first description of the policy node of a bag; None where it has none.
 
     Args:
-        texts: topic and text of what may be descriptions.
+        texts: time, topic and text of what may be descriptions.
         namespace: of the node; None: there is one node.
         note: called for each that cannot be read; other nodes have topics of that name too.
 
@@ -190,7 +195,7 @@ def find_description(
         DescriptionError: several policy nodes are described, or none in that namespace; names them.
     """
     found: dict[str, PolicyDescription] = {}
-    for topic, text in texts:
+    for _, topic, text in texts:
         try:
             found.setdefault(topic, read_description(text))
         except ValueError as error:
