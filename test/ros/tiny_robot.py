@@ -99,18 +99,23 @@ class Drivers:
         names: tuple[str, ...] = JOINTS,
         episode: int = 0,
         certain: int = 0,
+        ahead_s: float = 0.0,
         unheard: bool = False,
     ) -> None:
-        """Ask for a chunk as the executor does; unless `unheard`, once a policy node listens."""
+        """Ask for a chunk as the executor does; unless `unheard`, once a policy node listens.
+
+        `asked_ns` is then the time of the plan's first row: now, or `ahead_s` from now.
+        """
         if not unheard:
             listens = lambda: self._plan.get_subscription_count() > 0  # noqa: E731
             self._graph.wait_for(listens, 'a policy node to listen')
+        self.asked_ns = self.clock_ns() + round(ahead_s * 1e9)
         message = plan_to_message(
             np.zeros((0, len(names))) if rows is None else rows,
             names,
             ['position'] * len(names),
             STEP_TIME_S,
-            stamp_ns=self.clock_ns(),
+            stamp_ns=self.asked_ns,
             episode=episode,
             certain=certain,
         )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from graph import graph
 from std_srvs.srv import Trigger
-from test_policy_node import TASK, Executor, observed, start
+from test_policy_node import TASK, Executor, aligned, observed, start
 from tiny_policy import JOINTS, tiny_spec, write_tiny_policy
 from tiny_robot import write_robot
 
@@ -22,7 +22,6 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.ros.messages.conversions import message_to_chunk
 from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.types import CommittedPlan
 
 pytestmark = pytest.mark.graph
 
@@ -108,7 +107,7 @@ class Pair:
         """One chunk from the node, equal to our own; returns its report."""
         received, report = self.executor.chunk(rows=ROWS, certain=CERTAIN)
         self._policy.settings = self._expected
-        plan = _seen(report) if int(report['plan_rows']) else None
+        plan = aligned(self.executor, report, ROWS, CERTAIN)
         seen = observed(self.executor, report)
         chunk, ours = self._policy.infer(seen, plan=plan)
         assert ours.number == int(report['number']) == received.number
@@ -159,14 +158,6 @@ class Pair:
         assert not result.successful
         assert self.chunk()[f'parameter.{name}'] == before
         return result.reason
-
-
-def _seen(report: Mapping[str, str]) -> CommittedPlan:
-    """The plan as the node saw it from its observation's time: cut, or continued backwards."""
-    count, delay = int(report['plan_rows']), int(report['plan_delay_steps'])
-    over = CERTAIN - delay if delay else len(ROWS) - count
-    rows = np.concatenate([np.repeat(ROWS[:1], max(0, -over), axis=0), ROWS[max(0, over) :]])
-    return CommittedPlan(rows[:count], delay, count)
 
 
 @pytest.fixture(scope='module')

@@ -154,6 +154,22 @@ def observed(executor, report):
     return Observation(images, np.array(state), TASK)
 
 
+def aligned(executor, report, rows, certain):
+    """The last plan as it is at the observation of a report, which gives the same counts of it.
+
+    Under load an observation may be many steps older than the plan: the counts alone do not
+    tell how many.
+    """
+    if report['plan_rows'] == '0':
+        return None
+    step_ns, horizon = round(STEP_TIME_S * 1e9), tiny_spec().horizon
+    over = (int(report['stamp_ns']) - executor.drivers.asked_ns) // step_ns
+    seen = [rows[max(0, over + i)] for i in range(horizon) if over + i < len(rows)]
+    delay = min(max(0, certain - over), len(seen))
+    assert (int(report['plan_rows']), int(report['plan_delay_steps'])) == (len(seen), delay)
+    return CommittedPlan(np.array(seen), delay, execution_horizon=len(seen))
+
+
 def test_requests_are_heard_without_waiting_for_one_that_was_lost(executor):
     # A reliable reader would hold all later ones back until the writer's next heartbeat.
     (hears,) = executor.graph.node.get_subscriptions_info_by_topic('/committed_plan')
@@ -305,7 +321,8 @@ def test_no_instruction_means_no_inference(executor):
     assert values_of(executor.reports[0].status[0])['instruction'] == 'push the green block'
 
 
-def test_plan_ties_the_chunk_only_with_real_time_chunking(executor, bundle):
+@pytest.mark.parametrize('ahead_s', [0.0, 0.33])
+def test_plan_ties_the_chunk_only_with_real_time_chunking(executor, bundle, ahead_s):
     policy = Policy.load(bundle)
     # As above: a lost joint state must not matter.
     executor.drivers.moving = False
@@ -313,13 +330,8 @@ def test_plan_ties_the_chunk_only_with_real_time_chunking(executor, bundle):
     names = JOINTS[::-1]
     assert executor.chunk(rows=rows, names=names)[1]['plan_rows'] == '0'
     assert executor.graph.set_parameter(executor.node, 'real_time_chunking', True).successful
-    received, report = executor.chunk(rows=rows, names=names, certain=3)
-    count, delay = int(report['plan_rows']), int(report['plan_delay_steps'])
-    # A plan that began before the observation has lost rows, one that began after it has gained.
-    over = len(rows) - count
-    assert delay == 3 - over
-    seen = np.concatenate([np.repeat(rows[:1], max(0, -over), axis=0), rows[max(0, over) :]])
-    plan = CommittedPlan(seen[:, ::-1], delay_steps=delay, execution_horizon=count)
+    received, report = executor.chunk(rows=rows, names=names, certain=3, ahead_s=ahead_s)
+    plan = aligned(executor, report, rows[:, ::-1], certain=3)
     policy.infer(observed(executor, report))
     policy.settings = replace(policy.settings, rtc_mode='guided')
     chunk, _ = policy.infer(observed(executor, report), plan=plan)
