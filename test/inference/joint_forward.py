@@ -208,8 +208,9 @@ def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 def _rotate(vector: np.ndarray, place: int) -> np.ndarray:
     """Rotary embedding: the pairs are (i, i + half)."""
-    cosine, sine = _angles(place, len(vector) // 2)
-    first, second = np.split(vector, 2)
+    half = len(vector) // 2
+    cosine, sine = _angles(place, half)
+    first, second = vector[:half], vector[half:]
     return np.concatenate([first * cosine - second * sine, second * cosine + first * sine])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,8 +59,14 @@ class TracedShapes:
         }
 
 
+# Export, verification and every load of a policy ask for the same shapes.
+_TRACED: dict[Hashable, TracedShapes] = {}
+
+
 def trace_shapes(network: FlowNetwork) -> TracedShapes:
     """Run vision and prefix without numbers, for one and for two prompt rows.
+
+    Networks with equal dimensions, parameters and buffers are traced once a process.
 
     Args:
         network: on any device.
@@ -68,6 +74,15 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
     Raises:
         ValueError: a prefix tensor has no axis, or several, that depend on the rows.
     """
+    tensors = [*network.named_parameters(), *network.named_buffers()]
+    state = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors)
+    key = (type(network), network.dims, state)
+    if key not in _TRACED:
+        _TRACED[key] = _trace(network)
+    return _TRACED[key]
+
+
+def _trace(network: FlowNetwork) -> TracedShapes:
     dims = network.dims
     tokens = {
         size: _on_meta(network.vision, torch.empty(1, 3, *size, device='meta'))[0]

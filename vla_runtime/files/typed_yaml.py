@@ -20,7 +20,7 @@ import math
 import re
 import types
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -179,6 +179,11 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+@cache
+def _hints_of(cls: type) -> Mapping[str, Any]:
+    return get_type_hints(cls)
+
+
 def parse(cls: type[T], value: Any, field: str = '') -> T:
     """Build a dataclass from a loaded mapping.
 
@@ -196,7 +201,7 @@ def parse(cls: type[T], value: Any, field: str = '') -> T:
     for key in value:
         if key not in fields:
             raise FieldError(join(field, str(key)), f'unknown key{did_you_mean(str(key), fields)}')
-    hints = get_type_hints(cls)
+    hints = _hints_of(cls)  # type: ignore[arg-type]
     arguments: dict[str, Any] = {}
     for key, item in fields.items():
         if key in value and dataclasses.is_dataclass(value[key]):
