@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -28,13 +27,13 @@ from vla_runtime.engines.loading import load_engine
 from vla_runtime.engines.onnx.files import engine_graphs
 from vla_runtime.engines.preflight import check_backend, check_graph_files
 from vla_runtime.engines.protocol import PolicyEngine
-from vla_runtime.families.family import distinct_image_sizes, image_sizes
+from vla_runtime.families.family import distinct_image_sizes
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import StepObserver
-from vla_runtime.inference.guidance import resolve_cfg_mode
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import Place
+from vla_runtime.inference.preparation import Preparation
 from vla_runtime.inference.report import make_report
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.request_builder import RequestBuilder
@@ -43,8 +42,6 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
 
 Inference = tuple[ActionChunk, InferenceReport]
-# Settings whose graphs are known to be there: fewer than the schedules that any engine keeps.
-_PREPARED_KEPT = 3
 # A candidate of `auto` is timed over at least and at most so many inferences, else for so long.
 _LEAST_TRIALS, _MOST_TRIALS = 3, 30
 _TRIALS_MS = 300.0
@@ -83,8 +80,7 @@ class Policy:
         self._pipeline: ChunkPipeline[Inference] = ChunkPipeline(self._runner)
         self._number = 0
         self._closed = False
-        # Latest last; see `is_prepared`.
-        self._prepared: list[tuple[object, ...]] = []
+        self._preparation = Preparation(self.spec, engine, self._builder, self._run_black)
         self._settings = PolicySettings()
         self.settings = settings or PolicySettings()
 
@@ -304,10 +300,18 @@ class Policy:
         on_step: StepObserver | None = None,
         held: tuple[Place, ...] = (),
     ) -> tuple[EncodedPrefix, DenoisedChunk]:
-        """Encode and denoise one after the other; held slots are not written."""
+        """Encode and denoise one after the other; held places are not written."""
         self._pipeline.drain()
         encoded = self._runner.encode(request, clock, held)
         return encoded, self._runner.denoise(request, encoded, clock, on_step)
+
+    def _run_black(self, request: ChunkRequest, held: tuple[Place, ...]) -> tuple[Place, ...]:
+        """Run a warm-up's request; nothing from before or of it is in the cache afterwards."""
+        self._runner.cache.clear()
+        # Not decoded: a state of zeros is not a valid pose for relative actions.
+        encoded, _ = self._run(request, PhaseClock(), held=held)
+        self._runner.cache.clear()
+        return encoded.places
 
     def reset(self) -> None:
         """Begin a new episode: inference numbers start at 0 again, nothing cached survives."""
@@ -318,31 +322,33 @@ class Policy:
     def is_prepared(self, settings: PolicySettings) -> bool:
         """Return whether an inference with these settings would begin without preparation.
 
-        True on an engine without CUDA graphs; else after `warm_up` with settings that need the same
-        graphs, unless several others were warmed up since (engines keep the last few).
+        True on an engine without CUDA graphs; else after `warm_up` or `prepare` with settings that
+        need the same graphs, unless several others were prepared since (engines keep the last few).
         """
-        if set(self._engine.cuda_graph.values()) == {'eager'}:
-            return True
-        return self._graphs_of(settings) in self._prepared
+        return self._preparation.is_done(settings)
 
-    def _graphs_of(self, settings: PolicySettings) -> tuple[object, ...]:
-        """Return the settings that graphs depend on; with and without guidance are warmed up."""
-        return (
-            settings.denoise_steps or self.spec.denoise_steps,
-            resolve_cfg_mode(settings.cfg_mode, self._engine.max_rows),
-            settings.rtc_mode,
-            settings.samples,
-            settings.pipeline,
-        )
+    def prepare(self, settings: PolicySettings) -> bool:
+        """Capture one of the CUDA graphs that these settings need; they are not put in force.
 
-    def warm_up(self, settings: PolicySettings | None = None) -> float:
-        """Infer once on a black image, so that the first real inference is not slow.
+        Inferences with other settings may come between two calls, so none waits for more than one
+        capture.
 
-        Captures the CUDA graphs that the settings need, with and without guidance and plan; others
-        are captured at the first inference that needs them. Does not count as an inference.
+        Returns:
+            True when it was the last
 
-        Args:
-            settings: to prepare for, which are not put in force; None: those in force.
+        Raises:
+            ValueError: as `warm_up`.
+        """
+        self._require_open()
+        self.check(settings)
+        return self._preparation.run_piece(settings)
+
+    def warm_up(self) -> float:
+        """Infer on a black image, so that the first real inference is not slow.
+
+        Captures the CUDA graphs that the settings in force need, with and without guidance and
+        plan; others are captured at the first inference that needs them. Does not count as an
+        inference.
 
         Returns:
             milliseconds that it took
@@ -351,39 +357,9 @@ class Policy:
             ValueError: this policy was closed, or cannot run with these settings.
         """
         self._require_open()
-        wanted = self._settings if settings is None else settings
-        self.check(wanted)
-        sizes = image_sizes(self.spec.dims)
-        observation = Observation(
-            images={
-                camera.name: np.zeros((*size, 3), dtype=np.uint8)
-                for camera, size in zip(self.spec.cameras, sizes, strict=True)
-                if camera.present
-            },
-            state=np.zeros(len(self.spec.state), dtype=np.float32),
-            instruction='warm up',  # Not read without language.
-        )
+        self.check(self._settings)
         start = perf_counter()
-        for guided in (False, True) if self.spec.advantage else (False,):
-            settings = replace(wanted, cfg_enabled=guided, cfg_beta=2.0)
-            clock = PhaseClock()
-            request = self._builder.build(
-                observation, settings, 0, plan=None, noise=None, clock=clock
-            )
-            # Both slots where the pipeline will alternate; serial guidance uses both at once.
-            both = settings.pipeline == 'throughput' and request.guidance != 'serial'
-            held: tuple[Place, ...] = ()
-            tied = self._builder.as_if_tied(request, settings)
-            for _ in range(2 if both else 1):
-                # Not decoded: a state of zeros is not a valid pose for relative actions.
-                encoded, _ = self._run(request, clock, held=held)
-                if tied is not request:
-                    self._runner.denoise(tied, encoded, clock)
-                held = encoded.places
-                self._runner.cache.clear()
-        graphs = self._graphs_of(wanted)
-        kept = [one for one in self._prepared if one != graphs]
-        self._prepared = [*kept, graphs][-_PREPARED_KEPT:]
+        self._preparation.run_all(self._settings)
         return (perf_counter() - start) * 1e3
 
     def close(self) -> None:

@@ -60,14 +60,21 @@ class GraphCapturer:
     def active(self) -> bool:
         return self._captures > 0
 
-    def capture(self, work: Work) -> Graph | None:
-        """Return the fastest of several captured graphs; None where the work has to run plainly."""
+    def capture(self, work: Work, once: bool = False) -> Graph | None:
+        """Return a graph of the work; None where it has to run plainly.
+
+        Args:
+            work: to capture.
+            once: capture one graph, and time none; else the fastest of several.
+        """
         if not self.active:
             return None
         best: Graph | None = None
         try:
             work()
             self.runtime.synchronize()
+            if once or self._captures == 1:
+                return self.runtime.capture(work)
             fastest = 0.0
             for _ in range(self._captures):
                 graph = self.runtime.capture(work)
@@ -127,8 +134,12 @@ class GraphedWork:
         """`captured`, `eager`, or why there is no graph."""
         return 'captured' if self._graph is not None else self._capturer.status
 
-    def prepare(self, probe: Probe) -> None:
+    def prepare(self, probe: Probe, once: bool = False) -> None:
         """Capture a graph and compare it with plain runs on two inputs; overwrites the inputs.
+
+        Args:
+            probe: of the work.
+            once: capture one graph rather than the fastest of several, because somebody waits.
 
         Raises:
             ValueError: plain runs give the same numbers for both inputs, or numbers that are not
@@ -146,7 +157,7 @@ class GraphedWork:
                 f'the {self._capturer.name} engine gives the same numbers for two different '
                 'inputs; build it again'
             )
-        graph = self._capturer.capture(self._work)
+        graph = self._capturer.capture(self._work, once)
         if graph is not None and self._follows(graph, plain, spread, probe):
             self._graph = graph
         # Last, so that work whose trial was interrupted is tried again before it runs.

@@ -11,6 +11,7 @@ from vla_runtime.performance.bench import look
 from vla_runtime.policy import Policy
 from vla_runtime.ros.policy.prepared_settings import PreparedSettings
 from vla_runtime.ros.policy.settings import live_settings, settings_from
+from vla_runtime.types import Observation
 
 DEFAULTS = {name: row.default for name, row in live_settings().items()}
 
@@ -21,10 +22,19 @@ def exported(tmp_path_factory):
 
 
 @pytest.fixture
-def here(monkeypatch, exported, tmp_path) -> Machine:
-    machine = Machine(monkeypatch, linked_copy(exported, tmp_path / 'policy'))
-    assert main(['build', str(machine.bundle), '--precision', 'float32', '--autotune', '1']) == 0
-    return machine
+def machine(monkeypatch, exported, tmp_path):
+    def make(autotune: int) -> Machine:
+        made = Machine(monkeypatch, linked_copy(exported, tmp_path / 'policy'))
+        options = ('--precision', 'float32', '--autotune', str(autotune))
+        assert main(['build', str(made.bundle), *options]) == 0
+        return made
+
+    return make
+
+
+@pytest.fixture
+def here(machine) -> Machine:
+    return machine(autotune=1)
 
 
 def test_new_steps_wait_for_their_graphs_and_the_first_chunk_captures_nothing(here):
@@ -34,18 +44,41 @@ def test_new_steps_wait_for_their_graphs_and_the_first_chunk_captures_nothing(he
     values = {**DEFAULTS, 'instruction': 'push'}
     assert settings.of(values) == values and settings.prepare() == 0.0
     changed = {**values, 'denoise_steps': 5, 'cfg_beta': 2.5, 'instruction': 'pull'}
-    # All of the settings before, and everything that is no setting of an inference.
-    assert settings.of(changed) == {**values, 'instruction': 'pull'}
-    assert settings.prepare() > 0.0
+    for milliseconds_known in (False, True):
+        # All of the settings before, and everything that is no setting of an inference.
+        assert settings.of(changed) == {**values, 'instruction': 'pull'}
+        assert (settings.prepare() > 0.0) == milliseconds_known
     assert settings.of(changed) == changed
     policy.settings = settings_from(changed)
     here.cuda.calls = []
-    images = dict.fromkeys(policy.spec.camera_names)
-    images[policy.spec.camera_names[0]] = _image()
-    _, report = policy.infer(look(policy.spec, images))
+    _, report = policy.infer(_observation(policy))
     assert report.denoise_steps == 5 and report.number == 0
     assert 'capture' not in here.cuda.calls and set(report.cuda_graph.values()) == {'captured'}
     policy.close()
+
+
+def test_a_request_during_a_change_waits_for_one_capture_and_gets_the_chunk_of_before(
+    machine,
+):
+    here = machine(autotune=3)
+    policy, untouched = (Policy.load(here.bundle, 'tensorrt', 'cuda') for _ in range(2))
+    policy.warm_up()
+    settings = PreparedSettings(policy)
+    settings.of(DEFAULTS)
+    captures = []
+    # Another seed needs no other graphs, and does not begin again.
+    for seed in (0, 7):
+        settings.of({**DEFAULTS, 'denoise_steps': 5, 'seed': seed})
+        here.cuda.calls = []
+        settings.prepare()
+        captures.append(here.cuda.calls.count('capture'))
+        between, expected = (one.infer(_observation(one))[0] for one in (policy, untouched))
+        np.testing.assert_array_equal(between.actions, expected.actions)
+    # Without guidance, then with it.
+    assert captures == [1, 1]
+    assert policy.is_prepared(settings_from({**DEFAULTS, 'denoise_steps': 5}))
+    for one in (policy, untouched):
+        one.close()
 
 
 def test_what_needs_no_graph_takes_effect_at_once(here):
@@ -77,5 +110,7 @@ def test_without_graphs_every_change_takes_effect_at_once(here):
     policy.close()
 
 
-def _image() -> np.ndarray:
-    return np.zeros((48, 64, 3), dtype=np.uint8)
+def _observation(policy: Policy) -> Observation:
+    images = dict.fromkeys(policy.spec.camera_names)
+    images[policy.spec.camera_names[0]] = np.zeros((48, 64, 3), dtype=np.uint8)
+    return look(policy.spec, images)

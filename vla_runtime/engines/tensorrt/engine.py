@@ -267,7 +267,7 @@ class TensorRTEngine:
         if not work.prepared:
             # The trial overwrites the noise, so the loaded noise is put back.
             noise = self._noise.read()
-            work.prepare(self._steps_probe(place, vary_prefix=False))
+            work.prepare(self._steps_probe(place, vary_prefix=False), once=True)
             self._noise.write(noise)
         work()
         self._current = schedule.steps % 2

@@ -288,7 +288,7 @@ class PolicyNode(ManagedNode):
                 self._status.set(policy_status.observation(answer))
             return False
         answer.add_done_callback(lambda done: self._on_answer(request, done, era, given))
-        # After this answer, in the time until the next request.
+        # After this answer, in the time until the next request, which waits for one graph at most.
         if milliseconds := prepared.prepare():
             self.get_logger().info(f'new settings prepared in {milliseconds:.0f} ms')
         return True

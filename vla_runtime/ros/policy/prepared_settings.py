@@ -3,13 +3,15 @@
 A change of the number of denoise steps, of the guidance mode or of the way to tie chunks may need
 graphs that were not captured yet, which takes seconds on a Jetson. Until they are there the
 settings before stay in force, all of them, so that an inference has the settings of one moment.
-The capture runs between two answers (`prepare`). Everything else takes effect at the next chunk,
-and so does every change on a backend without graphs.
+Graphs are captured between two answers, one at a time (`prepare`), so that a request that comes
+meanwhile waits for one. Everything else takes effect at the next chunk, and so does every change on
+a backend without graphs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
 from vla_runtime.inference.settings import PolicySettings
@@ -28,6 +30,7 @@ class PreparedSettings:
         self._policy = policy
         self._in_force: dict[str, Any] = {}
         self._waiting: PolicySettings | None = None
+        self._milliseconds = 0.0
 
     def of(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the node's values with the settings in force in place of those not yet prepared.
@@ -43,17 +46,26 @@ class PreparedSettings:
         if self._in_force and not self._policy.is_prepared(wanted):
             self._waiting = wanted
             return {**values, **self._in_force}
+        self._milliseconds = 0.0
         self._in_force = {name: values[name] for name in live_settings()}
         return dict(values)
 
     def prepare(self) -> float:
-        """Capture the graphs of settings that wait for them.
+        """Capture one graph of settings that wait for theirs.
 
         Returns:
-            milliseconds that it took; 0 where nothing waits
+            milliseconds that all of them took, after the last; 0 before, and where nothing waits
 
         Raises:
             ValueError: settings that the policy cannot run with.
         """
         waiting, self._waiting = self._waiting, None
-        return 0.0 if waiting is None else self._policy.warm_up(waiting)
+        if waiting is None:
+            return 0.0
+        start = perf_counter()
+        done = self._policy.prepare(waiting)
+        self._milliseconds += (perf_counter() - start) * 1e3
+        if not done:
+            return 0.0
+        milliseconds, self._milliseconds = self._milliseconds, 0.0
+        return milliseconds
