@@ -10,7 +10,8 @@ reuses the prefix. Two rows are guidance (fused). Memory depends on what runs th
 and TensorRT hold the weights once, ONNX Runtime those of prefix and expert once for every number of
 rows. PyTorch holds the text table too; the others leave it to the host, which maps it. Engines of
 TensorRT are built on the device that runs them, and building takes more than running: 'tensorrt,
-build' is what 'vla_runtime build' asks for first.
+build' is what 'vla_runtime build' asks for first. 'before' is what TensorRT took with engines of
+their own for every number of rows, each with its weights and the text table.
 
 examples:
   vla_runtime roofline --list
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from vla_runtime.families.family import PolicyDims
     from vla_runtime.performance.devices import Device
     from vla_runtime.performance.operation_counts import PolicyCounts
+    from vla_runtime.performance.roofline import MemoryNeed
 
 _STEPS = 10
 
@@ -120,7 +122,15 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         ValueError: no model or device, an unknown family, more views than the bundle has.
         BundleError: the folder is no bundle.
     """
-    from vla_runtime.performance.roofline import fits, memory_need, phase_floors, published_rates
+    from vla_runtime.performance.roofline import (
+        fits,
+        largest_engine_bytes,
+        largest_engine_bytes_before,
+        memory_need,
+        phase_floors,
+        published_rates,
+        tensorrt_need_before,
+    )
 
     if not arguments.model or not arguments.device:
         missing = '--device' if arguments.model else 'MODEL'
@@ -136,6 +146,10 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         }
         for backend in BACKENDS
     }
+    before = {
+        rows: tensorrt_need_before(counts, precision=precision, rows=rows) for rows in all_rows
+    }
+    size = MATRIX_BYTES[precision]
     devices = {}
     for key in arguments.device:
         device = DEVICES[key]
@@ -149,7 +163,11 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         devices[key] = {
             **asdict(device),
             'note': device.note(precision),
-            'build': _build_on(device, counts, precision),
+            'build': _build_on(device, largest_engine_bytes(counts, size)),
+            'before': {
+                'build': _build_on(device, largest_engine_bytes_before(counts, size)),
+                'fits': {_up_to(rows): fits(need, device) for rows, need in before.items()},
+            },
             'fits': {
                 backend: {_up_to(rows): fits(need, device) for rows, need in of_backend.items()}
                 for backend, of_backend in needs.items()
@@ -163,24 +181,28 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         'steps': steps,
         'prefix_tokens': dims.prefix_length,
         'memory_bytes': {
-            backend: {
-                _up_to(rows): {**asdict(need), 'total': need.total}
-                for rows, need in of_backend.items()
-            }
+            backend: {_up_to(rows): _sizes(need) for rows, need in of_backend.items()}
             for backend, of_backend in needs.items()
         },
+        'tensorrt_before_bytes': {_up_to(rows): _sizes(need) for rows, need in before.items()},
         'devices': devices,
     }
 
 
-def _build_on(device: Device, counts: PolicyCounts, precision: str) -> dict[str, Any]:
+def _sizes(need: MemoryNeed) -> dict[str, int]:
+    return {**asdict(need), 'total': need.total}
+
+
+def _build_on(device: Device, largest: int) -> dict[str, Any]:
     """Bytes that building engines takes: of the device, of the host beside it (in no table here),
     and of swap, None where none helps.
+
+    Args:
+        device: that builds them.
+        largest: bytes of the weights in the largest engine.
     """
     from vla_runtime.export.tensorrt.build import DEFAULT_WORKSPACE, MemoryEstimate
-    from vla_runtime.performance.roofline import largest_engine_bytes
 
-    largest = largest_engine_bytes(counts, MATRIX_BYTES[precision])
     build = MemoryEstimate.of(largest, DEFAULT_WORKSPACE)
     free = int((device.memory_gib - device.reserved_gib) * GIB)
     if device.shares_memory:
@@ -245,6 +267,7 @@ def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
         *_memory_lines(answer['memory_bytes'], device),
         _build_line(device['build']),
         '',
+        *_before_lines(answer, device),
     ]
     labels = {
         'vision': 'vision, one view',
@@ -292,6 +315,22 @@ def _memory_lines(
                 + ('  fits' if fits else '  DOES NOT FIT')
             )
     return lines
+
+
+def _before_lines(answer: Mapping[str, Any], device: Mapping[str, Any]) -> Sequence[str]:
+    """Lines with the memory that TensorRT takes beside what it took, and an empty one."""
+    lines = [f'  {"tensorrt":24}{"before":>13}{"now":>13}']
+    now = answer['memory_bytes']['tensorrt']
+    for built, need in answer['tensorrt_before_bytes'].items():
+        sizes = (need['total'], now[built]['total'])
+        verdict = '' if device['before']['fits'][built] else '  before: DID NOT FIT'
+        label = built.replace('_', ' ')
+        lines.append(f'  {label:24}' + ''.join(f'{_size(size):>13}' for size in sizes) + verdict)
+    builds = (device['before']['build'], device['build'])
+    verdict = '' if builds[0]['fits'] else '  before: DID NOT FIT'
+    sizes = tuple(build['memory_bytes'] for build in builds)
+    lines.append(f'  {"build":24}' + ''.join(f'{_size(size):>13}' for size in sizes) + verdict)
+    return [*lines, '']
 
 
 def _build_line(build: Mapping[str, Any]) -> str:
