@@ -25,6 +25,8 @@ from vla_runtime.engines.tensorrt.loading import closed_on_failure
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.inference.denoise import denoise, flow_times
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.policy import Policy
 
 
 @pytest.fixture(scope='module')
@@ -324,6 +326,21 @@ def test_what_this_backend_cannot_do_is_refused(machine):
     engine.set_schedule(flow_times(STEPS), -1 / STEPS)
     with pytest.raises(ValueError, match='one chunk at a time'):
         engine.load_step_inputs(several)
+
+
+def test_a_setting_that_it_cannot_serve_is_refused_with_the_backends_that_can(machine):
+    here = machine()
+    here.build()
+    policy = Policy(read_bundle(here.bundle), here.load())
+    for settings, setting, able in (
+        (PolicySettings(pipeline='throughput'), "pipeline 'throughput'", 'torch, onnxruntime'),
+        (PolicySettings(rtc_mode='jacobian'), "rtc_mode 'jacobian'", 'torch'),
+        (PolicySettings(samples=2), 'samples above 1', 'torch'),
+    ):
+        told = f"^{setting} .*, which backend 'tensorrt' cannot do; name one that can: {able}$"
+        with pytest.raises(ValueError, match=told):
+            policy.check(settings)
+    policy.close()
 
 
 def test_a_missing_state_is_an_error(machine):

@@ -35,6 +35,12 @@ MAX_SAMPLES = 16
 #   samples      several noises over one prefix in one call (StepInputs.x of three dimensions)
 #   overlap      one slot is encoded while the other is denoised over
 Feature = Literal['jacobian', 'action_time', 'samples', 'overlap']
+# What each backend declares; here, so that a refusal can name the others without importing them.
+FEATURES: Mapping[str, frozenset[Feature]] = {
+    'torch': frozenset({'jacobian', 'action_time', 'samples', 'overlap'}),
+    'onnxruntime': frozenset({'overlap'}),
+    'tensorrt': frozenset(),
+}
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class PolicyEngine(Protocol):
     dims: PolicyDims
     max_rows: int
     slots: int
+    backend: str
     features: frozenset[Feature]
 
     @property

@@ -12,7 +12,7 @@ from time import monotonic
 import numpy as np
 
 from vla_runtime.bundle.rules import check_guidable
-from vla_runtime.engines.protocol import Feature, PolicyEngine, StepInputs
+from vla_runtime.engines.protocol import FEATURES, Feature, PolicyEngine, StepInputs
 from vla_runtime.families import find_family
 from vla_runtime.families.family import real_action_dim
 from vla_runtime.inference.clock import PhaseClock
@@ -72,7 +72,7 @@ class RequestBuilder:
 
     Args:
         codec: the processing of the bundle.
-        engine: the engine that will run them; only its row count and features are read.
+        engine: the engine that will run them; only its backend, row count and features are read.
     """
 
     def __init__(self, codec: PolicyCodec, engine: PolicyEngine) -> None:
@@ -80,7 +80,7 @@ class RequestBuilder:
         self._spec = codec.spec
         self._family = find_family(codec.spec.family)
         self._max_rows = engine.max_rows
-        self._features = engine.features
+        self._backend, self._features = engine.backend, engine.features
 
     def check(self, settings: PolicySettings) -> None:
         """Refuse settings that this policy or its engine cannot run.
@@ -110,8 +110,10 @@ class RequestBuilder:
             needed.append('overlap')
         for feature in needed:
             if feature not in self._features:
+                able = [name for name, features in FEATURES.items() if feature in features]
                 raise ValueError(
-                    f'{_NEEDS[feature]}, which this backend cannot do; the torch backend can'
+                    f"{_NEEDS[feature]}, which backend '{self._backend}' cannot do; name one that "
+                    f'can: {", ".join(able)}'
                 )
 
     def build(

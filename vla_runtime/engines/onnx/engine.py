@@ -24,7 +24,14 @@ import numpy as np
 from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS, TEXT_INPUT
 from vla_runtime.engines.onnx.graphs import load_graphs
 from vla_runtime.engines.onnx.session import Binding, Buffer, Placement, Session
-from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows, input_named
+from vla_runtime.engines.protocol import (
+    FEATURES,
+    SLOTS,
+    Feature,
+    StepInputs,
+    count_rows,
+    input_named,
+)
 from vla_runtime.engines.schedules import Schedules
 from vla_runtime.engines.text_table import TextTable
 from vla_runtime.families import find_family, read_time_table
@@ -139,7 +146,8 @@ class OnnxEngine:
             the dimensions.
     """
 
-    features: frozenset[Feature] = frozenset({'overlap'})
+    backend = 'onnxruntime'
+    features: frozenset[Feature] = FEATURES[backend]
     slots = SLOTS
 
     def __init__(

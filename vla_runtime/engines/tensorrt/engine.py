@@ -20,7 +20,14 @@ from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
 from vla_runtime.engines.graph_replay import GraphCapturer, GraphedWork
 from vla_runtime.engines.onnx.files import TEXT_INPUT
 from vla_runtime.engines.onnx.files import Network as NetworkName
-from vla_runtime.engines.protocol import SLOTS, Feature, StepInputs, count_rows, input_named
+from vla_runtime.engines.protocol import (
+    FEATURES,
+    SLOTS,
+    Feature,
+    StepInputs,
+    count_rows,
+    input_named,
+)
 from vla_runtime.engines.schedules import Schedules
 from vla_runtime.engines.tensorrt.adapter import Network, import_tensorrt
 from vla_runtime.engines.tensorrt.buffers import DeviceArray, RowBuffers, Schedule, check_tensors
@@ -55,7 +62,8 @@ class TensorRTEngine:
         CudaError: not enough memory for the buffers.
     """
 
-    features: frozenset[Feature] = frozenset()
+    backend = 'tensorrt'
+    features: frozenset[Feature] = FEATURES[backend]
     slots = SLOTS
 
     def __init__(

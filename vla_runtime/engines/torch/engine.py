@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.protocol import (
+    FEATURES,
     MAX_SAMPLES,
     SLOTS,
     Feature,
@@ -56,7 +57,8 @@ class TorchEngine:
     """
 
     slots = SLOTS
-    features: frozenset[Feature] = frozenset({'jacobian', 'action_time', 'samples', 'overlap'})
+    backend = 'torch'
+    features: frozenset[Feature] = FEATURES[backend]
 
     def __init__(
         self, network: FlowNetwork, *, max_rows: int = 2, use_cuda_graphs: bool = True

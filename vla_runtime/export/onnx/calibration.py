@@ -51,6 +51,7 @@ class _TwoRows:
     """All that a request is built for of an engine."""
 
     max_rows: int = 2
+    backend: str = 'onnxruntime'
     features: frozenset[Feature] = frozenset()
 
 
