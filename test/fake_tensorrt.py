@@ -19,11 +19,15 @@ import numpy as np
 import onnxruntime
 from fake_cuda import FakeCuda
 
+from vla_runtime.files.safetensors_reader import bfloat16_to_float32, float32_to_bfloat16
+
 NAMES = json.loads((Path(__file__).parent / 'tensorrt_names.json').read_text())
 RELEASES = tuple(NAMES)
 _TYPES = {
     'tensor(float)': ('FLOAT', np.float32),
     'tensor(float16)': ('HALF', np.float16),
+    # Held as its bits, as our own buffers hold it.
+    'tensor(bfloat16)': ('BF16', np.uint16),
     'tensor(int64)': ('INT64', np.int64),
     'tensor(bool)': ('BOOL', np.bool_),
 }
@@ -142,7 +146,40 @@ class FakeRuntime(Named):
 def _session(onnx: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(onnx, options, providers=['CPUExecutionProvider'])
+    providers = ['CPUExecutionProvider']
+    if not _is_bfloat16(onnx):
+        return onnxruntime.InferenceSession(onnx, options, providers=providers)
+    # A CPU has no bfloat16 products: computed in float32 and rounded, as a GPU sums them.
+    from vla_runtime.export.onnx.variants import comparable
+
+    folder = 'session.model_external_initializers_file_folder_path'
+    options.add_session_config_entry(folder, str(onnx.parent))
+    # A cast to bfloat16 and back is a rounding, and stays.
+    graph, skipped = comparable(onnx, widen_bfloat16=True), ['ConstantFolding']
+    return onnxruntime.InferenceSession(
+        graph, options, providers=providers, disabled_optimizers=skipped
+    )
+
+
+@cache
+def _kinds(onnx: Path) -> dict[str, str]:
+    """Types of a graph's inputs and outputs, as in the file."""
+    session = _session(onnx)
+    kinds = {item.name: item.type for item in (*session.get_inputs(), *session.get_outputs())}
+    if _is_bfloat16(onnx):
+        from onnx import TensorProto, load
+
+        graph = load(onnx, load_external_data=False).graph
+        for port in (*graph.input, *graph.output):
+            if port.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+                kinds[port.name] = 'tensor(bfloat16)'
+    return kinds
+
+
+def _is_bfloat16(onnx: Path) -> bool:
+    # As export writes it beside the graphs; without the package onnx, which some tests forbid.
+    facts = onnx.parent / 'graphs.json'
+    return facts.is_file() and b'"bfloat16"' in facts.read_bytes()
 
 
 class FakeEngine(Named):
@@ -151,7 +188,7 @@ class FakeEngine(Named):
     def __init__(self, trt: FakeTensorRT, onnx: Path, profiles: list[dict]) -> None:
         super().__init__(trt)
         self._profiles, self._contexts = profiles, 0
-        self._session = _session(onnx.resolve())
+        self._session, self._kinds = _session(onnx.resolve()), _kinds(onnx.resolve())
         self._inputs = {item.name: item for item in self._session.get_inputs()}
         self._outputs = {item.name: item for item in self._session.get_outputs()}
         self._tensors = self._inputs | self._outputs
@@ -186,7 +223,7 @@ class FakeEngine(Named):
         return modes.INPUT if name in self._inputs else modes.OUTPUT
 
     def get_tensor_dtype(self, name: str):
-        kind = _TYPES[self._tensors[name].type][0]
+        kind = _TYPES[self._kinds[name]][0]
         # 8.6 turns the parser's int64 into int32.
         if kind == 'INT64' and 'INT64' not in NAMES[self.trt.__version__]['DataType']:
             kind = 'INT32'
@@ -207,22 +244,27 @@ class FakeEngine(Named):
     def _run(self, addresses: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         cuda = self.trt.cuda
         arrays = {}
-        for name, tensor in self._tensors.items():
-            dtype = _TYPES[tensor.type][1]
+        for name in self._tensors:
+            dtype = _TYPES[self._kinds[name]][1]
             if self.get_tensor_dtype(name).name == 'INT32':
                 dtype = np.int32
             arrays[name] = cuda.array(addresses[name], shapes[name], dtype)
         feeds = {
-            name: arrays[name].astype(_TYPES[tensor.type][1])
+            name: bfloat16_to_float32(arrays[name])
+            if self._kinds[name] == 'tensor(bfloat16)'
+            else arrays[name].astype(_TYPES[tensor.type][1])
             for name, tensor in self._inputs.items()
         }
         if self.trt.freeze_outputs:
             return
         for name, value in zip(self._outputs, self._session.run(None, feeds), strict=True):
             poisoned = self.trt.poison_outputs and value.dtype != np.bool_
-            arrays[name][...] = np.nan if poisoned else value
+            written = np.full_like(value, np.nan) if poisoned else value
             if name == self.trt.distort[0]:
-                arrays[name] += self.trt.distort[1]
+                written = written + self.trt.distort[1]
+            if self._kinds[name] == 'tensor(bfloat16)':
+                written = float32_to_bfloat16(written)
+            arrays[name][...] = written
 
 
 class FakeContext(Named):
