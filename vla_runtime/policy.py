@@ -12,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 from concurrent.futures import Future
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -22,6 +21,7 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle, read_bundle, verify_files
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.choice import AUTO, Candidate, check_words, load_chosen
+from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.loading import load_engine
 from vla_runtime.engines.onnx.files import engine_graphs
@@ -169,11 +169,8 @@ class Policy:
             use_cuda_graphs=use_cuda_graphs,
             threads=threads,
         )
-        try:
+        with closed_on_error(engine.close):
             policy = cls(bundle, engine, settings)
-        except BaseException:
-            engine.close()
-            raise
         policy.threads = threads
         policy.backend, policy.precision = candidate.backend, candidate.precision
         return policy
@@ -380,9 +377,10 @@ def _rows(bundle: Bundle) -> range:
 
 def _time(policy: Policy) -> float:
     """Milliseconds of the fastest of a few warm-ups; closes the policy."""
-    with closing(policy):
+    with closed_on_error(policy.close):
         policy.warm_up()
         times: list[float] = []
         while len(times) < _MOST_TRIALS and (len(times) < _LEAST_TRIALS or sum(times) < _TRIALS_MS):
             times.append(policy.warm_up())
+    policy.close()
     return min(times)

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from fake_cuda import CUresult
 from onnx_bundles import reseal
 from tensorrt_machine import Machine, linked_copy, write_exported_policy
 
+from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
+from vla_runtime.export.tensorrt.verification import verify_built
 from vla_runtime.files.large_files import file_sha256
 
 
@@ -55,6 +58,17 @@ def test_wrong_numbers_are_exit_code_1_and_the_engines_stay(here, capsys):
     assert "FAILED: expert, 2 row(s): tensor 'velocity' differs from PyTorch" in captured.err
     assert 'all within' not in captured.out
     assert contents(here.bundle) == before
+
+
+def test_a_comparison_that_is_stopped_says_so_also_where_closing_fails(here):
+    metadata = here.build()
+
+    def stop(_: int) -> None:
+        here.cuda.broken = CUresult.CUDA_ERROR_LAUNCH_FAILED
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify_built(read_bundle(here.bundle), metadata, device='cuda', advance=stop)
 
 
 def test_engines_for_one_row_are_compared_on_the_cases_of_one_row(here, capsys):

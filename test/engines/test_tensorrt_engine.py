@@ -343,6 +343,21 @@ def test_a_setting_that_it_cannot_serve_is_refused_with_the_backends_that_can(ma
     policy.close()
 
 
+def test_settings_refused_at_load_are_the_error_also_where_closing_fails(machine, monkeypatch):
+    here = machine()
+    here.build()
+    close = TensorRTEngine.close
+
+    def breaks(engine: TensorRTEngine) -> None:
+        here.cuda.broken = CUresult.CUDA_ERROR_LAUNCH_FAILED
+        close(engine)
+
+    monkeypatch.setattr(TensorRTEngine, 'close', breaks)
+    settings = PolicySettings(samples=2)
+    with pytest.raises(ValueError, match='samples above 1'):
+        Policy.load(here.bundle, 'tensorrt', 'cuda', precision='float32', settings=settings)
+
+
 def test_a_missing_state_is_an_error(machine):
     here = machine('pi0')
     here.build()

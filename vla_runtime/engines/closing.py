@@ -6,7 +6,11 @@ that free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+logger = logging.getLogger(__name__)
 
 
 def close_all(closings: Iterable[Callable[[], object]]) -> None:
@@ -23,3 +27,19 @@ def close_all(closings: Iterable[Callable[[], object]]) -> None:
             first = first or error
     if first is not None:
         raise first
+
+
+@contextmanager
+def closed_on_error(close: Callable[[], object]) -> Iterator[None]:
+    """Close where the block fails; nothing is closed otherwise.
+
+    The block's error is raised, also where closing fails, too: that one is logged.
+    """
+    try:
+        yield
+    except BaseException:
+        try:
+            close()
+        except Exception as error:
+            logger.warning('closing after an error failed, too: %s', error)
+        raise

@@ -19,6 +19,7 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.choice import AUTO
+from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.preflight import MOST_THREADS
 from vla_runtime.families.family import image_sizes
@@ -128,11 +129,8 @@ def run_bench(
     )
     kinds, rounds = kinds_of(views), range(options.repeats + WARM_UP)
     power = {'before': power_state()}
-    try:
+    with closed_on_error(policy.close):
         samples, report = measure_kinds(policy, spec, kinds, progress(rounds))
-    except BaseException:
-        policy.close()
-        raise
     power['after'] = power_state()
     memory = {'resident_before': before, 'resident_peak': _peak_resident_bytes()}
     notes: list[str] = []

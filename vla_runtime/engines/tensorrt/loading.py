@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.free_memory import free_device_bytes
@@ -25,12 +26,10 @@ def closed_on_failure(runtime: CudaRuntime, device: str, bundle: Path) -> Iterat
         ValueError: not enough device memory in the block; says what mends it.
     """
     try:
-        yield
-    except BaseException as error:
-        # After an error that CUDA does not recover from, closing fails too: the first one counts.
-        with suppress(CudaError):
-            runtime.close()
-        if not (isinstance(error, CudaError) and error.out_of_memory):
+        with closed_on_error(runtime.close):
+            yield
+    except CudaError as error:
+        if not error.out_of_memory:
             raise
         raise ValueError(
             f"device '{device}': not enough memory for the engines of {bundle}: {error}; free "

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
+from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.store import Metadata
@@ -59,10 +60,10 @@ def verify_built(
         use_cuda_graphs=True,
         passed=False,
     )
-    try:
-        return _compare(cases, facts, metadata, engine, advance)
-    finally:
-        engine.close()
+    with closed_on_error(engine.close):
+        receipt = _compare(cases, facts, metadata, engine, advance)
+    engine.close()
+    return receipt
 
 
 def receipt_dict(receipt: Receipt, metadata: Metadata, files: Mapping[str, str]) -> dict[str, Any]:
