@@ -42,6 +42,25 @@ _UNUSABLE = {
 }
 
 
+# After these CUDA asks to end the process.
+_LOST = frozenset(
+    f'CUDA_ERROR_{name}'
+    for name in (
+        'ASSERT',
+        'CONTAINED',
+        'ECC_UNCORRECTABLE',
+        'HARDWARE_STACK_ERROR',
+        'ILLEGAL_ADDRESS',
+        'ILLEGAL_INSTRUCTION',
+        'INVALID_ADDRESS_SPACE',
+        'INVALID_PC',
+        'LAUNCH_FAILED',
+        'LAUNCH_TIMEOUT',
+        'MISALIGNED_ADDRESS',
+    )
+)
+
+
 class CudaError(RuntimeError):
     """A CUDA call that failed; `code` is the name of CUDA's error."""
 
@@ -53,6 +72,11 @@ class CudaError(RuntimeError):
     def out_of_memory(self) -> bool:
         # A capture that could not get memory may surface as an invalidated capture.
         return self.code in ('CUDA_ERROR_OUT_OF_MEMORY', 'CUDA_ERROR_STREAM_CAPTURE_INVALIDATED')
+
+    @property
+    def context_lost(self) -> bool:
+        """True after an error that every later call of the context fails with, too."""
+        return self.code in _LOST
 
 
 class CudaDriver:

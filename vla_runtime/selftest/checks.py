@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.engines.cuda_driver import CudaDriver, format_version, import_cuda
+from vla_runtime.engines.cuda_driver import CudaDriver, CudaError, format_version, import_cuda
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.preflight import check_backend, check_cuda_device, missing_package
@@ -52,6 +52,11 @@ _ROWS = 2
 # More than a runtime's pinned memory, so that it is used twice.
 _COPIED = 12 << 20
 _PAGE = 'docs/jetson.md has the versions that go together'
+_LOST = (
+    'nothing was compared: the CUDA context is lost, with this step or one before, and all that '
+    'follows on it fails; try each family in a run of its own (--family)'
+)
+_NOT_COMPARED = 'nothing was compared: the inference failed'
 _NUMBERS = 'the numbers are wrong on this machine: do not use this backend here, and report it'
 
 
@@ -274,6 +279,13 @@ def _build(folder: Path, family: str, adapter: TensorRT, runtime: CudaRuntime) -
     return f'{len(built.engines)} engines, {size / 1e6:.1f} MB'
 
 
+def _mend_compared(error: Exception) -> str:
+    """Return what a comparison that failed means: wrong numbers are a ValueError."""
+    if isinstance(error, CudaError) and error.context_lost:
+        return _LOST
+    return _NUMBERS if isinstance(error, ValueError) else _NOT_COMPARED
+
+
 @contextmanager
 def _closed(name: str, opened: CudaRuntime | Policy, steps: Steps) -> Iterator[None]:
     """Close what was opened; an error of that is a failed step, and what comes next is tried."""
@@ -337,5 +349,5 @@ def _try_policy(
 
     steps.run(f'{name}: loaded', load)
     with _closed(name, loaded[0], steps):
-        steps.run(f"{name}: compared with PyTorch's chunks", compare, _NUMBERS)
+        steps.run(f"{name}: compared with PyTorch's chunks", compare, _mend_compared)
         steps.run(f'{name}: timed', measure)

@@ -51,13 +51,15 @@ class Steps:
     def failed(self) -> list[Step]:
         return [step for step in self.done if step.state == 'failed']
 
-    def run(self, name: str, work: Callable[[], str], mend: str = '') -> None:
+    def run(
+        self, name: str, work: Callable[[], str], mend: str | Callable[[Exception], str] = ''
+    ) -> None:
         """Run a step; `work` returns what it found, for people.
 
         Args:
             name: of the step.
             work: raises where the step fails.
-            mend: what mends it where the error does not say so itself.
+            mend: what mends it where the error does not say so itself; may depend on the error.
 
         Raises:
             StepFailedError: it failed.
@@ -68,7 +70,8 @@ class Steps:
             detail = work()
         except Exception as error:
             kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
-            self._finish(name, 'failed', f'{kind}{error}', mend, start)
+            told = mend if isinstance(mend, str) else mend(error)
+            self._finish(name, 'failed', f'{kind}{error}', told, start)
             raise StepFailedError(name) from error
         self._finish(name, 'passed', detail, '', start)
 
