@@ -16,6 +16,7 @@ from vla_runtime.engines.preflight import (
     check_backend,
     check_cuda_device,
     check_graph_files,
+    driver_cuda_version,
     missing_package,
     require_packages,
     unused_gpu,
@@ -30,6 +31,10 @@ class FakeDriver:
 
     def cuInit(self, flags):  # noqa: N802
         return self._init
+
+    def cuDriverGetVersion(self, version):  # noqa: N802
+        version._obj.value = 13020
+        return 0
 
     def cuDeviceGetCount(self, count):  # noqa: N802
         count._obj.value = self._devices
@@ -193,3 +198,14 @@ def test_a_graph_file_that_is_missing_is_named_with_what_makes_it(tmp_path):
 def test_a_gpu_that_answers_and_is_not_used_is_worth_a_warning(driver, device, found, warns):
     driver(found)
     assert ('device:=cuda' in unused_gpu(device)) == warns
+
+
+def test_the_driver_tells_its_cuda_and_none_is_told_without_a_driver(driver, monkeypatch):
+    driver(FakeDriver())
+    assert driver_cuda_version() == (13, 2)
+
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, 'CDLL', missing)
+    assert driver_cuda_version() == (0, 0)

@@ -152,7 +152,9 @@ def test_a_tensorrt_for_a_newer_cuda_than_the_driver_is_named(machine, monkeypat
     ('architecture', 'fits'),
     [
         ('sm_87', True),
-        ('sm_80', True),
+        # NVIDIA promises cubins of another minor revision on desktop GPUs alone.
+        ('sm_80', False),
+        ('sm_86', False),
         ('sm_90', False),
         ('sm_89', False),
         ('compute_80', True),
@@ -162,7 +164,24 @@ def test_a_tensorrt_for_a_newer_cuda_than_the_driver_is_named(machine, monkeypat
     ],
 )
 def test_kernels_run_on_their_own_generation_and_are_compiled_from_older_ones(architecture, fits):
-    assert checks._serves(architecture, 8, 7) is fits
+    assert checks._serves(architecture, 8, 7, (12, 6)) is fits
+
+
+@pytest.mark.parametrize(
+    ('architecture', 'capability', 'driver', 'fits'),
+    [
+        ('sm_80', (8, 6), (12, 6), True),
+        ('sm_86', (8, 0), (12, 6), False),
+        ('sm_87', (8, 9), (12, 6), False),
+        ('sm_80', (8, 7), (13, 1), False),
+        ('sm_80', (8, 7), (13, 2), True),
+        ('sm_110', (11, 0), (13, 0), True),
+    ],
+)
+def test_kernels_of_an_earlier_minor_revision_run_on_the_desktop_and_on_a_jetson_from_13_2_on(
+    architecture, capability, driver, fits
+):
+    assert checks._serves(architecture, *capability, driver) is fits
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,16 @@ def require_packages(*names: str) -> None:
         raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
 
 
+def driver_cuda_version() -> tuple[int, int]:
+    """Return the newest CUDA that the NVIDIA driver supports; (0, 0) where it does not say."""
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL(_DRIVER).cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return 0, 0
+    return version.value // 1000, version.value % 1000 // 10
+
+
 def _cuda_devices() -> tuple[int, str]:
     """Return the number of devices that the driver shows, and the reason where it is 0."""
     try:

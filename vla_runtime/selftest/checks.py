@@ -21,7 +21,12 @@ import numpy as np
 from vla_runtime.engines.cuda_driver import CudaDriver, CudaError, format_version, import_cuda
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.device_names import parse_device
-from vla_runtime.engines.preflight import check_backend, check_cuda_device, missing_package
+from vla_runtime.engines.preflight import (
+    check_backend,
+    check_cuda_device,
+    driver_cuda_version,
+    missing_package,
+)
 from vla_runtime.engines.tensorrt.adapter import TensorRT, import_tensorrt
 from vla_runtime.performance.measurement import machine, versions
 from vla_runtime.policy import Policy
@@ -51,6 +56,9 @@ PACKAGES = (
 _ROWS = 2
 # More than a runtime's pinned memory, so that it is used twice.
 _COPIED = 12 << 20
+# Compute capabilities of Jetsons: TX1, TX2, Xavier, Orin, Thor under CUDA 12 and from 13 on.
+_TEGRA = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)})
+_TEGRA_AS_OTHERS = (13, 2)
 _PAGE = 'docs/jetson.md has the versions that go together'
 _LOST = (
     'nothing was compared: the CUDA context is lost, with this step or one before, and all that '
@@ -158,7 +166,8 @@ def _pytorch_fits(index: int) -> str:
         )
     major, minor = torch.cuda.get_device_capability(index)
     made = torch.cuda.get_arch_list()
-    if not any(_serves(architecture, major, minor) for architecture in made):
+    driver = driver_cuda_version()
+    if not any(_serves(architecture, major, minor, driver) for architecture in made):
         raise ValueError(
             f'PyTorch {torch.__version__} has no kernels for sm_{major}{minor} (it has '
             f'{", ".join(made)})'
@@ -167,8 +176,14 @@ def _pytorch_fits(index: int) -> str:
     return f'{name}, sm_{major}{minor}, CUDA {torch.version.cuda}'
 
 
-def _serves(architecture: str, major: int, minor: int) -> bool:
-    """Return whether kernels of `sm_87` run on a GPU, or those of `compute_87` can be compiled."""
+def _serves(architecture: str, major: int, minor: int, driver: tuple[int, int]) -> bool:
+    """Return whether kernels of `sm_87` run on a GPU, or those of `compute_87` can be compiled.
+
+    Args:
+        architecture: that the kernels were made for.
+        major, minor: compute capability of the GPU.
+        driver: CUDA of the driver.
+    """
     kind, _, number = architecture.partition('_')
     digits = ''.join(letter for letter in number if letter.isdigit())
     if not digits:
@@ -176,6 +191,11 @@ def _serves(architecture: str, major: int, minor: int) -> bool:
     made = (int(digits[:-1]), int(digits[-1]))
     if kind == 'compute':
         return made <= (major, minor)
+    # CUDA C++ Programming Guide, Binary Compatibility: from one minor revision to the next it holds
+    # on the desktop, not on Tegra, and not between the two. A driver of CUDA 13.2 lifts that
+    # (github.com/pytorch/pytorch/pull/186285).
+    if driver < _TEGRA_AS_OTHERS and made != (major, minor) and {made, (major, minor)} & _TEGRA:
+        return False
     return made[0] == major and made[1] <= minor
 
 
