@@ -293,3 +293,18 @@ def test_a_tensorrt_without_its_libraries_is_told(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=r'cannot be imported: libnvinfer\.so\.10'):
         import_tensorrt()
+
+
+def test_all_adapters_of_one_module_share_its_logger(tmp_path):
+    given = []
+    other = FakeTensorRT(NEWEST)
+    trt = FakeTensorRT(NEWEST)
+    for module in (trt, other):
+        make = module.Runtime
+        module.Runtime = lambda logger, make=make: given.append(logger) or make(logger)
+    (tmp_path / 'no.engine').write_bytes(b'no engine')
+    for module in (trt, trt, other):
+        with pytest.raises(TensorRTError, match='does not fit'):
+            TensorRT(module).load(tmp_path / 'no.engine', 0)
+    first, second, of_another = given
+    assert first is second and first is not of_another

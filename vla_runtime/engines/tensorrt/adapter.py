@@ -27,10 +27,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from vla_runtime.engines.tensorrt.layer_types import dtype_name, pin_types, sum_in_float32
 
 logger = logging.getLogger(__name__)
+# By module of TensorRT.
+_loggers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 _SUPPORTED = '8.6, 10.3 and later'
 # (what TensorRT is doing, steps done, steps in all); False stops the build.
@@ -144,7 +147,7 @@ class TensorRT:
                 f"backend 'tensorrt': TensorRT {self.version} is not supported; use {_SUPPORTED}"
             )
         self.major = found[0]
-        self._logger = _make_logger(module)
+        self._logger = _logger_of(module)
         self._runtime: Any = None
 
     @property
@@ -354,8 +357,15 @@ def _add_profiles(builder: Any, config: Any, network: Any, lengths: tuple[int, .
         config.add_optimization_profile(profile)
 
 
+def _logger_of(trt: Any) -> Any:
+    """Return the one logger of a TensorRT module, which warns where it is given several."""
+    if trt not in _loggers:
+        _loggers[trt] = _make_logger(trt)
+    return _loggers[trt]
+
+
 def _make_logger(trt: Any) -> Any:
-    """A logger that hands messages to Python's and keeps the errors."""
+    """Make a logger that hands messages to Python's and keeps the errors."""
     severities = trt.ILogger.Severity
     levels = {
         severities.INTERNAL_ERROR: logging.ERROR,
