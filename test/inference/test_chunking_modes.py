@@ -278,6 +278,7 @@ def test_each_mode_works_under_guidance(bundles, family, mode):
 
 def lacking(bundle: Path, feature: str) -> Policy:
     policy = load_policy(bundle, 1)
+    policy._builder._backend = 'tensorrt'
     policy._builder._features = policy._engine.features - {feature}
     return policy
 
@@ -285,13 +286,18 @@ def lacking(bundle: Path, feature: str) -> Policy:
 @pytest.mark.parametrize(
     ('name', 'feature', 'change', 'message'),
     [
-        ('pi05', 'jacobian', {'rtc_mode': 'jacobian'}, "rtc_mode 'jacobian'.*torch backend"),
-        ('pi05', 'samples', {'samples': 2}, 'samples above 1.*torch backend'),
+        (
+            'pi05',
+            'jacobian',
+            {'rtc_mode': 'jacobian'},
+            "rtc_mode 'jacobian'.*tensorrt.*that can: torch$",
+        ),
+        ('pi05', 'samples', {'samples': 2}, 'samples above 1.*tensorrt.*that can: torch$'),
         (
             'trained pi05',
             'action_time',
             {'rtc_mode': 'hard_prefix'},
-            r"rtc_mode 'hard_prefix'.*trained_delay_steps.*torch backend",
+            r"rtc_mode 'hard_prefix'.*trained_delay_steps.*tensorrt.*that can: torch$",
         ),
         (
             'pi05',

@@ -196,13 +196,18 @@ def test_a_policy_that_cannot_be_closed_loses_nothing(bundle, monkeypatch):
     ]
 
 
-def test_an_inference_that_fails_is_the_error_also_where_closing_fails(bundle, monkeypatch):
+def test_a_measurement_that_is_stopped_says_so_also_where_closing_fails(bundle, monkeypatch):
     def fail(self: Policy, *arguments: object, **options: object) -> None:
         raise RuntimeError('cuMemFree: CUDA_ERROR_LAUNCH_FAILED')
 
     monkeypatch.setattr(Policy, 'close', fail)
-    with pytest.raises(ZeroDivisionError):
-        run_bench(bundle, QUICK, lambda rounds: (1 // (round_ - round_) for round_ in rounds))
+
+    def stop(rounds: range):
+        yield rounds[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(bundle, QUICK, stop)
 
 
 def test_a_gpu_that_could_not_be_named_is_not_compared_with_the_cpu(monkeypatch):
