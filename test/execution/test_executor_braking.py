@@ -528,3 +528,74 @@ def test_when_started_while_braking_by_a_simulated_clock_expect_no_step_of_the_v
     assert rig.executor.start(rig.now_s, rig.ros_ns).started
     rig.tick(20)
     assert np.abs(moves_by_ros_time(rig)).max() <= ACCELERATION * (1 + 1e-3)
+
+
+# ---------------------------------------------------------------- a gripper that holds something
+
+OPEN, CONTACT, CLOSED = 0.0, 0.2, 0.8
+
+
+def grasping(max_step: float = np.inf) -> Rig:
+    """A rig that carries an object: an arm joint, and a gripper commanded beyond the contact."""
+    grips = ColumnLimits(OPEN, CLOSED, 2.0, np.inf, max_step, np.inf)
+    rig = _Gripper(
+        holding(replan_interval=60, handover=HandoverParameters('switch')),
+        tuple(Column(name) for name in ('arm', 'gripper')),
+        limits=make_limits(('arm', 'gripper'), {'arm': LIMIT, 'gripper': grips}),
+        start=StartParameters(tolerance=0.1),
+        watchdog=WatchdogParameters(max_tracking_error=0.5),
+        control_period_s=PERIOD_S,
+    ).started()
+    rows = np.stack([np.arange(60) * 0.01, np.minimum(np.arange(60) * 0.04, CLOSED)], axis=1)
+    assert rig.submit(chunk_of(rows, rig.names, rig.kinds, STEP_S)).accepted
+    rig.run_until(lambda command: command.step == 40)
+    return rig
+
+
+class _Gripper(Rig):
+    """A rig whose second column meets an object."""
+
+    def measure(self) -> None:
+        self.measured[1] = min(self.measured[1], CONTACT)
+        super().measure()
+
+
+def test_when_a_gripper_closes_on_an_object_expect_no_fault_and_its_whole_command() -> None:
+    rig = grasping()
+    assert rig.reason == 'tracking'
+    assert rig.command.setpoints[1] == pytest.approx(CLOSED)
+
+
+@pytest.mark.parametrize('max_step', [np.inf, 0.3])
+def test_when_a_robot_with_an_object_is_stopped_and_started_expect_the_grip_unchanged(
+    max_step: float,
+) -> None:
+    rig = grasping(max_step)
+    grip = rig.command.setpoints[1]
+    assert grip == pytest.approx(min(CLOSED, CONTACT + max_step))
+    rig.executor.stop()
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
+    rig.tick(100)
+    assert rig.command.setpoints[1] == pytest.approx(grip)
+    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert result.started and 'was moved' not in result.text
+    rig.tick(100)
+    assert rig.command.setpoints[1] == pytest.approx(grip)
+
+
+def test_when_another_joint_was_pushed_away_expect_the_object_held_on_and_on_at_start() -> None:
+    rig = grasping()
+    rig.robot_follows = False
+    rig.measured[0] += 1.0
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
+    assert rig.reason == 'tracking_error'
+    # By hand, once the hold has given way.
+    rig.tick(200)
+    rig.measured[0] -= 0.3
+    rig.measure()
+    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert result.started and 'was moved' in result.text
+    rig.robot_follows = True
+    rig.tick(200)
+    assert min(tick.command.setpoints[1] for tick in rig.ticks[-400:]) == pytest.approx(CLOSED)
+    assert rig.command.setpoints[0] == pytest.approx(rig.measured[0])

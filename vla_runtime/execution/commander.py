@@ -5,7 +5,8 @@ commanded there is nothing to hold: the command is `IDLE` and must not be publis
 
 A hold gives way: where the robot is found further from the command than a command may lead it, the
 command moves to where the robot is, inside all limits and without a jump. So a joint that was
-pushed away does not swing back when it is let go.
+pushed away does not swing back when it is let go. A gripper is left out of this: an object keeps it
+from its command, and the distance is the force of the grip.
 """
 
 from __future__ import annotations
@@ -48,9 +49,12 @@ class Commander:
         self._unguarded = ~columns.has_feedback & columns.is_position
         self._rejects_far_steps = limits.actions.step_from_measured == 'reject'
         self.approach = Approach(columns, self._tolerance, speed, start.approach_timeout_s)
+        self._grips = self._guarded & np.isinf(tracking_error)
         # How far a hold may be from the robot, and which columns are on their way back to it.
         self._reach = np.where(
-            self._guarded, np.minimum(limits.step_from_measured, tracking_error), np.inf
+            self._guarded & ~self._grips,
+            np.minimum(limits.step_from_measured, tracking_error),
+            np.inf,
         )
         self._near = _NEAR_SHARE * self._reach
         self._far = np.zeros(columns.count, dtype=bool)
@@ -97,8 +101,9 @@ class Commander:
         """Set the position to set out from: the measured one, or the last command.
 
         Where something was commanded already, the command stays: it never jumps. Where the robot
-        is not near it any more, `set_out_first` takes the command to the robot. A robot that is
-        found outside its limits is held where it is, and brought back inside the same way.
+        is not near it any more, `set_out_first` takes the command to the robot, but for grippers:
+        they keep their grip. A robot that is found outside its limits is held where it is, and
+        brought back inside the same way.
 
         Returns:
             Why that cannot be done; empty when it was.
@@ -107,8 +112,10 @@ class Commander:
         if self._columns.any_continuous:
             state.bring_near(setpoints)
         measured = state.positions
-        near = (np.abs(setpoints - measured) <= self._tolerance)[guarded].all()
-        goal = setpoints if self.has_commanded and near else measured
+        near = self._grips | (np.abs(setpoints - measured) <= self._tolerance)
+        goal = measured
+        if self.has_commanded:
+            goal = setpoints if near[guarded].all() else np.where(self._grips, setpoints, measured)
         inside = np.where(guarded, np.clip(goal, limits.hard_lower, limits.hard_upper), setpoints)
         excess = np.where(guarded, np.abs(goal - inside) / self._tolerance, 0.0)
         goes_back = self._start.on_too_far == 'approach' and not self.unknown.any()

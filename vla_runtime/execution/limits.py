@@ -33,7 +33,8 @@ class ColumnLimits:
         acceleration: largest change of speed, rad/s² or m/s².
         step_from_measured: largest distance of a commanded from the measured position, rad or m.
         tracking_error: distance of the measured from the commanded position that stops the robot,
-            rad or m; `None` derives it from the range (`tracking_error_limits`).
+            rad or m; `None` derives it from the range (`tracking_error_limits`), infinity is for a
+            gripper, which an object keeps from its command.
         start_tolerance: distance that a start may jump over, rad or m; `None` derives it from the
             range (`approach.start_limits`).
         approach_speed: speed of an approach, rad/s or m/s; `None` derives it from the range.

@@ -84,12 +84,13 @@ def tracking_error_limits(
 
     Args:
         columns: the executor's.
-        limits: `tracking_error` of a column has precedence.
+        limits: `tracking_error` of a column has precedence; infinite for a gripper.
         max_tracking_error: for columns without one, rad or m. Three quarters of the column's range
             are used where they are smaller: a distance larger than the range stops nothing.
 
     Returns:
-        (columns,) float64, rad or m; infinite where no position is measured or commanded.
+        (columns,) float64, rad or m; infinite for a gripper, and where no position is measured or
+        commanded.
     """
     default = np.minimum(
         max_tracking_error * columns.scale, _TRACKING_SHARE * (limits.upper - limits.lower)
@@ -262,5 +263,5 @@ class StateWatch:
             f"'{self._columns.names[worst]}' is at {measured[worst]:.4g} but commanded to "
             f'{commanded[worst]:.4g}; at most {self._allowed[worst]:g} apart allowed '
             '(max_tracking_error). The robot holds near where it is: look what is in its way, then '
-            'call ~/start'
+            'call ~/start; a gripper that holds something needs grips: true in the robot file'
         )

@@ -95,6 +95,15 @@ def test_shipped_robots_load(name: str, joints: int, cameras: int) -> None:
     assert sorted(commanded) == sorted(joint.name for joint in robot.joints)
 
 
+@pytest.mark.parametrize(
+    ('name', 'grippers'),
+    [('so101', ['gripper']), ('aloha', ['left_gripper', 'right_gripper']), ('droid', ['gripper'])],
+)
+def test_shipped_robots_may_hold_what_they_grip(name: str, grippers: list[str]) -> None:
+    robot = load_robot(ROBOTS / f'{name}.yaml')
+    assert [joint.name for joint in robot.joints if joint.grips] == grippers
+
+
 def test_no_robot_file_is_shipped_without_being_tested() -> None:
     assert {file.stem for file in ROBOTS.glob('*.yaml')} == {'tabletop', 'so101', 'aloha', 'droid'}
 
@@ -133,6 +142,12 @@ def test_one_joint_state_topic_brings_all_joints_unless_it_names_some(tmp_path: 
 DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
     'unknown key': (('cammeras',), [], 'cammeras', "did you mean 'cameras'?"),
     'unknown joint key': (('joints', 0, 'lowwer'), 1.0, 'joints[0].lowwer', "'lower'"),
+    'grip and tracking error': (
+        ('joints', 2),
+        {**HAND, 'grips': True, 'max_tracking_error': 0.05},
+        'joints[2].max_tracking_error',
+        'has no use beside grips',
+    ),
     'other format': (('format',), 2, 'format', 'reads format 1'),
     'no joints': (('joints',), [], 'joints', 'is empty'),
     'no outputs': (('outputs',), [], 'outputs', 'is empty'),

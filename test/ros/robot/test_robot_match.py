@@ -184,6 +184,12 @@ def test_each_output_takes_its_columns_in_its_own_order(arm: Robot) -> None:
     assert [column.continuous for column in match.columns] == [True, False, False]
 
 
+def test_a_gripper_has_no_tracking_error_and_a_joint_that_of_its_range() -> None:
+    match = match_robot(load_robot(ROBOTS / 'so101.yaml'), lerobot_so101('percent'), 'bundle')
+    assert np.isnan(match.limits.tracking_error[:5]).all()
+    assert np.isinf(match.limits.tracking_error[5])
+
+
 def test_limits_are_the_robots_in_the_order_of_the_columns(arm: Robot) -> None:
     match = match_robot(arm, policy(measured(*JOINTS), absolute(*JOINTS)), 'bundle')
     assert match.limits.lower == pytest.approx([-np.inf, -1.0, 0.0])

@@ -65,7 +65,7 @@ def _joint_limits(joint: RobotJoint) -> ColumnLimits:
         'velocity': joint.velocity,
         'acceleration': joint.acceleration,
         'step_from_measured': joint.max_step,
-        'tracking_error': joint.max_tracking_error,
+        'tracking_error': np.inf if joint.grips else joint.max_tracking_error,
         'start_tolerance': joint.start_tolerance,
         'approach_speed': joint.approach_speed,
     }

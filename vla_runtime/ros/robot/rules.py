@@ -79,6 +79,12 @@ def _check_joint(where: str, joint: RobotJoint, *, has_urdf: bool) -> None:
         raise FieldError(
             f'{where}.continuous', 'a continuous joint is in rad and has neither lower nor upper'
         )
+    if joint.grips and joint.max_tracking_error is not None:
+        raise FieldError(
+            f'{where}.max_tracking_error',
+            f"has no use beside grips: true: an object may keep '{joint.name}' any distance from "
+            'its command; leave one of them out',
+        )
     if (joint.zero is None) != (joint.one is None):
         missing = 'zero' if joint.zero is None else 'one'
         raise FieldError(f'{where}.{missing}', 'is missing: zero and one go together')
