@@ -86,6 +86,8 @@ def control(status: LoopStatus, answers: Answers, conflict: str) -> StatusItem:
     if reason in _WAITING and answers.silent_s is not None and answers.silent_s > _SILENT_AFTER_S:
         level = Level.WARN
         text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
+    if reason in (Reason.STARVED, Reason.OVERRUN):
+        text += _too_slow(executor)
     if executor.detail and (reason not in _TEXTS or reason is Reason.BRAKING):
         text += f': {executor.detail}'
     if executor.gave_way:
@@ -100,6 +102,22 @@ def control(status: LoopStatus, answers: Answers, conflict: str) -> StatusItem:
     if executor.dry_run:
         text = f'dry run, nothing is published: {text}'
     return StatusItem('control', level, text, _control_values(status))
+
+
+def _too_slow(executor: ExecutorStatus) -> str:
+    """Say that no answer can come in time; empty where this one alone is late."""
+    parameters, steps = executor.parameters, executor.parameters.replan_interval
+    mend = 'raise replan_interval'
+    if parameters.overrun == 'hold':
+        mend += ' or set overrun to continue'
+    else:
+        steps += parameters.max_overrun_steps
+    if executor.delay_estimate <= steps:
+        return ''
+    return (
+        f'; answers take about {executor.delay_estimate} steps and the robot moves for {steps} of '
+        f'them: {mend}'
+    )
 
 
 def _control_values(status: LoopStatus) -> dict[str, object]:

@@ -1,0 +1,41 @@
+"""Words of the executor's status."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vla_runtime.execution.columns import Column
+from vla_runtime.execution.command import Reason
+from vla_runtime.execution.config import ExecutorConfig
+from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.ros.executor.control_loop import LoopStatus
+from vla_runtime.ros.executor.status import Answers, control
+
+ANSWERS = Answers(silent_s=None, policies=1, topic='/action_chunk', unreadable=0, last_refusal='')
+
+
+@pytest.mark.parametrize(
+    ('overrun', 'delay', 'words'),
+    [
+        ('hold', 4, ''),
+        ('hold', 7, '7 steps and the robot moves for 4 of them: raise replan_interval or set'),
+        ('continue', 7, ''),
+        ('continue', 9, '9 steps and the robot moves for 7 of them: raise replan_interval'),
+    ],
+)
+def test_a_pause_says_whether_the_next_answer_will_be_late_too(
+    overrun: str, delay: int, words: str
+) -> None:
+    parameters = ExecutorParameters(
+        replan_interval=4,
+        overrun=overrun,  # type: ignore[arg-type]
+        max_overrun_steps=3,
+    )
+    executor = ChunkExecutor(ExecutorConfig((Column('a'),)), parameters)
+    starved = replace(executor.status(), reason=Reason.STARVED, delay_estimate=delay)
+    text = control(LoopStatus(starved, executor.counters, 0), ANSWERS, '').text
+    assert 'no chunk came in time' in text
+    assert words in text and ('answers take' in text) == bool(words)
