@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
-from vla_runtime.engines.torch.engine import PRECISIONS, TorchEngine
+from vla_runtime.engines.torch.engine import TorchEngine
+from vla_runtime.engines.torch.weights import PRECISIONS
 from vla_runtime.families import build_network, find_family
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.blocks.layers import matrix_names

@@ -17,7 +17,7 @@ from network_cases import (
 from tiny_policy import tiny_dims
 
 from vla_runtime.engines.protocol import StepInputs
-from vla_runtime.engines.torch import engine as torch_engine
+from vla_runtime.engines.torch import weights
 from vla_runtime.engines.torch.cuda_graph import Capturer, GraphedWork
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families import build_network
@@ -335,7 +335,7 @@ def reducing():
 def test_a_load_on_cuda_computes_in_full_precision_and_one_on_a_cpu_changes_nothing(
     tmp_path, monkeypatch, reducing, device, allowed
 ):
-    monkeypatch.setattr(torch_engine, 'torch_device', torch.device)
+    monkeypatch.setattr(weights, 'torch_device', torch.device)
     options = {'precision': 'float32', 'max_rows': 1, 'use_cuda_graphs': True}
     # Settings come before the weights, which are not there: no GPU is needed.
     with pytest.raises(FileNotFoundError):

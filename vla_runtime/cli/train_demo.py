@@ -145,7 +145,7 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
 
     import torch
 
-    from vla_runtime.engines.torch.engine import torch_device
+    from vla_runtime.engines.torch.weights import torch_device
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)

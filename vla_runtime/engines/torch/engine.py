@@ -17,10 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.protocol import (
     FEATURES,
     MAX_SAMPLES,
@@ -34,17 +32,11 @@ from vla_runtime.engines.schedules import Schedules
 from vla_runtime.engines.torch.buffers import RowBuffers, Schedule, Variant
 from vla_runtime.engines.torch.cuda_graph import Capturer, CudaGraphCapture, GraphedWork, Work
 from vla_runtime.engines.torch.cuda_streams import CudaStreams, Place
-from vla_runtime.families.blocks.layers import matrix_names
+from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.families.family import PolicyDims, image_sizes
-from vla_runtime.families.flow_network import FlowNetwork, empty_network
+from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.families.traced_shapes import trace_shapes
-
-PRECISIONS = {
-    'float32': torch.float32,
-    'bfloat16': torch.bfloat16,
-    'float16': torch.float16,
-}
 
 
 class TorchEngine:
@@ -136,35 +128,15 @@ class TorchEngine:
         """Build the network from a bundle's weights file, straight onto the device.
 
         Args:
-            family, dims: of the policy.
-            weights: safetensors file with the network's own parameter names, any float dtype.
-            device: `cpu`, `cuda` or `cuda:N`.
-            precision: a key of `PRECISIONS`.
+            family, dims, weights, device, precision: as for `load_network`.
             max_rows, use_cuda_graphs: as for the constructor.
 
         Raises:
             ValueError: unknown device or precision, no CUDA here, not enough memory, or weights
                 that do not fit the dimensions.
         """
-        if precision not in PRECISIONS:
-            raise ValueError(
-                f"precision '{precision}' is unknown; known are: {', '.join(PRECISIONS)}"
-            )
-        target = torch_device(device)
-        if target.type == 'cuda':
-            compute_in_full_precision()
-        network = empty_network(family, dims)
         try:
-            # One tensor at a time in its final dtype: never a second copy of all weights.
-            matrices = matrix_names(network)
-            with safe_open(weights, framework='pt', device=str(target)) as file:
-                state = {
-                    name: file.get_tensor(name).to(
-                        PRECISIONS[precision] if name in matrices else torch.float32
-                    )
-                    for name in file.keys()  # noqa: SIM118  (safe_open is no mapping)
-                }
-            _assign_weights(network, state, weights)
+            network = load_network(family, dims, weights, device=device, precision=precision)
             return cls(network, max_rows=max_rows, use_cuda_graphs=use_cuda_graphs)
         except RuntimeError as error:
             if 'memory' not in str(error):
@@ -369,40 +341,3 @@ def _copy(given: Mapping[str, np.ndarray], buffers: Mapping[str, Tensor]) -> Non
     """Overwrite every buffer with the array of its name."""
     for name, buffer in buffers.items():
         buffer.copy_(torch.from_numpy(input_named(name, given)))
-
-
-def _assign_weights(network: FlowNetwork, state: Mapping[str, Tensor], weights: Path) -> None:
-    try:
-        network.load_state_dict(state, assign=True)
-    except RuntimeError as error:
-        raise ValueError(
-            f'{weights}: does not fit the dimensions in policy.yaml: {error}'
-        ) from error
-
-
-def compute_in_full_precision() -> None:
-    """Have CUDA's libraries compute and add up in the precision that is asked for."""
-    # Of the whole process: PyTorch has no such setting of one network, and a second policy on the
-    # GPU needs them as well. Convolutions are in TF32 by default from Ampere on: ACT's ResNet then
-    # errs by 3e-3, where the bound is 1e-3. Blocks that share a product in half precision have
-    # its parts added up in half precision by default.
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-
-
-def torch_device(name: str) -> torch.device:
-    """Return PyTorch's device of this name.
-
-    Raises:
-        ValueError: unknown, or not available here; the message says what to do.
-    """
-    kind, index = parse_device(name, 'torch')
-    if kind == 'cuda':
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count <= index:
-            raise ValueError(
-                f"device '{name}': PyTorch {torch.__version__} sees {count} CUDA devices here; "
-                'check the driver (nvidia-smi) and that PyTorch is a CUDA build, or use cpu'
-            )
-    return torch.device(name)
