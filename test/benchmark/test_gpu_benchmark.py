@@ -263,10 +263,8 @@ def test_compiled_networks_are_what_runs():
         calls.append(len(example_inputs))
         return graph.forward
 
-    # As on a GPU, where the plain modules run; a CPU has fused ones.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(network), 'fused', lambda plain: plain)
-        runner = engine(network)
+    gpu_latency.keep_plain(network)
+    runner = engine(network)
     gpu_latency.compile_network(network, counting)
     random_policy.infer(runner, inputs)
     # Vision, prefill and velocity; what is run again is not compiled again.

@@ -57,21 +57,26 @@ class FlowNetwork(nn.Module):
         reduced precision, convolutions may follow them.
         """
 
-    def fused(self) -> FlowNetwork:
-        """Return a network of the same numbers, up to rounding, that is faster on a CPU.
+    def fused(self, static_shapes: bool = False) -> FlowNetwork:
+        """Return a network of the same numbers, up to rounding, in fewer operators.
 
-        A PyTorch engine on a CPU calls this once, after `fold_constants`, and then runs `vision`,
-        `prefix` and `velocity` of what it returns; by default that is this network. It may make
-        this network's parameters views of its own, and this network stays usable.
+        A PyTorch engine calls this once, after `fold_constants`, and then runs `vision`, `prefix`
+        and `velocity` of what it returns; by default that is this network. It may make this
+        network's parameters views of its own, and this network stays usable.
+
+        Args:
+            static_shapes: no shape may depend on numbers, so that CUDA graphs can be captured.
         """
         return self
 
-    def lay_out(self, past: Mapping[str, Tensor], samples: int) -> Any:
+    def lay_out(self, past: Mapping[str, Tensor], samples: int, into: Any = None) -> Any:
         """Compute once per prefix what `velocity` takes as `past`; by default nothing changes.
 
         Args:
             past: outputs of `prefix`, R rows.
             samples: chunks that share each row.
+            into: what an earlier call with as many rows and samples returned; it is overwritten and
+                returned. With static shapes its tensors stay where they are.
         """
         return past
 

@@ -1,14 +1,19 @@
-"""Device buffers of the torch engine: prompt rows with their prefix slots, and schedules."""
+"""Device buffers of the torch engine: prompt rows with their prefix slots, what is laid out over
+them, and schedules.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vla_runtime.engines.protocol import MAX_SAMPLES
-from vla_runtime.engines.torch.cuda_graph import GraphedWork
+from vla_runtime.engines.torch.cuda_graph import Capturer, GraphedWork
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.traced_shapes import TracedShapes, row_tensors
 
@@ -38,6 +43,41 @@ class RowBuffers:
         self.velocity = torch.zeros(
             rows * MAX_SAMPLES, dims.horizon, dims.action_dim, device=device
         )
+
+
+class LaidOutPrefix:
+    """What the denoise steps over one slot share, laid out again where the slot has changed.
+
+    Graphs keep its addresses, so it is made once, for one number of rows and samples.
+
+    Args:
+        network: the one that denoises.
+        past: the slot.
+        samples: chunks that share each row.
+        capturer: of the denoise loop, in whose stream it is laid out.
+
+    Attributes:
+        value: what the network's `velocity` takes as `past`.
+    """
+
+    def __init__(
+        self, network: FlowNetwork, past: Mapping[str, Tensor], samples: int, capturer: Capturer
+    ) -> None:
+        self.value: Any = network.lay_out(past, samples)
+        work = partial(network.lay_out, past, samples, self.value)
+        # By default there is nothing to lay out, and an empty graph to capture.
+        self._again = None if self.value is past else GraphedWork(work, capturer)
+        self._encoding: int | None = None
+
+    def follow(self, encoding: int) -> None:
+        """Lay the slot out if it has changed since.
+
+        Args:
+            encoding: number of times that the slot was written.
+        """
+        if self._again is not None and encoding != self._encoding:
+            self._again()
+        self._encoding = encoding
 
 
 class Variant(NamedTuple):

@@ -27,6 +27,11 @@ Work = Callable[[], None]
 Capture = Callable[[Work], Work]
 
 
+def captures_graphs(device: torch.device) -> bool:
+    """Return whether work on this device can be captured: shapes must not depend on numbers."""
+    return device.type == 'cuda'
+
+
 class CudaGraphCapture:
     """Records work on one device.
 
@@ -105,6 +110,17 @@ class Capturer:
                 error,
             )
             return None
+
+
+def capturers_of(device: torch.device, graphs: bool) -> dict[str, Capturer]:
+    """Return those of vision, prefix and denoise loop; without `graphs` they never capture."""
+    # Encoding and denoising graphs may replay at the same time, so they share no pool.
+    encode, denoise = (CudaGraphCapture(device) if graphs else None for _ in range(2))
+    return {
+        'vision': Capturer('vision', encode),
+        'prefix': Capturer('prefix', encode),
+        'denoise': Capturer('denoise', denoise),
+    }
 
 
 class GraphedWork:

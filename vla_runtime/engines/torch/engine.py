@@ -1,9 +1,10 @@
 """The PyTorch backend, on CPU or CUDA.
 
-Inputs, outputs, keys and values live in buffers allocated at load; a schedule's buffers are
-allocated when it is first set, and the last few schedules are kept. On CUDA the whole denoise loop
-is one captured graph over them, as are vision and prefix; a schedule's graphs, one for each
-`Variant`, are captured when first run. Encoding and denoising have a CUDA stream each, so that two
+Inputs, outputs, keys and values live in buffers allocated at load; what the steps over a slot share
+is allocated when the slot is first denoised over, a schedule's buffers when it is first set, and
+the last few schedules are kept. On CUDA the whole denoise loop is one captured graph over them, as
+are vision, prefix and what is laid out for the steps; a schedule's graphs, one for each `Variant`,
+are captured when first run. Encoding and denoising have a CUDA stream each, so that two
 threads overlap them. On a CPU PyTorch takes scratch memory inside each operator and gives it back.
 """
 
@@ -29,8 +30,13 @@ from vla_runtime.engines.protocol import (
     input_named,
 )
 from vla_runtime.engines.schedules import Schedules
-from vla_runtime.engines.torch.buffers import RowBuffers, Schedule, Variant
-from vla_runtime.engines.torch.cuda_graph import Capturer, CudaGraphCapture, GraphedWork, Work
+from vla_runtime.engines.torch.buffers import LaidOutPrefix, RowBuffers, Schedule, Variant
+from vla_runtime.engines.torch.cuda_graph import (
+    GraphedWork,
+    Work,
+    capturers_of,
+    captures_graphs,
+)
 from vla_runtime.engines.torch.cuda_streams import CudaStreams, Place
 from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.families.family import PolicyDims, image_sizes
@@ -62,21 +68,12 @@ class TorchEngine:
         self._device = device = next(network.parameters()).device
         self._shapes = trace_shapes(network)
         self._network = network
-        self._fused = network.fused() if device.type == 'cpu' else network
+        static_shapes = captures_graphs(device)
+        self._fused = network.fused(static_shapes)
         self._denoise_step = DenoiseStep(self._fused)
         # Through the plain modules, which have gradients.
         self._jacobian_step = JacobianDenoiseStep(network)
-        # What the denoise steps over a prefix share, by place and number of samples.
-        self._laid_out: dict[tuple[Place, int], Any] = {}
-        graphs = use_cuda_graphs and device.type == 'cuda'
-        # Encoding and denoising graphs may replay at the same time, so they share no pool.
-        encode, denoise = (CudaGraphCapture(device) if graphs else None for _ in range(2))
-        self._capturers = {
-            'vision': Capturer('vision', encode),
-            'prefix': Capturer('prefix', encode),
-            'denoise': Capturer('denoise', denoise),
-        }
-
+        self._capturers = capturers_of(device, use_cuda_graphs and static_shapes)
         width = self._shapes.image_tokens[1]
         # Of each image size: pixels, and image tokens as the vision network returns them.
         self._pixels = {
@@ -99,6 +96,10 @@ class TorchEngine:
             r: RowBuffers(network, self._shapes, r, self.slots, device)
             for r in range(1, max_rows + 1)
         }
+        # Number of times that each slot was written.
+        self._encodings = {(r, slot): 0 for r in self._buffers for slot in range(self.slots)}
+        # By place and number of samples; only the denoising stream reads and writes them.
+        self._laid_out: dict[tuple[Place, int], LaidOutPrefix] = {}
         # Settings of the denoise loop, with the rows and slot that it denoises over.
         self._variant = Variant()
         self._schedules: Schedules[Schedule] = Schedules()
@@ -106,9 +107,8 @@ class TorchEngine:
             size: self._graphed('vision', partial(self._run_vision, size)) for size in self._pixels
         }
         self._prefix = {
-            (r, slot): self._graphed('prefix', partial(self._run_prefix, r, slot))
-            for r in self._buffers
-            for slot in range(self.slots)
+            place: self._graphed('prefix', partial(self._run_prefix, *place))
+            for place in self._encodings
         }
         # Last: they begin when everything above is complete.
         self._streams = CudaStreams(device) if device.type == 'cuda' else None
@@ -179,10 +179,7 @@ class TorchEngine:
             self._image_mask.copy_(torch.from_numpy(image_mask))
             _copy(rows, self._buffers[count].prefix_inputs)
             self._prefix[count, slot]()
-            # A list: the thread that denoises may add an entry of its own slot meanwhile.
-            for key in list(self._laid_out):
-                if key[0] == (count, slot):
-                    del self._laid_out[key]
+            self._encodings[count, slot] += 1
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
         self._variant = self._variant._replace(rows=rows, slot=slot)
@@ -208,11 +205,13 @@ class TorchEngine:
     @torch.inference_mode()
     def step(self, index: int) -> None:
         with self._denoising(self._place):
+            self._lay_out()
             self._run_step(self._schedules.require(), self._variant, index)
 
     @torch.inference_mode()
     def run_steps(self) -> None:
         with self._denoising(self._place):
+            self._lay_out()
             self._denoise()
 
     def read_x(self) -> np.ndarray:
@@ -304,7 +303,8 @@ class TorchEngine:
         past: Any = rows.slots[variant.slot]
         denoise_step: DenoiseStep = self._jacobian_step
         if not variant.jacobian:
-            denoise_step, past = self._denoise_step, self._lay_out(variant)
+            laid_out = self._laid_out[(variant.rows, variant.slot), variant.samples]
+            denoise_step, past = self._denoise_step, laid_out.value
         x_next, velocity = denoise_step(
             self._x[: variant.samples],
             past,
@@ -319,13 +319,17 @@ class TorchEngine:
         self._x[: variant.samples].copy_(x_next)
         rows.velocity[: variant.rows * variant.samples].copy_(velocity)
 
-    def _lay_out(self, variant: Variant) -> Any:
-        """Return what the steps over this prefix share; computed again after it was encoded."""
-        key = ((variant.rows, variant.slot), variant.samples)
-        if key not in self._laid_out:
-            past = self._buffers[variant.rows].slots[variant.slot]
-            self._laid_out[key] = self._fused.lay_out(past, variant.samples)
-        return self._laid_out[key]
+    def _lay_out(self) -> None:
+        """Lay out the slot that is denoised over; the graph of the steps replays on that."""
+        if self._variant.jacobian:
+            return
+        place, samples = self._place, self._variant.samples
+        if (place, samples) not in self._laid_out:
+            past = self._buffers[place[0]].slots[place[1]]
+            self._laid_out[place, samples] = LaidOutPrefix(
+                self._fused, past, samples, self._capturers['denoise']
+            )
+        self._laid_out[place, samples].follow(self._encodings[place])
 
     def _conditioning(self, schedule: Schedule, variant: Variant, index: int) -> Any:
         """Return the head's conditioning of a step, in the form that its network takes."""

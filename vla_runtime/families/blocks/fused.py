@@ -1,8 +1,8 @@
-"""Transformer blocks in fewer and larger operators than the plain modules, for a CPU.
+"""Transformer blocks in fewer and larger operators than the plain modules.
 
-There every operator costs microseconds before it computes, and a small policy is hardly more than
-that. Queries, keys and values are one product here, and so are gate and up; rotary positions are
-one product of complex numbers; a norm's `1 + weight` is computed once.
+Every operator costs microseconds before it computes, and a small policy on a CPU, or any on a fast
+GPU, is hardly more than that. Queries, keys and values are one product here, and so are gate and
+up; rotary positions are one product of complex numbers; a norm's `1 + weight` is computed once.
 
 Invariants:
 - the numbers are those of the plain modules up to rounding; the tests hold both to the same cases;
@@ -58,6 +58,9 @@ def _merge(layers: Sequence[nn.Linear], name: str) -> nn.Parameter:
     parts = merged.split([len(getattr(layer, name)) for layer in layers])
     for layer, part in zip(layers, parts, strict=True):
         setattr(layer, name, nn.Parameter(part, requires_grad=False))
+    if merged.is_cuda:
+        # No merged matrix fits where the single ones were. Kept, they would double the memory.
+        torch.cuda.empty_cache()
     return nn.Parameter(merged, requires_grad=False)
 
 
@@ -213,20 +216,19 @@ def normalise(x: Tensor, scale: Tensor | None, modulation: Modulation | None) ->
 
 
 def encode_stack(
-    stack: Gemma, blocks: Sequence[FusedBlock], x: Tensor, mask: Tensor
+    stack: Gemma, blocks: Sequence[FusedBlock], x: Tensor, mask: Tensor, used: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Keys (rotated) and values of every layer, (layers, B, kv_heads, P, D) each.
-
-    Tokens that are valid in no row are not computed: their keys and values are zero.
 
     Args:
         stack: plain.
         blocks: its blocks.
         x: (B, P, W); mask: (B, P) bool, valid tokens.
+        used: as `used_tokens`; other tokens are not computed, their keys and values are zero.
+            None: all are computed.
     """
-    used = used_tokens(mask)
     if used is not None:
-        keys, values = encode_stack(stack, blocks, x[:, used], mask[:, used])
+        keys, values = encode_stack(stack, blocks, x[:, used], mask[:, used], None)
         return _spread(keys, used, x.shape[1]), _spread(values, used, x.shape[1])
     rotation = complex_rotary(mask.long().cumsum(dim=1) - 1, blocks[0].head_dim)
     hidden = hiding_mask(mask, stack.layers[0].attention.q.weight.dtype)[:, None, None]

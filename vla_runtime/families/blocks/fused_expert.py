@@ -1,12 +1,14 @@
-"""The expert over one prefix, for a CPU: all layers of all denoise steps in the same few buffers.
+"""The expert over one prefix: all layers of all denoise steps in the same few buffers.
 
 A small policy is mostly launch cost, and half of that is making tensors and views. So whatever has
-the same shape in every layer and step is made once per prefix, with its views, and overwritten.
+the same shape in every layer and step is made once, with its views, and overwritten. Buffers move
+only for a prefix of another shape: a CUDA graph keeps the addresses it was captured with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,72 +26,89 @@ from vla_runtime.families.blocks.fused import (
 
 
 class FusedExpert:
-    """Blocks over the keys and values of one prefix.
+    """Blocks over the keys and values of one prefix; `load` comes first.
 
     Shapes: B rows times samples, P prefix tokens, T suffix tokens, W width, D head_dim.
 
     Args:
         blocks: of the expert.
-        past_key, past_value: (layers, B, kv_heads, P, D) of the prefix; copied.
-        mask: (B, P) bool, valid prefix tokens.
         of_suffix: (T, T) bool, what suffix tokens see of each other.
     """
 
-    def __init__(
-        self,
-        blocks: Sequence[FusedBlock],
-        past_key: Tensor,
-        past_value: Tensor,
-        mask: Tensor,
-        of_suffix: Tensor,
-    ) -> None:
-        layers, batch, kv_heads, length, head_dim = past_key.shape
-        tokens, heads = len(of_suffix), blocks[0].query_heads
-        self._blocks = blocks
-        dtype, rows, half = past_key.dtype, batch * tokens, head_dim // 2
+    def __init__(self, blocks: Sequence[FusedBlock], of_suffix: Tensor) -> None:
+        self._blocks, self._of_suffix = blocks, of_suffix
+        # Rows of the mask: one where every suffix token sees all the others.
+        self._mask_rows = 1 if of_suffix.all() else len(of_suffix)
+        self._shape: torch.Size | None = None
+
+    def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
+        """Copy a prefix; one of the same shape as before goes to the same addresses.
+
+        Args:
+            past_key, past_value: (layers, B, kv_heads, P, D).
+            mask: (B, P) bool, valid prefix tokens.
+        """
+        if past_key.shape != self._shape:
+            self._allocate(past_key)
+            self._shape = past_key.shape
+        _, batch, _, length, head_dim = past_key.shape
+        interleave(past_key, self._keys[..., :length, :])
+        self._values[..., :length, :] = past_value
+        steps = torch.arange(len(self._of_suffix), device=mask.device)
+        positions = mask.long().sum(dim=1, keepdim=True) + steps
+        self._rotation.copy_(complex_rotary(positions, head_dim))
+        rows = self._mask_rows
+        seen = torch.cat(
+            [
+                mask[:, None].expand(-1, rows, -1),
+                self._of_suffix[:rows].expand(batch, -1, -1),
+            ],
+            dim=2,
+        )
+        self._attended.hide(hiding_mask(seen, past_key.dtype))
+
+    def _allocate(self, like: Tensor) -> None:
+        """Make all buffers for prefixes with keys like these, and views of the buffers."""
+        layers, batch, kv_heads, length, head_dim = like.shape
+        tokens, heads = len(self._of_suffix), self._blocks[0].query_heads
+        dtype, rows, half = like.dtype, batch * tokens, head_dim // 2
+        empty = partial(torch.empty, device=like.device)
         self._exact = dtype == torch.float32
 
-        keys, values = (
-            past_key.new_empty(layers, batch, kv_heads, length + tokens, head_dim) for _ in range(2)
+        self._keys, self._values = keys, values = tuple(
+            like.new_empty(layers, batch, kv_heads, length + tokens, head_dim) for _ in range(2)
         )
-        interleave(past_key, keys[..., :length, :])
-        values[..., :length, :] = past_value
         own_keys, own_values = (
             tensor[..., length:, :].transpose(2, 3) for tensor in (keys, values)
         )
         self._own_values = own_values.unbind(0)
-        positions = mask.long().sum(dim=1, keepdim=True) + torch.arange(tokens)
-        self._rotation = complex_rotary(positions, head_dim)
+        self._rotation = empty(batch, tokens, 1, half, dtype=torch.complex64)
 
-        self._x, self._normed = (torch.empty(batch, tokens, blocks[0].width) for _ in range(2))
-        self._inverse = torch.empty(batch, tokens, 1)
+        self._x, self._normed = (empty(batch, tokens, self._blocks[0].width) for _ in range(2))
+        self._inverse = empty(batch, tokens, 1)
         # Both ends of a product, as tensors and as matrices.
         self._operand = self._normed if self._exact else self._normed.to(dtype)
         self._result = torch.empty_like(self._operand)
         self._matrix_in, self._matrix_out = (
             tensor.view(rows, -1) for tensor in (self._operand, self._result)
         )
-        self._qkv = past_key.new_empty(rows, (heads + 2 * kv_heads) * head_dim)
+        self._qkv = like.new_empty(rows, (heads + 2 * kv_heads) * head_dim)
         turning, own = self._qkv.split([(heads + kv_heads) * head_dim, kv_heads * head_dim], dim=1)
         self._own = own.view(batch, tokens, kv_heads, head_dim)
         pairs = turning.view(batch, tokens, heads + kv_heads, 2, half)
         self._first, self._second = pairs.unbind(3)
-        self._turning = torch.empty(batch, tokens, heads + kv_heads, half, dtype=torch.complex64)
+        self._turning = empty(batch, tokens, heads + kv_heads, half, dtype=torch.complex64)
         self._unturned = self._turning.split([heads, kv_heads], dim=2)
-        self._query = torch.empty(batch, tokens, heads, half, dtype=torch.complex64)
+        self._query = empty(batch, tokens, heads, half, dtype=torch.complex64)
         if self._exact:
             # Rotated keys go straight to their place.
             self._key = torch.view_as_complex(own_keys.unflatten(-1, (half, 2))).unbind(0)
         else:
             self._key = (torch.empty_like(self._unturned[1]),) * layers
             self._key_places = own_keys.unflatten(-1, (half, 2)).unbind(0)
-        seen = torch.cat(
-            [mask[:, None].expand(-1, tokens, -1), of_suffix.expand(batch, -1, -1)], dim=2
-        )
-        hidden = hiding_mask(seen[:, :1] if of_suffix.all() else seen, dtype)[:, None]
         attention = _SharedKeys if self._exact and kv_heads == 1 else _GroupedKeys
         query = torch.view_as_real(self._query).flatten(-2)
-        self._attended = attention(query, keys, values, hidden)
+        self._attended = attention(query, keys, values, self._mask_rows)
 
     def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
         """Suffix tokens (B or 1, T, W) through all blocks; two modulations each, or none.
@@ -147,12 +166,17 @@ class _GroupedKeys:
     Args:
         query: (B, T, heads, D) float32, overwritten before each layer; rotated.
         keys, values: (layers, B, kv_heads, P + T, D), overwritten in part before each layer.
-        hidden: (B, 1, T or 1, P + T), added to the scores; see `fused.hiding_mask`.
+        mask_rows: T or 1, queries that the mask tells apart.
     """
 
-    def __init__(self, query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> None:
-        self._query, self._hidden, self._dtype = query.transpose(1, 2), hidden, keys.dtype
+    def __init__(self, query: Tensor, keys: Tensor, values: Tensor, mask_rows: int) -> None:
+        self._query, self._dtype = query.transpose(1, 2), keys.dtype
         self._keys, self._values = keys.unbind(0), values.unbind(0)
+        self._hidden = keys.new_empty(keys.shape[1], 1, mask_rows, keys.shape[3])
+
+    def hide(self, hidden: Tensor) -> None:
+        """Take (B, T or 1, P + T), added to the scores from now on; see `fused.hiding_mask`."""
+        self._hidden.copy_(hidden[:, None])
 
     def __call__(self, layer: int) -> Tensor:
         """Return what a layer's queries attend to, (B * T, heads * D)."""
@@ -167,19 +191,23 @@ class _SharedKeys:
     The heads' queries are further queries over the same keys.
     """
 
-    def __init__(self, query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> None:
+    def __init__(self, query: Tensor, keys: Tensor, values: Tensor, mask_rows: int) -> None:
         batch, tokens, heads, head_dim = query.shape
         self._query = query.view(batch, tokens * heads, head_dim)
-        self._hidden = hidden.squeeze(1)
-        if self._hidden.shape[1] > 1:
-            self._hidden = self._hidden.repeat_interleave(heads, dim=1)
+        # Each row of the mask is for all heads of its query.
+        self._repeats = heads if mask_rows > 1 else 1
+        self._hidden = keys.new_empty(batch, mask_rows * self._repeats, keys.shape[3])
         self._keys = keys.squeeze(2).transpose(2, 3).unbind(0)
         self._values = values.squeeze(2).unbind(0)
         self._scale = head_dim**-0.5
-        self._scores = torch.empty(batch, tokens * heads, keys.shape[3])
+        self._scores = keys.new_empty(batch, tokens * heads, keys.shape[3])
         self._shares = torch.empty_like(self._scores)
-        self._attended = torch.empty(batch, tokens * heads, head_dim)
+        self._attended = keys.new_empty(batch, tokens * heads, head_dim)
         self._matrix = self._attended.view(batch * tokens, -1)
+
+    def hide(self, hidden: Tensor) -> None:
+        """As `_GroupedKeys.hide`."""
+        self._hidden.copy_(hidden.repeat_interleave(self._repeats, dim=1))
 
     def __call__(self, layer: int) -> Tensor:
         torch.baddbmm(

@@ -1,4 +1,4 @@
-"""pi0 and pi0.5 in fewer operators, for a CPU: `PiNetwork` with what its steps share done once.
+"""pi0 and pi0.5 in fewer operators: `PiNetwork` with what its steps share done once.
 
 Everything that depends on the prefix alone (places of keys and values, mask, positions) is laid out
 once per prefix, everything that depends on the flow time alone once per schedule.
@@ -39,13 +39,15 @@ class FusedPi(FlowNetwork):
     """The same numbers as a `PiNetwork`, up to rounding.
 
     Args:
-        plain: on a CPU, with its weights, which become shared.
+        plain: with its weights, which become shared.
+        static_shapes: compute all tokens, as a captured graph must. Otherwise those that are valid
+            in no row are left out.
     """
 
-    def __init__(self, plain: PiNetwork) -> None:
+    def __init__(self, plain: PiNetwork, static_shapes: bool) -> None:
         super().__init__()
         self.family, self.dims = plain.family, plain.dims
-        self._plain = plain
+        self._plain, self._static_shapes = plain, static_shapes
         self.vision = FusedVision(plain.vision)
         self._language = [FusedBlock(block) for block in plain.language.layers]
         self._expert = [FusedBlock(block) for block in plain.expert.layers]
@@ -58,7 +60,9 @@ class FusedPi(FlowNetwork):
         tokens, token_mask = rows['tokens'], rows['token_mask']
         images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
         x, mask = self._plain.embed_prefix(*images, tokens, token_mask)
-        past_key, past_value = encode_stack(self._plain.language, self._language, x, mask)
+        past_key, past_value = encode_stack(
+            self._plain.language, self._language, x, mask, self._used(mask)
+        )
         return {'past_key': past_key, 'past_value': past_value, 'prefix_mask': mask}
 
     def time_conditioning(self, times: Tensor) -> Tensor:
@@ -75,17 +79,22 @@ class FusedPi(FlowNetwork):
                 modulations.append((1.0 + scale, shift, gate))
         return StepConditioning(conditioning, tuple(modulations))
 
-    def lay_out(self, past: Mapping[str, Tensor], samples: int) -> FusedExpert:
+    def lay_out(
+        self, past: Mapping[str, Tensor], samples: int, into: FusedExpert | None = None
+    ) -> FusedExpert:
         """Return the expert over this prefix."""
         keys, values, mask = past['past_key'], past['past_value'], past['prefix_mask']
-        used = used_tokens(mask)
+        used = self._used(mask)
         if used is not None:
             keys, values, mask = keys[..., used, :], values[..., used, :], mask[:, used]
         if samples > 1:
             keys, values = (part.repeat_interleave(samples, dim=1) for part in (keys, values))
-        mask = repeat_rows(mask, samples)
-        of_suffix = self._plain.suffix_mask(mask.device)
-        return FusedExpert(self._expert, keys, values, mask, of_suffix)
+        expert = into or FusedExpert(self._expert, self._plain.suffix_mask(mask.device))
+        expert.load(keys, values, repeat_rows(mask, samples))
+        return expert
+
+    def _used(self, mask: Tensor) -> Tensor | None:
+        return None if self._static_shapes else used_tokens(mask)
 
     def velocity(self, x: Tensor, past: Any, conditioning: Any, **rows: Tensor) -> Tensor:
         """As `PiNetwork.velocity`.
