@@ -39,6 +39,7 @@ BFLOAT16_BOUND = 3e-2
 # Two different inputs must move the chunk by more than this share of its largest number.
 DISTINCT = 1e-2
 CAMERAS = 2
+SHORT_PROMPT = 10
 _NAMES = ('first', 'second')
 
 
@@ -65,7 +66,7 @@ def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
 
 
 def variants(inputs: ChunkInputs) -> dict[str, ChunkInputs]:
-    """The inputs for every way in which a torch engine can denoise them."""
+    """The inputs for every way in which a torch engine can encode and denoise them."""
     steps = inputs.step_inputs
     samples = np.stack([steps.x, steps.x[::-1], -steps.x])
     changes: dict[str, dict[str, Any]] = {
@@ -74,10 +75,15 @@ def variants(inputs: ChunkInputs) -> dict[str, ChunkInputs]:
         'samples': {'x': samples},
         'action_time': {'clean_actions': 2},
     }
-    return {
+    found = {
         name: replace(inputs, step_inputs=replace(steps, **change))
         for name, change in changes.items()
     }
+    # Of a few tokens: it is encoded at a shorter length.
+    given = inputs.prefix_inputs
+    tokens = given['token_mask'] & (np.arange(given['token_mask'].shape[1]) < SHORT_PROMPT)
+    short = replace(inputs, prefix_inputs={**given, 'token_mask': tokens})
+    return {**found, 'short prompt': short}
 
 
 def correctness(device: str, size: str) -> Finding:

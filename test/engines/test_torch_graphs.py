@@ -17,7 +17,7 @@ from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.cuda_graph import Capturer
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families import build_network
-from vla_runtime.families.family import image_sizes
+from vla_runtime.families.family import TOKEN_MASK, image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.fused import FusedPi
 from vla_runtime.families.traced_shapes import row_tensors
@@ -27,13 +27,14 @@ from vla_runtime.inference.guidance import row_weights
 STEPS = 3
 FLOWS = ('pi05', 'pi0', 'smolvla', 'groot_n15', 'groot_n17', 'evo1')
 flows = pytest.mark.parametrize('family', FLOWS)
+cut_ones = pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
 fused_ones = pytest.mark.parametrize('family', ['pi05', 'pi0'])
 # Rounding, through guidance and three steps; what is wrong is wrong by 1e-2.
 BOUND = 1e-4
 
 
-def seeded_network(family: str) -> FlowNetwork:
-    dims = tiny_dims(family, horizon=4)
+def seeded_network(family: str, **changes) -> FlowNetwork:
+    dims = replace(tiny_dims(family, horizon=4), **changes)
     if family == 'act':
         # As it is initialised: variances of frozen norms are not negative.
         torch.manual_seed(0)
@@ -46,8 +47,8 @@ def seeded_network(family: str) -> FlowNetwork:
 def engines(monkeypatch):
     """Of a family: an engine with graphs, and an eager one of its plain modules."""
 
-    def make(family: str) -> tuple[TorchEngine, TorchEngine]:
-        network = seeded_network(family)
+    def make(family: str, **changes) -> tuple[TorchEngine, TorchEngine]:
+        network = seeded_network(family, **changes)
         with monkeypatch.context() as patch:
             patch.setattr(type(network), 'fused', FlowNetwork.fused)
             eager = TorchEngine(network)
@@ -79,14 +80,21 @@ def rows_of(inputs, rows: int, random: np.random.Generator) -> dict[str, np.ndar
     return found
 
 
-def encode(engine: TorchEngine, seed: int, rows: int, slot: int) -> None:
+def encode(
+    engine: TorchEngine, seed: int, rows: int, slot: int, valid: list[list[int]] | None = None
+) -> None:
+    """New images and prompts; `valid` are the places of the tokens of each row's prompt."""
     random = np.random.default_rng(seed)
     dims, family = engine.dims, engine._network.family
     for camera, size in enumerate(image_sizes(dims)):
         engine.encode_image(camera, random.uniform(-1, 1, (3, *size)).astype(np.float32))
     # One camera at most is hidden.
     image_mask = np.arange(dims.cameras) != random.integers(0, 2 * dims.cameras)
-    engine.encode_prefix(image_mask, rows_of(family.prefix_inputs(dims), rows, random), slot)
+    inputs = rows_of(family.prefix_inputs(dims), rows, random)
+    if valid is not None:
+        for row, places in enumerate(valid):
+            inputs[TOKEN_MASK][row] = np.isin(np.arange(dims.prompt_length), places)
+    engine.encode_prefix(image_mask, inputs, slot)
 
 
 def inputs_for(engine: TorchEngine, seed: int, rows: int, **changes) -> StepInputs:
@@ -199,6 +207,73 @@ def test_shapes_that_depend_on_numbers_end_a_capture(engines, family, monkeypatc
     graphed, _ = engines(family)
     encode(graphed, 0, 1, slot=0)
     assert graphed.cuda_graph['prefix'] == 'eager: failed while capturing'
+
+
+def length_of(engine: TorchEngine, rows: int, slot: int) -> int:
+    """Prompt length at which a slot was encoded: zeros follow."""
+    values = next(x for name, x in engine._buffers[rows].slots[slot].items() if 'value' in name)
+    written = values.ne(0).any(dim=-1).any(dim=2).any(dim=1).any(dim=0)
+    return engine.dims.prompt_length - (len(written) - 1 - int(written.nonzero().max()))
+
+
+@cut_ones
+def test_a_prompt_is_encoded_at_the_shortest_length_that_holds_every_row(engines, family):
+    graphed, eager = engines(family, prompt_length=110)
+    prompts = [
+        (48, [range(7)]),
+        (110, [range(97)]),
+        (48, [range(48)]),
+        (96, [range(49)]),
+        (96, [range(96), range(3)]),
+        (48, [range(2), range(48)]),
+        (110, [range(5), range(110)]),
+        # A token behind a gap counts.
+        (96, [[0, 1, 2, 60]]),
+    ]
+    for seed, (length, valid) in enumerate(prompts):
+        rows, slot = len(valid), seed % 2
+        for engine in (graphed, eager):
+            encode(engine, seed, rows, slot, [list(places) for places in valid])
+        assert length_of(graphed, rows, slot) == length
+        for variant in ({}, {'samples': 2}, {'jacobian': True}):
+            found, expected = (chunk(e, seed, rows, slot, **variant) for e in (graphed, eager))
+            assert_close(found, expected)
+    assert set(graphed.cuda_graph.values()) == {'captured'}
+
+
+@cut_ones
+def test_no_prompt_waits_for_a_capture_after_the_first(engines, family):
+    graphed, _ = engines(family)
+    encode(graphed, 0, 1, 0, [list(range(3))])
+    chunk(graphed, 0, 1, 0)
+    before = RecordedGraphs.captured
+    for seed, tokens in enumerate((64, 48, 49, 1)):
+        encode(graphed, seed, 1, 0, [list(range(tokens))])
+        chunk(graphed, seed, 1, 0)
+    assert RecordedGraphs.captured == before
+
+
+@cut_ones
+def test_a_long_prompt_that_overflowed_spoils_no_shorter_one(engines, family):
+    graphed, eager = engines(family)
+    for engine in (graphed, eager):
+        encode(engine, 0, 1, 0, [list(range(60))])
+    for tensor in graphed._buffers[1].slots[0].values():
+        tensor.fill_(torch.nan if tensor.is_floating_point() else True)
+    for engine in (graphed, eager):
+        encode(engine, 1, 1, 0, [list(range(9))])
+    assert_close(chunk(graphed, 1, 1, 0), chunk(eager, 1, 1, 0))
+
+
+@pytest.mark.parametrize('family', ['groot_n15', 'groot_n17', 'evo1', 'act'])
+def test_a_family_with_images_in_its_prompt_or_without_one_has_a_single_length(engines, family):
+    graphed, _ = engines(family)
+    assert {len(works) for works in graphed._prefix.values()} == {1}
+
+
+def test_an_engine_without_graphs_has_a_single_length():
+    engine = TorchEngine(seeded_network('pi05'))
+    assert {len(works) for works in engine._prefix.values()} == {1}
 
 
 def test_a_recorded_graph_keeps_its_addresses_and_its_choices():

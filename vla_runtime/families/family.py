@@ -164,6 +164,8 @@ class Family:
         head_inputs: inputs of the head besides the prefix's outputs: `state`.
         time_table: makes the time table from dimensions and weights.
         noise: distribution that a `flow` begins with.
+        cuts_padding: a prompt whose padding is cut off at the end gives the head the same, its
+            tensors shorter, and zeros behind them change nothing.
     """
 
     name: str
@@ -177,6 +179,7 @@ class Family:
     head_inputs: Callable[[Any], Mapping[str, RowInput]]
     time_table: Callable[[Any, SafetensorsReader], TimeTable]
     noise: Noise = 'normal'
+    cuts_padding: bool = False
 
     @property
     def has_language(self) -> bool:

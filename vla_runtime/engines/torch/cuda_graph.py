@@ -141,10 +141,14 @@ class GraphedWork:
         """`captured`, `eager`, or why a capture was given up."""
         return 'captured' if self._replay is not None else self._capturer.status
 
-    def __call__(self) -> None:
-        """Run once; the first call captures."""
+    def prepare(self) -> None:
+        """Capture, unless that was done or given up."""
         if self._replay is None:
             self._replay = self._capturer.try_capture(self._work)
+
+    def __call__(self) -> None:
+        """Run once; the first call captures."""
+        self.prepare()
         (self._replay or self._work)()
 
 

@@ -38,6 +38,13 @@ from vla_runtime.engines.torch.cuda_graph import (
     captures_graphs,
 )
 from vla_runtime.engines.torch.cuda_streams import CudaStreams, Place
+from vla_runtime.engines.torch.prompt_lengths import (
+    Inputs,
+    cut,
+    inputs_by_length,
+    shortest,
+    write_padded,
+)
 from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.families.family import PolicyDims, image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
@@ -96,6 +103,8 @@ class TorchEngine:
             r: RowBuffers(network, self._shapes, r, self.slots, device)
             for r in range(1, max_rows + 1)
         }
+        # By length of the prompt, shortest first.
+        self._prefix_inputs = inputs_by_length(network.family, dims, static_shapes)
         # Number of times that each slot was written.
         self._encodings = {(r, slot): 0 for r in self._buffers for slot in range(self.slots)}
         # By place and number of samples; only the denoising stream reads and writes them.
@@ -107,7 +116,10 @@ class TorchEngine:
             size: self._graphed('vision', partial(self._run_vision, size)) for size in self._pixels
         }
         self._prefix = {
-            place: self._graphed('prefix', partial(self._run_prefix, *place))
+            place: [
+                self._graphed('prefix', partial(self._run_prefix, *place, inputs))
+                for inputs in self._prefix_inputs
+            ]
             for place in self._encodings
         }
         # Last: they begin when everything above is complete.
@@ -150,7 +162,7 @@ class TorchEngine:
     def cuda_graph(self) -> Mapping[str, str]:
         return {
             'vision': self._vision[self._sizes[0]].status,
-            'prefix': self._prefix[self._variant.rows, self._variant.slot].status,
+            'prefix': self._prefix[self._place][-1].status,
             'denoise': self._denoise.status if self._schedules.current else 'eager',
         }
 
@@ -178,7 +190,10 @@ class TorchEngine:
         with self._encoding((count, slot)):
             self._image_mask.copy_(torch.from_numpy(image_mask))
             _copy(rows, self._buffers[count].prefix_inputs)
-            self._prefix[count, slot]()
+            # All of them now: a longer prompt later shall not wait for a capture.
+            for prefix in self._prefix[count, slot]:
+                prefix.prepare()
+            self._prefix[count, slot][shortest(self._prefix_inputs, rows)]()
             self._encodings[count, slot] += 1
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
@@ -278,7 +293,7 @@ class TorchEngine:
     def _run_vision(self, size: tuple[int, int]) -> None:
         self._encoded[size].copy_(self._fused.vision(self._pixels[size]))
 
-    def _run_prefix(self, count: int, slot: int) -> None:
+    def _run_prefix(self, count: int, slot: int, inputs: Inputs) -> None:
         rows = self._buffers[count]
         prefix = rows.slots[slot]
         # A GPU reads the weights once for all rows. A CPU's cache holds the activations of one row
@@ -286,11 +301,11 @@ class TorchEngine:
         together = count if self._device.type == 'cuda' else 1
         for first in range(0, count, together):
             part = slice(first, first + together)
-            inputs = {name: tensor[part] for name, tensor in rows.prefix_inputs.items()}
-            past = self._fused.prefix(self._image_tokens, self._image_mask, **inputs)
+            of_part = {name: tensor[part] for name, tensor in rows.prefix_inputs.items()}
+            past = self._fused.prefix(self._image_tokens, self._image_mask, **cut(of_part, inputs))
             for name, tensor in past.items():
                 axis = self._shapes.past[name].row_axis
-                prefix[name].narrow(axis, first, tensor.shape[axis]).copy_(tensor)
+                write_padded(tensor, prefix[name].narrow(axis, first, tensor.shape[axis]))
 
     def _run_steps(self, schedule: Schedule, variant: Variant) -> None:
         # From the noise buffer, so that running twice (warm-up before a capture) changes nothing.

@@ -31,6 +31,7 @@ FAMILIES = (
         prefix_inputs=prompt_inputs,
         head_inputs=no_inputs,
         time_table=Pi05TimeTable,
+        cuts_padding=True,
     ),
     Family(
         name='pi0',
@@ -43,5 +44,6 @@ FAMILIES = (
         prefix_inputs=prompt_inputs,
         head_inputs=state_input,
         time_table=ActionTimeTable,
+        cuts_padding=True,
     ),
 )

@@ -24,5 +24,6 @@ FAMILIES = (
         prefix_inputs=_prefix_inputs,
         head_inputs=no_inputs,
         time_table=ActionTimeTable,
+        cuts_padding=True,
     ),
 )
