@@ -1,8 +1,13 @@
 """Kernels of an inference in PyTorch: what a GPU would launch, for plain and for fused modules.
 
-Counted are the operations that PyTorch dispatches and that are no views, in a policy with the
-depths of the published pi0.5 and narrow layers: the number does not depend on widths. A CUDA graph
-replays the same kernels; what it saves is their launch by the processor.
+The fused modules are those that run on CUDA, in shapes that depend on no numbers; the plain ones
+are what they stand in for.
+
+Counted are the operations that PyTorch dispatches and that are no views, casts among them, in a
+bfloat16 policy with the depths of the published pi0.5 and narrow layers: the number does not depend
+on widths. A CUDA graph
+replays the same kernels; what it saves is their launch by the processor. A shorter prompt launches
+as many, and each computes less.
 
 The predicted time is the roofline of the published size plus 4 µs a kernel, about what one takes
 that is too small to fill a GPU. It is a prediction: nothing here was run on a GPU.
@@ -15,6 +20,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +28,15 @@ from unittest import mock
 
 import numpy as np
 from measurement import write_result
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
 from tiny_policy import tiny_spec, write_tiny_policy  # isort: skip
 
+from vla_runtime.engines.torch import engine
+from vla_runtime.engines.torch.prompt_lengths import LENGTHS
 from vla_runtime.families import preset
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.flow_policy import PiNetwork
@@ -38,21 +48,35 @@ from vla_runtime.policy import Policy
 
 SECONDS_A_KERNEL = 4e-6
 STEPS = 10
+KINDS = ('miss', 'hit')
+# A graph would replay what it captured; what is counted runs eagerly.
+AS_ON_CUDA: dict[str, Any] = {'precision': 'bfloat16', 'threads': 1, 'use_cuda_graphs': False}
 PREDICTED_ON = ('h200', 'agx-orin', 'thor')
 PACKAGES = ('torch', 'numpy')
 
 
 class Kernels(TorchDispatchMode):
-    """Count operations that are no views and do not only allocate."""
+    """Count operations that compute or copy; views and allocations do neither."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        self.count += not (func.is_view or name.startswith(('empty', 'detach', '_local_scalar')))
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func.is_view:
+            # A cast or a reshape is a view only where nothing has to move.
+            self.count += not _memory(result) <= _memory(args)
+        else:
+            name = func.overloadpacket.__name__
+            self.count += not name.startswith(('empty', 'detach', '_local_scalar'))
+        return result
+
+
+def _memory(tree: Any) -> set[int]:
+    """Addresses of the storages behind all tensors of some arguments or results."""
+    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
 def kernels_of(policy: Policy) -> dict[str, int]:
@@ -65,10 +89,43 @@ def kernels_of(policy: Policy) -> dict[str, int]:
             name: random.integers(0, 256, (64, 64, 3), dtype=np.uint8)
             for name in policy.spec.camera_names
         }
-        for kind in ('miss', 'hit'):
+        for kind in KINDS:
             with Kernels() as counted:
                 policy.infer(look(policy.spec, dict(images)))
             found[kind] = counted.count
+    return found
+
+
+def predicted_ms(
+    device: str, views: int, kernels: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[str, float]]:
+    """Roofline of the published size in bfloat16, and with the kernels of each kind of modules.
+
+    Returns:
+        milliseconds of a miss and a hit: the floor, each kind of modules, and the fused ones with a
+        prompt of each shorter length
+    """
+    family, published = preset('pi05')
+    rates = published_rates(DEVICES[device], 'bfloat16')
+
+    def floors(prompt_length: int) -> dict[str, float]:
+        counts = count_operations(family, replace(published, prompt_length=prompt_length))
+        found = phase_floors(counts, rates, precision='bfloat16', rows=1, steps=STEPS, views=views)
+        return {name: one.milliseconds for name, one in found.items()}
+
+    def launched(name: str, kind: str) -> float:
+        return 1e3 * SECONDS_A_KERNEL * kernels[name][kind]
+
+    whole = floors(published.prompt_length)
+    found = {'floor': {kind: whole[kind] for kind in KINDS}}
+    for name in kernels:
+        found[name] = {kind: whole[kind] + launched(name, kind) for kind in KINDS}
+    for length in LENGTHS:
+        if length < published.prompt_length:
+            # The head keeps its length.
+            saved = whole['prefix'] - floors(length)['prefix']
+            shorter = whole['miss'] - saved + launched('fused', 'miss')
+            found[f'fused, prompt of at most {length} tokens'] = {'miss': shorter}
     return found
 
 
@@ -89,34 +146,19 @@ def main() -> None:
         bundle = write_tiny_policy(
             Path(work) / 'deep', replace(narrow, dims=deep, denoise_steps=STEPS)
         )
-        fused = kernels_of(Policy.load(bundle, 'torch', precision='float32', threads=1))
+        with mock.patch.object(engine, 'captures_graphs', lambda device: True):
+            fused = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
         with mock.patch.object(PiNetwork, 'fused', FlowNetwork.fused):
-            plain = kernels_of(Policy.load(bundle, 'torch', precision='float32', threads=1))
-    counts = count_operations(family, published)
-    predicted = {}
-    for key in PREDICTED_ON:
-        floors = phase_floors(
-            counts,
-            published_rates(DEVICES[key], 'bfloat16'),
-            precision='bfloat16',
-            rows=1,
-            steps=STEPS,
-            views=deep.cameras,
-        )
-        predicted[key] = {
-            name: {
-                kind: floors[kind].milliseconds + 1e3 * SECONDS_A_KERNEL * kernels[kind]
-                for kind in ('miss', 'hit')
-            }
-            for name, kernels in (('plain', plain), ('fused', fused))
-        } | {'floor': {kind: floors[kind].milliseconds for kind in ('miss', 'hit')}}
-    print('kernels, plain', plain, 'fused', fused)
+            plain = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
+    kernels = {'plain': plain, 'fused': fused}
+    predicted = {key: predicted_ms(key, deep.cameras, kernels) for key in PREDICTED_ON}
+    print('kernels', kernels)
     for key, times in predicted.items():
         print(key, {n: {k: round(v, 2) for k, v in of.items()} for n, of in times.items()})
     figures = {
         'views': deep.cameras,
         'denoise_steps': STEPS,
-        'kernels': {'plain': plain, 'fused': fused},
+        'kernels': kernels,
         'predicted_ms': predicted,
         'seconds_a_kernel': SECONDS_A_KERNEL,
     }

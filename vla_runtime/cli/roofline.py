@@ -307,7 +307,12 @@ def _memory_lines(
     lines = [f'  {free:24}' + ''.join(f'{part:>13}' for part in parts)]
     for backend, of_backend in needs.items():
         for built, need in of_backend.items():
-            sizes = (need['total'], need['weights'], need['past'], need['activations'])
+            sizes = (
+                need['total'],
+                need['weights'],
+                need['past'] + need['laid_out'],
+                need['activations'],
+            )
             fits = device['fits'][backend][built]
             lines.append(
                 f'  {backend + ", " + built.replace("_", " "):24}'

@@ -52,16 +52,19 @@ class MemoryNeed:
         weights: all weights that are loaded. PyTorch loads the whole text table; the other
             backends leave it to the host, which maps it and holds the rows in use.
         past: keys and values, all prefix slots of every number of rows that is built.
+        laid_out: those in the form that PyTorch's denoise steps read, at most as many again; none
+            in families without fused modules.
         activations: activations of the widest operation of the prefix, an estimate.
     """
 
     weights: int
     past: int
+    laid_out: int
     activations: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.past + self.activations
+        return self.weights + self.past + self.laid_out + self.activations
 
 
 def published_rates(device: Device, precision: str) -> Rates:
@@ -130,11 +133,13 @@ def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int
     size, built = MATRIX_BYTES[precision], range(1, rows + 1)
     at_once = sum(built) if backend == 'onnxruntime' else rows
     pairs = len(built) if backend == 'onnxruntime' else 1
+    past = SLOTS * sum(counts.prefix[count].past for count in built) * size
     return MemoryNeed(
         weights=weight_bytes(counts, size)
         if backend == 'torch'
         else engine_weight_bytes(counts, size, pairs),
-        past=SLOTS * sum(counts.prefix[count].past for count in built) * size,
+        past=past,
+        laid_out=past if backend == 'torch' else 0,
         activations=at_once * counts.widest * size,
     )
 
