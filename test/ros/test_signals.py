@@ -1,7 +1,7 @@
 """Ctrl-C, SIGTERM and a closed terminal on the real executables: the hold is the last command.
 
-A terminal signals the whole process group, and `ros2 launch` then sends a SIGINT of its own.
-`VLA_RUNTIME_SIGNAL_TURNS=20` goes through the sequences of signals until 20 were sent.
+A terminal signals the whole process group, and `ros2 launch` then sends a SIGINT of its own. The
+slow tests go through all sequences of signals until 20 were sent.
 """
 
 from __future__ import annotations
@@ -48,9 +48,15 @@ SEQUENCES: dict[str, tuple[Any, ...]] = {
     'twice, 0.3 s apart': (INT, 0.3, INT),
     'SIGINT, then SIGTERM': (INT, 0.1, TERM),
 }
-TURNS = int(os.environ.get('VLA_RUNTIME_SIGNAL_TURNS', '2'))
+BY_DEFAULT, TURNS = 2, 20
 in_turn = pytest.mark.parametrize(
-    'sequence', [name for name, _ in zip(itertools.cycle(SEQUENCES), range(TURNS), strict=False)]
+    'sequence',
+    [
+        pytest.param(
+            name, marks=[pytest.mark.slow] if turn >= BY_DEFAULT else [], id=f'{turn}-{name}'
+        )
+        for turn, name in enumerate(itertools.islice(itertools.cycle(SEQUENCES), TURNS))
+    ],
 )
 
 
