@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from executor_bench import HOME
+from executor_bench import HOME, HORIZON
 from graph import graph
 from network_cut import cable
 from paths import ROOT
@@ -21,13 +21,14 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import JointState
 from std_srvs.srv import Trigger
 from tabletop_policy import write_tabletop_policy
-from test_executor_node import Bench
+from test_executor_node import MAX_TRACKING_ERROR, Bench
 
 from vla_runtime.ros.messages.conversions import ns_to_stamp
 
 pytestmark = pytest.mark.graph
 
 BURST = 500
+RISE_RAD = 0.5 * MAX_TRACKING_ERROR / HORIZON
 # 3 rad/s in the robot file; a tick that comes late may go half as far again.
 FASTEST_RAD_S = 4.5 + 1e-6
 
@@ -63,10 +64,13 @@ def accounted(status) -> int:
 
 
 def send_burst(bench) -> None:
-    """500 chunks, each with a newer observation, as fast as they go."""
+    """500 chunks, each with a newer observation, as fast as they go.
+
+    The arm hears no command until all are sent: they lead less far than `MAX_TRACKING_ERROR`.
+    """
     begin_ns = bench.arm.now_ns()
     for number in range(BURST):
-        bench.arm.answer(number, stamp_ns=begin_ns + number * 1000)
+        bench.arm.answer(number, RISE_RAD, stamp_ns=begin_ns + number * 1000)
 
 
 # ---------------------------------------------------------------- chunks

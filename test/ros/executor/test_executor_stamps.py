@@ -105,7 +105,8 @@ def test_an_approach_that_is_blocked_ends_in_a_hold_that_says_so(
     robot = yaml.safe_load(ROBOT.read_text(encoding='utf-8'))
     for joint in robot['joints']:
         joint['max_step'] = 0.05
-    robot['start'] = {'tolerance': 0.1, 'approach_speed': 1.0, 'approach_timeout_s': 0.5}
+    # Long enough for the way in steps of 0.05 rad, each of which waits for a joint state.
+    robot['start'] = {'tolerance': 0.1, 'approach_speed': 1.0, 'approach_timeout_s': 3.0}
     path = tmp_path / 'blocked.yaml'
     path.write_text(yaml.safe_dump(robot), encoding='utf-8')
     with graph() as made:
