@@ -302,13 +302,12 @@ class Policy:
         encoded = self._runner.encode(request, clock, held)
         return encoded, self._runner.denoise(request, encoded, clock, on_step)
 
-    def _run_black(self, request: ChunkRequest, held: tuple[Place, ...]) -> tuple[Place, ...]:
+    def _run_black(self, request: ChunkRequest, held: tuple[Place, ...]) -> None:
         """Run a warm-up's request; nothing from before or of it is in the cache afterwards."""
         self._runner.cache.clear()
         # Not decoded: a state of zeros is not a valid pose for relative actions.
-        encoded, _ = self._run(request, PhaseClock(), held=held)
+        self._run(request, PhaseClock(), held=held)
         self._runner.cache.clear()
-        return encoded.places
 
     def reset(self) -> None:
         """Begin a new episode: inference numbers start at 0 again, nothing cached survives."""
@@ -319,19 +318,19 @@ class Policy:
     def is_prepared(self, settings: PolicySettings) -> bool:
         """Return whether an inference with these settings would begin without preparation.
 
-        True on an engine without CUDA graphs; else after `warm_up` or `prepare` with settings that
-        need the same graphs, unless several others were prepared since (engines keep the last few).
+        True on an engine without CUDA graphs, and where it has all that these settings need,
+        whatever they were captured for.
         """
         return self._preparation.is_done(settings)
 
     def prepare(self, settings: PolicySettings) -> bool:
-        """Capture one of the CUDA graphs that these settings need; they are not put in force.
+        """Capture one of the CUDA graphs that these settings lack; they are not put in force.
 
         Inferences with other settings may come between two calls, so none waits for more than one
         capture.
 
         Returns:
-            True when it was the last
+            True where none is missing any more
 
         Raises:
             ValueError: as `warm_up`.

@@ -28,7 +28,9 @@ def without_ages(cache: Mapping[str, str]) -> dict[str, str]:
     return {level: re.sub(r'hit \([\d.]+ s old\)', 'hit', text) for level, text in cache.items()}
 
 
-def load_policy(bundle: Path, max_rows: int = 2, **settings) -> Policy:
+def load_policy(
+    bundle: Path, max_rows: int = 2, use_cuda_graphs: bool = False, **settings
+) -> Policy:
     """A policy whose torch engine was built for so many prompt rows."""
     checked = read_bundle(bundle)
     engine = load_engine(
@@ -37,6 +39,6 @@ def load_policy(bundle: Path, max_rows: int = 2, **settings) -> Policy:
         'cpu',
         precision='float32',
         max_rows=max_rows,
-        use_cuda_graphs=False,
+        use_cuda_graphs=use_cuda_graphs,
     )
     return Policy(checked, engine, PolicySettings(**{'rtc_mode': 'guided', **settings}))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -69,6 +69,26 @@ class StepInputs:
     clean_actions: int = 0
 
 
+class DenoiseLoop(NamedTuple):
+    """What the CUDA graphs of an inference may depend on.
+
+    Attributes:
+        steps: number of denoise steps.
+        rows, slot: prefix that is denoised over.
+        samples: number of noises.
+        jacobian, action_time: the features of these names are used.
+        alone: steps run one by one, as under serial guidance, not as one graph.
+    """
+
+    steps: int
+    rows: int = 1
+    slot: int = 0
+    samples: int = 1
+    jacobian: bool = False
+    action_time: bool = False
+    alone: bool = False
+
+
 def count_rows(rows: Mapping[str, np.ndarray]) -> int:
     """Return R, the number of prompt rows, which all of a family's inputs share."""
     return int(next(iter(rows.values())).shape[0])
@@ -97,6 +117,12 @@ class PolicyEngine(Protocol):
     @property
     def cuda_graph(self) -> Mapping[str, str]:
         """Graph per network (`vision`, `prefix`, `denoise`): `captured`, `eager`, or why not."""
+
+    def captures(self, loop: DenoiseLoop) -> bool:
+        """Return whether an inference that denoises so would capture a CUDA graph first.
+
+        Those of its prefix are meant as well. A given-up network captures nothing.
+        """
 
     def set_schedule(self, times: np.ndarray, dt: float) -> None:
         """Prepare the denoise steps at these flow times.

@@ -30,6 +30,11 @@ class Schedules(Generic[Schedule]):
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def kept(self) -> tuple[Schedule, ...]:
+        """Those that were not dropped."""
+        return tuple(self._kept.values())
+
     def require(self) -> Schedule:
         """Return the schedule in use.
 

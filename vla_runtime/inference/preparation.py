@@ -1,8 +1,9 @@
 """Warm-ups: inferences on black images that capture the CUDA graphs of settings, piece by piece.
 
 Invariants:
+- the engine says which graphs are missing, so a change of settings waits for those alone;
 - a piece captures one graph of the denoise loop at most, so what waits for a piece waits for one
-  capture (the first piece after a load captures those of the other networks, too);
+  (a slot that was never used has those of its prefix captured in the same piece);
 - other inferences, with other settings, may come between two pieces;
 - nothing of a black image stays in the prefix cache.
 """
@@ -15,28 +16,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.engines.protocol import SLOTS, DenoiseLoop, PolicyEngine
 from vla_runtime.families.family import image_sizes
 from vla_runtime.inference.clock import PhaseClock
-from vla_runtime.inference.guidance import resolve_cfg_mode
 from vla_runtime.inference.prefix_cache import Place
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.request_builder import RequestBuilder
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import Observation
 
-# Runs a request that writes no held place; returns the places of its prefix.
-Run = Callable[[ChunkRequest, tuple[Place, ...]], tuple[Place, ...]]
-# Settings whose graphs are known to be there: with those under way, as many as any engine keeps.
-_DONE_KEPT = 3
+# Runs a request that writes no held place.
+Run = Callable[[ChunkRequest, tuple[Place, ...]], object]
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """One inference; `elsewhere` keeps it off the places of the one before."""
+    """One inference; it denoises over the slots of its loops, and over no held place."""
 
     request: ChunkRequest
-    elsewhere: bool
+    loops: tuple[DenoiseLoop, ...]
+    held: tuple[Place, ...]
 
 
 class Preparation:
@@ -44,7 +43,7 @@ class Preparation:
 
     Args:
         spec: of the bundle.
-        engine: only its row count and the state of its graphs are read.
+        engine: only the state of its graphs is read.
         builder: of the policy.
         run: runs a request and leaves nothing of it in the prefix cache.
     """
@@ -53,54 +52,44 @@ class Preparation:
         self, spec: BundleSpec, engine: PolicyEngine, builder: RequestBuilder, run: Run
     ) -> None:
         self._spec, self._engine, self._builder, self._run = spec, engine, builder, run
-        # By the settings that graphs depend on, latest last.
-        self._done: list[tuple[object, ...]] = []
-        self._graphs: tuple[object, ...] = ()
-        self._left: list[_Piece] = []
-        self._places: tuple[Place, ...] = ()
+        # Those asked for last, because they are asked for at every inference.
+        self._known: tuple[PolicySettings | None, list[_Piece]] = (None, [])
 
     def is_done(self, settings: PolicySettings) -> bool:
         """Return whether the graphs of these settings are there, or the engine captures none."""
         if set(self._engine.cuda_graph.values()) == {'eager'}:
             return True
-        return self._graphs_of(settings) in self._done
+        return not self._missing(settings)
 
     def run_all(self, settings: PolicySettings) -> None:
-        """Run every piece, also those that were run before."""
-        self._left = []
-        while not self.run_piece(settings):
-            pass
+        """Run every piece, also those that capture nothing."""
+        for piece in self._pieces(settings):
+            self._run(piece.request, piece.held)
 
     def run_piece(self, settings: PolicySettings) -> bool:
-        """Run the next piece; the first one where the last call was for other graphs.
+        """Run the first piece that captures something.
 
         Returns:
-            True when it was the last
+            True where none is left then
         """
-        graphs = self._graphs_of(settings)
-        if not self._left or graphs != self._graphs:
-            self._graphs, self._left = graphs, self._pieces(settings)
-        # Taken out only when it has run: after an error it is tried again.
-        piece = self._left[0]
-        self._places = self._run(piece.request, self._places if piece.elsewhere else ())
-        self._left.pop(0)
-        if self._left:
-            return False
-        self._done = [*(one for one in self._done if one != graphs), graphs][-_DONE_KEPT:]
-        return True
+        for piece in self._missing(settings)[:1]:
+            self._run(piece.request, piece.held)
+        return not self._missing(settings)
 
-    def _graphs_of(self, settings: PolicySettings) -> tuple[object, ...]:
-        """Return the settings that graphs depend on; with and without guidance are warmed up."""
-        return (
-            settings.denoise_steps or self._spec.denoise_steps,
-            resolve_cfg_mode(settings.cfg_mode, self._engine.max_rows),
-            settings.rtc_mode,
-            settings.samples,
-            settings.pipeline,
-        )
+    def _missing(self, settings: PolicySettings) -> list[_Piece]:
+        return [
+            piece
+            for piece in self._pieces(settings)
+            if any(map(self._engine.captures, piece.loops))
+        ]
 
     def _pieces(self, wanted: PolicySettings) -> list[_Piece]:
         """Return a piece for each graph: with and without guidance and plan, in each slot used."""
+        if self._known[0] != wanted:
+            self._known = wanted, self._make_pieces(wanted)
+        return self._known[1]
+
+    def _make_pieces(self, wanted: PolicySettings) -> list[_Piece]:
         observation, pieces = self._black(), []
         for guided in (False, True) if self._spec.advantage else (False,):
             settings = replace(wanted, cfg_enabled=guided, cfg_beta=2.0)
@@ -108,10 +97,15 @@ class Preparation:
                 observation, settings, 0, plan=None, noise=None, clock=PhaseClock()
             )
             tied = self._builder.as_if_tied(request, settings)
-            # Both slots where the pipeline will alternate; serial guidance uses both at once.
-            both = settings.pipeline == 'throughput' and request.guidance != 'serial'
             for one in (request,) if tied is request else (request, tied):
-                pieces += [_Piece(one, elsewhere) for elsewhere in (False, True)[: 1 + both]]
+                loops = _loops(one)
+                if one.guidance == 'serial':
+                    pieces.append(_Piece(one, loops, ()))
+                    continue
+                # Both slots where the pipeline will alternate.
+                for loop in loops[: wanted.networks_at_once]:
+                    held = tuple((loop.rows, slot) for slot in range(loop.slot))
+                    pieces.append(_Piece(one, (loop,), held))
         return pieces
 
     def _black(self) -> Observation:
@@ -125,3 +119,20 @@ class Preparation:
             state=np.zeros(len(self._spec.state), dtype=np.float32),
             instruction='warm up',  # Not read without language.
         )
+
+
+def _loops(request: ChunkRequest) -> tuple[DenoiseLoop, ...]:
+    """Return a request's denoise loop over each slot."""
+    inputs = request.inputs
+    return tuple(
+        DenoiseLoop(
+            steps=len(request.times),
+            rows=request.prefixes[0].count,
+            slot=slot,
+            samples=1 if inputs.x.ndim == 2 else len(inputs.x),
+            jacobian=inputs.jacobian,
+            action_time=inputs.clean_actions > 0,
+            alone=request.guidance == 'serial',
+        )
+        for slot in range(SLOTS)
+    )

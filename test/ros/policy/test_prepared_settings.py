@@ -86,8 +86,16 @@ def test_what_needs_no_graph_takes_effect_at_once(here):
     policy.warm_up()
     settings = PreparedSettings(policy)
     settings.of(DEFAULTS)
-    changed = {**DEFAULTS, 'cfg_enabled': True, 'cfg_beta': 2.0, 'seed': 3}
-    assert settings.of(changed) == changed
+    for change in (
+        {'cfg_enabled': True, 'cfg_beta': 2.0, 'seed': 3},
+        # All four places were captured at load, and the plan is one of the loop's inputs.
+        {'real_time_chunking': True, 'rtc_mode': 'guided'},
+        {'real_time_chunking': True, 'rtc_mode': 'hard_prefix'},
+        {'cfg_mode': 'serial'},
+    ):
+        changed = {**DEFAULTS, **change}
+        assert settings.of(changed) == changed
+        assert settings.prepare() == 0.0
     policy.close()
 
 

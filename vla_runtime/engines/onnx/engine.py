@@ -27,6 +27,7 @@ from vla_runtime.engines.onnx.session import Binding, Buffer, Placement, Session
 from vla_runtime.engines.protocol import (
     FEATURES,
     SLOTS,
+    DenoiseLoop,
     Feature,
     StepInputs,
     count_rows,
@@ -206,6 +207,9 @@ class OnnxEngine:
     @property
     def cuda_graph(self) -> Mapping[str, str]:
         return dict.fromkeys(('vision', 'prefix', 'denoise'), 'eager')
+
+    def captures(self, loop: DenoiseLoop) -> bool:
+        return False
 
     def set_schedule(self, times: np.ndarray, dt: float) -> None:
         self._schedules.use(

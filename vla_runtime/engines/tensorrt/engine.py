@@ -23,6 +23,7 @@ from vla_runtime.engines.onnx.files import Network as NetworkName
 from vla_runtime.engines.protocol import (
     FEATURES,
     SLOTS,
+    DenoiseLoop,
     Feature,
     StepInputs,
     count_rows,
@@ -218,6 +219,17 @@ class TensorRTEngine:
         self._vision.prepare(VisionProbe(self._pixels, self._encoded))
         self._image_tokens.write(np.zeros(self._image_tokens.shape, np.float32))
 
+    def captures(self, loop: DenoiseLoop) -> bool:
+        # Vision and every prefix were captured at load.
+        if loop.alone or not self._capturers['denoise'].active:
+            return False
+        works = (
+            schedule.denoise.get((loop.rows, loop.slot))
+            for schedule in self._schedules.kept
+            if schedule.steps == loop.steps
+        )
+        return not any(work is not None and work.prepared for work in works)
+
     def set_schedule(self, times: np.ndarray, dt: float) -> None:
         steps, key = len(times), (*map(float, times), float(dt))
         # By their number alone: other times refill the buffers, and the graphs stay.
@@ -272,7 +284,7 @@ class TensorRTEngine:
     def run_steps(self) -> None:
         place, schedule = (self._rows, self._slot), self._schedules.require()
         work = self._denoise(place)
-        if not work.prepared:
+        if self._capturers['denoise'].active and not work.prepared:
             # The trial overwrites the noise, so the loaded noise is put back.
             noise = self._noise.read()
             work.prepare(self._steps_probe(place, vary_prefix=False), once=True)

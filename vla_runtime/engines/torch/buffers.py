@@ -69,6 +69,11 @@ class LaidOutPrefix:
         self._again = None if self.value is past else GraphedWork(work, capturer)
         self._encoding: int | None = None
 
+    @property
+    def captures(self) -> bool:
+        """True where laying out would capture first."""
+        return self._again is not None and self._again.captures
+
     def follow(self, encoding: int) -> None:
         """Lay the slot out if it has changed since.
 

@@ -91,6 +91,10 @@ class Capturer:
         self._capture = capture
         self.status = 'eager'
 
+    @property
+    def active(self) -> bool:
+        return self._capture is not None
+
     def try_capture(self, work: Work) -> Work | None:
         """Return the replay, or None where the work has to run eagerly."""
         if self._capture is None:
@@ -140,6 +144,11 @@ class GraphedWork:
     def status(self) -> str:
         """`captured`, `eager`, or why a capture was given up."""
         return 'captured' if self._replay is not None else self._capturer.status
+
+    @property
+    def captures(self) -> bool:
+        """True where running would capture first."""
+        return self._replay is None and self._capturer.active
 
     def prepare(self) -> None:
         """Capture, unless that was done or given up."""

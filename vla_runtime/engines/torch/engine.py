@@ -24,6 +24,7 @@ from vla_runtime.engines.protocol import (
     FEATURES,
     MAX_SAMPLES,
     SLOTS,
+    DenoiseLoop,
     Feature,
     StepInputs,
     count_rows,
@@ -165,6 +166,24 @@ class TorchEngine:
             'prefix': self._prefix[self._place][-1].status,
             'denoise': self._denoise.status if self._schedules.current else 'eager',
         }
+
+    def captures(self, loop: DenoiseLoop) -> bool:
+        place = loop.rows, loop.slot
+        if any(prefix.captures for prefix in self._prefix[place]):
+            return True
+        if not self._capturers['denoise'].active:
+            return False
+        if loop.alone:
+            laid_out = self._laid_out.get((place, loop.samples))
+            return laid_out is None or laid_out.captures
+        variant = Variant(*place, loop.samples, loop.jacobian, loop.action_time)
+        works = (
+            schedule.denoise.get(variant)
+            for schedule in self._schedules.kept
+            if len(schedule.times) == loop.steps
+        )
+        # What the steps share is laid out, and its graph captured, before theirs.
+        return all(work is None or work.captures for work in works)
 
     def set_schedule(self, times: np.ndarray, dt: float) -> None:
         with self._denoising():

@@ -1,8 +1,8 @@
 """Live settings that take effect once their CUDA graphs are there, so that no chunk waits for them.
 
-A change of the number of denoise steps, of the guidance mode or of the way to tie chunks may need
-graphs that were not captured yet, which takes seconds on a Jetson. Until they are there the
-settings before stay in force, all of them, so that an inference has the settings of one moment.
+A change, as of the number of denoise steps, may need graphs that the engine lacks, which takes
+seconds on a Jetson. Until they are there the settings before stay in force, all of them, so that an
+inference has the settings of one moment.
 Graphs are captured between two answers, one at a time (`prepare`), so that a request that comes
 meanwhile waits for one. Everything else takes effect at the next chunk, and so does every change on
 a backend without graphs.

@@ -1,0 +1,103 @@
+"""Which changes of settings wait for CUDA graphs of PyTorch: those that the engine lacks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from guided_policies import load_policy, write_guided
+from recorded_graphs import RecordedGraphs
+from tiny_policy import observation
+
+from vla_runtime.engines.torch import cuda_graph
+from vla_runtime.engines.torch import engine as torch_engine
+from vla_runtime.policy import Policy
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory) -> Path:
+    return write_guided(tmp_path_factory.mktemp('bundles'), 'pi05')
+
+
+@pytest.fixture
+def warm(monkeypatch, bundle):
+    """A policy whose engine captures graphs, after its warm-up with these settings."""
+
+    def make(**settings) -> Policy:
+        monkeypatch.setattr(torch_engine, 'captures_graphs', lambda device: True)
+        monkeypatch.setattr(cuda_graph, 'CudaGraphCapture', RecordedGraphs)
+        policy = load_policy(bundle, use_cuda_graphs=True, **{'rtc_mode': 'off', **settings})
+        policy.warm_up()
+        return policy
+
+    return make
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        {'rtc_mode': 'guided'},
+        # This policy was not trained with a delay.
+        {'rtc_mode': 'hard_prefix'},
+        {'denoise_steps': 3},
+        {'cfg_mode': 'fused'},
+        {'seed': 5},
+    ],
+    ids=str,
+)
+def test_a_change_whose_graphs_are_there_waits_for_nothing(warm, change):
+    policy = warm()
+    wanted = replace(policy.settings, **change)
+    assert policy.is_prepared(wanted)
+    before = RecordedGraphs.captured
+    assert policy.prepare(wanted)
+    policy.settings = replace(wanted, cfg_enabled=True)
+    policy.infer(observation())
+    assert RecordedGraphs.captured == before
+
+
+@pytest.mark.parametrize(
+    ('change', 'pieces'),
+    [
+        ({'denoise_steps': 2}, 2),
+        ({'samples': 2}, 2),
+        # Without a plan the Jacobian is not needed, and that graph is there.
+        ({'rtc_mode': 'jacobian'}, 2),
+        # Slot 1 with one row and with two.
+        ({'pipeline': 'throughput'}, 2),
+        # Slot 1 with one row; no graph of the loop.
+        ({'cfg_mode': 'serial'}, 1),
+    ],
+    ids=str,
+)
+def test_a_change_waits_for_the_graphs_that_are_missing_alone(warm, change, pieces):
+    policy = warm()
+    wanted = replace(policy.settings, **change)
+    for left in reversed(range(pieces)):
+        assert not policy.is_prepared(wanted)
+        before = RecordedGraphs.captured
+        assert policy.prepare(wanted) == (left == 0)
+        assert RecordedGraphs.captured > before
+    assert policy.is_prepared(wanted) and policy.is_prepared(policy.settings)
+    before = RecordedGraphs.captured
+    policy.warm_up()
+    for enabled in (False, True):
+        guided = enabled and wanted.rtc_mode != 'jacobian'
+        policy.settings = replace(wanted, cfg_enabled=guided)
+        policy.submit(observation()).result()
+    assert RecordedGraphs.captured == before
+    policy.close()
+
+
+def test_a_network_that_gave_up_its_graphs_is_waited_for_by_no_change(warm):
+    policy = warm()
+    capturer = policy._engine._capturers['denoise']
+
+    def fail(work):
+        raise RuntimeError('out of memory')
+
+    capturer._capture = fail
+    wanted = replace(policy.settings, denoise_steps=2)
+    assert policy.prepare(wanted)
+    assert policy.is_prepared(replace(wanted, denoise_steps=4))
