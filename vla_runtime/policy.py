@@ -168,6 +168,7 @@ class Policy:
             max_rows=max(_rows(bundle)),
             use_cuda_graphs=use_cuda_graphs,
             threads=threads,
+            denoise_steps=settings.denoise_steps,
         )
         with closed_on_error(engine.close):
             policy = cls(bundle, engine, settings)

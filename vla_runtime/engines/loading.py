@@ -16,6 +16,7 @@ def load_engine(
     max_rows: int,
     use_cuda_graphs: bool,
     threads: int | None = None,
+    denoise_steps: int | None = None,
 ) -> PolicyEngine:
     """Load a bundle's networks on the requested backend, and on no other.
 
@@ -25,6 +26,8 @@ def load_engine(
         precision, max_rows, use_cuda_graphs: as for `Policy.load`.
         threads: CPU threads of each network, see `cpu.cpu_threads`; with PyTorch those of the whole
             process.
+        denoise_steps: whose CUDA graphs are captured at load, where a backend does so; None: those
+            that the bundle recommends.
 
     Raises:
         ValueError: files that this backend cannot load.
@@ -66,6 +69,6 @@ def load_engine(
         device=device,
         precision=precision,
         max_rows=max_rows,
-        denoise_steps=bundle.spec.denoise_steps,
+        denoise_steps=denoise_steps or bundle.spec.denoise_steps,
         use_cuda_graphs=use_cuda_graphs,
     )

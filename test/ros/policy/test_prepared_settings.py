@@ -7,6 +7,7 @@ import pytest
 from tensorrt_machine import Machine, linked_copy, write_exported_policy
 
 from vla_runtime.cli.main import main
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.performance.bench import look
 from vla_runtime.policy import Policy
 from vla_runtime.ros.policy.prepared_settings import PreparedSettings
@@ -107,6 +108,62 @@ def test_a_change_that_is_taken_back_prepares_nothing(here):
     settings.of({**DEFAULTS, 'denoise_steps': 5})
     assert settings.of(DEFAULTS) == DEFAULTS and settings.prepare() == 0.0
     policy.close()
+
+
+def test_settings_that_cannot_be_prepared_are_tried_again_once_they_change(here):
+    policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
+    policy.warm_up()
+    settings = PreparedSettings(policy)
+    settings.of(DEFAULTS)
+    changed = {**DEFAULTS, 'denoise_steps': 5}
+    assert settings.of(changed) == DEFAULTS
+    total, here.cuda.total_bytes = here.cuda.total_bytes, here.cuda.used_bytes
+    with pytest.raises(RuntimeError, match='OUT_OF_MEMORY'):
+        settings.prepare()
+    here.cuda.total_bytes, here.cuda.calls = total, []
+    assert settings.refused
+    assert settings.of(changed) == DEFAULTS and settings.prepare() == 0.0
+    assert not here.cuda.calls
+    policy.infer(_observation(policy))
+    again = {**changed, 'seed': 1}
+    for _ in range(2):
+        assert settings.of(again) == DEFAULTS and not settings.refused
+        settings.prepare()
+    assert settings.of(again) == again
+    policy.close()
+
+
+def test_a_refused_change_that_is_taken_back_is_forgotten(here):
+    policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
+    policy.warm_up()
+    settings = PreparedSettings(policy)
+    settings.of(DEFAULTS)
+    changed = {**DEFAULTS, 'denoise_steps': 5}
+    settings.of(changed)
+    total, here.cuda.total_bytes = here.cuda.total_bytes, here.cuda.used_bytes
+    with pytest.raises(RuntimeError, match='OUT_OF_MEMORY'):
+        settings.prepare()
+    here.cuda.total_bytes = total
+    assert settings.of(DEFAULTS) == DEFAULTS and not settings.refused
+    settings.of(changed)
+    assert not settings.refused and settings.prepare() == 0.0
+    settings.of(changed)
+    assert settings.prepare() > 0.0
+    policy.close()
+
+
+def test_the_configured_number_of_steps_is_captured_at_load_as_often_as_the_build_said(machine):
+    here = machine(autotune=3)
+    captures = []
+    for steps in (None, 5):
+        here.cuda.calls = []
+        configured = PolicySettings(denoise_steps=steps)
+        policy = Policy.load(here.bundle, 'tensorrt', 'cuda', settings=configured)
+        policy.warm_up()
+        captures.append(here.cuda.calls.count('capture'))
+        policy.close()
+    # Vision, and prefix and denoise loop in four places.
+    assert captures == [3 * (1 + 4 + 4)] * 2
 
 
 def test_without_graphs_every_change_takes_effect_at_once(here):

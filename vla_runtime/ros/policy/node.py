@@ -213,6 +213,7 @@ class PolicyNode(ManagedNode):
             self._responder.drain()
         self._sensors = self._worker = self._responder = self._synchronizer = None
         self._prepared = None
+        self._status.drop('settings')
         self._status.drop('observation')
         self._status.drop('requests')
 
@@ -289,9 +290,18 @@ class PolicyNode(ManagedNode):
             return False
         answer.add_done_callback(lambda done: self._on_answer(request, done, era, given))
         # After this answer, in the time until the next request, which waits for one graph at most.
-        if milliseconds := prepared.prepare():
-            self.get_logger().info(f'new settings prepared in {milliseconds:.0f} ms')
+        self._prepare(prepared)
         return True
+
+    def _prepare(self, prepared: PreparedSettings) -> None:
+        try:
+            if milliseconds := prepared.prepare():
+                self.get_logger().info(f'new settings prepared in {milliseconds:.0f} ms')
+        except Exception as error:
+            text = f'settings before are kept, until they change again: {error}'
+            self._status.set(StatusItem('settings', Level.ERROR, text))
+        if not prepared.refused:
+            self._status.drop('settings')
 
     def _on_answer(
         self, request: Request, answer: Future[Answer], era: int, given: Mapping[str, Any]

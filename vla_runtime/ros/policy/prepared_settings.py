@@ -30,7 +30,13 @@ class PreparedSettings:
         self._policy = policy
         self._in_force: dict[str, Any] = {}
         self._waiting: PolicySettings | None = None
+        self._refused: PolicySettings | None = None
         self._milliseconds = 0.0
+
+    @property
+    def refused(self) -> bool:
+        """True while the settings wanted last could not be prepared, and others are in force."""
+        return self._refused is not None
 
     def of(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the node's values with the settings in force in place of those not yet prepared.
@@ -44,26 +50,34 @@ class PreparedSettings:
         wanted = settings_from(values)
         self._waiting = None
         if self._in_force and not self._policy.is_prepared(wanted):
-            self._waiting = wanted
+            if wanted != self._refused:
+                self._waiting, self._refused = wanted, None
             return {**values, **self._in_force}
-        self._milliseconds = 0.0
+        self._milliseconds, self._refused = 0.0, None
         self._in_force = {name: values[name] for name in live_settings()}
         return dict(values)
 
     def prepare(self) -> float:
         """Capture one graph of settings that wait for theirs.
 
+        After an error the settings before are kept, and these are tried again once they change.
+
         Returns:
             milliseconds that all of them took, after the last; 0 before, and where nothing waits
 
         Raises:
             ValueError: settings that the policy cannot run with.
+            RuntimeError: an error of the device, as of too little memory.
         """
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             return 0.0
         start = perf_counter()
-        done = self._policy.prepare(waiting)
+        try:
+            done = self._policy.prepare(waiting)
+        except Exception:
+            self._refused, self._milliseconds = waiting, 0.0
+            raise
         self._milliseconds += (perf_counter() - start) * 1e3
         if not done:
             return 0.0
