@@ -142,6 +142,14 @@ def test_what_fits_on_some_backends_alone_is_said(tmp_path, capsys):
         assert re.search(rf'^  {backend}, 1 to 2 rows .*  {told}$', text, re.MULTILINE)
 
 
+def test_engines_fit_only_where_they_can_be_built(tmp_path):
+    devices = figures(tmp_path, 'pi05', '--device', 'orin-nano', 'orin-nx')['devices']
+    assert not any(devices['orin-nano']['fits']['tensorrt'].values())
+    # With swap.
+    assert all(devices['orin-nx']['fits']['tensorrt'].values())
+    assert not devices['orin-nx']['build']['fits']
+
+
 def test_building_is_told_apart_from_running(tmp_path, capsys):
     chosen = ('--device', 'orin-nano', 'orin-nx', 'agx-orin', 'rtx-4090', '--precision', 'float16')
     devices = figures(tmp_path, 'pi05', *chosen)['devices']

@@ -218,7 +218,7 @@ def test_schedules_beyond_the_last_few_are_given_back(machine):
 def test_the_prefix_runs_without_a_graph_where_memory_is_short_and_the_expert_keeps_its_own(
     machine, monkeypatch
 ):
-    monkeypatch.setattr(tensorrt_loading, '_RESERVE_BYTES', 0)
+    monkeypatch.setattr(tensorrt_loading, 'LOAD_RESERVE_BYTES', 0)
     here = machine()
     here.build()
     here.load()

@@ -322,7 +322,7 @@ def test_memory_that_the_file_cache_would_give_up_counts_where_the_gpu_shares_it
 def test_memory_that_runs_out_while_loading(machine, monkeypatch):
     from vla_runtime.engines.tensorrt import loading as tensorrt_loading
 
-    monkeypatch.setattr(tensorrt_loading, '_RESERVE_BYTES', 0)
+    monkeypatch.setattr(tensorrt_loading, 'LOAD_RESERVE_BYTES', 0)
     machine().build()
     here = machine(total_bytes=40_000)
     assert 'not enough memory for the engines' in refused(here)

@@ -185,3 +185,12 @@ def test_what_fits_is_compared_with_what_the_system_leaves():
     exactly = need.total / GIB
     assert fits(need, replace(device, memory_gib=exactly + 3.0, reserved_gib=3.0))
     assert not fits(need, replace(device, memory_gib=exactly + 3.0, reserved_gib=3.01))
+
+
+def test_what_tensorrt_leaves_free_at_load_is_asked_of_the_device():
+    counts = count_operations('pi05', PI05)
+    need = memory_need(counts, 'tensorrt', precision='bfloat16', rows=1)
+    exactly = need.total / GIB
+    device = replace(DEVICES['orin-nano'], reserved_gib=0.0)
+    assert not fits(need, replace(device, memory_gib=exactly + 0.24))
+    assert fits(need, replace(device, memory_gib=exactly + 0.26))

@@ -1,4 +1,6 @@
-"""The policy node, whose first inferences fail in the middle of the work or at its very end."""
+"""The policy node, whose first inferences fail in the middle of the work or at its very end, or
+which cannot prepare what was not configured.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import os
 import sys
 from concurrent.futures import Future
 
+from vla_runtime.policy import Policy
 from vla_runtime.ros.policy.node import main
 from vla_runtime.ros.policy.responder import Responder
 
@@ -26,6 +29,14 @@ def answer(self: Responder, request, read):
     return failed
 
 
+def prepare(self: Policy, settings) -> bool:
+    raise RuntimeError('the graphs do not fit into memory')
+
+
 if __name__ == '__main__':
-    Responder.answer = answer
+    if os.environ['FAILS'] == 'preparing':
+        Policy.is_prepared = lambda self, settings: settings.denoise_steps is None
+        Policy.prepare = prepare
+    else:
+        Responder.answer = answer
     sys.exit(main())

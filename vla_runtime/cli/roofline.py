@@ -10,7 +10,9 @@ reuses the prefix. Two rows are guidance (fused). Memory depends on what runs th
 and TensorRT hold the weights once, ONNX Runtime those of prefix and expert once for every number of
 rows. PyTorch holds the text table too; the others leave it to the host, which maps it. Engines of
 TensorRT are built on the device that runs them, and building takes more than running: 'tensorrt,
-build' is what 'vla_runtime build' asks for first. 'before' is what TensorRT took with engines of
+build' is what 'vla_runtime build' asks for first. They fit where they can be built, with swap if
+need be, and where loading them, which asks for 0.25 GiB more than they need, is not refused.
+'before' is what TensorRT took with engines of
 their own for every number of rows, each with its weights and the text table.
 
 examples:
@@ -160,16 +162,22 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
                 counts, rates, precision=precision, rows=rows, steps=steps, views=views
             )
             floors[f'{rows}_rows'] = {phase: asdict(one) for phase, one in found.items()}
+        build = _build_on(device, largest_engine_bytes(counts, size))
+        # Engines run only where they were built, if need be with swap.
+        builds = {'tensorrt': build['swap_bytes'] is not None}
         devices[key] = {
             **asdict(device),
             'note': device.note(precision),
-            'build': _build_on(device, largest_engine_bytes(counts, size)),
+            'build': build,
             'before': {
                 'build': _build_on(device, largest_engine_bytes_before(counts, size)),
                 'fits': {_up_to(rows): fits(need, device) for rows, need in before.items()},
             },
             'fits': {
-                backend: {_up_to(rows): fits(need, device) for rows, need in of_backend.items()}
+                backend: {
+                    _up_to(rows): builds.get(backend, True) and fits(need, device)
+                    for rows, need in of_backend.items()
+                }
                 for backend, of_backend in needs.items()
             },
             'floors_ms': floors,

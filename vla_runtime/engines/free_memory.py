@@ -11,6 +11,8 @@ from pathlib import Path
 
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 
+# What TensorRT's engines leave free at load: CUDA's own, the captured graphs and the time tables.
+LOAD_RESERVE_BYTES = 256 << 20
 _MEMINFO = Path('/proc/meminfo')
 _SWAPS = Path('/proc/swaps')
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from vla_runtime.engines.free_memory import LOAD_RESERVE_BYTES
 from vla_runtime.engines.protocol import SLOTS
 from vla_runtime.performance.devices import GIB, MATRIX_BYTES, Device
 from vla_runtime.performance.operation_counts import PolicyCounts, Work
@@ -55,12 +56,14 @@ class MemoryNeed:
         laid_out: those in the form that PyTorch's denoise steps read, at most as many again; none
             in families without fused modules.
         activations: activations of the widest operation of the prefix, an estimate.
+        reserve: asked for at load besides, and not part of the total.
     """
 
     weights: int
     past: int
     laid_out: int
     activations: int
+    reserve: int = 0
 
     @property
     def total(self) -> int:
@@ -141,6 +144,7 @@ def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int
         past=past,
         laid_out=past if backend == 'torch' else 0,
         activations=at_once * counts.widest * size,
+        reserve=LOAD_RESERVE_BYTES if backend == 'tensorrt' else 0,
     )
 
 
@@ -199,5 +203,5 @@ def weight_bytes(counts: PolicyCounts, matrix_bytes: int = _FLOAT32) -> int:
 
 
 def fits(need: MemoryNeed, device: Device) -> bool:
-    """Return whether this fits the device's memory, less what the table reserves."""
-    return need.total <= (device.memory_gib - device.reserved_gib) * GIB
+    """Return whether this would be loaded, in the device's memory less what the table reserves."""
+    return need.total + need.reserve <= (device.memory_gib - device.reserved_gib) * GIB

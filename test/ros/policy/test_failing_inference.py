@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graph import graph
+from graph import Graph, Process, graph
 from tiny_policy import tiny_spec, write_tiny_policy
 from tiny_robot import JOINTS, STEP_TIME_S, Drivers, write_robot
 from trajectory_msgs.msg import JointTrajectory
@@ -16,23 +16,27 @@ from vla_runtime.ros.messages.conversions import message_to_chunk, plan_to_messa
 pytestmark = pytest.mark.graph
 
 
+def start_failing(made: Graph, folder: Path, monkeypatch, fails: str) -> Process:
+    monkeypatch.setenv('PYTHONPATH', str(Path(__file__).parents[1]), prepend=':')
+    monkeypatch.setenv('FAILS', fails)
+    bundle = write_tiny_policy(folder / 'tiny', tiny_spec())
+    robot = write_robot(folder / 'tiny.yaml')
+    return made.start(
+        'failing_policy_node',
+        '--ros-args',
+        *('-p', f'bundle:={bundle}', '-p', f'robot:={robot}'),
+        *('-p', 'torch_threads:=1', '-p', 'autostart:=true', '-p', 'instruction:=wave'),
+    )
+
+
 @pytest.mark.parametrize('fails', ['at once', 'later'])
 def test_a_request_whose_inference_failed_is_answered_when_it_is_repeated(
     tmp_path, monkeypatch, fails
 ):
-    monkeypatch.setenv('PYTHONPATH', str(Path(__file__).parents[1]), prepend=':')
-    monkeypatch.setenv('FAILS', fails)
-    bundle = write_tiny_policy(tmp_path / 'tiny', tiny_spec())
-    robot = write_robot(tmp_path / 'tiny.yaml')
     with graph() as made:
         drivers = Drivers(made)
         chunks = made.collect(JointTrajectory, '/action_chunk')
-        node = made.start(
-            'failing_policy_node',
-            '--ros-args',
-            *('-p', f'bundle:={bundle}', '-p', f'robot:={robot}'),
-            *('-p', 'torch_threads:=1', '-p', 'autostart:=true', '-p', 'instruction:=wave'),
-        )
+        node = start_failing(made, tmp_path, monkeypatch, fails)
 
         def repeat() -> None:
             """Send the one request again and again, as the executor does while it is open."""
@@ -53,3 +57,23 @@ def test_a_request_whose_inference_failed_is_answered_when_it_is_repeated(
         made.wait_for(lambda: chunks, 'a chunk after failures', meanwhile=repeat)
         assert message_to_chunk(chunks[0]).request == 7
         assert 'the GPU fell off the bus' in node.text()
+
+
+def test_settings_that_cannot_be_prepared_are_said_once_and_chunks_go_on(tmp_path, monkeypatch):
+    with graph() as made:
+        drivers = Drivers(made)
+        chunks = made.collect(JointTrajectory, '/action_chunk')
+        node = start_failing(made, tmp_path, monkeypatch, 'preparing')
+
+        def ask() -> None:
+            drivers()
+            drivers.request()
+
+        made.wait_for(lambda: chunks, 'a chunk with the settings at configure', meanwhile=ask)
+        assert made.set_parameter('/vla_policy', 'denoise_steps', 7).successful
+        text = 'kept as they were, until they change again: the graphs do not fit into memory'
+        made.wait_for(lambda: text in node.text(), 'the reason', meanwhile=ask)
+        before = len(chunks)
+        made.wait_for(lambda: len(chunks) > before + 3, 'more chunks', meanwhile=ask)
+        assert node.text().count(text) == 1
+        assert '[vla_policy]: inference: ' not in node.text()

@@ -9,13 +9,10 @@ from pathlib import Path
 from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.cuda_runtime import CudaRuntime
-from vla_runtime.engines.free_memory import free_device_bytes
+from vla_runtime.engines.free_memory import LOAD_RESERVE_BYTES, free_device_bytes
 from vla_runtime.engines.tensorrt.adapter import Network, TensorRT, TensorRTError
 from vla_runtime.engines.tensorrt.store import ENGINES, Metadata, rebuild_command
 from vla_runtime.families.family import PolicyDims, distinct_image_sizes
-
-# Left free at load: CUDA's own, the captured graphs and the time tables.
-_RESERVE_BYTES = 256 << 20
 
 
 @contextmanager
@@ -88,7 +85,7 @@ def check_memory(runtime: CudaRuntime, metadata: Metadata, device: str) -> None:
     """Refuse engines that do not fit into free device memory (ValueError)."""
     entries = [metadata.engines[name] for name in ENGINES]
     need = sum(entry.size for entry in entries) + max(entry.scratch_bytes for entry in entries)
-    need += _RESERVE_BYTES
+    need += LOAD_RESERVE_BYTES
     free = free_device_bytes(runtime)
     if need > free:
         raise ValueError(

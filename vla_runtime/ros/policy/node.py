@@ -298,7 +298,7 @@ class PolicyNode(ManagedNode):
             if milliseconds := prepared.prepare():
                 self.get_logger().info(f'new settings prepared in {milliseconds:.0f} ms')
         except Exception as error:
-            text = f'settings before are kept, until they change again: {error}'
+            text = f'kept as they were, until they change again: {error}'
             self._status.set(StatusItem('settings', Level.ERROR, text))
         if not prepared.refused:
             self._status.drop('settings')
