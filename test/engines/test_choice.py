@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +17,14 @@ from vla_runtime.bundle.success import JudgedCondition, write_success
 from vla_runtime.bundle.writer import seal
 from vla_runtime.engines import choice as choices
 from vla_runtime.engines import cpu
-from vla_runtime.engines.choice import Candidate, candidates, choose, int8_refusal, memory_path
+from vla_runtime.engines.choice import (
+    Candidate,
+    candidates,
+    choose,
+    int8_refusal,
+    load_chosen,
+    memory_path,
+)
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 
@@ -240,3 +248,36 @@ def test_int8_is_taken_by_auto_only_with_judged_success_and_instructions_for_it(
     # Named outright, the user vouches for it; no other backend has it.
     assert candidates(bundle, 'auto', 'cpu', 'int8') == [INT8]
     assert 'for the CPU' in int8_refusal(bundle, 'cuda')
+
+
+class _Networks:
+    """Gigabytes that a candidate has loaded when it fails; held in a cycle, as an engine is."""
+
+    def __init__(self) -> None:
+        self.replay = self.run
+
+    def run(self) -> None:
+        raise RuntimeError('CUDA_ERROR_OUT_OF_MEMORY')
+
+
+@pytest.mark.parametrize('measured', [True, False], ids=['measured', 'by order'])
+def test_a_candidate_that_failed_is_freed_before_the_next_is_loaded(bundle, monkeypatch, measured):
+    if not measured:
+        monkeypatch.setattr(choices, 'MOST_MEASURED_BYTES', 0)
+    held = []
+
+    def load(candidate: Candidate) -> Candidate:
+        if candidate == TORCH:
+            networks = _Networks()
+            held.append(weakref.ref(networks))
+            try:
+                networks.replay()
+            except RuntimeError as error:
+                raise ValueError('not enough memory') from error
+        assert [one() for one in held] == [None]
+        return candidate
+
+    loaded, why = load_chosen(
+        bundle, 'auto', 'cpu', 'auto', 1, {}, load=load, measure=lambda one: 1.0
+    )
+    assert loaded == ONNX and 'torch in float32 cannot: not enough memory' in why

@@ -11,9 +11,11 @@ Invariants:
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -181,6 +183,7 @@ def load_chosen(
         try:
             loaded = load(candidate)
         except CANNOT_RUN as error:
+            _free_frames(error)
             failed.append(error)
             reasons.append(f'{candidate} cannot: {error}')
             continue
@@ -251,8 +254,18 @@ def _measured(
         try:
             times[candidate] = measure(candidate)
         except CANNOT_RUN as error:
+            _free_frames(error)
             errors[candidate] = error
     return times, errors
+
+
+def _free_frames(error: BaseException | None) -> None:
+    """Free what the frames of an error hold: the networks of a candidate that failed, above all."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    # An engine's graphs hold the engine, which is a cycle.
+    gc.collect()
 
 
 def _receipt_precision(bundle: Bundle) -> str | None:
