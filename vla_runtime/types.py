@@ -192,8 +192,8 @@ class InferenceReport:
         sample: index of the chosen one.
         sample_distances: distance of every sample from the committed plan, in normalised units
             (see `inference.sampling`); empty without a choice.
-        cuda_graph: per network (`vision`, `prefix`, `denoise`) `captured`, `eager`, or why a
-            capture was given up.
+        cuda_graph: per network (`vision`, `prefix`, `denoise`) `captured`, `eager`, or why there is
+            no graph, as under serial guidance.
         noise: (horizon, model action dim) float32, noise of the chunk; with several
             samples (samples, horizon, model action dim).
         stamps_ns: stamps of the frames and the state that went in.

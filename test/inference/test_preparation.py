@@ -101,3 +101,11 @@ def test_a_network_that_gave_up_its_graphs_is_waited_for_by_no_change(warm):
     wanted = replace(policy.settings, denoise_steps=2)
     assert policy.prepare(wanted)
     assert policy.is_prepared(replace(wanted, denoise_steps=4))
+
+
+def test_serial_guidance_reports_that_its_steps_use_no_graph(warm):
+    policy = warm(cfg_mode='serial', cfg_beta=2.0)
+    for enabled, denoise in ((False, 'captured'), (True, 'eager: serial guidance')):
+        policy.settings = replace(policy.settings, cfg_enabled=enabled)
+        _, report = policy.infer(observation())
+        assert report.cuda_graph == {'vision': 'captured', 'prefix': 'captured', 'denoise': denoise}

@@ -40,7 +40,15 @@ def make_report(
         samples=settings.samples,
         sample=denoised.sample,
         sample_distances=denoised.distances,
-        cuda_graph=dict(cuda_graph),
+        cuda_graph=_graphs_used(cuda_graph, request),
         noise=request.noise,
         stamps_ns=dict(stamps_ns),
     )
+
+
+def _graphs_used(captured: Mapping[str, str], request: ChunkRequest) -> dict[str, str]:
+    """Graphs as the engine has them; serial guidance runs the steps one by one, without theirs."""
+    # A loop that gave up its graph, and an engine that captures none, keep their own words.
+    graphs = 'captured' in captured.values() and captured['denoise'] in ('captured', 'eager')
+    by_step = request.guidance == 'serial' and graphs
+    return {**captured, **({'denoise': 'eager: serial guidance'} if by_step else {})}
