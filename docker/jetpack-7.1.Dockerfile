@@ -28,7 +28,9 @@ COPY . src/vla_runtime
 
 # cuda-bindings of the driver's major version; TensorRT is the image's.
 # The image's /etc/pip/constraint.txt pins its own packages, which may contradict versions.txt.
-RUN PIP_CONSTRAINT= python3 -m pip install --break-system-packages --no-cache-dir \
+# Some that apt brought are replaced by newer ones, and pip cannot uninstall those of apt.
+RUN PIP_CONSTRAINT= python3 -m pip install --break-system-packages --ignore-installed \
+        --no-cache-dir \
         -c src/vla_runtime/requirements/versions.txt \
         -c src/vla_runtime/requirements/sourced-ros.txt \
         'cuda-bindings==13.*' opencv-python-headless safetensors sentencepiece tokenizers rosbags \

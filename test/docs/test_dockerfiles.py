@@ -69,3 +69,13 @@ def test_a_dockerfile_installs_every_requirement_of_the_package(path: Path) -> N
 def test_packages_that_an_image_of_pytorch_pins_do_not_bind_ours(path: Path) -> None:
     text = path.read_text()
     assert ('PIP_CONSTRAINT= python3 -m pip' in text) is ('nvcr.io/nvidia/pytorch:' in text)
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
+def test_on_ubuntu_2404_pip_does_not_uninstall_what_apt_installed(path: Path) -> None:
+    """It fails there: 'Cannot uninstall typing_extensions, RECORD file not found'."""
+    (ubuntu,) = re.findall(r'ros2/ubuntu (jammy|noble) main', path.read_text())
+    (line,) = [
+        rest for name, rest in instructions(path) if name == 'RUN' and ' pip install' in rest
+    ]
+    assert ('--ignore-installed' in line.split()) is (ubuntu == 'noble')
