@@ -1,6 +1,6 @@
 """Builds and measures a pi0.5 of full width and two layers with TensorRT on a GPU machine.
 
-    python benchmark/gpu_tensorrt.py prepare KIT [--precision float32]  here: torch, onnxruntime
+    python benchmark/gpu_tensorrt.py prepare KIT [--precision bfloat16] here: torch, onnxruntime
     python benchmark/gpu_tensorrt.py run KIT [--json OUT]             there: tensorrt, cuda-bindings
 
 `prepare` writes our ONNX graphs, inputs and ONNX Runtime's outputs, a few megabytes (remove
@@ -40,10 +40,10 @@ from vla_runtime.export.tensorrt.build import build_engines, plan_build  # noqa:
 from vla_runtime.families import find_family  # noqa: E402
 
 PACKAGES = ['tensorrt', 'cuda-python', 'cuda-bindings', 'numpy']
-# Largest error as a share of the largest number of the reference. In half precision ONNX Runtime's
-# CPU kernels and TensorRT's add in another order and round in other places.
-# No bfloat16: ONNX Runtime has no matrix products of it on a CPU, where the reference is made.
-BOUNDS = {'float32': 1e-3, 'float16': 2e-2}
+# Largest error as a share of the largest number of the reference. In float16 ONNX Runtime's CPU
+# kernels and TensorRT's add in another order and round in other places. The reference of bfloat16
+# is of float32 files, and the bound that of receipts.
+BOUNDS = {'float32': 1e-3, 'float16': 2e-2, 'bfloat16': 8e-2}
 REPEATS = 50
 
 

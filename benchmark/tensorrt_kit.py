@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,21 @@ from vla_runtime.engines.text_table import TextTable
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PI05, PiDims
 from vla_runtime.files.large_files import file_sha256
+from vla_runtime.files.safetensors_reader import float32_to_bfloat16
 
 SIZES = ('reduced_depth', 'tiny')
 ROWS = (1, 2)
 STEPS = 10
 _MANIFEST, _KEPT, _REFERENCE = 'manifest.json', 'kept.npz', 'reference.npz'
-_FLOAT16, _FLOAT32 = 10, 1
+# Of ONNX's numbers for types, those of drawn weights; numpy has no bfloat16.
+_FLOAT32, _FLOAT16, _BFLOAT16 = 1, 10, 16
+_STORED: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    _FLOAT32: lambda values: values.astype(np.float32),
+    _FLOAT16: lambda values: values.astype(np.float16),
+    _BFLOAT16: lambda values: float32_to_bfloat16(values.astype(np.float32)),
+}
 # Smaller weights travel as they are.
-_DRAWN_BYTES = 1 << 11
+_DRAWN_SIZE = 1 << 10
 _BLOCK = 1 << 22
 
 
@@ -54,7 +61,7 @@ class Kit:
     Attributes:
         folder: laid out as a bundle: `onnx/` lies in it and `engines/` will.
         dims: of the networks.
-        precision: of the ONNX files.
+        precision: of the ONNX files; the reference of bfloat16 is of float32 files.
         reference: inputs and ONNX Runtime's outputs, see `prepare`.
     """
 
@@ -129,14 +136,17 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
     for path in (bundle / ONNX_FOLDER).glob('monolithic*'):
         path.unlink()
     (bundle / ONNX_FOLDER).rename(folder / ONNX_FOLDER)
-    (folder / ONNX_FOLDER / WEIGHTS_DATA).chmod(0o644)
-    tensors = _external(folder / ONNX_FOLDER)
-    np.savez_compressed(folder / _KEPT, **_kept(folder, tensors))
-    _draw(folder, tensors, seed)
-    # For the engine, which takes a bundle.
-    (bundle / ONNX_FOLDER).symlink_to((folder / ONNX_FOLDER).resolve())
+    tensors = _draw_all(folder, seed)
+    if precision == 'bfloat16':
+        # ONNX Runtime multiplies none on a CPU: the same weights in float32 are the reference.
+        write_onnx(bundle, _spec(dims), 'float32')
+        _draw_all(bundle, seed)
+    else:
+        # For the engine, which takes a bundle.
+        (bundle / ONNX_FOLDER).symlink_to((folder / ONNX_FOLDER).resolve())
+    compared = 'float32' if precision == 'bfloat16' else precision
     table = read_time_table('pi05', dims, weights)(flow_times(STEPS))
-    np.savez(folder / _REFERENCE, **_reference(bundle, dims, precision, table, seed))
+    np.savez(folder / _REFERENCE, **_reference(bundle, dims, compared, table, seed))
     manifest = {
         'size': size,
         'precision': precision,
@@ -191,6 +201,15 @@ def restore(folder: Path) -> Kit:
     return Kit(folder, _dims(manifest['dims']), manifest['precision'], reference)
 
 
+def _draw_all(folder: Path, seed: int) -> list[Weight]:
+    """Draw the weights of ONNX files as they were exported; keep those that are not drawn."""
+    (folder / ONNX_FOLDER / WEIGHTS_DATA).chmod(0o644)
+    tensors = _external(folder / ONNX_FOLDER)
+    np.savez_compressed(folder / _KEPT, **_kept(folder, tensors))
+    _draw(folder, tensors, seed)
+    return tensors
+
+
 def _draw(folder: Path, tensors: Sequence[Weight], seed: int) -> None:
     """Write weights.data: what was kept as it was, all other tensors drawn by their names."""
     with np.load(folder / _KEPT) as file:
@@ -215,7 +234,7 @@ def _draw_tensor(out: Any, tensor: Weight, seed: int) -> None:
         count = min(left, _BLOCK)
         bits = generator.random_raw((count + 1) // 2).view(np.uint32)[:count]
         values = (bits.astype(np.float64) / 2.0**31 - 1.0) * bound
-        out.write(values.astype(np.float16 if tensor.kind == _FLOAT16 else np.float32).tobytes())
+        out.write(_STORED[tensor.kind](values).tobytes())
         left -= count
 
 
@@ -230,8 +249,9 @@ def _kept(folder: Path, tensors: Sequence[Weight]) -> dict[str, np.ndarray]:
 
 
 def _is_drawn(tensor: Weight) -> bool:
-    matrix = tensor.kind in (_FLOAT16, _FLOAT32) and len(tensor.dims) == 2
-    return matrix and '.weight' in tensor.name and tensor.length >= _DRAWN_BYTES
+    # By its size and not its bytes: the same ones in every precision.
+    matrix = tensor.kind in _STORED and len(tensor.dims) == 2
+    return matrix and '.weight' in tensor.name and int(np.prod(tensor.dims)) >= _DRAWN_SIZE
 
 
 def _external(graphs: Path) -> list[Weight]:

@@ -116,15 +116,28 @@ def test_preparing_over_something_is_refused(script, kit, capsys):
     assert (kit / 'manifest.json').is_file()
 
 
-def test_a_preparation_that_fails_leaves_nothing_behind(script, tmp_path):
-    kit = tmp_path / 'kit'
-    # What the choices of --precision leave out: this ONNX Runtime cannot make the reference.
-    with pytest.raises(ValueError, match='no bfloat16 matrix products'):
-        script.prepare(kit, 'tiny', 'bfloat16')
+def test_a_preparation_that_fails_leaves_nothing_behind(script, tmp_path, monkeypatch):
+    def fails(*arguments: object) -> None:
+        raise ValueError('no reference')
+
+    monkeypatch.setattr('tensorrt_kit._reference', fails)
+    with pytest.raises(ValueError, match='no reference'):
+        script.prepare(tmp_path / 'kit', 'tiny', 'float32')
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_precision_that_no_reference_can_be_made_in_is_not_offered(script, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        script.main(['prepare', str(tmp_path / 'kit'), '--precision', 'bfloat16'])
-    assert "invalid choice: 'bfloat16'" in capsys.readouterr().err
+def test_bfloat16_engines_are_compared_with_the_same_weights_in_float32(
+    script, tmp_path, monkeypatch
+):
+    kit, out = tmp_path / 'kit', tmp_path / 'figures.json'
+    prepared = script.main(['prepare', str(kit), '--size', 'tiny', '--precision', 'bfloat16'])
+    assert prepared == 0
+    (kit / 'onnx' / 'weights.data').unlink()
+    trt = FakeTensorRT(RELEASES[1], FakeCuda('NVIDIA H200', total_bytes=1 << 33))
+    monkeypatch.setitem(sys.modules, 'tensorrt', trt)
+    monkeypatch.setitem(sys.modules, 'cuda.bindings.driver', trt.cuda)
+    assert run(script, kit, '--json', str(out)) == 0
+    figures = json.loads(out.read_text())['figures']
+    errors = [check['error'] for check in figures['checks'].values() if check['bound']]
+    # Rounded, and no more than that: other weights would differ by 1.
+    assert figures['precision'] == 'bfloat16' and 1e-3 < max(errors) < 4e-2

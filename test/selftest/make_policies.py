@@ -1,9 +1,10 @@
-"""Makes `vla_runtime/selftest/policies.tar.xz`: a tiny random policy of each family, its chunks.
+"""Makes `vla_runtime/selftest/policies.tar.xz`: tiny random policies and their chunks.
 
     ./run exec python test/selftest/make_policies.py [--out policies.tar.xz]
 
 Needs PyTorch and onnx; the self-test itself needs neither. Weights are numbers that bfloat16 has,
-so that half of every file is zeros and the archive small.
+so that half of every file is zeros and the archive small. Those of the bfloat16 policy, which has
+more of them, are multiples of a sixteenth.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,42 +25,67 @@ from safetensors.numpy import load_file  # noqa: E402
 from tiny_policy import tiny_spec, tokenizer_of, write_tiny_policy  # noqa: E402
 
 from vla_runtime.bundle.folder import read_bundle  # noqa: E402
-from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE  # noqa: E402
+from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec  # noqa: E402
 from vla_runtime.bundle.writer import seal, write_bundle  # noqa: E402
 from vla_runtime.engines.onnx.files import ONNX_FOLDER  # noqa: E402
 from vla_runtime.export.onnx.export import write_onnx  # noqa: E402
 from vla_runtime.families import family_names, find_family  # noqa: E402
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims  # noqa: E402
 from vla_runtime.files.safetensors_reader import bfloat16_to_float32, float32_to_bfloat16  # noqa: E402
 from vla_runtime.policy import Policy  # noqa: E402
-from vla_runtime.selftest.policies import ARCHIVE, REFERENCE, infer_cases  # noqa: E402
+from vla_runtime.selftest.policies import (  # noqa: E402
+    ARCHIVE,
+    BFLOAT16,
+    REFERENCE,
+    infer_cases,
+    precision_of,
+)
 
 
-def make_policy(folder: Path, family: str) -> None:
+def spec_of(name: str) -> BundleSpec:
+    """Describe a policy; the bfloat16 one has heads as wide as kernels of real policies ask for."""
+    if name != BFLOAT16:
+        has_language = find_family(name).has_language
+        return tiny_spec(name, advantage='task_newline' if has_language else None)
+    spec = tiny_spec('pi05', advantage='task_newline')
+    language = DecoderDims(64, depth=2, mlp_dim=64, num_heads=2, num_kv_heads=1, head_dim=64)
+    dims = replace(
+        spec.dims,
+        vision=VisionDims(64, depth=1, num_heads=1, mlp_dim=64, patch_size=7, image_size=28),
+        language=language,
+        expert=replace(language, width=32),
+    )
+    return replace(spec, dims=dims)
+
+
+def rounded(weight: np.ndarray, name: str) -> np.ndarray:
+    """Round a weight of a policy to numbers that are small in the archive."""
+    if name == BFLOAT16:
+        return (np.round(weight * 16) / 16).astype(np.float32)
+    return bfloat16_to_float32(float32_to_bfloat16(weight))
+
+
+def make_policy(folder: Path, name: str) -> None:
     """Write one bundle with its ONNX files, and PyTorch's chunks in float32 beside it."""
-    bundle = folder / family
+    bundle, spec = folder / name, spec_of(name)
     with tempfile.TemporaryDirectory() as drawn:
-        has_language = find_family(family).has_language
-        spec = tiny_spec(family, advantage='task_newline' if has_language else None)
-        source = write_tiny_policy(Path(drawn) / family, spec)
+        source = write_tiny_policy(Path(drawn) / name, spec)
         weights = load_file(source / WEIGHTS_FILE)
         write_bundle(
             bundle,
             spec,
-            weights={
-                name: bfloat16_to_float32(float32_to_bfloat16(value))
-                for name, value in weights.items()
-            },
+            weights={key: rounded(value, name) for key, value in weights.items()},
             statistics=load_file(source / STATISTICS_FILE),
-            tokenizer=tokenizer_of(family) if spec.tokenizer else None,
+            tokenizer=tokenizer_of(spec.family) if spec.tokenizer else None,
         )
     spec = read_bundle(bundle, verify=False).spec
-    write_onnx(bundle, spec, 'float32')
+    write_onnx(bundle, spec, precision_of(name))
     for path in (bundle / ONNX_FOLDER).glob('monolithic*'):
         path.unlink()
     seal(bundle, spec)
-    policy = Policy.load(bundle, 'torch', 'cpu')
+    policy = Policy.load(bundle, 'torch', 'cpu', precision='float32')
     cases = infer_cases(policy)
-    np.savez(folder / REFERENCE.format(family=family), **cases)
+    np.savez(folder / REFERENCE.format(name=name), **cases)
 
 
 def main() -> None:
@@ -69,8 +96,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / 'policies'
         folder.mkdir()
-        for family in family_names():
-            make_policy(folder, family)
+        for name in (*family_names(), BFLOAT16):
+            make_policy(folder, name)
         made = shutil.make_archive(str(Path(temporary) / 'policies'), 'xztar', folder)
         shutil.move(made, out)
     print(f'{out}: {out.stat().st_size / 1e3:.0f} kB')

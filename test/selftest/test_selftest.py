@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from fake_cuda import CUresult
+from fake_tensorrt import RELEASES
 from paths import ROOT
 from tensorrt_machine import Machine
 
@@ -17,7 +18,7 @@ from vla_runtime.families import family_names
 from vla_runtime.policy import Policy
 from vla_runtime.selftest import checks, jetson, policies
 from vla_runtime.selftest.checks import run_selftest
-from vla_runtime.selftest.policies import infer_cases, largest_error
+from vla_runtime.selftest.policies import BFLOAT16, infer_cases, largest_error
 from vla_runtime.selftest.steps import Step, Steps
 
 
@@ -70,6 +71,50 @@ def test_with_tensorrt_engines_are_built_captured_compared_and_timed(machine, re
     assert steps['pi05: timed'].detail.endswith('graphs')
 
 
+@pytest.mark.parametrize('release', RELEASES)
+def test_bfloat16_is_tried_where_tensorrt_runs_it(machine, release):
+    machine(release=release)
+    steps = selftest('tensorrt', 'pi05')
+    assert (f'{BFLOAT16}: timed' in steps) is (release != '8.6.1')
+
+
+def test_bfloat16_is_within_the_bound_of_receipts_of_float32_and_no_closer_than_it_rounds(machine):
+    machine(release='10.3.0')
+    steps = selftest('tensorrt', 'pi05')
+    error = float(steps[f"{BFLOAT16}: compared with PyTorch's chunks"].detail.split()[4])
+    # In float32 engines differ by 1e-5.
+    assert 1e-3 < error <= 8e-2
+    assert steps[f'{BFLOAT16}: loaded'].detail == 'on cuda:0 in bfloat16'
+
+
+@pytest.mark.parametrize('tensor', ['image_tokens', 'past_key', 'past_value', 'x_next'])
+def test_a_bfloat16_network_that_computes_something_else_fails(machine, tensor):
+    here = machine(release='10.3.0')
+    here.trt.distort = (tensor, 0.5)
+    step = selftest('tensorrt', 'pi05')[f"{BFLOAT16}: compared with PyTorch's chunks"]
+    assert step.state == 'failed' and 'bound 0.08' in step.detail
+
+
+@pytest.mark.parametrize(('capability', 'tried'), [((8, 7), True), ((7, 5), False)])
+def test_pytorch_on_a_gpu_is_tried_in_bfloat16_where_the_gpu_multiplies_it(
+    monkeypatch, capability, tried
+):
+    real = Policy.load
+
+    def on_cpu(bundle, backend, device, **options) -> Policy:
+        return real(bundle, backend, 'cpu', **options)
+
+    monkeypatch.setattr(checks, 'check_cuda_device', lambda device, index: None)
+    monkeypatch.setattr(checks, 'check_backend', lambda backend, device: None)
+    monkeypatch.setattr(checks, '_pytorch_fits', lambda index: 'Orin')
+    monkeypatch.setattr(checks, '_capability', lambda index: capability)
+    monkeypatch.setattr(Policy, 'load', on_cpu)
+    steps = selftest('cuda', 'pi05')
+    names = [name for name, step in steps.items() if 'compared' in name and step.state == 'passed']
+    expected = ['pi05', *([BFLOAT16] if tried else [])]
+    assert names == [f"torch, {name}: compared with PyTorch's chunks" for name in expected]
+
+
 def test_nothing_stays_on_the_device(machine):
     here = machine()
     selftest('tensorrt')
@@ -93,6 +138,7 @@ def test_engines_that_compute_something_else_fail_and_other_families_go_on(machi
     assert [step.name for step in failed] == [
         "pi05: compared with PyTorch's chunks",
         "pi0: compared with PyTorch's chunks",
+        "pi05_bfloat16: compared with PyTorch's chunks",
     ]
     assert 'differ from PyTorch' in failed[0].detail and 'do not use' in failed[0].mend
 
@@ -128,6 +174,7 @@ def test_a_context_that_broke_ends_in_a_verdict_and_other_families_are_tried(
         "pi05: compared with PyTorch's chunks",
         'pi05: closed',
         'smolvla: loaded',
+        'pi05_bfloat16: loaded',
         'device: closed',
     ]
     assert all('CUDA_ERROR_LAUNCH_FAILED' in detail for detail in failed.values())
@@ -265,4 +312,4 @@ def test_what_cannot_be_tried_is_refused_before_anything_runs(arguments, message
 def test_every_family_has_its_policy(tmp_path):
     policies.unpack(tmp_path)
     folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    assert folders == set(family_names())
+    assert folders == {*family_names(), BFLOAT16}

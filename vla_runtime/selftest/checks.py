@@ -34,6 +34,8 @@ from vla_runtime.selftest.jetson import describe_jetson
 from vla_runtime.selftest.policies import (
     infer_cases,
     largest_error,
+    names_of,
+    precision_of,
     read_policy,
     time_inferences,
     unpack,
@@ -83,7 +85,7 @@ def run_selftest(device: str, families: Sequence[str], steps: Steps) -> dict[str
         steps: takes the steps.
 
     Returns:
-        median milliseconds of an inference by backend and family.
+        median milliseconds of an inference by backend and policy.
 
     Raises:
         ValueError: no such device.
@@ -144,8 +146,16 @@ def _try_pytorch(
     steps.run('driver: a device answers', driver)
     steps.run('PyTorch: imported', lambda: _import('torch'), _PAGE)
     steps.run('PyTorch: made for this GPU', lambda: _pytorch_fits(index), _PAGE)
-    _try_families('torch', device, folder, families, steps, times)
+    names = names_of(families, _capability(index))
+    _try_families('torch', device, folder, names, steps, times)
     return times
+
+
+def _capability(index: int) -> tuple[int, int]:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(index)
+    return major, minor
 
 
 def _pytorch_fits(index: int) -> str:
@@ -164,7 +174,7 @@ def _pytorch_fits(index: int) -> str:
             f'PyTorch {torch.__version__}, made for CUDA {torch.version.cuda}, finds no device '
             'though the driver shows one: the driver is for another CUDA'
         )
-    major, minor = torch.cuda.get_device_capability(index)
+    major, minor = _capability(index)
     made = torch.cuda.get_arch_list()
     driver = driver_cuda_version()
     if not any(_serves(architecture, major, minor, driver) for architecture in made):
@@ -236,13 +246,16 @@ def _try_tensorrt(
         steps.run('device: copies, a captured graph, a timer', lambda: _use_device(runtime))
         steps.run('versions: made for the same CUDA', lambda: _same_cuda(driver[0].version), _PAGE)
         steps.run('TensorRT: imported, release taken', imports)
-        for family in families:
+        major, minor = map(int, runtime.info.capability.split('.'))
+        for name in names_of(families, (major, minor)):
+            if precision_of(name) not in adapters[0].precisions:
+                continue
             with suppress(StepFailedError):
                 steps.run(
-                    f'{family}: engines built',
-                    partial(_build, folder, family, adapters[0], runtime),
+                    f'{name}: engines built',
+                    partial(_build, folder, name, adapters[0], runtime),
                 )
-                _try_policy('tensorrt', f'cuda:{index}', folder, family, steps, times)
+                _try_policy('tensorrt', f'cuda:{index}', folder, name, steps, times)
     return times
 
 
@@ -286,11 +299,11 @@ def _same_cuda(driver: tuple[int, int]) -> str:
     return f'{names or "TensorRT of the system"}, driver for CUDA {format_version(driver)}'
 
 
-def _build(folder: Path, family: str, adapter: TensorRT, runtime: CudaRuntime) -> str:
+def _build(folder: Path, name: str, adapter: TensorRT, runtime: CudaRuntime) -> str:
     from vla_runtime.engines.tensorrt.store import passed_on, write_metadata
     from vla_runtime.export.tensorrt.build import build_engines, plan_build
 
-    bundle, _ = read_policy(folder, family)
+    bundle, _ = read_policy(folder, name)
     plan = plan_build(bundle.folder, adapter, runtime, rows=_ROWS, files=bundle.spec.files)
     built = build_engines(plan, adapter, runtime, captures=1)
     # Loaded for the comparison that follows, and for nothing else: the folder is a temporary one.
@@ -323,42 +336,43 @@ def _try_families(
     backend: str,
     device: str,
     folder: Path,
-    families: Sequence[str],
+    names: Sequence[str],
     steps: Steps,
     times: dict[str, float],
 ) -> None:
-    for family in families:
+    for name in names:
         with suppress(StepFailedError):
-            _try_policy(backend, device, folder, family, steps, times)
+            _try_policy(backend, device, folder, name, steps, times)
 
 
 def _try_policy(
     backend: str,
     device: str,
     folder: Path,
-    family: str,
+    name: str,
     steps: Steps,
     times: dict[str, float],
 ) -> None:
     """Load one policy, compare its chunks on two inputs, and time it."""
-    name = family if backend == 'tensorrt' else f'{backend}, {family}'
+    label = name if backend == 'tensorrt' else f'{backend}, {name}'
+    precision = precision_of(name)
     loaded: list[Policy] = []
     reference: dict[str, np.ndarray] = {}
 
     def load() -> str:
         check_backend(backend, device)
-        bundle, chunks = read_policy(folder, family)
+        bundle, chunks = read_policy(folder, name)
         reference.update(chunks)
-        loaded.append(Policy.load(bundle, backend, device, verify=False))
-        return f'on {device}'
+        loaded.append(Policy.load(bundle, backend, device, precision=precision, verify=False))
+        return f'on {device} in {precision}'
 
     def compare() -> str:
-        error = largest_error(infer_cases(loaded[0]), reference)
+        error = largest_error(infer_cases(loaded[0]), reference, precision)
         return f'{len(reference)} chunks differ by {error:.1g} at most'
 
     def measure() -> str:
         milliseconds, report = time_inferences(loaded[0])
-        times[family] = round(milliseconds, 3)
+        times[name] = round(milliseconds, 3)
         graphs = dict(report.cuda_graph)
         if device != 'cpu' and set(graphs.values()) != {'captured'}:
             raise ValueError(
@@ -367,7 +381,7 @@ def _try_policy(
             )
         return f'{milliseconds:.2f} ms an inference' + (', graphs' if device != 'cpu' else '')
 
-    steps.run(f'{name}: loaded', load)
-    with _closed(name, loaded[0], steps):
-        steps.run(f"{name}: compared with PyTorch's chunks", compare, _mend_compared)
-        steps.run(f'{name}: timed', measure)
+    steps.run(f'{label}: loaded', load)
+    with _closed(label, loaded[0], steps):
+        steps.run(f"{label}: compared with PyTorch's chunks", compare, _mend_compared)
+        steps.run(f'{label}: timed', measure)

@@ -2,12 +2,14 @@
 
 `policies.tar.xz` has their bundles with ONNX files, and beside each the chunks that PyTorch gave in
 float32 on a CPU (test/selftest/make_policies.py makes it). So a robot without PyTorch compares
-numbers too, with numpy alone.
+numbers too, with numpy alone. All are float32 but `BFLOAT16`, whose heads are as wide as those of
+real policies: that is what fused attention asks for.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -15,12 +17,16 @@ from time import perf_counter
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
+from vla_runtime.engines.onnx.files import Precision
+from vla_runtime.export.receipt import BOUNDS
 from vla_runtime.families.family import image_sizes
 from vla_runtime.policy import Policy
 from vla_runtime.types import InferenceReport, Observation
 
 ARCHIVE = Path(__file__).with_name('policies.tar.xz')
-REFERENCE = '{family}.npz'
+REFERENCE = '{name}.npz'
+# A pi05 of 64 numbers a head.
+BFLOAT16 = 'pi05_bfloat16'
 # Largest difference of a chunk from PyTorch's, as a share of its largest action if that is above
 # 1. Rounding gives 1e-6 to 1e-5; a wrong mask, a stale graph or TF32 gives 1e-2 and more.
 BOUND = 1e-3
@@ -38,10 +44,25 @@ def unpack(folder: Path) -> None:
     shutil.unpack_archive(ARCHIVE, folder)
 
 
-def read_policy(folder: Path, family: str) -> tuple[Bundle, dict[str, np.ndarray]]:
+def names_of(families: Sequence[str], capability: tuple[int, int]) -> list[str]:
+    """Return the policies that try these families on a GPU which can run any precision.
+
+    Args:
+        families: to try; pi05 brings the bfloat16 policy.
+        capability: of the GPU, which multiplies bfloat16 from (8, 0) on.
+    """
+    return [*families, *([BFLOAT16] if 'pi05' in families and capability >= (8, 0) else [])]
+
+
+def precision_of(name: str) -> Precision:
+    """Return the precision of a policy's ONNX files."""
+    return 'bfloat16' if name == BFLOAT16 else 'float32'
+
+
+def read_policy(folder: Path, name: str) -> tuple[Bundle, dict[str, np.ndarray]]:
     """Return an unpacked policy, its files compared with their SHA-256, and PyTorch's chunks."""
-    with np.load(folder / REFERENCE.format(family=family)) as file:
-        return read_bundle(folder / family), dict(file)
+    with np.load(folder / REFERENCE.format(name=name)) as file:
+        return read_bundle(folder / name), dict(file)
 
 
 def infer_cases(policy: Policy) -> dict[str, np.ndarray]:
@@ -63,13 +84,18 @@ def infer_cases(policy: Policy) -> dict[str, np.ndarray]:
     return chunks
 
 
-def largest_error(chunks: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> float:
+def largest_error(
+    chunks: dict[str, np.ndarray],
+    reference: dict[str, np.ndarray],
+    precision: Precision = 'float32',
+) -> float:
     """Return the largest difference of any case, relative to its largest action if above 1.
 
     Raises:
         ValueError: a number that is not finite, two inputs with the same chunk, or an error above
-            `BOUND`; the message names the case.
+            `BOUND`, in bfloat16 above that of receipts; the message names the case.
     """
+    bound = BOUND if precision == 'float32' else BOUNDS[precision].chunk
     errors = {}
     for case, expected in reference.items():
         found = chunks[case]
@@ -82,10 +108,10 @@ def largest_error(chunks: dict[str, np.ndarray], reference: dict[str, np.ndarray
         if cases[0] in reference and np.array_equal(chunks[cases[0]], chunks[cases[1]]):
             raise ValueError(f'case {kind}: two different inputs give the same chunk')
     worst = max(errors, key=lambda case: errors[case])
-    if errors[worst] > BOUND:
+    if errors[worst] > bound:
         raise ValueError(
             f"case {worst}: actions differ from PyTorch's in float32 by {errors[worst]:.2g}, bound "
-            f'{BOUND:g}'
+            f'{bound:g}'
         )
     return errors[worst]
 
