@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from fake_cuda import CUresult
-from fake_tensorrt import RELEASES
+from fake_tensorrt import RELEASES, FakeEngine
 from paths import ROOT
 from tensorrt_machine import Machine
 
@@ -34,6 +34,21 @@ def selftest(device: str, *families: str) -> dict[str, Step]:
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     return lambda **options: Machine(monkeypatch, tmp_path, **options)
+
+
+@pytest.fixture
+def pytorch(monkeypatch):
+    """PyTorch's half of the self-test on a GPU, with its policies on the CPU."""
+    real = Policy.load
+
+    def on_cpu(bundle, backend, device, **options) -> Policy:
+        return real(bundle, backend, 'cpu', **options)
+
+    monkeypatch.setattr(checks, 'check_cuda_device', lambda device, index: None)
+    monkeypatch.setattr(checks, 'check_backend', lambda backend, device: None)
+    monkeypatch.setattr(checks, '_pytorch_fits', lambda index: 'Orin')
+    monkeypatch.setattr(checks, '_capability', lambda index: (8, 7))
+    monkeypatch.setattr(Policy, 'load', on_cpu)
 
 
 def test_on_a_cpu_both_backends_of_every_family_are_compared(tmp_path, capsys):
@@ -97,18 +112,9 @@ def test_a_bfloat16_network_that_computes_something_else_fails(machine, tensor):
 
 @pytest.mark.parametrize(('capability', 'tried'), [((8, 7), True), ((7, 5), False)])
 def test_pytorch_on_a_gpu_is_tried_in_bfloat16_where_the_gpu_multiplies_it(
-    monkeypatch, capability, tried
+    pytorch, monkeypatch, capability, tried
 ):
-    real = Policy.load
-
-    def on_cpu(bundle, backend, device, **options) -> Policy:
-        return real(bundle, backend, 'cpu', **options)
-
-    monkeypatch.setattr(checks, 'check_cuda_device', lambda device, index: None)
-    monkeypatch.setattr(checks, 'check_backend', lambda backend, device: None)
-    monkeypatch.setattr(checks, '_pytorch_fits', lambda index: 'Orin')
     monkeypatch.setattr(checks, '_capability', lambda index: capability)
-    monkeypatch.setattr(Policy, 'load', on_cpu)
     steps = selftest('cuda', 'pi05')
     names = [name for name, step in steps.items() if 'compared' in name and step.state == 'passed']
     expected = ['pi05', *([BFLOAT16] if tried else [])]
@@ -154,7 +160,7 @@ def test_networks_without_a_graph_fail_and_say_which(machine):
     assert 'CUDA_ERROR_LAUNCH_FAILED' in list(selftest('tensorrt').values())[-1].detail
 
 
-def test_a_context_that_broke_ends_in_a_verdict_and_other_families_are_tried(
+def test_a_context_that_broke_ends_in_a_verdict_and_other_families_are_skipped(
     machine, monkeypatch, tmp_path, capsys
 ):
     here = machine()
@@ -167,18 +173,46 @@ def test_a_context_that_broke_ends_in_a_verdict_and_other_families_are_tried(
     out = tmp_path / 'selftest.json'
     families = ['--family', 'pi05', '--family', 'smolvla']
     assert main(['selftest', '--device', 'tensorrt', *families, '--json', str(out)]) == 1
-    steps = [step for step in json.loads(out.read_text())['steps'] if step['state'] == 'failed']
+    tried = json.loads(out.read_text())['steps']
+    steps = [step for step in tried if step['state'] == 'failed']
     failed = {step['name']: step['detail'] for step in steps}
-    assert steps[0]['mend'].startswith('nothing was compared: the CUDA context is lost')
+    assert steps[0]['mend'].startswith('nothing more is compared: the CUDA context is lost')
+    skipped = {step['name']: step['detail'] for step in tried if step['state'] == 'skipped'}
+    assert skipped == dict.fromkeys(('smolvla', BFLOAT16), 'the CUDA context is lost')
     assert list(failed) == [
         "pi05: compared with PyTorch's chunks",
         'pi05: closed',
-        'smolvla: loaded',
-        'pi05_bfloat16: loaded',
         'device: closed',
     ]
     assert all('CUDA_ERROR_LAUNCH_FAILED' in detail for detail in failed.values())
     assert "FAILED: pi05: compared with PyTorch's chunks; pi05: closed" in capsys.readouterr().out
+
+
+def test_a_kernel_that_faults_at_load_is_a_lost_context(machine, monkeypatch):
+    here = machine()
+
+    def faults(*arguments: object) -> None:
+        here.cuda.broken = CUresult.CUDA_ERROR_LAUNCH_FAILED
+
+    monkeypatch.setattr(FakeEngine, '_run', faults)
+    steps = selftest('tensorrt', 'pi0', 'act')
+    assert steps['pi0: engines built'].state == 'passed'
+    assert steps['pi0: loaded'].mend.startswith('nothing more is compared: the CUDA context')
+    assert steps['act'].state == 'skipped'
+
+
+def test_pytorchs_error_of_a_lost_context_is_known(pytorch, monkeypatch):
+    def faults(policy: Policy) -> None:
+        raise RuntimeError(
+            'CUDA error: an illegal memory access was encountered\n'
+            'CUDA kernel errors might be asynchronously reported at some other API call'
+        )
+
+    monkeypatch.setattr(checks, 'infer_cases', faults)
+    steps = selftest('cuda', 'pi0', 'act')
+    compared = steps["torch, pi0: compared with PyTorch's chunks"]
+    assert compared.mend.startswith('nothing more is compared: the CUDA context')
+    assert steps['torch, act'].state == 'skipped'
 
 
 def test_a_tensorrt_for_a_newer_cuda_than_the_driver_is_named(machine, monkeypatch):

@@ -48,6 +48,7 @@ _LOST = frozenset(
     for name in (
         'ASSERT',
         'CONTAINED',
+        'CONTEXT_IS_DESTROYED',
         'ECC_UNCORRECTABLE',
         'HARDWARE_STACK_ERROR',
         'ILLEGAL_ADDRESS',
@@ -57,6 +58,7 @@ _LOST = frozenset(
         'LAUNCH_FAILED',
         'LAUNCH_TIMEOUT',
         'MISALIGNED_ADDRESS',
+        'UNKNOWN',
     )
 )
 

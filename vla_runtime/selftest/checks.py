@@ -2,13 +2,14 @@
 
 Invariants:
 - A step that fails ends what builds on it and nothing else; so does a device that cannot be closed.
+  On a lost CUDA context everything builds.
 - TensorRT is asked for nothing before the driver has answered: without one it ends the process.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.engines.cuda_driver import CudaDriver, CudaError, format_version, import_cuda
+from vla_runtime.engines.cuda_driver import CudaDriver, format_version, import_cuda
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.preflight import (
@@ -62,10 +63,6 @@ _COPIED = 12 << 20
 _TEGRA = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)})
 _TEGRA_AS_OTHERS = (13, 2)
 _PAGE = 'docs/jetson.md has the versions that go together'
-_LOST = (
-    'nothing was compared: the CUDA context is lost, with this step or one before, and all that '
-    'follows on it fails; try each family in a run of its own (--family)'
-)
 _NOT_COMPARED = 'nothing was compared: the inference failed'
 _NUMBERS = 'the numbers are wrong on this machine: do not use this backend here, and report it'
 
@@ -246,16 +243,15 @@ def _try_tensorrt(
         steps.run('device: copies, a captured graph, a timer', lambda: _use_device(runtime))
         steps.run('versions: made for the same CUDA', lambda: _same_cuda(driver[0].version), _PAGE)
         steps.run('TensorRT: imported, release taken', imports)
+        adapter = adapters[0]
         major, minor = map(int, runtime.info.capability.split('.'))
-        for name in names_of(families, (major, minor)):
-            if precision_of(name) not in adapters[0].precisions:
-                continue
-            with suppress(StepFailedError):
-                steps.run(
-                    f'{name}: engines built',
-                    partial(_build, folder, name, adapters[0], runtime),
-                )
-                _try_policy('tensorrt', f'cuda:{index}', folder, name, steps, times)
+        names = [
+            name
+            for name in names_of(families, (major, minor))
+            if precision_of(name) in adapter.precisions
+        ]
+        build = partial(_build, folder, adapter, runtime)
+        _try_families('tensorrt', f'cuda:{index}', folder, names, steps, times, build)
     return times
 
 
@@ -299,7 +295,7 @@ def _same_cuda(driver: tuple[int, int]) -> str:
     return f'{names or "TensorRT of the system"}, driver for CUDA {format_version(driver)}'
 
 
-def _build(folder: Path, name: str, adapter: TensorRT, runtime: CudaRuntime) -> str:
+def _build(folder: Path, adapter: TensorRT, runtime: CudaRuntime, name: str) -> str:
     from vla_runtime.engines.tensorrt.store import passed_on, write_metadata
     from vla_runtime.export.tensorrt.build import build_engines, plan_build
 
@@ -314,8 +310,6 @@ def _build(folder: Path, name: str, adapter: TensorRT, runtime: CudaRuntime) -> 
 
 def _mend_compared(error: Exception) -> str:
     """Return what a comparison that failed means: wrong numbers are a ValueError."""
-    if isinstance(error, CudaError) and error.context_lost:
-        return _LOST
     return _NUMBERS if isinstance(error, ValueError) else _NOT_COMPARED
 
 
@@ -339,10 +333,20 @@ def _try_families(
     names: Sequence[str],
     steps: Steps,
     times: dict[str, float],
+    build: Callable[[str], str] | None = None,
 ) -> None:
     for name in names:
+        if steps.context_lost:
+            steps.skip(_label(backend, name), 'the CUDA context is lost')
+            continue
         with suppress(StepFailedError):
+            if build is not None:
+                steps.run(f'{name}: engines built', partial(build, name))
             _try_policy(backend, device, folder, name, steps, times)
+
+
+def _label(backend: str, name: str) -> str:
+    return name if backend == 'tensorrt' else f'{backend}, {name}'
 
 
 def _try_policy(
@@ -354,7 +358,7 @@ def _try_policy(
     times: dict[str, float],
 ) -> None:
     """Load one policy, compare its chunks on two inputs, and time it."""
-    label = name if backend == 'tensorrt' else f'{backend}, {name}'
+    label = _label(backend, name)
     precision = precision_of(name)
     loaded: list[Policy] = []
     reference: dict[str, np.ndarray] = {}

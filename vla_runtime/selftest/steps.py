@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
+from vla_runtime.selftest.lost_context import MEND, lost_context
+
 State = Literal['passed', 'failed', 'skipped']
 
 
@@ -41,11 +43,16 @@ class Steps:
         begin: called with a step's name before it runs. A step may end the process (a library that
             crashes); the name is then the last that was shown.
         end: called with each finished step.
+
+    Attributes:
+        done: finished steps.
+        context_lost: a step has cost the CUDA context; what follows on it makes no sense.
     """
 
     def __init__(self, begin: Callable[[str], None], end: Callable[[Step], None]) -> None:
         self._begin, self._end = begin, end
         self.done: list[Step] = []
+        self.context_lost = False
 
     @property
     def failed(self) -> list[Step]:
@@ -59,7 +66,8 @@ class Steps:
         Args:
             name: of the step.
             work: raises where the step fails.
-            mend: what mends it where the error does not say so itself; may depend on the error.
+            mend: what mends it where the error does not say so itself; may depend on the error. A
+                lost CUDA context has its own.
 
         Raises:
             StepFailedError: it failed.
@@ -71,6 +79,8 @@ class Steps:
         except Exception as error:
             kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
             told = mend if isinstance(mend, str) else mend(error)
+            if lost_context(error):
+                told, self.context_lost = MEND, True
             self._finish(name, 'failed', f'{kind}{error}', told, start)
             raise StepFailedError(name) from error
         self._finish(name, 'passed', detail, '', start)
