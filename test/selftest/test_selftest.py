@@ -307,6 +307,31 @@ def test_a_jetson_names_its_release_and_power_mode(text, expected, monkeypatch, 
     assert jetson.describe_jetson() == {**expected, 'power_mode': '15W 0'}
 
 
+@pytest.mark.parametrize(
+    ('model', 'kernel', 'expected'),
+    [
+        (
+            'NVIDIA Jetson AGX Orin Developer Kit\0',
+            '5.15.148-tegra',
+            {'kernel': '5.15.148-tegra', 'model': 'NVIDIA Jetson AGX Orin Developer Kit'},
+        ),
+        (None, '6.8.12-tegra', {'kernel': '6.8.12-tegra'}),
+        ('NVIDIA Jetson Thor\0', '6.8.12', {'kernel': '6.8.12', 'model': 'NVIDIA Jetson Thor'}),
+        ('Raspberry Pi 5 Model B\0', '6.6.31', {}),
+        (None, '6.8.12', {}),
+    ],
+)
+def test_in_a_container_a_jetson_is_known_by_its_model_or_kernel(
+    model, kernel, expected, monkeypatch, tmp_path
+):
+    if model is not None:
+        (tmp_path / 'model').write_text(model)
+    monkeypatch.setattr(jetson, '_RELEASE', tmp_path / 'none')
+    monkeypatch.setattr(jetson, '_MODEL', tmp_path / 'model')
+    monkeypatch.setattr(jetson.platform, 'release', lambda: kernel)
+    assert jetson.describe_jetson() == expected
+
+
 def test_another_machine_is_no_jetson(monkeypatch, tmp_path):
     monkeypatch.setattr(jetson, '_RELEASE', tmp_path / 'none')
     assert jetson.describe_jetson() == {}
