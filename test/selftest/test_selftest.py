@@ -241,7 +241,10 @@ def test_a_tensorrt_for_a_newer_cuda_than_the_driver_is_named(machine, monkeypat
         ('compute_80', True),
         ('compute_90', False),
         ('sm_90a', False),
+        ('compute_80a', False),
+        ('compute_80f', False),
         ('odd', False),
+        ('sm_', False),
     ],
 )
 def test_kernels_run_on_their_own_generation_and_are_compiled_from_older_ones(architecture, fits):
@@ -257,6 +260,15 @@ def test_kernels_run_on_their_own_generation_and_are_compiled_from_older_ones(ar
         ('sm_80', (8, 7), (13, 1), False),
         ('sm_80', (8, 7), (13, 2), True),
         ('sm_110', (11, 0), (13, 0), True),
+        # Of one architecture alone.
+        ('sm_90a', (9, 0), (12, 6), True),
+        ('compute_90a', (9, 0), (12, 6), True),
+        ('compute_90a', (11, 0), (13, 0), False),
+        ('sm_100a', (10, 3), (13, 0), False),
+        # Of one family.
+        ('sm_100f', (10, 3), (13, 0), True),
+        ('compute_100f', (10, 3), (13, 0), True),
+        ('compute_100f', (11, 0), (13, 0), False),
     ],
 )
 def test_kernels_of_an_earlier_minor_revision_run_on_the_desktop_and_on_a_jetson_from_13_2_on(

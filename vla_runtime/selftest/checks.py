@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -191,12 +192,15 @@ def _serves(architecture: str, major: int, minor: int, driver: tuple[int, int]) 
         major, minor: compute capability of the GPU.
         driver: CUDA of the driver.
     """
-    kind, _, number = architecture.partition('_')
-    digits = ''.join(letter for letter in number if letter.isdigit())
-    if not digits:
+    found = re.fullmatch(r'(sm|compute)_(\d+)(\d)([af]?)', architecture)
+    if not found:
         return False
-    made = (int(digits[:-1]), int(digits[-1]))
-    if kind == 'compute':
+    made = (int(found[2]), int(found[3]))
+    # CUDA C++ Programming Guide, Feature Set Compiler Targets: `a` is for one architecture, of sm_
+    # and compute_ alike, and `f` for those of its family.
+    if found[4] == 'a':
+        return made == (major, minor)
+    if found[1] == 'compute' and not found[4]:
         return made <= (major, minor)
     # CUDA C++ Programming Guide, Binary Compatibility: from one minor revision to the next it holds
     # on the desktop, not on Tegra, and not between the two. A driver of CUDA 13.2 lifts that
