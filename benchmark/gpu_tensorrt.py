@@ -82,6 +82,7 @@ def measure(kit: Kit, adapter: TensorRT, runtime: CudaRuntime, repeats: int) -> 
         captures=3,
         report=lambda name, entry: print(f'  {name}: {entry.seconds:.0f} s', flush=True),
     )
+    adapter.free_builder()
     networks = load_networks(adapter, runtime, plan.folder, metadata, max(ROWS), kit.folder)
     bound = BOUNDS[kit.precision]
     checks = {

@@ -14,6 +14,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from weakref import ref
 
 import numpy as np
 import onnxruntime
@@ -85,6 +86,8 @@ class FakeTensorRT:
         self.layers: list[FakeLayer] = []
         self.configs: list[FakeConfig] = []
         self.steps_told = 0
+        # Every one that was made; those that were freed are dead.
+        self.builders: list[ref[FakeBuilder]] = []
         for kind in (
             'BuilderFlag',
             'DataType',
@@ -521,6 +524,7 @@ class FakeBuilder(Named):
             raise TypeError('factory function returned nullptr')
         super().__init__(trt)
         self._logger = logger
+        trt.builders.append(ref(self))
 
     def create_network(self, flags: int) -> FakeNetwork:
         return FakeNetwork(self.trt, flags)

@@ -15,6 +15,7 @@ from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
+from vla_runtime.cli._comparison import compare_engines
 from vla_runtime.cli.main import main
 from vla_runtime.files.large_files import file_sha256
 
@@ -81,6 +82,19 @@ def test_what_was_built_is_compared_with_the_recorded_cases_and_the_receipt_kept
     } <= places
     steps = tiny_spec().denoise_steps
     assert [len(item['growth']) for item in receipt['chunks']] == [steps] * 6
+
+
+def test_the_builders_memory_is_free_when_engines_are_compared(machine, monkeypatch):
+    here = machine()
+    held: list[bool] = []
+
+    def compare(*arguments: object) -> object:
+        held.extend(builder() is not None for builder in here.trt.builders)
+        return compare_engines(*arguments)
+
+    monkeypatch.setattr('vla_runtime.cli.build.compare_engines', compare)
+    assert build(here) == 0
+    assert held == [False]
 
 
 def test_engines_that_compute_something_else_are_not_kept(machine, capsys):

@@ -204,6 +204,18 @@ def test_the_timing_cache_is_used_and_handed_on(graph):
     assert built.timing_cache == b'seen+'
 
 
+def test_builds_have_one_builder_until_it_is_freed(graph):
+    trt = FakeTensorRT(NEWEST)
+    adapter = TensorRT(trt)
+    for _ in range(2):
+        adapter.build(graph, BuildOptions(lengths=(1,)))
+    assert len(trt.builders) == 1
+    adapter.free_builder()
+    assert trt.builders[0]() is None
+    adapter.build(graph, BuildOptions(lengths=(1,)))
+    assert len(trt.builders) == 2
+
+
 def test_a_timing_cache_of_another_gpu_is_begun_anew(graph, caplog):
     options = BuildOptions(timing_cache=b'elsewhere', lengths=(1,))
     built = TensorRT(FakeTensorRT(NEWEST)).build(graph, options)

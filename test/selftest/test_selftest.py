@@ -121,6 +121,15 @@ def test_pytorch_on_a_gpu_is_tried_in_bfloat16_where_the_gpu_multiplies_it(
     assert names == [f"torch, {name}: compared with PyTorch's chunks" for name in expected]
 
 
+def test_all_policies_are_built_by_one_builder_with_the_kernel_times_of_those_before(machine):
+    here = machine()
+    selftest('tensorrt', 'pi0', 'act')
+    assert len(here.trt.builders) == 1
+    # The stand-in's cache grows by one byte a build.
+    times = [len(config._cache._data) for config in here.trt.configs]
+    assert times == list(range(len(times))) and len(times) > 3
+
+
 def test_nothing_stays_on_the_device(machine):
     here = machine()
     selftest('tensorrt')

@@ -144,6 +144,7 @@ def _build(arguments: argparse.Namespace) -> int:
             progress=bar.progress,
             report=bar.report,
         )
+    adapter.free_builder()
     runtime.close()
     if compare and not _verified(bundle, plan.folder, metadata, arguments.device):
         return 1

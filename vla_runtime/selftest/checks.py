@@ -300,11 +300,13 @@ def _same_cuda(driver: tuple[int, int]) -> str:
 
 
 def _build(folder: Path, adapter: TensorRT, runtime: CudaRuntime, name: str) -> str:
-    from vla_runtime.engines.tensorrt.store import passed_on, write_metadata
+    from vla_runtime.engines.tensorrt.store import TIMING_CACHE, passed_on, write_metadata
     from vla_runtime.export.tensorrt.build import build_engines, plan_build
 
     bundle, _ = read_policy(folder, name)
     plan = plan_build(bundle.folder, adapter, runtime, rows=_ROWS, files=bundle.spec.files)
+    # One for all policies, whose kernels are partly the same.
+    plan = replace(plan, timing_cache=folder / TIMING_CACHE)
     built = build_engines(plan, adapter, runtime, captures=1)
     # Loaded for the comparison that follows, and for nothing else: the folder is a temporary one.
     write_metadata(plan.folder, replace(built, passed=passed_on(bundle.spec.files)))

@@ -149,6 +149,7 @@ class TensorRT:
         self.major = found[0]
         self._logger = _logger_of(module)
         self._runtime: Any = None
+        self._builder: Any = None
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -251,16 +252,20 @@ class TensorRT:
     def build(self, onnx: Path, options: BuildOptions) -> BuiltEngine:
         """Build an engine from an ONNX file; its weights are read from beside it.
 
+        All builds have one builder, which holds memory until `free_builder`.
+
         Raises:
             TensorRTError: an operator it does not know, or no implementation fits.
             KeyboardInterrupt: `options.progress` was interrupted or returned False.
         """
         trt = self._trt
         self.complaints()
-        try:
-            builder = trt.Builder(self._logger)
-        except TypeError as error:
-            raise TensorRTError(f'no builder could be made. {self.complaints()}') from error
+        if self._builder is None:
+            try:
+                self._builder = trt.Builder(self._logger)
+            except TypeError as error:
+                raise TensorRTError(f'no builder could be made. {self.complaints()}') from error
+        builder = self._builder
         network = builder.create_network(self._network_flags())
         parser = trt.OnnxParser(network, self._logger)
         if not parser.parse_from_file(str(onnx)):
@@ -286,6 +291,10 @@ class TensorRT:
             layers=int(network.num_layers),
             pinned=pinned,
         )
+
+    def free_builder(self) -> None:
+        """Free the builder and its memory, before engines are loaded to run."""
+        self._builder = None
 
     def _network_flags(self) -> int:
         flags = self._trt.NetworkDefinitionCreationFlag

@@ -91,6 +91,7 @@ class BuildPlan:
         precision: of the ONNX files.
         workspace_bytes: scratch memory that a layer may take.
         estimate: of the largest build.
+        timing_cache: file of the kernel times that builds measure, read and written.
     """
 
     folder: Path
@@ -102,6 +103,7 @@ class BuildPlan:
     precision: Precision
     workspace_bytes: int
     estimate: MemoryEstimate
+    timing_cache: Path
 
     @property
     def to_build(self) -> list[str]:
@@ -168,6 +170,7 @@ def plan_build(
         precision=found,
         workspace_bytes=workspace_bytes,
         estimate=MemoryEstimate.of(weight_bytes, workspace_bytes),
+        timing_cache=target / TIMING_CACHE,
     )
     if plan.to_build:
         check_fits(plan.estimate, runtime)
@@ -285,7 +288,7 @@ def _build_one(
     runtime: CudaRuntime,
     progress: Progress | None,
 ) -> EngineFile:
-    cache = plan.folder / TIMING_CACHE
+    cache = plan.timing_cache
     options = BuildOptions(
         workspace_bytes=plan.workspace_bytes,
         timing_cache=cache.read_bytes() if cache.is_file() else b'',
