@@ -7,7 +7,6 @@ callers that want them before a policy is loaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -32,8 +31,8 @@ def check_contents(bundle: Bundle) -> bool:
     """Compare weights and tokenizer with the dimensions in policy.yaml; reads no weights.
 
     Returns:
-        False where the weights were not compared, because PyTorch, which has the networks, is not
-        installed
+        False where the weights were not compared: the network of these dimensions was never built
+        here, and PyTorch, which it takes, is not installed.
 
     Raises:
         BundleError: tensors missing, unexpected, or of another shape or dtype; a tokenizer that
@@ -41,10 +40,14 @@ def check_contents(bundle: Bundle) -> bool:
     """
     _check_tokenizer(bundle)
     tensors = _header(bundle)
-    if find_spec('torch') is None:
+    try:
+        shapes = weight_shapes(bundle.spec.family, bundle.spec.dims)
+    except ModuleNotFoundError as error:
+        if error.name != 'torch':
+            raise
         return False
     try:
-        check_tensors(tensors, weight_shapes(bundle.spec.family, bundle.spec.dims))
+        check_tensors(tensors, shapes)
     except TensorsError as error:
         raise BundleError(
             f'{bundle.weights_path}: against family and dimensions in policy.yaml {error}'

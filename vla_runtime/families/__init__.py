@@ -12,6 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_runtime.families.family import Family, PolicyDims, TimeTable
+from vla_runtime.families.remembered_shapes import (
+    Shapes,
+    remember_shapes,
+    remembered_shapes,
+    shapes_file,
+)
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 if TYPE_CHECKING:
@@ -74,16 +80,26 @@ def build_network(name: str, dims: PolicyDims) -> FlowNetwork:
     return network
 
 
-def weight_shapes(name: str, dims: PolicyDims) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of a network's tensors; imports PyTorch, allocates nothing.
+def weight_shapes(name: str, dims: PolicyDims) -> Shapes:
+    """Return names and shapes of a network's tensors; allocates nothing.
+
+    Imports PyTorch the first time only: they are remembered in the user's cache folder.
 
     Raises:
         ValueError: unknown family.
+        ModuleNotFoundError: not remembered, and PyTorch is not installed.
     """
-    from vla_runtime.families.flow_network import empty_network
+    _find(name)
+    path = shapes_file(name, dims, map(Path, __path__))
+    shapes = remembered_shapes(path) if path else None
+    if shapes is None:
+        from vla_runtime.families.flow_network import empty_network
 
-    state = empty_network(name, dims).state_dict()
-    return {tensor: tuple(value.shape) for tensor, value in state.items()}
+        state = empty_network(name, dims).state_dict()
+        shapes = {tensor: tuple(value.shape) for tensor, value in state.items()}
+        if path:
+            remember_shapes(path, shapes)
+    return shapes
 
 
 def read_time_table(name: str, dims: PolicyDims, weights: Path) -> TimeTable:

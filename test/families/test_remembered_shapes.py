@@ -1,0 +1,71 @@
+"""Shapes of a network are those of its code, remembered or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_policy import tiny_dims
+
+from vla_runtime.families import weight_shapes
+from vla_runtime.families.remembered_shapes import shapes_file
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    return tmp_path / 'vla_runtime' / 'shapes'
+
+
+@pytest.mark.parametrize('family', ['pi05', 'smolvla', 'act'])
+def test_what_is_remembered_is_what_was_built(cache, family, monkeypatch):
+    built = weight_shapes(family, tiny_dims(family))
+    monkeypatch.delattr('vla_runtime.families.flow_network.empty_network')
+    assert weight_shapes(family, tiny_dims(family)) == built
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_other_dimensions_are_built_anew(cache):
+    dims = tiny_dims('pi05')
+    shapes = weight_shapes('pi05', dims)
+    other = weight_shapes('pi05', replace(dims, action_dim=dims.action_dim + 1))
+    assert other['action_out.bias'] != shapes['action_out.bias']
+
+
+def test_other_code_has_another_file(tmp_path):
+    module = tmp_path / 'networks.py'
+
+    def file() -> Path | None:
+        return shapes_file('pi05', tiny_dims('pi05'), [tmp_path])
+
+    module.write_text('WIDTH = 1\n')
+    before = file()
+    assert before == file()
+    module.write_text('WIDTH = 2\n')
+    assert file() not in (before, None)
+
+
+@pytest.mark.parametrize(
+    'damage',
+    [
+        lambda path: path.write_text(''),
+        lambda path: path.write_text('[1, 2]'),
+        lambda path: path.write_text('{"action_out.bias": 6}'),
+        lambda path: path.write_bytes(b'\xff'),
+    ],
+)
+def test_a_damaged_file_is_written_anew(cache, damage: Callable[[Path], object]):
+    shapes = weight_shapes('pi05', tiny_dims('pi05'))
+    (path,) = cache.iterdir()
+    whole = path.read_bytes()
+    damage(path)
+    assert weight_shapes('pi05', tiny_dims('pi05')) == shapes
+    assert path.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_written_to_costs_time_only(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    (tmp_path / 'vla_runtime').write_text('a file, where a folder is to be')
+    assert weight_shapes('pi05', tiny_dims('pi05'))['action_out.bias']
