@@ -5,6 +5,7 @@ ros2 launch vla_runtime vla.launch.py bundle:=/path/to/bundle robot:=so101
 
 from difflib import get_close_matches
 from pathlib import Path
+from uuid import uuid4
 
 from ament_index_python.packages import get_package_share_directory
 from launch import LaunchContext, LaunchDescription
@@ -17,7 +18,7 @@ from launch.actions import (
 )
 from launch.event_handlers import OnProcessExit
 from launch.events.process import ProcessExited
-from launch.logging import get_logger
+from launch.logging import get_logger, launch_config
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
@@ -26,6 +27,7 @@ from launch_ros.utilities import make_namespace_absolute, prefix_namespace
 from vla_runtime.ros.autostart import COULD_NOT_START
 from vla_runtime.ros.middleware import lossless_images
 from vla_runtime.ros.parameter_file import check_parameter_file
+from vla_runtime.ros.policy.kept_instruction import FILE_VARIABLE
 from vla_runtime.ros.robot.file import find_robot
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
@@ -148,11 +150,13 @@ def start(context: LaunchContext) -> list[Action]:
     policy = [SHARE / 'config/policy.yaml', defaults, *own, common | policy_only]
     executor = [SHARE / 'config/executor.yaml', defaults, *own, common | executor_only]
     respawn = {'respawn': _truth(said, 'respawn'), 'respawn_delay': RESPAWN_DELAY_S}
+    # Of this launch alone: the next one begins with its own arguments.
+    kept = Path(launch_config.log_dir) / f'instruction-{uuid4().hex}.json'
     return [
         *set_profile(context),
         # First: what the policy says before it has found the recorder is not in the bag.
         *_recorder(said, own, recorder),
-        *_node(said, 'policy', policy, **respawn),
+        *_node(said, 'policy', policy, additional_env={FILE_VARIABLE: str(kept)}, **respawn),
         *_node(said, 'executor', executor),
     ]
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from graph import LATCHED, graph
+from graph import LATCHED, Graph, Process, graph
 from std_msgs.msg import String
 from test_policy_node import NODE, TASK, Executor, start
 from tiny_policy import tiny_spec, write_tiny_policy
 from tiny_robot import write_robot
+
+from vla_runtime.ros.messages.diagnostics import values_of
+from vla_runtime.ros.policy.kept_instruction import FILE_VARIABLE
 
 pytestmark = pytest.mark.graph
 
@@ -107,3 +111,77 @@ def test_an_instruction_given_at_start_is_in_force(files: tuple[Path, Path]) -> 
         assert made.transition(f'/alone{NODE}', 'activate')
         assert executor.chunk()[1]['instruction'] == 'wave'
         assert "instruction: 'wave'" in process.text()
+
+
+@pytest.fixture
+def respawned(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Respawned]:
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / 'instruction.json'))
+    with graph() as made:
+        yield Respawned(made, files)
+
+
+class Respawned:
+    """A policy node that is started anew with the same arguments when it dies, as launch does."""
+
+    def __init__(self, made: Graph, files: tuple[Path, Path]) -> None:
+        self._files = files
+        self.executor = Executor(made, '/respawned')
+        self.process = self._start()
+
+    def die(self) -> None:
+        """Let it be killed, and start another one in its place."""
+        self.process.stop(signal.SIGKILL)
+        self.process = self._start()
+
+    def instruction(self) -> str:
+        """Ask until a chunk comes, because a reader that died is seen as a listener for a while."""
+
+        def ask() -> None:
+            executor.drivers()
+            executor.drivers.request(unheard=True)
+
+        executor = self.executor
+        self.wait_for_log(': loading')
+        executor.reports.clear()
+        executor.graph.wait_for(lambda: executor.reports, 'a chunk', meanwhile=ask)
+        return values_of(executor.reports[-1].status[0])['instruction']
+
+    def wait_for_log(self, words: str) -> None:
+        self.executor.graph.wait_for(lambda: words in self.process.text(), f"'{words}' in the log")
+
+    def _start(self) -> Process:
+        arguments = ('-r', '__ns:=/respawned', '-p', 'instruction:=touch', '-p', 'autostart:=true')
+        return start(self.executor.graph, *self._files, *arguments)
+
+
+def test_a_respawned_node_goes_on_with_the_newest_instruction(respawned: Respawned) -> None:
+    executor = respawned.executor
+    assert respawned.instruction() == 'touch'
+    give(executor, 'push')
+    respawned.die()
+    assert respawned.instruction() == 'push'
+    respawned.wait_for_log("instruction: 'push', as before this node was respawned, not 'touch'")
+    wait_for_topic(executor, 'lift')
+    respawned.die()
+    assert respawned.instruction() == 'lift'
+
+
+def test_a_respawned_node_does_not_take_a_superseded_message_again(respawned: Respawned) -> None:
+    executor = respawned.executor
+    wait_for_topic(executor, 'push')
+    give(executor, 'lift')
+    respawned.die()
+    # The publisher of the older one is there still, and has it latched.
+    respawned.wait_for_log("instruction: 'push' is not taken")
+    assert respawned.instruction() == 'lift'
+
+
+def test_a_respawned_node_makes_no_chunk_after_an_empty_instruction(respawned: Respawned) -> None:
+    executor = respawned.executor
+    assert respawned.instruction() == 'touch'
+    give(executor, '')
+    respawned.die()
+    respawned.wait_for_log("instruction: '', as before this node was respawned, not 'touch'")
+    executor.wait_for_status('observation', 'no instruction', 'a status about it')

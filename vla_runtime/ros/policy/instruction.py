@@ -2,12 +2,14 @@
 
 So there is one place for it, and the newest one counts, however it was given and whatever state the
 node is in. `~/current_instruction` (transient local) tells it to whoever judges by it. A policy
-without language does not read it, and the log says so once.
+without language does not read it, and the log says so once. A node that is respawned goes on with
+the one in force, not with that of its own arguments, which may be superseded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from rclpy.node import Node
 from rclpy.parameter import Parameter
@@ -16,6 +18,12 @@ from std_msgs.msg import String
 from vla_runtime.files.quotes import quoted
 from vla_runtime.policy import Policy
 from vla_runtime.ros.node_runner import OnError, guarded
+from vla_runtime.ros.policy.kept_instruction import (
+    KeptInstruction,
+    instruction_file,
+    read_instruction,
+    write_instruction,
+)
 from vla_runtime.ros.policy.parameters import INSTRUCTION
 from vla_runtime.ros.qos import LATCHED
 from vla_runtime.ros.restart import note, state_before
@@ -40,12 +48,18 @@ class Instruction:
         self._reader: Policy | None = None
         self._said_unused = False
         self._current = node.create_publisher(String, '~/current_instruction', LATCHED)
-        # Where this process started again, a latched message is delivered once more, and may be
-        # older than what the parameter was set to since.
+        self._file = instruction_file()
+        self._kept = self._from_before()
+        # Where this node was respawned, or its process started again, a latched message is
+        # delivered once more, and may be older than what the parameter was set to since.
         before = state_before()
-        self._delivered = None if before is None else before.notes.get(_HEARD)
-        self._heard = self._delivered
+        heard = self._kept.heard if before is None else before.notes.get(_HEARD)
+        self._heard = heard if isinstance(heard, str) else None
+        self._delivered = self._heard
         note(_HEARD, lambda: self._heard)
+        # Before ROS 2 Iron there is no such hook: the next status keeps it.
+        if hasattr(node, 'add_post_set_parameters_callback'):
+            node.add_post_set_parameters_callback(guarded(on_error, INSTRUCTION, self._keep))
         # For as long as the node lives: made anew it would get latched messages again.
         node.create_subscription(
             String,
@@ -65,6 +79,7 @@ class Instruction:
 
     def follow(self) -> None:
         """Tell the others when the parameter was set: before ROS 2 Iron nothing calls back."""
+        self._keep()
         if self.text != self._told:
             self._tell()
         policy = self._reader
@@ -87,9 +102,45 @@ class Instruction:
         if not result.successful:
             raise ValueError(result.reason)
         self._heard = message.data
+        self._keep()
         # Also when it is the same again: whoever judges by it begins anew.
         self._tell()
         self._on_news()
+
+    def _from_before(self) -> KeptInstruction:
+        """Take up what the node before this one kept; what is in force then."""
+        log = self._node.get_logger()
+        own = KeptInstruction(self.text, None)
+        try:
+            kept = None if self._file is None else read_instruction(self._file)
+        except ValueError as error:
+            # Which one was in force is not known, and that of the arguments may be superseded.
+            log.error(f'instruction: empty, so that the robot holds; give it anew: {error}')
+            kept = KeptInstruction('', None)
+        else:
+            if kept is None:
+                return own
+            if kept.instruction != own.instruction:
+                log.warning(
+                    f'instruction: {quoted(kept.instruction, _LOGGED)}, as before this node was '
+                    f'respawned, not {quoted(own.instruction, _LOGGED)} of its arguments'
+                )
+        self._node.set_parameters([Parameter(INSTRUCTION, value=kept.instruction)])
+        return kept
+
+    def _keep(self, *_: Any) -> None:
+        """Keep the instruction for the node that is respawned after this one."""
+        now = KeptInstruction(self.text, self._heard)
+        if self._file is None or now == self._kept:
+            return
+        self._kept = now
+        try:
+            write_instruction(self._file, now)
+        except OSError as error:
+            self._node.get_logger().error(
+                'instruction: a node that is respawned after this one will not know it, and begin '
+                f'with that of its arguments: {error}'
+            )
 
     def _tell(self) -> None:
         before, self._told = self._told, self.text
