@@ -9,7 +9,14 @@ from runpy import run_path
 from ament_index_python.packages import get_package_share_directory
 from launch import LaunchContext, LaunchDescription
 from launch.action import Action
-from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription, OpaqueFunction
+from launch.actions import (
+    DeclareLaunchArgument,
+    IncludeLaunchDescription,
+    OpaqueFunction,
+    RegisterEventHandler,
+)
+from launch.event_handlers import OnProcessExit
+from launch.events.process import ProcessExited
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
@@ -56,17 +63,26 @@ def tabletop(context: LaunchContext) -> list[Action]:
     own = LaunchConfiguration('params_file').perform(context)
     use_sim_time = LaunchConfiguration('use_sim_time')
     given = {'use_sim_time': ParameterValue(use_sim_time, value_type=bool)}
-    return [
-        Node(
-            package='vla_runtime',
-            executable='tabletop_node',
-            name='tabletop',
-            namespace=LaunchConfiguration('namespace'),
-            parameters=[
-                *([str(Path(own).expanduser().resolve())] if own else []),
-                *([given] if use_sim_time.perform(context) else []),
-            ],
-            output='screen',
-            sigterm_timeout='20',
+    node = Node(
+        package='vla_runtime',
+        executable='tabletop_node',
+        name='tabletop',
+        namespace=LaunchConfiguration('namespace'),
+        parameters=[
+            *([str(Path(own).expanduser().resolve())] if own else []),
+            *([given] if use_sim_time.perform(context) else []),
+        ],
+        output='screen',
+        sigterm_timeout='20',
+    )
+    # First: one that cannot even be imported may end at once.
+    return [RegisterEventHandler(OnProcessExit(target_action=node, on_exit=end)), node]
+
+
+def end(event: ProcessExited, context: LaunchContext) -> None:
+    """End the launch with the simulator: without it the others would wait for a robot for ever."""
+    if event.returncode != 0 and not context.is_shutdown:
+        raise RuntimeError(
+            f'tabletop, the simulated robot, ended with exit code {event.returncode}; its own '
+            'error is above'
         )
-    ]

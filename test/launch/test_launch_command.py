@@ -239,6 +239,18 @@ def judged_by(diagnostics: list[DiagnosticArray]) -> str:
 
 @pytest.mark.graph
 @needs_demo
+def test_a_simulator_that_cannot_start_ends_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As where no OSMesa is installed and no GPU is there.
+    monkeypatch.setenv('MUJOCO_GL', 'nothing')
+    with launched('demo.launch.py', 'autostart:=false') as process:
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert 'tabletop, the simulated robot, ended with exit code' in output
+    assert 'MUJOCO_GL' in output
+
+
+@pytest.mark.graph
+@needs_demo
 def test_the_pages_way_to_instruct_reaches_every_listener(peer: Graph) -> None:
     pytest.importorskip('ros2topic', reason='ros2cli comes with an installed ROS 2')
     page = text_of('docs/running.md')
