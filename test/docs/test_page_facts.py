@@ -320,3 +320,17 @@ def test_the_studies_page_has_every_measured_study() -> None:
     page = set(re.findall(r'\w+', text_of('docs/studies.md').replace('study_', '')))
     # The replan intervals on still blocks had no part in the choice of the default.
     assert measured & set(STUDIES) - {'replan'} <= page
+
+
+# --- shutdown ---------------------------------------------------------------------------------
+
+
+def test_a_launch_file_of_ones_own_gives_a_node_the_time_that_its_shutdown_may_take() -> None:
+    page = text_of('docs/running.md')
+    (longest_s,) = re.findall(r'Shutdown takes (\d+) s at most', page)
+    (node,) = (block for block in blocks('docs/running.md', 'python') if 'executor_node' in block)
+    (given_s,) = re.findall(r"sigterm_timeout='(\d+)'", node)
+    assert int(given_s) > int(longest_s)
+    for name in ('vla.launch.py', 'demo.launch.py'):
+        launched = (ROOT / 'launch' / name).read_text(encoding='utf-8')
+        assert set(re.findall(r"sigterm_timeout='(\d+)'", launched)) == {given_s}
