@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from dataclasses import replace
+from html import escape
 from itertools import count
 
 import matplotlib
@@ -119,6 +120,13 @@ def test_the_page_needs_nothing_but_itself(record):
     assert 'A title with &lt;brackets&gt; &amp; more' in page
     assert 'vla_runtime study small' in page
     assert 'success, %' in page
+
+
+def test_the_page_says_which_code_ran_a_study_and_where_nobody_noted_it(record):
+    assert 'code not noted' not in study_page([record])
+    assert f'code {escape(record["code"])}; ' in study_page([record])
+    old = {name: value for name, value in record.items() if name != 'code'}
+    assert study_page([record, old | {'study': 'old'}]).count('code not noted') == 1
 
 
 def test_a_share_that_rounds_to_beyond_its_interval_is_drawn(record):

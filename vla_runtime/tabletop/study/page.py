@@ -93,9 +93,11 @@ def _digests(study: Json) -> str:
 
 
 def _code(study: Json) -> str:
-    """Version of the code that ran the study; '' where the file does not say."""
-    # Studies written before the code was noted have none.
-    return f'code {escape(study["code"])}; ' if 'code' in study else ''
+    """Version of the code that ran the study, or that the file does not say."""
+    if 'code' in study:
+        return f'code {escape(study["code"])}; '
+    # A reader would take today's code for the one that these numbers are of.
+    return '<b>code not noted: from before results named it, not from today’s code</b>; '
 
 
 def _same(study: Json) -> str:
