@@ -53,7 +53,7 @@ SUBSCRIBED = (
     ('joint_states', 'sensor_msgs/msg/JointState', BEST_EFFORT, VOLATILE, POLICY),
     ('joint_states', 'sensor_msgs/msg/JointState', BEST_EFFORT, VOLATILE, EXECUTOR),
     ('committed_plan', TRAJECTORY, BEST_EFFORT, VOLATILE, POLICY),
-    ('action_chunk', TRAJECTORY, RELIABLE, VOLATILE, EXECUTOR),
+    ('action_chunk', TRAJECTORY, BEST_EFFORT, VOLATILE, EXECUTOR),
     ('vla_policy/instruction', 'std_msgs/msg/String', RELIABLE, LATCHED, POLICY),
 )
 

@@ -18,6 +18,9 @@ from paths import ROOT
 # would lead around the cable.
 _TRANSPORT = {'FASTDDS_BUILTIN_TRANSPORTS': 'UDPv4', 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'}
 
+# A hardware address that no device has.
+_NOBODY = '02:00:00:00:00:01'
+
 
 def _ip(*words: str) -> None:
     subprocess.run(['ip', *words], check=True, capture_output=True, text=True)
@@ -30,10 +33,14 @@ class Cable:
     Attributes:
         namespace: the other one.
         inside: the device there.
+        here: address of this end.
+        mac: hardware address of this end.
     """
 
     namespace: str
     inside: str
+    here: str
+    mac: str
 
     def pull(self) -> None:
         """Nothing passes any more; both ends keep their addresses."""
@@ -41,6 +48,19 @@ class Cable:
 
     def plug(self) -> None:
         _ip('-n', self.namespace, 'link', 'set', self.inside, 'up')
+
+    @contextmanager
+    def lose_what_comes(self) -> Iterator[None]:
+        """Nothing from the other end arrives, and all that is sent to it does."""
+        self._send_to(_NOBODY)
+        try:
+            yield
+        finally:
+            self._send_to(self.mac)
+
+    def _send_to(self, mac: str) -> None:
+        words = ['neigh', 'replace', self.here, 'lladdr', mac, 'dev', self.inside]
+        _ip('-n', self.namespace, *words, 'nud', 'permanent')
 
     @contextmanager
     def process(self, script: Path) -> Iterator[subprocess.Popen[bytes]]:
@@ -86,7 +106,8 @@ def cable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cable]:
         with monkeypatch.context() as changed:
             for name, value in {**_TRANSPORT, 'ROS_STATIC_PEERS': f'{here};{there}'}.items():
                 changed.setenv(name, value)
-            yield Cable(namespace, inside)
+            mac = Path(f'/sys/class/net/{outside}/address').read_text().strip()
+            yield Cable(namespace, inside, here, mac)
     finally:
         # The pair goes with the namespace.
         _ip('netns', 'del', namespace)

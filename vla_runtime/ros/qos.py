@@ -7,9 +7,9 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 # Of a stream whose older messages are of no use.
 NEWEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
-# How requests are heard. They are sent again until they are answered: a lost one costs 0.1 s. To a
-# reliable reader it costs more, because all after it waits for the writer's next heartbeat, which
-# Fast DDS sends every 3 s.
+# How requests and their chunks are heard. A request is sent again until its chunk has come: a lost
+# one costs 0.1 s. To a reliable reader it costs more, because all after it waits for the writer's
+# next heartbeat, which Fast DDS sends every 3 s.
 REPEATED = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
 LATCHED = QoSProfile(
     depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
