@@ -262,8 +262,8 @@ def _poison(engine) -> None:
             slot['past_value'].fill_(float('nan'))
     # The copies that the denoise steps read.
     with torch.inference_mode():
-        for expert in engine._laid_out.values():
-            for values in expert._attended._values:
+        for laid_out in engine._laid_out.values():
+            for values in laid_out.value._attended._values:
                 values.fill_(float('nan'))
 
 

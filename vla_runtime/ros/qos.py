@@ -11,6 +11,8 @@ NEWEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
 # one costs 0.1 s. To a reliable reader it costs more, because all after it waits for the writer's
 # next heartbeat, which Fast DDS sends every 3 s.
 REPEATED = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
+# Every chunk is judged and counted, also where several come at once.
+CHUNKS = QoSProfile(depth=10, reliability=ReliabilityPolicy.BEST_EFFORT)
 LATCHED = QoSProfile(
     depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
 )

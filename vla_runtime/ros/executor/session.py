@@ -27,7 +27,7 @@ from vla_runtime.ros.executor.control_loop import ControlLoop
 from vla_runtime.ros.executor.robot_link import RobotLink
 from vla_runtime.ros.executor.steady_loop import Lateness, SteadyLoop, system_time_ns
 from vla_runtime.ros.node_runner import OnError, guarded
-from vla_runtime.ros.qos import REPEATED
+from vla_runtime.ros.qos import CHUNKS
 from vla_runtime.ros.worker import LatestJobWorker
 
 CHUNK_TOPIC = 'action_chunk'
@@ -113,7 +113,7 @@ class ExecutorSession:
             JointTrajectory,
             CHUNK_TOPIC,
             guarded(hooks.on_error, 'chunk', hooks.on_chunk),
-            REPEATED,
+            CHUNKS,
         )
         self._link.listen(loop.observe_state, hooks.on_error)
         loop.keep_garbage_out()
