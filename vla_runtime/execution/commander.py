@@ -113,9 +113,8 @@ class Commander:
             state.bring_near(setpoints)
         measured = state.positions
         near = self._grips | (np.abs(setpoints - measured) <= self._tolerance)
-        goal = measured
-        if self.has_commanded:
-            goal = setpoints if near[guarded].all() else np.where(self._grips, setpoints, measured)
+        stays = self._grips | near[guarded].all()
+        goal = np.where(stays, setpoints, measured) if self.has_commanded else measured
         inside = np.where(guarded, np.clip(goal, limits.hard_lower, limits.hard_upper), setpoints)
         excess = np.where(guarded, np.abs(goal - inside) / self._tolerance, 0.0)
         goes_back = self._start.on_too_far == 'approach' and not self.unknown.any()

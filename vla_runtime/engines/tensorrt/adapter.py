@@ -24,16 +24,14 @@ import mmap
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from vla_runtime.engines.tensorrt.layer_types import dtype_name, pin_types, sum_in_float32
 
 logger = logging.getLogger(__name__)
-# By module of TensorRT.
-_loggers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 _SUPPORTED = '8.6, 10.3 and later'
 # (what TensorRT is doing, steps done, steps in all); False stops the build.
@@ -366,15 +364,12 @@ def _add_profiles(builder: Any, config: Any, network: Any, lengths: tuple[int, .
         config.add_optimization_profile(profile)
 
 
+@cache
 def _logger_of(trt: Any) -> Any:
-    """Return the one logger of a TensorRT module, which warns where it is given several."""
-    if trt not in _loggers:
-        _loggers[trt] = _make_logger(trt)
-    return _loggers[trt]
+    """Return a logger that hands messages to Python's and keeps the errors.
 
-
-def _make_logger(trt: Any) -> Any:
-    """Make a logger that hands messages to Python's and keeps the errors."""
+    There is one for a TensorRT module, which warns where it is given several.
+    """
     severities = trt.ILogger.Severity
     levels = {
         severities.INTERNAL_ERROR: logging.ERROR,

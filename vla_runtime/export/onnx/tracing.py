@@ -60,7 +60,7 @@ def trace(module: nn.Module, *arguments: Any) -> Trace:
     record = make_fx(run, pre_dispatch=True, record_module_stack=True)
     # A tensor that `forward` makes from a list was not made by this tracer.
     with _without_stack_traces(), FakeTensorMode(allow_non_fake_inputs=True):
-        # `tracing_mode='fake'` would convert them, which takes a third of a trace.
+        # `tracing_mode='fake'` would convert them one by one, which takes longer.
         traced = record(*(torch.empty_like(value) for value in (*state.values(), *inputs)))
     graph = traced.graph
     graph.eliminate_dead_code()
