@@ -117,21 +117,7 @@ def test_the_bag_has_the_quality_of_service_of_the_publishers(finished):
     assert offered['/demo/joint_states'].reliability is QosReliability.BEST_EFFORT
 
 
-def test_ctrl_c_ends_it_cleanly_with_the_report_written(bundle, tmp_path):
-    demo = Demo(bundle, tmp_path / 'out', seconds=60.0)
-    demo.wait_for_line(r'chunk [1-9]')
-    pids = demo.children()
-    demo.process.send_signal(signal.SIGINT)
-    # The impatient one gets the report, too.
-    demo.wait_for_line('writing the report')
-    demo.process.send_signal(signal.SIGINT)
-    code, text = demo.end()
-    assert code == 0, text
-    assert 'ended with Ctrl-C' in require_report(demo.out)
-    assert nothing_is_left(pids)
-
-
-def test_ctrl_c_again_and_again_ends_it_as_one_does(bundle, tmp_path):
+def test_ctrl_c_again_and_again_ends_it_cleanly_with_the_report_written(bundle, tmp_path):
     demo = Demo(bundle, tmp_path / 'out', seconds=60.0)
     demo.wait_for_line(r'chunk [1-9]')
     pids = demo.children()
