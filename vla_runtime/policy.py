@@ -306,9 +306,11 @@ class Policy:
     def _run_black(self, request: ChunkRequest, held: tuple[Place, ...]) -> None:
         """Run a warm-up's request; nothing from before or of it is in the cache afterwards."""
         self._runner.cache.clear()
-        # Not decoded: a state of zeros is not a valid pose for relative actions.
-        self._run(request, PhaseClock(), held=held)
-        self._runner.cache.clear()
+        try:
+            # Not decoded: a state of zeros is not a valid pose for relative actions.
+            self._run(request, PhaseClock(), held=held)
+        finally:
+            self._runner.cache.clear()
 
     def reset(self) -> None:
         """Begin a new episode: inference numbers start at 0 again, nothing cached survives."""

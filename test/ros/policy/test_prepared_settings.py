@@ -12,7 +12,7 @@ from vla_runtime.performance.bench import look
 from vla_runtime.policy import Policy
 from vla_runtime.ros.policy.prepared_settings import PreparedSettings
 from vla_runtime.ros.policy.settings import live_settings, settings_from
-from vla_runtime.types import Observation
+from vla_runtime.types import Observation, Reuse
 
 DEFAULTS = {name: row.default for name, row in live_settings().items()}
 
@@ -124,7 +124,9 @@ def test_settings_that_cannot_be_prepared_are_tried_again_once_they_change(here)
     assert settings.refused
     assert settings.of(changed) == DEFAULTS and settings.prepare() == 0.0
     assert not here.cuda.calls
-    policy.infer(_observation(policy))
+    # Black, as the image that failed.
+    _, report = policy.infer(_observation(policy))
+    assert {outcome.reuse for outcome in report.cache.images.values()} == {Reuse.MISS}
     again = {**changed, 'seed': 1}
     for _ in range(2):
         assert settings.of(again) == DEFAULTS and not settings.refused
