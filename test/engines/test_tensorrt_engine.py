@@ -18,10 +18,13 @@ from tiny_policy import tiny_dims
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.cuda_driver import CudaError
+from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.protocol import StepInputs
+from vla_runtime.engines.tensorrt import engine as tensorrt_engine
 from vla_runtime.engines.tensorrt import loading as tensorrt_loading
+from vla_runtime.engines.tensorrt.adapter import Network
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
-from vla_runtime.engines.tensorrt.loading import closed_on_failure
+from vla_runtime.engines.tensorrt.loading import closed_on_failure, load_networks
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.inference.denoise import denoise, flow_times
@@ -309,9 +312,43 @@ def test_a_load_that_fails_raises_its_own_error_and_not_that_of_closing(machine)
 
     with (
         pytest.raises(CudaError, match='the first error'),
-        closed_on_failure(here.runtime(), 'cuda:0', here.bundle),
+        closed_on_failure(here.runtime(), {}, 'cuda:0', here.bundle),
     ):
         breaks()
+
+
+def test_a_load_that_fails_leaves_no_engine_to_be_collected_later(machine, monkeypatch):
+    here = machine()
+    here.build()
+    loaded = {}
+
+    def load(*arguments: object) -> dict[str, Network]:
+        loaded.update(load_networks(*arguments))
+        return dict(loaded)
+
+    monkeypatch.setattr(tensorrt_engine, 'load_networks', load)
+    here.trt.freeze_outputs = True
+    with pytest.raises(ValueError, match='the same numbers'):
+        here.load()
+    assert loaded and all(one._engine is one._context is None for one in loaded.values())
+
+
+def test_a_schedule_that_does_not_fit_leaves_nothing(machine, monkeypatch):
+    here = machine()
+    here.build()
+    engine = here.load()
+    live, allocate, calls = here.cuda.live, CudaRuntime.allocate, []
+
+    def fails_third(self: CudaRuntime, size: int) -> int:
+        calls.append(size)
+        if len(calls) == 3:
+            raise CudaError('cuMemAlloc', 'CUDA_ERROR_OUT_OF_MEMORY', 'out of memory')
+        return allocate(self, size)
+
+    monkeypatch.setattr(CudaRuntime, 'allocate', fails_third)
+    with pytest.raises(CudaError, match='OUT_OF_MEMORY'):
+        chunk(engine, 1, seed=1, steps=5)
+    assert here.cuda.live == live
 
 
 def test_what_this_backend_cannot_do_is_refused(machine):

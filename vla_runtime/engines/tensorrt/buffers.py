@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.graph_replay import GraphedWork
 from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS, STEP_OUTPUTS, TEXT_INPUT
@@ -163,10 +164,12 @@ class Schedule:
         self, runtime: CudaRuntime, steps: int, conditioning: int, dims: PolicyDims
     ) -> None:
         self.steps = steps
-        self.table = RowArrays(runtime, steps, conditioning)
-        self.times = RowArrays(runtime, steps, 1)
-        self.plan_weight = RowArrays(runtime, steps, dims.horizon)
-        self.dt = RowArrays(runtime, 1, 1)
+        self._arrays: list[RowArrays] = []
+        # A live change that does not fit into memory is tried again, and must not take more.
+        with closed_on_error(self._free_arrays):
+            for count, width in ((steps, conditioning), (steps, 1), (steps, dims.horizon), (1, 1)):
+                self._arrays.append(RowArrays(runtime, count, width))
+        self.table, self.times, self.plan_weight, self.dt = self._arrays
         # Flow times and dt that the buffers hold.
         self.key: tuple[float, ...] = ()
         # By number of rows and slot.
@@ -183,7 +186,10 @@ class Schedule:
         """Free graphs, then buffers."""
         for work in self.denoise.values():
             work.close()
-        for rows in (self.table, self.times, self.plan_weight, self.dt):
+        self._free_arrays()
+
+    def _free_arrays(self) -> None:
+        for rows in self._arrays:
             rows.free()
 
 

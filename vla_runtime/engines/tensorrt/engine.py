@@ -161,7 +161,8 @@ class TensorRTEngine:
         adapter = import_tensorrt()
         # Before any call into TensorRT, which crashes on a machine without a driver.
         runtime = CudaRuntime(index)
-        with closed_on_failure(runtime, device, bundle):
+        networks: dict[str, Network] = {}
+        with closed_on_failure(runtime, networks, device, bundle):
             folder, metadata = find_engines(
                 bundle, runtime.info, adapter.version, files, passed=passed
             )
@@ -169,7 +170,7 @@ class TensorRTEngine:
             max_rows = min(max_rows, metadata.rows)
             check_precision(bundle, metadata, precision)
             check_memory(runtime, metadata, device)
-            networks = load_networks(adapter, runtime, folder, metadata, max_rows, bundle)
+            networks |= load_networks(adapter, runtime, folder, metadata, max_rows, bundle)
             engine = cls(
                 find_family(family),
                 dims,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from vla_runtime.engines.closing import closed_on_error
+from vla_runtime.engines.closing import close_all, closed_on_error
 from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.free_memory import LOAD_RESERVE_BYTES, free_device_bytes
@@ -16,14 +16,26 @@ from vla_runtime.families.family import PolicyDims, distinct_image_sizes
 
 
 @contextmanager
-def closed_on_failure(runtime: CudaRuntime, device: str, bundle: Path) -> Iterator[None]:
-    """Close the runtime where the block fails; it stays open otherwise.
+def closed_on_failure(
+    runtime: CudaRuntime, networks: Mapping[str, Network], device: str, bundle: Path
+) -> Iterator[None]:
+    """Close runtime and networks where the block fails; they stay open otherwise.
+
+    Args:
+        runtime: of the device.
+        networks: those that the block loads. An engine that failed is a cycle, and would hold them
+            until Python collects it, while another backend is loaded.
+        device, bundle: for the message.
 
     Raises:
         ValueError: not enough device memory in the block; says what mends it.
     """
+
+    def close() -> None:
+        close_all((runtime.close, *(network.close for network in networks.values())))
+
     try:
-        with closed_on_error(runtime.close):
+        with closed_on_error(close):
             yield
     except CudaError as error:
         if not error.out_of_memory:
