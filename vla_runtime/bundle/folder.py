@@ -188,7 +188,7 @@ def files_in(folder: Path, listed: Container[str]) -> list[str]:
 
 
 def _is_left(name: str) -> bool:
-    """Return whether a file that policy.yaml does not list is one that moving the bundle left."""
+    """Return whether an unlisted file was left there by moving the bundle."""
     below = any(name.startswith(left) for left in _LEFT if left.endswith('/'))
     return below or name in _LEFT or name.rpartition('/')[2] == _LEFT_ANYWHERE
 

@@ -1,4 +1,4 @@
-"""Identity of a bundle: one SHA-256 of all that it does."""
+"""Identity of a bundle: one SHA-256 over everything that its output depends on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vla_runtime.bundle.schema import VERIFICATION_FILE, BundleSpec
 
 
 def spec_identity(spec: BundleSpec) -> str:
-    """SHA-256 of all that a bundle does: its description, and with it the SHA-256 of its files.
+    """Return a bundle's SHA-256: over policy.yaml's contents, with the SHA-256 of each file.
 
     The verification receipt, which changes nothing that the policy does, is left out.
     """

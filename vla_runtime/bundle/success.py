@@ -82,7 +82,7 @@ def write_success(
 
 
 def success_fault(receipt: JsonMapping, bundle: Bundle) -> str:
-    """Return why the judged success of ONNX files does not do; empty where it does.
+    """Return why the judged success does not vouch for the ONNX files; empty if it does.
 
     Args:
         receipt: `onnx` of verification.json.

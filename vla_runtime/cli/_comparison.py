@@ -1,4 +1,4 @@
-"""Networks against PyTorch's: what `build` and `export` end with and `verify` repeats."""
+"""Compare networks with PyTorch's, for `build`, `export` and `verify`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def compare_engines(
 
 
 def show_receipt(receipt: Receipt) -> None:
-    """Print what a comparison found: a line a tensor, and of the chunks the one nearest its bound.
+    """Print a receipt: one line per tensor, and the chunk nearest its bound.
 
     Each chunk has a bound of its own, so that the largest error is not always the worst one.
     """

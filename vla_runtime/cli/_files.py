@@ -12,7 +12,7 @@ from vla_runtime.ros.package_files import share_folder
 
 
 def output_file(text: str) -> Path:
-    """An argument's `type`: a file that can be written, so that no work is done in vain.
+    """Argparse `type`: a writable file, checked before any work is done.
 
     `-` is standard output. Nothing is made; argparse names the option.
     """
@@ -39,7 +39,7 @@ def output_file(text: str) -> Path:
 
 
 def make_folder(path: Path, option: str) -> None:
-    """Make a folder that results go to, with those above it, or find it there.
+    """Make a folder for results, with its parents; an existing one is kept.
 
     Raises:
         ValueError: it cannot be made; names the option.
@@ -53,7 +53,7 @@ def make_folder(path: Path, option: str) -> None:
 
 
 def bundle_folder(named: Path | None, shipped: str = 'demo') -> Path:
-    """The bundle that `--bundle` names, or its policy.yaml; else a shipped one, wherever it is.
+    """Return the bundle folder that `--bundle` names; without it that of a shipped bundle.
 
     Raises:
         ValueError: none was named, and the shipped one is not there.

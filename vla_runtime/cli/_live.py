@@ -138,7 +138,7 @@ def _compare(
 
 
 def _options(run: RecordedRun, changes: Changes, folder: Path) -> tuple[Any, float]:
-    """Return how to start the node, and the step time; its robot file is written to the folder."""
+    """Return the node's start options and the step time; write its robot file to the folder."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.ros.player.steps import PolicyNodeOptions
 

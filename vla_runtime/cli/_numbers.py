@@ -12,12 +12,12 @@ MOST_SEED = 10**12
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
-    """An argument's `type`: whole numbers that are not smaller; argparse names the option."""
+    """Argparse `type`: whole numbers of at least this; argparse names the option."""
     return _whole(smallest, None)
 
 
 def between(smallest: int, largest: int) -> Callable[[str], int]:
-    """An argument's `type`: whole numbers in a range, both ends included."""
+    """Argparse `type`: whole numbers in a range, both ends included."""
     return _whole(smallest, largest)
 
 

@@ -190,7 +190,7 @@ def _verified(bundle: Bundle, folder: Path, metadata: Metadata, device: str) -> 
 
 
 class _Bar:
-    """A progress bar on a terminal; on TensorRT 8.6, which tells nothing, a line an engine."""
+    """Progress bar on a terminal; TensorRT 8.6 reports no progress, so one line per engine."""
 
     def __init__(self, reports: bool) -> None:
         self._reports = reports
@@ -218,7 +218,7 @@ class _Bar:
         )
 
     def _step(self, phase: str, done: int, total: int) -> bool:
-        """The first phase that TensorRT names encloses the others: the bar follows that one."""
+        """Follow the first phase that TensorRT names: it encloses the others."""
         from tqdm import tqdm
 
         if self._bar is None:

@@ -138,7 +138,7 @@ def _options(arguments: argparse.Namespace) -> DemoOptions:
 
 
 def _with_networks(options: DemoOptions) -> DemoOptions:
-    """Return the options with a bundle that has the files of its backend; make them if need be."""
+    """Return options whose bundle has the files of its backend; make missing ones."""
     if options.backend != 'onnxruntime':
         return options
     from vla_runtime.export.onnx.bundle import bundle_with_onnx

@@ -62,7 +62,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _backends(bundle: Bundle) -> str:
-    """Return what `backend: auto` chooses among on this machine's CPU."""
+    """Return the candidates of `backend: auto` on this machine's CPU."""
     from vla_runtime.engines.choice import AUTO, candidates, int8_refusal
 
     try:
@@ -76,7 +76,7 @@ def _backends(bundle: Bundle) -> str:
 
 
 def _check(bundle: Bundle, quick: bool) -> str:
-    """Check the files' contents; what was found about the weights, for people."""
+    """Check the files' contents; return the findings about the weights as text."""
     from vla_runtime.bundle.contents import check_contents, check_finite, weight_bytes
     from vla_runtime.files.large_files import progress
 

@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_changes(parser: argparse.ArgumentParser) -> None:
-    """Declare what `_changes` reads: that which is to differ from the recording."""
+    """Declare the options that make a replay differ from the recording; `_changes` reads them."""
     parser.add_argument(
         '--bundle', type=Path, metavar='DIR', help='policy bundle (default: the recorded one)'
     )
@@ -279,7 +279,7 @@ def _live(run: RecordedRun, changes: Changes, offline: Offline, rate: float) -> 
 def _several(
     recordings: Sequence[Path], changes: Changes, arguments: argparse.Namespace
 ) -> list[Json]:
-    """Replay recordings in several processes or on a cluster, and print what they come to."""
+    """Replay recordings in several processes or on a cluster, and print their totals."""
     from tqdm import tqdm
 
     from vla_runtime.replay import batch

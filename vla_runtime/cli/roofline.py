@@ -202,8 +202,8 @@ def _sizes(need: MemoryNeed) -> dict[str, int]:
 
 
 def _build_on(device: Device, largest: int) -> dict[str, Any]:
-    """Bytes that building engines takes: of the device, of the host beside it (in no table here),
-    and of swap, None where none helps.
+    """Memory that building engines takes, in bytes: on the device, on the host beside it (not in
+    the tables), and in swap (None where swap does not help).
 
     Args:
         device: that builds them.
@@ -223,7 +223,7 @@ def _build_on(device: Device, largest: int) -> dict[str, Any]:
 def _model(
     arguments: argparse.Namespace,
 ) -> tuple[PolicyCounts, PolicyDims, int, int, tuple[int, ...]]:
-    """Counts, dimensions, views and steps that are meant, and the numbers of prompt rows."""
+    """Return counts, dimensions, views and steps of the policy, and the numbers of prompt rows."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.performance.operation_counts import count_operations, counts_of
 
@@ -331,7 +331,7 @@ def _memory_lines(
 
 
 def _before_lines(answer: Mapping[str, Any], device: Mapping[str, Any]) -> Sequence[str]:
-    """Lines with the memory that TensorRT takes beside what it took, and an empty one."""
+    """Lines that compare TensorRT's memory before and now, and an empty line."""
     lines = [f'  {"tensorrt":24}{"before":>13}{"now":>13}']
     now = answer['memory_bytes']['tensorrt']
     for built, need in answer['tensorrt_before_bytes'].items():

@@ -137,7 +137,7 @@ def _main(arguments: argparse.Namespace) -> int:
 
 
 def _bundles_of(study: Study, bundles: Sequence[Path]) -> dict[str, Path]:
-    """Bundles by the `policy_family` of a study's conditions; those not named are the shipped ones.
+    """Bundles by the `policy_family` of the conditions; a family not given uses the shipped one.
 
     Raises:
         ValueError: a family has no bundle or several, or one of no use here.
@@ -163,7 +163,7 @@ def _bundles_of(study: Study, bundles: Sequence[Path]) -> dict[str, Path]:
 def _check(
     studies: Sequence[Study], chosen: Sequence[dict[str, Path]], arguments: argparse.Namespace
 ) -> None:
-    """Refuse what would fail after seconds or hours of work."""
+    """Refuse options that would fail only after seconds or hours of work."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.engines.preflight import check_backend
     from vla_runtime.ros.package_files import share_folder

@@ -202,7 +202,7 @@ def _train(
 def _prompting(
     recipe: Recipe, form: PromptFormat, vocabulary: Path, start: Start | None
 ) -> Prompting:
-    """Put the vocabulary into the work folder: the start's own, or a new one."""
+    """Write the vocabulary into the work folder: that of the start, or a new one."""
     from vla_runtime.tabletop.sim.world import JOINT_NAMES
     from vla_runtime.tabletop.training.samples import Prompting
     from vla_runtime.tabletop.training.vocabulary import train_vocabulary

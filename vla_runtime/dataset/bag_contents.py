@@ -67,7 +67,7 @@ class Event:
 
 @dataclass
 class BagContents:
-    """See the module.
+    """Contents of a bag, pixels left out.
 
     Attributes:
         reader: of the bag.
@@ -274,7 +274,7 @@ class _EpisodeCollector:
 
 
 def _verdict(message: Any) -> bool | None:
-    """Return the verdict that a report tells: whether its status is OK."""
+    """Return a report's verdict: True if its status is OK."""
     for status in message.status:
         if status.name.endswith(': instruction') and 'outcome' in values_of(status):
             level = status.level

@@ -1,4 +1,4 @@
-"""Episodes of a bag: where each begins and ends, and what of the bag each of its frames is.
+"""Split a bag into episodes, and choose the bag's data for each of their frames.
 
 An episode begins with an instruction, or with an episode of the executor, and ends with the next of
 these, with a verdict, or with the bag. Where a source is missing for too long it is cut in two. Its
@@ -77,7 +77,7 @@ def plan_episodes(contents: BagContents, grid: Grid) -> tuple[list[PlannedEpisod
 def _spans(
     contents: BagContents, given_task: str | None
 ) -> Iterator[tuple[int, int, str, bool | None]]:
-    """Yield begin, end, task and verdict of every stretch that one task is tried in."""
+    """Yield begin, end, task and verdict of each attempt at a task."""
     begin_ns, end_ns = _extent(contents)
     task = given_task or ''
     open_since: int | None = begin_ns
@@ -117,7 +117,7 @@ def _runs(contents: BagContents, grid: Grid, begin_ns: int, end_ns: int) -> Iter
 
 
 def _stretches(times_ns: Sequence[int], begin_ns: int, end_ns: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of what is measured without a gap, within begin and end.
+    """Yield begin and end of each stretch measured without a gap, within these bounds.
 
     One damaged stamp may be years away: no grid goes over such a gap.
     """

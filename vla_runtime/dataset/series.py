@@ -1,4 +1,4 @@
-"""Numbers over time: what was measured or commanded, and what of it was in force at a time."""
+"""Time series of measured or commanded numbers, and the values in force at a given time."""
 
 from __future__ import annotations
 

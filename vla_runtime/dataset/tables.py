@@ -72,7 +72,7 @@ class FrameGroup:
 
 
 def _cell(values: np.ndarray) -> Any:
-    """A single number is no list: so LeRobot reads a feature of one column."""
+    """Return a single number as such, not as a list: LeRobot reads one-column features so."""
     return values.tolist() if len(values) > 1 else float(values[0])
 
 
@@ -121,7 +121,7 @@ def task_table(tasks: Mapping[str, int]) -> pa.Table:
 def index_statistics(
     lengths: Sequence[int], tasks: Sequence[int], first_episode: int, first_index: int, fps: int
 ) -> dict[str, Statistics]:
-    """Return statistics of the columns that only count.
+    """Return statistics of the index columns.
 
     Args:
         lengths: frames of the episodes.

@@ -82,7 +82,7 @@ def _inside(path: Path) -> Iterable[Path]:
 
 
 class DatasetWriter:
-    """Writes episode after episode.
+    """Writes a data set, one episode at a time.
 
     Args:
         folder: empty.
@@ -105,7 +105,7 @@ class DatasetWriter:
         self._parquet: pq.ParquetWriter | None = None
 
     def write(self, facts: EpisodeFacts, frames: Iterable[DatasetFrame]) -> None:
-        """Write one episode; of fewer frames than `facts` says the number is taken from them.
+        """Write one episode; if it has fewer frames than `facts` says, their actual number is kept.
 
         Raises:
             DatasetError: a frame's image is not of the size that the layout says.
@@ -134,7 +134,7 @@ class DatasetWriter:
         self._remember(replace(facts, frames=count), where, vectors, pixels)
 
     def finish(self) -> None:
-        """Write what is known once all episodes are there.
+        """Write the files that need all episodes.
 
         Raises:
             DatasetError: there is none.

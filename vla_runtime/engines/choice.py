@@ -260,7 +260,7 @@ def _measured(
 
 
 def _free_frames(error: BaseException | None) -> None:
-    """Free what the frames of an error hold: the networks of a candidate that failed, above all."""
+    """Release objects held by an error's frames, above all the networks of a failed candidate."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -306,7 +306,7 @@ def _key(
     threads: int,
     settings: Mapping[str, object],
 ) -> str:
-    """Digest of all that a choice rests on."""
+    """Return a digest of everything that the choice depends on."""
     facts: dict[str, Any] = {
         'bundle': spec_identity(bundle.spec),
         'candidates': [asdict(candidate) for candidate in found],

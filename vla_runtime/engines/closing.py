@@ -1,4 +1,4 @@
-"""Closing several things of a device, of which some may fail.
+"""Close several resources of a device, even if some of them fail to close.
 
 After an error that a CUDA context does not recover from, every later call fails with it, also those
 that free.
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def close_all(closings: Iterable[Callable[[], object]]) -> None:
-    """Call every one, also those after one that fails.
+    """Call every close function, even after one fails.
 
     Raises:
         RuntimeError: the first error of CUDA or TensorRT among them.

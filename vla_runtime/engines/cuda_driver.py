@@ -77,7 +77,7 @@ class CudaError(RuntimeError):
 
     @property
     def context_lost(self) -> bool:
-        """True after an error that every later call of the context fails with, too."""
+        """True after an error that makes every later call on the context fail too."""
         return self.code in _LOST
 
 

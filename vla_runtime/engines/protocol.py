@@ -70,7 +70,7 @@ class StepInputs:
 
 
 class DenoiseLoop(NamedTuple):
-    """What the CUDA graphs of an inference may depend on.
+    """Settings and buffers that the CUDA graphs of an inference depend on.
 
     Attributes:
         steps: number of denoise steps.
@@ -119,7 +119,7 @@ class PolicyEngine(Protocol):
         """Graph per network (`vision`, `prefix`, `denoise`): `captured`, `eager`, or why not."""
 
     def captures(self, loop: DenoiseLoop) -> bool:
-        """Return whether an inference that denoises so would capture a CUDA graph first.
+        """Return whether an inference with this denoise loop would capture a CUDA graph first.
 
         Those of its prefix are meant as well. A given-up network captures nothing.
         """

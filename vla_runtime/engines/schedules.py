@@ -1,4 +1,4 @@
-"""The last few schedules of an engine: what it holds for given flow times of the denoise steps."""
+"""Schedules used last by an engine: its data for given flow times of the denoise steps."""
 
 from __future__ import annotations
 

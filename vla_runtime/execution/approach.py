@@ -1,4 +1,4 @@
-"""Setting out: the distance allowed between robot and first command, and the approach over it."""
+"""Start from standstill: check the distance to the first command, and approach it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Approach:
         self.active = True
 
     def stop(self) -> None:
-        """Forget it."""
+        """Drop the approach."""
         self.active = False
 
     def advance(self, dt_s: float, velocity: np.ndarray) -> np.ndarray:
@@ -132,7 +132,7 @@ class Approach:
         return self.target
 
     def arrived(self, commanded: np.ndarray) -> bool:
-        """Return whether the line is walked to its end and the command has kept up."""
+        """Return whether the approach is at its goal and the command has kept up."""
         if self.elapsed_s < self._duration_s:
             return False
         return bool((np.abs(commanded - self.target) <= self._negligible).all())

@@ -1,4 +1,4 @@
-"""The latch that too many clamped chunks in a row close, and that only the operator opens."""
+"""Latch closed by too many clamped chunks in a row; only the operator opens it."""
 
 from __future__ import annotations
 

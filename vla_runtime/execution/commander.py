@@ -139,7 +139,7 @@ class Commander:
         )
 
     def set_out_first(self) -> str:
-        """Begin the approach that a start asks for; in words, empty where it asks for none."""
+        """Begin the approach that a start needs; return its description, empty without one."""
         goal, self._first_goal = self._first_goal, None
         if goal is None:
             return ''
@@ -179,7 +179,7 @@ class Commander:
         return command
 
     def gave_way(self) -> str:
-        """Name the column that this hold gave way in most, and how far; empty where it did not."""
+        """Name the column in which this hold gave way most, and how far; empty if it did not."""
         worst = int(np.argmax(self._given / self._columns.scale))
         if not self._given[worst]:
             return ''
@@ -207,7 +207,7 @@ class Commander:
         )
 
     def leave_plan(self) -> None:
-        """The plan is gone: hold, or brake with the next ticks while in motion."""
+        """React to a dropped plan: hold, or brake over the next ticks while in motion."""
         if not self.moving:
             self.hold(Reason.WAITING_FOR_CHUNK)
             return
@@ -285,11 +285,11 @@ class Commander:
         )
 
     def slower(self, dt_s: float) -> float:
-        """Share of its velocity that is left to every column after a tick of braking."""
+        """Fraction of velocity that every column keeps after a tick of braking."""
         return 1.0 - self._limiter.slowing(dt_s)
 
     def slow_target(self, pace: float) -> None:
-        """Make `target` and `velocities` those of a plan that is walked at a slower pace."""
+        """Set `target` and `velocities` to those of the plan at a slower pace."""
         self.command.velocities *= pace
         if self._columns.any_velocity:
             self.target[self._columns.is_velocity] *= pace

@@ -156,7 +156,7 @@ class ChunkExecutor:
         self._motion.begin_halt(reason)
 
     def freeze(self) -> Command:
-        """Hold at once, until `start`: for the end, when no tick will follow any more.
+        """Hold at once, until `start`; for shutdown, when no more ticks will come.
 
         Returns:
             The last command to publish.
@@ -211,7 +211,7 @@ class ChunkExecutor:
             self.stop()
 
     def _take_up_dry_run(self) -> None:
-        """Change to or from a dry run, once at rest: what was published last was a hold."""
+        """Switch the dry run on or off once at rest, after a hold was published."""
         if self._wanted_dry_run == self._commander.command.dry_run or not self.at_rest:
             return
         self._mode = Mode.IDLE
@@ -324,7 +324,7 @@ class ChunkExecutor:
     def poll_request(
         self, now_s: float, now_ros_ns: int, past_steps: int = 0
     ) -> CommittedSetpoints | None:
-        """The committed plan to publish as a request, when a chunk is wanted; counts as asked."""
+        """Return the plan to publish as a request if a chunk is wanted; counts as asked."""
         requests = self._replanner.requests
         if requests.timed_out(now_s, self._replanner.parameters.request_timeout_s):
             requests.close()
@@ -338,7 +338,7 @@ class ChunkExecutor:
     def repeat_request(
         self, now_s: float, now_ros_ns: int, past_steps: int = 0
     ) -> CommittedSetpoints | None:
-        """The open request once more, under its number, when its answer is overdue.
+        """Return the open request again, with its number, once its answer is overdue.
 
         For a transport that loses messages: a policy process that was suspended, or a radio link,
         loses requests that a reliable connection sends again only seconds later.
@@ -385,7 +385,7 @@ class ChunkExecutor:
         return self._replanner.episode
 
     def status(self) -> ExecutorStatus:
-        """A snapshot for a status message."""
+        """Return a snapshot for a status message."""
         replanner, command = self._replanner, self._commander.command
         timeline = replanner.timeline
         return ExecutorStatus(
@@ -410,7 +410,7 @@ class ChunkExecutor:
     # ------------------------------------------------------------ the tick
 
     def tick(self, now_s: float, now_ros_ns: int) -> Command:
-        """The command for this moment. Call at the control rate; never raises.
+        """Return the command for this moment. Call at the control rate; never raises.
 
         Args:
             now_s: steady clock, seconds.

@@ -18,7 +18,7 @@ from vla_runtime.execution.watchdog import ClockWatch, StateWatch, WatchdogParam
 
 
 class Guard:
-    """Looks at every tick whether the robot may move.
+    """Checks at every tick whether the robot may move.
 
     Attributes:
         state: the measured positions.
@@ -77,7 +77,7 @@ class Guard:
         return self._state_watch.describe(fault, self.state, now_ros_ns) if fault else ''
 
     def restart(self, now_s: float, *, ticks_come: bool) -> None:
-        """The operator started: faults of before are over.
+        """Clear earlier faults: the operator has started the robot.
 
         Args:
             now_s: steady clock.
@@ -91,7 +91,7 @@ class Guard:
             self._clock.restart()
 
     def advance(self, now_s: float, now_ros_ns: int) -> Reason | None:
-        """Take the time of a tick; what is wrong with the clocks, if anything."""
+        """Take the time of a tick; return the fault of the clocks, if any."""
         fault = self._clock.advance(now_s, now_ros_ns)
         if fault is Reason.CLOCK_JUMP:
             self._counters.clock_jumps += 1
@@ -137,7 +137,7 @@ class Guard:
         )
 
     def silent_s(self, now_s: float) -> float | None:
-        """Seconds since the last tick where those are too many; `None` where they are not.
+        """Seconds since the last tick if that is longer than allowed, else `None`.
 
         Before the first tick they are counted from the start.
         """

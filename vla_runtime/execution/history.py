@@ -11,7 +11,7 @@ import numpy as np
 
 
 class StepHistory:
-    """The last ticks: when they were, how much plan had been consumed, how much was asked for.
+    """The last ticks: their times, and the consumed and elapsed plan time at each.
 
     Both amounts are nanoseconds of plan time. `consumed` stands still while the robot holds;
     `elapsed` goes on while it holds for want of a chunk, which is what a delay is measured in.
@@ -33,7 +33,7 @@ class StepHistory:
         self._floor_ns = None
 
     def forget_before(self, stamp_ns: int) -> None:
-        """Know no earlier time any more: an observation from then is not acted on."""
+        """Forget all earlier ticks: an observation from before them is not acted on."""
         self._floor_ns = stamp_ns
 
     def record(self, stamp_ns: int, consumed_ns: int, elapsed_ns: int) -> None:

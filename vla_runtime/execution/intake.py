@@ -20,7 +20,7 @@ _STEP_TIME_SLACK_S = 1e-6
 
 
 class Refused(Exception):  # noqa: N818 - it is an answer, not an error
-    """A chunk is refused: for which reason, and in words."""
+    """Refusal of a chunk: the reason, and a message."""
 
     def __init__(self, refusal: ChunkRefusal, text: str) -> None:
         super().__init__(text)
@@ -59,7 +59,7 @@ class Stamped:
 
 @dataclass(frozen=True)
 class Standstill:
-    """Position of the robot when a chunk arrives, in case that it holds.
+    """Position of the robot when a chunk arrives, for the case that it holds.
 
     Attributes:
         setpoints: (columns,) last commanded values; the executor's own array. Columns of
@@ -118,7 +118,7 @@ class ChunkOrder:
         return self._last is not None and stamped.number <= self._last.number
 
     def take(self, stamped: Stamped) -> None:
-        """Remember it as the last one taken."""
+        """Remember this chunk as the last one taken."""
         self._last = stamped
 
 
@@ -168,7 +168,7 @@ def place(
     parameters: ExecutorParameters,
     columns: CommandColumns,
 ) -> LiveChunk:
-    """The chunk on the grid of steps, written as the plan is that it takes over from.
+    """Place a chunk on the grid of steps, its rotations written as in the plan before it.
 
     Args:
         stamped: what came with it.

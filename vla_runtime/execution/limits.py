@@ -233,7 +233,7 @@ def check_rows(
 
 
 def _scatter(limits: Limits) -> np.ndarray:
-    """(columns,) how far beyond a limit is no violation; zero without two limits."""
+    """Excess that is no violation, (columns,); zero for a column without two limits."""
     extent = limits.upper - limits.lower
     return np.where(np.isfinite(extent), _SCATTER * extent, 0.0)
 

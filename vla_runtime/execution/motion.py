@@ -1,4 +1,4 @@
-"""One tick of the command: look whether the robot may move, then approach, track, brake, or hold.
+"""One tick of the command: check whether the robot may move, then approach, track, brake, or hold.
 
 Every stop goes through `halt`. It walks on along the plan at a falling pace, so that all joints
 slow down together and stay on their path, and holds where they come to rest; a cause that the robot
@@ -20,7 +20,7 @@ from vla_runtime.execution.stopping import StopActions
 
 
 class PersonNeeded(Exception):  # noqa: N818 - it is an answer, not an error
-    """The robot must stop until someone who looked at it starts it again."""
+    """The robot must stop until a person has looked at it and starts it again."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.value)
@@ -108,7 +108,7 @@ class Motion:
         return self._track(dt_ns, now_s, now_ros_ns)
 
     def begin_halt(self, reason: Reason) -> bool:
-        """Stop for this reason: begin to brake, or hold at once; whether the robot brakes."""
+        """Stop for this reason, braking or at once; return whether the robot brakes."""
         commander = self._commander
         commander.approach.stop()
         if commander.in_motion and not self._on_stop.freezes(reason):
@@ -233,7 +233,7 @@ class Motion:
         )
 
     def _brake(self, positions: np.ndarray | None, dt_s: float) -> bool:
-        """Walk on along the plan at a lower pace; false where there is no more of it to walk."""
+        """Continue along the plan more slowly; return False at its end."""
         replanner, commander = self._replanner, self._commander
         assert self._pace is not None
         left = commander.slower(dt_s)
@@ -280,7 +280,7 @@ class Motion:
         return commander.track(guard.state.positions, dt_ns * 1e-9, segment, step)
 
     def _go_near(self, dt_s: float) -> Command:
-        """One tick of the approach; at its end the plan is asked for anew, from where it led."""
+        """Run one tick of the approach; drop the plan at its end and ask for a new one."""
         commander, guard = self._commander, self._guard
         # First, because the stop moves the command in this very tick.
         if commander.approach.overdue:

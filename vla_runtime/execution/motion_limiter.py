@@ -262,7 +262,7 @@ class MotionLimiter:
         np.maximum(self._distance, 0.0, out=self._distance)
 
     def _find_fastest(self, dt_s: float) -> None:
-        """The largest speed v from which each distance d still suffices to come to rest.
+        """Find the largest speed v from which the robot can stop within each distance d.
 
         v solves `v·dt + v²/a = d`: after this tick the way left is `v²/a`, enough to brake with
         half the acceleration. Half is what uneven ticks leave of it at worst, a long one after each
@@ -280,7 +280,7 @@ class MotionLimiter:
     def _limit_velocity(
         self, velocity: np.ndarray, dt_s: float, speed: np.ndarray | None, at_most: float | None
     ) -> None:
-        """The wanted velocity within all limits; the later ones have the last word."""
+        """Bring the wanted velocity within all limits; later limits take precedence."""
         closing, up, down = self._fastest
         np.copyto(self._next, self._wanted)
         limit = self._speed

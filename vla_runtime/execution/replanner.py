@@ -42,7 +42,7 @@ _LIVE_CHUNKS = 256
 
 
 class Replanner:
-    """Takes chunks, keeps the timeline, asks for more; see the module's words."""
+    """Takes chunks, keeps the timeline, asks for more; see the module's docstring."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class Replanner:
         return past
 
     def _observe_delay(self, stamped: Stamped, past: tuple[int, int]) -> int:
-        """Steps between observation and arrival; those held for want of a chunk count too."""
+        """Count the delay in steps from observation to arrival, held steps included."""
         timeline = self.timeline
         consumed = timeline.next_step - past[0] // timeline.step_ns
         stalled_ns = (self.elapsed_ns - past[1]) - (timeline.consumed_ns - past[0])
@@ -389,7 +389,7 @@ class Replanner:
         self.timeline.hold_at(self._at_rest(setpoints))
 
     def drop(self, setpoints: np.ndarray) -> None:
-        """A fault, a stop or a start: nothing of the past is executed any more."""
+        """Drop the plan and all chunks, after a fault, a stop or a start."""
         self.requests.close()
         self.requests.renew()
         self.finish_plan(setpoints)

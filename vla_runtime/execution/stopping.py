@@ -1,4 +1,4 @@
-"""Way to stop, by cause: braking along the plan, or at once."""
+"""Stop behaviour for each cause: brake along the plan, or freeze at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OnStop = Literal['brake', 'freeze']
 
 @dataclass(frozen=True)
 class StopActions:
-    """Way to stop a robot in motion, for each cause (`Reason`).
+    """Stop behaviour of a robot in motion, for each cause (`Reason`).
 
     `brake` slows down along the plan within the limits of acceleration. `freeze` repeats the last
     command from this very tick on: the step of the velocity is left to the robot's controller.

@@ -179,7 +179,7 @@ class Timeline:
         return self.pending
 
     def _leading_to(self, join: int) -> Plan:
-        """The plan that is walked until `join`.
+        """Return the plan as it is followed until `join`.
 
         A chunk that was spliced before has bent the step that leads to the join. Once that step
         has begun its curve stays, whatever becomes of the chunk; until then the bend goes with it.
@@ -255,7 +255,7 @@ class Timeline:
         return step
 
     def committed_rows(self, past_steps: int) -> tuple[int, np.ndarray]:
-        """The first step and the rows of what was and will be executed.
+        """Return the first step, and the rows that were and will be executed.
 
         Finished steps first (as many as are kept and asked for), then everything to the end of the
         last spliced chunk, executed or not.

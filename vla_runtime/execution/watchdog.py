@@ -224,7 +224,7 @@ class StateWatch:
         return None
 
     def describe(self, reason: Reason, state: MeasuredState, now_ros_ns: int) -> str:
-        """A fault of `check` in words."""
+        """Describe a fault that `check` found."""
         refused = ''.join(f'; {text}' for text in state.refused)
         if reason is Reason.STATE_MISSING:
             return (
@@ -257,7 +257,7 @@ class StateWatch:
         return bool(np.count_nonzero(self._far))
 
     def describe_distance(self, commanded: np.ndarray, measured: np.ndarray) -> str:
-        """The largest distance between commanded and measured, in words."""
+        """Describe the largest distance between commanded and measured positions."""
         worst = int(np.argmax(np.abs(commanded - measured) / self._allowed))
         return (
             f"'{self._columns.names[worst]}' is at {measured[worst]:.4g} but commanded to "

@@ -91,7 +91,7 @@ class Case:
         return found
 
     def _mask_of(self, name: str, array: np.ndarray) -> np.ndarray | None:
-        """Return what the head sees of a tensor's positions, (R, P); None for one without them.
+        """Return the mask of positions that the head sees, (R, P); None for a tensor without one.
 
         A prefix with several parts has a mask for each (`text_seen` for `text_key`). A position
         that one of several masks shows is seen.

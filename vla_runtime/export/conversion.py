@@ -300,7 +300,8 @@ def _numbers(
 
 
 def _dataset(options: ExportOptions) -> DatasetInfo | None:
-    """
+    """Read the LeRobot data set of the options; None without one.
+
     Raises:
         ExportError: at once, because without it everything it says would be asked for.
     """

@@ -1,4 +1,4 @@
-"""The one error of an export, for the person at the keyboard."""
+"""Error of an export, worded for the user."""
 
 
 class ExportError(ValueError):

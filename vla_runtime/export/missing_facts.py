@@ -66,7 +66,8 @@ class MissingFacts:
         return None
 
     def raise_if_any(self) -> None:
-        """
+        """Refuse the export if anything was noted.
+
         Raises:
             ExportError: one message with everything noted.
         """

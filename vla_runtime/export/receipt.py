@@ -124,7 +124,7 @@ class ChunkComparison:
 
     @property
     def share(self) -> float:
-        """The largest error as a share of the case's own bound; infinite where it is no number."""
+        """The largest error as a fraction of the case's own bound; infinite for NaN."""
         share = self.max_error / self.bound
         return share if share == share else float('inf')
 
@@ -185,7 +185,7 @@ class Receipt:
 
 
 def error_of(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
-    """Largest and mean error, see the module's docstring; NaN where a number or shape is none."""
+    """Return largest and mean error, as the module defines them; NaN for NaN or a wrong shape."""
     if found.shape != expected.shape:
         return float('nan'), float('nan')
     wide = expected.astype(np.float64)

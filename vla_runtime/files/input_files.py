@@ -1,4 +1,4 @@
-"""Files that others wrote: opened only when they are regular, texts read up to a size.
+"""Files from elsewhere: only regular ones are opened, and texts are read up to a size.
 
 A path may be a link, as every file of a Hugging Face cache is: links are followed once, when the
 file is opened, wherever they lead. What they lead to must be a regular file; a FIFO would be

@@ -33,7 +33,7 @@ def file_sha256(path: str | Path) -> str:
 
 @contextmanager
 def progress(task: str, size: int) -> Iterator[Callable[[int], object]]:
-    """A progress bar on a terminal for a task on a large file; gives what to tell bytes to."""
+    """Show a progress bar for a large file on a terminal; yield the function that counts bytes."""
     if size < _PROGRESS_BYTES:
         yield lambda count: None
         return

@@ -1,4 +1,4 @@
-"""Quote what a file, a message or a command line says: one short line, whatever is in it."""
+"""Quote text from a file, a message or a command line as one short line."""
 
 from __future__ import annotations
 

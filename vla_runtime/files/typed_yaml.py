@@ -1,4 +1,4 @@
-"""Strict YAML: a file says exactly what a dataclass says, or the error names the field.
+"""Strict YAML: a file has exactly the fields of a dataclass, or the error names the field.
 
 One dataclass mirrors one mapping; `parse` checks a loaded document against the type hints and
 `to_plain` goes back. Types understood: str, bool, int, float, Literal, X | None, tuple[X, ...],

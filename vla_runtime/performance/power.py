@@ -1,4 +1,4 @@
-"""Power mode, clocks and temperatures of this machine: a time is worth little without them.
+"""Power mode, clocks and temperatures of this machine, to be read beside measured times.
 
 Everything is read from files of the kernel and from `nvpmodel`; what a machine does not have is
 left out.

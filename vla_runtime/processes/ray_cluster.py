@@ -91,7 +91,7 @@ class ClusterUse:
 def cluster_workers(
     use: ClusterUse, initializer: Callable[[], None] | None = None
 ) -> Iterator[Submit]:
-    """Yield a function that has another one run on the cluster, as `Executor.submit` does.
+    """Yield a function that runs another on the cluster, like `Executor.submit`.
 
     Work runs in the folder that this process is in, so relative paths mean the same there. The end
     of the block waits for what was submitted; an exception in it, Ctrl-C too, ends the work.
@@ -195,7 +195,7 @@ def _connect(ray: Any, use: ClusterUse) -> None:
 
 @contextmanager
 def _own_token(address: str) -> Iterator[None]:
-    """Give a cluster that is started here a token that is gone with it.
+    """Give a cluster started here a token of its own, which is removed with it.
 
     Ray would write one to the home folder, and every cluster started there later would ask for it.
     """

@@ -35,7 +35,7 @@ class ChildDiedError(RuntimeError):
 
 
 class Child:
-    """One running executable. The thread that makes it must live as long as it shall.
+    """One running executable. The thread that starts it must live at least as long.
 
     Args:
         name: for people.
@@ -75,7 +75,7 @@ class Child:
         return self._process.poll() is None
 
     def last_output(self) -> str:
-        """The last lines that it wrote, and where the others are."""
+        """Return the last lines of output, and the path of the others."""
         lines = '\n'.join(self._last)
         return f'its last output ({self.log}):\n{lines}'
 
@@ -109,7 +109,7 @@ class Child:
 
 
 class _Log:
-    """A file of lines that ends where the disk does, and says so once; never raises."""
+    """Log file that ends when the disk is full, and says so once; never raises."""
 
     def __init__(self, path: Path, on_failure: Callable[[str], None]) -> None:
         self._path, self._on_failure = path, on_failure

@@ -27,7 +27,7 @@ _CLOSING_S = 2.0
 
 @contextmanager
 def workers(count: int, initializer: Callable[[], None] | None = None) -> Iterator[Submit]:
-    """A function that has another one run in one of so many processes, as `Executor.submit` does.
+    """Yield a function that runs another in one of several processes, like `Executor.submit`.
 
     The end of the block waits for what was submitted. An exception in it, Ctrl-C too, ends the
     processes wherever they are.
@@ -84,7 +84,7 @@ def _free_the_feeder(executor: ProcessPoolExecutor) -> None:
 
 @contextmanager
 def _ctrl_c_waits() -> Iterator[None]:
-    """Hold a Ctrl-C back until the block is done, and keep it from the processes started in it.
+    """Delay a Ctrl-C until the block is done, and keep it from processes started in it.
 
     A process whose start is interrupted reads the end of a file and says so with a traceback.
     """
@@ -108,7 +108,7 @@ def _ctrl_c_waits() -> Iterator[None]:
 
 
 def _begin(parent: int, initializer: Callable[[], None] | None) -> None:
-    """A process's first step."""
+    """Set up a worker process."""
     die_with(parent)
     if initializer is not None:
         initializer()

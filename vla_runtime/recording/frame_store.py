@@ -73,7 +73,7 @@ class FrameStore:
         return None
 
     def name(self, camera: str, stamps_ns: Iterable[int]) -> list[HeldFrame]:
-        """Take the frames that an inference used, but those given already and those to come.
+        """Take the held frames that an inference used; `add` returns those that come later.
 
         Frames of the camera before the oldest are dropped: a later inference uses none of them.
         """

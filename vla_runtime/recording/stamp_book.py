@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 
 class StampBook:
-    """Stamps that came and stamps that were used, in whatever order the two are heard of.
+    """Stamps received and stamps used, noted in any order.
 
     Args:
         most: of each that are remembered.

@@ -1,4 +1,4 @@
-"""A file of a bag, of whatever format: its messages, and what of it cannot be read."""
+"""A storage file of a bag, in any format: its messages, and its unreadable parts."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def cores(threads: int) -> int:
 
 
 def totals(results: Sequence[Json]) -> Json:
-    """Return what many recordings come to."""
+    """Return the totals over many recordings."""
     usable = [result for result in results if 'error' not in result]
     return {
         'recordings': len(results),
@@ -103,7 +103,7 @@ def _known(values: Any) -> list[float]:
 
 
 def lines(results: Sequence[Json]) -> list[str]:
-    """One line a recording, and what they come to."""
+    """Lines of text: one per recording, and the totals."""
     shown = [_line(result) for result in results]
     total = totals(results)
     counts = ', '.join(f'{name} {value}' for name, value in total.items() if name != 'joints')
@@ -136,7 +136,7 @@ def _line(result: Json) -> str:
 
 
 def write_summary(path: Path, results: Sequence[Json]) -> None:
-    """Write all results and what they come to; in the order of the recordings.
+    """Write all results and their totals, in the order of the recordings.
 
     Raises:
         WriteError: it cannot be written.

@@ -1,4 +1,4 @@
-"""Ctrl-C and its relatives as a wish that is looked at, instead of an exception anywhere.
+"""Ctrl-C, SIGTERM and SIGHUP as a flag to poll, instead of an exception at any line.
 
 Imports nothing that takes time, so that it can be there before whatever does.
 
@@ -31,7 +31,7 @@ _KEPT = 'VLA_RUNTIME_SIGNALS'
 
 
 class Interrupt:
-    """The end that a signal asks for.
+    """Request to end, made by a signal.
 
     A plain attribute: the lock of a `threading.Event` may be held by the very thread that the
     handler interrupts.
@@ -46,14 +46,14 @@ class Interrupt:
         self.how = ''
 
     def want(self, number: int, _: object = None) -> None:
-        """Note a signal; this is its handler."""
+        """Handle a signal: note it."""
         self.wanted = True
         self.how = self.how or _HOW[signal.Signals(number)]
 
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Take the signals.
+    """Handle SIGINT, SIGTERM and SIGHUP as a request to end.
 
     What handled them before does so again afterwards, unless there was one: then the process is
     about to end, and no more of them is wanted.

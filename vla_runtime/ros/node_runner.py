@@ -188,7 +188,7 @@ class _Run:
 
 
 def _take_down(node: Node) -> bool:
-    """Run the transitions that lead from where a lifecycle node is to finalized.
+    """Run the transitions from a lifecycle node's present state to finalized.
 
     Returns:
         True when all of them succeeded
@@ -204,7 +204,7 @@ def _take_down(node: Node) -> bool:
 
 
 def _others_run() -> bool:
-    """Return whether a thread hangs that the teardown should have ended."""
+    """Return whether a thread still runs that the teardown should have ended."""
     main = threading.main_thread()
     # The timer is the one that bounds the teardown.
     return any(t is not main and not isinstance(t, threading.Timer) for t in threading.enumerate())

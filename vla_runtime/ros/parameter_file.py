@@ -1,4 +1,4 @@
-"""A person's parameter file, compared with what the nodes know before any of them is started.
+"""Check a user's parameter file against the nodes' parameters before any node is started.
 
 ROS 2 skips a section that matches no node and a parameter that no node declares without a word.
 """
@@ -37,7 +37,7 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def check_parameter_file(path: Path, namespace: str) -> tuple[str, ...]:
-    """Refuse a file with a part for the package's nodes that would have no effect.
+    """Refuse a file with entries for the package's nodes that would have no effect.
 
     Args:
         path: the file.

@@ -206,7 +206,7 @@ def is_of_rclpy(name: str) -> bool:
 
 
 def _name_the_nearest(node: Node, names: Collection[str]) -> None:
-    """Let the answer to setting a parameter that is not there say which name was meant.
+    """Suggest the nearest name in the answer to setting an unknown parameter.
 
     rclpy refuses it before any callback is asked, with a reason for programmers.
     """

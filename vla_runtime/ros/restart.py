@@ -1,4 +1,4 @@
-"""Starting a node's process again in its place, with what a person has set meanwhile.
+"""Restart a node's process in its place, with the parameters that were set meanwhile.
 
 A participant that the middleware has cut off cannot be mended, and one that is made beside it finds
 its ports taken. So the process makes room for a fresh one: same process id, same command line.
@@ -37,7 +37,7 @@ _notes: dict[str, Callable[[], Note]] = {}
 
 
 def note(name: str, value: Callable[[], Note]) -> None:
-    """Keep a value for the process that may start again in the place of this one.
+    """Keep a value for the process that may replace this one.
 
     Args:
         name: of the note.
@@ -62,7 +62,7 @@ class NodeState:
     notes: dict[str, Note]
 
     def set_parameters_of(self, node: Node) -> None:
-        """Set what a person changed while the other node ran; its read-only ones are the same."""
+        """Set the parameters that were changed on the node before; read-only ones are equal."""
         changed = [
             Parameter(name, value=value)
             for name, value in self.parameters.items()
@@ -125,7 +125,7 @@ def state_before() -> NodeState | None:
 
 
 def forget_state_before() -> None:
-    """Let no process that this one starts take it for its own."""
+    """Hide the handed-over state from processes that this one starts."""
     os.environ.pop(_VARIABLE, None)
 
 

@@ -1,4 +1,4 @@
-"""Fast DDS's shared memory: what killed processes left of it, and ports that were lost.
+"""Fast DDS's shared memory: remove what killed processes left, and detect lost ports.
 
 Each participant listens on ports: files `fastrtps_portN` of /dev/shm, each with a lock file
 `fastrtps_portN_el` that the listener holds. Every sender maps the file that has the name when it
@@ -25,7 +25,7 @@ _LOOK_S = 2.0
 
 
 class PortWatch:
-    """Notices that nobody can reach this process through shared memory any more.
+    """Detects that this process can no longer be reached through shared memory.
 
     A process that stands still for more than a second (SIGSTOP, a debugger, swapping) is taken for
     dead, and whoever sends to it makes its port anew. On waking both sides look for the file. Now

@@ -63,7 +63,7 @@ class StatusBoard:
         )
 
     def set(self, condition: StatusItem) -> None:
-        """Publish this status from now on; log one worse than OK, and when that is over."""
+        """Publish this status from now on; log one worse than OK, and its end."""
         now_s = monotonic()
         with self._lock:
             last = self._conditions.get(condition.name)
@@ -80,7 +80,7 @@ class StatusBoard:
             log(self._node, condition)
 
     def drop(self, name: str) -> None:
-        """Publish the status of this name no more."""
+        """Stop publishing the status of this name."""
         with self._lock:
             self._conditions.pop(name, None)
 

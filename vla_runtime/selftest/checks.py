@@ -321,7 +321,7 @@ def _mend_compared(error: Exception) -> str:
 
 @contextmanager
 def _closed(name: str, opened: CudaRuntime | Policy, steps: Steps) -> Iterator[None]:
-    """Close what was opened; an error of that is a failed step, and what comes next is tried."""
+    """Close what was opened; an error is recorded as a failed step, and the next step runs."""
     try:
         yield
     finally:

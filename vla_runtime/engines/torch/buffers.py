@@ -46,7 +46,7 @@ class RowBuffers:
 
 
 class LaidOutPrefix:
-    """What the denoise steps over one slot share, laid out again where the slot has changed.
+    """Data shared by the denoise steps over one slot; laid out again after the slot changes.
 
     Graphs keep its addresses, so it is made once, for one number of rows and samples.
 

@@ -63,7 +63,7 @@ def keep(
 def reject(
     folder: Path, engines: Engines, document: Mapping[str, Any], failures: list[str]
 ) -> None:
-    """Remove engines whose numbers are wrong, and write down what was found.
+    """Remove engines with wrong numbers, and record the comparison.
 
     `engine.json` goes first: without it nothing loads them.
     """

@@ -117,7 +117,8 @@ def _backbone(shape: Shapes, tokenizer: Path | None, missing: MissingFacts) -> _
 
 
 def _stated_backbone(config: JsonMapping) -> _Backbone:
-    """
+    """Read the backbone's settings from its config.json.
+
     Raises:
         JsonError: a value that is missing or of another kind.
     """
@@ -194,7 +195,8 @@ def _dims(
 
 
 def _vision(shape: Shapes, backbone: _Backbone) -> QwenVisionDims:
-    """
+    """Return the sizes of the vision tower.
+
     Raises:
         CheckpointError: patches, positions or squares of patches that do not fit.
     """

@@ -66,7 +66,7 @@ _STATUS_PERIOD_S = 0.2
 
 
 class ExecutorNode(ManagedNode):
-    """See the module's invariants."""
+    """The executor's lifecycle node; see the module's invariants."""
 
     def __init__(self) -> None:
         super().__init__('vla_executor')

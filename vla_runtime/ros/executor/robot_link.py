@@ -67,7 +67,7 @@ class RobotLink:
             )
 
     def ignore(self) -> None:
-        """Hand over no more."""
+        """Stop handing over positions."""
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             self._node.destroy_subscription(subscription)

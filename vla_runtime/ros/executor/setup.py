@@ -44,7 +44,7 @@ def check_fixed(given: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def check_rate(control_rate_hz: float, spec: BundleSpec) -> None:
-    """A plan is walked in commands: none of its steps may be jumped over.
+    """Refuse a control rate at which commands would skip steps of a plan.
 
     Raises:
         ParameterError: there are more steps a second than commands.
@@ -58,7 +58,7 @@ def check_rate(control_rate_hz: float, spec: BundleSpec) -> None:
 
 
 def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch]:
-    """The robot file, what the bundle says about itself, and how the two go together.
+    """Read the robot file and the bundle's policy.yaml, and match them.
 
     Raises:
         ParameterError: `robot` or `bundle` is not set, the bundle cannot be used, or the
@@ -86,7 +86,7 @@ def make_core(
     *,
     use_sim_time: bool,
 ) -> ChunkExecutor:
-    """A new executor that has commanded nothing yet; the latch is the one of before it."""
+    """Make an executor that has commanded nothing yet; it keeps the latch of the one before."""
     config = ExecutorConfig(
         columns=match.columns,
         limits=match.limits,

@@ -20,7 +20,7 @@ FILE_VARIABLE = 'VLA_RUNTIME_INSTRUCTION_FILE'
 
 @dataclass(frozen=True)
 class KeptInstruction:
-    """What the next node needs.
+    """Instruction handed to the next policy node.
 
     Attributes:
         instruction: in force.

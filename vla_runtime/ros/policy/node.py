@@ -79,7 +79,7 @@ _SWITCH_INTERVAL_S = 0.001
 
 
 class PolicyNode(ManagedNode):
-    """See the module."""
+    """The policy's lifecycle node; see the module."""
 
     def __init__(self) -> None:
         super().__init__('vla_policy')

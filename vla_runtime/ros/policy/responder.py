@@ -1,4 +1,4 @@
-"""A request in; a chunk, or the reasons why there is none, out.
+"""Answer a request with a chunk, or with the reasons why there is none.
 
 No rclpy: the node gives it requests and the time, and publishes what it answers. Invariants:
 - no inference without a complete, fresh observation, and an instruction if the policy reads one;
@@ -74,7 +74,7 @@ class Answer:
         return self.inference.report
 
     def overhead_ms(self, now_ns: int) -> float:
-        """Steady milliseconds from `ready_ns` to `now_ns` that were not spent in the policy."""
+        """Milliseconds from `ready_ns` to `now_ns` (steady clock), less those in the policy."""
         return (now_ns - self.ready_ns) * 1e-6 - self.report.milliseconds['total']
 
 

@@ -131,7 +131,7 @@ class RobotPolicy:
 
 
 def then(done: Future[Any], convert: Callable[[Any], Any]) -> Future[Any]:
-    """Return a future of what `convert` makes of another one's result."""
+    """Return a future of `convert` applied to another future's result."""
     converted: Future[Any] = Future()
 
     def give(finished: Future[Any]) -> None:

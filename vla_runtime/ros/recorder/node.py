@@ -1,4 +1,4 @@
-"""`recorder_node`: records what policy and executor of its namespace and their robot say.
+"""`recorder_node`: records the topics of the policy, the executor and the robot of its namespace.
 
 It is a process of its own, so recording costs those that move the robot nothing. Topics in: all
 that `TopicRecorder` names. Topics out: `/diagnostics`.
@@ -43,7 +43,7 @@ _MIB = 1 << 20
 
 
 class RecorderNode(Node):
-    """See the module's invariants."""
+    """The recorder's node; see the module's invariants."""
 
     def __init__(self) -> None:
         super().__init__('vla_recorder')

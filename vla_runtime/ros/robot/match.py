@@ -155,7 +155,7 @@ def match_robot(robot: Robot, spec: BundleSpec, bundle_folder: str | Path) -> Ro
 
 
 class _Matcher:
-    """Collects everything that does not fit, so that the files are mended in one go."""
+    """Collects every mismatch, so that the files can be mended in one go."""
 
     def __init__(self, robot: Robot, spec: BundleSpec, bundle_file: Path) -> None:
         self._robot = robot

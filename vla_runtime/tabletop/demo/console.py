@@ -1,4 +1,4 @@
-"""Words for the person, on a terminal that may go away while the demo runs."""
+"""Print to a terminal that may close while the demo runs."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Operator:
             time.sleep(_POLL_S)
 
     def instruct(self, instruction: str) -> None:
-        """Tell the policy what to do."""
+        """Send an instruction to the policy."""
         self._instructions.publish(String(data=instruction))
 
     def trigger(self, service: str) -> str:

@@ -120,7 +120,7 @@ def ticks(telemetry: Telemetry, start_ns: int) -> str:
 
 
 def _attempts(axis: Axes, attempts: Sequence[Attempt], start_ns: int) -> None:
-    """A band a person can find the instruction by."""
+    """Shade the time span of each instruction."""
     for attempt in attempts:
         if attempt.end_ns:
             colour = _OUTCOME.get(attempt.outcome, _FAILED)
@@ -145,7 +145,7 @@ def _curve(
 
 
 def with_gaps(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A curve for plotting: not-a-number where nothing came for a while, thinned in between.
+    """Prepare a curve for plotting: NaN where no sample came for a while, thinned in between.
 
     A gap is found from the samples before any is left out, so that a long curve is as connected as
     a short one, and from those around it, so that the rate may change. Of every stretch that is

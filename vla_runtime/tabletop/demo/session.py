@@ -1,4 +1,4 @@
-"""The demo: three processes, a person's part played, everything recorded, a report at the end.
+"""Run the demo: start three processes, act as the operator, record everything, write a report.
 
 Invariants:
 - the same executables with the same YAML as the launch files start;
@@ -187,7 +187,7 @@ class _Session:
             raise OperatorError(f'{error}; {child.last_output()}') from error
 
     def _end_motion(self, operator: Operator) -> None:
-        """Whatever comes after, the robot holds and nothing is judged any more."""
+        """End all motion and judging: the robot holds from here on."""
         self._give_up_s = time.monotonic() + _STOP_TIMEOUT_S
         if self._begun_s is not None:
             self._result.seconds = time.monotonic() - self._begun_s
@@ -209,7 +209,7 @@ class _Session:
         operator.wait_for(heard, 'the status of vla_executor after its stop', ANSWER_TIMEOUT_S)
 
     def _require_nobody_else(self, node: Node, operator: Operator) -> None:
-        """Refuse to command a robot that was here before."""
+        """Refuse to command a robot that others already use."""
         topics = [node.resolve_topic_name(output.topic) for output in self._robot.outputs]
         # Discovery on one machine; the recorder's own subscriptions are there at once.
         quiet_until_s = time.monotonic() + 1.0

@@ -1,4 +1,4 @@
-"""Between the tabletop world and messages: joint states, images, and the commands it obeys."""
+"""Convert between the tabletop world and messages: joint states, images, commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy in the tabletop's loop: what it sees, what it is asked, how often it succeeds."""
+"""A policy in the tabletop's loop: its observations, its chunks, its success rate."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Episode:
         self._given = instruction
 
     def reset(self) -> None:
-        """The world begins anew; what was asked for is forgotten."""
+        """Forget all instructions: the world begins anew."""
         self._given = self._judge = None
 
     def judge(self, state: TabletopState) -> Verdict | None:

@@ -1,4 +1,4 @@
-"""The studies that there are: what is asked, what varies, how often it is tried.
+"""Catalogue of studies: the question, its conditions, and the number of episodes of each.
 
 A study is a tuple of conditions. One of a feature to come is a new field of `Condition` and an
 entry here, such as

@@ -1,4 +1,4 @@
-"""A wrist camera of another rate than the front one's, as real cameras of two makes are."""
+"""Wrist camera with another frame rate than the front camera, as on real robots."""
 
 from __future__ import annotations
 

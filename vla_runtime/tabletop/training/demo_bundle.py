@@ -1,4 +1,4 @@
-"""A trained tabletop policy as a bundle, with how it was made and what it achieves."""
+"""Write a trained tabletop policy as a bundle, with its training and its success rates."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def write_demo_bundle(
     episodes: int,
     force: bool = False,
 ) -> dict[str, str]:
-    """Write the bundle, run it in the simulator, and put what came out beside it.
+    """Write the bundle, run it in the simulator, and write the results beside it.
 
     Args:
         target: where the bundle shall lie; replaced with `force`.

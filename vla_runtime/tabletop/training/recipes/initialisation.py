@@ -1,4 +1,4 @@
-"""Initial weights that pay in a short training, for the recipes that share them.
+"""Initial weights that shorten training, for the recipes that share them.
 
 The networks' own initial values are for weights that a checkpoint replaces. From scratch, on a few
 thousand steps, text should be as loud as image tokens, and patch positions 2-D sine-cosine.
