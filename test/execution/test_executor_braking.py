@@ -583,6 +583,41 @@ def test_when_a_robot_with_an_object_is_stopped_and_started_expect_the_grip_unch
     assert rig.command.setpoints[1] == pytest.approx(grip)
 
 
+@pytest.mark.parametrize('closed', [CLOSED, OPEN])
+def test_when_max_step_keeps_a_grip_from_its_plan_expect_a_new_start_all_the_same(
+    closed: float,
+) -> None:
+    rig = grasping(max_step=0.3)
+    rig.executor.stop()
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    rig.tick(5)
+    # Beyond what the object and max_step allow; or open, which is approached.
+    rows = np.tile([rig.command.setpoints[0], closed], (60, 1))
+    result = rig.submit(chunk_of(rows, rig.names, rig.kinds, STEP_S))
+    assert result.accepted == (closed == CLOSED), result.text
+    rig.tick(900)
+    assert rig.reason == ('starved' if result.accepted else 'waiting_for_chunk')
+    assert rig.command.setpoints[1] == pytest.approx(min(closed, CONTACT + 0.3), abs=1e-6)
+
+
+def test_when_an_object_stops_an_approach_expect_it_over_where_max_step_ends_it() -> None:
+    rig = grasping(max_step=0.3)
+    # As after a restart: the fingers set out from where they touch the object.
+    rig.executor.set_dry_run(True)
+    rig.tick(60)
+    rig.executor.set_dry_run(False)
+    rig.tick(2)
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    rig.tick(5)
+    assert rig.command.setpoints[1] == pytest.approx(CONTACT)
+    rows = np.tile([rig.command.setpoints[0], CLOSED], (60, 1))
+    assert not rig.submit(chunk_of(rows, rig.names, rig.kinds, STEP_S)).accepted
+    rig.tick(900)
+    assert rig.reason == 'waiting_for_chunk'
+    assert rig.submit(chunk_of(rows, rig.names, rig.kinds, STEP_S)).accepted
+
+
 def test_when_another_joint_was_pushed_away_expect_the_object_held_on_and_on_at_start() -> None:
     rig = grasping()
     rig.robot_follows = False

@@ -23,6 +23,8 @@ from vla_runtime.execution.timeline import Segment
 
 # A hold that gives way comes this near to the robot, as a share of its reach.
 _NEAR_SHARE = 0.05
+# A gripper whose command leads it by this share of what it may is stopped by an object.
+_PRESSES_SHARE = 0.5
 
 
 class Commander:
@@ -265,10 +267,31 @@ class Commander:
         self._counters.limited_ticks += 1
         return command
 
-    def arrived(self) -> bool:
-        """Return whether the approach is over: at its goal, and inside the limits."""
-        setpoints = self.command.setpoints
-        return self.approach.arrived(setpoints) and not self._limiter.outside(setpoints)
+    def arrived(self, measured: np.ndarray) -> bool:
+        """Return whether the approach is over: at its goal, and inside the limits.
+
+        A gripper that an object stops is there as soon as it presses as far as it may.
+        """
+        setpoints, target = self.command.setpoints, self.approach.target
+        reached = np.clip(target, *self.press_bounds(measured))
+        pressed = (reached != target) & (np.abs(setpoints - reached) <= self._tolerance)
+        there = self.approach.arrived(np.where(pressed, target, setpoints))
+        return there and not self._limiter.outside(setpoints)
+
+    def press_bounds(self, measured: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds of what can be commanded of grippers that an object stops; infinite elsewhere.
+
+        Returns:
+            lowest, highest: (columns,) as `max_step` has them, where the gripper presses already.
+        """
+        setpoints, step = self.command.setpoints, self._limits.step_from_measured
+        lead = setpoints - measured
+        presses = self._grips & (np.abs(lead) >= _PRESSES_SHARE * step)
+        lowest, highest = measured - step, measured + step
+        return (
+            np.where(presses & (lead < 0.0), np.minimum(lowest, setpoints), -np.inf),
+            np.where(presses & (lead > 0.0), np.maximum(highest, setpoints), np.inf),
+        )
 
     def come_to_rest(self) -> None:
         """The plan ends at `target`: arrive there without velocity."""

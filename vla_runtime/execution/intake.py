@@ -65,12 +65,16 @@ class Standstill:
         setpoints: (columns,) last commanded values; the executor's own array. Columns of
             `unknown` are overwritten with the first row of the chunk that sets out.
         unknown: (columns,) bool, positions that were neither measured nor commanded yet.
+        lowest, highest: (columns,) bounds of what can be commanded now; a row beyond is executed as
+            the bound.
         cold: the chunk's start has to be near, because nothing was executed just before.
         starved: the robot holds because this chunk is late.
     """
 
     setpoints: np.ndarray
     unknown: np.ndarray
+    lowest: np.ndarray
+    highest: np.ndarray
     cold: bool
     starved: bool
 
@@ -203,7 +207,8 @@ def require_near(
     row: np.ndarray, standstill: Standstill, tolerance: np.ndarray, columns: CommandColumns
 ) -> None:
     """Raise `StartTooFar` for a first row that is too far from where the robot stands."""
-    distance = np.abs(row - standstill.setpoints) / tolerance
+    reached = np.clip(row, standstill.lowest, standstill.highest)
+    distance = np.abs(reached - standstill.setpoints) / tolerance
     distance[columns.is_velocity | standstill.unknown] = 0.0
     worst = int(np.argmax(distance))
     if distance[worst] > 1.0:

@@ -225,9 +225,12 @@ class Motion:
         """Return the position of the robot, for a chunk that would set out from there."""
         commander, since_s = self._commander, self._commander.held_since_s
         held_s = now_s - since_s if since_s is not None else 0.0
+        lowest, highest = commander.press_bounds(self._guard.state.positions)
         return Standstill(
             setpoints=commander.command.setpoints,
             unknown=commander.unknown,
+            lowest=lowest,
+            highest=highest,
             cold=self._cold or held_s >= self._cold_after_s,
             starved=commander.command.reason is Reason.STARVED,
         )
@@ -287,7 +290,7 @@ class Motion:
             guard.detail = commander.approach.describe(commander.command.setpoints)
             raise PersonNeeded(Reason.APPROACH_TIMEOUT)
         command = commander.go_near(guard.state.positions, dt_s)
-        if commander.arrived():
+        if commander.arrived(guard.state.positions):
             guard.detail = ''
             self.drop_plan()
         return command
