@@ -15,7 +15,7 @@ from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
-from vla_runtime.execution.limits import ColumnLimits, make_limits
+from vla_runtime.execution.limits import ColumnLimits, LimitActions, OnViolation, make_limits
 from vla_runtime.execution.stopping import StopActions
 from vla_runtime.execution.watchdog import WatchdogParameters, tracking_error_limits
 
@@ -535,13 +535,17 @@ def test_when_started_while_braking_by_a_simulated_clock_expect_no_step_of_the_v
 OPEN, CONTACT, CLOSED = 0.0, 0.2, 0.8
 
 
-def grasping(max_step: float = np.inf) -> Rig:
+def grasping(max_step: float = np.inf, far_steps: OnViolation = 'clamp') -> Rig:
     """A rig that carries an object: an arm joint, and a gripper commanded beyond the contact."""
     grips = ColumnLimits(OPEN, CLOSED, 2.0, np.inf, max_step, np.inf)
     rig = _Gripper(
         holding(replan_interval=60, handover=HandoverParameters('switch')),
         tuple(Column(name) for name in ('arm', 'gripper')),
-        limits=make_limits(('arm', 'gripper'), {'arm': LIMIT, 'gripper': grips}),
+        limits=make_limits(
+            ('arm', 'gripper'),
+            {'arm': LIMIT, 'gripper': grips},
+            actions=LimitActions(step_from_measured=far_steps),
+        ),
         start=StartParameters(tolerance=0.1),
         watchdog=WatchdogParameters(max_tracking_error=0.5),
         control_period_s=PERIOD_S,
@@ -555,8 +559,10 @@ def grasping(max_step: float = np.inf) -> Rig:
 class _Gripper(Rig):
     """A rig whose second column meets an object."""
 
+    contact = CONTACT
+
     def measure(self) -> None:
-        self.measured[1] = min(self.measured[1], CONTACT)
+        self.measured[1] = min(self.measured[1], self.contact)
         super().measure()
 
 
@@ -616,6 +622,26 @@ def test_when_an_object_stops_an_approach_expect_it_over_where_max_step_ends_it(
     rig.tick(900)
     assert rig.reason == 'waiting_for_chunk'
     assert rig.submit(chunk_of(rows, rig.names, rig.kinds, STEP_S)).accepted
+
+
+def test_when_fingers_are_pried_open_in_a_hold_expect_no_command_further_than_max_step() -> None:
+    rig = grasping(max_step=0.3)
+    rig.executor.stop()
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
+    rig.contact = OPEN
+    rig.tick(100)
+    assert rig.command.setpoints[1] == pytest.approx(OPEN + 0.3)
+    assert np.abs(speeds(rig)[-100:, 1]).max() <= 2.0 + 1e-9
+    # They close again no further than that.
+    rig.contact = CONTACT
+    rig.tick(100)
+    assert rig.command.setpoints[1] == pytest.approx(OPEN + 0.3)
+
+
+def test_when_far_steps_are_refused_expect_a_grip_clamped_all_the_same() -> None:
+    rig = grasping(max_step=0.3, far_steps='reject')
+    assert rig.reason == 'tracking'
+    assert rig.command.setpoints[1] == pytest.approx(CONTACT + 0.3)
 
 
 def test_when_another_joint_was_pushed_away_expect_the_object_held_on_and_on_at_start() -> None:

@@ -6,7 +6,8 @@ commanded there is nothing to hold: the command is `IDLE` and must not be publis
 A hold gives way: where the robot is found further from the command than a command may lead it, the
 command moves to where the robot is, inside all limits and without a jump. So a joint that was
 pushed away does not swing back when it is let go. A gripper is left out of this: an object keeps it
-from its command, and the distance is the force of the grip.
+from its command, and the distance is the force of the grip. It follows fingers that are opened by
+hand no nearer than `max_step` demands.
 """
 
 from __future__ import annotations
@@ -54,14 +55,16 @@ class Commander:
         self._grips = self._guarded & np.isinf(tracking_error)
         # How far a hold may be from the robot, and which columns are on their way back to it.
         self._reach = np.where(
-            self._guarded & ~self._grips,
-            np.minimum(limits.step_from_measured, tracking_error),
-            np.inf,
+            self._guarded, np.minimum(limits.step_from_measured, tracking_error), np.inf
         )
-        self._near = _NEAR_SHARE * self._reach
+        # A grip stays at its reach, give or take the last bit of a number.
+        self._reach[self._grips] *= 1.0 + 1e-9
+        self._near = np.where(self._grips, self._reach, _NEAR_SHARE * self._reach)
         self._far = np.zeros(columns.count, dtype=bool)
         self._gives_way = np.zeros(columns.count, dtype=bool)
-        # How far this hold has given way so far, to and fro, and where it was a tick ago.
+        # How far this hold has given way so far, to and fro, and where it was a tick ago; a grip
+        # that follows its noise is not worth a word.
+        self._yields = ~self._grips
         self._given = np.zeros(columns.count)
         self._before = np.zeros(columns.count)
         # Where to go first after a start away from the last command, or outside the limits.
@@ -167,12 +170,14 @@ class Commander:
         if positions is not None and self._gives_way_to(positions):
             np.copyto(self.target, command.setpoints)
             np.copyto(self.target, positions, where=self._gives_way)
+            # The limiter keeps these within reach.
+            np.copyto(self.target, command.setpoints, where=self._grips)
             np.copyto(self._before, command.setpoints)
             command.velocities[:] = 0.0
             self._limiter.apply(command.setpoints, self.target, command.velocities, positions, dt_s)
             np.subtract(self._before, command.setpoints, out=self._before)
             np.abs(self._before, out=self._before)
-            np.add(self._given, self._before, out=self._given)
+            np.add(self._given, self._before, out=self._given, where=self._yields)
         elif self.moving:
             self._brake(positions, dt_s)
         else:
@@ -301,11 +306,10 @@ class Commander:
 
     def refuses(self, measured: np.ndarray) -> bool:
         """Return whether `target` is further from the measured position than may be commanded."""
-        return (
-            self._rejects_far_steps
-            and not self.command.dry_run
-            and self._limiter.too_far(self.target, measured)
-        )
+        if not self._rejects_far_steps or self.command.dry_run:
+            return False
+        # An object keeps a gripper from its plan, which is no fault: it is clamped.
+        return self._limiter.too_far(np.where(self._grips, measured, self.target), measured)
 
     def slower(self, dt_s: float) -> float:
         """Fraction of velocity that every column keeps after a tick of braking."""
