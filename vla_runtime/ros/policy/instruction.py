@@ -49,11 +49,14 @@ class Instruction:
         self._said_unused = False
         self._current = node.create_publisher(String, '~/current_instruction', LATCHED)
         self._file = instruction_file()
-        self._kept = self._from_before()
+        kept = self._from_before()
+        # None where the file may hold anything.
+        self._kept: KeptInstruction | None = kept
+        self._not_kept: KeptInstruction | None = None
         # Where this node was respawned, or its process started again, a latched message is
         # delivered once more, and may be older than what the parameter was set to since.
         before = state_before()
-        heard = self._kept.heard if before is None else before.notes.get(_HEARD)
+        heard = kept.heard if before is None else before.notes.get(_HEARD)
         self._heard = heard if isinstance(heard, str) else None
         self._delivered = self._heard
         note(_HEARD, lambda: self._heard)
@@ -133,14 +136,18 @@ class Instruction:
         now = KeptInstruction(self.text, self._heard)
         if self._file is None or now == self._kept:
             return
-        self._kept = now
         try:
             write_instruction(self._file, now)
         except OSError as error:
-            self._node.get_logger().error(
-                'instruction: a node that is respawned after this one will not know it, and begin '
-                f'with that of its arguments: {error}'
-            )
+            # Tried again with every status, and said once.
+            if now != self._not_kept:
+                self._node.get_logger().error(
+                    'instruction: a node that is respawned after this one will not know it, and '
+                    f'have none or that of its arguments: {error}'
+                )
+            self._not_kept, self._kept = now, None
+        else:
+            self._kept = now
 
     def _tell(self) -> None:
         before, self._told = self._told, self.text

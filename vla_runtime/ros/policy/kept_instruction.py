@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from vla_runtime.files.input_files import read_text
+from vla_runtime.files.json_file import LARGEST_JSON
+from vla_runtime.files.quotes import one_line
 from vla_runtime.files.whole_files import write_text
 
 # The launch file sets it for a node that it respawns; one file a launch, so that another launch
 # begins with its own arguments.
 FILE_VARIABLE = 'VLA_RUNTIME_INSTRUCTION_FILE'
+
+_LONGEST_REASON = 200
 
 
 @dataclass(frozen=True)
@@ -45,13 +51,16 @@ def read_instruction(path: Path) -> KeptInstruction | None:
         ValueError: cannot be read, or is no such file.
     """
     try:
-        kept = KeptInstruction(**json.loads(path.read_text(encoding='utf-8')))
+        kept = KeptInstruction(**json.loads(read_text(path, LARGEST_JSON)))
+        if not isinstance(kept.instruction, str) or not isinstance(kept.heard, str | None):
+            raise TypeError('no instruction is in it')
+        # Half a character can be written in JSON, and in no message.
+        f'{kept.instruction}{kept.heard}'.encode()
     except FileNotFoundError:
         return None
-    except (OSError, TypeError, ValueError) as error:
-        raise ValueError(f'{path}: cannot be read: {error}') from None
-    if not isinstance(kept.instruction, str) or not isinstance(kept.heard, str | None):
-        raise ValueError(f'{path}: cannot be read: no instruction is in it')
+    except (OSError, TypeError, ValueError, RecursionError) as error:
+        reason = one_line(str(error), _LONGEST_REASON)
+        raise ValueError(f'{path}: cannot be read: {reason}') from None
     return kept
 
 
@@ -59,6 +68,12 @@ def write_instruction(path: Path, kept: KeptInstruction) -> None:
     """Keep the instruction for the next node.
 
     Raises:
-        OSError: cannot be written.
+        OSError: cannot be written. An older one is not left, where that can be helped: the next
+            node finds a file that it cannot read.
     """
-    write_text(path, json.dumps(asdict(kept)))
+    try:
+        write_text(path, json.dumps(asdict(kept)))
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, 0)
+        raise
