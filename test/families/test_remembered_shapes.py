@@ -47,6 +47,19 @@ def test_other_code_has_another_file(tmp_path):
     assert file() not in (before, None)
 
 
+def test_code_that_cannot_be_read_is_not_known_again(tmp_path):
+    def file() -> Path | None:
+        return shapes_file('pi05', tiny_dims('pi05'), [tmp_path])
+
+    # Compiled modules alone: an upgrade would be taken for what was there before.
+    assert file() is None
+    (tmp_path / 'networks.py').write_text('WIDTH = 1\n')
+    assert file() is not None
+    # Of an editor that has a file open.
+    (tmp_path / '.#networks.py').symlink_to('somebody@somewhere.1')
+    assert file() is None
+
+
 @pytest.mark.parametrize(
     'damage',
     [
@@ -54,6 +67,8 @@ def test_other_code_has_another_file(tmp_path):
         lambda path: path.write_text('[1, 2]'),
         lambda path: path.write_text('{"action_out.bias": 6}'),
         lambda path: path.write_bytes(b'\xff'),
+        lambda path: path.write_text('[' * 100_000),
+        lambda path: path.write_text('{"action_out.bias": [1e999]}'),
     ],
 )
 def test_a_damaged_file_is_written_anew(cache, damage: Callable[[Path], object]):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vla_runtime.families.family import PolicyDims
 from vla_runtime.files.cache_folder import cache_folder
+from vla_runtime.files.json_file import read_document
 from vla_runtime.files.whole_files import write_text
 
 Shapes = dict[str, tuple[int, ...]]
@@ -22,9 +23,9 @@ Shapes = dict[str, tuple[int, ...]]
 def remembered_shapes(path: Path) -> Shapes | None:
     """Read shapes back; None where there are none, or what is there cannot be read."""
     try:
-        entries = json.loads(path.read_text())
+        entries = read_document(path)
         return {name: tuple(map(int, shape)) for name, shape in entries.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (ValueError, OverflowError, AttributeError, TypeError):
         return None
 
 
@@ -36,18 +37,21 @@ def remember_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def shapes_file(family: str, dims: PolicyDims, sources: Iterable[Path]) -> Path | None:
-    """Name the file for a network's shapes; None for a user without a home.
+    """Name the file for a network's shapes; None for a user without a home, or unreadable code.
 
     Args:
         family, dims: of the network.
         sources: folders of the code that builds it. Another code has another file.
     """
     digest = hashlib.sha256(f'{family} {dims!r}\n'.encode())
-    for folder in sources:
-        for path in sorted(folder.rglob('*.py')):
+    modules = [(folder, path) for folder in sources for path in sorted(folder.rglob('*.py'))]
+    if not modules:
+        # Compiled ones alone, or an archive: nobody would notice another code.
+        return None
+    try:
+        for folder, path in modules:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f'{path.relative_to(folder).as_posix()} {content}\n'.encode())
-    try:
         return cache_folder() / 'shapes' / f'{digest.hexdigest()}.json'
-    except ValueError:
+    except (OSError, ValueError):
         return None
