@@ -28,13 +28,18 @@ COPY . src/vla_runtime
 
 # cuda-bindings of the driver's major version; TensorRT is the image's.
 # The image's /etc/pip/constraint.txt pins its own packages, which may contradict versions.txt.
-# Some that apt brought are replaced by newer ones, and pip cannot uninstall those of apt.
-RUN PIP_CONSTRAINT= python3 -m pip install --break-system-packages --ignore-installed \
+# Some that apt brought are replaced by newer ones, and pip cannot uninstall those of apt. What pip
+# brought goes first: files of two releases of NumPy or OpenCV in one folder cannot be imported.
+RUN for package in numpy opencv-python opencv-python-headless opencv; do \
+        python3 -m pip uninstall -y --break-system-packages $package || true; \
+    done \
+    && PIP_CONSTRAINT= python3 -m pip install --break-system-packages --ignore-installed \
         --no-cache-dir \
         -c src/vla_runtime/requirements/versions.txt \
         -c src/vla_runtime/requirements/sourced-ros.txt \
         'cuda-bindings==13.*' opencv-python-headless safetensors sentencepiece tokenizers rosbags \
-        pillow tqdm transforms3d
+        pillow tqdm transforms3d \
+    && python3 -c 'import cv2, numpy, torch; torch.ones(2).numpy(); print(numpy.__version__)'
 
 RUN source /opt/ros/jazzy/setup.bash \
     && colcon build --packages-select vla_runtime

@@ -193,6 +193,10 @@ class Policy:
             ValueError: see `check`; the old settings stay.
         """
         self.check(settings)
+        if settings.networks_at_once < self._settings.networks_at_once:
+            # A prefix in slot 1 would be found, but these settings' graphs denoise over slot 0.
+            self._pipeline.drain()
+            self._runner.cache.clear()
         self._settings = settings
 
     def check(self, settings: PolicySettings) -> None:

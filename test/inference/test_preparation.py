@@ -90,6 +90,25 @@ def test_a_change_waits_for_the_graphs_that_are_missing_alone(warm, change, piec
     policy.close()
 
 
+def test_what_used_both_slots_leaves_nothing_to_capture_behind(warm):
+    policy = warm()
+    latency = replace(policy.settings, denoise_steps=2)
+    throughput = replace(policy.settings, pipeline='throughput')
+    for settings in (throughput, latency, throughput):
+        while not policy.prepare(settings):
+            pass
+        policy.settings = settings
+        # With `throughput` the second one is in slot 1: the first one is denoised over slot 0.
+        for future in [policy.submit(observation(seed)) for seed in (1, 2)]:
+            future.result()
+    assert policy.is_prepared(latency)
+    before = RecordedGraphs.captured
+    policy.settings = latency
+    policy.infer(observation(2))
+    assert RecordedGraphs.captured == before
+    policy.close()
+
+
 def test_a_network_that_gave_up_its_graphs_is_waited_for_by_no_change(warm):
     policy = warm()
     capturer = policy._engine._capturers['denoise']

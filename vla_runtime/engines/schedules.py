@@ -32,7 +32,7 @@ class Schedules(Generic[Schedule]):
 
     @property
     def kept(self) -> tuple[Schedule, ...]:
-        """Those that were not dropped."""
+        """Those that were not dropped. Any thread may read it."""
         return tuple(self._kept.values())
 
     def require(self) -> Schedule:
@@ -47,8 +47,10 @@ class Schedules(Generic[Schedule]):
 
     def use(self, key: Hashable, make: Callable[[], Schedule]) -> Schedule:
         """Use the schedule of this key, made if it is not kept; the oldest one may be dropped."""
-        schedule = self._kept.pop(key) if key in self._kept else make()
-        self._kept[key] = self.current = schedule
+        schedule = self._kept[key] if key in self._kept else make()
+        # In one assignment: another thread that looks meanwhile misses none.
+        self._kept = {**{k: v for k, v in self._kept.items() if k != key}, key: schedule}
+        self.current = schedule
         if len(self._kept) > SCHEDULES_KEPT:
             self._drop(self._kept.pop(next(iter(self._kept))))
         return schedule

@@ -24,7 +24,7 @@ from vla_runtime.files.setting_fields import check_ranges, setting
 MotionClock = Literal['steady', 'ros']
 
 # A joint further from its command than this share of its range is blocked, or not driven at all.
-# A gripper that closes on something wide stays below it.
+# Grippers have none (`grips: true`).
 _TRACKING_SHARE = 0.75
 
 

@@ -71,7 +71,7 @@ def test_settings_that_cannot_be_prepared_are_said_once_and_chunks_go_on(tmp_pat
 
         made.wait_for(lambda: chunks, 'a chunk with the settings at configure', meanwhile=ask)
         assert made.set_parameter('/vla_policy', 'denoise_steps', 7).successful
-        text = 'kept as they were, until they change again: the graphs do not fit into memory'
+        text = 'denoise_steps cannot change: the graphs do not fit into memory'
         made.wait_for(lambda: text in node.text(), 'the reason', meanwhile=ask)
         before = len(chunks)
         made.wait_for(lambda: len(chunks) > before + 3, 'more chunks', meanwhile=ask)

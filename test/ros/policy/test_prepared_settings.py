@@ -41,8 +41,8 @@ def here(machine) -> Machine:
 def test_new_steps_wait_for_their_graphs_and_the_first_chunk_captures_nothing(here):
     policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
     policy.warm_up()
-    settings = PreparedSettings(policy)
     values = {**DEFAULTS, 'instruction': 'push'}
+    settings = PreparedSettings(policy, values)
     assert settings.of(values) == values and settings.prepare() == 0.0
     changed = {**values, 'denoise_steps': 5, 'cfg_beta': 2.5, 'instruction': 'pull'}
     for milliseconds_known in (False, True):
@@ -58,14 +58,35 @@ def test_new_steps_wait_for_their_graphs_and_the_first_chunk_captures_nothing(he
     policy.close()
 
 
+def test_settings_of_the_start_are_prepared_before_the_first_request(here):
+    policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
+    policy.warm_up()
+    values = {**DEFAULTS, 'denoise_steps': 5}
+    settings = PreparedSettings(policy, values)
+    here.cuda.calls = []
+    assert settings.of(values) == values and settings.prepare() == 0.0
+    policy.settings = settings_from(values)
+    policy.infer(_observation(policy))
+    assert 'capture' not in here.cuda.calls
+    policy.close()
+
+
+def test_settings_that_cannot_be_prepared_at_the_start_are_an_error(here):
+    policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
+    policy.warm_up()
+    here.cuda.total_bytes = here.cuda.used_bytes
+    with pytest.raises(RuntimeError, match='OUT_OF_MEMORY'):
+        PreparedSettings(policy, {**DEFAULTS, 'denoise_steps': 5})
+    policy.close()
+
+
 def test_a_request_during_a_change_waits_for_one_capture_and_gets_the_chunk_of_before(
     machine,
 ):
     here = machine(autotune=3)
     policy, untouched = (Policy.load(here.bundle, 'tensorrt', 'cuda') for _ in range(2))
     policy.warm_up()
-    settings = PreparedSettings(policy)
-    settings.of(DEFAULTS)
+    settings = PreparedSettings(policy, DEFAULTS)
     captures = []
     # Another seed needs no other graphs, and does not begin again.
     for seed in (0, 7):
@@ -85,8 +106,7 @@ def test_a_request_during_a_change_waits_for_one_capture_and_gets_the_chunk_of_b
 def test_what_needs_no_graph_takes_effect_at_once(here):
     policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
     policy.warm_up()
-    settings = PreparedSettings(policy)
-    settings.of(DEFAULTS)
+    settings = PreparedSettings(policy, DEFAULTS)
     for change in (
         {'cfg_enabled': True, 'cfg_beta': 2.0, 'seed': 3},
         # All four places were captured at load, and the plan is one of the loop's inputs.
@@ -103,8 +123,7 @@ def test_what_needs_no_graph_takes_effect_at_once(here):
 def test_a_change_that_is_taken_back_prepares_nothing(here):
     policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
     policy.warm_up()
-    settings = PreparedSettings(policy)
-    settings.of(DEFAULTS)
+    settings = PreparedSettings(policy, DEFAULTS)
     settings.of({**DEFAULTS, 'denoise_steps': 5})
     assert settings.of(DEFAULTS) == DEFAULTS and settings.prepare() == 0.0
     policy.close()
@@ -113,15 +132,14 @@ def test_a_change_that_is_taken_back_prepares_nothing(here):
 def test_settings_that_cannot_be_prepared_are_tried_again_once_they_change(here):
     policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
     policy.warm_up()
-    settings = PreparedSettings(policy)
-    settings.of(DEFAULTS)
+    settings = PreparedSettings(policy, DEFAULTS)
     changed = {**DEFAULTS, 'denoise_steps': 5}
     assert settings.of(changed) == DEFAULTS
     total, here.cuda.total_bytes = here.cuda.total_bytes, here.cuda.used_bytes
     with pytest.raises(RuntimeError, match='OUT_OF_MEMORY'):
         settings.prepare()
     here.cuda.total_bytes, here.cuda.calls = total, []
-    assert settings.refused
+    assert settings.refused == ['denoise_steps']
     assert settings.of(changed) == DEFAULTS and settings.prepare() == 0.0
     assert not here.cuda.calls
     # Black, as the image that failed.
@@ -138,8 +156,7 @@ def test_settings_that_cannot_be_prepared_are_tried_again_once_they_change(here)
 def test_a_refused_change_that_is_taken_back_is_forgotten(here):
     policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
     policy.warm_up()
-    settings = PreparedSettings(policy)
-    settings.of(DEFAULTS)
+    settings = PreparedSettings(policy, DEFAULTS)
     changed = {**DEFAULTS, 'denoise_steps': 5}
     settings.of(changed)
     total, here.cuda.total_bytes = here.cuda.total_bytes, here.cuda.used_bytes
@@ -170,8 +187,7 @@ def test_the_configured_number_of_steps_is_captured_at_load_as_often_as_the_buil
 
 def test_without_graphs_every_change_takes_effect_at_once(here):
     policy = Policy.load(here.bundle, 'torch', 'cpu')
-    settings = PreparedSettings(policy)
-    settings.of(DEFAULTS)
+    settings = PreparedSettings(policy, DEFAULTS)
     changed = {**DEFAULTS, 'denoise_steps': 5}
     assert settings.of(changed) == changed
     policy.close()

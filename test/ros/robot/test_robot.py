@@ -142,6 +142,12 @@ def test_one_joint_state_topic_brings_all_joints_unless_it_names_some(tmp_path: 
 DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
     'unknown key': (('cammeras',), [], 'cammeras', "did you mean 'cameras'?"),
     'unknown joint key': (('joints', 0, 'lowwer'), 1.0, 'joints[0].lowwer', "'lower'"),
+    'grip without end': (
+        ('joints', 2),
+        {'name': 'hand', 'unit': 'rad', 'velocity': 1.0, 'continuous': True, 'grips': True},
+        'joints[2].grips',
+        'closes at a limit',
+    ),
     'grip and tracking error': (
         ('joints', 2),
         {**HAND, 'grips': True, 'max_tracking_error': 0.05},

@@ -175,7 +175,7 @@ class PolicyNode(ManagedNode):
             now_ns=self._ros_time_ns(),
             steady_ns=monotonic_ns(),
         )
-        self._prepared = PreparedSettings(self._policy)
+        self._prepared = PreparedSettings(self._policy, values(self, POLICY_PARAMETERS))
         self._instruction.read_by(self._policy)
         self._begin_era()
         self._worker = LatestJobWorker(
@@ -298,7 +298,10 @@ class PolicyNode(ManagedNode):
             if milliseconds := prepared.prepare():
                 self.get_logger().info(f'new settings prepared in {milliseconds:.0f} ms')
         except Exception as error:
-            text = f'kept as they were, until they change again: {error}'
+            text = (
+                f'{", ".join(prepared.refused)} cannot change: {error}. All live settings stay as '
+            )
+            text += 'they were until one is changed again: set back what does not fit'
             self._status.set(StatusItem('settings', Level.ERROR, text))
         if not prepared.refused:
             self._status.drop('settings')

@@ -24,19 +24,32 @@ class PreparedSettings:
 
     Args:
         policy: loaded and warm.
+        values: of all parameters of the node, now. All graphs that they lack are captured here:
+            nobody waits for a chunk yet.
+
+    Raises:
+        ValueError: settings that the policy cannot run with.
+        RuntimeError: an error of the device, as of too little memory.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, values: Mapping[str, Any]) -> None:
         self._policy = policy
-        self._in_force: dict[str, Any] = {}
+        first = settings_from(values)
+        done = policy.is_prepared(first)
+        while not done:
+            done = policy.prepare(first)
+        self._in_force = _live(values)
+        self._wanted = self._in_force
         self._waiting: PolicySettings | None = None
         self._refused: PolicySettings | None = None
         self._milliseconds = 0.0
 
     @property
-    def refused(self) -> bool:
-        """True while the settings wanted last could not be prepared, and others are in force."""
-        return self._refused is not None
+    def refused(self) -> list[str]:
+        """Settings that differ from those in force while the ones wanted cannot be prepared."""
+        if self._refused is None:
+            return []
+        return [name for name, value in self._wanted.items() if value != self._in_force[name]]
 
     def of(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the node's values with the settings in force in place of those not yet prepared.
@@ -48,13 +61,13 @@ class PreparedSettings:
             ValueError: values that do not go together.
         """
         wanted = settings_from(values)
-        self._waiting = None
-        if self._in_force and not self._policy.is_prepared(wanted):
+        self._waiting, self._wanted = None, _live(values)
+        if not self._policy.is_prepared(wanted):
             if wanted != self._refused:
                 self._waiting, self._refused = wanted, None
             return {**values, **self._in_force}
         self._milliseconds, self._refused = 0.0, None
-        self._in_force = {name: values[name] for name in live_settings()}
+        self._in_force = self._wanted
         return dict(values)
 
     def prepare(self) -> float:
@@ -83,3 +96,7 @@ class PreparedSettings:
             return 0.0
         milliseconds, self._milliseconds = self._milliseconds, 0.0
         return milliseconds
+
+
+def _live(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in live_settings()}

@@ -79,6 +79,10 @@ def _check_joint(where: str, joint: RobotJoint, *, has_urdf: bool) -> None:
         raise FieldError(
             f'{where}.continuous', 'a continuous joint is in rad and has neither lower nor upper'
         )
+    if joint.grips and joint.continuous:
+        raise FieldError(
+            f'{where}.grips', 'a gripper closes at a limit: leave out grips or continuous'
+        )
     if joint.grips and joint.max_tracking_error is not None:
         raise FieldError(
             f'{where}.max_tracking_error',
