@@ -134,6 +134,7 @@ class Policy:
             cls._load_one,
             checked,
             device,
+            check=backend == AUTO,
             settings=settings,
             use_cuda_graphs=use_cuda_graphs,
             threads=threads,
@@ -154,12 +155,17 @@ class Policy:
         device: str,
         candidate: Candidate,
         *,
+        check: bool,
         settings: PolicySettings,
         use_cuda_graphs: bool,
         threads: int,
     ) -> Policy:
-        """Load a bundle with this backend and precision; after an error nothing stays loaded."""
-        check_backend(candidate.backend, device)
+        """Load a bundle with this backend and precision; after an error nothing stays loaded.
+
+        `check` the backend where `load` has not: with `auto` it is known only now.
+        """
+        if check:
+            check_backend(candidate.backend, device)
         engine = load_engine(
             bundle,
             candidate.backend,
