@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from vla_runtime.tabletop.study.episode import EpisodeResult
     from vla_runtime.tabletop.study.results import Provenance
 
-# Bundles that ship, by their family.
-SHIPPED = {'pi05': 'demo', 'smolvla': 'demo_smolvla', 'act': 'demo_act'}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
@@ -143,6 +140,7 @@ def _bundles_of(study: Study, bundles: Sequence[Path]) -> dict[str, Path]:
         ValueError: a family has no bundle or several, or one of no use here.
     """
     from vla_runtime.bundle.folder import read_bundle
+    from vla_runtime.tabletop.training.recipes import SHIPPED
 
     if not study.compares_families:
         if len(bundles) > 1:

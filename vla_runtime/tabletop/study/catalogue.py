@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from vla_runtime.families import find_family
 from vla_runtime.tabletop.study.condition import Condition, grid
+from vla_runtime.tabletop.training.recipes import RECIPE_NAMES
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ _BELT = replace(_BARE, variant='moving')
 _BELT_SPEEDS = (1.0, 1.3)
 # All that a policy without language can be asked: the one task that it learned.
 _ONE_TASK = replace(BASE, families=('colour',), colours=('red',))
-_TRAINED_HERE = ('pi05', 'smolvla', 'act')
+_WITH_LANGUAGE = tuple(name for name in RECIPE_NAMES if find_family(name).has_language)
 # Often enough that images and state have hardly changed since the last inference. The cache knows
 # nothing of the denoise steps, which are most of what such a study costs: half of them.
 _OFTEN = replace(BASE, replan_interval=2, denoise_steps=5)
@@ -170,8 +172,8 @@ _STUDIES = (
         'block, which is all that ACT knows, since it reads no instruction; and for those that '
         'read one, any block by colour or by place, in the plain wording.',
         (
-            *grid(_ONE_TASK, policy_family=_TRAINED_HERE),
-            *grid(BASE, policy_family=('pi05', 'smolvla')),
+            *grid(_ONE_TASK, policy_family=RECIPE_NAMES),
+            *grid(BASE, policy_family=_WITH_LANGUAGE),
         ),
         x='policy_family',
         episodes=100,
@@ -183,7 +185,7 @@ _STUDIES = (
         'blocks, no delay, each chunk taken as it is (switch).',
         grid(
             replace(_ONE_TASK, handover='switch', delay_steps=0.0),
-            policy_family=_TRAINED_HERE,
+            policy_family=RECIPE_NAMES,
             replan_interval=(1, 2, 4, 8, 16, 32),
         ),
         x='replan_interval',

@@ -1,6 +1,6 @@
 """Recipes of the families that `train-demo` can train, a module each.
 
-A new one is a module with a `RECIPE` and its name below. PyTorch is imported with a recipe only.
+A new one is a module with a `RECIPE`, and a line below. PyTorch is imported with a recipe only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vla_runtime.tabletop.training.recipes.recipe import Recipe
 
-RECIPE_NAMES = ('pi05', 'smolvla', 'act')
+# Family of a recipe to the bundle that was trained with it and ships, a folder of engines/.
+SHIPPED = {'pi05': 'demo', 'smolvla': 'demo_smolvla', 'act': 'demo_act'}
+RECIPE_NAMES = tuple(SHIPPED)
 
 
 def require_recipe(family: str) -> None:
