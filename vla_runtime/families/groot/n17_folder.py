@@ -21,7 +21,7 @@ from vla_runtime.export.lerobot_processors import (
     state_file,
 )
 from vla_runtime.export.options import ExportOptions
-from vla_runtime.families.groot.n17_groups import Columns, flat_columns, grouped_columns
+from vla_runtime.families.groot.n17_groups import GroupedColumns, flat_columns, grouped_columns
 from vla_runtime.families.groot.n17_images import cut_image, image_spec
 from vla_runtime.files.json_file import JsonMapping, read_json
 
@@ -73,7 +73,7 @@ class _Settings:
     general: JsonMapping
     images: JsonMapping
     modality: JsonMapping
-    columns: Columns
+    columns: GroupedColumns
     horizon: int
     raw_images: tuple[tuple[int, int], ...]
     cameras: tuple[str, ...]

@@ -14,7 +14,7 @@ from vla_runtime.files.json_file import JsonMapping
 
 
 @dataclass(frozen=True)
-class Columns:
+class GroupedColumns:
     """Dimensions of state and actions.
 
     Attributes:
@@ -34,7 +34,7 @@ class Columns:
 
 def grouped_columns(
     statistics: JsonMapping, modality: JsonMapping, *, percentiles: bool, relative: bool
-) -> Columns:
+) -> GroupedColumns:
     """Put the groups together.
 
     Args:
@@ -76,7 +76,7 @@ def grouped_columns(
         column += width
     if not state or not ranges or not horizon:
         raise ExportError(f'{modality.path}: {modality.field} has no state, actions or steps')
-    return Columns(
+    return GroupedColumns(
         statistics={
             'state.low': np.concatenate([low for low, _ in state]),
             'state.high': np.concatenate([high for _, high in state]),
@@ -92,7 +92,7 @@ def grouped_columns(
 
 def flat_columns(
     path: Path, statistics: Mapping[str, np.ndarray], *, state: int, actions: int, horizon: int
-) -> Columns:
+) -> GroupedColumns:
     """Columns of a policy that LeRobot normalises as two vectors.
 
     Args:
@@ -119,7 +119,7 @@ def flat_columns(
                     'none and cannot drive a robot yet'
                 )
             found[f'{group}.{ours}'] = values.astype(np.float32)
-    return Columns(found, state, actions, (False,) * actions, horizon)
+    return GroupedColumns(found, state, actions, (False,) * actions, horizon)
 
 
 def _range(group: JsonMapping, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
