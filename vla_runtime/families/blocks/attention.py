@@ -95,7 +95,18 @@ def images_of_rows(image_tokens: Tensor, image_mask: Tensor, rows: int) -> tuple
     return image_tokens[None].expand(rows, -1, -1, -1), image_mask[None].expand(rows, -1)
 
 
-class Attention(nn.Module):
+class SplitHeads(nn.Module):
+    """An attention whose heads have `head_dim` numbers each."""
+
+    head_dim: int
+
+    def heads(self, projected: Tensor) -> Tensor:
+        """(B, T, heads * D) to (B, heads, T, D)."""
+        batch, tokens, _ = projected.shape
+        return projected.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
+
+
+class Attention(SplitHeads):
     """The four projections of one attention layer; the attention itself is `attend`.
 
     Args:
@@ -114,8 +125,3 @@ class Attention(nn.Module):
         self.k = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=bias)
         self.v = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=bias)
         self.out = Linear(dims.num_heads * dims.head_dim, dims.width, bias=False)
-
-    def heads(self, projected: Tensor) -> Tensor:
-        """(B, T, heads * D) to (B, heads, T, D)."""
-        batch, tokens, _ = projected.shape
-        return projected.view(batch, tokens, -1, self.head_dim).transpose(1, 2)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.attention import Rotary, attend, rotate
+from vla_runtime.families.blocks.attention import Rotary, SplitHeads, attend, rotate
 from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.blocks.layers import GatedMlp, Linear
 from vla_runtime.families.blocks.llama import QueryNorm, RMSNorm
 
 
-class Qwen3Attention(nn.Module):
+class Qwen3Attention(SplitHeads):
     """Grouped-query attention whose query and key heads are normalised before they are rotated.
 
     The query norm undoes any factor of the query projection, so the scale of the scores is in the
@@ -32,11 +32,6 @@ class Qwen3Attention(nn.Module):
         self.out = Linear(queries, dims.width, bias=False)
         self.q_norm = QueryNorm(dims.head_dim, epsilon)
         self.k_norm = RMSNorm(dims.head_dim, epsilon)
-
-    def heads(self, projected: Tensor) -> Tensor:
-        """(B, T, heads * D) to (B, heads, T, D)."""
-        batch, tokens, _ = projected.shape
-        return projected.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
 
     def forward(self, x: Tensor, rotary: Rotary, seen: Tensor) -> Tensor:
         """(B, T, W) float32 to (B, T, W), where `seen` (B, T, T) is True."""

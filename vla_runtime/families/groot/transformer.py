@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.attention import attend
+from vla_runtime.families.blocks.attention import SplitHeads, attend
 from vla_runtime.families.blocks.layers import Linear, QueryLinear
 from vla_runtime.families.groot.dimensions import StackDims
 
@@ -17,7 +17,7 @@ from vla_runtime.families.groot.dimensions import StackDims
 EPSILON, LAST_EPSILON = 1e-5, 1e-6
 
 
-class HeadAttention(nn.Module):
+class HeadAttention(SplitHeads):
     """Multi-head attention with biases; keys and values may come from wider tokens.
 
     Args:
@@ -34,11 +34,6 @@ class HeadAttention(nn.Module):
         self.k = Linear(memory, dims.heads_width)
         self.v = Linear(memory, dims.heads_width)
         self.out = Linear(dims.heads_width, width)
-
-    def heads(self, projected: Tensor) -> Tensor:
-        """(B, T, heads * D) to (B, heads, T, D)."""
-        batch, tokens, _ = projected.shape
-        return projected.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens (B, K, memory width), (B, heads, K, D) each."""
