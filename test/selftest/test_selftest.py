@@ -18,8 +18,10 @@ from vla_runtime.families import family_names
 from vla_runtime.policy import Policy
 from vla_runtime.selftest import checks, jetson, policies
 from vla_runtime.selftest.checks import run_selftest
-from vla_runtime.selftest.policies import BFLOAT16, infer_cases, largest_error
+from vla_runtime.selftest.policies import infer_cases, largest_error
 from vla_runtime.selftest.steps import Step, Steps
+
+BFLOAT16 = 'pi05_bfloat16'
 
 
 def selftest(device: str, *families: str) -> dict[str, Step]:

@@ -11,7 +11,7 @@ Devices:
               PyTorch nor onnx is needed
 
 The policies are tiny and random, in float32: times show the cost of a launch and not of a real
-policy. With pi05 a second one is tried in bfloat16, with PyTorch on a GPU from compute capability
+policy. One family has a second one in bfloat16, tried with PyTorch on a GPU from compute capability
 8.0 on and with TensorRT from 10.3 on.
 
 examples:

@@ -144,7 +144,7 @@ def _try_pytorch(
     steps.run('driver: a device answers', driver)
     steps.run('PyTorch: imported', lambda: _import('torch'), _PAGE)
     steps.run('PyTorch: made for this GPU', lambda: _pytorch_fits(index), _PAGE)
-    names = names_of(families, _capability(index))
+    names = names_of(folder, families, _capability(index))
     _try_families('torch', device, folder, names, steps, times)
     return times
 
@@ -249,11 +249,7 @@ def _try_tensorrt(
         steps.run('TensorRT: imported, release taken', imports)
         adapter = adapters[0]
         major, minor = map(int, runtime.info.capability.split('.'))
-        names = [
-            name
-            for name in names_of(families, (major, minor))
-            if precision_of(name) in adapter.precisions
-        ]
+        names = names_of(folder, families, (major, minor), adapter.precisions)
         build = partial(_build, folder, adapter, runtime)
         _try_families('tensorrt', f'cuda:{index}', folder, names, steps, times, build)
     return times
@@ -365,7 +361,6 @@ def _try_policy(
 ) -> None:
     """Load one policy, compare its chunks on two inputs, and time it."""
     label = _label(backend, name)
-    precision = precision_of(name)
     loaded: list[Policy] = []
     reference: dict[str, np.ndarray] = {}
 
@@ -373,10 +368,12 @@ def _try_policy(
         check_backend(backend, device)
         bundle, chunks = read_policy(folder, name)
         reference.update(chunks)
+        precision = precision_of(bundle.folder)
         loaded.append(Policy.load(bundle, backend, device, precision=precision, verify=False))
         return f'on {device} in {precision}'
 
     def compare() -> str:
+        precision = precision_of(folder / name)
         error = largest_error(infer_cases(loaded[0]), reference, precision)
         return f'{len(reference)} chunks differ by {error:.1g} at most'
 

@@ -2,14 +2,15 @@
 
 `policies.tar.xz` has their bundles with ONNX files, and beside each the chunks that PyTorch gave in
 float32 on a CPU (test/selftest/make_policies.py makes it). So a robot without PyTorch compares
-numbers too, with numpy alone. All are float32 but `BFLOAT16`, whose heads are as wide as those of
-real policies: that is what fused attention asks for.
+numbers too, with numpy alone. That of a family in float32 is named as the family. Another has its
+ONNX files in a lower precision, and heads as wide as those of real policies: that is what fused
+attention asks for.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +18,9 @@ from time import perf_counter
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
-from vla_runtime.engines.onnx.files import Precision
+from vla_runtime.bundle.schema import SPEC_FILE
+from vla_runtime.engines.onnx.files import ONNX_FOLDER, PRECISIONS, Precision
+from vla_runtime.export.graph_facts import read_graph_facts
 from vla_runtime.export.receipt import BOUNDS
 from vla_runtime.families.family import image_sizes
 from vla_runtime.policy import Policy
@@ -25,8 +28,6 @@ from vla_runtime.types import InferenceReport, Observation
 
 ARCHIVE = Path(__file__).with_name('policies.tar.xz')
 REFERENCE = '{name}.npz'
-# A pi05 of 64 numbers a head.
-BFLOAT16 = 'pi05_bfloat16'
 # Largest difference of a chunk from PyTorch's, as a share of its largest action if that is above
 # 1. Rounding gives 1e-6 to 1e-5; a wrong mask, a stale graph or TF32 gives 1e-2 and more.
 BOUND = 1e-3
@@ -44,19 +45,35 @@ def unpack(folder: Path) -> None:
     shutil.unpack_archive(ARCHIVE, folder)
 
 
-def names_of(families: Sequence[str], capability: tuple[int, int]) -> list[str]:
-    """Return the policies that try these families on a GPU which can run any precision.
+def names_of(
+    folder: Path,
+    families: Sequence[str],
+    capability: tuple[int, int],
+    precisions: Collection[str] = PRECISIONS,
+) -> list[str]:
+    """Return the unpacked policies that try these families on a GPU, in float32 first.
 
     Args:
-        families: to try; pi05 brings the bfloat16 policy.
+        folder: that they were unpacked into.
+        families: to try.
         capability: of the GPU, which multiplies bfloat16 from (8, 0) on.
+        precisions: that the backend has.
     """
-    return [*families, *([BFLOAT16] if 'pi05' in families and capability >= (8, 0) else [])]
+    if capability < (8, 0):
+        return list(families)
+    bundles = [path.parent for path in sorted(folder.glob(f'*/{SPEC_FILE}'))]
+    lower = [
+        bundle.name
+        for bundle in bundles
+        if read_bundle(bundle, verify=False).spec.family in families
+        and precision_of(bundle) in {*precisions} - {'float32'}
+    ]
+    return [*families, *lower]
 
 
-def precision_of(name: str) -> Precision:
+def precision_of(bundle: Path) -> Precision:
     """Return the precision of a policy's ONNX files."""
-    return 'bfloat16' if name == BFLOAT16 else 'float32'
+    return read_graph_facts(bundle / ONNX_FOLDER, ()).precision
 
 
 def read_policy(folder: Path, name: str) -> tuple[Bundle, dict[str, np.ndarray]]:
