@@ -50,7 +50,7 @@ def show_receipt(receipt: Receipt) -> None:
         _line(item.file, item.tensor, item.max_error, item.mean_error, item.bound)
     for graphs in dict.fromkeys(item.graphs for item in receipt.chunks):
         chunks = [item for item in receipt.chunks if item.graphs == graphs]
-        worst = max(chunks, key=lambda item: item.share)
+        worst = max(chunks, key=lambda item: item.bound_fraction)
         name = f'chunk of case {worst.case}'
         _line(graphs.split()[-1], name, worst.max_error, worst.mean_error, worst.bound)
     print('chunks: of each file the case that is nearest to its own bound')

@@ -123,10 +123,10 @@ class ChunkComparison:
         return bool(self.max_error <= self.bound)
 
     @property
-    def share(self) -> float:
+    def bound_fraction(self) -> float:
         """The largest error as a fraction of the case's own bound; infinite for NaN."""
-        share = self.max_error / self.bound
-        return share if share == share else float('inf')
+        fraction = self.max_error / self.bound
+        return fraction if fraction == fraction else float('inf')
 
 
 @dataclass(frozen=True)

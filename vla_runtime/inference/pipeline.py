@@ -61,8 +61,8 @@ class ChunkPipeline(Generic[Result]):
         self._changed = Condition()
         # Encoded, not denoised yet.
         self._unfinished: list[EncodedPrefix] = []
-        # Number of futures not yet resolved.
-        self._untold = 0
+        # Number of futures.
+        self._unresolved = 0
         # Denoising span of the last chunk, to compare with the next one's encoding.
         self._denoising: _Span = (0.0, 0.0)
         self._thread: Thread | None = None
@@ -111,7 +111,7 @@ class ChunkPipeline(Generic[Result]):
         future.set_running_or_notify_cancel()
         with self._changed:
             self._unfinished.append(encoded)
-            self._untold += 1
+            self._unresolved += 1
         if self._thread is None:
             self._thread = Thread(target=self._work, name='denoising', daemon=True)
             self._thread.start()
@@ -121,7 +121,7 @@ class ChunkPipeline(Generic[Result]):
     def drain(self) -> None:
         """Wait until every future is resolved and its callbacks have returned."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._untold)
+            self._changed.wait_for(lambda: not self._unresolved)
 
     def close(self) -> None:
         """Finish what was submitted and end the thread."""
@@ -153,7 +153,7 @@ class ChunkPipeline(Generic[Result]):
                     job.future.set_result(result)  # type: ignore[arg-type]
             finally:
                 with self._changed:
-                    self._untold -= 1
+                    self._unresolved -= 1
                     self._changed.notify_all()
 
     def _denoise(self, job: _Job[Result]) -> Result:

@@ -31,9 +31,9 @@ def lost_context(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, CudaError) and error.context_lost:
             return True
-        told = str(error)
+        message = str(error)
         if isinstance(error, RuntimeError) and any(
-            f'CUDA error: {text}' in told or f'({text})' in told for text in _TEXTS
+            f'CUDA error: {text}' in message or f'({text})' in message for text in _TEXTS
         ):
             return True
         error = error.__cause__ or error.__context__

@@ -78,10 +78,10 @@ class Steps:
             detail = work()
         except Exception as error:
             kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
-            told = mend if isinstance(mend, str) else mend(error)
+            advice = mend if isinstance(mend, str) else mend(error)
             if lost_context(error):
-                told, self.context_lost = MEND, True
-            self._finish(name, 'failed', f'{kind}{error}', told, start)
+                advice, self.context_lost = MEND, True
+            self._finish(name, 'failed', f'{kind}{error}', advice, start)
             raise StepFailedError(name) from error
         self._finish(name, 'passed', detail, '', start)
 

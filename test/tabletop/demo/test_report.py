@@ -135,19 +135,19 @@ class TestCurves:
     TIMES = np.arange(60_000) * 0.01
 
     def test_a_long_curve_is_as_connected_as_a_short_one(self):
-        times, values = plots.with_gaps(self.TIMES, np.sin(self.TIMES))
+        times, values = plots.plotted_curve(self.TIMES, np.sin(self.TIMES))
         assert 500 < len(times) < 5000
         assert not np.isnan(values[:-1]).any()
         assert (times[0], times[-1]) == (self.TIMES[0], self.TIMES[-1])
 
     def test_a_slow_series_is_connected_too(self):
         """The executor tells of its ticks once a second."""
-        _, values = plots.with_gaps(np.arange(600.0), np.ones(600))
+        _, values = plots.plotted_curve(np.arange(600.0), np.ones(600))
         assert not np.isnan(values[:-1]).any()
 
     def test_where_nothing_came_for_a_while_there_is_no_line(self):
         paused = self.TIMES[(self.TIMES < 200.0) | (self.TIMES > 201.0)]
-        times, values = plots.with_gaps(paused, np.ones(len(paused)))
+        times, values = plots.plotted_curve(paused, np.ones(len(paused)))
         (gap,) = np.flatnonzero(np.isnan(values[:-1]))
         assert times[gap] == pytest.approx(200.0, abs=0.02)
         assert times[gap + 1] == pytest.approx(201.0, abs=0.02)
@@ -156,14 +156,14 @@ class TestCurves:
         """100 s at 100 Hz, then 200 s at 5 Hz."""
         times = np.concatenate([np.arange(10_000) * 0.01, 100.0 + np.arange(1000) * 0.2])
         for rising in (times, times[-1] - times[::-1]):
-            _, values = plots.with_gaps(rising, np.ones(len(rising)))
+            _, values = plots.plotted_curve(rising, np.ones(len(rising)))
             assert not np.isnan(values[:-1]).any()
 
     def test_pauses_near_the_ends_and_near_each_other_are_gaps(self):
         times = np.arange(1000) * 0.01
         for after in (0, 400, 404, 998):
             times[after + 1 :] += 1.0
-        _, values = plots.with_gaps(times, np.ones(len(times)))
+        _, values = plots.plotted_curve(times, np.ones(len(times)))
         assert np.isnan(values[:-1]).sum() == 4
 
     def test_ages_of_inputs_have_gaps_where_there_was_no_inference(self):
@@ -179,12 +179,12 @@ class TestCurves:
     def test_a_peak_of_one_sample_is_seen(self):
         peak = np.zeros(len(self.TIMES))
         peak[31_234] = 7.0
-        times, values = plots.with_gaps(self.TIMES, peak)
+        times, values = plots.plotted_curve(self.TIMES, peak)
         assert times[np.nanargmax(values)] == self.TIMES[31_234]
         assert np.nanmax(values) == 7.0
 
     def test_one_sample_is_a_point(self):
-        times, values = plots.with_gaps(np.array([3.0]), np.array([1.0]))
+        times, values = plots.plotted_curve(np.array([3.0]), np.array([1.0]))
         assert (times[0], values[0]) == (3.0, 1.0)
 
     def test_the_control_loop_is_drawn_from_its_first_second_to_its_last(self):

@@ -44,7 +44,7 @@ class Instruction:
     def __init__(self, node: Node, on_news: Callable[[], None], on_error: OnError) -> None:
         self._node = node
         self._on_news = on_news
-        self._told = ''
+        self._published = ''
         self._reader: Policy | None = None
         self._said_unused = False
         self._current = node.create_publisher(String, '~/current_instruction', LATCHED)
@@ -83,7 +83,7 @@ class Instruction:
     def follow(self) -> None:
         """Tell the others when the parameter was set: before ROS 2 Iron nothing calls back."""
         self._keep()
-        if self.text != self._told:
+        if self.text != self._published:
             self._tell()
         policy = self._reader
         if policy is None or policy.reads_instruction or self._said_unused or not self.text:
@@ -150,7 +150,7 @@ class Instruction:
             self._kept = now
 
     def _tell(self) -> None:
-        before, self._told = self._told, self.text
-        self._current.publish(String(data=self._told))
-        if self._told != before:
-            self._node.get_logger().info(f'instruction: {quoted(self._told, _LOGGED)}')
+        before, self._published = self._published, self.text
+        self._current.publish(String(data=self._published))
+        if self._published != before:
+            self._node.get_logger().info(f'instruction: {quoted(self._published, _LOGGED)}')

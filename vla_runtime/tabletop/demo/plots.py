@@ -93,7 +93,7 @@ def ages(telemetry: Telemetry, start_ns: int) -> str:
     sources = sorted({name for one in telemetry.inferences for name in one.ages_ms})
     for source in sources:
         having = [one for one in telemetry.inferences if source in one.ages_ms]
-        times, values = with_gaps(
+        times, values = plotted_curve(
             np.array([_seconds(one.time_ns, start_ns) for one in having]),
             np.array([one.ages_ms[source] for one in having]),
         )
@@ -139,12 +139,12 @@ def _curve(
     if series is None or not series.times_ns:
         return
     times_ns, rows = series.arrays()
-    times, values = with_gaps((times_ns - start_ns) * 1e-9, rows[:, 0].astype(float))
+    times, values = plotted_curve((times_ns - start_ns) * 1e-9, rows[:, 0].astype(float))
     marker = '.' if len(times_ns) < _FEW else ''
     axis.plot(times, values, marker=marker, color=colour, linewidth=width, label=label)
 
 
-def with_gaps(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def plotted_curve(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Prepare a curve for plotting: NaN where no sample came for a while, thinned in between.
 
     A gap is found from the samples before any is left out, so that a long curve is as connected as
