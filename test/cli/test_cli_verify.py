@@ -38,7 +38,9 @@ def test_a_bundle_made_by_export_is_verified_and_its_receipt_written(tmp_path, c
 @pytest.mark.parametrize('worst', [(0.02, 0.03), (float('nan'), 0.1)])
 def test_of_the_chunks_the_one_nearest_to_its_own_bound_is_shown(capsys, worst):
     def chunk(case: int, largest: float, bound: float) -> ChunkComparison:
-        return ChunkComparison('vision and prefix.onnx', case, 1.0, largest, 1e-3, bound, 'gain')
+        return ChunkComparison(
+            'prefix.onnx', 'vision and prefix.onnx', case, 1.0, largest, 1e-3, bound, 'gain'
+        )
 
     # The largest error and the largest bound are those of others.
     chunks = [chunk(0, 0.04, 0.09), chunk(1, *worst), chunk(2, 1e-3, 0.01)]

@@ -41,7 +41,7 @@ def test_a_chunks_bound_grows_with_its_gain_up_to_a_ceiling(precision, gain, bou
 @pytest.mark.parametrize('precision', list(BOUNDS))
 def test_no_gain_lets_a_chunk_pass_that_is_another_motion(precision):
     # A twentieth of the normalised range: what no precision explains.
-    chunk = ChunkComparison.of('expert.onnx', 0, 1e9, (0.11, 0.01), [], precision)
+    chunk = ChunkComparison.of('expert.onnx', 'expert.onnx', 0, 1e9, (0.11, 0.01), [], precision)
     assert not chunk.passed
 
 
@@ -51,7 +51,9 @@ def receipt(*chunks: ChunkComparison) -> Receipt:
 
 def test_the_receipt_says_which_bound_applied():
     gains = (0.5, 3.0, 40.0)
-    chunks = [ChunkComparison.of('g', 0, gain, (0.001, 0.001), [], 'float16') for gain in gains]
+    chunks = [
+        ChunkComparison.of('g', 'g', 0, gain, (0.001, 0.001), [], 'float16') for gain in gains
+    ]
     figures = receipt(*chunks).figures()
     assert [item['bound_by'] for item in figures['chunks']] == ['precision', 'gain', 'ceiling']
     assert [item['bound'] for item in figures['chunks']] == pytest.approx([0.01, 0.03, 0.1])
@@ -69,7 +71,7 @@ def test_the_receipt_says_which_bound_applied():
     ],
 )
 def test_a_failure_says_which_bound_it_broke(gain, told):
-    chunk = ChunkComparison.of('expert.onnx', 2, gain, (0.2, 0.1), [], 'float16')
+    chunk = ChunkComparison.of('expert.onnx', 'expert.onnx', 2, gain, (0.2, 0.1), [], 'float16')
     (line,) = receipt(chunk).failures
     assert line.startswith('expert.onnx: the chunk of case 2 differs from PyTorch by 0.2')
     assert told in line

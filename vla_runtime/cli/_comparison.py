@@ -48,11 +48,11 @@ def show_receipt(receipt: Receipt) -> None:
     print(f'{"file":<20} {"tensor":<18} {"largest":>9} {"mean":>9} {"bound":>9}')
     for item in receipt.tensors:
         _line(item.file, item.tensor, item.max_error, item.mean_error, item.bound)
-    for graphs in dict.fromkeys(item.graphs for item in receipt.chunks):
-        chunks = [item for item in receipt.chunks if item.graphs == graphs]
+    for file in dict.fromkeys(item.file for item in receipt.chunks):
+        chunks = [item for item in receipt.chunks if item.file == file]
         worst = max(chunks, key=lambda item: item.bound_fraction)
         name = f'chunk of case {worst.case}'
-        _line(graphs.split()[-1], name, worst.max_error, worst.mean_error, worst.bound)
+        _line(file, name, worst.max_error, worst.mean_error, worst.bound)
     print('chunks: of each file the case that is nearest to its own bound')
     if receipt.actions:
         largest = (f'{one.name} {one.max_error:.2g} {one.unit}' for one in receipt.actions)

@@ -94,8 +94,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ChunkComparison:
-    """One whole chunk against the reference; `growth` is the largest error after each step."""
+    """One whole chunk against the reference.
 
+    Attributes:
+        file: that gave the chunk; `engines` for those of TensorRT.
+        graphs: all that had a part in it, in words.
+        growth: the largest error after each step.
+    """
+
+    file: str
     graphs: str
     case: int
     gain: float
@@ -108,6 +115,7 @@ class ChunkComparison:
     @classmethod
     def of(
         cls,
+        file: str,
         graphs: str,
         case: int,
         gain: float,
@@ -116,7 +124,7 @@ class ChunkComparison:
         precision: Precision,
     ) -> ChunkComparison:
         """From the largest and mean error of the chunk."""
-        return cls(graphs, case, gain, *error, *chunk_bound(precision, gain), growth)
+        return cls(file, graphs, case, gain, *error, *chunk_bound(precision, gain), growth)
 
     @property
     def passed(self) -> bool:

@@ -280,7 +280,7 @@ class _Verifier:
                 self._compare(name, 'velocity', alone['velocity'], expected)
                 x = session.run(step_inputs(spec, case, own_past, own_table, k, x))['x_next']
                 growth.append(error_of(x, trace[k + 1])[0])
-            self._add_chunk(f'vision, prefix and {name}', case, x, growth)
+            self._add_chunk(name, f'vision, prefix and {name}', case, x, growth)
         self._advance(1)
 
     def _monolithic(self, rows: int, table: np.ndarray) -> None:
@@ -294,7 +294,7 @@ class _Verifier:
                 't': flow_times(self._spec.denoise_steps).astype(np.float32),
                 'plan_weight': case.plan_weight,
             }
-            self._add_chunk(name, case, session.run(values)['x_next'], [])
+            self._add_chunk(name, name, case, session.run(values)['x_next'], [])
 
     def _open_rows(self, network: Network, rows: int) -> tuple[Session, str]:
         path = graph_path(self._folder, network, rows)
@@ -323,7 +323,9 @@ class _Verifier:
     def _compare(self, file: str, tensor: str, found: np.ndarray, expected: np.ndarray) -> None:
         self._errors.setdefault((file, tensor), []).append(error_of(found, expected))
 
-    def _add_chunk(self, graphs: str, case: Case, x: np.ndarray, growth: list[float]) -> None:
+    def _add_chunk(
+        self, file: str, graphs: str, case: Case, x: np.ndarray, growth: list[float]
+    ) -> None:
         number = next(i for i, other in enumerate(self.cases) if other is case)
         expected = case.reference['trace'][-1]
         error = error_of(x, expected)
@@ -332,7 +334,7 @@ class _Verifier:
         self._in_units.append(np.abs(found - meant))
         gain = float(case.reference['gain'])
         self._chunks.append(
-            ChunkComparison.of(graphs, number, gain, error, growth, self._precision)
+            ChunkComparison.of(file, graphs, number, gain, error, growth, self._precision)
         )
 
 

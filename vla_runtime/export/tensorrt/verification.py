@@ -103,7 +103,9 @@ def _compare(
         engine.run_steps()
         error = error_of(engine.read_x(), case.reference['trace'][-1][0])
         gain = float(case.reference['gain'])
-        chunks.append(ChunkComparison.of('engines', number, gain, error, growth, precision))
+        chunks.append(
+            ChunkComparison.of('engines', 'engines', number, gain, error, growth, precision)
+        )
         advance(1)
     tensors = [
         Comparison.of(network, tensor, found, precision)
