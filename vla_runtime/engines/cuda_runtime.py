@@ -32,8 +32,8 @@ from vla_runtime.engines.closing import close_all
 from vla_runtime.engines.cuda_driver import CudaDriver, CudaError, import_cuda
 from vla_runtime.engines.device_names import parse_device
 
-# More than an inference uploads between two waits; larger arrays go in pieces. The most is a guided
-# pi0.5: 3 cameras x 3 x 224 x 224 x float32 = 1.8 MB, and 2 rows x 200 tokens x 2048 x float32 =
+# More than an inference uploads between two waits; larger arrays go in pieces. A guided policy
+# may need 3 cameras x 3 x 224 x 224 x float32 = 1.8 MB, and 2 rows x 200 tokens x 2048 x float32 =
 # 3.3 MB of text.
 _STAGING_BYTES = 8 << 20
 _NAME_BYTES = 256

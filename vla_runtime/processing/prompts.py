@@ -45,7 +45,7 @@ class PromptFormat:
 
 
 def discretise_state(normalised: np.ndarray) -> np.ndarray:
-    """Bins of a normalised state, as pi0.5 reads them: 0 to 255, and -1 below -1.
+    """Bins of a normalised state, as a prompt holds it: 0 to 255, and -1 below -1.
 
     Args:
         normalised: (S,) floats, nominally in [-1, 1].

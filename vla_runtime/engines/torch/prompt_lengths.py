@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vla_runtime.families.family import Family, PolicyDims, RowInput
 
-# Prompts of pi0, prompts with a state of a few joints, prompts of pi0.5.
+# Prompts of a sentence alone, with the state of a few joints, and with a long state.
 LENGTHS = (48, 96, 200)
 Inputs = Mapping[str, RowInput]
 

@@ -68,7 +68,7 @@ def _assign_weights(network: FlowNetwork, state: Mapping[str, Tensor], weights: 
 def compute_in_full_precision() -> None:
     """Have CUDA's libraries compute and add up in the precision that is asked for."""
     # Of the whole process: PyTorch has no such setting of one network, and a second policy on the
-    # GPU needs them as well. Convolutions are in TF32 by default from Ampere on: ACT's ResNet then
+    # GPU needs them as well. Convolutions are in TF32 by default from Ampere on: a ResNet then
     # errs by 3e-3, where the bound is 1e-3. Blocks that share a product in half precision have
     # its parts added up in half precision by default.
     torch.backends.cudnn.allow_tf32 = False
