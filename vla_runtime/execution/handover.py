@@ -28,8 +28,8 @@ class HandoverParameters:
     """Settings of a hand-over.
 
     `switch` takes the new rows as they are. `blend` cross-fades over `blend_steps`. `ensemble`
-    averages what all live chunks say about a step, with weights `exp(-m·i)`
-    (arXiv 2304.13705, section IV-B; 0 weighs all chunks alike; its order is `oldest_first`).
+    averages what all live chunks say about a step, with weights `exp(-m·i)` (ACT,
+    arXiv 2304.13705, section IV-B; 0 weighs all chunks alike; ACT's order is `oldest_first`).
     `rtc` takes the new rows as they are, which the policy made to continue the plan (real-time
     chunking); a chunk that was not made so is blended.
     """

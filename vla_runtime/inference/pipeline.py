@@ -61,7 +61,7 @@ class ChunkPipeline(Generic[Result]):
         self._changed = Condition()
         # Encoded, not denoised yet.
         self._unfinished: list[EncodedPrefix] = []
-        # Number of futures.
+        # Number of futures that are not resolved.
         self._unresolved = 0
         # Denoising span of the last chunk, to compare with the next one's encoding.
         self._denoising: _Span = (0.0, 0.0)
