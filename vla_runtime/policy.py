@@ -79,6 +79,8 @@ class Policy:
         self._runner = ChunkRunner(engine, bundle.spec.camera_names)
         self._pipeline: ChunkPipeline[Inference] = ChunkPipeline(self._runner)
         self._number = 0
+        # Prefixes may lie in slot 1, which inferences one after the other do not denoise over.
+        self._overlapped = False
         self._closed = False
         self._preparation = Preparation(self.spec, engine, self._builder, self._run_black)
         self._settings = PolicySettings()
@@ -199,10 +201,6 @@ class Policy:
             ValueError: see `check`; the old settings stay.
         """
         self.check(settings)
-        if settings.networks_at_once < self._settings.networks_at_once:
-            # A prefix in slot 1 would be found, but these settings' graphs denoise over slot 0.
-            self._pipeline.drain()
-            self._runner.cache.clear()
         self._settings = settings
 
     def check(self, settings: PolicySettings) -> None:
@@ -285,6 +283,7 @@ class Policy:
             return chunk, report
 
         if settings.pipeline == 'throughput':
+            self._overlapped = True
             future = self._pipeline.submit(request, clock, finish, on_step)
         else:
             future = Future()
@@ -310,6 +309,9 @@ class Policy:
     ) -> tuple[EncodedPrefix, DenoisedChunk]:
         """Encode and denoise one after the other; held places are not written."""
         self._pipeline.drain()
+        if self._overlapped:
+            self._overlapped = False
+            self._runner.cache.clear()
         encoded = self._runner.encode(request, clock, held)
         return encoded, self._runner.denoise(request, encoded, clock, on_step)
 
