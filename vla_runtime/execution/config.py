@@ -101,6 +101,7 @@ class ExecutorStatus:
         parameters: those in force.
         untied: under `rtc`, the chunk in force was not tied to the plan, and was blended.
         delay_estimate: steps.
+        horizon: rows of the last chunk; 0 before the first.
         request_open: a chunk was asked for and has not come yet.
         chunk: inference number of the chunk in force, -1 for none.
         pending_chunk: that of the chunk that takes over next, -1 for none.
@@ -119,6 +120,7 @@ class ExecutorStatus:
     parameters: ExecutorParameters
     untied: bool
     delay_estimate: int
+    horizon: int
     request_open: bool
     chunk: int
     pending_chunk: int

@@ -400,6 +400,7 @@ class ChunkExecutor:
             parameters=replanner.parameters,
             untied=replanner.untied,
             delay_estimate=replanner.delays.estimate(replanner.parameters.delay),
+            horizon=replanner.horizon,
             request_open=replanner.requests.open,
             chunk=timeline.in_force.chunk.number if timeline.in_force else -1,
             pending_chunk=timeline.pending.chunk.number if timeline.pending else -1,

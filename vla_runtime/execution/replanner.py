@@ -71,7 +71,8 @@ class Replanner:
         # Plan time that would have passed had the next chunk always been there.
         self.elapsed_ns = 0
         self._live: deque[LiveChunk] = deque(maxlen=_LIVE_CHUNKS)
-        self._horizon = 0
+        # Rows of the last chunk taken; 0 before the first of an episode.
+        self.horizon = 0
         # Those that the pending chunk was spliced with.
         self._spliced = parameters
         self._pending_delay = 0
@@ -99,7 +100,7 @@ class Replanner:
         self.order.clear()
         self.episode = episode
         self.elapsed_ns = 0
-        self._horizon = 0
+        self.horizon = 0
 
     def stage(self, parameters: ExecutorParameters) -> None:
         """Take up other parameters at the next chunk boundary.
@@ -110,8 +111,8 @@ class Replanner:
         Raises:
             ValueError: they want more steps than the last chunk had.
         """
-        if self._horizon:
-            parameters.require_horizon(self._horizon)
+        if self.horizon:
+            parameters.require_horizon(self.horizon)
         self.staged = parameters
         if self.timeline.pending is not None:
             self._splice_anew()
@@ -262,14 +263,14 @@ class Replanner:
         self._pending_clamped, self._pending_cold = bool(clamped), rows is None
         segment = self._splice(rows)
         counters.late += segment.seam.late
-        self._horizon = len(segment.chunk.rows)
+        self.horizon = len(segment.chunk.rows)
         text = [f'clamped: {clamped}'] if clamped else []
-        interval, left = self.staged.replan_interval, self._horizon - segment.join_index
+        interval, left = self.staged.replan_interval, self.horizon - segment.join_index
         if interval > left:
             counters.short += 1
             text.append(
                 f'replan_interval {interval} + delay {segment.join_index} steps exceed the '
-                f'horizon {self._horizon}: only {left} steps can be executed; lower '
+                f'horizon {self.horizon}: only {left} steps can be executed; lower '
                 'replan_interval'
             )
         return SubmitResult(
@@ -318,18 +319,18 @@ class Replanner:
             # A step that has begun keeps its curve. So where the last one brakes, its successor
             # has to be there before it begins.
             lead += self.timeline.brakes_early
-        if lead < self._horizon:
+        if lead < self.horizon:
             return lead
         # An inference takes longer than a chunk lasts, and the robot has to wait for it. It goes
         # furthest with chunks that have a whole interval left.
-        return self._horizon - self.parameters.replan_interval
+        return self.horizon - self.parameters.replan_interval
 
     def _leaves_rows_at(self, end_step: int) -> bool:
         """Return whether a chunk of the newest frames has rows left when the plan ends."""
         seen = self.history.before_newest(self.frame_age.longest_ns)
-        if seen is None or not self._horizon:
+        if seen is None or not self.horizon:
             return True
-        return end_step - seen[0] // self.timeline.step_ns < self._horizon
+        return end_step - seen[0] // self.timeline.step_ns < self.horizon
 
     def committed_plan(self, now_ros_ns: int, past_steps: int) -> CommittedSetpoints:
         """Return the setpoints still to be executed, from the current step on."""

@@ -18,16 +18,18 @@ ANSWERS = Answers(silent_s=None, policies=1, topic='/action_chunk', unreadable=0
 
 
 @pytest.mark.parametrize(
-    ('overrun', 'delay', 'words'),
+    ('overrun', 'delay', 'horizon', 'words'),
     [
-        ('hold', 4, ''),
-        ('hold', 7, '7 steps and the robot moves for 4 of them: raise replan_interval or set'),
-        ('continue', 7, ''),
-        ('continue', 9, '9 steps and the robot moves for 7 of them: raise replan_interval'),
+        ('hold', 4, 50, ''),
+        ('hold', 7, 0, '7 steps and the robot moves for 4 of them: raise replan_interval or set'),
+        ('hold', 7, 8, '7 steps and the robot moves for 4 of them: raise replan_interval or set'),
+        ('hold', 8, 8, '8 steps and a chunk has 8: lower denoise_steps'),
+        ('continue', 7, 50, ''),
+        ('continue', 9, 50, '9 steps and the robot moves for 7 of them: raise replan_interval'),
     ],
 )
 def test_a_pause_says_whether_the_next_answer_will_be_late_too(
-    overrun: str, delay: int, words: str
+    overrun: str, delay: int, horizon: int, words: str
 ) -> None:
     parameters = ExecutorParameters(
         replan_interval=4,
@@ -35,7 +37,9 @@ def test_a_pause_says_whether_the_next_answer_will_be_late_too(
         max_overrun_steps=3,
     )
     executor = ChunkExecutor(ExecutorConfig((Column('a'),)), parameters)
-    starved = replace(executor.status(), reason=Reason.STARVED, delay_estimate=delay)
+    starved = replace(
+        executor.status(), reason=Reason.STARVED, delay_estimate=delay, horizon=horizon
+    )
     text = control(LoopStatus(starved, executor.counters, 0), ANSWERS, '').text
     assert 'no chunk came in time' in text
     assert words in text and ('answers take' in text) == bool(words)

@@ -22,10 +22,10 @@ from vla_runtime.ros.policy.kept_instruction import (
 
 @pytest.mark.parametrize('heard', [None, '', 'hebe den Würfel'])
 def test_what_is_kept_is_read_back(tmp_path: Path, heard: str | None) -> None:
-    path, kept = tmp_path / 'instruction.json', KeptInstruction('', heard)
-    assert read_instruction(path) is None
+    path, kept = tmp_path / 'instruction.json', KeptInstruction('/policy', '', heard)
+    assert read_instruction(path, '/policy') is None
     write_instruction(path, kept)
-    assert read_instruction(path) == kept
+    assert read_instruction(path, '/policy') == kept
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ def test_what_is_kept_is_read_back(tmp_path: Path, heard: str | None) -> None:
         b'',
         b'\xff',
         b'[1]',
-        b'{"instruction": "push"}',
-        b'{"instruction": 1, "heard": null}',
-        b'{"instruction": "push", "heard": 2}',
-        b'{"instruction": "\\ud800", "heard": null}',
+        b'{"node": "/policy", "instruction": "push"}',
+        b'{"node": "/policy", "instruction": 1, "heard": null}',
+        b'{"node": "/policy", "instruction": "push", "heard": 2}',
+        b'{"node": "/policy", "instruction": "\\ud800", "heard": null}',
         b'[' * 100_000,
-        b' ' * (5 << 20) + b'{"instruction": "push", "heard": null}',
+        b' ' * (5 << 20) + b'{"node": "/policy", "instruction": "push", "heard": null}',
     ],
 )
 def test_a_file_that_says_no_instruction_is_an_error_that_names_it(
@@ -48,14 +48,21 @@ def test_a_file_that_says_no_instruction_is_an_error_that_names_it(
     path = tmp_path / 'instruction.json'
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r'instruction\.json: cannot be read: '):
-        read_instruction(path)
+        read_instruction(path, '/policy')
+
+
+def test_the_instruction_of_another_node_is_an_error_that_names_both(tmp_path: Path) -> None:
+    path = tmp_path / 'instruction.json'
+    write_instruction(path, KeptInstruction('/left/vla_policy', 'push', None))
+    with pytest.raises(ValueError, match=r'is of /left/vla_policy, and this is /right/vla_policy'):
+        read_instruction(path, '/right/vla_policy')
 
 
 def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / 'instruction.json'
     os.mkfifo(path)
     with pytest.raises(ValueError, match='FIFO'):
-        read_instruction(path)
+        read_instruction(path, '/policy')
 
 
 class Disk:
@@ -79,13 +86,13 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 def test_an_instruction_that_cannot_be_kept_leaves_no_older_one(tmp_path: Path, disk: Disk) -> None:
     path = tmp_path / 'instruction.json'
-    write_instruction(path, KeptInstruction('push', None))
+    write_instruction(path, KeptInstruction('/policy', 'push', None))
     disk.full = True
     with pytest.raises(OSError, match='No space'):
-        write_instruction(path, KeptInstruction('lift', None))
+        write_instruction(path, KeptInstruction('/policy', 'lift', None))
     # The next node has none, and the robot holds: it must not turn to a superseded one.
     with pytest.raises(ValueError, match='cannot be read'):
-        read_instruction(path)
+        read_instruction(path, '/policy')
 
 
 class Node:
@@ -94,6 +101,9 @@ class Node:
     def __init__(self) -> None:
         self.value = ''
         self.errors: list[str] = []
+
+    def get_fully_qualified_name(self) -> str:
+        return '/policy'
 
     def get_parameter(self, name: str) -> Any:
         return SimpleNamespace(value=self.value)
@@ -121,4 +131,4 @@ def test_an_instruction_that_could_not_be_kept_is_once_there_is_room(
     assert len(node.errors) == 1
     disk.full = False
     instruction.follow()
-    assert read_instruction(path) == KeptInstruction('push', None)
+    assert read_instruction(path, '/policy') == KeptInstruction('/policy', 'push', None)

@@ -359,6 +359,15 @@ def test_a_defect_is_an_error_that_names_file_and_field(tmp_path: Path, defect: 
     assert caught.value.field == field
 
 
+def test_a_gripper_that_is_commanded_by_velocity_is_an_error(tmp_path: Path) -> None:
+    document = place(arm(), ('outputs', 1, 'interface'), 'velocity')
+    load_robot(write(tmp_path, document))
+    file = write(tmp_path, place(document, ('joints', 2), {**HAND, 'grips': True}))
+    with pytest.raises(RobotError, match="is velocity, but 'hand' has grips: true") as caught:
+        load_robot(file)
+    assert caught.value.field == 'outputs[1].interface'
+
+
 @pytest.mark.parametrize(
     ('text', 'hint'),
     [

@@ -112,12 +112,15 @@ def _too_slow(executor: ExecutorStatus) -> str:
         mend += ' or set overrun to continue'
     else:
         steps += parameters.max_overrun_steps
-    if executor.delay_estimate <= steps:
+    delay, horizon = executor.delay_estimate, executor.horizon
+    if delay <= steps:
         return ''
-    return (
-        f'; answers take about {executor.delay_estimate} steps and the robot moves for {steps} of '
-        f'them: {mend}'
-    )
+    if 0 < horizon <= delay:
+        return (
+            f'; answers take about {delay} steps and a chunk has {horizon}: lower denoise_steps, '
+            'choose a faster backend or a policy with longer chunks'
+        )
+    return f'; answers take about {delay} steps and the robot moves for {steps} of them: {mend}'
 
 
 def _control_values(status: LoopStatus) -> dict[str, object]:

@@ -48,7 +48,7 @@ class Instruction:
         self._reader: Policy | None = None
         self._said_unused = False
         self._current = node.create_publisher(String, '~/current_instruction', LATCHED)
-        self._file = instruction_file()
+        self._file, self._name = instruction_file(), node.get_fully_qualified_name()
         kept = self._from_before()
         # None where the file may hold anything.
         self._kept: KeptInstruction | None = kept
@@ -113,13 +113,13 @@ class Instruction:
     def _from_before(self) -> KeptInstruction:
         """Take up what the node before this one kept; what is in force then."""
         log = self._node.get_logger()
-        own = KeptInstruction(self.text, None)
+        own = KeptInstruction(self._name, self.text, None)
         try:
-            kept = None if self._file is None else read_instruction(self._file)
+            kept = None if self._file is None else read_instruction(self._file, self._name)
         except ValueError as error:
             # Which one was in force is not known, and that of the arguments may be superseded.
             log.error(f'instruction: empty, so that the robot holds; give it anew: {error}')
-            kept = KeptInstruction('', None)
+            kept = KeptInstruction(self._name, '', None)
         else:
             if kept is None:
                 return own
@@ -133,7 +133,7 @@ class Instruction:
 
     def _keep(self, *_: Any) -> None:
         """Keep the instruction for the node that is respawned after this one."""
-        now = KeptInstruction(self.text, self._heard)
+        now = KeptInstruction(self._name, self.text, self._heard)
         if self._file is None or now == self._kept:
             return
         try:

@@ -29,11 +29,13 @@ class KeptInstruction:
     """Instruction handed to the next policy node.
 
     Attributes:
+        node: full name of the node.
         instruction: in force.
         heard: newest message on `~/instruction`; None before the first. A latched one is delivered
             to the next node once more.
     """
 
+    node: str
     instruction: str
     heard: str | None
 
@@ -44,11 +46,15 @@ def instruction_file() -> Path | None:
     return Path(name) if name else None
 
 
-def read_instruction(path: Path) -> KeptInstruction | None:
+def read_instruction(path: Path, node: str) -> KeptInstruction | None:
     """Read what the node before this one kept; None where it kept nothing.
 
+    Args:
+        path: of the file.
+        node: full name of this node.
+
     Raises:
-        ValueError: cannot be read, or is no such file.
+        ValueError: cannot be read, is no such file, or is another node's.
     """
     try:
         kept = KeptInstruction(**json.loads(read_text(path, LARGEST_JSON)))
@@ -61,6 +67,12 @@ def read_instruction(path: Path) -> KeptInstruction | None:
     except (OSError, TypeError, ValueError, RecursionError) as error:
         reason = one_line(str(error), _LONGEST_REASON)
         raise ValueError(f'{path}: cannot be read: {reason}') from None
+    if kept.node != node:
+        owner = one_line(str(kept.node), _LONGEST_REASON)
+        raise ValueError(
+            f'{path}: is of {owner}, and this is {node}: set {FILE_VARIABLE} to a file of each '
+            "policy node's own"
+        )
     return kept
 
 

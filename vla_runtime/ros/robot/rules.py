@@ -198,6 +198,13 @@ def _check_what_outputs_carry(robot: RobotSpec) -> None:
             where = f'outputs[{index}].joints'
             _require_known(where, 'joints', output.joints, joints)
             _require_one_source(where, 'is commanded by outputs', output.joints, index, output_of)
+            for joint in robot.joints:
+                if output.interface == 'velocity' and joint.grips and joint.name in output.joints:
+                    raise FieldError(
+                        f'outputs[{index}].interface',
+                        f"is velocity, but '{joint.name}' has grips: true, which holds on to an "
+                        'object by a position beyond it; leave grips out or command positions',
+                    )
 
 
 def _require_some(field: str, items: Sequence[object], question: str) -> None:

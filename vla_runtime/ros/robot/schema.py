@@ -44,8 +44,9 @@ class RobotJoint:
         max_tracking_error: distance of the measured position from the command that stops the robot
             until it is started again. Where left out: the executor's parameter of this name, or
             three quarters of the joint's range where that is smaller.
-        grips: a gripper. An object stops it short of its command, and what is left is the force of
-            the grip: that is no fault, and a hold or a start does not give it up.
+        grips: a gripper that is commanded by position. An object stops it short of its command, and
+            what is left is the force of the grip: that is no fault, and a hold or a start does not
+            give it up.
         start_tolerance: `tolerance` of `start` for this joint, in its unit. Where left out: that
             one, or a quarter of the joint's range where that is smaller.
         approach_speed: `approach_speed` of `start` for this joint, `unit` a second. Where left
