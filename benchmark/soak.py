@@ -7,9 +7,11 @@ cache changed while it moves; and faults of every kind one after the other in a 
 policy that freezes or dies, cameras and joint states that stop, slow down, jump or are malformed,
 stray chunks, participants that are killed, a push against the arm, the operator's services.
 
-What must hold: the robot stands still no longer than the next frame of every camera and one
-inference take (after a fault: one more, which may be under way), no command is outside position,
-velocity and acceleration limits by the header stamps, no traceback, every process ends with 0.
+What must hold: the robot stands still no longer than the next frames of all cameras that belong
+together and one inference take (after a fault: one more, which may be under way), no command is
+outside position, velocity and acceleration limits by the header stamps, no traceback, every process
+ends with 0. A policy that Fast DDS has cut off after a SIGSTOP is a fault of its own, until its
+process has started again.
 
     python benchmark/soak.py --minutes 30 --seed 1
     python benchmark/soak.py --minutes 2 --only push policy_killed --json soak.json --logs logs

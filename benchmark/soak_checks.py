@@ -5,6 +5,7 @@ Pure; all times are nanoseconds of the one clock that stamps frames and commands
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,11 @@ ALLOWANCE_S = 0.15
 TOLERANCE = 1e-3
 # What reading the clock twice may differ by.
 STAMP_S = 1e-6
+# `sync_tolerance_s` of config/policy.yaml: frames further apart make no observation.
+SYNC_TOLERANCE_NS = 50_000_000
+# Within this a policy notices that the middleware has cut it off.
+_NOTICED_NS = 2_000_000_000
+_LOG_LINE = re.compile(r'\[\w+\] \[(\d+)\.(\d+)\] \[\w+\]: (.*)')
 # Inferences that count for a stall: within this of it, or else so many nearest ones.
 _INFERENCES_BESIDE_NS = 1_000_000_000
 _NEAREST = 3
@@ -119,6 +125,35 @@ class Stall:
         return self.seconds > self.allowed_s
 
 
+def cut_offs(policy_log: str, faults: Sequence[Fault]) -> list[Fault]:
+    """Find where Fast DDS cut a policy off that had stood still, and its process started again.
+
+    Args:
+        policy_log: output of the policy's processes.
+        faults: that were played, in order.
+
+    Returns:
+        a fault each, from the end of the SIGSTOP until a policy has loaded again
+    """
+    lines = [
+        (int(match[1]) * 1_000_000_000 + int(match[2]), match[3])
+        for match in map(_LOG_LINE.match, policy_log.splitlines())
+        if match
+    ]
+    found = []
+    for said_ns, text in lines:
+        if not text.startswith('cut off: '):
+            continue
+        woken = [f.over_ns for f in faults if f.kind == 'policy_frozen' and f.over_ns <= said_ns]
+        begin_ns = max([*woken[-1:], said_ns - _NOTICED_NS])
+        since_s = (said_ns - max(woken, default=said_ns)) * 1e-9
+        loaded = [at_ns for at_ns, line in lines if at_ns > said_ns and 'warmed up in' in line]
+        over_ns = min([*loaded[:1], *(f.over_ns for f in faults[-1:] if not loaded)])
+        detail = f'noticed {since_s:.2f} s after the last SIGCONT'
+        found.append(Fault('policy_cut_off', detail, begin_ns, max(said_ns, over_ns), True))
+    return found
+
+
 def motion_ns(commands: Commands) -> np.ndarray:
     """Stamps of the ticks that moved any joint."""
     step = np.abs(np.diff(commands.positions, axis=0)).max(axis=1, initial=0.0)
@@ -128,14 +163,11 @@ def motion_ns(commands: Commands) -> np.ndarray:
 def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> dict[str, float]:
     """Longest accepted parts of a time without motion, seconds by part.
 
-    The next frame of every camera, so many inferences as long as those beside it were, what
-    transport and ticks take, and the time for which the machine had no core for a thread.
+    The next frames of all cameras that belong together, so many inferences as long as those beside
+    it were, what transport and ticks take, and the time for which the machine had no core for a
+    thread.
     """
-    frame_ns = 0
-    for stamps in record.frames_ns:
-        place = np.searchsorted(stamps, begin_ns)
-        if place < len(stamps):
-            frame_ns = max(frame_ns, int(stamps[place]) - begin_ns)
+    frame_ns = _next_together_ns(record.frames_ns, begin_ns) - begin_ns
     near = _inferences_beside(record, begin_ns, end_ns)
     return {
         'frame': frame_ns * 1e-9,
@@ -143,6 +175,24 @@ def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> d
         'machine': _machine_s(record, begin_ns, end_ns),
         'allowance': ALLOWANCE_S,
     }
+
+
+def _next_together_ns(frames_ns: Sequence[np.ndarray], begin_ns: int) -> int:
+    """When the cameras next have frames within the tolerance of each other, the newest not before.
+
+    A frame is stamped as it is published: a set is there with its newest frame.
+
+    Returns:
+        ns; the last frame's stamp where there is no set any more, `begin_ns` without such a frame
+    """
+    later = np.sort(np.concatenate([stamps[stamps >= begin_ns] for stamps in frames_ns]))
+    oldest = np.full(len(later), np.iinfo(np.int64).max)
+    for stamps in frames_ns:
+        place = np.searchsorted(stamps, later, side='right') - 1
+        newest = np.where(place >= 0, stamps[np.maximum(place, 0)], 0) if len(stamps) else 0
+        oldest = np.minimum(oldest, newest)
+    together = later[later - oldest <= SYNC_TOLERANCE_NS]
+    return int(np.concatenate([together[:1], later[-1:], [begin_ns]])[0])
 
 
 def _inferences_beside(record: Record, begin_ns: int, end_ns: int) -> np.ndarray:
@@ -197,7 +247,12 @@ def find_stalls(record: Record) -> list[Stall]:
 def _end_of_recovery(
     fault: Fault, excuses: Sequence[Fault], motion: np.ndarray, last_ns: int
 ) -> int:
-    """The first motion after a fault, or the next fault or the end where that comes before it."""
+    """The first motion after a fault, or the next fault or the end where that comes before it.
+
+    A fault that ends while another one lasts is over with that one.
+    """
+    if any(other.begin_ns <= fault.over_ns < other.over_ns for other in excuses):
+        return fault.over_ns
     place = np.searchsorted(motion, fault.over_ns, side='right')
     moves_ns = int(motion[place]) if place < len(motion) else last_ns
     others = [other.begin_ns for other in excuses if other.begin_ns >= fault.over_ns]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray
-from soak_checks import Fault, Record
+from soak_checks import Fault, Record, cut_offs
 from soak_nodes import Child, Profiles, Services
 from soak_policy import INSTRUCTION, home, write_policy, write_robot
 from soak_robot import SimulatedRobot
@@ -259,6 +259,8 @@ class Rig:
     def record(self) -> Record:
         """Return the recorded messages, once the session is over."""
         frames = _table(self.frames_path)
+        cut = cut_offs(self.logs().get('policy_node', ''), self.faults)
+        self.faults = sorted([*self.faults, *cut], key=lambda fault: fault.begin_ns)
         record = Record(
             commands=self.robot.commands(),
             frames_ns=[frames[frames[:, 0] == i, 1] for i in range(len(self.camera_topics))],

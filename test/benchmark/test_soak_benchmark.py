@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,16 @@ from paths import ROOT
 BENCHMARK = ROOT / 'benchmark'
 sys.path.insert(0, str(BENCHMARK))
 
-from soak_checks import ALLOWANCE_S, Commands, Fault, Record, check_limits, find_stalls, motion_ns  # noqa: E402
+from soak_checks import (  # noqa: E402
+    ALLOWANCE_S,
+    Commands,
+    Fault,
+    Record,
+    check_limits,
+    cut_offs,
+    find_stalls,
+    motion_ns,
+)
 
 MS = 1_000_000
 TICK_NS = 10 * MS
@@ -82,6 +92,41 @@ def test_a_slow_camera_and_a_machine_without_a_core_lengthen_the_bound_by_just_t
     busy = find_stalls(record(positions, pulse=[(1_200 * MS, 400 * MS), (1_900 * MS, 100 * MS)]))[0]
     assert busy.parts['machine'] == pytest.approx(0.4)
     assert not busy.beyond
+
+
+def test_frames_of_cameras_that_do_not_belong_together_are_waited_for():
+    found = record(still(moved(), 100, 60))
+    # Frames of the second camera come 60 ms after those of the first one, but for that of 1.765 s.
+    late = found.frames_ns[0] + 60 * MS
+    first, second = found.frames_ns[0] * 10, late * 10
+    second = np.sort(np.append(second[(second < 1_700 * MS) | (second > 1_800 * MS)], 1_765 * MS))
+    first = np.sort(np.append(first, 1_760 * MS))
+    stall = find_stalls(replace(found, frames_ns=[first, second]))[0]
+    assert stall.parts['frame'] == pytest.approx(0.765)
+    # Without any such frames the bound ends with the last one.
+    none = replace(found, frames_ns=[first[:3], first[:3] + 300 * MS])
+    assert find_stalls(none)[0].parts['frame'] == pytest.approx(0.9)
+    assert find_stalls(replace(found, frames_ns=[first[:1], first[:1]]))[0].parts['frame'] == 0.0
+
+
+def test_a_policy_that_was_cut_off_is_excused_until_it_has_loaded_again():
+    log = """[INFO] [0.500000000] [vla_policy]: policy 'soak' on robot 'soak': warmed up in 20 ms
+no line of a logger
+[ERROR] [3.800000000] [vla_policy]: cut off: the shared memory of this node was given to a new file
+[INFO] [4.200000000] [vla_policy]: policy 'soak' on robot 'soak': warmed up in 20 ms
+"""
+    faults = [fault('policy_frozen', 1_000, 3_000), fault('push', 3_500, 3_600)]
+    (cut,) = cut_offs(log, faults)
+    assert (cut.kind, cut.begin_ns, cut.over_ns) == ('policy_cut_off', 3_000 * MS, 4_200 * MS)
+    positions = still(moved(), 110, 335)
+    with_it = find_stalls(record(positions, faults=[*faults, cut]))
+    assert not any(stall.beyond for stall in with_it)
+    assert cut.recovery_s == pytest.approx(0.26)
+    without = find_stalls(record(positions, faults=faults))
+    assert [stall.after for stall in without if stall.beyond] == ['policy_frozen', 'push']
+    # One that takes long to notice it is excused for the last two seconds alone.
+    (late,) = cut_offs(log.replace('[3.8', '[7.8'), faults)
+    assert (late.begin_ns, late.over_ns) == (5_800 * MS, 7_800 * MS)
 
 
 def test_a_fault_excuses_the_pause_while_it_lasts_and_is_followed_by_its_recovery():

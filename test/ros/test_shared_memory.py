@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from rclpy.parameter import parameter_value_to_python
 from std_msgs.msg import String
 from tabletop_policy import write_tabletop_policy
 
-from vla_runtime.ros.shared_memory import remove_dead_segments
+from vla_runtime.ros.shared_memory import PortWatch, remove_dead_segments
 
 MEMORY = Path('/dev/shm')
 RED, GREEN, BLUE = (f'touch the {colour} block' for colour in ('red', 'green', 'blue'))
@@ -82,6 +83,49 @@ def locked(process: Process, name: str) -> set[Path]:
     """Files of shared memory whose lock a process holds; `name` is a pattern."""
     links = (os.readlink(link) for link in Path(f'/proc/{process.pid}/fd').iterdir())
     return {MEMORY / match[1] for link in links if (match := re.search(rf'/({name})_el$', link))}
+
+
+@pytest.fixture
+def port() -> Iterator[Path]:
+    """A port that this process listens on, as Fast DDS makes it: mapped, its lock held."""
+    path = MEMORY / f'fastrtps_port{10_000_000 + os.getpid()}'
+    lock = path.with_name(f'{path.name}_el')
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    try:
+        with lock.open('wb'), path.open('r+b') as file, mmap.mmap(file.fileno(), 0):
+            yield path
+    finally:
+        path.unlink()
+        lock.unlink()
+
+
+def give_to_a_new_file(port: Path) -> None:
+    """Do what a sender does that takes the port's listener for dead."""
+    newer = port.with_suffix('.new')
+    newer.write_bytes(bytes(mmap.PAGESIZE))
+    newer.rename(port)
+
+
+@LINUX
+def test_a_lost_port_is_confirmed_half_a_second_after_it_was_first_seen(port: Path) -> None:
+    watch = PortWatch()
+    asked_s = [0.1 * tick for tick in range(60)]
+    assert not any(watch.lost(now_s) for now_s in asked_s[:25])
+    give_to_a_new_file(port)
+    lost_s = [now_s for now_s in asked_s[25:] if watch.lost(now_s) == {port.name}]
+    # Looks at 0, 2, 4 and 4.5 s.
+    assert lost_s[0] == pytest.approx(4.5)
+
+
+@LINUX
+def test_a_port_lost_after_a_stop_of_the_process_is_noticed_within_a_second(port: Path) -> None:
+    watch = PortWatch()
+    assert not any(watch.lost(0.1 * tick) for tick in range(25))
+    asked_s = [10.0 + 0.1 * tick for tick in range(40)]
+    assert not watch.lost(asked_s[0])
+    give_to_a_new_file(port)
+    lost_s = [now_s for now_s in asked_s[1:] if watch.lost(now_s) == {port.name}]
+    assert lost_s[0] == pytest.approx(11.0)
 
 
 @pytest.mark.graph

@@ -130,7 +130,7 @@ class _Run:
         watch = PortWatch()
         while not self._over():
             time.sleep(_LOOK_S)
-            if lost := watch.lost():
+            if lost := watch.lost(time.monotonic()):
                 self._leave(lost)
         with _bounded(name):
             thread.join(_CALLBACK_S)
