@@ -31,7 +31,8 @@ RUN python3 -m pip install --no-cache-dir \
         -c src/vla_runtime/requirements/versions.txt \
         -c src/vla_runtime/requirements/sourced-ros.txt \
         'cuda-bindings==12.9.*' opencv-python-headless safetensors sentencepiece tokenizers rosbags \
-        pillow tqdm transforms3d
+        pillow tqdm transforms3d \
+    && python3 -c 'import cv2, numpy; print(numpy.__version__)'
 
 RUN source /opt/ros/humble/setup.bash \
     && colcon build --packages-select vla_runtime

@@ -79,7 +79,7 @@ class Policy:
         self._runner = ChunkRunner(engine, bundle.spec.camera_names)
         self._pipeline: ChunkPipeline[Inference] = ChunkPipeline(self._runner)
         self._number = 0
-        # Prefixes may lie in slot 1, which inferences one after the other do not denoise over.
+        # Prefixes may lie in slot 1, which `latency` denoises over with serial guidance alone.
         self._overlapped = False
         self._closed = False
         self._preparation = Preparation(self.spec, engine, self._builder, self._run_black)

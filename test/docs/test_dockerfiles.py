@@ -22,6 +22,10 @@ def instructions(path: Path) -> list[tuple[str, str]]:
     return [(name, rest) for name, rest in pairs]
 
 
+def shell_lines(path: Path) -> list[str]:
+    return [rest for name, rest in instructions(path) if name == 'RUN']
+
+
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
 def test_a_dockerfile_is_well_formed(path: Path) -> None:
     found = instructions(path)
@@ -60,9 +64,22 @@ def test_a_dockerfile_installs_every_requirement_of_the_package(path: Path) -> N
     setup = (ROOT / 'setup.py').read_text()
     (listed,) = re.findall(r'install_requires=\[(.*?)\]', setup, re.DOTALL)
     needed = re.findall(r"'([a-z0-9-]+)>=", listed)
-    words = set(' '.join(rest for name, rest in instructions(path) if name == 'RUN').split())
+    installed = set()
+    for line in shell_lines(path):
+        for part in line.split('&&'):
+            if 'pip install' in part or 'apt-get install' in part:
+                installed |= set(part.split())
     assert len(needed) > 5
-    assert [name for name in needed if APT_NAMES.get(name, name) not in words] == []
+    assert [name for name in needed if APT_NAMES.get(name, name) not in installed] == []
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
+def test_what_was_installed_is_imported_and_no_release_lies_upon_another(path: Path) -> None:
+    (line,) = [line for line in shell_lines(path) if ' pip install' in line]
+    assert re.search(r"python3 -c 'import cv2, numpy", line)
+    if '--ignore-installed' in line:
+        removed = line.split(' pip uninstall ')[0]
+        assert {'numpy', 'opencv-python', 'opencv-python-headless'} <= set(removed.split())
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
@@ -75,7 +92,5 @@ def test_packages_that_an_image_of_pytorch_pins_do_not_bind_ours(path: Path) -> 
 def test_on_ubuntu_2404_pip_does_not_uninstall_what_apt_installed(path: Path) -> None:
     """It fails there: 'Cannot uninstall typing_extensions, RECORD file not found'."""
     (ubuntu,) = re.findall(r'ros2/ubuntu (jammy|noble) main', path.read_text())
-    (line,) = [
-        rest for name, rest in instructions(path) if name == 'RUN' and ' pip install' in rest
-    ]
+    (line,) = [line for line in shell_lines(path) if ' pip install' in line]
     assert ('--ignore-installed' in line.split()) is (ubuntu == 'noble')

@@ -22,7 +22,7 @@ from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt import engine as tensorrt_engine
 from vla_runtime.engines.tensorrt import loading as tensorrt_loading
-from vla_runtime.engines.tensorrt.adapter import Network
+from vla_runtime.engines.tensorrt.adapter import Network, TensorRT, TensorRTError
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.loading import closed_on_failure, load_networks
 from vla_runtime.engines.torch.engine import TorchEngine
@@ -312,7 +312,7 @@ def test_a_load_that_fails_raises_its_own_error_and_not_that_of_closing(machine)
 
     with (
         pytest.raises(CudaError, match='the first error'),
-        closed_on_failure(here.runtime(), {}, 'cuda:0', here.bundle),
+        closed_on_failure(0, {}, 'cuda:0', here.bundle),
     ):
         breaks()
 
@@ -322,15 +322,56 @@ def test_a_load_that_fails_leaves_no_engine_to_be_collected_later(machine, monke
     here.build()
     loaded = {}
 
-    def load(*arguments: object) -> dict[str, Network]:
-        loaded.update(load_networks(*arguments))
-        return dict(loaded)
+    def load(*arguments: object) -> None:
+        load_networks(*arguments)
+        loaded.update(arguments[-1])
 
     monkeypatch.setattr(tensorrt_engine, 'load_networks', load)
     here.trt.freeze_outputs = True
     with pytest.raises(ValueError, match='the same numbers'):
         here.load()
     assert loaded and all(one._engine is one._context is None for one in loaded.values())
+
+
+def test_a_load_that_fails_in_the_middle_closes_the_engines_before_it(machine, monkeypatch):
+    here = machine()
+    here.build()
+    load, loaded = TensorRT.load, []
+
+    def fails_third(self: TensorRT, *arguments: object, **options: object) -> list[Network]:
+        if len(loaded) == 2:
+            raise TensorRTError('the plan is of another version.')
+        loaded.append(load(self, *arguments, **options))
+        return loaded[-1]
+
+    monkeypatch.setattr(TensorRT, 'load', fails_third)
+    with pytest.raises(ValueError, match=r'another version\. Run: '):
+        here.load()
+    assert len(loaded) == 2
+    assert all(one._engine is one._context is None for networks in loaded for one in networks)
+    assert here.cuda.live == (0, 0)
+
+
+@pytest.mark.parametrize('call', ['cuStreamCreate', 'cuEventCreate'])
+def test_a_runtime_without_memory_is_an_error_with_its_mend_and_leaves_no_stream(
+    machine, monkeypatch, call
+):
+    here = machine()
+    here.build()
+    destroyed = []
+
+    def fails(*arguments: object) -> tuple[CUresult, int]:
+        return CUresult.CUDA_ERROR_OUT_OF_MEMORY, 0
+
+    def destroy(stream: object) -> tuple[CUresult]:
+        destroyed.append(stream)
+        return (CUresult.CUDA_SUCCESS,)
+
+    monkeypatch.setattr(here.cuda, call, fails, raising=False)
+    monkeypatch.setattr(here.cuda, 'cuStreamDestroy', destroy, raising=False)
+    with pytest.raises(ValueError, match='not enough memory for the engines'):
+        here.load()
+    assert len(destroyed) == (call == 'cuEventCreate')
 
 
 def test_a_schedule_that_does_not_fit_leaves_nothing(machine, monkeypatch):

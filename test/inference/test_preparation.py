@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,10 +25,10 @@ def bundle(tmp_path_factory) -> Path:
 def warm(monkeypatch, bundle):
     """A policy whose engine captures graphs, after its warm-up with these settings."""
 
-    def make(**settings) -> Policy:
+    def make(max_rows: int = 2, **settings) -> Policy:
         monkeypatch.setattr(torch_engine, 'captures_graphs', lambda device: True)
         monkeypatch.setattr(cuda_graph, 'CudaGraphCapture', RecordedGraphs)
-        policy = load_policy(bundle, use_cuda_graphs=True, **{'rtc_mode': 'off', **settings})
+        policy = load_policy(bundle, max_rows, True, **{'rtc_mode': 'off', **settings})
         policy.warm_up()
         return policy
 
@@ -90,7 +91,25 @@ def test_a_change_waits_for_the_graphs_that_are_missing_alone(warm, change, piec
     policy.close()
 
 
-def test_what_used_both_slots_leaves_nothing_to_capture_behind(warm):
+def encode_second_while_first_is_denoised(policy: Policy, monkeypatch) -> None:
+    engine, encoded = policy._engine, threading.Event()
+    run_steps = engine.run_steps
+
+    def run_after_encoding() -> None:
+        assert encoded.wait(30.0)
+        run_steps()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, 'run_steps', run_after_encoding)
+        before = engine._encodings[1, 1]
+        futures = [policy.submit(observation(seed)) for seed in (1, 2)]
+        assert engine._encodings[1, 1] == before + 1
+        encoded.set()
+        for future in futures:
+            future.result()
+
+
+def test_what_used_both_slots_leaves_nothing_to_capture_behind(warm, monkeypatch):
     policy = warm()
     latency = replace(policy.settings, denoise_steps=2)
     throughput = replace(policy.settings, pipeline='throughput')
@@ -98,14 +117,28 @@ def test_what_used_both_slots_leaves_nothing_to_capture_behind(warm):
         while not policy.prepare(settings):
             pass
         policy.settings = settings
-        # With `throughput` the second one is in slot 1: the first one is denoised over slot 0.
-        for future in [policy.submit(observation(seed)) for seed in (1, 2)]:
-            future.result()
+        if settings is latency:
+            policy.infer(observation(1))
+        else:
+            encode_second_while_first_is_denoised(policy, monkeypatch)
     assert policy.is_prepared(latency)
     before = RecordedGraphs.captured
     policy.settings = latency
     policy.infer(observation(2))
     assert RecordedGraphs.captured == before
+    policy.close()
+
+
+@pytest.mark.parametrize('change', [{'cfg_mode': 'fused'}, {'rtc_mode': 'jacobian'}], ids=str)
+def test_settings_that_guidance_cannot_join_are_prepared_without_it(warm, change):
+    """On an engine of one row, where fused guidance and the Jacobian of serial one do not run."""
+    policy = warm(max_rows=1, **change)
+    assert policy.is_prepared(policy.settings)
+    before = RecordedGraphs.captured
+    policy.infer(observation())
+    assert RecordedGraphs.captured == before
+    with pytest.raises(ValueError, match='cfg_mode'):
+        policy.prepare(replace(policy.settings, cfg_enabled=True))
     policy.close()
 
 

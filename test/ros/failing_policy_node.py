@@ -1,5 +1,5 @@
 """The policy node, whose first inferences fail in the middle of the work or at its very end, or
-which cannot prepare what was not configured.
+all of them until other settings were prepared, or which cannot prepare what was not configured.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from vla_runtime.ros.policy.responder import Responder
 FAILURES = 3
 _answer = Responder.answer
 _calls = itertools.count()
+_prepared: set[int | None] = set()
 
 
 def answer(self: Responder, request, read):
@@ -29,14 +30,32 @@ def answer(self: Responder, request, read):
     return failed
 
 
+def answer_prepared(self: Responder, request, read):
+    def read_prepared():
+        circumstances = read()
+        if circumstances.settings.denoise_steps is None:
+            raise RuntimeError('the GPU fell off the bus')
+        return circumstances
+
+    return _answer(self, request, read_prepared)
+
+
+def is_prepared(self: Policy, settings) -> bool:
+    return settings.denoise_steps in _prepared
+
+
 def prepare(self: Policy, settings) -> bool:
-    raise RuntimeError('the graphs do not fit into memory')
+    if settings.denoise_steps is not None and os.environ['FAILS'] == 'preparing':
+        raise RuntimeError('the graphs do not fit into memory')
+    _prepared.add(settings.denoise_steps)
+    return True
 
 
 if __name__ == '__main__':
-    if os.environ['FAILS'] == 'preparing':
-        Policy.is_prepared = lambda self, settings: settings.denoise_steps is None
-        Policy.prepare = prepare
-    else:
+    if os.environ['FAILS'] in ('preparing', 'until prepared'):
+        Policy.is_prepared, Policy.prepare = is_prepared, prepare
+    if os.environ['FAILS'] == 'until prepared':
+        Responder.answer = answer_prepared
+    elif os.environ['FAILS'] != 'preparing':
         Responder.answer = answer
     sys.exit(main())

@@ -1,9 +1,9 @@
 """Say on paper whether a policy fits on a device, and the least time that each phase can take.
 
-MODEL is the name of a published size or the folder of a bundle. The times are
-floors from published bandwidth and arithmetic rates and from counted operations and bytes (the
-roofline model): no real run is faster (one in float16 on a GeForce may be, and a note says so),
-most are clearly slower, and nothing was measured.
+MODEL is the name of a published size or the folder of a bundle. The times are floors from published
+bandwidth and arithmetic rates and from counted operations and bytes (the roofline model): no real
+run is faster (one in float16 on a GeForce may be, and a note says so), most are clearly slower, and
+nothing was measured.
 
 A miss is an inference with nothing cached: every view, prefix and all denoise steps; a hit
 reuses the prefix. Two rows are guidance (fused). Memory depends on what runs the networks: PyTorch
@@ -12,8 +12,8 @@ rows. PyTorch holds the text table too; the others leave it to the host, which m
 TensorRT are built on the device that runs them, and building takes more than running: 'tensorrt,
 build' is what 'vla_runtime build' asks for first. They fit where they can be built, with swap if
 need be, and where loading them, which asks for 0.25 GiB more than they need, is not refused.
-'before' is what TensorRT took with engines of
-their own for every number of rows, each with its weights and the text table.
+'before' is what TensorRT took with engines of their own for every number of rows, each with its
+weights and the text table.
 
 examples:
   vla_runtime roofline --list
@@ -29,7 +29,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -124,15 +124,7 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         ValueError: no model or device, an unknown family, more views than the bundle has.
         BundleError: the folder is no bundle.
     """
-    from vla_runtime.performance.roofline import (
-        fits,
-        largest_engine_bytes,
-        largest_engine_bytes_before,
-        memory_need,
-        phase_floors,
-        published_rates,
-        tensorrt_need_before,
-    )
+    from vla_runtime.performance.roofline import memory_need, tensorrt_need_before
 
     if not arguments.model or not arguments.device:
         missing = '--device' if arguments.model else 'MODEL'
@@ -140,60 +132,104 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
             f'{missing} is missing, such as in: vla_runtime roofline pi05 --device agx-orin '
             '(--list shows the devices)'
         )
-    counts, dims, views, steps, all_rows = _model(arguments)
-    precision = arguments.precision
+    workload, dims = _workload(arguments)
+    counts, precision = workload.counts, workload.precision
     needs = {
         backend: {
-            rows: memory_need(counts, backend, precision=precision, rows=rows) for rows in all_rows
+            rows: memory_need(counts, backend, precision=precision, rows=rows)
+            for rows in workload.rows
         }
         for backend in BACKENDS
     }
     before = {
-        rows: tensorrt_need_before(counts, precision=precision, rows=rows) for rows in all_rows
+        rows: tensorrt_need_before(counts, precision=precision, rows=rows) for rows in workload.rows
     }
-    size = MATRIX_BYTES[precision]
-    devices = {}
-    for key in arguments.device:
-        device = DEVICES[key]
-        rates = published_rates(device, precision)
-        floors = {}
-        for rows in all_rows:
-            found = phase_floors(
-                counts, rates, precision=precision, rows=rows, steps=steps, views=views
-            )
-            floors[f'{rows}_rows'] = {phase: asdict(one) for phase, one in found.items()}
-        build = _build_on(device, largest_engine_bytes(counts, size))
-        # Engines run only where they were built, if need be with swap.
-        builds = {'tensorrt': build['swap_bytes'] is not None}
-        devices[key] = {
-            **asdict(device),
-            'note': device.note(precision),
-            'build': build,
-            'before': {
-                'build': _build_on(device, largest_engine_bytes_before(counts, size)),
-                'fits': {_up_to(rows): fits(need, device) for rows, need in before.items()},
-            },
-            'fits': {
-                backend: {
-                    _up_to(rows): builds.get(backend, True) and fits(need, device)
-                    for rows, need in of_backend.items()
-                }
-                for backend, of_backend in needs.items()
-            },
-            'floors_ms': floors,
-        }
     return {
         'model': arguments.model,
         'precision': precision,
-        'views': views,
-        'steps': steps,
+        'views': workload.views,
+        'steps': workload.steps,
         'prefix_tokens': dims.prefix_length,
         'memory_bytes': {
             backend: {_up_to(rows): _sizes(need) for rows, need in of_backend.items()}
             for backend, of_backend in needs.items()
         },
         'tensorrt_before_bytes': {_up_to(rows): _sizes(need) for rows, need in before.items()},
-        'devices': devices,
+        'devices': {
+            key: _on_device(DEVICES[key], workload, needs, before) for key in arguments.device
+        },
+    }
+
+
+@dataclass(frozen=True)
+class _Workload:
+    """The policy whose inference is judged, and how it runs.
+
+    Attributes:
+        rows: numbers of prompt rows that are loaded.
+    """
+
+    counts: PolicyCounts
+    precision: str
+    views: int
+    steps: int
+    rows: tuple[int, ...]
+
+
+def _on_device(
+    device: Device,
+    workload: _Workload,
+    needs: Mapping[str, Mapping[int, MemoryNeed]],
+    before: Mapping[int, MemoryNeed],
+) -> dict[str, Any]:
+    """Return what one device makes of the workload: builds, what fits, floors of every phase.
+
+    Args:
+        device: of the table.
+        workload: to be run there.
+        needs: memory by backend and rows.
+        before: that of TensorRT without the text table on the host and the one set of weights.
+    """
+    from vla_runtime.performance.roofline import (
+        fits,
+        largest_engine_bytes,
+        largest_engine_bytes_before,
+        phase_floors,
+        published_rates,
+    )
+
+    counts, precision = workload.counts, workload.precision
+    rates, size = published_rates(device, precision), MATRIX_BYTES[precision]
+    floors = {}
+    for rows in workload.rows:
+        found = phase_floors(
+            counts,
+            rates,
+            precision=precision,
+            rows=rows,
+            steps=workload.steps,
+            views=workload.views,
+        )
+        floors[f'{rows}_rows'] = {phase: asdict(one) for phase, one in found.items()}
+    build = _build_on(device, largest_engine_bytes(counts, size))
+    # Engines run only where they were built, if need be with swap.
+    builds = {'tensorrt': build['swap_bytes'] is not None}
+    return {
+        **asdict(device),
+        'note': device.note(precision),
+        'build': build,
+        'before': {
+            'build': _build_on(device, largest_engine_bytes_before(counts, size)),
+            'fits': {_up_to(rows): fits(need, device) for rows, need in before.items()},
+        },
+        'fits': {
+            backend: {
+                _up_to(rows): builds.get(backend, True) and fits(need, device)
+                for rows, need in of_backend.items()
+            }
+            for backend, of_backend in needs.items()
+        },
+        'floors_ms': floors,
     }
 
 
@@ -220,10 +256,8 @@ def _build_on(device: Device, largest: int) -> dict[str, Any]:
     return {'memory_bytes': need, 'host_bytes': host, 'swap_bytes': swap, 'fits': swap == 0}
 
 
-def _model(
-    arguments: argparse.Namespace,
-) -> tuple[PolicyCounts, PolicyDims, int, int, tuple[int, ...]]:
-    """Return counts, dimensions, views and steps of the policy, and the numbers of prompt rows."""
+def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
+    """Return the policy that the command line names, as it is to run, and its dimensions."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.performance.operation_counts import count_operations, counts_of
 
@@ -252,7 +286,10 @@ def _model(
         )
     if family.head == 'single' and arguments.steps not in (None, 1):
         raise ValueError(f'--steps {arguments.steps}: the head of {family.name} (single) runs once')
-    return counts, dims, views or dims.cameras, arguments.steps or steps, rows
+    workload = _Workload(
+        counts, arguments.precision, views or dims.cameras, arguments.steps or steps, rows
+    )
+    return workload, dims
 
 
 def _up_to(rows: int) -> str:

@@ -121,7 +121,7 @@ class PolicyEngine(Protocol):
     def captures(self, loop: DenoiseLoop) -> bool:
         """Return whether an inference with this denoise loop would capture a CUDA graph first.
 
-        Those of its prefix are meant as well. A given-up network captures nothing.
+        A graph of its prefix counts, too. A network whose capture has failed captures nothing.
         """
 
     def set_schedule(self, times: np.ndarray, dt: float) -> None:

@@ -48,11 +48,12 @@ class Schedules(Generic[Schedule]):
     def use(self, key: Hashable, make: Callable[[], Schedule]) -> Schedule:
         """Use the schedule of this key, made if it is not kept; the oldest one may be dropped."""
         schedule = self._kept[key] if key in self._kept else make()
-        # In one assignment: another thread that looks meanwhile misses none.
-        self._kept = {**{k: v for k, v in self._kept.items() if k != key}, key: schedule}
-        self.current = schedule
-        if len(self._kept) > SCHEDULES_KEPT:
-            self._drop(self._kept.pop(next(iter(self._kept))))
+        kept = {**{k: v for k, v in self._kept.items() if k != key}, key: schedule}
+        dropped = [kept.pop(next(iter(kept)))] if len(kept) > SCHEDULES_KEPT else []
+        # In one assignment: `kept` may be read by another thread.
+        self._kept, self.current = kept, schedule
+        for old in dropped:
+            self._drop(old)
         return schedule
 
     def clear(self) -> None:

@@ -91,8 +91,10 @@ class Preparation:
 
     def _make_pieces(self, wanted: PolicySettings) -> list[_Piece]:
         observation, pieces = self._black(), []
-        for guided in (False, True) if self._spec.advantage else (False,):
+        for guided in (False, True):
             settings = replace(wanted, cfg_enabled=guided, cfg_beta=2.0)
+            if guided and not self._can_be_guided(settings):
+                continue
             request = self._builder.build(
                 observation, settings, 0, plan=None, noise=None, clock=PhaseClock()
             )
@@ -107,6 +109,14 @@ class Preparation:
                     held = tuple((loop.rows, slot) for slot in range(loop.slot))
                     pieces.append(_Piece(one, (loop,), held))
         return pieces
+
+    def _can_be_guided(self, guided: PolicySettings) -> bool:
+        """Return whether guidance could be switched on beside these settings."""
+        try:
+            self._builder.check(guided)
+        except ValueError:
+            return False
+        return True
 
     def _black(self) -> Observation:
         sizes = image_sizes(self._spec.dims)

@@ -86,7 +86,7 @@ class Steps:
         self._finish(name, 'passed', detail, '', start)
 
     def fail(self, name: str, error: Exception) -> None:
-        """Record the failure of a check that is no step while it passes."""
+        """Record a failed step that is not shown where it passes."""
 
         def fail() -> str:
             raise error

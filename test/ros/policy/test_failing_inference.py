@@ -77,3 +77,20 @@ def test_settings_that_cannot_be_prepared_are_said_once_and_chunks_go_on(tmp_pat
         made.wait_for(lambda: len(chunks) > before + 3, 'more chunks', meanwhile=ask)
         assert node.text().count(text) == 1
         assert '[vla_policy]: inference: ' not in node.text()
+
+
+def test_settings_are_prepared_while_every_inference_with_those_before_fails(tmp_path, monkeypatch):
+    with graph() as made:
+        drivers = Drivers(made)
+        chunks = made.collect(JointTrajectory, '/action_chunk')
+        node = start_failing(made, tmp_path, monkeypatch, 'until prepared')
+
+        def ask() -> None:
+            drivers()
+            drivers.request()
+
+        fell = 'the GPU fell off the bus'
+        made.wait_for(lambda: fell in node.text(), 'a failed inference', meanwhile=ask)
+        assert not chunks
+        assert made.set_parameter('/vla_policy', 'denoise_steps', 7).successful
+        made.wait_for(lambda: chunks, 'a chunk with the new settings', meanwhile=ask)

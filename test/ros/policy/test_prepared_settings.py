@@ -75,7 +75,7 @@ def test_settings_that_cannot_be_prepared_at_the_start_are_an_error(here):
     policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
     policy.warm_up()
     here.cuda.total_bytes = here.cuda.used_bytes
-    with pytest.raises(RuntimeError, match='OUT_OF_MEMORY'):
+    with pytest.raises(ValueError, match=r'OUT_OF_MEMORY.* Set back .*denoise_steps'):
         PreparedSettings(policy, {**DEFAULTS, 'denoise_steps': 5})
     policy.close()
 

@@ -368,7 +368,7 @@ def _add_profiles(builder: Any, config: Any, network: Any, lengths: tuple[int, .
 def _logger_of(trt: Any) -> Any:
     """Return a logger that hands messages to Python's and keeps the errors.
 
-    There is one for a TensorRT module, which warns where it is given several.
+    One for all objects of a module: TensorRT warns where it is given several.
     """
     severities = trt.ILogger.Severity
     levels = {

@@ -159,10 +159,9 @@ class TensorRTEngine:
         check_one_image_size(dims)
         index = device_index(device)
         adapter = import_tensorrt()
-        # Before any call into TensorRT, which crashes on a machine without a driver.
-        runtime = CudaRuntime(index)
         networks: dict[str, Network] = {}
-        with closed_on_failure(runtime, networks, device, bundle):
+        # The runtime before any call into TensorRT, which crashes on a machine without a driver.
+        with closed_on_failure(index, networks, device, bundle) as runtime:
             folder, metadata = find_engines(
                 bundle, runtime.info, adapter.version, files, passed=passed
             )
@@ -170,7 +169,7 @@ class TensorRTEngine:
             max_rows = min(max_rows, metadata.rows)
             check_precision(bundle, metadata, precision)
             check_memory(runtime, metadata, device)
-            networks |= load_networks(adapter, runtime, folder, metadata, max_rows, bundle)
+            load_networks(adapter, runtime, folder, metadata, max_rows, bundle, networks)
             engine = cls(
                 find_family(family),
                 dims,

@@ -54,13 +54,12 @@ def sum_in_float32(trt: Any, network: Any) -> None:
     """Make a strongly typed network add up its products of float16 matrices in float32.
 
     TensorRT adds up a float16 product in float16, unless both operands are cast to float32 before
-    it: it then takes kernels with float16 operands and a float32 sum. The longest sums of a
-    language model of 2 B parameters have 16384 terms. The result is cast back to float16, so that
-    every other layer stays as it is.
-    bfloat16 products are left alone: the tensor cores' bfloat16 instruction adds to float32 and to
-    nothing else (PTX ISA, mma: `.f32.bf16.bf16.f32`). How TensorRT joins partial sums is not
-    documented; the self-test and a build's receipt compare the results. The casts are not
-    in the ONNX files, because ONNX Runtime adds up float16 products in float32 without them and
+    it: it then takes kernels with float16 operands and a float32 sum. The longest sums of Gemma
+    2B have 16384 terms. The result is cast back to float16, so that every other layer stays as it
+    is. bfloat16 products are left alone: the tensor cores' bfloat16 instruction adds to float32
+    and to nothing else (PTX ISA, mma: `.f32.bf16.bf16.f32`). How TensorRT joins partial sums is
+    not documented; the self-test and a build's receipt compare the results. The casts are not in
+    the ONNX files, because ONNX Runtime adds up float16 products in float32 without them and
     multiplies in float32 with them.
 
     Args:

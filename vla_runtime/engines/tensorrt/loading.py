@@ -17,26 +17,27 @@ from vla_runtime.families.family import PolicyDims, distinct_image_sizes
 
 @contextmanager
 def closed_on_failure(
-    runtime: CudaRuntime, networks: Mapping[str, Network], device: str, bundle: Path
-) -> Iterator[None]:
-    """Close runtime and networks where the block fails; they stay open otherwise.
+    device_index: int, networks: Mapping[str, Network], device: str, bundle: Path
+) -> Iterator[CudaRuntime]:
+    """Open a runtime on a device; close it and the networks where the block fails.
 
     Args:
-        runtime: of the device.
+        device_index: of the device.
         networks: those that the block loads. An engine that failed is a cycle, and would hold them
             until Python collects it, while another backend is loaded.
         device, bundle: for the message.
 
     Raises:
-        ValueError: not enough device memory in the block; says what mends it.
+        ValueError: no such device, or not enough memory on it; says what mends it.
     """
-
-    def close() -> None:
-        close_all((runtime.close, *(network.close for network in networks.values())))
-
     try:
+        runtime = CudaRuntime(device_index)
+
+        def close() -> None:
+            close_all((*(network.close for network in networks.values()), runtime.close))
+
         with closed_on_error(close):
-            yield
+            yield runtime
     except CudaError as error:
         if not error.out_of_memory:
             raise
@@ -53,13 +54,13 @@ def load_networks(
     metadata: Metadata,
     rows: int,
     bundle: Path,
-) -> dict[str, Network]:
-    """Load engine files; return a network for every number of prompt rows, by `network_name`.
+    networks: dict[str, Network],
+) -> None:
+    """Load engine files into `networks`: one for every number of rows, by `network_name`.
 
     Raises:
         ValueError: TensorRT refuses one; with the command that rebuilds it.
     """
-    networks: dict[str, Network] = {}
     try:
         for name in ENGINES:
             path = folder / metadata.engines[name].file
@@ -69,7 +70,6 @@ def load_networks(
         runtime.synchronize()
     except TensorRTError as error:
         raise ValueError(f'{error} Run: {rebuild_command(bundle)}') from error
-    return networks
 
 
 def check_one_image_size(dims: PolicyDims) -> None:

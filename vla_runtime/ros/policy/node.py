@@ -164,7 +164,7 @@ class PolicyNode(ManagedNode):
         )
 
     def _open(self) -> None:
-        self._say(Level.OK, f'waiting for a request on {_REQUEST_TOPIC}')
+        self._say(Level.OK, 'preparing settings')
         assert self._policy is not None and self._robot is not None and self._match is not None
         limits = limits_from(values(self, POLICY_PARAMETERS))
         self._synchronizer = make_synchronizer(self, self._robot, self._match, limits)
@@ -198,6 +198,7 @@ class PolicyNode(ManagedNode):
             guarded(self._on_exception, _REQUEST_TOPIC, self._on_request),
             REPEATED,
         )
+        self._say(Level.OK, f'waiting for a request on {_REQUEST_TOPIC}')
 
     def _shut(self) -> None:
         """End what `_open` began; returns when an inference in progress is over."""
@@ -282,6 +283,8 @@ class PolicyNode(ManagedNode):
             answer = responder.answer(request, read)
         except Exception:
             self._incoming.wait(request)
+            # What fails with the settings in force may run with those that wait.
+            self._prepare(prepared)
             raise
         if not isinstance(answer, Future):
             self._incoming.wait(request)

@@ -24,20 +24,24 @@ class PreparedSettings:
 
     Args:
         policy: loaded and warm.
-        values: of all parameters of the node, now. All graphs that they lack are captured here:
-            nobody waits for a chunk yet.
+        values: of all parameters of the node, now. All graphs that they lack are captured here,
+            because nobody waits for a chunk yet.
 
     Raises:
-        ValueError: settings that the policy cannot run with.
-        RuntimeError: an error of the device, as of too little memory.
+        ValueError: settings that the policy cannot run with, or that the device has no memory for.
     """
 
     def __init__(self, policy: Policy, values: Mapping[str, Any]) -> None:
         self._policy = policy
         first = settings_from(values)
-        done = policy.is_prepared(first)
-        while not done:
-            done = policy.prepare(first)
+        try:
+            while not policy.prepare(first):
+                pass
+        except RuntimeError as error:
+            raise ValueError(
+                f'the CUDA graphs of these settings cannot be captured: {error}. Set back what was '
+                'changed last, such as denoise_steps, samples or pipeline'
+            ) from error
         self._in_force = _live(values)
         self._wanted = self._in_force
         self._waiting: PolicySettings | None = None
