@@ -3,8 +3,10 @@
     python benchmark/soak_cameras.py top/image left/image --frames frames.txt
 
 Each line on stdin is a JSON object that changes one camera from then on:
-`{"topic": "top/image", "rate_hz": 12.0, "jitter_s": 0.01, "frozen": false}`. One line a frame goes
-to the file: index of the camera, stamp in nanoseconds. Ends with SIGINT or at the end of stdin.
+`{"topic": "top/image", "rate_hz": 12.0, "jitter_s": 0.01, "frozen": false}`. A frame is stamped
+with the time of its shutter, as drivers do, however late this process gets to publish it. One line
+a frame goes to the file: index of the camera, stamp, time of publishing, both in nanoseconds. Ends
+with SIGINT or at the end of stdin.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from camera_driver import blank_image
 from rclpy.qos import qos_profile_sensor_data
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
+
+from vla_runtime.ros.messages.conversions import ns_to_stamp
 
 # Between the cameras' shutters: they look at almost the same moment.
 PHASE_S = 0.004
@@ -79,11 +83,12 @@ def publish(
             camera = cameras[topics[index]]
             if not camera.frozen:
                 count += 1
-                stamp = node.get_clock().now()
+                late_ns = round((time.monotonic() - at) * 1e9)
+                stamp_ns = time.time_ns() - late_ns
                 message.data = shown[index][count % len(shown[index])]
-                message.header.stamp = stamp.to_msg()
+                message.header.stamp = ns_to_stamp(stamp_ns)
                 publishers[index].publish(message)
-                log.write(f'{index} {stamp.nanoseconds}\n')
+                log.write(f'{index} {stamp_ns} {time.time_ns()}\n')
             # The next place of the grid that is not past: late frames are not made up for.
             period_s = 1.0 / camera.rate_hz
             place = round((max(at, time.monotonic()) - begins[index]) / period_s) + 1

@@ -26,8 +26,10 @@ ALLOWANCE_S = 0.15
 TOLERANCE = 1e-3
 # What reading the clock twice may differ by.
 STAMP_S = 1e-6
-# `sync_tolerance_s` of config/policy.yaml: frames further apart make no observation.
+# `sync_tolerance_s` and `max_observation_age_s` of config/policy.yaml: frames further apart, or
+# older, make no observation.
 SYNC_TOLERANCE_NS = 50_000_000
+MAX_AGE_NS = 500_000_000
 # Within this a policy notices that the middleware has cut it off.
 _NOTICED_NS = 2_000_000_000
 _LOG_LINE = re.compile(r'\[\w+\] \[(\d+)\.(\d+)\] \[\w+\]: (.*)')
@@ -49,6 +51,19 @@ class Commands:
     stamps_ns: np.ndarray
     arrivals_ns: np.ndarray
     positions: np.ndarray
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Frames of one camera.
+
+    Attributes:
+        stamps_ns: (n,) when its shutter closed, increasing.
+        published_ns: (n,) when its driver had published it, increasing.
+    """
+
+    stamps_ns: np.ndarray
+    published_ns: np.ndarray
 
 
 @dataclass
@@ -89,14 +104,14 @@ class Record:
 
     Attributes:
         commands: all of them.
-        frames_ns: per camera, the stamps of its frames, increasing.
+        cameras: the frames of each.
         inferences: (n, 2) float64: when a chunk's report came, ns, and how long it took, s.
         pulse: (n, 2) int64: when a thread of the harness woke up late, and by how much, ns.
         faults: in order.
     """
 
     commands: Commands
-    frames_ns: Sequence[np.ndarray]
+    cameras: Sequence[Frames]
     inferences: np.ndarray
     pulse: np.ndarray
     faults: Sequence[Fault]
@@ -167,7 +182,7 @@ def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> d
     it were, what transport and ticks take, and the time for which the machine had no core for a
     thread.
     """
-    frame_ns = _next_together_ns(record.frames_ns, begin_ns) - begin_ns
+    frame_ns = _next_together_ns(record.cameras, begin_ns) - begin_ns
     near = _inferences_beside(record, begin_ns, end_ns)
     return {
         'frame': frame_ns * 1e-9,
@@ -177,22 +192,30 @@ def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> d
     }
 
 
-def _next_together_ns(frames_ns: Sequence[np.ndarray], begin_ns: int) -> int:
-    """When the cameras next have frames within the tolerance of each other, the newest not before.
-
-    A frame is stamped as it is published: a set is there with its newest frame.
+def _next_together_ns(cameras: Sequence[Frames], begin_ns: int) -> int:
+    """When the cameras next have newer frames that belong together.
 
     Returns:
-        ns; the last frame's stamp where there is no set any more, `begin_ns` without such a frame
+        ns; the last frame's time where there are none any more, `begin_ns` without any frame
     """
-    later = np.sort(np.concatenate([stamps[stamps >= begin_ns] for stamps in frames_ns]))
-    oldest = np.full(len(later), np.iinfo(np.int64).max)
-    for stamps in frames_ns:
-        place = np.searchsorted(stamps, later, side='right') - 1
-        newest = np.where(place >= 0, stamps[np.maximum(place, 0)], 0) if len(stamps) else 0
-        oldest = np.minimum(oldest, newest)
-    together = later[later - oldest <= SYNC_TOLERANCE_NS]
-    return int(np.concatenate([together[:1], later[-1:], [begin_ns]])[0])
+    later = np.concatenate([one.published_ns[one.published_ns > begin_ns] for one in cameras])
+    seen_ns = _newest_together_ns(cameras, begin_ns)
+    at_ns = begin_ns
+    for at_ns in np.sort(later).tolist():
+        if _newest_together_ns(cameras, at_ns) > seen_ns:
+            break
+    return at_ns
+
+
+def _newest_together_ns(cameras: Sequence[Frames], at_ns: int) -> int:
+    """Stamp of the newest of the newest frames that belong together at a time; 0 for none."""
+    places = [int(np.searchsorted(one.published_ns, at_ns, side='right')) - 1 for one in cameras]
+    while min(places) >= 0:
+        stamps = [int(one.stamps_ns[place]) for one, place in zip(cameras, places, strict=True)]
+        if max(stamps) - min(stamps) <= SYNC_TOLERANCE_NS:
+            return max(stamps) if at_ns - min(stamps) <= MAX_AGE_NS else 0
+        places[stamps.index(max(stamps))] -= 1
+    return 0
 
 
 def _inferences_beside(record: Record, begin_ns: int, end_ns: int) -> np.ndarray:

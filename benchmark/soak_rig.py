@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray
-from soak_checks import Fault, Record, cut_offs
+from soak_checks import Fault, Frames, Record, cut_offs
 from soak_nodes import Child, Profiles, Services
 from soak_policy import INSTRUCTION, home, write_policy, write_robot
 from soak_robot import SimulatedRobot
@@ -258,16 +258,17 @@ class Rig:
 
     def record(self) -> Record:
         """Return the recorded messages, once the session is over."""
-        frames = _table(self.frames_path)
+        frames = _table(self.frames_path, columns=3)
+        late = np.array(self.robot.late, np.int64).reshape(-1, 2)
         cut = cut_offs(self.logs().get('policy_node', ''), self.faults)
         self.faults = sorted([*self.faults, *cut], key=lambda fault: fault.begin_ns)
         record = Record(
             commands=self.robot.commands(),
-            frames_ns=[frames[frames[:, 0] == i, 1] for i in range(len(self.camera_topics))],
+            cameras=[
+                Frames(*frames[frames[:, 0] == i, 1:].T) for i in range(len(self.camera_topics))
+            ],
             inferences=np.array(self._inferences, dtype=np.float64).reshape(-1, 2),
-            pulse=np.concatenate(
-                [_table(self.pulse_path), np.array(self.robot.late, np.int64).reshape(-1, 2)]
-            ),
+            pulse=np.concatenate([_table(self.pulse_path, columns=2), late]),
             faults=self.faults,
         )
         commands = record.commands
@@ -288,8 +289,8 @@ class Rig:
         return {path.stem: path.read_text(errors='replace') for path in self.folder.glob('*.log')}
 
 
-def _table(path: Path) -> np.ndarray:
-    """(n, 2) int64 from lines of two numbers; a last line that was cut is left out."""
+def _table(path: Path, *, columns: int) -> np.ndarray:
+    """(n, columns) int64 from lines of so many numbers; a last line that was cut is left out."""
     rows = [line.split() for line in path.read_text(encoding='ascii').splitlines(keepends=True)]
-    whole = [row for row in rows if len(row) == 2]
-    return np.array(whole, dtype=np.int64).reshape(-1, 2)
+    whole = [row for row in rows if len(row) == columns]
+    return np.array(whole, dtype=np.int64).reshape(-1, columns)

@@ -20,6 +20,7 @@ from soak_checks import (  # noqa: E402
     ALLOWANCE_S,
     Commands,
     Fault,
+    Frames,
     Record,
     check_limits,
     cut_offs,
@@ -39,13 +40,18 @@ def moved(ticks: int = 1000, speed: float = 0.1) -> np.ndarray:
     return np.stack([-0.5 + speed * 0.01 * np.arange(ticks), np.full(ticks, 0.05)], axis=1)
 
 
+def in_time(stamps: np.ndarray) -> Frames:
+    """Frames that are published as soon as they are there."""
+    return Frames(stamps, stamps)
+
+
 def record(positions, stamps=None, *, faults=(), pulse=(), frames=None) -> Record:
     stamps = TICK_NS * np.arange(len(positions)) if stamps is None else np.asarray(stamps)
     every_frame = np.arange(0, int(stamps[-1]) + 100 * MS, 80 * MS) if frames is None else frames
     chunks = np.arange(0, int(stamps[-1]), 200 * MS, dtype=float)
     return Record(
         commands=Commands(stamps, stamps, positions),
-        frames_ns=[every_frame, every_frame + 5 * MS],
+        cameras=[in_time(every_frame), in_time(every_frame + 5 * MS)],
         inferences=np.stack([chunks, np.full(len(chunks), INFERENCE_S)], axis=1),
         pulse=np.array(pulse, dtype=np.int64).reshape(-1, 2),
         faults=faults,
@@ -96,17 +102,26 @@ def test_a_slow_camera_and_a_machine_without_a_core_lengthen_the_bound_by_just_t
 
 def test_frames_of_cameras_that_do_not_belong_together_are_waited_for():
     found = record(still(moved(), 100, 60))
-    # Frames of the second camera come 60 ms after those of the first one, but for that of 1.765 s.
-    late = found.frames_ns[0] + 60 * MS
-    first, second = found.frames_ns[0] * 10, late * 10
-    second = np.sort(np.append(second[(second < 1_700 * MS) | (second > 1_800 * MS)], 1_765 * MS))
-    first = np.sort(np.append(first, 1_760 * MS))
-    stall = find_stalls(replace(found, frames_ns=[first, second]))[0]
-    assert stall.parts['frame'] == pytest.approx(0.765)
+    # The second camera is 200 ms before or 600 ms after the first one, but for one pair of frames.
+    first = np.sort(np.append(np.arange(0, 10_000, 800), 1_760)) * MS
+    second = np.sort(np.append(np.arange(600, 10_600, 800), 1_765)) * MS
+    waited = replace(found, cameras=[in_time(first), in_time(second)])
+    assert find_stalls(waited)[0].parts['frame'] == pytest.approx(0.765)
     # Without any such frames the bound ends with the last one.
-    none = replace(found, frames_ns=[first[:3], first[:3] + 300 * MS])
-    assert find_stalls(none)[0].parts['frame'] == pytest.approx(0.9)
-    assert find_stalls(replace(found, frames_ns=[first[:1], first[:1]]))[0].parts['frame'] == 0.0
+    none = replace(found, cameras=[in_time(first[:3]), in_time(second[:2])])
+    assert find_stalls(none)[0].parts['frame'] == pytest.approx(0.6)
+    past = replace(found, cameras=[in_time(first[:1])] * 2)
+    assert find_stalls(past)[0].parts['frame'] == 0.0
+
+
+def test_a_frame_counts_from_when_it_is_published_and_not_where_it_is_too_old_by_then():
+    found = record(still(moved(), 100, 60))
+    stamps = found.cameras[0].stamps_ns
+    late = replace(found, cameras=[Frames(stamps, stamps + 260 * MS)] * 2)
+    # The frame of 0.8 s is published at 1.06 s.
+    assert find_stalls(late)[0].parts['frame'] == pytest.approx(0.06)
+    old = replace(found, cameras=[Frames(stamps, stamps + 510 * MS)] * 2)
+    assert find_stalls(old)[0].parts['frame'] == pytest.approx(float(stamps[-1]) * 1e-9 + 0.51 - 1)
 
 
 def test_a_policy_that_was_cut_off_is_excused_until_it_has_loaded_again():
