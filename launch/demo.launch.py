@@ -20,7 +20,6 @@ from launch.events.process import ProcessExited
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
-from launch_ros.parameter_descriptions import ParameterValue
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
 RUNTIME = str(SHARE / 'launch' / 'vla.launch.py')
@@ -61,8 +60,9 @@ def generate_launch_description() -> LaunchDescription:
 def tabletop(context: LaunchContext) -> list[Action]:
     """The simulated robot, with the same parameter file as the other nodes."""
     own = LaunchConfiguration('params_file').perform(context)
-    use_sim_time = LaunchConfiguration('use_sim_time')
-    given = {'use_sim_time': ParameterValue(use_sim_time, value_type=bool)}
+    use_sim_time = LaunchConfiguration('use_sim_time').perform(context)
+    # `runtime` has refused what is no truth value.
+    given = {'use_sim_time': use_sim_time.lower() in ('true', '1')}
     node = Node(
         package='vla_runtime',
         executable='tabletop_node',
@@ -70,7 +70,7 @@ def tabletop(context: LaunchContext) -> list[Action]:
         namespace=LaunchConfiguration('namespace'),
         parameters=[
             *([str(Path(own).expanduser().resolve())] if own else []),
-            *([given] if use_sim_time.perform(context) else []),
+            *([given] if use_sim_time else []),
         ],
         output='screen',
         sigterm_timeout='20',

@@ -193,7 +193,7 @@ def _node(
 
 
 def _recorder(said: dict[str, str], own: list[str], given: dict[str, object]) -> list[Action]:
-    """The recorder node, when it is asked for; whatever ends it, the other nodes go on."""
+    """The recorder node, when it is asked for; the others go on after it, once it has started."""
     words = {'true': '', '1': '', 'false': None, '0': None, '': None}
     folder = words.get(said['record'].lower(), said['record'])
     if folder is None:

@@ -144,6 +144,7 @@ class Policy:
         if AUTO not in (backend, precision):
             return load(Candidate(backend, precision))
         decisive = {name: getattr(settings, name) for name in _DECISIVE}
+        decisive['use_cuda_graphs'] = use_cuda_graphs
         policy, why = load_chosen(
             checked, backend, device, precision, threads, decisive, load=load, measure=_time
         )

@@ -100,3 +100,14 @@ def test_identity_has_no_range_to_be_judged():
     )
     check_statistics(spec, statistics())
     assert statistics_notes(spec, statistics()) == []
+
+
+def test_a_lower_and_an_upper_end_of_different_shapes_are_refused():
+    spec = tiny_spec()
+    spec = replace(spec, normalisation=replace(spec.normalisation, actions='clipped_range'))
+    ends = {
+        'actions.low': np.full(COUNT, -1.0),
+        'actions.high': np.full((spec.horizon, COUNT), 1.0),
+    }
+    with pytest.raises(FieldError, match=r'has shape .* and actions\.high has'):
+        check_statistics(spec, {**statistics(), **ends})

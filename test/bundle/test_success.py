@@ -81,3 +81,13 @@ def test_counts_that_cannot_be_are_an_error(bundle: Bundle):
 def test_a_bundle_without_a_receipt_is_not_judged(tmp_path: Path):
     with pytest.raises(BundleError, match='no receipt of ONNX files'):
         write_success(with_receipt(tmp_path / 'bundle', {}), [GOOD], {})
+
+
+def test_a_bundle_whose_weights_changed_keeps_its_receipt_and_can_be_mended(bundle: Bundle):
+    weights = bundle.folder / 'weights.safetensors'
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(BundleError, match='has changed'):
+        write_success(bundle, [GOOD], {})
+    weights.write_bytes(whole)
+    assert fault(read_bundle(bundle.folder)) == 'no closed-loop success was judged'

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from checkpoint_folders import openpi_statistics, tiny_tensors, write_openpi_folder
 from commands import run_command
 from onnx_bundles import copy_bundle, tiny_onnx_bundle
 from paths import ROOT
@@ -182,6 +183,8 @@ def test_a_package_that_is_missing_is_told_before_anything_is_begun(places, tmp_
         'import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split(",")));'
         'from vla_runtime.cli.main import main; sys.exit(main(sys.argv[2:]))'
     )
+    openpi = places['empty'].parent / 'openpi'
+    write_openpi_folder(openpi, tiny_tensors(), openpi_statistics())
     for missing, command, told in (
         ('rclpy', ['demo'], "the demo needs the Python package 'rclpy', which is not installed"),
         ('matplotlib', ['demo'], "the demo needs the Python package 'matplotlib'"),
@@ -189,6 +192,9 @@ def test_a_package_that_is_missing_is_told_before_anything_is_begun(places, tmp_
         ('mujoco', ['study', '--list'], "a study needs the Python package 'mujoco'"),
         ('matplotlib', ['train-demo', '--out', 'new'], "needs the Python package 'matplotlib'"),
         ('onnx', ['export', str(places['tiny']), '--out', 'new'], "need the Python package 'onnx'"),
+        ('onnx', ['export', str(openpi), '--out', 'new'], "need the Python package 'onnx'"),
+        ('onnx', ['export', str(openpi), '--out', 'new', '--dry-run'], "the Python package 'onnx'"),
+        ('matplotlib', ['bench', str(places['tiny']), '--plot', 'new'], "package 'matplotlib'"),
     ):
         done = subprocess.run(
             [sys.executable, '-c', code, missing, *command],

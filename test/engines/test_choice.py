@@ -149,15 +149,26 @@ def test_a_candidate_that_cannot_run_is_named_and_the_choice_not_remembered(bund
         choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({}))
 
 
-def test_a_candidate_without_memory_or_driver_leaves_the_others(bundle: Bundle):
+@pytest.mark.parametrize(
+    'error',
+    [
+        RuntimeError('CUDA out of memory'),
+        OSError('libcuda.so.1 is not found'),
+        ImportError('built for another NumPy'),
+    ],
+    ids=str,
+)
+def test_a_candidate_without_memory_driver_or_library_leaves_the_others(
+    bundle: Bundle, error: Exception
+):
     def measure(candidate: Candidate) -> float:
         if candidate == TORCH:
-            raise RuntimeError('CUDA out of memory')
+            raise error
         return 5.0
 
     found = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, measure)
     assert found.backend == 'onnxruntime'
-    assert 'torch in float32 cannot: CUDA out of memory' in found.why
+    assert f'torch in float32 cannot: {error}' in found.why
 
 
 def test_the_first_of_a_large_bundle_that_cannot_be_loaded_gives_way_to_the_next(

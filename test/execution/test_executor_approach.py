@@ -43,6 +43,20 @@ def test_when_chunk_starts_too_far_away_expect_refusal_with_the_distance() -> No
     assert rig.command.setpoints.tolist() == [0.0, 0.0]
 
 
+def test_when_the_arm_sags_below_its_command_expect_a_chunk_from_where_it_is_taken() -> None:
+    rig = rig_of(start=StartParameters(tolerance=0.1, on_too_far='refuse')).started()
+    rig.robot_follows = False
+    rig.measured[:] = -0.12
+    rig.tick(5)
+    assert rig.submit([-0.2] * 30).refusal is None
+    refused = rig_of(start=StartParameters(tolerance=0.1, on_too_far='refuse')).started()
+    refused.robot_follows = False
+    refused.measured[:] = -0.12
+    refused.tick(5)
+    text = refused.submit([-0.25] * 30).text
+    assert 'the robot is at -0.12 and commanded to 0;' in text
+
+
 def test_when_approaching_expect_the_status_to_say_which_column_has_furthest_to_go() -> None:
     rig = rig_of(start=StartParameters(tolerance=0.1, approach_speed=0.5)).started()
     assert rig.executor.status().progress == ''

@@ -114,6 +114,31 @@ def test_when_measured_positions_come_from_the_future_expect_hold() -> None:
     assert 'use_sim_time' in rig.executor.detail
 
 
+def observe(rig: Rig, name: str, position: float, ahead_s: float = 0.0) -> None:
+    rig.executor.observe_state([name], [position], rig.ros_ns + round(ahead_s * 1e9))
+
+
+def test_when_one_of_two_sources_is_ahead_expect_hold_naming_it() -> None:
+    rig = moving()
+    observe(rig, 'a', 0.0)
+    observe(rig, 'b', 0.0, ahead_s=10.0)
+    rig.tick(measure=False)
+    assert_held(rig, Reason.STATE_FROM_FUTURE)
+    assert "['b'] is stamped 9.99" in rig.executor.detail
+
+
+def test_when_a_source_was_ahead_and_its_clock_is_mended_expect_its_messages_taken() -> None:
+    rig = moving()
+    observe(rig, 'b', 0.0, ahead_s=30.0)
+    rig.tick(measure=False)
+    for tick in range(3):
+        observe(rig, 'a', 0.0)
+        observe(rig, 'b', 0.01 * tick)
+        rig.tick(measure=False)
+    assert rig.executor._guard.state.positions.tolist() == [0.0, 0.02]
+    assert rig.reason != 'state_from_future'
+
+
 def test_when_measured_position_jumps_expect_hold_until_started_again() -> None:
     rig = moving(watchdog=WatchdogParameters(max_tracking_error=0.3))
     rig.robot_follows = False

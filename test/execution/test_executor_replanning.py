@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from execution_rig import STEP_NS, Rig, holding
 
+from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.parameters import DelayParameters
@@ -359,3 +360,27 @@ def test_when_episode_runs_in_simulated_time_expect_steps_to_follow_it() -> None
     rig.measure()
     rig.tick_now()
     assert rig.executor.status().step == 1
+
+
+def test_when_the_first_chunk_of_a_restarted_policy_is_refused_expect_one_restart_counted() -> None:
+    start = StartParameters(tolerance=0.1, on_too_far='refuse')
+    rig = Rig(holding(replan_interval=5, handover=SWITCH), start=start).started()
+    assert rig.submit(FLAT, number=500).accepted
+    rig.executor.stop()
+    rig.run_until(lambda command: rig.executor.at_rest)
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    rig.tick()
+    assert rig.submit([0.5] * 20, number=1).refusal is ChunkRefusal.START_TOO_FAR
+    assert rig.submit(FLAT, number=2).accepted
+    assert rig.executor.counters.policy_restarts == 1
+
+
+def test_when_the_plan_ends_expect_parameters_that_waited_for_a_boundary_in_force() -> None:
+    rig = rig_of()
+    rig.submit(FLAT)
+    rig.tick(8)
+    changed = holding(replan_interval=7, handover=SWITCH)
+    rig.executor.set_parameters(changed)
+    assert rig.executor.parameters.replan_interval == 5
+    rig.run_until(lambda command: command.reason is Reason.STARVED)
+    assert rig.executor.parameters == changed

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from execution_rig import Rig, holding
 from stopping_rig import RAMP, TWO, assert_held, moving, rig_of
 
 from vla_runtime.execution.approach import StartParameters
@@ -392,3 +393,27 @@ def test_when_ticks_stop_expect_the_hold_a_period_after_the_time_out_at_most(
     assert timeout_s < late_s <= timeout_s + period_s + 1e-9
     assert late_s <= max(4.0 * period_s, 0.02 + period_s) + 1e-9
     assert rig.executor.status().kind is CommandKind.HOLD
+
+
+def test_when_stopped_and_reset_beyond_a_limit_expect_the_wheel_to_stop() -> None:
+    """The hold gives way to an arm that cannot be followed; that must not keep the wheel going."""
+    limits = make_limits(
+        ('arm', 'wheel'),
+        {
+            'arm': ColumnLimits(lower=-1.0, upper=1.0, velocity=1.0, step_from_measured=0.1),
+            'wheel': ColumnLimits(velocity=1.0, acceleration=1.0),
+        },
+    )
+    columns = (Column('arm'), Column('wheel', kind='velocity'))
+    rig = Rig(holding(replan_interval=20), columns, limits=limits)
+    rig.measured[0] = 0.95
+    rig.started()
+    rig.submit(np.array([[0.95, 0.5]] * 50))
+    rig.run_until(lambda command: command.setpoints[1] == 0.5)
+    rig.robot_follows = False
+    rig.measured[0] = 1.2
+    rig.executor.stop()
+    rig.tick()
+    rig.executor.reset(1)
+    rig.tick(60)
+    assert rig.command.setpoints[1] == 0.0

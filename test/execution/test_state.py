@@ -48,14 +48,20 @@ def test_when_a_message_is_older_than_the_last_expect_it_ignored_and_counted() -
     assert state.out_of_order == 1
 
 
-def test_when_the_last_stamp_is_distrusted_expect_one_older_message_taken() -> None:
-    state = state_of(Column('a'))
+def test_when_a_stamp_is_distrusted_expect_one_older_message_of_its_columns_taken() -> None:
+    state = state_of(Column('a'), Column('b'))
     state.observe(['a'], [1.0], 120)
-    state.distrust()
+    state.observe(['b'], [1.0], 60)
+    assert (state.newest_stamp_ns, state.newest_columns()) == (120, ['a'])
+    state.distrust_beyond(100)
+    # Neither a message of the other column nor one that is older there is what was waited for.
+    state.observe(['b'], [5.0], 50)
+    state.observe(['b'], [2.0], 61)
     state.observe(['a'], [2.0], 60)
     state.observe(['a'], [3.0], 50)
-    assert (state.positions.tolist(), state.oldest_stamp_ns) == ([2.0], 60)
-    assert state.out_of_order == 1
+    assert state.positions.tolist() == [2.0, 2.0]
+    assert (state.oldest_stamp_ns, state.newest_stamp_ns) == (60, 61)
+    assert state.out_of_order == 2
 
 
 def test_when_lengths_disagree_expect_it_ignored_and_counted() -> None:

@@ -16,7 +16,9 @@ from tensorrt_machine import Machine, linked_copy
 from tiny_policy import CAMERAS, JOINTS, pose_spec, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import BundleError
+from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.engines import cuda_runtime
+from vla_runtime.families.family import image_sizes
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import PrefixCache
 from vla_runtime.performance import bench, device_rates
@@ -109,6 +111,13 @@ def test_a_policy_of_poses_is_given_a_rotation_that_is_one(tmp_path):
     assert run_bench(bundle, replace(QUICK, repeats=1))['steps'] == spec.denoise_steps
     assert not look(tiny_spec(), {}).state.any()
     assert len(look(tiny_spec(), {}).state) == len(JOINTS)
+
+
+def test_images_of_one_aspect_only_are_made_in_that_aspect():
+    area = ImageSpec('crop', 'area', CropSpec(48, 0.95))
+    shapes = bench._image_shapes(replace(tiny_spec(), images=area))
+    assert shapes == [(*size, 3) for size in image_sizes(tiny_spec().dims)]
+    assert bench._image_shapes(tiny_spec()) == [(480, 640, 3)] * len(CAMERAS)
 
 
 def test_one_view_has_no_kind_between_a_miss_and_a_hit():

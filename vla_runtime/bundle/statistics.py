@@ -193,5 +193,10 @@ def _check_group(spec: BundleSpec, group: str, statistics: Mapping[str, np.ndarr
         raise FieldError(f'{group}.std', 'has a negative number; a spread is at least 0')
     for low, high in (('q01', 'q99'), ('min', 'max'), ('low', 'high')):
         below, above = statistics.get(f'{group}.{low}'), statistics.get(f'{group}.{high}')
-        if below is not None and above is not None and (below > above).any():
+        if below is None or above is None:
+            continue
+        if below.shape != above.shape:
+            text = f'has shape {below.shape}, and {group}.{high} has {above.shape}'
+            raise FieldError(f'{group}.{low}', text)
+        if (below > above).any():
             raise FieldError(f'{group}.{low}', f'is above {group}.{high} in some dimension')

@@ -77,8 +77,14 @@ def write_success(
         }
     }
     kept = {k: digest for k, digest in bundle.spec.files.items() if k != VERIFICATION_FILE}
+    before = path.read_text(encoding='utf-8')
     write_text(path, json.dumps(document, indent=1) + '\n')
-    seal(bundle.folder, replace(bundle.spec, files=kept))
+    try:
+        seal(bundle.folder, replace(bundle.spec, files=kept))
+    except BaseException:
+        # policy.yaml still lists the receipt of before.
+        write_text(path, before)
+        raise
 
 
 def success_fault(receipt: JsonMapping, bundle: Bundle) -> str:

@@ -12,12 +12,13 @@ examples:
   vla_runtime export outputs/train/pick/checkpoints/last/pretrained_model --out engines/pick \\
       --tokenizer paligemma/tokenizer.model --dataset datasets/pick --units deg,gripper.pos=percent
 
-  # an openpi policy for ALOHA: joints relative to the state, grippers absolute
+  # an openpi policy for ALOHA, trained with adapt_to_pi=False: joints relative to the state,
+  # grippers absolute
   vla_runtime export checkpoints/pi05_aloha_pytorch --out engines/aloha \\
       --tokenizer paligemma/tokenizer.model --prompt-template pi05_state --rate-hz 50 \\
       --state-names l1,l2,l3,l4,l5,l6,lg,r1,r2,r3,r4,r5,r6,rg \\
       --action-names l1,l2,l3,l4,l5,l6,lg,r1,r2,r3,r4,r5,r6,rg \\
-      --delta l1,l2,l3,l4,l5,l6,r1,r2,r3,r4,r5,r6 --units rad,lg=1,rg=1
+      --delta l1,l2,l3,l4,l5,l6,r1,r2,r3,r4,r5,r6 --units rad,lg=1,rg=1 --adapt-to-pi no
 
   # ONNX files in another precision, from a bundle that is there already
   vla_runtime export engines/pick --out engines/pick_float16 --onnx-precision float16
@@ -121,8 +122,11 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     from vla_runtime.bundle.summary import describe, line
     from vla_runtime.export.conversion import plan_export, write_export
     from vla_runtime.export.errors import ExportError
-    from vla_runtime.export.onnx.bundle import add_onnx
+    from vla_runtime.export.onnx.bundle import add_onnx, check_packages
 
+    with_onnx = arguments.onnx_precision != 'none'
+    if with_onnx:
+        check_packages()
     if arguments.onnx_precision == 'int8' or arguments.calibration is not None:
         raise ExportError(
             f'{arguments.checkpoint}: int8 is calibrated on a recording of the policy: export this '
@@ -141,11 +145,23 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
         return False
 
     def finish(folder: Path, spec: BundleSpec) -> None:
-        if arguments.onnx_precision != 'none':
+        if with_onnx:
             add_onnx(folder, spec, arguments.onnx_precision, _bar, show_receipt)
 
+    further_bytes = 0
+    if with_onnx:
+        from vla_runtime.export.onnx.export import onnx_bytes
+
+        further_bytes = onnx_bytes(plan.spec, arguments.onnx_precision)
     with _bar('weights', plan.weight_bytes) as advance:
-        write_export(plan, target, force=arguments.force, advance=advance, finish=finish)
+        write_export(
+            plan,
+            target,
+            force=arguments.force,
+            further_bytes=further_bytes,
+            advance=advance,
+            finish=finish,
+        )
     return True
 
 
@@ -294,6 +310,13 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         help='where the advantage tag was in training (default: trained without)',
     )
     group.add_argument(
+        '--adapt-to-pi',
+        type=_yes_no,
+        metavar='{yes,no}',
+        help="openpi's adapt_to_pi in training, for policies of ALOHA's 14 joints; yes, openpi's "
+        'default, is refused',
+    )
+    group.add_argument(
         '--embodiment',
         metavar='TAG',
         help='robot that a policy of several was trained for (default: what the folder says)',
@@ -338,6 +361,12 @@ def _options(arguments: argparse.Namespace) -> ExportOptions:
     return ExportOptions(
         **{one.name: getattr(arguments, one.name) for one in fields(ExportOptions)}
     )
+
+
+def _yes_no(text: str) -> bool:
+    if text not in ('yes', 'no'):
+        raise argparse.ArgumentTypeError(f"'{text}' is neither yes nor no")
+    return text == 'yes'
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from contextlib import nullcontext, redirect_stdout
 from types import ModuleType
 
 from vla_runtime import __version__, cli
+from vla_runtime.cli._packages import import_problem
 from vla_runtime.files.whole_files import STANDARD_OUTPUT
 
 _OWN_MODULE = 'main'
@@ -29,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; the process's own by default.
 
     Returns:
-        The exit code: 0, 2 for wrong arguments or an unusable file, 130 for Ctrl-C, 141 where
-            nobody reads the output any more (`| head`).
+        The exit code: 0, 2 for wrong arguments, an unusable file or a package that is missing, 130
+            for Ctrl-C, 141 where nobody reads the output any more (`| head`).
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -45,6 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code
+    except ImportError as error:
+        if (error.name or '').startswith('vla_runtime'):
+            raise
+        how = "pip install 'vla_runtime[torch,onnx,report]', or ./run setup"
+        print(f'error: {import_problem(error, argv[0], how)}', file=sys.stderr)
+        return 2
     except BrokenPipeError:
         # Whoever read the output wants no more of it; the interpreter's own flush must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -227,10 +227,10 @@ def _run(study: Study, bundles: dict[str, Path], arguments: argparse.Namespace) 
         source_sha256=source_digest(),
     )
     record = study_record(study, provenance, results)
-    if study.name == 'int8':
-        _judge(results, bundles[''], arguments.work, provenance)
     written = write_study(arguments.out, record)
     page = _write_page(arguments.out)
+    if study.name == 'int8':
+        _judge(results, bundles[''], arguments.work, provenance)
     for condition in record['conditions']:
         label = ', '.join(f'{key} {value}' for key, value in condition['label'].items())
         for group, summary in condition['groups'].items():

@@ -70,9 +70,6 @@ def main(arguments: argparse.Namespace) -> int:
         verify = _verify_engines if arguments.backend == 'tensorrt' else _verify_onnx
         device = arguments.device or default_device(arguments.backend)
         receipt, document = verify(arguments.bundle, device)
-        if arguments.json:
-            text = json.dumps(document, indent=1) + '\n'
-            write_text(arguments.json, text)
     except VerificationError as error:
         print(f'FAILED: {error}', file=sys.stderr)
         return 1
@@ -82,6 +79,12 @@ def main(arguments: argparse.Namespace) -> int:
     show_receipt(receipt)
     for failure in receipt.failures:
         print(f'FAILED: {failure}', file=sys.stderr)
+    if arguments.json:
+        try:
+            write_text(arguments.json, json.dumps(document, indent=1) + '\n')
+        except OSError as error:
+            print(f'error: {error}', file=sys.stderr)
+            return 2
     return 1 if receipt.failures else 0
 
 

@@ -44,8 +44,8 @@ _MARGIN = 0.9
 # Bundles with larger weights are not loaded once per candidate: the order decides.
 MOST_MEASURED_BYTES = 400_000_000
 # What loading a candidate, or running it once, may end with: refused, out of memory (PyTorch's is a
-# RuntimeError), a driver or a file that is missing.
-CANNOT_RUN = (ValueError, RuntimeError, MemoryError, OSError)
+# RuntimeError), a driver or a file that is missing, a package that is installed and broken.
+CANNOT_RUN = (ValueError, RuntimeError, MemoryError, OSError, ImportError)
 _PACKAGES = ('torch', 'onnxruntime', 'onnxruntime-gpu', 'tensorrt')
 _LARGEST_MEMORY = 200
 

@@ -57,7 +57,7 @@ class Commander:
         self._reach = np.where(
             self._guarded, np.minimum(limits.step_from_measured, tracking_error), np.inf
         )
-        # A grip stays at its reach, give or take the last bit of a number.
+        # A grip stays at its reach, where rounding must not put it beyond.
         self._reach[self._grips] *= 1.0 + 1e-9
         self._near = np.where(self._grips, self._reach, _NEAR_SHARE * self._reach)
         self._far = np.zeros(columns.count, dtype=bool)
@@ -86,6 +86,10 @@ class Commander:
     def unknown(self) -> np.ndarray:
         """(columns,) bool: positions without a measurement that were never commanded."""
         return self._unguarded & (not self.has_commanded)
+
+    def measured_or_commanded(self, positions: np.ndarray) -> np.ndarray:
+        """Return the measured positions (columns,), and the last command where there are none."""
+        return np.where(self._guarded, positions, self.command.setpoints)
 
     @property
     def moving(self) -> bool:
@@ -172,6 +176,8 @@ class Commander:
             np.copyto(self.target, positions, where=self._gives_way)
             # The limiter keeps these within reach.
             np.copyto(self.target, command.setpoints, where=self._grips)
+            if self._columns.any_velocity:
+                self.target[self._columns.is_velocity] = 0.0
             np.copyto(self._before, command.setpoints)
             command.velocities[:] = 0.0
             self._limiter.apply(command.setpoints, self.target, command.velocities, positions, dt_s)

@@ -168,7 +168,7 @@ class ChunkExecutor:
 
     @property
     def at_rest(self) -> bool:
-        """True when the last command was a hold, or there was none."""
+        """True when the last command did not move, and no stop is under way."""
         return not self._commander.moving and not self._motion.braking
 
     def reset(self, episode: int) -> None:

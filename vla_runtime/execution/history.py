@@ -39,8 +39,8 @@ class StepHistory:
     def record(self, stamp_ns: int, consumed_ns: int, elapsed_ns: int) -> None:
         """Remember one tick.
 
-        A clock that is set back by a little passes some times twice. What is stamped with one of
-        them was, from now on, seen the second time: the first is forgotten.
+        A clock that is set back by a little passes some times twice. Their first passage is
+        forgotten: a stamp means the second one from now on.
         """
         while self._end > self._first and self._stamps[(self._end - 1) % self._capacity] > stamp_ns:
             self._end -= 1

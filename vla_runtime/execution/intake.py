@@ -64,6 +64,7 @@ class Standstill:
     Attributes:
         setpoints: (columns,) last commanded values; the executor's own array. Columns of
             `unknown` are overwritten with the first row of the chunk that sets out.
+        measured: (columns,) where the robot is; the last command where nothing is measured.
         unknown: (columns,) bool, positions that were neither measured nor commanded yet.
         lowest, highest: (columns,) bounds of what can be commanded now; a row beyond is executed as
             the bound.
@@ -72,6 +73,7 @@ class Standstill:
     """
 
     setpoints: np.ndarray
+    measured: np.ndarray
     unknown: np.ndarray
     lowest: np.ndarray
     highest: np.ndarray
@@ -206,14 +208,22 @@ def place(
 def require_near(
     row: np.ndarray, standstill: Standstill, tolerance: np.ndarray, columns: CommandColumns
 ) -> None:
-    """Raise `StartTooFar` for a first row that is too far from where the robot stands."""
+    """Raise `StartTooFar` for a first row that is too far from where the robot stands.
+
+    An arm sags below its command by more than the tolerance, say: a row near either is near.
+    """
     reached = np.clip(row, standstill.lowest, standstill.highest)
-    distance = np.abs(reached - standstill.setpoints) / tolerance
+    from_command, from_robot = (
+        np.abs(reached - place) for place in (standstill.setpoints, standstill.measured)
+    )
+    # A position that is not a number is near to nothing.
+    distance = np.fmin(from_command, from_robot) / tolerance
     distance[columns.is_velocity | standstill.unknown] = 0.0
     worst = int(np.argmax(distance))
     if distance[worst] > 1.0:
         raise StartTooFar(
             f"'{columns.names[worst]}' would start at {row[worst]:.4g}, the robot is at "
+            f'{standstill.measured[worst]:.4g} and commanded to '
             f'{standstill.setpoints[worst]:.4g}; at most {tolerance[worst]:g} '
             'apart allowed (start tolerance)',
             row,

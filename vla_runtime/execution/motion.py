@@ -163,7 +163,7 @@ class Motion:
             self._replanner.elapsed_ns += round(dt_s * 1e9)
             if self._brake(positions, dt_s):
                 return commander.command
-        # What the stop began with is what it ends with, whatever else was found meanwhile.
+        # A stop keeps the reason that it began with, whatever else was found meanwhile.
         commander.rest(self._cause, positions, dt_s, now_s)
         if not commander.moving:
             self.drop_plan()
@@ -225,9 +225,11 @@ class Motion:
         """Return the position of the robot, for a chunk that would set out from there."""
         commander, since_s = self._commander, self._commander.held_since_s
         held_s = now_s - since_s if since_s is not None else 0.0
-        lowest, highest = commander.press_bounds(self._guard.state.positions)
+        positions = self._guard.state.positions
+        lowest, highest = commander.press_bounds(positions)
         return Standstill(
             setpoints=commander.command.setpoints,
+            measured=commander.measured_or_commanded(positions),
             unknown=commander.unknown,
             lowest=lowest,
             highest=highest,

@@ -31,7 +31,7 @@ class MotionLimiter:
     All three hold by the times at which commands are given, however uneven the ticks are. The
     velocity of a tick is its step over the time since the last command. It may change by the
     acceleration times the shorter of two spans: this tick, or the mean of this tick and the last
-    one. So a second difference of the commands stays within the limit whichever span divides it.
+    one. So a second difference of the commands stays within the limit, divided by either span.
 
     A target that is within the limits comes out unchanged, bit by bit. When the command has fallen
     behind its target, it closes the distance within the acceleration and does not overshoot
@@ -265,7 +265,7 @@ class MotionLimiter:
         """Find the largest speed v from which the robot can stop within each distance d.
 
         v solves `v·dt + v²/a = d`: after this tick the way left is `v²/a`, enough to brake with
-        half the acceleration. Half is what uneven ticks leave of it at worst, a long one after each
+        half the acceleration. Uneven ticks leave half of it at worst, with a long tick after each
         short one (`_span`); and whatever the next tick is, its braking leaves `v²/a` again.
         Without a limit of acceleration the distance may be covered in one tick.
         """

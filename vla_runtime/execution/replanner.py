@@ -36,7 +36,8 @@ from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.requests import DelayEstimator, FrameAge, Requests
 from vla_runtime.execution.timeline import Segment, Timeline
 
-_HISTORY_TICKS = 8192
+# The oldest observation that may be allowed (60 s), at 1000 ticks a second.
+_HISTORY_TICKS = 65_536
 _SEAMS_KEPT = 256
 _LIVE_CHUNKS = 256
 
@@ -170,7 +171,9 @@ class Replanner:
         step_ns = step_nanoseconds(checked.step_time_s, timeline.step_ns)
         if not timeline.step_ns:
             timeline.restart(step_ns, standstill.setpoints)
+        late = standstill.starved
         if timeline.in_force is not None and timeline.at_end:
+            late = late or timeline.joins_at() > timeline.in_force.boundary
             self.finish_plan(standstill.setpoints)
         delay = self._observe_delay(stamped, past)
         first_step = past[0] // step_ns
@@ -186,9 +189,10 @@ class Replanner:
         if timeline.in_force is None:
             self._set_out(live, standstill)
         self._counters.superseded += timeline.pending is not None
+        self._counters.policy_restarts += self.order.restarted(stamped)
         self.order.take(stamped)
         self._live = deque(lives, maxlen=_LIVE_CHUNKS)
-        return self._accept(delay, clamped, standstill.starved, rows)
+        return self._accept(delay, clamped, late, rows)
 
     def _past_of(self, stamped: Stamped) -> tuple[int, int]:
         past = self.history.at(stamped.observation_ns)
@@ -207,7 +211,6 @@ class Replanner:
         stalled_ns = (self.elapsed_ns - past[1]) - (timeline.consumed_ns - past[0])
         delay = consumed + max(0, -(-stalled_ns // timeline.step_ns))
         if self.order.restarted(stamped):
-            self._counters.policy_restarts += 1
             self.delays.clear()
         self.delays.observe(delay, self.staged.delay)
         return delay
@@ -386,6 +389,7 @@ class Replanner:
         stay live for ever, and a robot at rest has nothing to average with.
         """
         self._live.clear()
+        self.parameters = self.staged
         self._counters.dropped += self.timeline.pending is not None
         self.timeline.hold_at(self._at_rest(setpoints))
 

@@ -49,7 +49,9 @@ class MeasuredState:
         self.positions = np.zeros(columns.count)
         self._stamps = np.full(columns.count, _NEVER, dtype=np.int64)
         self._oldest = _NEVER if self._index else None
-        self._distrusted = False
+        self._newest = _NEVER
+        # Columns whose stamp an older message may replace.
+        self._distrusted = np.zeros(columns.count, dtype=bool)
         self.malformed = 0
         self.out_of_order = 0
 
@@ -64,6 +66,11 @@ class MeasuredState:
         return self._oldest if self._oldest is not None else 0
 
     @property
+    def newest_stamp_ns(self) -> int:
+        """Stamp of the column that was heard of last; only when `complete`."""
+        return self._newest
+
+    @property
     def complete(self) -> bool:
         """True when a position has been received for every column with feedback."""
         return self._oldest is None or self._oldest != _NEVER
@@ -75,9 +82,14 @@ class MeasuredState:
 
     def oldest_columns(self) -> list[str]:
         """The columns that carry the oldest stamp."""
-        return [
-            name for name, column in self._index.items() if self._stamps[column] == self._oldest
-        ]
+        return self._stamped(self.oldest_stamp_ns)
+
+    def newest_columns(self) -> list[str]:
+        """The columns that carry the newest stamp."""
+        return self._stamped(self.newest_stamp_ns)
+
+    def _stamped(self, stamp_ns: int) -> list[str]:
+        return [name for name, column in self._index.items() if self._stamps[column] == stamp_ns]
 
     @property
     def refused(self) -> list[str]:
@@ -88,20 +100,21 @@ class MeasuredState:
         """Forget all: stamps of the past say nothing any more."""
         self._stamps[:] = _NEVER
         self._oldest = _NEVER if self._index else None
-        self._distrusted = False
+        self._newest = _NEVER
+        self._distrusted[:] = False
 
-    def distrust(self) -> None:
-        """Take the next message even if its stamp is older than the last one's.
+    def distrust_beyond(self, stamp_ns: int) -> None:
+        """Take the next message of columns with a later stamp than this, even if it is older.
 
-        For a stamp of the future, such as one of before the clock was set back that came late: to
+        For stamps of the future, such as one of before the clock was set back that came late: to
         drop all messages until time has caught up with it could take for ever.
         """
-        self._distrusted = True
+        self._distrusted |= self._stamps > stamp_ns
 
     def observe(self, names: Sequence[str], positions: Sequence[float], stamp_ns: int) -> None:
         """Take one message. Names that are not commanded are ignored; bad messages are counted.
 
-        A message older than the last one is dropped, unless the last one is distrusted. One that
+        A message older than the last one is dropped, unless that one is distrusted. One that
         names a commanded joint twice is refused whole: which of the numbers is right is unknown.
 
         Args:
@@ -127,14 +140,15 @@ class MeasuredState:
             return
         if self._refused:
             self._forgive(target)
-        if stamp_ns < self._stamps[target].max() and not self._distrusted:
+        if stamp_ns < np.where(self._distrusted[target], _NEVER, self._stamps[target]).max():
             self.out_of_order += 1
             return
         values = np.asarray(positions, dtype=np.float64)[source]
         self.positions[target] = np.where(np.abs(values) <= FURTHEST, values, np.nan)
         self._stamps[target] = stamp_ns
-        self._distrusted = False
-        self._oldest = int(self._stamps[self._columns.has_feedback].min())
+        self._distrusted[target] = False
+        measured = self._stamps[self._columns.has_feedback]
+        self._oldest, self._newest = int(measured.min()), int(measured.max())
 
     def _map(self, names: tuple[str, ...]) -> _Mapping:
         pairs = [(at, self._index[name]) for at, name in enumerate(names) if name in self._index]

@@ -25,7 +25,7 @@ class StopActions:
         stopped: `~/stop`, a change of `dry_run`, deactivation and shutdown.
         tracking_error: a joint is further from its command than `max_tracking_error`. What is in
             its way shall not be pushed any further.
-        others: named like the reasons in `~/report`.
+        others: named like the reasons in `/diagnostics`.
     """
 
     stopped: OnStop = 'brake'

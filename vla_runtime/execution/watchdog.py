@@ -212,12 +212,13 @@ class StateWatch:
             return None
         if not state.complete:
             return Reason.STATE_MISSING
-        age_ns = now_ros_ns - state.oldest_stamp_ns
-        if age_ns > self._max_age_ns:
-            return Reason.STATE_STALE
-        if age_ns < -self._future_ns:
-            state.distrust()
+        # Every source counts: one that is ahead would otherwise hide behind one that is not.
+        latest_ns = now_ros_ns + self._future_ns
+        if state.newest_stamp_ns > latest_ns:
+            state.distrust_beyond(latest_ns)
             return Reason.STATE_FROM_FUTURE
+        if now_ros_ns - state.oldest_stamp_ns > self._max_age_ns:
+            return Reason.STATE_STALE
         # A sum is finite exactly when all its parts are (positions are nowhere near overflow).
         if not math.isfinite(np.dot(state.positions, self._ones)):
             return Reason.STATE_NOT_FINITE
@@ -235,18 +236,20 @@ class StateWatch:
             wrong = np.flatnonzero(~np.isfinite(state.positions))
             names = [self._columns.names[column] for column in wrong]
             return f'the measured position of {names} is not a number that a joint can have'
+        if reason is Reason.STATE_FROM_FUTURE:
+            ahead_s = (state.newest_stamp_ns - now_ros_ns) * 1e-9
+            return (
+                f'the measured position of {state.newest_columns()} is stamped {ahead_s:.3f} s in '
+                "the future; are the computers' clocks synchronised, is use_sim_time the same "
+                'everywhere?'
+            )
         if state.oldest_stamp_ns == 0:
             return f'the measured position of {state.oldest_columns()}: {UNSTAMPED}{refused}'
         age_s = (now_ros_ns - state.oldest_stamp_ns) * 1e-9
-        if reason is Reason.STATE_STALE:
-            limit_s = self._parameters.max_state_age_s
-            return (
-                f'the measured position of {state.oldest_columns()} is {age_s:.3f} s old, at '
-                f'most {limit_s:g} s allowed (max_state_age_s){refused}'
-            )
+        limit_s = self._parameters.max_state_age_s
         return (
-            f'the measured position of {state.oldest_columns()} is stamped {-age_s:.3f} s in the '
-            "future; are the computers' clocks synchronised, is use_sim_time the same everywhere?"
+            f'the measured position of {state.oldest_columns()} is {age_s:.3f} s old, at most '
+            f'{limit_s:g} s allowed (max_state_age_s){refused}'
         )
 
     def too_far(self, commanded: np.ndarray, measured: np.ndarray) -> bool:

@@ -157,7 +157,7 @@ def _units(
     words = get_args(Unit)
     units: dict[str, Unit] = {}
     unknown = False
-    # General before single, and both before the one meant for this group only.
+    # A unit for all, then NAME=UNIT, then GROUP:NAME=UNIT: a later one replaces an earlier one.
     for text in sorted(given, key=lambda item: ('=' in item, ':' in item)):
         target, equals, unit = text.rpartition('=')
         prefix, colon, name = target.rpartition(':')

@@ -128,6 +128,7 @@ def write_export(
     target: Path,
     *,
     force: bool = False,
+    further_bytes: int = 0,
     advance: Callable[[int], object] = lambda count: None,
     finish: Callable[[Path, BundleSpec], object] = lambda folder, spec: None,
 ) -> Bundle:
@@ -137,6 +138,7 @@ def write_export(
         plan: from `plan_export`.
         target: the bundle's folder.
         force: replace a bundle that lies there.
+        further_bytes: that `finish` will write.
         advance: called with the number of bytes of each copied block of weights.
         finish: adds further files to the folder before it is sealed, such as `onnx/`.
 
@@ -147,10 +149,12 @@ def write_export(
     """
     with new_bundle(target, force=force) as folder:
         free = shutil.disk_usage(folder).free
-        if free < plan.weight_bytes:
+        needed = plan.weight_bytes + further_bytes
+        if free < needed:
+            of_onnx = f' ({further_bytes / 1e9:.1f} GB of them in ONNX files)'
             raise ExportError(
-                f'{target}: {plan.weight_bytes / 1e9:.1f} GB of weights do not fit on this disk, '
-                f'which has {free / 1e9:.1f} GB left'
+                f'{target}: {needed / 1e9:.1f} GB of weights{of_onnx if further_bytes else ""} do '
+                f'not fit on this disk, which has {free / 1e9:.1f} GB left'
             )
         copy_tensors(plan.tensors, folder / WEIGHTS_FILE, advance=advance)
         write_statistics(folder, plan.statistics)
@@ -167,15 +171,17 @@ def _check_facts(
     """Note where the folder's statements contradict its tensors or the options."""
     if facts.family != family:
         missing.conflict(f'config.json says type {facts.family} but the tensors show {family}')
-    if facts.kind == 'LeRobot':
+    if facts.kind != 'openpi':
         for option, value in (
             ('--asset-id', options.asset_id),
             ('--statistics', options.statistics),
         ):
             if value is not None:
                 missing.conflict(
-                    f'{option} says {value} but a LeRobot folder has its own statistics'
+                    f'{option} says {value} but a {facts.kind} folder has its own statistics'
                 )
+        if options.adapt_to_pi is not None:
+            missing.conflict(f"--adapt-to-pi is openpi's, and this folder is of {facts.kind}")
     if options.image_size is not None and facts.images.resample != 'area':
         height, width = options.image_size
         missing.conflict(

@@ -20,6 +20,7 @@ class ExportOptions:
         tokenizer: `*.json` or `*.model`.
         statistics: openpi's norm_stats.json.
         asset_id: which statistics of an openpi folder.
+        adapt_to_pi: openpi's setting of that name for ALOHA's joints, where its folder needs it.
         dataset: a LeRobot data set, whose meta/info.json names dimensions and rate.
         state_names: in the order the policy was trained with.
         action_names: likewise.
@@ -44,6 +45,7 @@ class ExportOptions:
     tokenizer: Path | None = None
     statistics: Path | None = None
     asset_id: str | None = None
+    adapt_to_pi: bool | None = None
     dataset: Path | None = None
     state_names: tuple[str, ...] | None = None
     action_names: tuple[str, ...] | None = None

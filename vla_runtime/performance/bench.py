@@ -293,7 +293,8 @@ def measure_kinds(
 
 def _image_shapes(spec: BundleSpec) -> list[tuple[int, int, int]]:
     """Return the shape of each camera's image: the usual one where the policy resizes them."""
-    if spec.images.padding == 'none':
+    # `area` takes images of one aspect only.
+    if spec.images.padding == 'none' or spec.images.resample == 'area':
         return [(height, width, 3) for height, width in image_sizes(spec.dims)]
     return [_IMAGE_SHAPE] * len(spec.cameras)
 

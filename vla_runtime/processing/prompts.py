@@ -110,7 +110,7 @@ def prompt_parts(
     if layout.has_state:
         after = after.replace(STATE, _state_words(normalised_state))
     after = after.replace(TAG, tag_line)
-    # A newline that the task ends with is the layout's.
+    # A task that ends with a newline has the layout's: there is one, not two.
     return before, text, after[1:] if text.endswith('\n') and after.startswith('\n') else after
 
 

@@ -20,8 +20,8 @@ _TABLES: Mapping[str, ParameterTable] = {
     'vla_executor': EXECUTOR_PARAMETERS,
     'vla_recorder': RECORDER_PARAMETERS,
 }
-# Of the simulated robot's node only the names are
-# written here: nothing that runs on a robot imports it. A test holds them to its own table.
+# The simulated robot's names are written out, because nothing that runs on a robot imports its
+# node. A test compares them with the node's own table.
 NODE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     **{node: tuple(row.name for row in table) for node, table in _TABLES.items()},
     'tabletop': ('robot', 'camera_rate_hz', 'instruction_topic', 'seed', 'variant'),

@@ -133,7 +133,7 @@ class _Run:
             if lost := watch.lost(time.monotonic()):
                 self._leave(lost)
         with _bounded(name):
-            thread.join(_CALLBACK_S)
+            thread.join(getattr(self._node, 'callback_s', _CALLBACK_S))
             code = 0 if _take_down(self._node) else 1
             if self._failed.is_set():
                 code = COULD_NOT_START if self._before is None else 1

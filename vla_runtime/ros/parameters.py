@@ -37,10 +37,9 @@ _ROS_TYPES = {
     float: Parameter.Type.DOUBLE,
     str: Parameter.Type.STRING,
 }
-# Some rclpy declare them, and some ask for them without.
 # Longer than any path or instruction.
 _LONGEST_TEXT = 4096
-# Parameters that rclpy itself gives to every node.
+# Parameters of every node. Some releases of rclpy declare them, others only read them.
 EVERY_NODE = ('use_sim_time', 'start_type_description_service')
 
 

@@ -119,3 +119,30 @@ def test_a_config_of_another_form_is_named(folder):
     (folder / 'config.json').write_text('{"action_horizon": "ten"}')
     with pytest.raises(REFUSED, match=r"field action_horizon: 'ten' \(str\) where int"):
         read_openpi_folder(folder, 'pi05')
+
+
+class TestAlohasJoints:
+    """openpi trains ALOHA in its own joint convention unless told otherwise; no file says so."""
+
+    @pytest.fixture(params=[14, 32], ids=['as long as the robot', 'padded'])
+    def aloha(self, tmp_path, request):
+        numbers = openpi_statistics(14)
+        for group in numbers.values():
+            for values in group.values():
+                values += [0.0] * (request.param - 14)
+        return write_openpi_folder(tmp_path / 'aloha', tiny_tensors(), numbers)
+
+    def test_the_convention_is_asked_for(self, aloha):
+        (question,) = read_openpi_folder(aloha, 'pi05').questions
+        assert question.option == '--adapt-to-pi'
+        assert read_openpi_folder(aloha, 'pi05', adapt_to_pi=False).questions == ()
+
+    def test_pis_own_convention_is_refused_with_its_joints(self, aloha):
+        with pytest.raises(ExportError, match=r'joints 2, 3, 9 and 10 .*adapt_to_pi=False'):
+            read_openpi_folder(aloha, 'pi05', adapt_to_pi=True)
+
+    def test_other_robots_are_not_asked(self, tmp_path):
+        for length in (13, 15):
+            numbers = openpi_statistics(length)
+            folder = write_openpi_folder(tmp_path / f'{length}', tiny_tensors(), numbers)
+            assert read_openpi_folder(folder, 'pi05').questions == ()

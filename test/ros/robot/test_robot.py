@@ -439,10 +439,14 @@ def test_degrees_are_not_compared_with_a_urdf(tmp_path: Path) -> None:
         load_robot(write(tmp_path, document))
 
 
-def test_a_robot_is_found_by_name_or_path(tmp_path: Path) -> None:
+def test_a_robot_is_found_by_name_or_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = write(tmp_path, arm())
     assert find_robot('so101', ROBOTS) == ROBOTS / 'so101.yaml'
     assert find_robot(own, ROBOTS) == own
+    monkeypatch.setenv('HOME', str(own.parent))
+    assert find_robot(f'~/{own.name}', ROBOTS) == own
+    with pytest.raises(ValueError, match='is neither a file'):
+        find_robot('~nobody_of_that_name/arm.yaml', ROBOTS)
     with pytest.raises(ValueError, match="did you mean 'so101'"):
         find_robot('so100', ROBOTS)
     with pytest.raises(ValueError, match='aloha, droid, so101, tabletop'):

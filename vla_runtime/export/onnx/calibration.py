@@ -27,7 +27,7 @@ from vla_runtime.types import Observation
 
 # Fewer observations say too little about the ranges; more only take longer.
 LEAST_OBSERVATIONS, MOST_OBSERVATIONS = 20, 32
-# Every so manieth observation is kept from the quantiser, for the receipt.
+# One observation of so many is kept from the quantiser, for the receipt.
 _HELD_EVERY = 8
 _HELD = 6
 _BETA = 2.0

@@ -29,6 +29,9 @@ def _policy(family: str, template: str, *, has_state_token: bool) -> LeRobotPoli
             'use_proprioceptive_memory': False,
             'min_period': 0.004,
             'max_period': 4.0,
+            # Of LeRobot's earlier releases.
+            'adapt_to_pi_aloha': False,
+            'use_delta_joint_actions_aloha': False,
         },
         image_size_key='image_resolution',
         denoise_steps_key='num_inference_steps',
@@ -65,7 +68,11 @@ class PiReader(CheckpointReader):
 
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
         return read_openpi_folder(
-            folder, family, asset_id=options.asset_id, statistics_file=options.statistics
+            folder,
+            family,
+            asset_id=options.asset_id,
+            statistics_file=options.statistics,
+            adapt_to_pi=options.adapt_to_pi,
         )
 
     def sizes(self, source: Source) -> MakeDims | None:

@@ -23,6 +23,8 @@ STATISTICS_JSON = 'norm_stats.json'
 CAMERAS = ('base_0_rgb', 'left_wrist_0_rgb', 'right_wrist_0_rgb')
 # `max_token_len` where a training configuration does not set another.
 _PROMPT_LENGTH: Mapping[str, int] = {'pi05': 200, 'pi0': 48}
+# ALOHA's two arms of six joints and a gripper.
+_ALOHA_COLUMNS = 14
 _NORMALISER: Mapping[str, NormaliserKind] = {
     'pi05': 'quantiles_openpi',
     'pi0': 'mean_std_openpi',
@@ -35,6 +37,7 @@ def read_openpi_folder(
     *,
     asset_id: str | None = None,
     statistics_file: Path | None = None,
+    adapt_to_pi: bool | None = None,
 ) -> FolderFacts:
     """Read all facts in an openpi folder.
 
@@ -43,13 +46,28 @@ def read_openpi_folder(
         family: found from the tensors; the folder does not state it.
         asset_id: id of the statistics to use, where the folder has several.
         statistics_file: a norm_stats.json to use where the folder has none.
+        adapt_to_pi: whether ALOHA's joints were trained on in pi's own convention.
 
     Raises:
-        ExportError: missing, ambiguous or damaged statistics or configuration.
+        ExportError: missing, ambiguous or damaged statistics or configuration, or joints in pi's
+            own convention.
     """
     path = folder / CONFIG_FILE
     config = read_json(path) if os.path.lexists(path) else JsonMapping(path, {})
+    if adapt_to_pi:
+        raise ExportError(
+            f'{folder}: adapt_to_pi is not supported. Such a policy turns joints 2, 3, 9 and 10 of '
+            "ALOHA's 14 the other way round and has angles of its own for the grippers, in state "
+            'and actions; train with LeRobotAlohaDataConfig(adapt_to_pi=False)'
+        )
     statistics_path, questions = _find_statistics(folder, asset_id, statistics_file)
+    statistics = _statistics(statistics_path) if statistics_path else None
+    if adapt_to_pi is None and statistics and _used_columns(statistics) == _ALOHA_COLUMNS:
+        wanted = (
+            'no, if the policy was trained with adapt_to_pi=False; openpi turns it on for ALOHA '
+            '(LeRobotAlohaDataConfig) unless told otherwise, and then joints turn the other way'
+        )
+        questions = (*questions, Question('--adapt-to-pi', wanted))
     return FolderFacts(
         kind='openpi',
         family=family,
@@ -57,7 +75,7 @@ def read_openpi_folder(
         cameras_stated=False,
         images=ImageSpec(padding='centre', resample='antialias'),
         normalisation=NormalisationSpec(_NORMALISER[family], _NORMALISER[family]),
-        statistics=_statistics(statistics_path) if statistics_path else None,
+        statistics=statistics,
         cleaning='openpi',
         template='pi0' if family == 'pi0' else None,
         usual_prompt_length=_PROMPT_LENGTH[family],
@@ -119,6 +137,13 @@ def _statistics(path: Path) -> dict[str, np.ndarray]:
                 raise numbers.error(name, 'is not a list of numbers')
             statistics[f'{group}.{name}'] = array
     return statistics
+
+
+def _used_columns(statistics: Mapping[str, np.ndarray]) -> int:
+    """Number of action columns before the padding, whose statistics are all zero."""
+    of_actions = [values for key, values in statistics.items() if key.startswith('actions.')]
+    used = [np.flatnonzero(values) for values in of_actions]
+    return max((int(columns[-1]) + 1 for columns in used if columns.size), default=0)
 
 
 def _source(folder: Path, family: str, statistics_path: Path | None) -> dict[str, str]:

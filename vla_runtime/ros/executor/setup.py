@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,13 +70,14 @@ def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch]
         if not given[name]:
             raise ParameterError(f"parameter '{name}' is not set: -p {name}:=PATH")
     robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
+    bundle = os.path.expanduser(given['bundle'])
     try:
         # Only policy.yaml is used here; the policy node checks the weights.
-        spec = read_bundle(given['bundle'], verify=False).spec
+        spec = read_bundle(bundle, verify=False).spec
     except BundleError as error:
         raise ParameterError(f'parameter bundle: {error}') from error
     check_rate(given['control_rate_hz'], spec)
-    return robot, spec, match_robot(robot, spec, given['bundle'])
+    return robot, spec, match_robot(robot, spec, bundle)
 
 
 def make_core(

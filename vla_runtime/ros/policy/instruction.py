@@ -50,7 +50,7 @@ class Instruction:
         self._current = node.create_publisher(String, '~/current_instruction', LATCHED)
         self._file, self._name = instruction_file(), node.get_fully_qualified_name()
         kept = self._from_before()
-        # None where the file may hold anything.
+        # As written to the file; None after a write that failed.
         self._kept: KeptInstruction | None = kept
         self._not_kept: KeptInstruction | None = None
         # Where this node was respawned, or its process started again, a latched message is

@@ -188,7 +188,7 @@ class Responder:
 
     @property
     def has_room(self) -> bool:
-        """True when a request would be answered from what is seen now, without waiting."""
+        """True when the policy can take another request at once."""
         return self._policy.has_room
 
     def drain(self) -> None:

@@ -27,7 +27,8 @@ from vla_runtime.ros.policy.camera_buffer import CameraBuffer, CameraCounters, F
 from vla_runtime.ros.policy.joint_buffer import JointBuffer, JointSource, JointTopic
 from vla_runtime.ros.robot.match import EarlierFrame
 
-# Two threads read the clock and then wait for the lock: less than this is no jump.
+# Two threads read the clock and then wait for the lock, so that times may come in the wrong order:
+# a step back of less than this is no jump.
 _JUMP_NS = 100_000_000
 
 

@@ -45,6 +45,9 @@ _MIB = 1 << 20
 class RecorderNode(Node):
     """The recorder's node; see the module's invariants."""
 
+    # A disk may take seconds to write, and the bag is closed after that.
+    callback_s = 12.0
+
     def __init__(self) -> None:
         super().__init__('vla_recorder')
         declare(self, RECORDER_PARAMETERS)
@@ -57,7 +60,8 @@ class RecorderNode(Node):
         self._status = StatusBoard(self, self._gather, MutuallyExclusiveCallbackGroup())
         self._status.hardware = robot.name
         limits = RecordingLimits(given['keep_minutes'] * 60.0, given['max_mb'] * _MIB)
-        self._recording = Recording(_free(_folder(given['folder'])), limits, self._on_failure)
+        folder = _free(_folder(given['folder'], self.get_namespace()))
+        self._recording = Recording(folder, limits, self._on_failure)
         self._topics = TopicRecorder(
             self,
             robot,
@@ -114,10 +118,12 @@ class RecorderNode(Node):
         self._status.set(StatusItem('messages', Level.WARN, text))
 
 
-def _folder(named: str) -> Path:
+def _folder(named: str, namespace: str) -> Path:
     if named:
         return Path(named).expanduser().absolute()
-    return Path('recordings').absolute() / datetime.now().strftime('%Y-%m-%d_%H%M%S')
+    # Recorders of several robots may start within one second.
+    words = [datetime.now().strftime('%Y-%m-%d_%H%M%S'), *namespace.split('/')]
+    return Path('recordings').absolute() / '_'.join(filter(None, words))
 
 
 def _free(folder: Path) -> Path:

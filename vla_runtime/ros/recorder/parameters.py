@@ -13,8 +13,8 @@ RECORDER_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'folder',
         '',
-        'folder of the recording, which must not exist yet; empty: recordings/DATE_TIME where the '
-        'node was started',
+        'folder of the recording, which must not exist yet; empty: recordings/DATE_TIME, or '
+        'recordings/DATE_TIME_NAMESPACE, where the node was started',
         read_only=True,
     ),
     ParameterSpec(

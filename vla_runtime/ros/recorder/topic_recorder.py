@@ -172,7 +172,9 @@ class TopicRecorder:
                 self._recording.write(name, now_ns, serialised)
             elif self._images == 'used':
                 self._hold(name, serialised, now_ns)
-            if reduces and now_ns >= self._reduced_due_ns.get(name, 0):
+            left_ns = self._reduced_due_ns.get(name, 0) - now_ns
+            # More than a period is left after the clock was set back.
+            if reduces and not 0 < left_ns <= _IMAGE_PERIOD_NS:
                 self._reduced_due_ns[name] = now_ns + _IMAGE_PERIOD_NS
                 self._reduce(camera, reduced, deserialize_message(serialised, message_type), now_ns)
 

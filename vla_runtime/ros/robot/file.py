@@ -102,7 +102,8 @@ def find_robot(name_or_path: str | Path, folder: Path) -> Path:
     Raises:
         ValueError: there is no such file, which says which there are; or it is no regular one.
     """
-    path = Path(name_or_path)
+    # A shell does not expand what follows `robot:=`.
+    path = Path(os.path.expanduser(name_or_path))
     if path.is_file():
         return path
     shipped = sorted(file.stem for file in folder.glob('*.yaml'))

@@ -7,7 +7,7 @@ from vla_runtime.execution.command import ChunkRefusal
 MEANINGS: dict[ChunkRefusal, str] = {
     ChunkRefusal.NOT_RUNNING: 'it came while the executor was not started; usual after a stop, '
     'when the answer to the last request is still on its way',
-    ChunkRefusal.HOLDING: 'the executor holds the robot and waits for a person',
+    ChunkRefusal.HOLDING: 'the robot was held by a fault that passes by itself, or coming to rest',
     ChunkRefusal.APPROACHING: 'the robot was still on its way to where a plan may begin',
     ChunkRefusal.OTHER_EPISODE: 'it answers a request of an episode that has ended',
     ChunkRefusal.DUPLICATE: 'the same chunk came before',
