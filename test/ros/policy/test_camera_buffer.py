@@ -60,6 +60,14 @@ def test_frame_from_the_future_does_not_block_those_that_follow():
     assert buffer.add(a_frame(10 * S + MS), 10 * S + MS, MAX_AGE)
 
 
+def test_frames_ahead_of_the_clock_are_kept_and_said():
+    buffer = a_buffer()
+    assert buffer.add(a_frame(10 * S + 40 * MS), 10 * S, MAX_AGE)
+    assert buffer.fault is None
+    assert buffer.add(a_frame(10 * S + 200 * MS), 10 * S, MAX_AGE)
+    assert '0.200 s in the future, and the executor refuses chunks' in buffer.fault
+
+
 def test_frame_that_arrives_too_old_is_late():
     buffer = a_buffer()
     assert not buffer.add(a_frame(9 * S), 10 * S, MAX_AGE)

@@ -17,6 +17,8 @@ _DEPTH = 30
 _PERIODS = 31
 _ENOUGH_PERIODS = 5
 _OUTAGE_NS = 1_000_000_000
+# A chunk from a frame further ahead of the clock is refused (`WatchdogParameters`).
+_AHEAD_NS = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,11 @@ class CameraBuffer:
             self.fault = f'frames arrive {age_ns * 1e-9:.3f} s after their stamp'
             return False
         self.fault = None
+        if age_ns < -_AHEAD_NS:
+            self.fault = (
+                f'stamp is {-age_ns * 1e-9:.3f} s in the future, and the executor refuses chunks '
+                "from such frames: synchronise the driver's clock, or check use_sim_time"
+            )
         if self.first_ns is None:
             self.first_ns = frame.stamp_ns
         if len(self.frames) == _DEPTH:
