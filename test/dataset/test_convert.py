@@ -22,6 +22,7 @@ from rosbags.rosbag2 import StoragePlugin
 from vla_runtime.dataset import bag_frames
 from vla_runtime.dataset.convert import DatasetOptions, Result, convert
 from vla_runtime.dataset.errors import DatasetError
+from vla_runtime.dataset.writer import dataset_folder
 from vla_runtime.recording.topics import MissingTopicError
 from vla_runtime.ros.robot.file import load_robot
 
@@ -364,3 +365,14 @@ def test_what_was_begun_is_not_left_behind(
         convert([bag], out, options, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ['bag', *(['out'] * replaces)]
     assert not replaces or (out / 'meta/info.json').is_file()
+
+
+@pytest.mark.parametrize('name', ['notes.txt', 'meta/info.json'])
+def test_what_appears_while_it_is_written_is_kept(tmp_path: Path, name: str) -> None:
+    """Notes of a person, and the data set of the same command that was started twice."""
+    out = tmp_path / 'out'
+    with pytest.raises(DatasetError, match='exists already'), dataset_folder(out, force=False):
+        (out / name).parent.mkdir(parents=True)
+        (out / name).write_text('kept')
+    assert (out / name).read_text() == 'kept'
+    assert list(tmp_path.iterdir()) == [out]

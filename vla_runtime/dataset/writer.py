@@ -55,19 +55,21 @@ def dataset_folder(path: Path, *, force: bool) -> Iterator[Path]:
         DatasetError: there is something, and it is not to be replaced; or no room to write.
     """
     path = path.resolve()
-    is_other = path.exists() and not (path / INFO).is_file() and any(_inside(path))
-    if is_other:
-        raise DatasetError(f'{path} exists already, and is no data set: name another folder')
-    if path.exists() and not force and any(_inside(path)):
-        raise DatasetError(f'{path} exists already: name another folder, or replace it (--force)')
+    _check_replaceable(path, force)
     aside = path.with_name(f'.{path.name}.{os.getpid()}.part')
     try:
         aside.mkdir(parents=True)
         yield aside
+        # Something may have come there in the meantime.
+        _check_replaceable(path, force)
         if path.exists():
             before = path.with_name(f'.{path.name}.{os.getpid()}.old')
             path.rename(before)
-            aside.rename(path)
+            try:
+                aside.rename(path)
+            except OSError:
+                before.rename(path)
+                raise
             shutil.rmtree(before)
         else:
             aside.rename(path)
@@ -75,6 +77,15 @@ def dataset_folder(path: Path, *, force: bool) -> Iterator[Path]:
         raise DatasetError(f'{path}: cannot be written: {error.strerror or error}') from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _check_replaceable(path: Path, force: bool) -> None:
+    if not path.exists() or not any(_inside(path)):
+        return
+    if not (path / INFO).is_file():
+        raise DatasetError(f'{path} exists already, and is no data set: name another folder')
+    if not force:
+        raise DatasetError(f'{path} exists already: name another folder, or replace it (--force)')
 
 
 def _inside(path: Path) -> Iterable[Path]:

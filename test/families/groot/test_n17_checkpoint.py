@@ -184,6 +184,41 @@ def test_a_policy_of_nvidia_s_that_reads_other_states_is_refused(tmp_path, token
         plan(folder, tokenizer)
 
 
+@pytest.mark.parametrize(
+    ('group', 'key', 'value', 'pattern'),
+    [
+        ('action', 'delta_indices', [0, 2, 4], 'delta_indices: .* where 0, 1, 2 and so on'),
+        ('action', 'mean_std_embedding_keys', ['arm'], 'arm: groups normalised by mean and spread'),
+        ('state', 'mean_std_embedding_keys', ['arm'], 'arm: groups normalised by mean and spread'),
+    ],
+)
+def test_groups_of_another_meaning_are_refused(tmp_path, tokenizer, group, key, value, pattern):
+    wrong = json.loads(json.dumps(modality()))
+    wrong[group][key] = value
+    folder = write_lerobot_folder(tmp_path / 'policy', CASE, modality_config=wrong)
+    with pytest.raises(REFUSED, match=pattern):
+        plan(folder, tokenizer)
+
+
+@pytest.mark.parametrize('kind', ['DELTA', 'ActionRepresentation.DELTA'])
+def test_deltas_from_step_to_step_are_refused(tmp_path, tokenizer, kind):
+    wrong = json.loads(json.dumps(modality()))
+    wrong['action']['action_configs'][1]['rep'] = kind
+    folder = write_lerobot_folder(tmp_path / 'policy', CASE, modality_config=wrong)
+    with pytest.raises(REFUSED, match="'delta' is not one of absolute, relative"):
+        plan(folder, tokenizer)
+
+
+@pytest.mark.parametrize('transform', ['libero', 'auto'])
+def test_a_gripper_that_lerobot_inverts_at_load_is_refused(tmp_path, tokenizer, transform):
+    folder = write_lerobot_folder(tmp_path / 'policy', CASE, embodiment_tag='libero_sim')
+    config = json.loads((folder / 'config.json').read_text())
+    document = json.dumps({**config, 'action_decode_transform': transform})
+    (folder / 'config.json').write_text(document)
+    with pytest.raises(REFUSED, match="action_decode_transform: 'libero' is not supported"):
+        plan(folder, tokenizer)
+
+
 def test_actions_relative_to_a_pose_are_refused(tmp_path, tokenizer):
     wrong = json.loads(json.dumps(modality()))
     wrong['action']['action_configs'][0]['type'] = 'EEF'

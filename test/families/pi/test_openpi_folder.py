@@ -124,12 +124,14 @@ def test_a_config_of_another_form_is_named(folder):
 class TestAlohasJoints:
     """openpi trains ALOHA in its own joint convention unless told otherwise; no file says so."""
 
-    @pytest.fixture(params=[14, 32], ids=['as long as the robot', 'padded'])
+    @pytest.fixture(params=[(14, 14), (14, 32), (16, 32), (13, 14)], ids=str)
     def aloha(self, tmp_path, request):
-        numbers = openpi_statistics(14)
+        """Columns that are used, and all: a base may follow, and a gripper may never move."""
+        used, length = request.param
+        numbers = openpi_statistics(used)
         for group in numbers.values():
             for values in group.values():
-                values += [0.0] * (request.param - 14)
+                values += [0.0] * (length - used)
         return write_openpi_folder(tmp_path / 'aloha', tiny_tensors(), numbers)
 
     def test_the_convention_is_asked_for(self, aloha):
@@ -142,7 +144,15 @@ class TestAlohasJoints:
             read_openpi_folder(aloha, 'pi05', adapt_to_pi=True)
 
     def test_other_robots_are_not_asked(self, tmp_path):
-        for length in (13, 15):
+        for length in (7, 8, 12):
             numbers = openpi_statistics(length)
             folder = write_openpi_folder(tmp_path / f'{length}', tiny_tensors(), numbers)
             assert read_openpi_folder(folder, 'pi05').questions == ()
+
+
+@pytest.mark.parametrize('key', ['paligemma_variant', 'action_expert_variant'])
+def test_weights_without_their_lora_are_refused(folder, key):
+    config = json.loads((folder / 'config.json').read_text())
+    (folder / 'config.json').write_text(json.dumps({**config, key: 'gemma_300m_lora'}))
+    with pytest.raises(REFUSED, match=f'{key}: .* leaves LoRA weights out'):
+        read_openpi_folder(folder, 'pi05')

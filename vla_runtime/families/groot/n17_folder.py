@@ -151,6 +151,9 @@ def _lerobot(folder: Path) -> _Settings:
     before = read_pipeline(folder / PREPROCESSOR_FILE, _BEFORE)
     after = read_pipeline(folder / POSTPROCESSOR_FILE, _AFTER)
     pack, decode = before.step(_PACK), after.step(_DECODE)
+    tag = pack.get('embodiment_tag', str)
+    # LeRobot takes this one at load, whatever the steps were saved with.
+    _refuse_transform(config, tag)
     inputs = config.mapping('input_features')
     cameras = sorted(key for key in inputs.values if key.startswith(_CAMERA))
     modality = pack.mapping('modality_config', optional=True)
@@ -161,10 +164,12 @@ def _lerobot(folder: Path) -> _Settings:
             percentiles=pack.get('use_percentiles', bool, False),
             relative=decode.get('use_relative_action', bool, False),
         )
-        transform = decode.get('action_decode_transform', str, None)
-        if transform is not None:
-            raise decode.error('action_decode_transform', f"'{transform}' is not supported")
+        _refuse_transform(decode, tag)
     else:
+        unpack = after.step(_UNPACK)
+        expect(unpack, 'libero_gripper_action', False)
+        expect(unpack, 'clip_normalized_action', True)
+        expect(unpack, 'normalize_min_max', True)
         path, statistics = state_file(folder, before, _PACK)
         columns = flat_columns(
             path,
@@ -181,7 +186,7 @@ def _lerobot(folder: Path) -> _Settings:
         expect(step, key, expected)
     return _Settings(
         kind='LeRobot',
-        tag=pack.get('embodiment_tag', str),
+        tag=tag,
         general=pack,
         images=before.step(_ENCODE),
         modality=modality,
@@ -190,6 +195,15 @@ def _lerobot(folder: Path) -> _Settings:
         raw_images=tuple(feature_image(config, key) for key in cameras),
         cameras=tuple(key.removeprefix(_CAMERA) for key in cameras),
     )
+
+
+def _refuse_transform(settings: JsonMapping, tag: str) -> None:
+    """Refuse actions that LeRobot changes after the network, as LIBERO's gripper is inverted."""
+    transform = settings.get('action_decode_transform', str, None) or 'none'
+    if transform == 'auto':
+        transform = 'libero' if tag == 'libero_sim' else 'none'
+    if transform != 'none':
+        raise settings.error('action_decode_transform', f"'{transform}' is not supported")
 
 
 def _nvidia(folder: Path, options: ExportOptions) -> _Settings:

@@ -12,6 +12,9 @@ import numpy as np
 from vla_runtime.export.errors import ExportError
 from vla_runtime.files.json_file import JsonMapping
 
+# A `delta` of NVIDIA's is one of the data set's own, from step to step: it is no target.
+_KINDS = ('absolute', 'relative')
+
 
 @dataclass(frozen=True)
 class GroupedColumns:
@@ -48,6 +51,12 @@ def grouped_columns(
         JsonError, ExportError: missing or contradictory entries, or actions of an end effector.
     """
     usual = ('q01', 'q99') if percentiles else ('min', 'max')
+    for part in (modality.mapping('state'), modality.mapping('action')):
+        if by_spread := part.words('mean_std_embedding_keys'):
+            raise part.error(
+                'mean_std_embedding_keys',
+                f'{", ".join(by_spread)}: groups normalised by mean and spread are not supported',
+            )
     places: dict[str, int] = {}
     state, count = [], 0
     for name in modality.mapping('state').words('modality_keys') or ():
@@ -58,10 +67,16 @@ def grouped_columns(
     names, configs = action.words('modality_keys') or (), action.mappings('action_configs')
     if len(configs) != len(names):
         raise action.error('action_configs', f'{len(configs)} for {len(names)} groups')
-    horizon = len(action.get('delta_indices', list))
+    steps = action.get('delta_indices', list)
+    horizon = len(steps)
+    if steps != list(range(horizon)):
+        raise action.error('delta_indices', f'{steps} where 0, 1, 2 and so on are expected')
     ranges, deltas, column = [], [], 0
     for name, config in zip(names, configs, strict=True):
-        is_relative = relative and _word(config, 'rep') == 'relative'
+        kind = _word(config, 'rep')
+        if kind not in _KINDS:
+            raise config.error('rep', f"group '{name}': '{kind}' is not one of {', '.join(_KINDS)}")
+        is_relative = relative and kind == 'relative'
         group = statistics.mapping('relative_action' if is_relative else 'action').mapping(name)
         low, high = _range(group, ('min', 'max') if is_relative else usual)
         width = low.shape[-1]

@@ -23,7 +23,7 @@ STATISTICS_JSON = 'norm_stats.json'
 CAMERAS = ('base_0_rgb', 'left_wrist_0_rgb', 'right_wrist_0_rgb')
 # `max_token_len` where a training configuration does not set another.
 _PROMPT_LENGTH: Mapping[str, int] = {'pi05': 200, 'pi0': 48}
-# ALOHA's two arms of six joints and a gripper.
+# ALOHA's two arms of six joints and a gripper, and perhaps a base after them.
 _ALOHA_COLUMNS = 14
 _NORMALISER: Mapping[str, NormaliserKind] = {
     'pi05': 'quantiles_openpi',
@@ -60,12 +60,20 @@ def read_openpi_folder(
             "ALOHA's 14 the other way round and has angles of its own for the grippers, in state "
             'and actions; train with LeRobotAlohaDataConfig(adapt_to_pi=False)'
         )
+    for key in ('paligemma_variant', 'action_expert_variant'):
+        if config.get(key, str, '').endswith('_lora'):
+            raise config.error(
+                key,
+                "openpi's converter leaves LoRA weights out, so these are not the trained ones; "
+                'merge them before converting',
+            )
     statistics_path, questions = _find_statistics(folder, asset_id, statistics_file)
     statistics = _statistics(statistics_path) if statistics_path else None
-    if adapt_to_pi is None and statistics and _used_columns(statistics) == _ALOHA_COLUMNS:
+    if adapt_to_pi is None and statistics and _used_columns(statistics) >= _ALOHA_COLUMNS - 1:
         wanted = (
-            'no, if the policy was trained with adapt_to_pi=False; openpi turns it on for ALOHA '
-            '(LeRobotAlohaDataConfig) unless told otherwise, and then joints turn the other way'
+            'no, for another robot than ALOHA, or for one trained with adapt_to_pi=False; openpi '
+            'turns it on for ALOHA (LeRobotAlohaDataConfig) unless told otherwise, and then joints '
+            'turn the other way'
         )
         questions = (*questions, Question('--adapt-to-pi', wanted))
     return FolderFacts(
