@@ -143,6 +143,10 @@ class TestAlohasJoints:
         with pytest.raises(ExportError, match=r'joints 2, 3, 9 and 10 .*adapt_to_pi=False'):
             read_openpi_folder(aloha, 'pi05', adapt_to_pi=True)
 
+    def test_it_is_asked_by_the_actions_that_are_named(self, aloha):
+        for actions, asked in ((14, 1), (16, 1), (13, 0), (6, 0)):
+            assert len(read_openpi_folder(aloha, 'pi05', actions=actions).questions) == asked
+
     def test_other_robots_are_not_asked(self, tmp_path):
         for length in (7, 8, 12):
             numbers = openpi_statistics(length)

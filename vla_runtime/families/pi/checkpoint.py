@@ -12,7 +12,7 @@ from vla_runtime.export.block_sizes import check_shown, settle_heads
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
-from vla_runtime.export.options import ExportOptions
+from vla_runtime.export.options import ExportOptions, read_dataset_info
 from vla_runtime.families.pi.openpi_folder import read_openpi_folder
 from vla_runtime.families.pi.tensor_dims import dims_of, family_of, known_heads, pi_shapes
 from vla_runtime.families.pi.tensor_names import NAMES
@@ -67,12 +67,16 @@ class PiReader(CheckpointReader):
         return family_of(tensors)
 
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
+        names = options.action_names
+        if names is None and options.dataset is not None:
+            names = read_dataset_info(options.dataset).action_names
         return read_openpi_folder(
             folder,
             family,
             asset_id=options.asset_id,
             statistics_file=options.statistics,
             adapt_to_pi=options.adapt_to_pi,
+            actions=None if names is None else len(names),
         )
 
     def sizes(self, source: Source) -> MakeDims | None:

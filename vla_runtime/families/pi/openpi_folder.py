@@ -25,6 +25,12 @@ CAMERAS = ('base_0_rgb', 'left_wrist_0_rgb', 'right_wrist_0_rgb')
 _PROMPT_LENGTH: Mapping[str, int] = {'pi05': 200, 'pi0': 48}
 # ALOHA's two arms of six joints and a gripper, and perhaps a base after them.
 _ALOHA_COLUMNS = 14
+_ADAPT_TO_PI = Question(
+    '--adapt-to-pi',
+    'no, for another robot than ALOHA, or for one trained with adapt_to_pi=False; openpi turns it '
+    'on for ALOHA (LeRobotAlohaDataConfig) unless told otherwise, and then joints turn the other '
+    'way',
+)
 _NORMALISER: Mapping[str, NormaliserKind] = {
     'pi05': 'quantiles_openpi',
     'pi0': 'mean_std_openpi',
@@ -38,6 +44,7 @@ def read_openpi_folder(
     asset_id: str | None = None,
     statistics_file: Path | None = None,
     adapt_to_pi: bool | None = None,
+    actions: int | None = None,
 ) -> FolderFacts:
     """Read all facts in an openpi folder.
 
@@ -47,6 +54,7 @@ def read_openpi_folder(
         asset_id: id of the statistics to use, where the folder has several.
         statistics_file: a norm_stats.json to use where the folder has none.
         adapt_to_pi: whether ALOHA's joints were trained on in pi's own convention.
+        actions: number of action dimensions, where it is known.
 
     Raises:
         ExportError: missing, ambiguous or damaged statistics or configuration, or joints in pi's
@@ -69,13 +77,8 @@ def read_openpi_folder(
             )
     statistics_path, questions = _find_statistics(folder, asset_id, statistics_file)
     statistics = _statistics(statistics_path) if statistics_path else None
-    if adapt_to_pi is None and statistics and _used_columns(statistics) >= _ALOHA_COLUMNS - 1:
-        wanted = (
-            'no, for another robot than ALOHA, or for one trained with adapt_to_pi=False; openpi '
-            'turns it on for ALOHA (LeRobotAlohaDataConfig) unless told otherwise, and then joints '
-            'turn the other way'
-        )
-        questions = (*questions, Question('--adapt-to-pi', wanted))
+    if adapt_to_pi is None and _may_be_aloha(actions, statistics):
+        questions = (*questions, _ADAPT_TO_PI)
     return FolderFacts(
         kind='openpi',
         family=family,
@@ -147,11 +150,20 @@ def _statistics(path: Path) -> dict[str, np.ndarray]:
     return statistics
 
 
-def _used_columns(statistics: Mapping[str, np.ndarray]) -> int:
-    """Number of action columns before the padding, whose statistics are all zero."""
+def _may_be_aloha(actions: int | None, statistics: Mapping[str, np.ndarray] | None) -> bool:
+    """Return whether there are as many actions as ALOHA has, or more.
+
+    Where their number is not known, it is that of the columns before the padding, whose statistics
+    are all zero; so are those of a gripper that never moved.
+    """
+    if actions is not None:
+        return actions >= _ALOHA_COLUMNS
+    if statistics is None:
+        return False
     of_actions = [values for key, values in statistics.items() if key.startswith('actions.')]
     used = [np.flatnonzero(values) for values in of_actions]
-    return max((int(columns[-1]) + 1 for columns in used if columns.size), default=0)
+    columns = max((int(found[-1]) + 1 for found in used if found.size), default=0)
+    return columns >= _ALOHA_COLUMNS - 1
 
 
 def _source(folder: Path, family: str, statistics_path: Path | None) -> dict[str, str]:
