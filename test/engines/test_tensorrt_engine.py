@@ -322,9 +322,9 @@ def test_a_load_that_fails_leaves_no_engine_to_be_collected_later(machine, monke
     here.build()
     loaded = {}
 
-    def load(*arguments: object) -> None:
-        load_networks(*arguments)
-        loaded.update(arguments[-1])
+    def load(*arguments: object) -> dict[str, Network]:
+        loaded.update(load_networks(*arguments))
+        return dict(loaded)
 
     monkeypatch.setattr(tensorrt_engine, 'load_networks', load)
     here.trt.freeze_outputs = True

@@ -169,7 +169,7 @@ class TensorRTEngine:
             max_rows = min(max_rows, metadata.rows)
             check_precision(bundle, metadata, precision)
             check_memory(runtime, metadata, device)
-            load_networks(adapter, runtime, folder, metadata, max_rows, bundle, networks)
+            networks |= load_networks(adapter, runtime, folder, metadata, max_rows, bundle)
             engine = cls(
                 find_family(family),
                 dims,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from vla_runtime.engines.closing import close_all, closed_on_error
@@ -33,10 +34,7 @@ def closed_on_failure(
     try:
         runtime = CudaRuntime(device_index)
 
-        def close() -> None:
-            close_all((*(network.close for network in networks.values()), runtime.close))
-
-        with closed_on_error(close):
+        with closed_on_error(runtime.close), closed_on_error(partial(_close, networks)):
             yield runtime
     except CudaError as error:
         if not error.out_of_memory:
@@ -54,22 +52,28 @@ def load_networks(
     metadata: Metadata,
     rows: int,
     bundle: Path,
-    networks: dict[str, Network],
-) -> None:
-    """Load engine files into `networks`: one for every number of rows, by `network_name`.
+) -> dict[str, Network]:
+    """Load engine files; return a network for every number of prompt rows, by `network_name`.
 
     Raises:
-        ValueError: TensorRT refuses one; with the command that rebuilds it.
+        ValueError: TensorRT refuses one; with the command that rebuilds it. None stays loaded then.
     """
+    networks: dict[str, Network] = {}
     try:
-        for name in ENGINES:
-            path = folder / metadata.engines[name].file
-            loaded = adapter.load(path, runtime.stream, contexts=rows)
-            for count, network in enumerate(loaded, 1):
-                networks[name if count == 1 else f'{name}_r{count}'] = network
-        runtime.synchronize()
+        with closed_on_error(partial(_close, networks)):
+            for name in ENGINES:
+                path = folder / metadata.engines[name].file
+                loaded = adapter.load(path, runtime.stream, contexts=rows)
+                for count, network in enumerate(loaded, 1):
+                    networks[name if count == 1 else f'{name}_r{count}'] = network
+            runtime.synchronize()
     except TensorRTError as error:
         raise ValueError(f'{error} Run: {rebuild_command(bundle)}') from error
+    return networks
+
+
+def _close(networks: Mapping[str, Network]) -> None:
+    close_all(network.close for network in networks.values())
 
 
 def check_one_image_size(dims: PolicyDims) -> None:

@@ -187,11 +187,9 @@ class ExecutorNode(ManagedNode):
         # A refused chunk is an answer too, unless it is a stray one.
         if result.refusal not in (ChunkRefusal.DUPLICATE, ChunkRefusal.OTHER_EPISODE):
             self._asked_s = None
-        # The answer to a request from before a stop is nothing to wonder about.
-        if result.refusal is ChunkRefusal.NOT_RUNNING:
-            return
         self._last_refusal = '' if result.accepted else result.text
-        if result.text:
+        # The answer to a request from before a stop is nothing to wonder about.
+        if result.text and result.refusal is not ChunkRefusal.NOT_RUNNING:
             self._say(f'chunk {received.number}: {result.text}')
 
     def _on_start(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
