@@ -71,6 +71,14 @@ def test_what_is_too_far_depends_on_the_unit():
         ({'actions_std': [1, 1, 51]}, "actions 'gripper' reach further than nearly any robot"),
         ({'state_q99': [1.5, 51, 1.5]}, "states 'elbow' reach further than nearly any robot"),
         ({'state_q99': [1.5, 1.5, 1e30]}, "states 'gripper' have a range beyond any robot"),
+        (
+            {
+                'state_q01': [-1.5, -2.9, -1.5],
+                'state_q99': [1.5, -1.2, 1.5],
+                'actions_std': [1, 0.1, 1],
+            },
+            "absolute actions 'elbow' never come near the states of the same names",
+        ),
     ],
 )
 @pytest.mark.filterwarnings('error')
@@ -85,6 +93,17 @@ def test_odd_numbers_are_said_at_info_and_served(tmp_path, capsys, changes, note
     policy = Policy.load(bundle)
     policy.warm_up()
     policy.close()
+
+
+def test_a_joint_that_never_moved_and_sagged_is_said_for_nothing_but_its_range():
+    spec = tiny_spec()
+    held = statistics(
+        state_q01=[-1.5, 0.45, -1.5],
+        state_q99=[1.5, 0.45, 1.5],
+        actions_mean=[0.0, 0.6, 0.0],
+        actions_std=[1.0, 0.0, 1.0],
+    )
+    assert all('no range' in note for note in statistics_notes(spec, held))
 
 
 def test_a_policy_that_would_leave_every_robot_is_not_loaded(tmp_path):

@@ -38,6 +38,9 @@ _FURTHEST: Mapping[Unit, float] = {
 }
 # Fraction of `_FURTHEST` beyond which a note is given.
 _FAR = 0.5
+# Ranges of an action and its state are odd that lie further apart than this share of both, and
+# than this share of `_FURTHEST` (0.2 rad): a command leads a joint that sags or is blocked.
+_GAP, _LEAD = 0.1, 0.002
 
 
 def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
@@ -101,7 +104,7 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
 
     Returns:
         At most one line for each: constant actions, constant states, actions and states beyond
-        half of `_FURTHEST`, and states beyond all of it.
+        half of `_FURTHEST`, states beyond all of it, and actions that are far from their states.
     """
     notes = []
     actions = _range(spec, 'actions', statistics)
@@ -128,7 +131,35 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
             notes.append(
                 f'states {names} have a range beyond any robot: the network hardly sees them change'
             )
+    if actions is not None and state is not None and (names := _apart(spec, actions, state)):
+        notes.append(
+            f'absolute actions {names} never come near the states of the same names: if they are '
+            'velocities or deltas of the data set and no targets, the robot would leave its pose'
+        )
     return notes
+
+
+def _apart(
+    spec: BundleSpec, actions: tuple[np.ndarray, np.ndarray], state: tuple[np.ndarray, np.ndarray]
+) -> str:
+    """Name absolute actions whose range lies apart from that of the state of the same name."""
+    wide = {
+        group: 3.0 if getattr(spec.normalisation, group).startswith('mean_std') else 1.0
+        for group in ('state', 'actions')
+    }
+    places = {one.name: (index, one.unit) for index, one in enumerate(spec.state)}
+    apart = np.zeros(len(spec.actions), dtype=bool)
+    for index, action in enumerate(spec.actions):
+        place, unit = places.get(action.name, (0, None))
+        if action.kind != 'absolute' or unit != action.unit:
+            continue
+        middles, widths = [], []
+        for group, (low, high), at in (('actions', actions, index), ('state', state, place)):
+            middles.append((low[at] + high[at]) / 2.0)
+            widths.append(abs(high[at] - low[at]) * wide[group])
+        gap = abs(middles[0] - middles[1]) - sum(widths) / 2.0
+        apart[index] = gap > _GAP * sum(widths) + _LEAD * _FURTHEST[action.unit]
+    return _named(spec.action_names, apart)
 
 
 def _check_reach(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
