@@ -145,7 +145,7 @@ def cut_offs(policy_log: str, faults: Sequence[Fault]) -> list[Fault]:
 
     Args:
         policy_log: output of the policy's processes.
-        faults: that were played, in order.
+        faults: that were played, in order; at least one.
 
     Returns:
         a fault each, from the end of the SIGSTOP until a policy has loaded again
@@ -162,10 +162,11 @@ def cut_offs(policy_log: str, faults: Sequence[Fault]) -> list[Fault]:
         woken = [f.over_ns for f in faults if f.kind == 'policy_frozen' and f.over_ns <= said_ns]
         begin_ns = max([*woken[-1:], said_ns - _NOTICED_NS])
         since_s = (said_ns - max(woken, default=said_ns)) * 1e-9
-        loaded = [at_ns for at_ns, line in lines if at_ns > said_ns and 'warmed up in' in line]
-        over_ns = min([*loaded[:1], *(f.over_ns for f in faults[-1:] if not loaded)])
+        loaded = (at_ns for at_ns, line in lines if at_ns > said_ns and 'warmed up in' in line)
+        # One that has not loaded by the end is excused until then.
+        over_ns = next(loaded, max(said_ns, faults[-1].over_ns))
         detail = f'noticed {since_s:.2f} s after the last SIGCONT'
-        found.append(Fault('policy_cut_off', detail, begin_ns, max(said_ns, over_ns), True))
+        found.append(Fault('policy_cut_off', detail, begin_ns, over_ns, True))
     return found
 
 

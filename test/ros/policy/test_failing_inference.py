@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -59,16 +62,30 @@ def test_a_request_whose_inference_failed_is_answered_when_it_is_repeated(
         assert 'the GPU fell off the bus' in node.text()
 
 
-def test_settings_that_cannot_be_prepared_are_said_once_and_chunks_go_on(tmp_path, monkeypatch):
+class Asked(NamedTuple):
+    made: Graph
+    node: Process
+    chunks: list[JointTrajectory]
+    ask: Callable[[], None]
+
+
+@contextmanager
+def asked(folder: Path, monkeypatch, fails: str) -> Iterator[Asked]:
+    """A failing node, and what sends it frames and a new request."""
     with graph() as made:
         drivers = Drivers(made)
         chunks = made.collect(JointTrajectory, '/action_chunk')
-        node = start_failing(made, tmp_path, monkeypatch, 'preparing')
+        node = start_failing(made, folder, monkeypatch, fails)
 
         def ask() -> None:
             drivers()
             drivers.request()
 
+        yield Asked(made, node, chunks, ask)
+
+
+def test_settings_that_cannot_be_prepared_are_said_once_and_chunks_go_on(tmp_path, monkeypatch):
+    with asked(tmp_path, monkeypatch, 'preparing') as (made, node, chunks, ask):
         made.wait_for(lambda: chunks, 'a chunk with the settings at configure', meanwhile=ask)
         assert made.set_parameter('/vla_policy', 'denoise_steps', 7).successful
         text = 'denoise_steps cannot change: the graphs do not fit into memory'
@@ -80,15 +97,7 @@ def test_settings_that_cannot_be_prepared_are_said_once_and_chunks_go_on(tmp_pat
 
 
 def test_settings_are_prepared_while_every_inference_with_those_before_fails(tmp_path, monkeypatch):
-    with graph() as made:
-        drivers = Drivers(made)
-        chunks = made.collect(JointTrajectory, '/action_chunk')
-        node = start_failing(made, tmp_path, monkeypatch, 'until prepared')
-
-        def ask() -> None:
-            drivers()
-            drivers.request()
-
+    with asked(tmp_path, monkeypatch, 'until prepared') as (made, node, chunks, ask):
         fell = 'the GPU fell off the bus'
         made.wait_for(lambda: fell in node.text(), 'a failed inference', meanwhile=ask)
         assert not chunks
