@@ -149,11 +149,11 @@ def write_openpi_folder(
 
 
 def openpi_statistics(length: int = 6) -> dict[str, dict[str, list[float]]]:
-    """Plausible statistics in openpi's form."""
+    """Plausible statistics in openpi's form: states are where their actions are."""
     random = np.random.default_rng(length)
+    mean = random.normal(size=length)
 
     def group() -> dict[str, list[float]]:
-        mean = random.normal(size=length)
         std = random.uniform(0.1, 1.0, length)
         numbers = {'mean': mean, 'std': std, 'q01': mean - 2 * std, 'q99': mean + 2 * std}
         return {name: values.tolist() for name, values in numbers.items()}

@@ -131,7 +131,7 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
             notes.append(
                 f'states {names} have a range beyond any robot: the network hardly sees them change'
             )
-    if actions is not None and state is not None and (names := _apart(spec, actions, state)):
+    if names := ', '.join(map(quoted, apart_from_states(spec, statistics))):
         notes.append(
             f'absolute actions {names} never come near the states of the same names: if they are '
             'velocities or deltas of the data set and no targets, the robot would leave its pose'
@@ -139,27 +139,46 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
     return notes
 
 
-def _apart(
-    spec: BundleSpec, actions: tuple[np.ndarray, np.ndarray], state: tuple[np.ndarray, np.ndarray]
-) -> str:
-    """Name absolute actions whose range lies apart from that of the state of the same name."""
-    wide = {
-        group: 3.0 if getattr(spec.normalisation, group).startswith('mean_std') else 1.0
-        for group in ('state', 'actions')
-    }
+def apart_from_states(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Find absolute actions whose range lies apart from that of the state of the same name.
+
+    Args:
+        spec: a checked spec.
+        statistics: that fit it.
+
+    Returns:
+        name of each such action to both ranges in words.
+    """
+    actions, state = (_seen(spec, group, statistics) for group in ('actions', 'state'))
+    if actions is None or state is None:
+        return {}
     places = {one.name: (index, one.unit) for index, one in enumerate(spec.state)}
-    apart = np.zeros(len(spec.actions), dtype=bool)
+    apart = {}
     for index, action in enumerate(spec.actions):
         place, unit = places.get(action.name, (0, None))
         if action.kind != 'absolute' or unit != action.unit:
             continue
-        middles, widths = [], []
-        for group, (low, high), at in (('actions', actions, index), ('state', state, place)):
-            middles.append((low[at] + high[at]) / 2.0)
-            widths.append(abs(high[at] - low[at]) * wide[group])
-        gap = abs(middles[0] - middles[1]) - sum(widths) / 2.0
-        apart[index] = gap > _GAP * sum(widths) + _LEAD * _FURTHEST[action.unit]
-    return _named(spec.action_names, apart)
+        low, high = (values[index] for values in actions)
+        state_low, state_high = (values[place] for values in state)
+        widths = high - low + state_high - state_low
+        gap = max(low - state_high, state_low - high)
+        if gap > _GAP * widths + _LEAD * _FURTHEST[unit]:
+            apart[action.name] = (
+                f'from {low:.3g} to {high:.3g} {unit} and its state from {state_low:.3g} to '
+                f'{state_high:.3g}'
+            )
+    return apart
+
+
+def _seen(
+    spec: BundleSpec, group: str, statistics: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return where a group's numbers were in training; three spreads around their mean."""
+    found = _range(spec, group, statistics)
+    if found is None or not getattr(spec.normalisation, group).startswith('mean_std'):
+        return found
+    low, high = found
+    return 2.0 * low - high, 2.0 * high - low
 
 
 def _check_reach(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:

@@ -289,6 +289,14 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
         default=(),
         help='actions that are velocities',
     )
+    group.add_argument(
+        '--target',
+        dest='targets',
+        type=_words,
+        metavar='NAME,...',
+        default=(),
+        help='actions that are positions to reach, where statistics speak against it',
+    )
 
 
 def _add_training(group: argparse._ArgumentGroup) -> None:

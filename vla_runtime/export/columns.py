@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast, get_args
 
 import numpy as np
 
-from vla_runtime.bundle.schema import ActionSpec, StateSpec, Unit
+from vla_runtime.bundle.schema import STATISTICS_OF, ActionSpec, BundleSpec, StateSpec, Unit
+from vla_runtime.bundle.statistics import apart_from_states
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions
+from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import ActionKind
 
@@ -54,6 +57,7 @@ def resolve_columns(
         missing.ask('--units', f'unit of all dimensions, or NAME=UNIT for each: {_UNIT_WORDS}')
     deltas = _deltas(facts, options.deltas, action_names, missing)
     velocities = _known('--velocity', options.velocities, action_names, missing)
+    targets = _known('--target', options.targets, action_names, missing)
     if not (state_names and action_names and state_units and action_units and deltas):
         return None
     actions = []
@@ -65,6 +69,9 @@ def resolve_columns(
             if deltas[index]:
                 missing.conflict(f"--velocity names '{name}', which is relative to the state")
             kind = 'velocity'
+        if name in targets and kind != 'absolute':
+            other = 'is a velocity' if kind == 'velocity' else 'is relative to the state'
+            missing.conflict(f"--target names '{name}', which {other}")
         if kind == 'delta' and index >= len(state_names):
             missing.conflict(
                 f"action '{name}' is relative to state dimension {index + 1}, but the state has "
@@ -222,6 +229,41 @@ def _known(
                 f"{option} names '{name}', which is no action{did_you_mean(name, names)}"
             )
     return given
+
+
+def ask_for_targets(
+    spec: BundleSpec,
+    statistics: Mapping[str, np.ndarray],
+    targets: tuple[str, ...],
+    file: Path,
+    missing: MissingFacts,
+) -> None:
+    """Ask what absolute actions are that never came near the states they would command.
+
+    No checkpoint says what its data set stored as actions. A velocity that is taken for a target
+    sends the joint to about 0.
+
+    Args:
+        spec: a checked spec.
+        statistics: that fit it.
+        targets: names of the actions that are targets all the same.
+        file: of the statistics, for the message.
+        missing: takes the question.
+    """
+    apart = apart_from_states(spec, statistics)
+    seen = [
+        f'{quoted(name)} goes {ranges}' for name, ranges in apart.items() if name not in targets
+    ]
+    if seen:
+        read = ', '.join(STATISTICS_OF[spec.normalisation.actions])
+        missing.ask(
+            '--target',
+            f'names of the actions that are positions to reach. In {file} ({read}) '
+            f'{"; ".join(seen)}: velocities do so, and deltas. Name all velocities with '
+            '--velocity and their unit with --units action:NAME=UNIT, differences from the state '
+            'at the start of a chunk with --delta. Deltas from step to step or of an end effector '
+            'are not supported: train on targets',
+        )
 
 
 def cut_statistics(

@@ -23,7 +23,7 @@ from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
 from vla_runtime.export.checkpoint import CheckpointError, copy_tensors, read_tensors
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source, find_reader
-from vla_runtime.export.columns import Columns, cut_statistics, resolve_columns
+from vla_runtime.export.columns import Columns, ask_for_targets, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import read_lerobot_folder
@@ -98,6 +98,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         layout = find_family(family).templates[template]
         _check_tokenizer(tokenizer, layout.bos, language_dims(dims).vocabulary)
         prompt = PromptFormat(template, facts.cleaning, options.advantage)
+    told = {'targets': ', '.join(options.targets)} if options.targets else {}
     spec = BundleSpec(
         name=options.name or default_name,
         family=family,
@@ -112,7 +113,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         normalisation=facts.normalisation,
         tokenizer=f'tokenizer{settled.tokenizer.suffix}' if settled.tokenizer else None,
         trained_delay_steps=facts.trained_delay_steps,
-        source={**facts.source, 'exported_by': f'vla_runtime {__version__}'},
+        source={**facts.source, **told, 'exported_by': f'vla_runtime {__version__}'},
     )
     statistics = cut_statistics(facts.statistics, settled.columns)
     try:
@@ -120,6 +121,8 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         check_statistics(spec, statistics)
     except FieldError as error:
         raise ExportError(f'{checkpoint}: the bundle would not be valid: {error}') from None
+    ask_for_targets(spec, statistics, options.targets, facts.statistics_file or checkpoint, missing)
+    missing.raise_if_any()
     return ExportPlan(spec, tensors, statistics, settled.tokenizer)
 
 

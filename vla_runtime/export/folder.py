@@ -37,6 +37,7 @@ class FolderFacts:
         normalisation: kinds that the policy was trained with.
         statistics: `state.mean`, `actions.q01` and so on; may be longer than the names. None
             where none were found.
+        statistics_file: they are in, for messages.
         cleaning: of the task text, that project's way.
         action_names: in order.
         state_length: number of measured dimensions.
@@ -70,6 +71,7 @@ class FolderFacts:
     statistics: Mapping[str, np.ndarray] | None
     cleaning: PromptCleaning
     cameras_stated: bool = True
+    statistics_file: Path | None = None
     action_names: tuple[str, ...] | None = None
     state_length: int | None = None
     action_length: int | None = None

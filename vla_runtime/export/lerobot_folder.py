@@ -145,6 +145,7 @@ def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
         images=policy.images,
         normalisation=normalisation,
         statistics=statistics,
+        statistics_file=folder / before.state_files.get('normalizer_processor', PREPROCESSOR_FILE),
         cleaning='lerobot',
         action_names=_action_names(config, before, action_length),
         state_length=state_length,

@@ -30,6 +30,8 @@ class ExportOptions:
         image_size: (height, width) of the cameras' images, where a policy keeps their aspect.
         deltas: names of the actions that are relative to the state; () says none is.
         velocities: names of the actions that are velocities.
+        targets: names of the actions that are positions to reach, though their statistics lie
+            apart from those of the states.
         horizon: actions of a chunk.
         denoise_steps: Euler steps.
         prompt_length: tokens of the padded prompt.
@@ -55,6 +57,7 @@ class ExportOptions:
     image_size: tuple[int, int] | None = None
     deltas: tuple[str, ...] | None = None
     velocities: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     horizon: int | None = None
     denoise_steps: int | None = None
     prompt_length: int | None = None

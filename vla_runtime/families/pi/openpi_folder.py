@@ -87,6 +87,7 @@ def read_openpi_folder(
         images=ImageSpec(padding='centre', resample='antialias'),
         normalisation=NormalisationSpec(_NORMALISER[family], _NORMALISER[family]),
         statistics=statistics,
+        statistics_file=statistics_path,
         cleaning='openpi',
         template='pi0' if family == 'pi0' else None,
         usual_prompt_length=_PROMPT_LENGTH[family],
