@@ -257,6 +257,25 @@ def tiny_spec(
     )
 
 
+def aloha_spec() -> BundleSpec:
+    """A pi0.5 policy of openpi for ALOHA's 14 joints, arms as deltas, in pi's joint space."""
+    names = tuple(f'{side}{joint}' for side in 'lr' for joint in (*range(1, 7), 'g'))
+    spec = tiny_spec()
+    units = tuple('1' if name.endswith('g') else 'rad' for name in names)
+    return replace(
+        spec,
+        dims=replace(spec.dims, action_dim=16),
+        state=tuple(StateSpec(name, unit) for name, unit in zip(names, units, strict=True)),
+        actions=tuple(
+            ActionSpec(name, unit, 'absolute')
+            if unit == '1'
+            else ActionSpec(name, unit, 'delta', relative_to=name)
+            for name, unit in zip(names, units, strict=True)
+        ),
+        joint_space='openpi_aloha',
+    )
+
+
 def two_frames_spec(steps_ago: int = 4) -> BundleSpec:
     """A policy that sees an earlier frame of every camera, then the newest of each."""
     spec = tiny_spec('groot_n17')

@@ -32,6 +32,8 @@ NormaliserKind = Literal[
     'min_max_flat',
     'clipped_range',
 ]
+# openpi's `adapt_to_pi`.
+JointSpaceName = Literal['openpi_aloha']
 ActionKind = Literal['absolute', 'delta', 'velocity']
 RotationForm = Literal['quaternion_wxyz', 'quaternion_xyzw', 'euler', 'axis_angle', 'rotation_6d']
 PoseFrame = Literal['base', 'tool']

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from onnx_bundles import copy_bundle, tiny_onnx_bundle
 from onnx_faults import change_weight
+from tiny_policy import aloha_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.onnx.files import ONNX_FOLDER
@@ -60,6 +62,22 @@ def test_exported_files_are_within_their_bounds_and_the_receipt_says_what_was_co
         assert (item['bound'], item['bound_by']) == chunk_bound(precision, item['gain'])
     assert {item['rows'] for item in document['cases']} == {1, 2}
     assert {item['plan'] for item in document['cases']} == {None, 'exp', 'linear'}
+
+
+def test_errors_of_actions_are_those_of_the_robots_joints(tmp_path):
+    write_tiny_policy(tmp_path / 'p', aloha_spec())
+    export_bundle(read_bundle(tmp_path / 'p'), tmp_path / 'made', 'float16')
+    spec = read_bundle(tmp_path / 'made').spec
+    found, own = (
+        {item.name: item.max_error for item in verify_onnx(tmp_path / 'made', one).actions}
+        for one in (spec, replace(spec, joint_space=None))
+    )
+    # A motor's angle in rad is 1 / 2.1123 of its way.
+    expected = {
+        name: error / (2.1123 if name in ('lg', 'rg') else 1) for name, error in own.items()
+    }
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert min(found.values()) > 0
 
 
 def test_the_cases_are_the_same_every_time_and_cover_what_differs():

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import yaml
 
+from vla_runtime.bundle.joint_space_rules import check_joint_space
 from vla_runtime.bundle.pose_rules import check_poses, check_unique
 from vla_runtime.bundle.schema import (
     ENGINES_FOLDER,
@@ -115,6 +116,7 @@ def check_spec(spec: BundleSpec) -> None:
     _check_state(spec)
     check_poses(spec)
     _check_actions(spec)
+    check_joint_space(spec)
     if spec.step_time_s <= 0:
         raise FieldError('step_time_s', f'{spec.step_time_s} where seconds above 0 are expected')
     _check_images(spec)

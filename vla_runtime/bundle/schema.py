@@ -16,6 +16,7 @@ from vla_runtime.types import (
     AdvantageTemplate,
     ImagePadding,
     ImageResample,
+    JointSpaceName,
     NormaliserKind,
     PoseFrame,
     RotationForm,
@@ -192,6 +193,7 @@ class BundleSpec:
         tokenizer: file name, `*.json` (tokenizers) or `*.model` (sentencepiece); None for a policy
             without language.
         poses: groups of actions that are end-effector poses.
+        joint_space: joints that the policy was trained on; None: those of the robot.
         trained_delay_steps: longest prefix of known actions, each at flow time 0, that the policy
             was trained with (arXiv 2512.05964); 0: all actions always shared one flow time.
         source: where the bundle came from, for people: tools, versions; never a machine's path.
@@ -211,6 +213,7 @@ class BundleSpec:
     normalisation: NormalisationSpec
     tokenizer: str | None = field(default=None, kw_only=True)
     poses: tuple[PoseSpec, ...] = ()
+    joint_space: JointSpaceName | None = None
     trained_delay_steps: int = 0
     source: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)

@@ -37,6 +37,8 @@ def describe(spec: BundleSpec) -> str:
         lines.append(line('' if index else 'actions', text))
     for pose in spec.poses:
         lines.append(line('pose', f'{pose.name}: {pose.form}, {pose.kind} in {pose.frame}'))
+    if spec.joint_space is not None:
+        lines.append(line('joint space', f'{spec.joint_space}, converted from and to the robot'))
     delay = spec.trained_delay_steps
     trained = f', trained with up to {delay} known actions' if delay else ''
     lines += [

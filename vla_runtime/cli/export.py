@@ -12,13 +12,13 @@ examples:
   vla_runtime export outputs/train/pick/checkpoints/last/pretrained_model --out engines/pick \\
       --tokenizer paligemma/tokenizer.model --dataset datasets/pick --units deg,gripper.pos=percent
 
-  # an openpi policy for ALOHA, trained with adapt_to_pi=False: joints relative to the state,
-  # grippers absolute
+  # an openpi policy for ALOHA, trained with adapt_to_pi=True, its default: joints relative to the
+  # state, grippers absolute
   vla_runtime export checkpoints/pi05_aloha_pytorch --out engines/aloha \\
       --tokenizer paligemma/tokenizer.model --prompt-template pi05_state --rate-hz 50 \\
       --state-names l1,l2,l3,l4,l5,l6,lg,r1,r2,r3,r4,r5,r6,rg \\
       --action-names l1,l2,l3,l4,l5,l6,lg,r1,r2,r3,r4,r5,r6,rg \\
-      --delta l1,l2,l3,l4,l5,l6,r1,r2,r3,r4,r5,r6 --units rad,lg=1,rg=1 --adapt-to-pi no
+      --delta l1,l2,l3,l4,l5,l6,r1,r2,r3,r4,r5,r6 --units rad,lg=1,rg=1 --adapt-to-pi yes
 
   # ONNX files in another precision, from a bundle that is there already
   vla_runtime export engines/pick --out engines/pick_float16 --onnx-precision float16
@@ -321,8 +321,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         '--adapt-to-pi',
         type=_yes_no,
         metavar='{yes,no}',
-        help="openpi's adapt_to_pi in training, for policies of ALOHA's 14 joints; yes, openpi's "
-        'default, is refused',
+        help="openpi's adapt_to_pi in training, for policies of ALOHA's 14 joints",
     )
     group.add_argument(
         '--embodiment',

@@ -112,6 +112,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         prompt=prompt,
         normalisation=facts.normalisation,
         tokenizer=f'tokenizer{settled.tokenizer.suffix}' if settled.tokenizer else None,
+        joint_space=facts.joint_space,
         trained_delay_steps=facts.trained_delay_steps,
         source={**facts.source, **told, 'exported_by': f'vla_runtime {__version__}'},
     )

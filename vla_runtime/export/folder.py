@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.files.json_file import JsonMapping
-from vla_runtime.types import PromptCleaning
+from vla_runtime.types import JointSpaceName, PromptCleaning
 
 CONFIG_FILE = 'config.json'
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer.model')
@@ -43,6 +43,7 @@ class FolderFacts:
         state_length: number of measured dimensions.
         action_length: number of real action dimensions.
         deltas: whether each action is relative to the state of the same index.
+        joint_space: joints that the policy was trained on; None: those of the robot.
         template: of the prompt; not asked for without language.
         prompt_length: tokens of the padded prompt.
         usual_prompt_length: that of the project, where neither folder nor user says another.
@@ -76,6 +77,7 @@ class FolderFacts:
     state_length: int | None = None
     action_length: int | None = None
     deltas: tuple[bool, ...] | None = None
+    joint_space: JointSpaceName | None = None
     template: str | None = None
     prompt_length: int | None = None
     usual_prompt_length: int | None = None

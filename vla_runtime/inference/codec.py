@@ -16,6 +16,7 @@ from vla_runtime.families import find_family
 from vla_runtime.families.family import TOKEN_MASK, TOKENS, image_places, language_dims
 from vla_runtime.inference.camera_images import CameraImages, EncodedImages
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
+from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.prompt_layout import Piece, image_places_of
 from vla_runtime.processing.prompts import PromptFormat, discretise_state, prompt_parts
@@ -40,6 +41,7 @@ class PolicyCodec:
         self._state_normalizer = self._normalizer(bundle, 'state')
         self._action_normalizer = self._normalizer(bundle, 'actions')
         self.action_space = _action_space(bundle)
+        self._joint_space = joint_space(spec.joint_space)
 
     def _normalizer(self, bundle: Bundle, group: str) -> Normalizer:
         statistics = {
@@ -97,11 +99,17 @@ class PolicyCodec:
             )
         with np.errstate(over='ignore', invalid='ignore'):
             # Checked after normalising, where a number too large for float32 shows.
-            normalised = self._state_normalizer.normalise(state.astype(np.float32))
+            normalised = self._state_normalizer.normalise(
+                self._joint_space.state_to_policy(state).astype(np.float32)
+            )
         bad = [f'{names[i]} = {state[i]}' for i in np.flatnonzero(~np.isfinite(normalised))]
         if bad:
             raise ValueError(f'observation.state: no usable number: {", ".join(bad)}')
         return normalised
+
+    def _state(self, observation: Observation) -> np.ndarray:
+        """Return the state (S,) in float64 that deltas are relative to."""
+        return self._joint_space.state_to_policy(np.asarray(observation.state, dtype=np.float64))
 
     def images(self, observation: Observation) -> EncodedImages:
         """Convert every camera's image to pixels, in the bundle's camera order."""
@@ -167,10 +175,11 @@ class PolicyCodec:
                 f'({", ".join(names)}), got shape {actions.shape}'
             )
         rows = np.minimum(np.arange(self.spec.horizon), len(actions) - 1)
-        state = np.asarray(observation.state, dtype=np.float64)
         with np.errstate(over='ignore', invalid='ignore'):
             normalised = self._action_normalizer.normalise(
-                self.action_space.from_robot(actions[rows], state)
+                self.action_space.from_robot(
+                    self._joint_space.actions_to_policy(actions[rows]), self._state(observation)
+                )
             )
         if not np.isfinite(normalised).all():
             step, column = np.argwhere(~np.isfinite(normalised))[0]
@@ -196,10 +205,9 @@ class PolicyCodec:
             )
         width = len(self.spec.actions)
         actions = self._action_normalizer.denormalise(normalised[: self.spec.horizon, :width])
+        targets = self.action_space.to_robot(actions, self._state(observation))
         return ActionChunk(
-            actions=self.action_space.to_robot(
-                actions, np.asarray(observation.state, dtype=np.float64)
-            ),
+            actions=self._joint_space.actions_to_robot(targets),
             names=self.spec.action_names,
             kinds=self.action_space.command_kinds,
             step_time_s=self.spec.step_time_s,

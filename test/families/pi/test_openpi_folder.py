@@ -6,9 +6,16 @@ import json
 
 import numpy as np
 import pytest
-from checkpoint_folders import openpi_statistics, tiny_tensors, write_openpi_folder
+from checkpoint_folders import (
+    lerobot_folder,
+    openpi_statistics,
+    tiny_tensors,
+    write_openpi_folder,
+)
 
+from vla_runtime.export.conversion import plan_export
 from vla_runtime.export.errors import ExportError
+from vla_runtime.export.options import ExportOptions
 from vla_runtime.families.pi.openpi_folder import read_openpi_folder
 from vla_runtime.files.json_file import JsonError
 
@@ -124,6 +131,8 @@ def test_a_config_of_another_form_is_named(folder):
 class TestAlohasJoints:
     """openpi trains ALOHA in its own joint convention unless told otherwise; no file says so."""
 
+    NAMES = tuple(f'{side}{joint}' for side in 'lr' for joint in (*range(1, 7), 'g'))
+
     @pytest.fixture(params=[(14, 14), (14, 32), (16, 32), (13, 14)], ids=str)
     def aloha(self, tmp_path, request):
         """Columns that are used, and all: a base may follow, and a gripper may never move."""
@@ -139,9 +148,38 @@ class TestAlohasJoints:
         assert question.option == '--adapt-to-pi'
         assert read_openpi_folder(aloha, 'pi05', adapt_to_pi=False).questions == ()
 
-    def test_pis_own_convention_is_refused_with_its_joints(self, aloha):
-        with pytest.raises(ExportError, match=r'joints 2, 3, 9 and 10 .*adapt_to_pi=False'):
-            read_openpi_folder(aloha, 'pi05', adapt_to_pi=True)
+    def test_the_answer_is_the_joint_space(self, aloha):
+        assert read_openpi_folder(aloha, 'pi05', adapt_to_pi=False).joint_space is None
+        facts = read_openpi_folder(aloha, 'pi05', adapt_to_pi=True)
+        assert (facts.joint_space, facts.questions) == ('openpi_aloha', ())
+
+    @pytest.mark.parametrize('answer', [True, False])
+    def test_the_bundle_has_it(self, tmp_path, answer):
+        folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), openpi_statistics(32))
+        spec = self.plan(folder, adapt_to_pi=answer).spec
+        assert spec.joint_space == ('openpi_aloha' if answer else None)
+        assert (spec.actions[1].relative_to, spec.actions[6].kind) == ('l2', 'absolute')
+
+    def test_what_does_not_fit_its_joints_is_refused_with_the_field(self, tmp_path):
+        folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), openpi_statistics(32))
+        with pytest.raises(ExportError, match=r"state\[6\]\.unit: 'rad' of 'lg' where '1'"):
+            self.plan(folder, adapt_to_pi=True, units=('rad',))
+        names = (*self.NAMES, 'base')
+        with pytest.raises(ExportError, match='state: 15 entries where 14 are expected'):
+            self.plan(folder, adapt_to_pi=True, state_names=names, action_names=names)
+
+    def plan(self, folder, **changes):
+        usual = {
+            'tokenizer': lerobot_folder() / 'tokenizer.json',
+            'state_names': self.NAMES,
+            'action_names': self.NAMES,
+            'units': ('rad', 'lg=1', 'rg=1'),
+            'deltas': tuple(name for name in self.NAMES if name[1] != 'g'),
+            'rate_hz': 50.0,
+            'vision_heads': 4,
+            'prompt_template': 'pi05_state',
+        }
+        return plan_export(folder, ExportOptions(**{**usual, **changes}), default_name='p')
 
     def test_it_is_asked_by_the_actions_that_are_named(self, aloha):
         for actions, asked in ((14, 1), (16, 1), (13, 0), (6, 0)):

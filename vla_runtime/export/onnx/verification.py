@@ -53,6 +53,7 @@ from vla_runtime.export.receipt import (
 from vla_runtime.families import read_time_table
 from vla_runtime.families.family import distinct_image_sizes
 from vla_runtime.inference.denoise import flow_times
+from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
 
 _LISTED = 10
@@ -330,7 +331,10 @@ class _Verifier:
         expected = case.reference['trace'][-1]
         error = error_of(x, expected)
         steps, width = self._spec.horizon, len(self._spec.actions)
-        found, meant = (self._actions.denormalise(c[0, :steps, :width]) for c in (x, expected))
+        to_robot = joint_space(self._spec.joint_space).actions_to_robot
+        found, meant = (
+            to_robot(self._actions.denormalise(c[0, :steps, :width])) for c in (x, expected)
+        )
         self._in_units.append(np.abs(found - meant))
         gain = float(case.reference['gain'])
         self._chunks.append(

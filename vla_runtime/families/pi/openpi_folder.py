@@ -27,9 +27,9 @@ _PROMPT_LENGTH: Mapping[str, int] = {'pi05': 200, 'pi0': 48}
 _ALOHA_COLUMNS = 14
 _ADAPT_TO_PI = Question(
     '--adapt-to-pi',
-    'no, for another robot than ALOHA, or for one trained with adapt_to_pi=False; openpi turns it '
-    'on for ALOHA (LeRobotAlohaDataConfig) unless told otherwise, and then joints turn the other '
-    'way',
+    'yes for ALOHA as openpi trains it (LeRobotAlohaDataConfig) unless told otherwise: joints turn '
+    'the other way, and grippers are motor angles; no for another robot, or for one trained with '
+    'adapt_to_pi=False',
 )
 _NORMALISER: Mapping[str, NormaliserKind] = {
     'pi05': 'quantiles_openpi',
@@ -57,17 +57,10 @@ def read_openpi_folder(
         actions: number of action dimensions, where it is known.
 
     Raises:
-        ExportError: missing, ambiguous or damaged statistics or configuration, or joints in pi's
-            own convention.
+        ExportError: missing, ambiguous or damaged statistics or configuration.
     """
     path = folder / CONFIG_FILE
     config = read_json(path) if os.path.lexists(path) else JsonMapping(path, {})
-    if adapt_to_pi:
-        raise ExportError(
-            f'{folder}: adapt_to_pi is not supported. Such a policy turns joints 2, 3, 9 and 10 of '
-            "ALOHA's 14 the other way round and has angles of its own for the grippers, in state "
-            'and actions; train with LeRobotAlohaDataConfig(adapt_to_pi=False)'
-        )
     for key in ('paligemma_variant', 'action_expert_variant'):
         if config.get(key, str, '').endswith('_lora'):
             raise config.error(
@@ -89,6 +82,7 @@ def read_openpi_folder(
         statistics=statistics,
         statistics_file=statistics_path,
         cleaning='openpi',
+        joint_space='openpi_aloha' if adapt_to_pi else None,
         template='pi0' if family == 'pi0' else None,
         usual_prompt_length=_PROMPT_LENGTH[family],
         horizon=config.get('action_horizon', int, None),

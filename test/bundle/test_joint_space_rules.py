@@ -1,0 +1,63 @@
+"""A joint space converts certain joints: others under its name are refused by their field."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tiny_policy import aloha_spec, tiny_spec
+
+from vla_runtime.bundle.rules import check_spec, dump_spec, parse_spec
+from vla_runtime.bundle.summary import describe
+from vla_runtime.files.typed_yaml import FieldError
+
+
+def changed(group: str, index: int, **changes):
+    spec = aloha_spec()
+    items = list(getattr(spec, group))
+    items[index] = replace(items[index], **changes)
+    return replace(spec, **{group: tuple(items)})
+
+
+def test_alohas_joints_are_accepted_written_and_shown():
+    spec = aloha_spec()
+    text = dump_spec(spec)
+    assert 'joint_space: openpi_aloha' in text
+    assert parse_spec(text) == spec
+    assert 'openpi_aloha' in describe(spec)
+    assert 'joint_space' not in dump_spec(tiny_spec())
+
+
+@pytest.mark.parametrize(
+    ('spec', 'words'),
+    [
+        (replace(tiny_spec(), joint_space='openpi_aloha'), 'field state: 3 entries where 14'),
+        (
+            replace(aloha_spec(), actions=aloha_spec().actions[:13]),
+            r'field actions: 13 entries where 14 .*--adapt-to-pi no',
+        ),
+        (changed('state', 6, unit='m'), r"field state\[6\]\.unit: 'm' of 'lg' where '1'"),
+        (
+            replace(
+                changed('state', 3, unit='deg'), actions=changed('actions', 3, unit='deg').actions
+            ),
+            r"field state\[3\]\.unit: 'deg' of 'l4' where 'rad'",
+        ),
+        (changed('actions', 13, unit='percent'), r"field actions\[13\]\.unit: 'percent' of 'rg'"),
+        (
+            changed('actions', 6, kind='delta', relative_to='lg'),
+            r"field actions\[6\]\.kind: 'delta' of 'lg' is not possible",
+        ),
+        (
+            changed('actions', 6, kind='velocity'),
+            r"field actions\[6\]\.kind: 'velocity' of 'lg' is not possible",
+        ),
+        (
+            changed('actions', 1, relative_to='r2'),
+            r"field actions\[1\]\.relative_to: 'r2' where 'l2' is expected",
+        ),
+    ],
+)
+def test_other_joints_are_refused_by_field(spec, words):
+    with pytest.raises(FieldError, match=words):
+        check_spec(spec)
