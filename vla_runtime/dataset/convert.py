@@ -63,6 +63,7 @@ class Result:
         others: likewise, for their verdict.
         repeated: camera frames that were shown before.
         damaged: camera frames that could not be decoded.
+        times: how messages got their times, where that is not by their stamps.
         problems: what of the bags could not be read.
         left_out: bags that could not be used at all, with the reason.
     """
@@ -76,6 +77,7 @@ class Result:
     others: int = 0
     repeated: int = 0
     damaged: int = 0
+    times: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -106,6 +108,7 @@ class Result:
                 f'no column next.success: {unjudged} episodes were not judged (--only judged '
                 'leaves them out)'
             )
+        lines += [f'time: {text}' for text in self.times]
         lines += [f'problem: {text}' for text in self.problems]
         return lines + [f'left out: {text}' for text in self.left_out]
 
@@ -298,6 +301,7 @@ def _write(
             result.verdicts.append(episode.success)
         result.repeated += frames.repeated
         result.damaged += frames.damaged
+        result.times += [f'{bag.path}: {text}' for text in bag.contents.clock.notes]
         result.problems += bag.contents.reader.problems
     if writer is None:
         raise DatasetError('no frame of a camera could be decoded')
