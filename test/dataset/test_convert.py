@@ -346,6 +346,40 @@ def test_a_bag_that_cannot_be_used_is_left_out_and_named(tmp_path: Path, robot_f
     assert not (tmp_path / 'none').exists()
 
 
+@pytest.mark.parametrize(
+    ('old', 'new', 'words'),
+    [
+        (
+            'unit: m,',
+            'unit: mm,',
+            r'second: joint gripper is in mm there, and in m in \S*first: one',
+        ),
+        (
+            'unit: rad, lower: -3.0, upper: 3.0,',
+            'unit: rad, continuous: true,',
+            'second: joint shoulder is in rad, continuous there, and in rad in',
+        ),
+    ],
+)
+def test_recordings_of_other_units_are_not_put_together(
+    tmp_path: Path,
+    robot_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    old: str,
+    new: str,
+    words: str,
+) -> None:
+    text = robot_file.read_text().replace(old, new)
+    (tmp_path / 'other.yaml').write_text(text)
+    robots = {'first': load_robot(robot_file), 'second': load_robot(tmp_path / 'other.yaml')}
+    monkeypatch.setattr(
+        'vla_runtime.dataset.convert._recorded_robot', lambda reader, _: robots[reader.path.name]
+    )
+    bags = [write_bag(tmp_path / name, Story()) for name in robots]
+    with pytest.raises(DatasetError, match=words):
+        convert(bags, tmp_path / 'out', DatasetOptions())
+
+
 def test_an_empty_folder_is_written_to(tmp_path: Path, robot_file: Path, monkeypatch: Any) -> None:
     bag = write_bag(tmp_path / 'bag', Story())
     (tmp_path / 'out').mkdir()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -156,7 +156,7 @@ def convert(
             wanted = [episode for episode in episodes if _is_wanted(episode, options)]
             others += len(episodes) - len(wanted)
             bags.append(_Bag(path, contents, wanted))
-            layout = _same_layout(layout, _layout(contents, robot, grid), path)
+            layout = _same_layout(layout, _layout(contents, robot, grid), bags[0].path, path)
         if layout is None:
             raise DatasetError('\n'.join(left_out))
         result = _write(bags, folder, layout, too_short, others, progress)
@@ -243,15 +243,26 @@ def _layout(contents: BagContents, robot: Robot, grid: Grid) -> Layout:
         cameras=dict.fromkeys(contents.frames, (0, 0)),
         state=state,
         action=state if grid.measured_actions else commanded,
+        units={
+            joint.name: f'{joint.unit}{", continuous" * joint.continuous}' for joint in robot.joints
+        },
     )
 
 
-def _same_layout(first: Layout | None, layout: Layout, path: Path) -> Layout:
+def _same_layout(first: Layout | None, layout: Layout, before: Path, path: Path) -> Layout:
     if first is None or first == layout:
         return layout
+    for joint, unit in layout.units.items():
+        other = first.units.get(joint, unit)
+        if other != unit:
+            raise DatasetError(
+                f'{path}: joint {joint} is in {unit} there, and in {other} in {before}: one data '
+                'set has one unit. Make one of each, or give one robot file for all with --robot '
+                'where both measure alike'
+            )
     raise DatasetError(
-        f'{path}: it is of another robot than the bags before: cameras, joints, commands or '
-        'steps a second differ. Give one robot file for all with --robot, and --fps'
+        f'{path}: it is of another robot than {before}: cameras, joints, commands or steps a '
+        'second differ. Give one robot file for all with --robot, and --fps'
     )
 
 
@@ -285,9 +296,7 @@ def _write(
                 continue
             if writer is None:
                 sizes = {name: one.pixels.shape[:2] for name, one in first.images.items()}
-                layout = Layout(
-                    layout.robot, layout.fps, sizes, layout.state, layout.action, judged
-                )
+                layout = replace(layout, cameras=sizes, judged=judged)
                 result.layout, writer = layout, DatasetWriter(folder, layout)
             facts = EpisodeFacts(
                 episode.task,
