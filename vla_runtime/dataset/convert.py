@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -63,7 +64,8 @@ class Result:
         others: likewise, for their verdict.
         repeated: camera frames that were shown before.
         damaged: camera frames that could not be decoded.
-        times: how messages got their times, where that is not by their stamps.
+        times: how messages got their times, where that is not by their stamps; and in how many
+            bags.
         problems: what of the bags could not be read.
         left_out: bags that could not be used at all, with the reason.
     """
@@ -77,7 +79,7 @@ class Result:
     others: int = 0
     repeated: int = 0
     damaged: int = 0
-    times: list[str] = field(default_factory=list)
+    times: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -108,7 +110,7 @@ class Result:
                 f'no column next.success: {unjudged} episodes were not judged (--only judged '
                 'leaves them out)'
             )
-        lines += [f'time: {text}' for text in self.times]
+        lines += [f'time: {text} (recordings: {count})' for text, count in self.times.items()]
         lines += [f'problem: {text}' for text in self.problems]
         return lines + [f'left out: {text}' for text in self.left_out]
 
@@ -310,7 +312,7 @@ def _write(
             result.verdicts.append(episode.success)
         result.repeated += frames.repeated
         result.damaged += frames.damaged
-        result.times += [f'{bag.path}: {text}' for text in bag.contents.clock.notes]
+        result.times.update(bag.contents.clock.notes)
         result.problems += bag.contents.reader.problems
     if writer is None:
         raise DatasetError('no frame of a camera could be decoded')
