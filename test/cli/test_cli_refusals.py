@@ -96,6 +96,8 @@ REFUSALS = (
     Refusal('export {tiny} --out {new} --horizon 3', 'which says everything itself'),
     Refusal('export {tiny} --out {new} --onnx-precision none', 'leaves nothing to do'),
     Refusal('export {cut} --out {new}', 'weights.safetensors: is not a whole safetensors file'),
+    Refusal('bench {tiny} --plot {new} --json {new}', '--plot and --json are both {new}: name two'),
+    Refusal('roofline --list --json {new}', '--list writes no file: leave out --json'),
     Refusal('train-demo --out {new} --device cuda', "device 'cuda': no CUDA device answers here"),
     Refusal('train-demo --out {new} --device gpu', "device 'gpu' is unknown to backend 'torch'"),
     Refusal('train-demo --out {tiny}', '{tiny}: exists already; choose another name or use'),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -29,9 +30,17 @@ def test_it_says_what_it_wrote(
     given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(given) == 0
-    first, second = capsys.readouterr().out.splitlines()
+    first, second, *times = capsys.readouterr().out.splitlines()
     assert first == f'{tmp_path / "out"}: 1 episodes, 60 frames at 20 Hz (3.0 s), 1 tasks'
     assert second == 'judged 0, of them successful 0'
+    assert [line.partition(' have')[0] for line in times] == [
+        'time: messages of /arm/joint_trajectory',
+        'time: messages of /gripper/rate',
+    ]
+    assert times[1].endswith(
+        'no stamps: the times of their recording are used, on the clock of '
+        '/joint_states (recordings: 1)'
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,3 +80,18 @@ def test_a_folder_of_recordings_is_read_and_none_twice(
 def test_a_path_that_is_no_bag_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(['to-dataset', str(tmp_path / 'none'), '--out', str(tmp_path / 'out')]) == 2
     assert f'error: {tmp_path / "none"}: does not exist' in capsys.readouterr().err
+
+
+def test_ended_by_a_signal_it_leaves_nothing_behind(given: list[str], tmp_path: Path) -> None:
+    """The signal comes while the first frames are written."""
+    code = (
+        'import os, signal, sys\n'
+        'from vla_runtime.cli.main import main\n'
+        'from vla_runtime.dataset.writer import DatasetWriter\n'
+        'DatasetWriter.write = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n'
+        'sys.exit(main(sys.argv[1:]))\n'
+    )
+    ended = subprocess.run([sys.executable, '-c', code, *given], capture_output=True, text=True)
+    assert ended.returncode == 143, ended.stderr
+    assert ended.stderr.splitlines()[-1] == 'ended by SIGTERM'
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['bag', 'small.yaml']

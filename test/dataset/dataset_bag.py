@@ -49,6 +49,9 @@ class Story:
         step_ms: of the chunks; 0 for none.
         late_ms: stamp of one joint state more, at the end; 0 for none.
         clock_ms: by how much the recording's clock is ahead of the stamps.
+        slow: seconds of the recording's clock in one of the stamps'.
+        reset_ms: time at which the stamps begin at zero again; 0 for never.
+        camera_ms: by how much stamps of the top camera are ahead; None: it has none.
         prefix: namespace of all topics.
     """
 
@@ -63,6 +66,9 @@ class Story:
     step_ms: int = 50
     late_ms: int = 0
     clock_ms: int = 0
+    slow: float = 1.0
+    reset_ms: int = 0
+    camera_ms: int | None = 0
     prefix: str = ''
     plugin: StoragePlugin = StoragePlugin.MCAP
 
@@ -126,7 +132,7 @@ class _Teller:
         if name not in self._connections:
             self._connections[name] = self._writer.add_connection(name, kind, typestore=TYPES)
         message = KINDS[kind](**values)
-        time_ns = START_NS + round((ms + self._story.clock_ms) * MS)
+        time_ns = START_NS + round((ms * self._story.slow + self._story.clock_ms) * MS)
         data = bytes(TYPES.serialize_cdr(message, kind))
         self._writer.write(self._connections[name], time_ns, data)
 
@@ -136,7 +142,7 @@ class _Teller:
             ms,
             'joint_states',
             'sensor_msgs/msg/JointState',
-            header=_header(ms),
+            header=self._header(ms),
             name=['gripper', 'joint_1'],
             position=np.array([0.05, position(ms)]),
             velocity=none,
@@ -181,7 +187,7 @@ class _Teller:
             )
             for index, row in enumerate(rows)
         ]
-        header = _header(ms if stamp else None, tag)
+        header = self._header(ms if stamp else None, tag)
         kind = 'trajectory_msgs/msg/JointTrajectory'
         self._put(ms, topic, kind, header=header, joint_names=names, points=points)
 
@@ -195,15 +201,16 @@ class _Teller:
             values=[pair],
         )
         kind = 'diagnostic_msgs/msg/DiagnosticArray'
-        self._put(ms, 'judge/report', kind, header=_header(ms), status=[status])
+        self._put(ms, 'judge/report', kind, header=self._header(ms), status=[status])
 
     def _frames(self, ms: int, number: int) -> None:
+        camera_ms = self._story.camera_ms
         if not self._is_silent('top', ms):
             self._put(
                 ms + 1,
                 'top/image',
                 'sensor_msgs/msg/Image',
-                header=_header(ms),
+                header=self._header(None if camera_ms is None else ms + camera_ms),
                 height=HEIGHT,
                 width=WIDTH,
                 encoding='rgb8',
@@ -217,10 +224,16 @@ class _Teller:
                 ms + 1,
                 'hand/image',
                 'sensor_msgs/msg/CompressedImage',
-                header=_header(ms),
+                header=self._header(ms),
                 format='jpeg',
                 data=np.frombuffer(data, np.uint8),
             )
+
+    def _header(self, ms: float | None, frame_id: str = '') -> Any:
+        reset_ms = self._story.reset_ms
+        if ms is not None and reset_ms and ms >= reset_ms:
+            ms -= reset_ms
+        return _header(ms, frame_id)
 
     def _is_silent(self, camera: str, ms: int) -> bool:
         begin, end = self._story.no_frames.get(camera, (0, 0))

@@ -172,12 +172,41 @@ def test_a_damaged_frame_is_replaced_by_the_one_before_and_counted(make: Any) ->
         Story(plugin=StoragePlugin.SQLITE3),
         # Recorded on another clock than the stamps', as beside a simulation.
         Story(clock_ms=500_000_000),
+        # A simulation at half the speed.
+        Story(clock_ms=500_000_000, slow=2.0),
     ],
 )
 def test_namespace_storage_and_clock_of_a_bag_change_nothing(make: Any, story: Story) -> None:
     made, plain = make(story), make(Story())
     for name in ('observation.state', 'action', 'timestamp'):
         np.testing.assert_array_equal(made.column(name), plain.column(name))
+
+
+def test_what_came_after_a_reset_of_the_clock_is_paired_by_itself(make: Any) -> None:
+    """A simulation that began anew in the middle, recorded on the machine's clock."""
+    story = Story(length_ms=4000, said=((0, 'a'), (2000, 'b')), reset_ms=2000)
+    made = make(story)
+    assert made.result.tasks == ['a', 'b']
+    # The last before the reset is shown for half a second more.
+    action = np.delete(made.column('action')[:, 0], range(40, 50))
+    np.testing.assert_allclose(action, command(50 * np.arange(80)), atol=1e-6)
+    for index, number in ((0, 0), (39, 39), (49, 39), (50, 40), (89, 79)):
+        assert made.image('hand', index) == jpeg(number)
+    assert any('stamps of /joint_states go back 1 times' in text for text in made.result.lines())
+
+
+@pytest.mark.parametrize(
+    ('camera_ms', 'words'),
+    [(None, 'messages of /top/image have no stamps'), (-500_000_000, '/top/image are of another')],
+)
+def test_a_camera_off_the_clock_has_the_times_of_its_recording(
+    make: Any, camera_ms: int | None, words: str
+) -> None:
+    made = make(Story(camera_ms=camera_ms, clock_ms=500_000_000))
+    for index in (0, 1, 58):
+        shown = np.array(Image.open(io.BytesIO(made.image('top', index))))
+        np.testing.assert_array_equal(shown, pixels(index))
+    assert any(words in line for line in made.result.lines())
 
 
 def test_of_several_robots_in_a_bag_one_is_chosen(tmp_path: Path, robot_file: Path) -> None:
@@ -315,6 +344,40 @@ def test_a_bag_that_cannot_be_used_is_left_out_and_named(tmp_path: Path, robot_f
     with pytest.raises(DatasetError, match=r'second.*\n.*third'):
         convert(bags[1:], tmp_path / 'none', options)
     assert not (tmp_path / 'none').exists()
+
+
+@pytest.mark.parametrize(
+    ('old', 'new', 'words'),
+    [
+        (
+            'unit: m,',
+            'unit: mm,',
+            r'second: joint gripper is in mm there, and in m in \S*first: one',
+        ),
+        (
+            'unit: rad, lower: -3.0, upper: 3.0,',
+            'unit: rad, continuous: true,',
+            'second: joint shoulder is in rad, continuous there, and in rad in',
+        ),
+    ],
+)
+def test_recordings_of_other_units_are_not_put_together(
+    tmp_path: Path,
+    robot_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    old: str,
+    new: str,
+    words: str,
+) -> None:
+    text = robot_file.read_text().replace(old, new)
+    (tmp_path / 'other.yaml').write_text(text)
+    robots = {'first': load_robot(robot_file), 'second': load_robot(tmp_path / 'other.yaml')}
+    monkeypatch.setattr(
+        'vla_runtime.dataset.convert._recorded_robot', lambda reader, _: robots[reader.path.name]
+    )
+    bags = [write_bag(tmp_path / name, Story()) for name in robots]
+    with pytest.raises(DatasetError, match=words):
+        convert(bags, tmp_path / 'out', DatasetOptions())
 
 
 def test_an_empty_folder_is_written_to(tmp_path: Path, robot_file: Path, monkeypatch: Any) -> None:

@@ -253,6 +253,34 @@ def test_metadata_says_which_file_comes_first(parts):
     assert [file.name for file in BagReader(parts).files] == ['bag_10.mcap', 'bag_2.mcap']
 
 
+def test_a_part_that_metadata_names_and_that_is_not_there_is_a_problem(parts):
+    metadata = parts / 'metadata.yaml'
+    metadata.write_text(
+        'rosbag2_bagfile_information:\n'
+        '  relative_file_paths: [bag_2.mcap, bag_7.mcap, bag_10.mcap.zstd]\n'
+    )
+    (problem,) = BagReader(parts).problems
+    assert problem.startswith(f'{parts}/bag_7.mcap: is missing: metadata.yaml names it')
+    # Who asks for one file gets it.
+    assert BagReader(parts / 'bag_2.mcap').problems == []
+    # Files that were renamed are all there.
+    metadata.write_text('rosbag2_bagfile_information: {relative_file_paths: [old_0.mcap]}')
+    assert BagReader(parts).problems == []
+
+
+def test_a_part_of_a_ring_that_is_missing_is_a_problem(tmp_path):
+    record_ring(tmp_path / 'ring')
+    first = min((tmp_path / 'ring').glob('0*'))
+    file = next(first.glob('*.mcap'))
+    names = f'[{file.name}, gone.mcap]'
+    (first / 'metadata.yaml').write_text(
+        f'rosbag2_bagfile_information: {{relative_file_paths: {names}}}'
+    )
+    assert [problem.split(':')[0] for problem in BagReader(tmp_path / 'ring').problems] == [
+        f'{first}/gone.mcap'
+    ]
+
+
 @pytest.mark.parametrize(
     'metadata',
     [

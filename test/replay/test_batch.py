@@ -22,6 +22,7 @@ from recorded_bag import Turn, record
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.cli import main as program
+from vla_runtime.files.json_file import LARGEST_JSON
 from vla_runtime.processes.workers import Submit, workers
 from vla_runtime.recording.bag_reader import BagReadError, find_recordings
 from vla_runtime.replay.batch import run_batch, totals
@@ -99,6 +100,8 @@ def here(initializer=None) -> Iterator[Submit]:
 
 def test_what_is_there_is_not_run_again(folder, tmp_path):
     first = list(run_batch(units(folder)[:2], tmp_path, here))
+    large = next(tmp_path.iterdir())
+    large.write_text(large.read_text() + ' ' * LARGEST_JSON)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert len(files) == 2
     again = list(run_batch(units(folder), tmp_path, here))

@@ -53,8 +53,15 @@ def write(
     instruction: bool = True,
     packed: bool = False,
     other_task: bool = False,
+    slow: int = 1,
+    ahead_ns: int = 0,
+    stamped: bool = True,
 ) -> Path:
-    """A bag as `ros2 bag record` writes it: no policy was there."""
+    """A bag as `ros2 bag record` writes it: no policy was there.
+
+    Its clock is `ahead_ns` ahead, with `slow` seconds in one of the stamps'; without `stamped` the
+    wrist's frames have no stamps.
+    """
     with Writer(folder, version=9, storage_plugin=plugin) as writer:
 
         def topic(name, kind):
@@ -62,7 +69,8 @@ def write(
 
         def put(connection, stamp_ns, message):
             data = TYPES.serialize_cdr(message, connection.msgtype)
-            writer.write(connection, stamp_ns, bytes(data))
+            recorded_ns = START_NS + ahead_ns + slow * (stamp_ns - START_NS)
+            writer.write(connection, recorded_ns, bytes(data))
 
         top = topic('top/image/compressed' if packed else 'top/image', PACKED if packed else IMAGE)
         hand = topic('wrist/image', IMAGE) if wrist else None
@@ -86,7 +94,7 @@ def write(
             else:
                 put(top, stamp_ns, raw(image, stamp_ns))
             if hand is not None:
-                put(hand, stamp_ns, raw(pixels(1000 + number, (30, 40, 3)), stamp_ns))
+                put(hand, stamp_ns, raw(pixels(1000 + number, (30, 40, 3)), stamp_ns * stamped))
     return folder
 
 
@@ -134,6 +142,19 @@ def test_predictions_are_compared_with_the_motion_that_followed(
         errors.append(np.abs(actions - [position(stamp_ns + i * PERIOD_NS) for i in range(8)]))
     np.testing.assert_allclose(error.mean, np.mean(errors, axis=0), atol=1e-6)
     np.testing.assert_allclose(error.largest, np.max(errors, axis=0), atol=1e-6)
+
+
+def test_a_recording_on_another_clock_changes_nothing(tmp_path, bundle, robot_file):
+    """A simulation at a third of the speed, with a camera without stamps and a task."""
+    plain = run(write(tmp_path / 'plain'), bundle, robot_file)
+    folder = write(tmp_path / 'slow', slow=3, ahead_ns=10**17, stamped=False)
+    result = run(folder, bundle, robot_file)
+    np.testing.assert_array_equal(result.error.mean, plain.error.mean)
+    assert plain.times == []
+    assert [line.split(':')[0] for line in result.times] == [
+        'messages of /wrist/image have no stamps'
+    ]
+    assert any('/wrist/image have no stamps' in line for line in result.lines())
 
 
 def test_a_camera_that_is_not_in_the_bag_is_named(tmp_path, bundle, robot_file):

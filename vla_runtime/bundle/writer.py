@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +28,7 @@ from vla_runtime.bundle.schema import SPEC_FILE, STATISTICS_FILE, WEIGHTS_FILE, 
 from vla_runtime.files.large_files import file_sha256
 from vla_runtime.files.typed_yaml import FieldError
 from vla_runtime.files.whole_files import NO_ROOM, write_text
+from vla_runtime.files.whole_folder import whole_folder
 
 
 def check_target(target: str | Path, force: bool) -> None:
@@ -77,37 +77,26 @@ def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
     """
     target = Path(target)
     check_target(target, force)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the target, so that the last step is a rename within one file system.
-        work = Path(tempfile.mkdtemp(prefix=f'.{target.name}.', dir=target.parent))
-    except OSError as error:
-        raise BundleError(f'{target}: cannot be made: {error.strerror}') from None
-    folder = work / target.name
-    try:
-        folder.mkdir()
-        yield folder
+    filled: Path | None = None
+
+    def check(folder: Path) -> None:
         # The files were hashed a moment ago, by `seal`.
         read_bundle(folder, verify=False)
         check_target(target, force)
-        if target.exists():
-            target.rename(work / 'replaced')
-        try:
-            folder.rename(target)
-        except OSError:
-            if (work / 'replaced').exists():
-                (work / 'replaced').rename(target)
-            raise
+
+    try:
+        with whole_folder(target, check) as filled:
+            yield filled
     except BundleError as error:
         # Name the target, not the temporary folder.
-        raise BundleError(str(error).replace(str(folder), str(target))) from None
+        raise BundleError(str(error).replace(str(filled), str(target))) from None
     except OSError as error:
+        if filled is None:
+            raise BundleError(f'{target}: cannot be made: {error.strerror}') from None
         if error.errno not in NO_ROOM:
             raise
         kept = '; the bundle that was there is kept' if target.exists() else ''
         raise BundleError(f'{target}: cannot be written: {error.strerror}{kept}') from None
-    finally:
-        shutil.rmtree(work)
 
 
 def seal(folder: str | Path, spec: BundleSpec) -> BundleSpec:

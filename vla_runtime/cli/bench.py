@@ -126,6 +126,8 @@ def main(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
     )
     try:
+        if arguments.plot and arguments.plot == arguments.json:
+            raise ValueError(f'--plot and --json are both {arguments.plot}: name two files')
         if arguments.plot:
             require_packages('matplotlib')
         figures = run_bench(arguments.bundle, options, _progress)

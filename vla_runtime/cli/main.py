@@ -11,9 +11,11 @@ import argparse
 import importlib
 import os
 import pkgutil
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from types import ModuleType
 
 from vla_runtime import __version__, cli
@@ -31,9 +33,49 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0, 2 for wrong arguments, an unusable file or a package that is missing, 130
-            for Ctrl-C, 141 where nobody reads the output any more (`| head`).
+            for Ctrl-C, 143 for SIGTERM and 129 for SIGHUP where the verb does not say otherwise,
+            141 where nobody reads the output any more (`| head`).
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    with _tidy_end():
+        return _run(argv)
+
+
+class _Ended(KeyboardInterrupt):
+    """A signal that ends the process, taken like Ctrl-C: what was begun is cleared away."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f'ended by {signal.Signals(number).name}')
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def _tidy_end() -> Iterator[None]:
+    """Raise `_Ended` at the first SIGTERM or SIGHUP that would end the process at once."""
+    mine = threading.current_thread() is threading.main_thread()
+    taken = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if mine and signal.getsignal(number) is signal.SIG_DFL
+    ]
+
+    def end(number: int, _: object) -> None:
+        for one in taken:
+            signal.signal(one, signal.SIG_IGN)
+        raise _Ended(number)
+
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            # Once the end has begun, here or in a verb, no more of them is wanted.
+            if signal.getsignal(number) is end:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _run(argv: list[str]) -> int:
     try:
         try:
             arguments = _parser(argv).parse_args(argv)
@@ -56,9 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the output wants no more of it; the interpreter's own flush must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except KeyboardInterrupt:
-        print('interrupted', file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(str(stop) or 'interrupted', file=sys.stderr)
+        return getattr(stop, 'exit_code', 130)
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:

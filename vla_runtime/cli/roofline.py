@@ -90,6 +90,9 @@ def main(arguments: argparse.Namespace) -> int:
     from vla_runtime.bundle.folder import BundleError
 
     if arguments.list:
+        if arguments.json:
+            print('error: --list writes no file: leave out --json', file=sys.stderr)
+            return 2
         print(device_table())
         return 0
     try:

@@ -1,13 +1,12 @@
 """All but the pixels of a bag: measured and commanded numbers, stamps of frames, and events.
 
-One pass over the bag. Topics are found in whatever namespace they were recorded. Measured numbers
-and frames have the stamps of their messages. Commands of most kinds have none: they have the time
-of their recording, on the clock of the stamps.
+One pass over the bag. Topics are found in whatever namespace they were recorded. All times are of
+one clock (`BagClock`): events have the times of their recording on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +14,8 @@ import numpy as np
 
 from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.series import JointSeries
+from vla_runtime.recording.bag_clock import BagClock, StampLog
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.recording.cdr import header_stamp_ns
 from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.recording.topics import (
     IMAGE_TYPES,
@@ -31,7 +30,6 @@ from vla_runtime.recording.topics import (
     robot_namespace,
 )
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, message_to_plan
-from vla_runtime.ros.messages.conversions import stamp_to_ns as to_ns
 from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.ros.robot.file import Robot
 from vla_runtime.ros.robot.schema import RobotOutput
@@ -44,8 +42,6 @@ _KINDS: Mapping[str, str] = {
     'twist_stamped': 'geometry_msgs/msg/TwistStamped',
 }
 _TRAJECTORY, _DIAGNOSTICS = _KINDS['joint_trajectory'], 'diagnostic_msgs/msg/DiagnosticArray'
-# A recording's time may be of another clock than its stamps, such as under use_sim_time.
-_SAME_CLOCK_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Event:
     """Begin or end of an episode.
 
     Attributes:
-        time_ns: on the clock of the stamps.
+        time_ns: on the bag's clock.
         kind: `instruction`, `episode` (of the executor) or `verdict`.
         text: the instruction.
         success: the verdict.
@@ -71,16 +67,18 @@ class BagContents:
 
     Attributes:
         reader: of the bag.
+        clock: of all times.
         states: one a joint of the robot file, in its order.
         actions: one an output of the robot file that is in the bag.
         missing_outputs: topics of those that are not.
         camera_topics: camera to its topic.
-        frames: camera to the stamps of its frames, (n,) int64, rising.
+        frames: camera to the times of its frames, (n,) int64, rising.
         events: in the order of time.
         step_time_s: of the policy's chunks; None without any.
     """
 
     reader: BagReader
+    clock: BagClock
     states: list[JointSeries]
     actions: list[JointSeries]
     missing_outputs: list[str]
@@ -101,6 +99,7 @@ def read_contents(reader: BagReader, robot: Robot, namespace: str | None = None)
     Raises:
         MissingTopicError: a topic of the robot file is not in it.
         NamespaceError: several robots are in it.
+        ClockError: its messages cannot be put in order.
         DatasetError: a joint of the robot file is never in its topic.
     """
     collector = _EpisodeCollector(reader, robot, namespace)
@@ -111,7 +110,7 @@ def read_contents(reader: BagReader, robot: Robot, namespace: str | None = None)
 
 @dataclass
 class _Topic:
-    """Messages of one topic, as far as they matter."""
+    """Messages of one topic, as far as they matter, and when they were recorded."""
 
     kind: str
     times_ns: list[int] = field(default_factory=list)
@@ -124,7 +123,7 @@ class _EpisodeCollector:
         self._wanted, self._namespace = namespace, Namespace()
         self._topics: dict[str, _Topic] = {}
         self._seen: dict[str, str] = {}
-        self._offsets_ns: list[int] = []
+        self._stamps = StampLog()
         images = {name for camera in robot.cameras for name in camera_topics(camera.topic)}
         outputs = {(output.topic, _KINDS[output.kind]) for output in robot.outputs}
         self._names: set[tuple[str, str]] = {
@@ -145,23 +144,17 @@ class _EpisodeCollector:
     def take(self, raw: RawMessage) -> None:
         topic = self._topics.setdefault(raw.topic, _Topic(raw.type_name))
         if raw.type_name in IMAGE_TYPES:
-            stamp_ns = header_stamp_ns(raw.serialised)
-            if stamp_ns:
-                topic.times_ns.append(stamp_ns)
+            self._stamps.note(raw)
             return
         message = self._reader.read(raw)
         if message is None:
             return
-        if raw.type_name == JOINT_STATE:
-            stamp_ns = to_ns(message.header.stamp)
-            self._offsets_ns.append(raw.time_ns - stamp_ns)
+        self._stamps.note(raw)
         topic.times_ns.append(raw.time_ns)
         topic.items.append(message)
 
     def contents(self) -> BagContents:
         robot = self._robot
-        offset_ns = int(np.median(self._offsets_ns)) if self._offsets_ns else 0
-        offset_ns = offset_ns if abs(offset_ns) > _SAME_CLOCK_NS else 0
         self._namespace = robot_namespace(
             {name: one.kind for name, one in self._topics.items()},
             [
@@ -170,22 +163,29 @@ class _EpisodeCollector:
             ],
             self._wanted,
         )
-        topics = {
+        cameras = {
             camera.name: self._required(camera_topics(camera.topic), IMAGE_TYPES, camera.name)
             for camera in robot.cameras
         }
-        actions = self._actions(offset_ns)
+        joints = {joint.name: self._joint_topic(joint.name) for joint in robot.joints}
+        outputs = {
+            output.topic: topic
+            for output in robot.outputs
+            if (topic := self._find((output.topic,), (_KINDS[output.kind],))) is not None
+        }
+        clock = self._stamps.clock(
+            self._reader.path, [*joints.values(), *cameras.values(), *outputs.values()]
+        )
+        actions = self._actions(outputs, clock)
         return BagContents(
             reader=self._reader,
-            states=[self._state(joint.name) for joint in robot.joints],
+            clock=clock,
+            states=[self._state(joint, topic, clock) for joint, topic in joints.items()],
             actions=list(actions.values()),
             missing_outputs=[o.topic for o in robot.outputs if o.topic not in actions],
-            camera_topics=topics,
-            frames={
-                camera: np.unique(np.array(self._topics[topic].times_ns, dtype=np.int64))
-                for camera, topic in topics.items()
-            },
-            events=sorted(self._events(offset_ns), key=lambda event: event.time_ns),
+            camera_topics=cameras,
+            frames={camera: np.unique(clock.times(topic)) for camera, topic in cameras.items()},
+            events=sorted(self._events(clock), key=lambda event: event.time_ns),
             step_time_s=self._step_time_s(),
         )
 
@@ -200,16 +200,16 @@ class _EpisodeCollector:
             raise MissingTopicError(self._reader.path, self._robot.file, names[0], source, there)
         return found
 
-    def _state(self, joint: str) -> JointSeries:
+    def _joint_topic(self, joint: str) -> str:
+        return self._required((self._robot.joint_source(joint).topic,), (JOINT_STATE,), joint)
+
+    def _state(self, joint: str, topic: str, clock: BagClock) -> JointSeries:
         robot = self._robot
-        source = robot.joint_source(joint)
-        topic = self._required((source.topic,), (JOINT_STATE,), joint)
         series, name = JointSeries((joint,)), robot.joint(joint).in_messages
-        for message in self._topics[topic].items:
+        for time_ns, message in self._timed(topic, clock):
             names = list(message.name)
             if name in names and len(message.position) == len(names):
-                position = float(message.position[names.index(name)])
-                series.add(to_ns(message.header.stamp), [position])
+                series.add(time_ns, [float(message.position[names.index(name)])])
         if not series.rows:
             raise DatasetError(
                 f"{self._reader.path}: topic {topic} never has joint '{name}' of the robot file "
@@ -217,42 +217,50 @@ class _EpisodeCollector:
             )
         return series
 
-    def _actions(self, offset_ns: int) -> dict[str, JointSeries]:
+    def _actions(self, topics: Mapping[str, str], clock: BagClock) -> dict[str, JointSeries]:
         found = {}
         for output in self._robot.outputs:
-            topic = self._find((output.topic,), (_KINDS[output.kind],))
-            if topic is None:
+            if output.topic not in topics:
                 continue
             series = JointSeries(_column_names(output))
             read = _READERS[output.kind](output, self._robot)
-            messages = self._topics[topic]
-            for time_ns, message in zip(messages.times_ns, messages.items, strict=True):
+            for time_ns, message in self._timed(topics[output.topic], clock):
                 row = read(message)
                 if row is not None:
-                    series.add(time_ns - offset_ns, row)
+                    series.add(time_ns, row)
             if series.rows:
                 found[output.topic] = series
         return found
 
-    def _events(self, offset_ns: int) -> list[Event]:
+    def _timed(self, topic: str, clock: BagClock) -> Iterator[tuple[int, Any]]:
+        """Yield a topic's messages with their times."""
+        items = self._topics[topic].items
+        return zip(clock.times(topic).tolist(), items, strict=True) if items else iter(())
+
+    def _events(self, clock: BagClock) -> list[Event]:
+        """Return the events by the times of their recording, which is their order."""
+
+        def event(time_ns: int, kind: str, **facts: Any) -> Event:
+            return Event(int(clock.at(np.array([time_ns]))[0]), kind, **facts)
+
         events = []
         said = self._find(INSTRUCTIONS, (STRING,))
         if said is not None:
             topic = self._topics[said]
             for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
-                events.append(Event(time_ns - offset_ns, 'instruction', message.data.strip()))
+                events.append(event(time_ns, 'instruction', text=message.data.strip()))
         plans = self._find(('committed_plan',), (_TRAJECTORY,))
         episode: int | None = None
         for time_ns, plan in self._trajectories(plans, message_to_plan):
             if plan.episode != episode:
                 episode = plan.episode
-                events.append(Event(time_ns - offset_ns, 'episode'))
+                events.append(event(time_ns, 'episode'))
         for name, topic in self._topics.items():
             if is_topic(name, 'report') and not self._namespace.is_other(name):
                 for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
                     success = _verdict(message)
                     if success is not None:
-                        events.append(Event(time_ns - offset_ns, 'verdict', success=success))
+                        events.append(event(time_ns, 'verdict', success=success))
         return events
 
     def _trajectories(self, name: str | None, read: Callable[[Any], Any]) -> list[tuple[int, Any]]:

@@ -43,7 +43,7 @@ class BagFrames:
             for camera, stamps in episode.stamps_ns.items()
             for stamp_ns in stamps
         )
-        self._frames = NeededFrames(contents.reader, uses, self._encoded)
+        self._frames = NeededFrames(contents.reader, uses, self._encoded, contents.clock.time_ns)
 
     def of(self, episode: PlannedEpisode) -> Iterator[DatasetFrame]:
         """Yield an episode's frames; they begin where every camera has a sound one."""

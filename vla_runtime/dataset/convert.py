@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -63,6 +64,8 @@ class Result:
         others: likewise, for their verdict.
         repeated: camera frames that were shown before.
         damaged: camera frames that could not be decoded.
+        times: how messages got their times, where that is not by their stamps; and in how many
+            bags.
         problems: what of the bags could not be read.
         left_out: bags that could not be used at all, with the reason.
     """
@@ -76,6 +79,7 @@ class Result:
     others: int = 0
     repeated: int = 0
     damaged: int = 0
+    times: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -106,6 +110,7 @@ class Result:
                 f'no column next.success: {unjudged} episodes were not judged (--only judged '
                 'leaves them out)'
             )
+        lines += [f'time: {text} (recordings: {count})' for text, count in self.times.items()]
         lines += [f'problem: {text}' for text in self.problems]
         return lines + [f'left out: {text}' for text in self.left_out]
 
@@ -153,7 +158,7 @@ def convert(
             wanted = [episode for episode in episodes if _is_wanted(episode, options)]
             others += len(episodes) - len(wanted)
             bags.append(_Bag(path, contents, wanted))
-            layout = _same_layout(layout, _layout(contents, robot, grid), path)
+            layout = _same_layout(layout, _layout(contents, robot, grid), bags[0].path, path)
         if layout is None:
             raise DatasetError('\n'.join(left_out))
         result = _write(bags, folder, layout, too_short, others, progress)
@@ -240,15 +245,26 @@ def _layout(contents: BagContents, robot: Robot, grid: Grid) -> Layout:
         cameras=dict.fromkeys(contents.frames, (0, 0)),
         state=state,
         action=state if grid.measured_actions else commanded,
+        units={
+            joint.name: f'{joint.unit}{", continuous" * joint.continuous}' for joint in robot.joints
+        },
     )
 
 
-def _same_layout(first: Layout | None, layout: Layout, path: Path) -> Layout:
+def _same_layout(first: Layout | None, layout: Layout, before: Path, path: Path) -> Layout:
     if first is None or first == layout:
         return layout
+    for joint, unit in layout.units.items():
+        other = first.units.get(joint, unit)
+        if other != unit:
+            raise DatasetError(
+                f'{path}: joint {joint} is in {unit} there, and in {other} in {before}: one data '
+                'set has one unit. Make one of each, or give one robot file for all with --robot '
+                'where both measure alike'
+            )
     raise DatasetError(
-        f'{path}: it is of another robot than the bags before: cameras, joints, commands or '
-        'steps a second differ. Give one robot file for all with --robot, and --fps'
+        f'{path}: it is of another robot than {before}: cameras, joints, commands or steps a '
+        'second differ. Give one robot file for all with --robot, and --fps'
     )
 
 
@@ -282,9 +298,7 @@ def _write(
                 continue
             if writer is None:
                 sizes = {name: one.pixels.shape[:2] for name, one in first.images.items()}
-                layout = Layout(
-                    layout.robot, layout.fps, sizes, layout.state, layout.action, judged
-                )
+                layout = replace(layout, cameras=sizes, judged=judged)
                 result.layout, writer = layout, DatasetWriter(folder, layout)
             facts = EpisodeFacts(
                 episode.task,
@@ -298,6 +312,7 @@ def _write(
             result.verdicts.append(episode.success)
         result.repeated += frames.repeated
         result.damaged += frames.damaged
+        result.times.update(bag.contents.clock.notes)
         result.problems += bag.contents.reader.problems
     if writer is None:
         raise DatasetError('no frame of a camera could be decoded')

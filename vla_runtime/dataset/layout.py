@@ -42,6 +42,7 @@ class Layout:
         cameras: camera to the (height, width) of its frames.
         state: names of the measured numbers.
         action: names of the commanded numbers.
+        units: joint of the robot file to its unit, and whether it is continuous.
         judged: every episode was judged, so each frame says whether it ends in success.
     """
 
@@ -50,6 +51,7 @@ class Layout:
     cameras: dict[str, tuple[int, int]]
     state: tuple[str, ...]
     action: tuple[str, ...]
+    units: dict[str, str]
     judged: bool = False
 
     def features(self) -> dict[str, dict[str, Any]]:

@@ -7,8 +7,6 @@ is needed. The folder appears under its name complete, or not at all.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,6 +40,7 @@ from vla_runtime.dataset.tables import (
     plain,
     task_table,
 )
+from vla_runtime.files.whole_folder import whole_folder
 
 # Frames wait in memory for so many bytes; an episode that is smaller is one row group.
 _GROUP_BYTES = 64 << 20
@@ -56,27 +55,11 @@ def dataset_folder(path: Path, *, force: bool) -> Iterator[Path]:
     """
     path = path.resolve()
     _check_replaceable(path, force)
-    aside = path.with_name(f'.{path.name}.{os.getpid()}.part')
     try:
-        aside.mkdir(parents=True)
-        yield aside
-        # Something may have come there in the meantime.
-        _check_replaceable(path, force)
-        if path.exists():
-            before = path.with_name(f'.{path.name}.{os.getpid()}.old')
-            path.rename(before)
-            try:
-                aside.rename(path)
-            except OSError:
-                before.rename(path)
-                raise
-            shutil.rmtree(before)
-        else:
-            aside.rename(path)
+        with whole_folder(path, lambda _: _check_replaceable(path, force)) as folder:
+            yield folder
     except OSError as error:
         raise DatasetError(f'{path}: cannot be written: {error.strerror or error}') from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _check_replaceable(path: Path, force: bool) -> None:

@@ -85,6 +85,9 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     source = Source(checkpoint, tensors, facts, options, missing)
     tensors = reader.select(source)
     make_dims = reader.sizes(source._replace(tensors=tensors))
+    # Sizes that are not known yet may use them once they are.
+    if make_dims is not None:
+        missing.refuse_unused(options.head_options)
     settled = _settle(reader, facts, make_dims, options, missing)
     prompt_length = settled.language[2] if settled.language else 0
     dims = settled.make_dims(len(settled.cameras), prompt_length, settled.horizon)

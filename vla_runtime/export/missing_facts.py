@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ class MissingFacts:
         self._kind = f'{facts.kind} {facts.family}'
         self._questions: list[Question] = list(facts.questions)
         self._conflicts: list[str] = []
+        self._picked: set[str] = set()
 
     def ask(self, option: str, wanted: str) -> None:
         """Note that something is missing."""
@@ -55,6 +57,7 @@ class MissingFacts:
             wanted: description of the value for the user, where there is none.
             default: where nothing is stated and the project has one usual value.
         """
+        self._picked.add(option)
         if given is not None and stated is not None and given != stated:
             self.conflict(
                 f'{option} says {_said(given)} but the {self._kind} folder says {_said(stated)}'
@@ -64,6 +67,14 @@ class MissingFacts:
                 return value
         self.ask(option, wanted)
         return None
+
+    def refuse_unused(self, options: Iterable[str]) -> None:
+        """Note options that were given and that nothing was picked from."""
+        for option in options:
+            if option not in self._picked:
+                self.conflict(
+                    f'{option} is given, but {self._kind} has no use for it: leave it out'
+                )
 
     def raise_if_any(self) -> None:
         """Refuse the export if anything was noted.

@@ -68,6 +68,15 @@ class ExportOptions:
     heads: Mapping[str, int] = field(default_factory=dict)
     embodiment: str | None = None
 
+    @property
+    def head_options(self) -> tuple[str, ...]:
+        """The options of attention heads that are given, as `MissingFacts` names them."""
+        return (
+            *(['--vision-heads'] * (self.vision_heads is not None)),
+            *(['--kv-heads'] * (self.kv_heads is not None)),
+            *(f'--heads {part}=N' for part in self.heads),
+        )
+
 
 @dataclass(frozen=True)
 class DatasetInfo:

@@ -15,6 +15,8 @@ _REQUIRED = object()
 # Parsed text takes up to thirty times its size in memory. The largest files are the indexes of
 # sharded checkpoints, below 1 MB.
 LARGEST_JSON = 4 << 20
+# Results that the package wrote itself: half a million episodes of a study.
+LARGEST_RESULT = 256 << 20
 _LONGEST_FIELD = 200
 
 
@@ -98,26 +100,26 @@ class JsonMapping:
         return f'{self.field}.{key}' if self.field else key
 
 
-def read_json(path: Path) -> JsonMapping:
+def read_json(path: Path, most_bytes: int = LARGEST_JSON) -> JsonMapping:
     """Read a JSON file whose top is a mapping.
 
     Raises:
-        JsonError: missing, not JSON, or not a mapping.
+        JsonError: missing, too large, not JSON, or not a mapping.
     """
-    document = read_document(path)
+    document = read_document(path, most_bytes)
     if not isinstance(document, dict):
         raise JsonError(f'{path}: is not a mapping')
     return JsonMapping(path, document)
 
 
-def read_document(path: Path) -> Any:
+def read_document(path: Path, most_bytes: int = LARGEST_JSON) -> Any:
     """Read a JSON file, whatever its top is.
 
     Raises:
         JsonError: missing, not a regular file, too large, or not JSON.
     """
     try:
-        return json.loads(read_text(path, LARGEST_JSON))
+        return json.loads(read_text(path, most_bytes))
     except FileNotFoundError:
         raise JsonError(f'{path}: is missing') from None
     except UnreadableFileError as error:

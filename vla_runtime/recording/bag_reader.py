@@ -60,6 +60,8 @@ class BagReader:
             raise BagReadError(
                 f'{path}: {_why_none(path)}; name a folder with a .mcap or .db3 file, or the file'
             )
+        for folder in dict.fromkeys(file.parent for file in self.files if path.is_dir()):
+            self.problems += _missing_parts(folder)
         self._damaged: Counter[str] = Counter()
 
     def messages(self, wanted: Wanted) -> Iterator[RawMessage]:
@@ -190,20 +192,40 @@ def _own_files(folder: Path) -> list[Path]:
 
     They are those that its metadata names, and the parts `NAME_0`, `NAME_1` and so on of one name.
     """
-    found = _bag_files(folder)
-    try:
-        text = read_text(folder / 'metadata.yaml', LARGEST_FILE)
-        named = loads(text)['rosbag2_bagfile_information']['relative_file_paths']
-        order = {Path(str(name)).name: number for number, name in enumerate(named)}
-    # Without its metadata, or with one that is damaged or too large, a bag still has its files.
-    except (OSError, ValueError, TypeError, LookupError):
-        order = {}
+    found, order = _bag_files(folder), _named_files(folder)
     named_here = [file for file in found if file.name in order]
     names = {_whole_name(file) for file in named_here or found}
     if len(names) > 1 and not named_here:
         return []
     own = [file for file in found if file.name in order or _whole_name(file) in names]
     return sorted(own, key=lambda file: order.get(file.name, len(order)))
+
+
+def _named_files(folder: Path) -> dict[str, int]:
+    """Return the names of the storage files in a folder's metadata, with their order."""
+    try:
+        text = read_text(folder / 'metadata.yaml', LARGEST_FILE)
+        named = loads(text)['rosbag2_bagfile_information']['relative_file_paths']
+        return {Path(str(name)).name: number for number, name in enumerate(named)}
+    # Without its metadata, or with one that is damaged or too large, a bag still has its files.
+    except (OSError, ValueError, TypeError, LookupError):
+        return {}
+
+
+def _missing_parts(folder: Path) -> list[str]:
+    """Return a problem for each part that a bag's metadata names and its folder lacks."""
+    there = {file.name for file in _own_files(folder)}
+    # The metadata of a bag that was unpacked names its packed files.
+    names = [re.sub(r'\.zstd?$', '', name) for name in _named_files(folder)]
+    missing = [name for name in names if name not in there]
+    if len(missing) == len(names) <= len(there):
+        # Its files have new names.
+        return []
+    return [
+        f'{folder / name}: is missing: metadata.yaml names it as a part of the bag, and its '
+        'messages are not in what follows; copy or unpack it'
+        for name in missing
+    ]
 
 
 def _bag_files(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.recording.topics import IMAGE_TYPES
 
 Frame = TypeVar('Frame')
-# Topic, and stamp of the message in ns.
+# Topic, and time of the message in ns.
 FrameKey = tuple[str, int]
 
 
@@ -23,6 +23,7 @@ class NeededFrames(Generic[Frame]):
         reader: of the bag.
         uses: key of every use to come.
         make: makes a frame of its message; None for a damaged one.
+        time_ns: of a message in its key; its stamp by default.
     """
 
     def __init__(
@@ -30,9 +31,11 @@ class NeededFrames(Generic[Frame]):
         reader: BagReader,
         uses: Iterable[FrameKey],
         make: Callable[[RawMessage], Frame | None],
+        time_ns: Callable[[RawMessage], int | None] = lambda raw: header_stamp_ns(raw.serialised),
     ) -> None:
         self._reader = reader
         self._make = make
+        self._time_ns = time_ns
         self._uses = Counter(uses)
         self._held: dict[FrameKey, Frame | None] = {}
         self._stream = self._read()
@@ -52,10 +55,10 @@ class NeededFrames(Generic[Frame]):
         for raw in self._reader.messages(
             lambda topic, kind: topic in topics and kind in IMAGE_TYPES
         ):
-            stamp_ns = header_stamp_ns(raw.serialised)
-            if stamp_ns is None:
+            time_ns = self._time_ns(raw)
+            if time_ns is None:
                 continue
-            key = raw.topic, stamp_ns
+            key = raw.topic, time_ns
             if self._uses.get(key) and key not in given:
                 given.add(key)
                 yield key, self._make(raw)

@@ -6,6 +6,9 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from vla_runtime.recording.bag_clock import BagClock, StampLog
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.topics import (
     IMAGE_TYPES,
@@ -34,12 +37,14 @@ class BagTopics:
         joints: joint to topic and its name in messages, in the policy's order of the state.
         measured: every measured joint of the robot file to the same.
         namespace: of the robot in the bag.
+        clock: of all times.
     """
 
     cameras: Mapping[str, str]
     joints: Sequence[JointSource]
     measured: Mapping[str, JointSource]
     namespace: Namespace
+    clock: BagClock
 
 
 def find_topics(
@@ -56,10 +61,13 @@ def find_topics(
     Raises:
         MissingTopicError: one is not there; names those that are.
         NamespaceError: there are several robots.
+        ClockError: the bag's messages cannot be put in order.
     """
     kinds: dict[str, str] = {}
+    stamps = StampLog()
     for message in reader.messages(lambda topic, kind: kind in (*IMAGE_TYPES, JOINT_STATE)):
         kinds.setdefault(message.topic, message.type_name)
+        stamps.note(message)
 
     cameras = {name: camera_topics(camera.topic) for name, camera in policy.match.cameras.items()}
     joints = {
@@ -89,7 +97,11 @@ def find_topics(
         joint = robot.joint(name)
         place_of = topic(name, names, (JOINT_STATE,))
         sources[name] = JointSource(place_of, joint.in_messages, joint.continuous)
-    return BagTopics(found, [sources[name] for name in policy.match.state_joints], sources, place)
+    clock = stamps.clock(
+        reader.path, [*(source.topic for source in sources.values()), *found.values()]
+    )
+    ordered = [sources[name] for name in policy.match.state_joints]
+    return BagTopics(found, ordered, sources, place, clock)
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,7 @@ class Instructions:
     """Instructions over time.
 
     Attributes:
-        times_ns: at which each was recorded, rising.
+        times_ns: at which each was recorded, rising, on the bag's clock.
         texts: of each.
     """
 
@@ -110,7 +122,7 @@ class Instructions:
         return self.texts[index - 1] if index else ''
 
 
-def find_instructions(reader: BagReader, namespace: Namespace) -> Instructions:
+def find_instructions(reader: BagReader, topics: BagTopics) -> Instructions:
     """Return the instructions that the policy node of a robot was given.
 
     Raises:
@@ -122,10 +134,11 @@ def find_instructions(reader: BagReader, namespace: Namespace) -> Instructions:
     ):
         found.setdefault(topic, []).append((time_ns, text))
     spoken = [topic for topic, said in found.items() if any(text.strip() for _, text in said)]
-    chosen = namespace.find_topic(dict.fromkeys(spoken, STRING), INSTRUCTIONS, (STRING,))
+    chosen = topics.namespace.find_topic(dict.fromkeys(spoken, STRING), INSTRUCTIONS, (STRING,))
     if chosen is not None:
         said = sorted(found[chosen], key=lambda item: item[0])
-        return Instructions([time_ns for time_ns, _ in said], [text for _, text in said])
+        times_ns = topics.clock.at(np.array([time_ns for time_ns, _ in said]))
+        return Instructions(times_ns.tolist(), [text for _, text in said])
     raise ReplayError(
         f'{reader.path}: no topic …/current_instruction or …/instruction says what the robot was '
         'to do; give it with --instruction'

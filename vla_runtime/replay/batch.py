@@ -13,7 +13,7 @@ from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.files.json_file import JsonError, read_json
+from vla_runtime.files.json_file import LARGEST_RESULT, JsonError, read_json
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.processes.workers import Pool
 from vla_runtime.replay.units import Json, Unit, run_unit
@@ -148,7 +148,7 @@ def write_summary(path: Path, results: Sequence[Json]) -> None:
 
 def _read(path: Path) -> Json | None:
     try:
-        result = dict(read_json(path).values)
+        result = dict(read_json(path, LARGEST_RESULT).values)
     except JsonError:
         return None
     # What failed for want of a bundle, a package or memory may be there now.

@@ -34,14 +34,22 @@ class RecordedMotion:
             times.append(stamp_ns)
             self.positions.setdefault(joint, []).append(position)
 
-    def at(self, joint: str, stamps_ns: np.ndarray, longest_gap_ns: int) -> np.ndarray:
-        """Positions at these times, interpolated; NaN before, behind and within long gaps."""
+    def at(
+        self, joint: str, stamps_ns: np.ndarray, longest_gap_ns: int, *, continuous: bool = False
+    ) -> np.ndarray:
+        """Return positions at these times, interpolated; NaN before, behind and within long gaps.
+
+        Those of a continuous joint go on where its driver wraps them around.
+        """
         times = np.array(self.times_ns.get(joint, ()), dtype=np.int64)
         if len(times) < 2:
             return np.full(len(stamps_ns), np.nan)
         relative = (stamps_ns - times[0]).astype(np.float64)
         known = (times - times[0]).astype(np.float64)
-        found = np.interp(relative, known, self.positions[joint], left=np.nan, right=np.nan)
+        positions = np.array(self.positions[joint])
+        if continuous:
+            positions = np.unwrap(positions)
+        found = np.interp(relative, known, positions, left=np.nan, right=np.nan)
         after = np.clip(np.searchsorted(times, stamps_ns), 1, len(times) - 1)
         found[times[after] - times[after - 1] > longest_gap_ns] = np.nan
         return found
@@ -77,6 +85,7 @@ def open_loop_error(
 
     Row i of a chunk is compared with the position i steps after its observation. Times at which a
     joint was not measured do not count; columns that are commanded as velocities are left out.
+    Positions of a continuous joint that differ by whole turns are the same.
 
     Args:
         predictions: stamp of the observation, and the chunk in robot units.
@@ -89,7 +98,7 @@ def open_loop_error(
     if not predictions:
         raise ReplayError('no prediction could be made')
     first = predictions[0][1]
-    units = {joint.name: joint.unit for joint in robot.joints}
+    known = {joint.name: joint for joint in robot.joints}
     columns = [
         (index, name)
         for index, (name, kind) in enumerate(zip(first.names, first.kinds, strict=True))
@@ -100,24 +109,39 @@ def open_loop_error(
     steps = np.arange(first.horizon) * round(first.step_time_s * 1e9)
     # Twice a step is too long a time without a measurement.
     gap_ns = max(2 * round(first.step_time_s * 1e9), _GAP_NS)
+    continuous = np.array([known[name].continuous for _, name in columns])
     predicted = np.stack([chunk.actions[:, [i for i, _ in columns]] for _, chunk in predictions])
     measured = np.stack(
         [
-            np.stack([motion.at(name, stamp_ns + steps, gap_ns) for _, name in columns], axis=1)
+            np.stack(
+                [
+                    motion.at(name, stamp_ns + steps, gap_ns, continuous=turns)
+                    for (_, name), turns in zip(columns, continuous, strict=True)
+                ],
+                axis=1,
+            )
             for stamp_ns, _ in predictions
         ]
     )
-    error = np.abs(predicted - measured)
-    still = np.abs(measured - measured[:, :1])
+    error = _distance(predicted, measured, continuous)
+    still = _distance(measured, measured[:, :1], continuous)
     return OpenLoopError(
         joints=tuple(name for _, name in columns),
-        units=tuple(units[name] for _, name in columns),
+        units=tuple(known[name].unit for _, name in columns),
         step_time_s=first.step_time_s,
         mean=_over_predictions(error, np.mean),
         largest=_over_predictions(error, np.max),
         still=_over_predictions(still, np.mean),
         predictions=len(predictions),
     )
+
+
+def _distance(first: np.ndarray, second: np.ndarray, continuous: np.ndarray) -> np.ndarray:
+    """Return absolute differences of positions (predictions, steps, joints)."""
+    difference = first - second
+    turns = np.round(difference[..., continuous] / (2.0 * np.pi))
+    difference[..., continuous] -= 2.0 * np.pi * turns
+    return np.abs(difference)
 
 
 def _over_predictions(values: np.ndarray, reduce: Any) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Open loop: what a policy predicts on any bag, against the motion that followed in it.
 
-Frames and states are chosen by the node's own synchroniser, on a clock made of the messages'
-stamps. Nothing the policy says moves anything, so an error says how the policy differs from
-whoever drove the robot, and not how well it would do.
+Frames and states are chosen by the node's own synchroniser, on the bag's clock (`BagClock`).
+Nothing the policy says moves anything, so an error says how the policy differs from whoever drove
+the robot, and not how well it would do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.replay.bag_topics import BagTopics
 from vla_runtime.replay.motion import RecordedMotion
-from vla_runtime.ros.messages.conversions import ReceivedPlan, stamp_to_ns
+from vla_runtime.ros.messages.conversions import ReceivedPlan
 from vla_runtime.ros.policy.camera_buffer import Frame
 from vla_runtime.ros.policy.robot_policy import RobotPolicy
 from vla_runtime.ros.policy.synchronizer import Selection, Synchronizer, SyncLimits
@@ -109,9 +109,9 @@ class OpenLoop:
         topics = {*self._camera_of, *self._joint_topics}
         for raw in self._reader.messages(lambda topic, _: topic in topics):
             message = self._reader.read(raw)
-            stamp_ns = 0 if message is None else stamp_to_ns(message.header.stamp)
-            if stamp_ns <= 0:
+            if message is None:
                 continue
+            stamp_ns = self._topics.clock.time_ns(raw)
             count += 1
             heapq.heappush(waiting, (stamp_ns, count, raw, message))
             newest_ns = max(newest_ns, stamp_ns)

@@ -37,6 +37,7 @@ class OpenLoopResult:
         recording: path.
         error: by step ahead and joint.
         missing: reason to number of predictions that could not be made.
+        times: how messages got their times, where that is not by their stamps.
         problems: what could not be read.
         replay_s: that it took.
     """
@@ -44,6 +45,7 @@ class OpenLoopResult:
     recording: str
     error: OpenLoopError
     missing: dict[str, int]
+    times: list[str]
     problems: list[str]
     replay_s: float
 
@@ -55,6 +57,7 @@ class OpenLoopResult:
             'is_broken': False,
             'predictions': error.predictions,
             'missing': self.missing,
+            'times': self.times,
             'problems': self.problems,
             'replay_s': self.replay_s,
             'joints': list(error.joints),
@@ -73,6 +76,7 @@ class OpenLoopResult:
         ]
         for reason, count in self.missing.items():
             lines.append(f'  no prediction {count} times: {reason}')
+        lines += [f'  time: {text}' for text in self.times]
         for problem in self.problems:
             lines.append(f'  problem: {problem}')
         lines += ['', '  mean error; in brackets that of standing still']
@@ -121,11 +125,7 @@ def run_open_loop(
         topics = find_topics(reader, robot, policy, namespace)
         # A policy without language needs none in the bag.
         recorded = policy.policy.reads_instruction and not instruction
-        said = (
-            find_instructions(reader, topics.namespace).at
-            if recorded
-            else (lambda _: instruction or '')
-        )
+        said = find_instructions(reader, topics).at if recorded else (lambda _: instruction or '')
         given = {name: row.default for name, row in live_settings().items()}
         # The switch is off by default, and then this word has no say.
         settings = settings_from({**given, 'rtc_mode': 'guided', **changes.settings})
@@ -138,7 +138,12 @@ def run_open_loop(
         raise ReplayError(f'{path}: no prediction could be made: {reasons}')
     error = open_loop_error(made, loop.motion, robot)
     return OpenLoopResult(
-        str(path), error, dict(loop.missing), reader.problems, perf_counter() - begin_s
+        str(path),
+        error,
+        dict(loop.missing),
+        topics.clock.notes,
+        reader.problems,
+        perf_counter() - begin_s,
     )
 
 

@@ -53,6 +53,20 @@ def test_a_folder_says_all_but_names_units_rate_heads_and_an_unusual_horizon(fol
     }
 
 
+@pytest.mark.parametrize(
+    ('given', 'option'),
+    [
+        ({'heads': {**OPTIONS.heads, 'contxt': 4}}, '--heads contxt=N'),
+        ({'kv_heads': 1}, '--kv-heads'),
+    ],
+)
+def test_heads_that_the_network_does_not_have_are_refused(folder, given, option):
+    with pytest.raises(
+        REFUSED, match=f'{option} is given, but LeRobot groot_n15 has no use for it'
+    ):
+        plan(folder, replace(OPTIONS, **given))
+
+
 def test_all_sizes_are_those_of_the_reference_case(folder):
     spec = plan(folder).spec
     dims = spec.dims

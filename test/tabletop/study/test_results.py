@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from paths import ROOT
 
+from vla_runtime.files.json_file import LARGEST_JSON
 from vla_runtime.tabletop.study import page
 from vla_runtime.tabletop.study.catalogue import Study
 from vla_runtime.tabletop.study.condition import Condition, grid
@@ -54,6 +55,8 @@ def record(results):
 
 def test_json_holds_every_episode_and_how_to_get_it_again(record, tmp_path):
     json_path, _ = write_study(tmp_path, record)
+    # However many there are.
+    json_path.write_text(json_path.read_text() + ' ' * LARGEST_JSON)
     (found,) = read_studies(tmp_path)
     assert found == json.loads(json_path.read_text()) == json.loads(json.dumps(record))
     assert found['command'] == 'vla_runtime study small'

@@ -10,6 +10,7 @@ import pytest
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
+from vla_runtime.files.json_file import LARGEST_JSON
 from vla_runtime.processes.workers import workers
 from vla_runtime.tabletop.study import runner
 from vla_runtime.tabletop.study.condition import Condition, grid
@@ -64,6 +65,9 @@ def test_what_was_done_is_not_done_again(tmp_path, monkeypatch):
         return real(world, source, condition, seed, index)
 
     monkeypatch.setattr(runner, 'run_episode', counted)
+    # However many episodes a finished condition has.
+    (finished,) = tmp_path.rglob('*.json')
+    finished.write_text(finished.read_text() + ' ' * LARGEST_JSON)
     both = run(conditions, seeds, tmp_path)
     assert ran == [conditions[1]] * 2
     assert repr(both[conditions[0]]) == repr(first[conditions[0]])

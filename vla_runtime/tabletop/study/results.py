@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_runtime import __version__
-from vla_runtime.files.json_file import JsonError, read_json
+from vla_runtime.files.json_file import LARGEST_RESULT, JsonError, read_json
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.tabletop.sim.gl import mujoco
 from vla_runtime.tabletop.sim.success_rate import SuccessRate
@@ -229,7 +229,7 @@ def read_studies(folder: Path) -> list[Json]:
 
 def _read_study(path: Path) -> Json:
     try:
-        study = read_json(path)
+        study = read_json(path, LARGEST_RESULT)
         missing = [key for key in _RECORD if key not in study]
         if missing:
             raise study.error(missing[0], 'is missing')

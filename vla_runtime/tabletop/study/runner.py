@@ -24,7 +24,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.export.onnx.bundle import bundle_with_onnx
 from vla_runtime.files.code_version import source_digest
-from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
+from vla_runtime.files.json_file import LARGEST_RESULT, JsonError, JsonMapping, read_json
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.processes.workers import Pool
 from vla_runtime.tabletop.sim.world import Tabletop
@@ -223,7 +223,7 @@ def _read(path: Path) -> list[EpisodeResult]:
     Raises:
         JsonError: the file is not what `_write` writes; names it.
     """
-    return [_episode(mapping) for mapping in read_json(path).mappings('episodes')]
+    return [_episode(mapping) for mapping in read_json(path, LARGEST_RESULT).mappings('episodes')]
 
 
 def _episode(said: JsonMapping) -> EpisodeResult:

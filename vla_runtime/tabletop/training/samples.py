@@ -258,7 +258,8 @@ def frame_batches(
     per_epoch = len(frames) // batch
     if per_epoch == 0:
         raise ValueError(
-            f'{len(frames)} frames do not fill one batch of {batch}; record more with --episodes'
+            f'{len(frames)} frames do not fill one batch of {batch}; record more with --episodes, '
+            'in another folder with --work'
         )
     step = start_step
     while True:
