@@ -83,6 +83,8 @@ class FakeTensorRT:
         self.freeze_outputs = self.poison_outputs = False
         # Another fault: an output and what is added to it.
         self.distort = ('', 0.0)
+        # Memory is too short for an engine: 'always', or 'beside a builder'.
+        self.short = ''
         self.layers: list[FakeLayer] = []
         self.configs: list[FakeConfig] = []
         self.steps_told = 0
@@ -141,6 +143,11 @@ class FakeRuntime(Named):
         if release != self.trt.__version__:
             severity = self._logger.Severity.ERROR
             self._logger.log(severity, 'the serialization of the plan does not fit')
+            return None
+        building = any(builder() is not None for builder in self.trt.builders)
+        if self.trt.short == 'always' or (self.trt.short and building):
+            severity = self._logger.Severity.ERROR
+            self._logger.log(severity, 'IRuntime::deserialize: Error Code 2: OutOfMemory (4096 MB)')
             return None
         return FakeEngine(self.trt, Path(plan['onnx']), plan['profiles'])
 

@@ -118,6 +118,21 @@ def test_engines_that_compute_something_else_are_not_kept(machine, capsys):
     assert (folder / 'verification.json').exists() and not (folder / 'rejected.json').exists()
 
 
+@pytest.mark.parametrize('fault', ['freeze_outputs', 'poison_outputs'])
+def test_engines_that_give_no_numbers_are_removed_so_that_the_next_build_mends_them(
+    machine, capsys, fault
+):
+    here = machine()
+    setattr(here.trt, fault, True)
+    assert build(here) == 1
+    assert 'FAILED: the denoise engine gives' in capsys.readouterr().err
+    folder = engines(here)
+    assert {path.name for path in folder.iterdir()} == {'rejected.json', 'timing.cache'}
+    setattr(here.trt, fault, False)
+    assert build(here) == 0
+    here.load().close()
+
+
 def test_a_receipt_vouches_for_the_engines_that_were_compared_only(machine, capsys):
     here = machine()
     assert build(here) == 0

@@ -102,6 +102,16 @@ def test_every_power_mode_finds_its_own_engines(machine):
     machine(processors=4).load().close()
 
 
+def test_too_little_memory_is_not_called_a_wrong_engine(machine):
+    here = machine()
+    here.build()
+    here.trt.short = 'always'
+    message = refused(here)
+    assert 'vision.engine: not enough memory to load it; end what else uses memory' in message
+    assert 'building again does not help' in message and 'OutOfMemory' in message
+    assert here.cuda.live == (0, 0)
+
+
 def test_no_engines(machine):
     here = machine()
     message = refused(here)

@@ -11,7 +11,7 @@ from tensorrt_machine import Machine, linked_copy, write_exported_policy
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines import free_memory
 from vla_runtime.engines.cuda_runtime import CudaRuntime
-from vla_runtime.engines.tensorrt.adapter import TensorRT, TensorRTError
+from vla_runtime.engines.tensorrt.adapter import TensorRT, TensorRTError, TensorRTMemoryError
 from vla_runtime.engines.tensorrt.store import RECEIPT, REJECTION, TIMING_CACHE, read_metadata
 from vla_runtime.export.tensorrt import build as tensorrt_build
 from vla_runtime.export.tensorrt.build import MemoryEstimate, build_engines, check_fits, plan_build
@@ -49,6 +49,16 @@ def with_memory_of_its_own(here: Machine) -> CudaRuntime:
 
 def plan_on(here: Machine, **options):
     return plan_build(here.bundle, TensorRT(here.trt), here.runtime(), **{'rows': 2, **options})
+
+
+def test_an_engine_that_does_not_load_beside_the_builder_is_kept(machine):
+    here = machine()
+    here.trt.short = 'beside a builder'
+    here.build()
+    here.load().close()
+    here.trt.short = 'always'
+    with pytest.raises(TensorRTMemoryError, match='not enough memory to load it'):
+        here.build(force=True)
 
 
 def test_engines_are_built_once_and_again_when_the_onnx_files_change(machine):

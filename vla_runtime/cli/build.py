@@ -35,8 +35,10 @@ from vla_runtime.cli._comparison import compare_engines
 from vla_runtime.cli._numbers import at_least
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from vla_runtime.bundle.folder import Bundle
-    from vla_runtime.engines.tensorrt.adapter import Progress
+    from vla_runtime.engines.tensorrt.callbacks import Progress
     from vla_runtime.engines.tensorrt.store import EngineFile, Metadata
     from vla_runtime.export.tensorrt.build import BuildPlan
 
@@ -168,14 +170,20 @@ def _show(plan: BuildPlan) -> None:
 
 def _verified(bundle: Bundle, folder: Path, metadata: Metadata, device: str) -> bool:
     """Compare with the recorded cases, write the receipt; engines that differ are removed."""
+    from vla_runtime.engines.graph_replay import BrokenEngineError
     from vla_runtime.engines.tensorrt.store import REJECTION
     from vla_runtime.export.tensorrt.receipt import keep, reject
 
-    receipt, document = compare_engines(bundle, folder, metadata, device)
-    for failure in receipt.failures:
+    document: Mapping[str, Any] = {}
+    try:
+        receipt, document = compare_engines(bundle, folder, metadata, device)
+        failures = receipt.failures
+    except BrokenEngineError as error:
+        failures = [str(error)]
+    for failure in failures:
         print(f'FAILED: {failure}', file=sys.stderr)
-    if receipt.failures:
-        reject(folder, metadata.engines, document, receipt.failures)
+    if failures:
+        reject(folder, metadata.engines, document, failures)
         print(
             f'the engines were removed; what was found is in {folder / REJECTION}', file=sys.stderr
         )

@@ -31,6 +31,10 @@ _TIMED_REPLAYS = 3
 _TOLERANCE = 1e-3
 
 
+class BrokenEngineError(ValueError):
+    """An engine whose numbers are of no use, with a CUDA graph or without."""
+
+
 class Probe(Protocol):
     """Fills the inputs of a piece of work and reads its outputs, for a trial on two inputs."""
 
@@ -142,20 +146,20 @@ class GraphedWork:
             once: capture one graph rather than the fastest of several, because somebody waits.
 
         Raises:
-            ValueError: plain runs give the same numbers for both inputs, or numbers that are not
-                finite: the engine is broken, with or without a graph.
+            BrokenEngineError: plain runs give the same numbers for both inputs, or numbers that are
+                not finite.
         """
         plain = _runs(self._work, probe)
         if not all(np.isfinite(output).all() for output in plain):
-            raise ValueError(
+            raise BrokenEngineError(
                 f'the {self._capturer.name} engine gives numbers that are not finite for ordinary '
-                'inputs; export with float32 or bfloat16 and build again'
+                'inputs; export with float32 or bfloat16, and run vla_runtime build --force'
             )
         spread = float(np.abs(plain[0] - plain[1]).max())
         if spread == 0.0:
-            raise ValueError(
+            raise BrokenEngineError(
                 f'the {self._capturer.name} engine gives the same numbers for two different '
-                'inputs; build it again'
+                'inputs; run vla_runtime build --force'
             )
         graph = self._capturer.capture(self._work, once)
         if graph is not None and self._follows(graph, plain, spread, probe):

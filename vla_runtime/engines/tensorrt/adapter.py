@@ -22,24 +22,27 @@ import importlib
 import logging
 import mmap
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from vla_runtime.engines.tensorrt.callbacks import Progress, logger_of, make_monitor
 from vla_runtime.engines.tensorrt.layer_types import dtype_name, pin_types, sum_in_float32
 
 logger = logging.getLogger(__name__)
 
 _SUPPORTED = '8.6, 10.3 and later'
-# (what TensorRT is doing, steps done, steps in all); False stops the build.
-Progress = Callable[[str, int, int], bool]
+# How TensorRT, CUDA and the memory manager of a Jetson name what does not fit.
+_OUT_OF_MEMORY = re.compile(r'out ?of ?memory|memory ?allocation|MemAlloc', re.IGNORECASE)
 
 
 class TensorRTError(RuntimeError):
     """TensorRT refused or failed; the message holds what it logged."""
+
+
+class TensorRTMemoryError(TensorRTError):
+    """TensorRT had not enough memory; the engine may be sound."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class TensorRT:
                 f"backend 'tensorrt': TensorRT {self.version} is not supported; use {_SUPPORTED}"
             )
         self.major = found[0]
-        self._logger = _logger_of(module)
+        self._logger = logger_of(module)
         self._runtime: Any = None
         self._builder: Any = None
 
@@ -183,6 +186,7 @@ class TensorRT:
 
         Raises:
             TensorRTError: not an engine, or one of another version or GPU.
+            TensorRTMemoryError: not enough memory for it.
         """
         self.complaints()
         if self._runtime is None:
@@ -195,7 +199,7 @@ class TensorRT:
             # Mapped, so that the file and the engine are not both in memory at once.
             engine = self._runtime.deserialize_cuda_engine(data)
         if engine is None:
-            raise TensorRTError(f'{path}: is no engine for here. {self.complaints()}')
+            raise self._load_error(f'{path}: is no engine for here', path)
         return [
             Network(self, engine, self._context(engine, path, profile, stream), path.name)
             for profile in range(min(contexts, engine.num_optimization_profiles))
@@ -212,7 +216,7 @@ class TensorRT:
         if context is None or (
             profile > 0 and not context.set_optimization_profile_async(profile, stream)
         ):
-            raise TensorRTError(f'{path}: no context could be made. {self.complaints()}')
+            raise self._load_error(f'{path}: no context could be made', path)
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
             is_input = engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT
@@ -221,6 +225,15 @@ class TensorRT:
                 if not context.set_input_shape(name, shape):
                     raise TensorRTError(f"{path}: '{name}' takes no {shape}. {self.complaints()}")
         return context
+
+    def _load_error(self, problem: str, path: Path) -> TensorRTError:
+        """Make the error of a load that failed, by what TensorRT logged."""
+        complaints = self.complaints()
+        if _OUT_OF_MEMORY.search(complaints):
+            return TensorRTMemoryError(
+                f'{path}: not enough memory to load it; end what else uses memory. {complaints}'
+            )
+        return TensorRTError(f'{problem}. {complaints}')
 
     def tensors(self, engine: Any, context: Any) -> list[TensorInfo]:
         """Inputs and outputs of an engine, in the shapes of a context."""
@@ -275,7 +288,7 @@ class TensorRT:
         _add_profiles(builder, config, network, options.lengths)
         monitor = None
         if options.progress is not None and self.reports_progress:
-            monitor = _make_monitor(trt, options.progress)
+            monitor = make_monitor(trt, options.progress)
             config.progress_monitor = monitor
         plan = builder.build_serialized_network(network, config)
         if monitor is not None and monitor.interrupted:
@@ -362,67 +375,3 @@ def _add_profiles(builder: Any, config: Any, network: Any, lengths: tuple[int, .
             shape = tuple(length if size == -1 else size for size in sizes)
             profile.set_shape(name, shape, shape, shape)
         config.add_optimization_profile(profile)
-
-
-@cache
-def _logger_of(trt: Any) -> Any:
-    """Return a logger that hands messages to Python's and keeps the errors.
-
-    One for all objects of a module: TensorRT warns where it is given several.
-    """
-    severities = trt.ILogger.Severity
-    levels = {
-        severities.INTERNAL_ERROR: logging.ERROR,
-        severities.ERROR: logging.ERROR,
-        severities.WARNING: logging.WARNING,
-        severities.INFO: logging.DEBUG,
-    }
-
-    class Logger(trt.ILogger):
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.errors: list[str] = []
-
-        def log(self, severity: Any, msg: str) -> None:
-            level = levels.get(severity)
-            if level == logging.ERROR:
-                self.errors = [*self.errors, msg][-3:]
-            if level is not None:
-                logger.log(logging.DEBUG if level == logging.ERROR else level, '%s', msg)
-
-    return Logger()
-
-
-def _make_monitor(trt: Any, progress: Progress) -> Any:
-    """TensorRT's progress monitor; Ctrl-C stops the build at its next step.
-
-    TensorRT calls it from inside its own code, where no Python exception may pass.
-    """
-
-    class Monitor(trt.IProgressMonitor):
-        def __init__(self) -> None:
-            trt.IProgressMonitor.__init__(self)
-            self.interrupted = False
-            self._steps: dict[str, int] = {}
-
-        def phase_start(self, phase_name: str, parent_phase: str, num_steps: int) -> None:
-            self._steps[phase_name] = num_steps
-            self._tell(phase_name, 0)
-
-        def phase_finish(self, phase_name: str) -> None:
-            self._tell(phase_name, self._steps.pop(phase_name, 0))
-
-        def step_complete(self, phase_name: str, step: int) -> bool:
-            return self._tell(phase_name, step + 1)
-
-        def _tell(self, phase: str, step: int) -> bool:
-            try:
-                if not self.interrupted and not progress(phase, step, self._steps.get(phase, step)):
-                    self.interrupted = True
-            except KeyboardInterrupt:
-                self.interrupted = True
-            except Exception:
-                logger.exception('the progress of a build could not be shown')
-            return not self.interrupted
-
-    return Monitor()

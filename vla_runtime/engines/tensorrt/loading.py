@@ -11,7 +11,12 @@ from vla_runtime.engines.closing import close_all, closed_on_error
 from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.free_memory import LOAD_RESERVE_BYTES, free_device_bytes
-from vla_runtime.engines.tensorrt.adapter import Network, TensorRT, TensorRTError
+from vla_runtime.engines.tensorrt.adapter import (
+    Network,
+    TensorRT,
+    TensorRTError,
+    TensorRTMemoryError,
+)
 from vla_runtime.engines.tensorrt.store import ENGINES, Metadata, rebuild_command
 from vla_runtime.families.family import PolicyDims, distinct_image_sizes
 
@@ -56,7 +61,8 @@ def load_networks(
     """Load engine files; return a network for every number of prompt rows, by `network_name`.
 
     Raises:
-        ValueError: TensorRT refuses one; with the command that rebuilds it. None stays loaded then.
+        ValueError: TensorRT refuses one; with the command that rebuilds it, or where there is not
+            enough memory, with what frees some. None stays loaded then.
     """
     networks: dict[str, Network] = {}
     try:
@@ -67,6 +73,11 @@ def load_networks(
                 for count, network in enumerate(loaded, 1):
                     networks[name if count == 1 else f'{name}_r{count}'] = network
             runtime.synchronize()
+    except TensorRTMemoryError as error:
+        raise ValueError(
+            f'{error} The engines may be sound: building again does not help, fewer prompt rows '
+            '(--rows 1) or ONNX files of a smaller precision do'
+        ) from error
     except TensorRTError as error:
         raise ValueError(f'{error} Run: {rebuild_command(bundle)}') from error
     return networks

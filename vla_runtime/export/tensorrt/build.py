@@ -22,7 +22,13 @@ from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.free_memory import available_host_bytes, free_swap_bytes
 from vla_runtime.engines.onnx.files import GRAPHS_FILE, ONNX_FOLDER, WEIGHTS_DATA, Precision
 from vla_runtime.engines.preflight import check_graph_files
-from vla_runtime.engines.tensorrt.adapter import BuildOptions, Progress, TensorRT, TensorRTError
+from vla_runtime.engines.tensorrt.adapter import (
+    BuildOptions,
+    TensorRT,
+    TensorRTError,
+    TensorRTMemoryError,
+)
+from vla_runtime.engines.tensorrt.callbacks import Progress
 from vla_runtime.engines.tensorrt.store import (
     ENGINES,
     TIMING_CACHE,
@@ -304,22 +310,36 @@ def _build_one(
     write_bytes(path, built.plan)
     if built.timing_cache:
         write_bytes(cache, built.timing_cache)
-    try:
-        (network,) = adapter.load(path, runtime.stream)
-    except TensorRTError:
-        path.unlink()
-        raise
-    scratch = network.scratch_bytes
-    network.close()
+    layers, pinned = built.layers, built.pinned
+    # It holds the engine once more, in memory that a Jetson's GPU shares.
+    del built
+    scratch = _scratch_bytes(path, adapter, runtime)
     return EngineFile(
         file=path.name,
         size=path.stat().st_size,
         onnx_sha256=plan.digests[name],
         seconds=round(seconds, 1),
         scratch_bytes=scratch,
-        layers=built.layers,
-        pinned=built.pinned,
+        layers=layers,
+        pinned=pinned,
     )
+
+
+def _scratch_bytes(path: Path, adapter: TensorRT, runtime: CudaRuntime) -> int:
+    """Load a built engine once to see that it loads; return the scratch memory that it needs."""
+    try:
+        try:
+            (network,) = adapter.load(path, runtime.stream)
+        except TensorRTMemoryError:
+            # What the builder holds may be what is missing, and the next build makes another.
+            adapter.free_builder()
+            (network,) = adapter.load(path, runtime.stream)
+    except TensorRTError:
+        path.unlink()
+        raise
+    scratch = network.scratch_bytes
+    network.close()
+    return scratch
 
 
 def _digests(
