@@ -1,6 +1,6 @@
 """Builds and measures a pi0.5 of full width and two layers with TensorRT on a GPU machine.
 
-    python benchmark/gpu_tensorrt.py prepare KIT [--precision bfloat16] here: torch, onnxruntime
+    python benchmark/gpu_tensorrt.py prepare KIT [--precision float16] here: torch, onnxruntime
     python benchmark/gpu_tensorrt.py run KIT [--json OUT]             there: tensorrt, cuda-bindings
 
 `prepare` writes our ONNX graphs, inputs and ONNX Runtime's outputs, a few megabytes (remove
@@ -275,7 +275,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     make = verbs.add_parser('prepare', help='write graphs, inputs and reference outputs')
     make.add_argument('kit', type=Path, metavar='KIT', help='folder to make')
     make.add_argument('--size', choices=SIZES, default=SIZES[0])
-    make.add_argument('--precision', choices=sorted(BOUNDS), default='float16')
+    make.add_argument('--precision', choices=sorted(BOUNDS), default='bfloat16')
     run = verbs.add_parser('run', help='build, compare and time on this GPU')
     run.add_argument('kit', type=Path, metavar='KIT', help='folder from prepare')
     run.add_argument('--repeats', type=int, default=REPEATS, help='timed runs of each phase')

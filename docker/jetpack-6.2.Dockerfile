@@ -32,7 +32,8 @@ RUN python3 -m pip install --no-cache-dir \
         -c src/vla_runtime/requirements/sourced-ros.txt \
         'cuda-bindings==12.9.*' opencv-python-headless safetensors sentencepiece tokenizers rosbags \
         pillow tqdm transforms3d \
-    && python3 -c 'import cv2, numpy; print(numpy.__version__)'
+    && python3 -c 'import cv2, numpy; print(numpy.__version__)' \
+    && python3 -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("tensorrt") and "the image has no Python package tensorrt: apt-get install python3-libnvinfer")'
 
 RUN source /opt/ros/humble/setup.bash \
     && colcon build --packages-select vla_runtime

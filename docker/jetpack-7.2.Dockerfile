@@ -39,7 +39,8 @@ RUN for package in numpy opencv-python opencv-python-headless opencv; do \
         -c src/vla_runtime/requirements/sourced-ros.txt \
         'cuda-bindings==13.*' opencv-python-headless safetensors sentencepiece tokenizers rosbags \
         pillow tqdm transforms3d \
-    && python3 -c 'import cv2, numpy, torch; torch.ones(2).numpy(); print(numpy.__version__)'
+    && python3 -c 'import cv2, numpy, torch; torch.ones(2).numpy(); print(numpy.__version__)' \
+    && python3 -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("tensorrt") and "the image has no Python package tensorrt: give another BASE")'
 
 RUN source /opt/ros/jazzy/setup.bash \
     && colcon build --packages-select vla_runtime

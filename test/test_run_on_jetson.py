@@ -15,6 +15,8 @@ import pytest
 from paths import ROOT
 
 JETPACK_6 = '# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64'
+JETPACK_5 = '# R35 (release), REVISION: 4.1, GCID: 33958178, BOARD: t186ref, EABI: aarch64'
+JETPACK_7_2 = '# R39 (release), REVISION: 2.0, GCID: 41651299, BOARD: generic, EABI: aarch64'
 JETPACK_7 = '# R38 (release), REVISION: 4.0, GCID: 41651299, BOARD: generic, EABI: aarch64'
 
 
@@ -122,6 +124,13 @@ def test_a_container_is_known_by_the_kernel(setup) -> None:
 def test_jetpack_7_takes_the_installed_one_and_else_the_index(setup) -> None:
     assert 'CUDA 13: PyTorch is system' in setup(JETPACK_7, installed=True)
     assert 'CUDA 13: PyTorch is torch==2.13.0' in setup(JETPACK_7)
+    assert 'CUDA 13: PyTorch is system' in setup(JETPACK_7_2, installed=True)
+
+
+def test_jetpack_5_is_refused_by_name(setup) -> None:
+    said = setup(JETPACK_5, installed=True)
+    assert 'R35 (JetPack 5 or older) has CUDA 11' in said and 'flash JetPack 6 or 7' in said
+    assert 'setting up' not in said
 
 
 @pytest.mark.parametrize('machine', ['aarch64', 'x86_64'])

@@ -146,6 +146,20 @@ def test_a_head_of_one_pass_replays_as_it_runs(engines):
     assert set(graphed.cuda_graph.values()) == {'captured'}
 
 
+@fused_ones
+def test_a_sweep_of_samples_holds_memory_for_the_last_few_numbers_only(engines, family):
+    graphed, eager = engines(family)
+    for engine in (graphed, eager):
+        encode(engine, 1, 1, slot=0)
+    for samples in (1, 2, 3, 4, 5, 6, 1, 5):
+        found, expected = (chunk(e, 9, 1, 0, samples=samples) for e in (graphed, eager))
+        assert_close(found, expected)
+    kept = {samples for _, samples in graphed._laid_out}
+    assert kept == {4, 5, 6, 1}
+    variants = [v for schedule in graphed._schedules.kept for v in schedule.denoise]
+    assert {variant.samples for variant in variants} == kept
+
+
 @flows
 def test_each_slot_is_laid_out_apart_and_again_when_it_has_changed(engines, family):
     graphed, eager = engines(family)

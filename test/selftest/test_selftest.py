@@ -314,6 +314,10 @@ def test_chunks_that_are_wrong_are_refused(change, message):
             '# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64',
             {'jetson_linux': '36.4.3', 'jetpack': '6'},
         ),
+        (
+            '# R36 (release), REVISION: 4.7, GCID: 1',
+            {'jetson_linux': '36.4.7', 'jetpack': '6', 'known_problem': jetson._REFUSALS},
+        ),
         ('# R38 (release), REVISION: 4.0, GCID: 1', {'jetson_linux': '38.4.0', 'jetpack': '7'}),
         ('something else', {'jetson_linux': 'something else'}),
     ],

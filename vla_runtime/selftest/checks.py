@@ -58,6 +58,8 @@ PACKAGES = (
     'opencv-python-headless',
 )
 _ROWS = 2
+# Policies of megabytes need no more: the default is a gigabyte, which a small Jetson may not have.
+_WORKSPACE = 64 << 20
 # More than a runtime's pinned memory, so that it is used twice.
 _COPIED = 12 << 20
 # Compute capabilities of Jetsons: TX1, TX2, Xavier, Orin, Thor under CUDA 12 and from 13 on.
@@ -300,7 +302,14 @@ def _build(folder: Path, adapter: TensorRT, runtime: CudaRuntime, name: str) -> 
     from vla_runtime.export.tensorrt.build import build_engines, plan_build
 
     bundle, _ = read_policy(folder, name)
-    plan = plan_build(bundle.folder, adapter, runtime, rows=_ROWS, files=bundle.spec.files)
+    plan = plan_build(
+        bundle.folder,
+        adapter,
+        runtime,
+        rows=_ROWS,
+        files=bundle.spec.files,
+        workspace_bytes=_WORKSPACE,
+    )
     # One for all policies, whose kernels are partly the same.
     plan = replace(plan, timing_cache=folder / TIMING_CACHE)
     built = build_engines(plan, adapter, runtime, captures=1)

@@ -11,6 +11,10 @@ from vla_runtime.performance.power import power_mode
 # First line: `# R36 (release), REVISION: 4.3, GCID: …, BOARD: generic, …`
 _RELEASE = Path('/etc/nv_tegra_release')
 _MODEL = Path('/proc/device-tree/model')
+_REFUSALS = (
+    'this release is reported to refuse large allocations although memory is free '
+    '(NvMapMemAllocInternalTagged in the log): take another one of JetPack 6'
+)
 _JETPACKS = {'36': '6', '38': '7', '39': '7'}
 
 
@@ -38,7 +42,9 @@ def _describe_release() -> dict[str, str]:
     if not found:
         return {'jetson_linux': text.strip()[:80]} if text else {}
     jetpack = {'jetpack': _JETPACKS[found[1]]} if found[1] in _JETPACKS else {}
-    return {'jetson_linux': f'{found[1]}.{found[2]}', **jetpack}
+    linux = f'{found[1]}.{found[2]}'
+    known = {'known_problem': _REFUSALS} if linux == '36.4.7' else {}
+    return {'jetson_linux': linux, **jetpack, **known}
 
 
 def _read(path: Path) -> str:

@@ -52,6 +52,9 @@ from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.families.traced_shapes import trace_shapes
 
+# Numbers of samples whose keys, values and graphs are kept.
+_SAMPLE_COUNTS_KEPT = 4
+
 
 class TorchEngine:
     """Vision, prefix and expert of one policy in PyTorch (see `protocol.PolicyEngine`).
@@ -359,11 +362,31 @@ class TorchEngine:
             return
         place, samples = self._place, self._variant.samples
         if (place, samples) not in self._laid_out:
+            self._make_room(samples)
             past = self._buffers[place[0]].slots[place[1]]
             self._laid_out[place, samples] = LaidOutPrefix(
                 self._fused, past, samples, self._capturers['denoise']
             )
         self._laid_out[place, samples].follow(self._encodings[place])
+
+    def _make_room(self, samples: int) -> None:
+        """Before another number of samples is laid out, free the oldest of too many numbers.
+
+        Keys and values are laid out for every sample: those of all numbers up to 16 take gigabytes.
+        """
+        counts = dict.fromkeys(count for _, count in self._laid_out)
+        if samples in counts or len(counts) < _SAMPLE_COUNTS_KEPT:
+            return
+        oldest = next(iter(counts))
+        self.synchronize()
+        # Graphs first: they replay on the addresses of what is laid out.
+        for schedule in self._schedules.kept:
+            schedule.denoise = {
+                variant: work
+                for variant, work in schedule.denoise.items()
+                if variant.samples != oldest
+            }
+        self._laid_out = {key: value for key, value in self._laid_out.items() if key[1] != oldest}
 
     def _conditioning(self, schedule: Schedule, variant: Variant, index: int) -> Any:
         """Return the head's conditioning of a step, in the form that its network takes."""
