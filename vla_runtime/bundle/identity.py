@@ -19,6 +19,8 @@ def spec_identity(spec: BundleSpec) -> str:
     # Recordings name bundles by an identity from before there were such fields.
     if spec.normalisation.images is None:
         del contents['normalisation']['images']
+    if spec.joint_space is None:
+        del contents['joint_space']
     if spec.images.crop is None:
         del contents['images']['crop']
     for camera in contents['cameras']:
