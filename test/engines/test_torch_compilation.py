@@ -254,6 +254,7 @@ def test_errors_are_in_units_of_the_largest_number():
         ('Cannot find a working triton installation', 'pip install triton'),
         ('fatal error: Python.h: No such file', 'python3-dev'),
         ('InvalidCxxCompiler: No working C++ compiler found', 'g++'),
+        ('ImportError: /tmp/a.main.so: file too short', 'remove'),
         ('Unsupported: generator', 'TORCH_LOGS'),
     ],
 )

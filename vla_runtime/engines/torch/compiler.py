@@ -22,6 +22,12 @@ _REMEDIES = (
     ('working triton', "install Triton for this PyTorch and GPU ('pip install triton')"),
     ('python.h', "install Python's headers ('apt install python3-dev')"),
     ('c++ compile', "install a C++ compiler ('apt install g++')"),
+    # What a load that was killed while it compiled leaves behind.
+    (
+        'file too short',
+        "remove PyTorch's cache of compiled code (/tmp/torchinductor_USER, or the folder in "
+        'TORCHINDUCTOR_CACHE_DIR)',
+    ),
     ('c compiler', "install a C compiler ('apt install gcc')"),
 )
 
