@@ -140,6 +140,7 @@ class _Maker:
             'device': 'cpu',
             'precision': 'float32',
             'use_cuda_graphs': True,
+            'torch_compile': 'none',
         }
         text = describe(
             self._policy.spec,

@@ -27,6 +27,7 @@ from vla_runtime.engines.loading import load_engine
 from vla_runtime.engines.onnx.files import engine_graphs
 from vla_runtime.engines.preflight import check_backend, check_graph_files
 from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.engines.torch_compile import NONE, check_torch_compile, word_for
 from vla_runtime.families.family import distinct_image_sizes
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
@@ -61,12 +62,14 @@ class Policy:
         backend, precision: what runs the networks, never `auto`; empty for an engine that was
             handed over.
         threads: CPU threads of each network.
-        why: how `auto` was decided; empty where both were named.
+        torch_compile: networks that run as `torch.compile` made them, never `auto`.
+        why: how `auto` and `torch_compile` were decided; empty where neither was asked for.
     """
 
     backend: str = ''
     precision: str = ''
     threads: int | None = None
+    torch_compile: str = NONE
     why: str = ''
 
     def __init__(
@@ -97,6 +100,7 @@ class Policy:
         settings: PolicySettings | None = None,
         use_cuda_graphs: bool = True,
         threads: int | None = None,
+        torch_compile: str = NONE,
         verify: bool = True,
     ) -> Policy:
         """Read a bundle and load its networks.
@@ -113,6 +117,9 @@ class Policy:
             use_cuda_graphs: on CUDA, replay captured graphs (same results, less launch time).
             threads: CPU threads of each network, whatever runs it; 0: all cores but one, shared by
                 the networks that run at once; None: OMP_NUM_THREADS where set, else as 0.
+            torch_compile: networks that PyTorch's compiler compiles now, one of
+                `engines.torch_compile.WORDS`; `auto`: those that it makes faster. One that cannot
+                be compiled, or comes to other numbers, runs as it does with `none`.
             verify: compare every file of the bundle with its SHA-256 first.
 
         Raises:
@@ -122,6 +129,7 @@ class Policy:
         """
         # Quick checks come before gigabytes are hashed.
         check_words(backend, precision)
+        check_torch_compile(torch_compile, backend)
         if backend != AUTO:
             check_backend(backend, device)
         checked = bundle if isinstance(bundle, Bundle) else read_bundle(bundle, verify=False)
@@ -140,15 +148,16 @@ class Policy:
             settings=settings,
             use_cuda_graphs=use_cuda_graphs,
             threads=threads,
+            torch_compile=torch_compile,
         )
         if AUTO not in (backend, precision):
             return load(Candidate(backend, precision))
         decisive = {name: getattr(settings, name) for name in _DECISIVE}
-        decisive['use_cuda_graphs'] = use_cuda_graphs
+        decisive |= {'use_cuda_graphs': use_cuda_graphs, 'torch_compile': torch_compile}
         policy, why = load_chosen(
             checked, backend, device, precision, threads, decisive, load=load, measure=_time
         )
-        policy.why = why
+        policy.why = '; '.join(filter(None, (why, policy.why)))
         return policy
 
     @classmethod
@@ -162,6 +171,7 @@ class Policy:
         settings: PolicySettings,
         use_cuda_graphs: bool,
         threads: int,
+        torch_compile: str,
     ) -> Policy:
         """Load a bundle with this backend and precision; after an error nothing stays loaded.
 
@@ -169,6 +179,7 @@ class Policy:
         """
         if check:
             check_backend(candidate.backend, device)
+            torch_compile = word_for(torch_compile, candidate.backend)
         engine = load_engine(
             bundle,
             candidate.backend,
@@ -178,11 +189,14 @@ class Policy:
             use_cuda_graphs=use_cuda_graphs,
             threads=threads,
             denoise_steps=settings.denoise_steps,
+            torch_compile=torch_compile,
         )
         with closed_on_error(engine.close):
             policy = cls(bundle, engine, settings)
         policy.threads = threads
         policy.backend, policy.precision = candidate.backend, candidate.precision
+        policy.torch_compile = getattr(engine, 'torch_compile', NONE)
+        policy.why = getattr(engine, 'why_compiled', '')
         return policy
 
     @property

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from vla_runtime.engines.bounds import BOUNDS
 from vla_runtime.export.receipt import (
-    BOUNDS,
     ChunkComparison,
     Comparison,
     Receipt,

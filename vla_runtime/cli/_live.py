@@ -161,5 +161,7 @@ def _options(run: RecordedRun, changes: Changes, folder: Path) -> tuple[Any, flo
         'torch_threads': str(changes.threads or description.threads),
         'use_cuda_graphs': str(description.use_cuda_graphs).lower(),
     }
+    if parameters['backend'] == 'torch':
+        parameters['torch_compile'] = description.torch_compile
     step_time_s = read_bundle(bundle, verify=False).spec.step_time_s
     return PolicyNodeOptions(run.node, parameters), step_time_s

@@ -37,6 +37,7 @@ from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.device_names import default_device
 from vla_runtime.engines.onnx.files import PRECISIONS
 from vla_runtime.engines.preflight import MOST_THREADS, require_packages
+from vla_runtime.engines.torch_compile import NONE, WORDS
 from vla_runtime.files.whole_files import write_text
 
 if TYPE_CHECKING:
@@ -100,6 +101,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='CPU threads of each network (default: OMP_NUM_THREADS, else all cores but one)',
     )
     parser.add_argument(
+        '--torch-compile',
+        choices=WORDS,
+        default=NONE,
+        help="networks that PyTorch's compiler compiles (default: none; auto: those that it makes "
+        'faster)',
+    )
+    parser.add_argument(
         '--plot', type=output_file, metavar='OUT', help='measure more, and draw it: an HTML page'
     )
     parser.add_argument(
@@ -124,6 +132,7 @@ def main(arguments: argparse.Namespace) -> int:
         steps=arguments.steps,
         repeats=arguments.repeats,
         threads=arguments.threads,
+        torch_compile=arguments.torch_compile,
     )
     try:
         if arguments.plot and arguments.plot == arguments.json:
@@ -164,7 +173,7 @@ def _plot(arguments: argparse.Namespace, options: BenchOptions, result: dict[str
     from vla_runtime.performance.roofline import Rates
 
     figures = result['figures']
-    chosen = {name: figures[name] for name in ('backend', 'precision', 'threads')}
+    chosen = {name: figures[name] for name in ('backend', 'precision', 'threads', 'torch_compile')}
     figures['cost'] = run_sweep(
         arguments.bundle,
         replace(options, **chosen),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.engines.torch_compile import NONE
 
 
 def load_engine(
@@ -17,6 +18,7 @@ def load_engine(
     use_cuda_graphs: bool,
     threads: int | None = None,
     denoise_steps: int | None = None,
+    torch_compile: str = NONE,
 ) -> PolicyEngine:
     """Load a bundle's networks on the requested backend, and on no other.
 
@@ -28,6 +30,7 @@ def load_engine(
             process.
         denoise_steps: whose CUDA graphs are captured at load, where a backend does so; None: those
             that the bundle recommends.
+        torch_compile: as for `Policy.load`; any word but `none` with PyTorch alone.
 
     Raises:
         ValueError: files that this backend cannot load.
@@ -46,6 +49,7 @@ def load_engine(
             precision=precision,
             max_rows=max_rows,
             use_cuda_graphs=use_cuda_graphs,
+            torch_compile=torch_compile,
         )
     if backend == 'onnxruntime':
         from vla_runtime.engines.onnx.engine import OnnxEngine

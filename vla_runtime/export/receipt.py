@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vla_runtime.engines.bounds import BOUNDS
 from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.export.errors import ExportError
 
@@ -21,31 +22,6 @@ from vla_runtime.export.errors import ExportError
 SEED = 20
 # What decided a chunk's bound: the precision alone, its gain too, or the ceiling.
 BoundBy = Literal['precision', 'gain', 'ceiling']
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Largest errors that are accepted.
-
-    Attributes:
-        tensor: of one file's outputs.
-        chunk: of a whole chunk, for a gain of at most one.
-        ceiling: of a whole chunk, whatever its gain.
-    """
-
-    tensor: float
-    chunk: float
-    ceiling: float
-
-
-# Ceilings are ten times the chunk's own bound, and never above 0.1: a twentieth of the range from
-# -1 to 1 that normalised actions fill. A chunk that is off by more is another motion.
-BOUNDS: dict[Precision, Bounds] = {
-    'float32': Bounds(tensor=5e-5, chunk=5e-5, ceiling=5e-4),
-    'float16': Bounds(tensor=1e-2, chunk=1e-2, ceiling=1e-1),
-    'bfloat16': Bounds(tensor=8e-2, chunk=8e-2, ceiling=1e-1),
-    'int8': Bounds(tensor=1e-1, chunk=1e-1, ceiling=1e-1),
-}
 
 
 def chunk_bound(precision: Precision, gain: float) -> tuple[float, BoundBy]:

@@ -22,6 +22,7 @@ from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.preflight import MOST_THREADS
+from vla_runtime.engines.torch_compile import NONE
 from vla_runtime.families.family import image_sizes
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.settings import PolicySettings
@@ -53,6 +54,7 @@ class BenchOptions:
         steps: denoise steps; None: as many as the bundle recommends.
         repeats: inferences of each kind.
         threads: CPU threads of each network; None: as for `Policy.load`.
+        torch_compile: as for `Policy.load`.
     """
 
     backend: str = AUTO
@@ -63,6 +65,7 @@ class BenchOptions:
     steps: int | None = None
     repeats: int = 30
     threads: int | None = None
+    torch_compile: str = NONE
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,11 @@ def run_bench(
     before = _resident_bytes()
     policy = load_policy(checked, options)
     options = replace(
-        options, backend=policy.backend, precision=policy.precision, threads=policy.threads
+        options,
+        backend=policy.backend,
+        precision=policy.precision,
+        threads=policy.threads,
+        torch_compile=policy.torch_compile,
     )
     kinds, rounds = kinds_of(views), range(options.repeats + WARM_UP)
     power = {'before': power_state()}
@@ -212,6 +219,7 @@ def load_policy(bundle: Bundle, options: BenchOptions) -> Policy:
         precision=options.precision,
         settings=settings,
         threads=options.threads,
+        torch_compile=options.torch_compile,
         verify=False,
     )
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import SPEC_FILE
+from vla_runtime.engines.bounds import BOUNDS
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, PRECISIONS, Precision
 from vla_runtime.export.graph_facts import read_graph_facts
-from vla_runtime.export.receipt import BOUNDS
 from vla_runtime.families.family import image_sizes
 from vla_runtime.policy import Policy
 from vla_runtime.types import InferenceReport, Observation

@@ -27,6 +27,7 @@ GIVEN = {
     'device': 'cpu',
     'precision': 'float32',
     'use_cuda_graphs': True,
+    'torch_compile': 'vision+denoise',
 }
 
 
@@ -53,12 +54,19 @@ def test_it_comes_back(tmp_path):
     assert (found.bundle.name, found.bundle_name) == ('tiny', 'tiny pi05')
     assert (found.backend, found.device, found.precision) == ('torch', 'cpu', 'float32')
     assert (found.threads, found.use_cuda_graphs) == (2, True)
+    assert found.torch_compile == 'vision+denoise'
     assert found.cameras == {'top': '/ns/top/image', 'wrist': '/ns/wrist/image'}
     assert found.joint_states == ('/ns/joint_states', '/ns/gripper/joint_states')
     assert (found.committed_plan, found.action_chunk) == ('/ns/committed_plan', '/ns/action_chunk')
     assert found.robot.joints == load_robot(tmp_path / 'tiny.yaml').joints
     assert found.robot.text == (tmp_path / 'tiny.yaml').read_text()
     assert {'python', 'numpy'} <= set(found.versions)
+
+
+def test_one_from_before_networks_were_compiled_is_read(tmp_path):
+    older = json.loads(written(tmp_path))
+    del older['torch_compile']
+    assert read_description(json.dumps(older)).torch_compile == 'none'
 
 
 @pytest.mark.parametrize(

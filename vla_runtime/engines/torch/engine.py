@@ -32,6 +32,8 @@ from vla_runtime.engines.protocol import (
 )
 from vla_runtime.engines.schedules import Schedules
 from vla_runtime.engines.torch.buffers import LaidOutPrefix, RowBuffers, Schedule, Variant
+from vla_runtime.engines.torch.compilation import Key
+from vla_runtime.engines.torch.compiler import Run
 from vla_runtime.engines.torch.cuda_graph import (
     GraphedWork,
     Work,
@@ -40,13 +42,13 @@ from vla_runtime.engines.torch.cuda_graph import (
 )
 from vla_runtime.engines.torch.cuda_streams import CudaStreams, Place
 from vla_runtime.engines.torch.prompt_lengths import (
-    Inputs,
     cut,
     inputs_by_length,
     shortest,
     write_padded,
 )
 from vla_runtime.engines.torch.weights import load_network
+from vla_runtime.engines.torch_compile import NONE
 from vla_runtime.families.family import PolicyDims, image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
@@ -84,6 +86,9 @@ class TorchEngine:
         self._denoise_step = DenoiseStep(self._fused)
         # Through the plain modules, which have gradients.
         self._jacobian_step = JacobianDenoiseStep(network)
+        # By network and shape: plain modules as `torch.compile` made them, instead of the fused.
+        self._compiled: dict[Key, Run] = {}
+        self.torch_compile, self.why_compiled = NONE, ''
         self._capturers = capturers_of(device, use_cuda_graphs and static_shapes)
         width = self._shapes.image_tokens[1]
         # Of each image size: pixels, and image tokens as the vision network returns them.
@@ -121,8 +126,8 @@ class TorchEngine:
         }
         self._prefix = {
             place: [
-                self._graphed('prefix', partial(self._run_prefix, *place, inputs))
-                for inputs in self._prefix_inputs
+                self._graphed('prefix', partial(self._run_prefix, *place, length))
+                for length in range(len(self._prefix_inputs))
             ]
             for place in self._encodings
         }
@@ -140,12 +145,14 @@ class TorchEngine:
         precision: str,
         max_rows: int,
         use_cuda_graphs: bool,
+        torch_compile: str = NONE,
     ) -> TorchEngine:
         """Build the network from a bundle's weights file, straight onto the device.
 
         Args:
             family, dims, weights, device, precision: as for `load_network`.
             max_rows, use_cuda_graphs: as for the constructor.
+            torch_compile: as for `Policy.load`.
 
         Raises:
             ValueError: unknown device or precision, no CUDA here, not enough memory, or weights
@@ -153,7 +160,12 @@ class TorchEngine:
         """
         try:
             network = load_network(family, dims, weights, device=device, precision=precision)
-            return cls(network, max_rows=max_rows, use_cuda_graphs=use_cuda_graphs)
+            engine = cls(network, max_rows=max_rows, use_cuda_graphs=use_cuda_graphs)
+            if torch_compile != NONE:
+                from vla_runtime.engines.torch.compiled_parts import compile_networks
+
+                compile_networks(engine, torch_compile, precision)
+            return engine
         except RuntimeError as error:
             if 'memory' not in str(error):
                 raise
@@ -174,12 +186,12 @@ class TorchEngine:
         place = loop.rows, loop.slot
         if any(prefix.captures for prefix in self._prefix[place]):
             return True
+        variant = Variant(*place, loop.samples, loop.jacobian, loop.action_time)
         if not self._capturers['denoise'].active:
             return False
         if loop.alone:
             laid_out = self._laid_out.get((place, loop.samples))
-            return laid_out is None or laid_out.captures
-        variant = Variant(*place, loop.samples, loop.jacobian, loop.action_time)
+            return self._plain_step(variant) is None and (laid_out is None or laid_out.captures)
         works = (
             schedule.denoise.get(variant)
             for schedule in self._schedules.kept
@@ -282,7 +294,7 @@ class TorchEngine:
         self._schedules.clear()
         for name in ('_vision', '_prefix', '_capturers', '_buffers'):
             setattr(self, name, None)
-        self._pixels, self._encoded, self._laid_out = {}, {}, {}
+        self._pixels, self._encoded, self._laid_out, self._compiled = {}, {}, {}, {}
         for name in ('_network', '_fused', '_denoise_step', '_jacobian_step'):
             setattr(self, name, None)
         for name, value in vars(self).items():
@@ -313,18 +325,20 @@ class TorchEngine:
         return schedule.denoise[variant]
 
     def _run_vision(self, size: tuple[int, int]) -> None:
-        self._encoded[size].copy_(self._fused.vision(self._pixels[size]))
+        vision = self._compiled.get(('vision', size), self._fused.vision)
+        self._encoded[size].copy_(vision(self._pixels[size]))
 
-    def _run_prefix(self, count: int, slot: int, inputs: Inputs) -> None:
-        rows = self._buffers[count]
+    def _run_prefix(self, count: int, slot: int, length: int) -> None:
+        rows, inputs = self._buffers[count], self._prefix_inputs[length]
         prefix = rows.slots[slot]
         # A GPU reads the weights once for all rows. A CPU's cache holds the activations of one row
         # only, so two rows together take longer than one after the other.
         together = count if self._device.type == 'cuda' else 1
+        encode = self._compiled.get(('prefix', (together, length)), self._fused.prefix)
         for first in range(0, count, together):
             part = slice(first, first + together)
             of_part = {name: tensor[part] for name, tensor in rows.prefix_inputs.items()}
-            past = self._fused.prefix(self._image_tokens, self._image_mask, **cut(of_part, inputs))
+            past = encode(self._image_tokens, self._image_mask, **cut(of_part, inputs))
             for name, tensor in past.items():
                 axis = self._shapes.past[name].row_axis
                 write_padded(tensor, prefix[name].narrow(axis, first, tensor.shape[axis]))
@@ -338,8 +352,8 @@ class TorchEngine:
     def _run_step(self, schedule: Schedule, variant: Variant, index: int) -> None:
         rows = self._buffers[variant.rows]
         past: Any = rows.slots[variant.slot]
-        denoise_step: DenoiseStep = self._jacobian_step
-        if not variant.jacobian:
+        denoise_step = self._plain_step(variant)
+        if denoise_step is None:
             laid_out = self._laid_out[(variant.rows, variant.slot), variant.samples]
             denoise_step, past = self._denoise_step, laid_out.value
         x_next, velocity = denoise_step(
@@ -356,9 +370,15 @@ class TorchEngine:
         self._x[: variant.samples].copy_(x_next)
         rows.velocity[: variant.rows * variant.samples].copy_(velocity)
 
+    def _plain_step(self, variant: Variant) -> Run | None:
+        """Return the step over a slot as it is; None: the fused one, over what is laid out."""
+        if variant.jacobian:
+            return self._jacobian_step
+        return self._compiled.get(('denoise', variant._replace(slot=0)))
+
     def _lay_out(self) -> None:
         """Lay out the slot that is denoised over; the graph of the steps replays on that."""
-        if self._variant.jacobian:
+        if self._plain_step(self._variant) is not None:
             return
         place, samples = self._place, self._variant.samples
         if (place, samples) not in self._laid_out:
@@ -390,12 +410,13 @@ class TorchEngine:
 
     def _conditioning(self, schedule: Schedule, variant: Variant, index: int) -> Any:
         """Return the head's conditioning of a step, in the form that its network takes."""
-        if not (variant.action_time or variant.jacobian):
+        plain = self._plain_step(variant) is not None
+        if not (variant.action_time or plain):
             return schedule.conditioning[index]
         row = schedule.table[index : index + 1]
         if variant.action_time:
             row = torch.where(self._clean, schedule.clean, row)[None]
-        return row if variant.jacobian else self._fused.split_conditioning(row)
+        return row if plain else self._fused.split_conditioning(row)
 
 
 def _copy(given: Mapping[str, np.ndarray], buffers: Mapping[str, Tensor]) -> None:

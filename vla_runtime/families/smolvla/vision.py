@@ -52,13 +52,14 @@ class SmolVlmVision(Siglip):
         super().__init__(dims.vision)
         self.edge = dims.pixel_shuffle
         self.side = dims.image_size // dims.vision.patch_size
+        # Now: PyTorch's compiler takes what NumPy computes later for tensors.
+        self._position_rows = position_rows(self.side)
         self.projector = Linear(
             dims.vision.width * dims.pixel_shuffle**2, dims.language.width, bias=False
         )
 
     def positions(self) -> Tensor:
-        rows = position_rows(self.side)
-        table = self.position_embedding
+        rows, table = self._position_rows, self.position_embedding
         if all(b - a == 1 for a, b in pairwise(rows)):
             return table
         grid = table.view(self.side, self.side, -1)

@@ -17,6 +17,7 @@ import numpy as np
 from vla_runtime import __version__
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.engines.torch_compile import NONE
 from vla_runtime.files.quotes import quoted
 from vla_runtime.performance.measurement import machine, versions
 from vla_runtime.ros.robot.file import Robot, read_robot
@@ -28,6 +29,8 @@ _PACKAGES = (
     'numpy', 'opencv-python-headless', 'pillow', 'tokenizers', 'sentencepiece', 'torch',
     'onnxruntime', 'tensorrt',
 )  # fmt: skip
+# Of the node's parameters.
+_HOW = ('backend', 'device', 'precision', 'use_cuda_graphs', 'torch_compile')
 
 
 class DescriptionError(ValueError):
@@ -48,6 +51,7 @@ class PolicyDescription:
         precision: number format of their large matrices.
         threads: CPU threads of each network.
         use_cuda_graphs: captured CUDA graphs were replayed.
+        torch_compile: networks that ran as `torch.compile` made them.
         cameras: policy's camera name to full topic name.
         joint_states: full names of the joint-state topics.
         state_joints: the robot's joint of each number of the policy's state, in order.
@@ -68,6 +72,7 @@ class PolicyDescription:
     precision: str
     threads: int
     use_cuda_graphs: bool
+    torch_compile: str
     cameras: Mapping[str, str]
     joint_states: tuple[str, ...]
     state_joints: tuple[str, ...]
@@ -112,7 +117,7 @@ def describe(
         'robot_file': robot.file.name,
         'robot_text': robot.text,
         'urdf_text': robot.urdf_text,
-        **{name: given[name] for name in ('backend', 'device', 'precision', 'use_cuda_graphs')},
+        **{name: given[name] for name in _HOW},
         'threads': threads,
         'cameras': {name: topic_name(camera.topic) for name, camera in match.cameras.items()},
         'joint_states': [topic_name(source.topic) for source in robot.joint_states],
@@ -164,6 +169,8 @@ def read_description(text: str) -> PolicyDescription:
         precision=fields.text('precision'),
         threads=fields.of('threads', int),
         use_cuda_graphs=fields.of('use_cuda_graphs', bool),
+        # Nothing was compiled before there was the field.
+        torch_compile=fields.text('torch_compile') if 'torch_compile' in document else NONE,
         cameras=fields.texts('cameras'),
         joint_states=tuple(fields.of('joint_states', list)),
         state_joints=tuple(state_joints),

@@ -138,11 +138,14 @@ class PolicyNode(ManagedNode):
             settings=settings,
             use_cuda_graphs=given['use_cuda_graphs'],
             threads=given['torch_threads'],
+            torch_compile=given['torch_compile'],
             verify=given['verify_bundle'],
         )
         milliseconds = self._policy.warm_up()
         # A recording names what ran, so that a replay needs no choice.
-        picked = {'backend': self._policy.backend, 'precision': self._policy.precision}
+        picked = {
+            name: getattr(self._policy, name) for name in ('backend', 'precision', 'torch_compile')
+        }
         self._robot, self._status.hardware = robot, robot.name
         self._descriptions.publish(
             String(

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.onnx.files import PRECISIONS
 from vla_runtime.engines.preflight import BACKENDS, MOST_THREADS
+from vla_runtime.engines.torch_compile import NONE, WORDS
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.ros.autostart import AUTOSTART
@@ -50,6 +51,14 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ),
     ParameterSpec(
         'use_cuda_graphs', True, 'replay captured CUDA graphs: same results, faster', read_only=True
+    ),
+    ParameterSpec(
+        'torch_compile',
+        NONE,
+        "networks that PyTorch's compiler compiles at configure, which takes minutes the first "
+        'time; auto: those that it makes faster; all but none: backend torch',
+        words=WORDS,
+        read_only=True,
     ),
     ParameterSpec(
         'verify_bundle', True, 'compare every file with its SHA-256 at configure', read_only=True
