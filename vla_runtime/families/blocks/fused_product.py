@@ -74,7 +74,9 @@ def one_pass(device: str, dtype: torch.dtype) -> Any:
     operator = getattr(torch.ops.mkldnn, '_linear_pointwise', None)
     if device != 'cpu' or operator is None:
         return None
-    x, weight, bias = (torch.ones(*shape, dtype=dtype) for shape in ((2, 16), (16, 16), (16,)))
+    x, weight, bias = (
+        torch.ones(*shape, dtype=dtype, device=device) for shape in ((2, 16), (16, 16), (16,))
+    )
     try:
         found = operator(x, weight, bias, 'gelu', [], 'tanh')
     except RuntimeError:
