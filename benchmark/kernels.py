@@ -3,14 +3,13 @@
 The fused modules are those that run on CUDA, in shapes that depend on no numbers; the plain ones
 are what they stand in for.
 
-Counted are the operations that PyTorch dispatches and that are no views, casts among them, in a
-bfloat16 policy with the depths of the published pi0.5 and narrow layers: the number does not depend
-on widths. A CUDA graph
-replays the same kernels; what it saves is their launch by the processor. A shorter prompt launches
-as many, and each computes less.
+Counted are the operations that PyTorch dispatches and that are no views, casts among them, in
+bfloat16 policies with the depths of the published pi0.5 and SmolVLA and narrow layers: the number
+does not depend on widths. A CUDA graph replays the same kernels; what it saves is their launch by
+the processor. A shorter prompt launches as many, and each computes less.
 
-The predicted time is the roofline of the published size plus 4 µs a kernel, about what one takes
-that is too small to fill a GPU. It is a prediction: nothing here was run on a GPU.
+The predicted time, of pi0.5, is the roofline of the published size plus 4 µs a kernel, about what
+one takes that is too small to fill a GPU. It is a prediction: nothing here was run on a GPU.
 
     python benchmark/kernels.py
 """
@@ -23,7 +22,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -40,6 +39,7 @@ from vla_runtime.engines.torch.prompt_lengths import LENGTHS
 from vla_runtime.families import preset
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.flow_policy import PiNetwork
+from vla_runtime.families.smolvla.networks import SmolVla
 from vla_runtime.performance.bench import look
 from vla_runtime.performance.devices import DEVICES
 from vla_runtime.performance.operation_counts import count_operations
@@ -49,6 +49,7 @@ from vla_runtime.policy import Policy
 SECONDS_A_KERNEL = 4e-6
 STEPS = 10
 KINDS = ('miss', 'hit')
+NETWORKS: dict[str, type[FlowNetwork]] = {'pi05': PiNetwork, 'smolvla': SmolVla}
 # A graph would replay what it captured; what is counted runs eagerly.
 AS_ON_CUDA: dict[str, Any] = {'precision': 'bfloat16', 'threads': 1, 'use_cuda_graphs': False}
 PREDICTED_ON = ('h200', 'agx-orin', 'thor')
@@ -96,6 +97,29 @@ def kernels_of(policy: Policy) -> dict[str, int]:
     return found
 
 
+def kernels_of_modules(
+    name: str, network: type[FlowNetwork]
+) -> tuple[int, dict[str, dict[str, int]]]:
+    """Views of a policy, and its kernels with plain and with fused modules."""
+    family, published = preset(name)
+    narrow = tiny_spec(family)
+    dims, of_size = narrow.dims, cast(Any, published)
+    parts = {
+        part: replace(getattr(dims, part), depth=getattr(of_size, part).depth)
+        for part in ('vision', 'language', 'expert')
+    }
+    deep = cast(Any, replace(dims, **parts))
+    with tempfile.TemporaryDirectory() as work:
+        bundle = write_tiny_policy(
+            Path(work) / 'deep', replace(narrow, dims=deep, denoise_steps=STEPS)
+        )
+        with mock.patch.object(engine, 'captures_graphs', lambda device: True):
+            fused = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
+        with mock.patch.object(network, 'fused', FlowNetwork.fused):
+            plain = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
+    return deep.cameras, {'plain': plain, 'fused': fused}
+
+
 def predicted_ms(
     device: str, views: int, kernels: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, float]]:
@@ -133,32 +157,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--json', type=Path, help='write here instead of to benchmark/results/')
     arguments = parser.parse_args()
-    family, published = preset('pi05')
-    narrow = tiny_spec(family)
-    dims = narrow.dims
-    deep = replace(
-        dims,
-        vision=replace(dims.vision, depth=published.vision.depth),
-        language=replace(dims.language, depth=published.language.depth),
-        expert=replace(dims.expert, depth=published.expert.depth),
-    )
-    with tempfile.TemporaryDirectory() as work:
-        bundle = write_tiny_policy(
-            Path(work) / 'deep', replace(narrow, dims=deep, denoise_steps=STEPS)
-        )
-        with mock.patch.object(engine, 'captures_graphs', lambda device: True):
-            fused = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
-        with mock.patch.object(PiNetwork, 'fused', FlowNetwork.fused):
-            plain = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
-    kernels = {'plain': plain, 'fused': fused}
-    predicted = {key: predicted_ms(key, deep.cameras, kernels) for key in PREDICTED_ON}
-    print('kernels', kernels)
+    of_family = {
+        family: kernels_of_modules(family, network) for family, network in NETWORKS.items()
+    }
+    views, kernels = of_family['pi05']
+    predicted = {key: predicted_ms(key, views, kernels) for key in PREDICTED_ON}
+    print('kernels', of_family)
     for key, times in predicted.items():
         print(key, {n: {k: round(v, 2) for k, v in of.items()} for n, of in times.items()})
     figures = {
-        'views': deep.cameras,
+        'views': views,
         'denoise_steps': STEPS,
         'kernels': kernels,
+        'smolvla': dict(zip(('views', 'kernels'), of_family['smolvla'], strict=True)),
         'predicted_ms': predicted,
         'seconds_a_kernel': SECONDS_A_KERNEL,
     }

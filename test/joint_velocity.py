@@ -16,7 +16,7 @@ from vla_runtime.families.blocks.attention import attend, rotary
 from vla_runtime.families.groot.n15 import GrootN15
 from vla_runtime.families.groot.n17 import GrootN17
 from vla_runtime.families.pi.flow_policy import PiNetwork
-from vla_runtime.families.smolvla.networks import SmolVla, _action_sight, _memory, _prefix_sight
+from vla_runtime.families.smolvla.networks import SmolVla, _action_sight, cross_memory, prefix_sight
 
 
 def joint_velocity(
@@ -78,7 +78,7 @@ def _smolvla(
     own, cross = network.rotations(mask)
     split, steps = mask.shape[1], h.shape[1]
     sight = torch.zeros(*mask.shape, split + steps, dtype=torch.bool, device=mask.device)
-    sight[..., :split] = _prefix_sight(mask)
+    sight[..., :split] = prefix_sight(mask)
     sight = torch.cat([sight, _action_sight(mask, steps)], dim=1)
     pairs = zip(network.language.layers, network.expert.layers, strict=True)
     for layer, (language, expert) in enumerate(pairs):
@@ -90,7 +90,7 @@ def _smolvla(
             of_prefix, of_actions = attended[:, :split], attended[:, split:]
         else:
             of_prefix = attend(q, k, v, sight[:, :split, :split])
-            memory = _memory(expert, k, v)
+            memory = cross_memory(expert, k, v)
             of_actions = attend(expert.project_queries(h, cross), *memory, mask[:, None])
         prefix = language.combine(prefix, of_prefix)
         h = expert.combine(h, of_actions)

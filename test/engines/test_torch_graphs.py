@@ -17,10 +17,12 @@ from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.cuda_graph import Capturer
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families import build_network
+from vla_runtime.families.blocks.fused_attention import OwnLayers
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.family import TOKEN_MASK, image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.fused import FusedPi
+from vla_runtime.families.smolvla.fused import FusedSmolVla
 from vla_runtime.families.traced_shapes import row_tensors
 from vla_runtime.inference.denoise import denoise, denoise_serially, flow_times
 from vla_runtime.inference.guidance import row_weights
@@ -29,7 +31,8 @@ STEPS = 3
 FLOWS = ('pi05', 'pi0', 'smolvla', 'groot_n15', 'groot_n17', 'evo1')
 flows = pytest.mark.parametrize('family', FLOWS)
 cut_ones = pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
-fused_ones = pytest.mark.parametrize('family', ['pi05', 'pi0'])
+FUSED = {'pi05': FusedPi, 'pi0': FusedPi, 'smolvla': FusedSmolVla}
+fused_ones = pytest.mark.parametrize('family', FUSED)
 # Rounding, through guidance and three steps; what is wrong is wrong by 1e-2.
 BOUND = 1e-4
 
@@ -192,6 +195,8 @@ def test_in_bfloat16_replays_are_those_of_eager_plain_runs_up_to_its_rounding(
     engines, family, rows
 ):
     graphed, eager = engines(family, dtype=torch.bfloat16)
+    # A SmolVLA of random weights makes less of what it sees.
+    bound = 8e-3 if family == 'smolvla' else 3e-2
     chunks = []
     for seed in range(2):
         for engine in (graphed, eager):
@@ -202,11 +207,22 @@ def test_in_bfloat16_replays_are_those_of_eager_plain_runs_up_to_its_rounding(
             found, expected = (
                 chunk(e, 3, rows, 0, row_weight=weights, **variant) for e in (graphed, eager)
             )
-            assert np.abs(found - expected).max() <= 3e-2 * np.abs(expected).max()
+            assert np.abs(found - expected).max() <= bound * np.abs(expected).max()
         chunks.append(expected)
     # The observation moves it by far more than that.
-    assert np.abs(chunks[0] - chunks[1]).max() > 0.1 * np.abs(expected).max()
+    assert np.abs(chunks[0] - chunks[1]).max() > 3 * bound * np.abs(expected).max()
     assert set(graphed.cuda_graph.values()) == {'captured'}
+
+
+def addresses_of(laid_out: object) -> list[int]:
+    """Addresses of the tensors of a fused expert, and of what its layers attend with."""
+    found = []
+    for value in vars(laid_out).values():
+        if isinstance(value, torch.Tensor):
+            found.append(value.data_ptr())
+        elif type(value).__module__ == OwnLayers.__module__:
+            found += addresses_of(value)
+    return found
 
 
 @fused_ones
@@ -217,9 +233,7 @@ def test_after_its_first_chunk_a_slot_is_laid_out_at_the_same_addresses(engines,
         encode(graphed, seed, 1, slot=0)
         chunk(graphed, seed, 1, 0)
         (laid_out,) = graphed._laid_out.values()
-        expert = laid_out.value
-        tensors = [*vars(expert).values(), *vars(expert._attended).values()]
-        addresses.append([x.data_ptr() for x in tensors if isinstance(x, torch.Tensor)])
+        addresses.append(addresses_of(laid_out.value))
         graphs.append(RecordedGraphs.captured)
     assert len(addresses[0]) > 10
     assert addresses[0] == addresses[1] == addresses[2]
@@ -229,10 +243,9 @@ def test_after_its_first_chunk_a_slot_is_laid_out_at_the_same_addresses(engines,
 @fused_ones
 def test_what_is_laid_out_into_new_buffers_is_seen_by_no_graph(engines, family, monkeypatch):
     """A negative control: the fault that the addresses are kept for."""
-    lay_out = FusedPi.lay_out
-    monkeypatch.setattr(
-        FusedPi, 'lay_out', lambda fused, past, n, into=None: lay_out(fused, past, n)
-    )
+    kind = FUSED[family]
+    lay_out = kind.lay_out
+    monkeypatch.setattr(kind, 'lay_out', lambda fused, past, n, into=None: lay_out(fused, past, n))
     graphed, eager = engines(family)
     for seed in range(2):
         for engine in (graphed, eager):
@@ -245,8 +258,9 @@ def test_what_is_laid_out_into_new_buffers_is_seen_by_no_graph(engines, family, 
 @fused_ones
 def test_shapes_that_depend_on_numbers_end_a_capture(engines, family, monkeypatch):
     """A negative control: dropping padded tokens, as on a CPU."""
-    init = FusedPi.__init__
-    monkeypatch.setattr(FusedPi, '__init__', lambda fused, plain, static: init(fused, plain, False))
+    kind = FUSED[family]
+    init = kind.__init__
+    monkeypatch.setattr(kind, '__init__', lambda fused, plain, static: init(fused, plain, False))
     graphed, _ = engines(family)
     encode(graphed, 0, 1, slot=0)
     assert graphed.cuda_graph['prefix'] == 'eager: failed while capturing'

@@ -12,56 +12,21 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.families.blocks import gemma, llama
 from vla_runtime.families.blocks.attention import rotary
-from vla_runtime.families.blocks.gemma import Gemma, GemmaBlock, RMSNorm
-from vla_runtime.families.blocks.siglip import VisionBlock, VisionEncoder
+from vla_runtime.families.blocks.fused_product import Product
+from vla_runtime.families.blocks.siglip import Siglip, VisionBlock
 
-# Epsilon of every norm of a Gemma block.
+# Epsilon of every norm of a Gemma block; a Llama block's norms have their own.
 EPSILON = 1e-6
 # Scale (one is added already), shift and gate of an adaptive norm.
 Modulation = tuple[Tensor, Tensor, Tensor]
-
-
-class Product:
-    """One matrix product for several linear layers with the same input.
-
-    Args:
-        layers: whose outputs follow one another; all have a bias, or none has. Their weights
-            become views of the merged matrix.
-    """
-
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self.weight = _merge(layers, 'weight')
-        self.bias = _merge(layers, 'bias') if layers[0].bias is not None else None
-        self._transposed = self.weight.t()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """(..., inputs) to (..., outputs), in the dtype of the weights."""
-        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
-
-    def into(self, x: Tensor, out: Tensor) -> None:
-        """(N, inputs) to (N, outputs) of layers without bias, all in the dtype of the weights."""
-        torch.mm(x, self._transposed, out=out)
-
-
-def _merge(layers: Sequence[nn.Linear], name: str) -> nn.Parameter:
-    merged = torch.cat([getattr(layer, name).data for layer in layers])
-    if merged.dim() == 2 and merged.dtype == torch.float32:
-        # Inputs first in memory: a product with few tokens takes a fifth less time.
-        merged = merged.t().contiguous().t()
-    parts = merged.split([len(getattr(layer, name)) for layer in layers])
-    for layer, part in zip(layers, parts, strict=True):
-        setattr(layer, name, nn.Parameter(part, requires_grad=False))
-    if merged.is_cuda:
-        # No merged matrix fits where the single ones were. Kept, they would double the memory.
-        torch.cuda.empty_cache()
-    return nn.Parameter(merged, requires_grad=False)
 
 
 def hiding_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
@@ -92,63 +57,88 @@ def uninterleave(heads: Tensor) -> Tensor:
     return heads.unflatten(-1, (heads.shape[-1] // 2, 2)).transpose(-1, -2).flatten(-2)
 
 
+def folded_heads(heads: int, kv_heads: int) -> int:
+    """Query heads that `attend_heads` folds into the length of the queries; 1: none."""
+    # One head of keys needs no copies to be every head's.
+    return 1 if kv_heads == 1 else heads // kv_heads
+
+
+def fold_mask(seen: Tensor, heads: int, kv_heads: int, dtype: torch.dtype) -> Tensor:
+    """Return what queries see (B, T or 1, K), bool, as the mask that `attend_heads` takes."""
+    hidden = hiding_mask(seen, dtype)
+    if seen.shape[1] > 1:
+        hidden = hidden.repeat(1, folded_heads(heads, kv_heads), 1)
+    return hidden[:, None]
+
+
 def attend_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Grouped-query attention.
 
     Args:
         q: (B, heads, T, D); k, v: (B, kv_heads, K, D).
-        mask: (B, 1, T or 1, K), added to the scores.
+        mask: of `fold_mask`.
 
     Returns:
         (B, T, heads * D)
     """
     batch, heads, tokens, head_dim = q.shape
-    if k.shape[1] == 1:
-        k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
+    folded = folded_heads(heads, k.shape[1])
+    if folded > 1:
+        # Fewer numbers move than if keys and values were repeated.
+        q = q.reshape(batch, k.shape[1], folded * tokens, head_dim)
     elif k.shape[1] != heads:
-        group = heads // k.shape[1]
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
     attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    attended = attended.reshape(batch, heads, tokens, head_dim)
     return attended.transpose(1, 2).reshape(batch, tokens, heads * head_dim)
 
 
 class FusedBlock:
-    """A Gemma block in four products; its rotated queries and keys are interleaved.
+    """A block of Gemma or Llama in four products; its rotated queries and keys are interleaved.
 
     `project` and `combine` are those of a language model, whose norms are plain.
 
     Args:
         block: plain.
+        cross: its keys and values are computed from another stack's: `qkv` gives queries alone.
 
     Attributes:
+        cross: as given.
         width: W.
-        query_heads, head_dim: of the attention.
+        query_heads, kv_heads, head_dim: of the attention.
         qkv, out, gate_up, down: its products.
-        input_scale, post_scale: `1 + weight` of its norms; None for adaptive ones.
+        activation: of the MLP's gate; it returns a new tensor.
+        input_scale, post_scale: of its norms; None for adaptive ones.
+        epsilon: of its norms.
     """
 
-    def __init__(self, block: GemmaBlock) -> None:
+    def __init__(self, block: gemma.GemmaBlock | llama.LlamaBlock, cross: bool = False) -> None:
         attention, mlp = block.attention, block.mlp
+        self.cross = cross
         self.width = attention.q.in_features
         self.head_dim = attention.head_dim
-        self.qkv = Product([attention.q, attention.k, attention.v])
+        projections = [attention.q] if cross else [attention.q, attention.k, attention.v]
+        self.qkv = Product(projections)
         self._widths = [
             attention.q.out_features + attention.k.out_features,
             attention.v.out_features,
         ]
         self.query_heads = attention.q.out_features // self.head_dim
+        self.kv_heads = attention.k.out_features // self.head_dim
         self.out = Product([attention.out])
         self.gate_up = Product([mlp.gate, mlp.up])
         self.down = Product([mlp.down])
+        self.activation: Callable[[Tensor], Tensor] = mlp.activation
         self.input_scale, self.post_scale = (
             norm_scale(norm) for norm in (block.input_norm, block.post_norm)
         )
+        self.epsilon = norm_epsilon(block.input_norm)
 
     def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, heads, T, D), keys and values (B, kv_heads, T, D) of (B, T, W)."""
         batch, tokens, _ = x.shape
         half = self.head_dim // 2
-        projected = self.qkv(normalise(x, self.input_scale, None))
+        projected = self.qkv(normalise(x, self.input_scale, None, self.epsilon))
         turning, values = projected.split(self._widths, dim=-1)
         first, second = turning.float().view(batch, tokens, -1, 2, half).unbind(3)
         turned = torch.view_as_real(torch.complex(first, second).mul_(rotation))
@@ -159,24 +149,25 @@ class FusedBlock:
     def combine(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add attention (B, T, heads * D) and MLP to (B, T, W) float32."""
         x = x + self.out(attended)
-        gate, up = self.gate_up(normalise(x, self.post_scale, None)).chunk(2, dim=-1)
-        return x + self.down(F.gelu(gate, approximate='tanh').mul_(up))
+        h = normalise(x, self.post_scale, None, self.epsilon)
+        gate, up = self.gate_up(h).chunk(2, dim=-1)
+        return x + self.down(self.activation(gate).mul_(up))
 
 
 class FusedVision(nn.Module):
     """A vision encoder with one product for queries, keys and values."""
 
-    def __init__(self, plain: VisionEncoder) -> None:
+    def __init__(self, plain: Siglip) -> None:
         super().__init__()
         self._plain = plain
         self._blocks = [FusedVisionBlock(block) for block in plain.blocks]  # type: ignore[arg-type]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """As `VisionEncoder.forward`."""
+        """As `forward` of the plain encoder."""
         x = self._plain.patch_embedding(pixels) + self._plain.positions()
         for block in self._blocks:
             x = block(x)
-        return self._plain.projector(self._plain.norm(x)).float()
+        return self._plain.project(self._plain.norm(x))
 
 
 class FusedVisionBlock:
@@ -197,18 +188,27 @@ class FusedVisionBlock:
         q, k, v = (part.transpose(1, 2) for part in projected.unbind(2))
         attended = F.scaled_dot_product_attention(q, k, v)
         x = x + self._out(attended.transpose(1, 2).reshape(n, tokens, width))
-        return x + self._fc2(F.gelu(self._fc1(plain.norm2(x)), approximate='tanh'))
+        return x + self._fc2(self._fc1.gelu(plain.norm2(x)))
 
 
 def norm_scale(norm: nn.Module) -> Tensor | None:
-    """`1 + weight` of a plain RMSNorm; None for an adaptive one."""
-    return 1.0 + norm.weight.detach().float() if isinstance(norm, RMSNorm) else None
+    """Scale of a plain RMSNorm, (W,) float32, Gemma's with its one; None for an adaptive one."""
+    if isinstance(norm, gemma.RMSNorm):
+        return 1.0 + norm.weight.detach().float()
+    return norm.weight.detach().float() if isinstance(norm, llama.RMSNorm) else None
 
 
-def normalise(x: Tensor, scale: Tensor | None, modulation: Modulation | None) -> Tensor:
+def norm_epsilon(norm: nn.Module) -> float:
+    """Epsilon of an RMSNorm of Gemma or Llama."""
+    return norm.epsilon if isinstance(norm, llama.RMSNorm) else EPSILON
+
+
+def normalise(
+    x: Tensor, scale: Tensor | None, modulation: Modulation | None, epsilon: float = EPSILON
+) -> Tensor:
     """RMSNorm of (B, T, W) in float32, with its scale or its modulation."""
     # `F.rms_norm` is slower, and `vector_norm` rounds twice more, for a whole row alike.
-    inverse = x.square().mean(dim=-1, keepdim=True).add_(EPSILON).rsqrt_()
+    inverse = x.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
     if modulation is None:
         assert scale is not None
         return (x * inverse).mul_(scale)
@@ -216,22 +216,27 @@ def normalise(x: Tensor, scale: Tensor | None, modulation: Modulation | None) ->
 
 
 def encode_stack(
-    stack: Gemma, blocks: Sequence[FusedBlock], x: Tensor, mask: Tensor, used: Tensor | None
+    blocks: Sequence[FusedBlock],
+    x: Tensor,
+    mask: Tensor,
+    used: Tensor | None,
+    sight: Callable[[Tensor], Tensor] = lambda mask: mask[:, None],
 ) -> tuple[Tensor, Tensor]:
     """Keys (rotated) and values of every layer, (layers, B, kv_heads, P, D) each.
 
     Args:
-        stack: plain.
-        blocks: its blocks.
+        blocks: of the stack.
         x: (B, P, W); mask: (B, P) bool, valid tokens.
         used: as `used_tokens`; other tokens are not computed, their keys and values are zero.
             None: all are computed.
+        sight: the mask to what each token sees, (B, P or 1, P) bool; by default all valid ones.
     """
     if used is not None:
-        keys, values = encode_stack(stack, blocks, x[:, used], mask[:, used], None)
+        keys, values = encode_stack(blocks, x[:, used], mask[:, used], None, sight)
         return _spread(keys, used, x.shape[1]), _spread(values, used, x.shape[1])
     rotation = complex_rotary(mask.long().cumsum(dim=1) - 1, blocks[0].head_dim)
-    hidden = hiding_mask(mask, stack.layers[0].attention.q.weight.dtype)[:, None, None]
+    first = blocks[0]
+    hidden = fold_mask(sight(mask), first.query_heads, first.kv_heads, first.qkv.weight.dtype)
     of_layers = []
     for block in blocks[:-1]:
         q, k, v = block.project(x, rotation)

@@ -96,6 +96,10 @@ class Siglip(nn.Module):
             x = block(x)
         return self.norm(x)
 
+    def project(self, patches: Tensor) -> Tensor:
+        """Return the image tokens of what `patches` returns; by default they are the same."""
+        return patches
+
 
 class VisionEncoder(Siglip):
     """Pixels to image tokens of language width: PaliGemma's vision engine.
@@ -119,4 +123,8 @@ class VisionEncoder(Siglip):
             (n, N, out_width) float32 image tokens, unscaled (only text tokens carry
             PaliGemma's sqrt(width)).
         """
-        return self.projector(self.patches(pixels)).float()
+        return self.project(self.patches(pixels))
+
+    def project(self, patches: Tensor) -> Tensor:
+        """(n, N, width) float32 to (n, N, out_width) float32."""
+        return self.projector(patches).float()

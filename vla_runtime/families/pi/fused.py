@@ -60,9 +60,7 @@ class FusedPi(FlowNetwork):
         tokens, token_mask = rows['tokens'], rows['token_mask']
         images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
         x, mask = self._plain.embed_prefix(*images, tokens, token_mask)
-        past_key, past_value = encode_stack(
-            self._plain.language, self._language, x, mask, self._used(mask)
-        )
+        past_key, past_value = encode_stack(self._language, x, mask, self._used(mask))
         return {'past_key': past_key, 'past_value': past_value, 'prefix_mask': mask}
 
     def time_conditioning(self, times: Tensor) -> Tensor:
@@ -90,7 +88,7 @@ class FusedPi(FlowNetwork):
         if samples > 1:
             keys, values = (part.repeat_interleave(samples, dim=1) for part in (keys, values))
         expert = into or FusedExpert(self._expert, self._plain.suffix_mask(mask.device))
-        expert.load(keys, values, repeat_rows(mask, samples))
+        expert.load(repeat_rows(mask, samples), (keys, values))
         return expert
 
     def _used(self, mask: Tensor) -> Tensor | None:

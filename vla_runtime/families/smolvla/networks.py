@@ -55,6 +55,12 @@ class SmolVla(FlowNetwork):
         self.action_time_in = nn.Linear(2 * width, width)
         self.action_time_out = nn.Linear(width, width)
 
+    def fused(self, static_shapes: bool = False) -> FlowNetwork:
+        """As `FlowNetwork.fused`."""
+        from vla_runtime.families.smolvla.fused import FusedSmolVla
+
+        return FusedSmolVla(self, static_shapes)
+
     def time_conditioning(self, times: Tensor) -> Tensor:
         """Return the time's share of `action_time_in`, bias included; (N,) to (N, expert width)."""
         return time_share(self.action_time_in, times)
@@ -94,7 +100,7 @@ class SmolVla(FlowNetwork):
         Entries at padded positions are meaningless and must stay masked.
         """
         rotation = rotary(mask.long().cumsum(dim=1) - 1, self.dims.language.head_dim)
-        seen = _prefix_sight(mask)
+        seen = prefix_sight(mask)
         past = []
         x = embeddings
         for block in self.language.layers[:-1]:
@@ -119,8 +125,8 @@ class SmolVla(FlowNetwork):
         past = self.encode_prefix(embeddings, mask)
         layers = self.expert.layers
         own = [past[layer] for layer in self.dims.self_layers]
-        cross = [_memory(layers[layer], *past[layer]) for layer in self.dims.cross_layers]
-        return {**_stacked('self', own), **_stacked('cross', cross), 'prefix_mask': mask}
+        cross = [cross_memory(layers[layer], *past[layer]) for layer in self.dims.cross_layers]
+        return {**stacked('self', own), **stacked('cross', cross), 'prefix_mask': mask}
 
     def velocity(
         self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
@@ -161,7 +167,7 @@ class SmolVla(FlowNetwork):
         return rotary(start + steps, head_dim), rotary(steps[None], head_dim)
 
 
-def _prefix_sight(mask: Tensor) -> Tensor:
+def prefix_sight(mask: Tensor) -> Tensor:
     """Return the prefix's attention mask, (B, P, P) bool; the state token is the last."""
     rows, length = mask.shape
     hidden = torch.zeros(rows, 1, dtype=torch.bool, device=mask.device)
@@ -178,14 +184,15 @@ def _action_sight(mask: Tensor, steps: int) -> Tensor:
     )
 
 
-def _memory(block: LlamaBlock, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def cross_memory(block: LlamaBlock, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Compute a cross layer's keys and values from a language layer's (B, kv_heads, P, D)."""
     attention = block.attention
     key, value = (part.transpose(1, 2).flatten(2) for part in (key, value))
     return attention.heads(attention.k(key)), attention.heads(attention.v(value))
 
 
-def _stacked(kind: str, layers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+def stacked(kind: str, layers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Return the keys and values of a kind of expert layers by name; nothing without layers."""
     if not layers:
         return {}
     keys, values = zip(*layers, strict=True)

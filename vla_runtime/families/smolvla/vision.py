@@ -76,8 +76,11 @@ class SmolVlmVision(Siglip):
         Returns:
             (n, N, language width) float32 image tokens, not yet scaled by sqrt(width)
         """
-        x = self.patches(pixels)
-        n, _, width = x.shape
+        return self.project(self.patches(pixels))
+
+    def project(self, patches: Tensor) -> Tensor:
+        """Shuffle patches into fewer tokens: (n, side^2, width) to (n, N, language width)."""
+        n, _, width = patches.shape
         edge, few = self.edge, self.side // self.edge
-        squares = x.view(n, few, edge, few, edge, width).permute(0, 1, 3, 2, 4, 5)
+        squares = patches.view(n, few, edge, few, edge, width).permute(0, 1, 3, 2, 4, 5)
         return self.projector(squares.reshape(n, few * few, edge * edge * width)).float()

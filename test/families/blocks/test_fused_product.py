@@ -1,0 +1,56 @@
+"""Merged products, in one pass and by the public operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vla_runtime.families.blocks import fused_product
+from vla_runtime.families.blocks.fused_product import Product, one_pass
+
+
+@pytest.fixture(params=['one pass', 'public', 'refused'])
+def way(request, monkeypatch):
+    """How products are computed here."""
+
+    def refuse(*inputs):
+        raise RuntimeError('mkldnn_linear_pointwise: unsupported dtype')
+
+    one_pass.cache_clear()
+    if request.param == 'one pass':
+        monkeypatch.setattr(fused_product, 'ONE_PASS_FROM', 0)
+        if one_pass('cpu', torch.float32) is None:
+            pytest.skip('this PyTorch has no such operator')
+    elif request.param == 'refused':
+        monkeypatch.setattr(fused_product, 'ONE_PASS_FROM', 0)
+        monkeypatch.setattr(torch.ops.mkldnn, '_linear_pointwise', refuse, raising=False)
+        assert one_pass('cpu', torch.float32) is None
+    yield request.param
+    one_pass.cache_clear()
+
+
+@pytest.mark.parametrize(('dtype', 'bound'), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize('bias', [False, True])
+def test_a_product_equals_its_layers_one_by_one(way, dtype, bound, bias):
+    torch.manual_seed(0)
+    layers = [nn.Linear(24, width, bias=bias).to(dtype) for width in (8, 40)]
+    x = torch.randn(3, 5, 24)
+    with torch.inference_mode():
+        expected = torch.cat([layer(x.to(dtype)) for layer in layers], dim=-1)
+        product = Product(layers)
+        for found, wanted in (
+            (product(x), expected),
+            (product.gelu(x), F.gelu(expected, approximate='tanh')),
+        ):
+            assert found.dtype == dtype
+            torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
+        if not bias:
+            out = torch.empty(15, 48, dtype=dtype)
+            product.into(x.to(dtype).flatten(0, 1), out)
+            torch.testing.assert_close(out.view(3, 5, 48), expected, rtol=bound, atol=bound)
+
+
+def test_a_gpu_has_no_such_operator():
+    assert one_pass('cuda', torch.bfloat16) is None
