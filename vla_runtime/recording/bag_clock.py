@@ -77,7 +77,8 @@ class BagClock:
         self._noted = noted
         # Without any stamps the clock is the recording's.
         self._fit(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
-        self._begins, self._shifts = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        self._begins: np.ndarray = np.zeros(1, np.int64)
+        self._shifts: np.ndarray = np.zeros(1, np.int64)
         self._others: set[str] = set()
         stamped = [topic for topic in topics if np.mean(noted[topic][1] > 0) > 0.5]
         if stamped:
