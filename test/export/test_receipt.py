@@ -7,13 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from vla_runtime.engines.bounds import BOUNDS
+from vla_runtime.engines.bounds import BOUNDS, error_of
 from vla_runtime.export.receipt import (
     ChunkComparison,
     Comparison,
     Receipt,
     chunk_bound,
-    error_of,
 )
 
 

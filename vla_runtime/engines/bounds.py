@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from vla_runtime.engines.onnx.files import Precision
 
 
@@ -33,3 +35,12 @@ BOUNDS: dict[Precision, Bounds] = {
     'bfloat16': Bounds(tensor=8e-2, chunk=8e-2, ceiling=1e-1),
     'int8': Bounds(tensor=1e-1, chunk=1e-1, ceiling=1e-1),
 }
+
+
+def error_of(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+    """Return largest and mean error, as the module defines them; NaN for NaN or a wrong shape."""
+    if found.shape != expected.shape:
+        return float('nan'), float('nan')
+    wide = expected.astype(np.float64)
+    difference = np.abs(found.astype(np.float64) - wide) / max(1.0, float(np.abs(wide).max()))
+    return float(difference.max()), float(difference.mean())

@@ -168,15 +168,6 @@ class Receipt:
         }
 
 
-def error_of(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
-    """Return largest and mean error, as the module defines them; NaN for NaN or a wrong shape."""
-    if found.shape != expected.shape:
-        return float('nan'), float('nan')
-    wide = expected.astype(np.float64)
-    difference = np.abs(found.astype(np.float64) - wide) / max(1.0, float(np.abs(wide).max()))
-    return float(difference.max()), float(difference.mean())
-
-
 def _why(item: ChunkComparison) -> str:
     if item.bound_by == 'gain':
         return f', with its gain of {item.gain:.3g}'

@@ -11,15 +11,17 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
-import torch
+import numpy as np
 from torch import Tensor
 
+from vla_runtime.engines.bounds import error_of
 from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.torch.compiler import Run, remedy
 from vla_runtime.engines.torch.cuda_graph import Capture, Work
@@ -212,11 +214,13 @@ def largest_error(found: Outputs, expected: Outputs) -> float:
     """Return the largest error of any tensor; infinite where masks differ or a number is NaN."""
     errors = [0.0]
     for name, reference in expected.items():
-        if not reference.is_floating_point():
-            errors.append(0.0 if torch.equal(found[name], reference) else float('inf'))
-            continue
-        reference = reference.float()
-        unit = max(1.0, float(reference.abs().max()))
-        error = float((found[name].float() - reference).abs().max()) / unit
-        errors.append(error if error == error else float('inf'))
+        error, _ = error_of(_array(found[name]), _array(reference))
+        # A mask is right or wrong, and NaN is no error that could be compared.
+        wrong = error > 0.0 if not reference.is_floating_point() else math.isnan(error)
+        errors.append(math.inf if wrong else error)
     return max(errors)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
+    return array

@@ -22,6 +22,7 @@ import torch
 
 from vla_runtime.bundle.folder import read_statistics
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
+from vla_runtime.engines.bounds import error_of
 from vla_runtime.engines.onnx.files import (
     ONNX_FOLDER,
     ROWS,
@@ -48,7 +49,6 @@ from vla_runtime.export.receipt import (
     Comparison,
     Receipt,
     VerificationError,
-    error_of,
 )
 from vla_runtime.families import read_time_table
 from vla_runtime.families.family import distinct_image_sizes

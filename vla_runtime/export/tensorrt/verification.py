@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
+from vla_runtime.engines.bounds import error_of
 from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.store import Metadata
 from vla_runtime.export.cases import Case, read_cases
-from vla_runtime.export.receipt import ChunkComparison, Comparison, Receipt, error_of
+from vla_runtime.export.receipt import ChunkComparison, Comparison, Receipt
 from vla_runtime.inference.denoise import flow_times
 
 

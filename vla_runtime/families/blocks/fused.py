@@ -257,6 +257,23 @@ def used_tokens(mask: Tensor) -> Tensor | None:
     return None if used.all() else used.nonzero().squeeze(1)
 
 
+def rows_of_samples(
+    key: Tensor, value: Tensor, used: Tensor | None, samples: int
+) -> tuple[Tensor, Tensor]:
+    """Cut keys and values (layers, B, kv_heads, P, D) to a suffix's use of them.
+
+    Args:
+        key, value: of a prefix.
+        used: as `used_tokens`; None: all tokens.
+        samples: number of times that each row is repeated.
+    """
+    if used is not None:
+        key, value = key[..., used, :], value[..., used, :]
+    if samples > 1:
+        key, value = (part.repeat_interleave(samples, dim=1) for part in (key, value))
+    return key, value
+
+
 def _spread(heads: Tensor, used: Tensor, tokens: int) -> Tensor:
     """(..., tokens in use, D) to (..., tokens, D); zero elsewhere."""
     whole = heads.new_zeros(*heads.shape[:-2], tokens, heads.shape[-1])

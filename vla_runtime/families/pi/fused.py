@@ -20,6 +20,7 @@ from vla_runtime.families.blocks.fused import (
     encode_stack,
     norm_scale,
     normalise,
+    rows_of_samples,
     used_tokens,
 )
 from vla_runtime.families.blocks.fused_expert import FusedExpert
@@ -81,14 +82,11 @@ class FusedPi(FlowNetwork):
         self, past: Mapping[str, Tensor], samples: int, into: FusedExpert | None = None
     ) -> FusedExpert:
         """Return the expert over this prefix."""
-        keys, values, mask = past['past_key'], past['past_value'], past['prefix_mask']
+        mask = past['prefix_mask']
         used = self._used(mask)
-        if used is not None:
-            keys, values, mask = keys[..., used, :], values[..., used, :], mask[:, used]
-        if samples > 1:
-            keys, values = (part.repeat_interleave(samples, dim=1) for part in (keys, values))
+        cut = rows_of_samples(past['past_key'], past['past_value'], used, samples)
         expert = into or FusedExpert(self._expert, self._plain.suffix_mask(mask.device))
-        expert.load(repeat_rows(mask, samples), (keys, values))
+        expert.load(repeat_rows(mask if used is None else mask[:, used], samples), cut)
         return expert
 
     def _used(self, mask: Tensor) -> Tensor | None:

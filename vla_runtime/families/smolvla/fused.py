@@ -20,6 +20,7 @@ from vla_runtime.families.blocks.fused import (
     encode_stack,
     norm_scale,
     normalise,
+    rows_of_samples,
     used_tokens,
 )
 from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
@@ -126,9 +127,4 @@ def _of_kind(
     """Keys and values of the layers of a kind, the tokens in use, a row for each sample."""
     if f'{kind}_key' not in past:
         return None
-    key, value = past[f'{kind}_key'], past[f'{kind}_value']
-    if used is not None:
-        key, value = key[..., used, :], value[..., used, :]
-    if samples > 1:
-        key, value = (part.repeat_interleave(samples, dim=1) for part in (key, value))
-    return key, value
+    return rows_of_samples(past[f'{kind}_key'], past[f'{kind}_value'], used, samples)
