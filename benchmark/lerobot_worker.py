@@ -1,7 +1,9 @@
 """LeRobot's side of `lerobot_turns.py`, run by the Python that LeRobot is installed in.
 
-    lerobot_worker.py make FAMILY FOLDER TOKENIZER   write a full-size folder of random weights
-    lerobot_worker.py serve FAMILY FOLDER THREADS    load it and infer, one JSON line a request
+    lerobot_worker.py make FAMILY FOLDER TOKENIZER
+        write a folder of random weights
+    lerobot_worker.py serve FAMILY FOLDER TOKENIZER THREADS DTYPE
+        load it and infer, one JSON line a request
 
 Imports LeRobot, PyTorch, numpy and the standard library alone. A request names a file of arrays
 (images, state, noise); the answer gives the time of one inference and the file of its chunk. The
@@ -24,8 +26,8 @@ import torch
 
 TASK = 'put the cup on the shelf'
 # As the published ones: lerobot/smolvla_base reads three cameras, ALOHA's ACT one.
-CAMERAS = {'act': 1, 'smolvla': 3}
-JOINTS = {'act': 14, 'smolvla': 6}
+CAMERAS = {'act': 1, 'smolvla': 3, 'pi05': 3}
+JOINTS = {'act': 14, 'smolvla': 6, 'pi05': 7}
 HEIGHT, WIDTH = 480, 640
 # HuggingFaceTB/SmolVLM2-500M-Video-Instruct; its language model has 32 layers, of which the
 # policy keeps 16.
@@ -54,6 +56,21 @@ SMOLVLM2 = {
         'patch_size': 16,
     },
 }
+# pi0.5 at a size for a CPU, as benchmark/mid_size.py has it.
+PI05_HEADS = {'depth': 12, 'num_heads': 8, 'num_kv_heads': 1, 'head_dim': 64}
+PI05_SIZES = {
+    'gemma_2b': {'width': 512, 'mlp_dim': 2048, **PI05_HEADS},
+    'gemma_300m': {'width': 256, 'mlp_dim': 1024, **PI05_HEADS},
+}
+PI05_VISION = {
+    'hidden_size': 384,
+    'intermediate_size': 1536,
+    'num_hidden_layers': 12,
+    'num_attention_heads': 6,
+    'projection_dim': 512,
+}
+PI05_VOCABULARY = 32000
+PI05_PROMPT_TOKENS = 96
 
 
 def offline() -> None:
@@ -66,7 +83,44 @@ def offline() -> None:
     smolvlm_with_expert.AutoProcessor = SimpleNamespace(from_pretrained=lambda name: stand_in)
 
 
+def shrink_pi05(tokenizer: Path) -> None:
+    """Give LeRobot's pi0.5 the sizes above, whose configuration knows none but the published ones.
+
+    Its tokenizer, which it would fetch, is the file instead.
+    """
+    from lerobot.policies.pi05 import modeling_pi05
+    from lerobot.processor import tokenizer_processor
+    from transformers import PreTrainedTokenizerFast
+
+    policy, expert = (
+        modeling_pi05.PaliGemmaForConditionalGenerationWithPiGemma,
+        modeling_pi05.PiGemmaForCausalLM,
+    )
+
+    def small_policy(config: Any) -> Any:
+        for name, size in PI05_VISION.items():
+            setattr(config.vision_config, name, size)
+        config.text_config.vocab_size = PI05_VOCABULARY
+        return policy(config=config)
+
+    def small_expert(config: Any) -> Any:
+        config.vocab_size = PI05_VOCABULARY
+        return expert(config=config)
+
+    sizes = {name: modeling_pi05.GemmaConfig(**one) for name, one in PI05_SIZES.items()}
+    modeling_pi05.get_gemma_config = sizes.__getitem__
+    modeling_pi05.PaliGemmaForConditionalGenerationWithPiGemma = small_policy
+    modeling_pi05.PiGemmaForCausalLM = small_expert
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer))
+    fast.pad_token = fast.convert_ids_to_tokens(0)
+    tokenizer_processor.AutoTokenizer = SimpleNamespace(from_pretrained=lambda name: fast)
+
+
 def policy_class(family: str) -> Any:
+    if family == 'pi05':
+        from lerobot.policies.pi05.modeling_pi05 import PI05Policy
+
+        return PI05Policy
     if family == 'act':
         from lerobot.policies.act.modeling_act import ACTPolicy
 
@@ -77,7 +131,7 @@ def policy_class(family: str) -> Any:
 
 
 def make(family: str, folder: Path, tokenizer: Path) -> None:
-    """Write a folder as LeRobot saves it, with seeded random weights at the published size."""
+    """Write a folder as LeRobot saves it, with seeded random weights."""
     from lerobot.configs.types import FeatureType, PolicyFeature
 
     torch.manual_seed(0)
@@ -94,6 +148,11 @@ def make(family: str, folder: Path, tokenizer: Path) -> None:
         from lerobot.policies.act.processor_act import make_act_pre_post_processors as processors
 
         config = ACTConfig(**features, device='cpu', pretrained_backbone_weights=None)
+    elif family == 'pi05':
+        from lerobot.policies.pi05.configuration_pi05 import PI05Config
+        from lerobot.policies.pi05.processor_pi05 import make_pi05_pre_post_processors as processors
+
+        config = PI05Config(**features, device='cpu', tokenizer_max_length=PI05_PROMPT_TOKENS)
     else:
         from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
         from lerobot.policies.smolvla.processor_smolvla import (
@@ -114,6 +173,8 @@ def make(family: str, folder: Path, tokenizer: Path) -> None:
         name: {
             'mean': torch.tensor(rng.normal(0, 0.1, shape), dtype=torch.float32),
             'std': torch.tensor(rng.uniform(0.5, 1.5, shape), dtype=torch.float32),
+            'q01': torch.full(shape, -1.5),
+            'q99': torch.full(shape, 1.5),
         }
         for name, shape in (
             *((name, (3, 1, 1)) for name in inputs if 'images' in name),
@@ -139,9 +200,16 @@ def write_vlm(folder: Path, tokenizer: Path) -> Path:
 
 
 class Server:
-    """One policy of LeRobot, and its processors."""
+    """One policy of LeRobot, and its processors.
 
-    def __init__(self, family: str, folder: Path) -> None:
+    Args:
+        family: of the folder.
+        folder: that `make` wrote.
+        dtype: 'float32', or 'bfloat16' as LeRobot's pi0.5 offers it.
+    """
+
+    def __init__(self, family: str, folder: Path, dtype: str) -> None:
+        from lerobot.configs.policies import PreTrainedConfig
         from lerobot.policies.utils import prepare_observation_for_inference
         from lerobot.processor import PolicyProcessorPipeline
         from lerobot.processor.converters import (
@@ -156,10 +224,14 @@ class Server:
         # Every number is read from the file: draw none.
         for name in ('normal_', 'uniform_', 'trunc_normal_'):
             setattr(torch.Tensor, name, lambda self, *arguments, **options: self)
-        self.policy = policy_class(family).from_pretrained(str(folder))
-        wrong = {p.dtype for p in self.policy.parameters()} - {torch.float32}
-        if wrong:
-            raise ValueError(f'{folder}: LeRobot loaded {wrong}, not float32 alone')
+        kind = policy_class(family)
+        config = PreTrainedConfig.from_pretrained(str(folder))
+        if dtype != 'float32':
+            config.dtype = dtype
+        self.policy = kind.from_pretrained(str(folder), config=config)
+        found = {p.dtype for p in self.policy.parameters()}
+        if (found == {torch.float32}) != (dtype == 'float32'):
+            raise ValueError(f'{folder}: LeRobot loaded {found} where {dtype} was asked for')
         self.before = PolicyProcessorPipeline.from_pretrained(
             pretrained_model_name_or_path=str(folder),
             config_filename='policy_preprocessor.json',
@@ -184,12 +256,12 @@ class Server:
         return self.after(self.policy.predict_action_chunk(batch, **options))[0].numpy()
 
 
-def serve(family: str, folder: Path, threads: int) -> None:
+def serve(family: str, folder: Path, threads: int, dtype: str) -> None:
     replies = os.fdopen(os.dup(1), 'w')
     # LeRobot prints while it loads.
     os.dup2(2, 1)
     torch.set_num_threads(threads)
-    server = Server(family, folder)
+    server = Server(family, folder, dtype)
     from importlib.metadata import version
 
     packages = {'python': sys.version.split()[0], 'torch': torch.__version__}
@@ -208,12 +280,15 @@ def serve(family: str, folder: Path, threads: int) -> None:
 
 
 def main() -> int:
-    verb, family, folder, last = sys.argv[1:]
+    verb, family, folder, tokenizer, *rest = sys.argv[1:]
     offline()
+    if family == 'pi05':
+        shrink_pi05(Path(tokenizer))
     if verb == 'make':
-        make(family, Path(folder).resolve(), Path(last))
+        make(family, Path(folder).resolve(), Path(tokenizer))
     else:
-        serve(family, Path(folder), int(last))
+        threads, dtype = rest
+        serve(family, Path(folder), int(threads), dtype)
     return 0
 
 

@@ -16,6 +16,7 @@ from vla_runtime.families import preset_names
 from vla_runtime.families.pi.dimensions import PI05
 from vla_runtime.performance.devices import DEVICES
 from vla_runtime.performance.operation_counts import count_operations
+from vla_runtime.performance.published_runs import _VLA_CPP, published_runs
 from vla_runtime.performance.roofline import largest_engine_bytes
 
 
@@ -51,6 +52,34 @@ def test_it_says_what_fits_and_how_long_each_phase_takes_at_least(capsys):
     assert list(rows)[-6:] == [*expected, 'miss, 3 view(s)', 'hit']
     assert rows['hit'] == rows['denoise, 10 steps']
     assert float(rows['prefix']) > float(rows['hit'])
+
+
+def test_shares_of_a_miss_stand_beside_those_that_others_measured(tmp_path, capsys):
+    found = figures(tmp_path, 'smolvla', '--device', 'agx-orin', 'rtx-5070', '--views', 2)
+    orin, card = (found['devices'][key] for key in ('agx-orin', 'rtx-5070'))
+    floors, shares = orin['floors_ms']['1_rows'], orin['miss_shares']['1_rows']
+    whole = floors['miss']['milliseconds']
+    assert shares['vision'] == pytest.approx(2 * floors['vision']['milliseconds'] / whole)
+    assert shares['prefix'] == pytest.approx(floors['prefix']['milliseconds'] / whole)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    (run,) = orin['measured_by_others']
+    assert (run['total_ms'], run['vision_ms']) == (205.95, 109.44)
+    assert card['measured_by_others'] == []
+    text = capsys.readouterr().out
+    assert re.search(r'least time, 1 row +\d+% +\d+% +\d+%', text)
+    assert re.search(r'vla\.cpp, 206 ms +53% +47% together  github\.com', text)
+
+
+def test_what_others_measured_is_of_published_sizes_and_devices_of_the_table():
+    found = [
+        run
+        for model in preset_names()
+        for device in DEVICES
+        for run in published_runs(model, device)
+    ]
+    assert len(found) == sum(len(times) for _, times in _VLA_CPP.values())
+    assert all(0 < run.vision_ms < run.total_ms for run in found)
+    assert not published_runs('engines/demo', 'agx-orin')
 
 
 def test_the_json_has_all_figures_and_half_precision_halves_the_weights(tmp_path):

@@ -61,7 +61,7 @@ def test_half_precision_is_faster_and_takes_half_the_bytes():
         ('NVIDIA A100-SXM4-40GB', 39.4, None),
         ('NVIDIA L40', 44.4, None),
         ('NVIDIA Thor', 61.4, 'thor-t4000'),
-        ('NVIDIA GeForce RTX 3060', 11.8, None),
+        ('NVIDIA GeForce RTX 3070', 7.8, None),
     ],
 )
 def test_a_driver_name_and_its_memory_find_the_device_or_none(name, gib, key):

@@ -13,7 +13,8 @@ TensorRT are built on the device that runs them, and building takes more than ru
 build' is what 'vla_runtime build' asks for first. They fit where they can be built, with swap if
 need be, and where loading them, which asks for 0.25 GiB more than they need, is not refused.
 'before' is what TensorRT took with engines of their own for every number of rows, each with its
-weights and the text table.
+weights and the text table. Shares of a miss stand beside those that others measured and published
+for that policy and device, where there are any; their views and precision may differ.
 
 examples:
   vla_runtime roofline --list
@@ -28,7 +29,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -36,10 +37,12 @@ from typing import TYPE_CHECKING, Any, cast
 from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import between
+from vla_runtime.cli._roofline_lines import describe
 from vla_runtime.engines.preflight import BACKENDS
 from vla_runtime.families import find_family, preset, preset_names
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.performance.devices import DEVICES, GIB, MATRIX_BYTES
+from vla_runtime.performance.published_runs import published_runs
 
 if TYPE_CHECKING:
     from vla_runtime.families.family import PolicyDims
@@ -159,7 +162,11 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         },
         'tensorrt_before_bytes': {_up_to(rows): _sizes(need) for rows, need in before.items()},
         'devices': {
-            key: _on_device(DEVICES[key], workload, needs, before) for key in arguments.device
+            key: {
+                **_on_device(DEVICES[key], workload, needs, before),
+                'measured_by_others': [asdict(run) for run in published_runs(arguments.model, key)],
+            }
+            for key in arguments.device
         },
     }
 
@@ -197,13 +204,14 @@ def _on_device(
         fits,
         largest_engine_bytes,
         largest_engine_bytes_before,
+        miss_shares,
         phase_floors,
         published_rates,
     )
 
     counts, precision = workload.counts, workload.precision
     rates, size = published_rates(device, precision), MATRIX_BYTES[precision]
-    floors = {}
+    floors, shares = {}, {}
     for rows in workload.rows:
         found = phase_floors(
             counts,
@@ -214,6 +222,7 @@ def _on_device(
             views=workload.views,
         )
         floors[f'{rows}_rows'] = {phase: asdict(one) for phase, one in found.items()}
+        shares[f'{rows}_rows'] = miss_shares(found, workload.views)
     build = _build_on(device, largest_engine_bytes(counts, size))
     # Engines run only where they were built, if need be with swap.
     builds = {'tensorrt': build['swap_bytes'] is not None}
@@ -233,6 +242,7 @@ def _on_device(
             for backend, of_backend in needs.items()
         },
         'floors_ms': floors,
+        'miss_shares': shares,
     }
 
 
@@ -298,110 +308,3 @@ def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
 def _up_to(rows: int) -> str:
     """The numbers of rows that are built, as a key in the JSON."""
     return '1_row' if rows == 1 else f'1_to_{rows}_rows'
-
-
-def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
-    """The answer for one device, as lines for people."""
-    lines = [
-        f'{answer["model"]} on {device["name"]}: {_verdict(device)}',
-        f'  networks   {answer["precision"]} matrices, {answer["views"]} view(s), prefix of '
-        f'{answer["prefix_tokens"]} tokens, {answer["steps"]} denoise steps',
-        f'  memory     {device["memory_gib"]:g} GiB, less {device["reserved_gib"]:g} for system '
-        'and CUDA',
-        f'  published  {device["bandwidth_gb_s"]:g} GB/s, half {device["half_tflops"]:g} TFLOP/s, '
-        f'float32 {device["float32_tflops"]:g} TFLOP/s',
-        f'  source     {device["source"]}',
-        '',
-        *_memory_lines(answer['memory_bytes'], device),
-        _build_line(device['build']),
-        '',
-        *_before_lines(answer, device),
-    ]
-    labels = {
-        'vision': 'vision, one view',
-        'prefix': 'prefix',
-        'step': 'denoise, one step',
-        'denoise': f'denoise, {answer["steps"]} steps',
-        'miss': f'miss, {answer["views"]} view(s)',
-        'hit': 'hit',
-    }
-    floors = list(device['floors_ms'].values())
-    rows = ''.join(f'{title:>10}' for title in ('1 row', '2 rows')[: len(floors)])
-    lines.append(f'  {"at least, ms":24}{rows}  bound by')
-    for phase, label in labels.items():
-        times = ''.join(f'{_digits(of_rows[phase]["milliseconds"]):>10}' for of_rows in floors)
-        # Said once where one and two rows are bound by the same.
-        bounds = dict.fromkeys(of_rows[phase]['bound'] for of_rows in floors)
-        lines.append(f'  {label:24}{times}  {", then ".join(bounds)}')
-    if device['note']:
-        lines.append(f'  note: {device["note"]}')
-    return '\n'.join(lines)
-
-
-def _verdict(device: Mapping[str, Any]) -> str:
-    """Return one verdict over all backends, numbers of rows, and building."""
-    fits = [one for of_backend in device['fits'].values() for one in of_backend.values()]
-    if all(fits) and device['build']['fits']:
-        return 'fits'
-    return 'FITS IN PART' if any(fits) else 'DOES NOT FIT'
-
-
-def _memory_lines(
-    needs: Mapping[str, Mapping[str, Mapping[str, int]]], device: Mapping[str, Any]
-) -> Sequence[str]:
-    """Lines with the memory that each backend takes, and whether the device has it."""
-    free = f'needs, of {device["memory_gib"] - device["reserved_gib"]:g} GiB'
-    parts = ('total', 'weights', 'keys, values', 'activations')
-    lines = [f'  {free:24}' + ''.join(f'{part:>13}' for part in parts)]
-    for backend, of_backend in needs.items():
-        for built, need in of_backend.items():
-            sizes = (
-                need['total'],
-                need['weights'],
-                need['past'] + need['laid_out'],
-                need['activations'],
-            )
-            fits = device['fits'][backend][built]
-            lines.append(
-                f'  {backend + ", " + built.replace("_", " "):24}'
-                + ''.join(f'{_size(size):>13}' for size in sizes)
-                + ('  fits' if fits else '  DOES NOT FIT')
-            )
-    return lines
-
-
-def _before_lines(answer: Mapping[str, Any], device: Mapping[str, Any]) -> Sequence[str]:
-    """Lines that compare TensorRT's memory before and now, and an empty line."""
-    lines = [f'  {"tensorrt":24}{"before":>13}{"now":>13}']
-    now = answer['memory_bytes']['tensorrt']
-    for built, need in answer['tensorrt_before_bytes'].items():
-        sizes = (need['total'], now[built]['total'])
-        verdict = '' if device['before']['fits'][built] else '  before: DID NOT FIT'
-        label = built.replace('_', ' ')
-        lines.append(f'  {label:24}' + ''.join(f'{_size(size):>13}' for size in sizes) + verdict)
-    builds = (device['before']['build'], device['build'])
-    verdict = '' if builds[0]['fits'] else '  before: DID NOT FIT'
-    sizes = tuple(build['memory_bytes'] for build in builds)
-    lines.append(f'  {"build":24}' + ''.join(f'{_size(size):>13}' for size in sizes) + verdict)
-    return [*lines, '']
-
-
-def _build_line(build: Mapping[str, Any]) -> str:
-    """Line with the memory that building takes, and what is missing."""
-    if build['fits']:
-        verdict = 'fits'
-    elif build['swap_bytes'] is None:
-        verdict = 'DOES NOT FIT'
-    else:
-        verdict = f'DOES NOT FIT without {_size(build["swap_bytes"])} of swap'
-    if build['host_bytes']:
-        verdict += f', beside {_size(build["host_bytes"])} of the host'
-    return f'  {"tensorrt, build":24}{_size(build["memory_bytes"]):>13}{"":39}  {verdict}'
-
-
-def _size(count: int) -> str:
-    return f'{count / GIB:.2f} GiB' if count >= GIB / 10 else f'{count / 2**20:.1f} MiB'
-
-
-def _digits(milliseconds: float) -> str:
-    return f'{milliseconds:.2f}' if milliseconds >= 0.1 else f'{milliseconds:.2g}'

@@ -178,6 +178,15 @@ DEVICES: Mapping[str, Device] = {
     ),
     'l4': _card('L4', 24, 300.0, 30.3, 121.0, 'NVIDIA, L4 datasheet: 242 sparse FP16 TFLOPS'),
     'l40s': _card('L40S', 48, 864.0, 91.6, 362.05, 'NVIDIA, L40S datasheet'),
+    'rtx-3060': _card(
+        'GeForce RTX 3060',
+        12,
+        360.0,
+        12.7,
+        25.5,
+        'NVIDIA, Ampere GA102 whitepaper: 512 FP16 operations with FP32 accumulate a clock and '
+        'multiprocessor; 28 of them at 1.78 GHz',
+    ),
     'rtx-4090': _card(
         'GeForce RTX 4090',
         24,
@@ -185,6 +194,14 @@ DEVICES: Mapping[str, Device] = {
         82.6,
         165.2,
         'NVIDIA, Ada GPU Architecture whitepaper, FP16 with FP32 accumulate',
+    ),
+    'rtx-5070': _card(
+        'GeForce RTX 5070',
+        12,
+        672.0,
+        30.9,
+        61.7,
+        'NVIDIA, RTX Blackwell GPU Architecture whitepaper, FP16 with FP32 accumulate',
     ),
     'rtx-5090': _card(
         'GeForce RTX 5090',

@@ -7,6 +7,7 @@ not an estimate: no real run reaches it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vla_runtime.engines.free_memory import LOAD_RESERVE_BYTES
@@ -117,6 +118,21 @@ def phase_floors(
     floors['miss'] = Floor(views * vision + prefix + denoise, f'mostly {slowest[0]}')
     floors['hit'] = Floor(denoise, floors['denoise'].bound)
     return floors
+
+
+def miss_shares(floors: Mapping[str, Floor], views: int) -> dict[str, float]:
+    """Return each phase's share of the least time of a miss.
+
+    Args:
+        floors: of `phase_floors`.
+        views: as there.
+
+    Returns:
+        `vision` (all views), `prefix`, `denoise`; they add up to 1
+    """
+    times = {phase: floors[phase].milliseconds for phase in ('vision', 'prefix', 'denoise')}
+    times['vision'] *= views
+    return {phase: time / floors['miss'].milliseconds for phase, time in times.items()}
 
 
 def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int) -> MemoryNeed:
