@@ -25,7 +25,6 @@ from vla_runtime.families.blocks.fused_lengths import (
     FirstKeys,
     Kernel,
     Shape,
-    in_order,
     usable,
     valid_first,
 )
@@ -51,14 +50,19 @@ def complex_rotary(positions: Tensor, head_dim: int) -> Tensor:
     return torch.complex(cosine, sine)
 
 
+def pairs_of(heads: Tensor) -> Tensor:
+    """View of heads (..., D) as the pairs of numbers that are rotated, (..., D / 2, 2)."""
+    return heads.unflatten(-1, (2, heads.shape[-1] // 2)).transpose(-1, -2)
+
+
 def interleave(heads: Tensor, out: Tensor) -> None:
     """Copy rotated heads (..., D) into `out`, each pair of rotated numbers side by side.
 
     Rotation pairs number i with number i + D/2. As complex numbers the two stand side by side, and
     queries and keys whose numbers are in the same order have the same scores.
     """
-    half = heads.shape[-1] // 2
-    out.unflatten(-1, (half, 2)).copy_(heads.unflatten(-1, (2, half)).transpose(-1, -2))
+    pairs = pairs_of(heads)
+    out.unflatten(-1, pairs.shape[-2:]).copy_(pairs)
 
 
 def uninterleave(heads: Tensor) -> Tensor:
@@ -255,8 +259,9 @@ def encode_stack(
         return _spread(keys, used, x.shape[1]), _spread(values, used, x.shape[1])
     positions = mask.cumsum(dim=1) - 1
     if kernel is not None:
-        order, places = valid_first(mask)
-        x, positions = x.take_along_dim(order[..., None], 1), positions.take_along_dim(order, 1)
+        places = valid_first(mask)
+        x = torch.empty_like(x).scatter_(1, places[..., None].expand_as(x), x)
+        positions = torch.empty_like(positions).scatter_(1, places, positions)
         attend = _by_length(kernel, mask)
     else:
         first = blocks[0]
@@ -272,7 +277,9 @@ def encode_stack(
     _, k, v = blocks[-1].project(x, rotation)
     keys, values = map(torch.stack, zip(*of_layers, (k, v), strict=True))
     if kernel is not None:
-        keys, values = in_order(keys, places), in_order(values, places)
+        # Back to where the tokens were.
+        index = places[None, :, None, :, None]
+        keys, values = (heads.take_along_dim(index, dim=3) for heads in (keys, values))
     return uninterleave(keys), values
 
 

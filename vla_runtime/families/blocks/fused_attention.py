@@ -20,8 +20,9 @@ from vla_runtime.families.blocks.fused import (
     fold_mask,
     hiding_mask,
     interleave,
+    pairs_of,
 )
-from vla_runtime.families.blocks.fused_lengths import FirstKeys, Kernel, in_order, valid_first
+from vla_runtime.families.blocks.fused_lengths import FirstKeys, Kernel, valid_first
 
 
 class OwnLayers:
@@ -266,8 +267,11 @@ class _PackedKeys(_Keys):
 
     def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
         """As `OwnLayers.load`."""
-        order, _ = valid_first(mask)
-        super().load(in_order(past_key, order), in_order(past_value, order), mask)
+        index, pairs = valid_first(mask)[None, :, None, :, None], pairs_of(past_key)
+        keys = self._past_keys.unflatten(-1, pairs.shape[-2:])
+        keys.scatter_(3, index[..., None].expand_as(pairs), pairs)
+        self._past_values.scatter_(3, index.expand_as(past_value), past_value)
+        self._see(mask)
 
     def _see(self, mask: Tensor) -> None:
         self._lengths.copy_(mask.sum(dim=1, keepdim=True) + self._sight.shape[1])

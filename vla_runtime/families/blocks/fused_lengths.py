@@ -4,8 +4,8 @@ PyTorch's flash kernels take no mask, and what it runs with one leaves most of a
 They do take the number of keys of each row as a tensor on the device, which a captured CUDA graph
 reads anew each time. So padding is packed behind the valid keys, once a prefix, and never read.
 
-The operator (PyTorch 2.5 and later) has no public name; `torch.nn.attention.varlen`, which calls
-it, takes seconds to import. `usable` tries it on the device before anything rests on it.
+The operator has no public name; `torch.nn.attention.varlen`, which calls it, is newer than it and
+takes seconds to import. `usable` tries it on the device before anything rests on it.
 """
 
 from __future__ import annotations
@@ -90,24 +90,17 @@ class FirstKeys:
         return self._kernel(query, key, value, *self._starts, *self._sizes, self.lengths)
 
 
-def valid_first(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Order of tokens in which those that are valid come first, each part in its own order.
+def valid_first(mask: Tensor) -> Tensor:
+    """Place of each token when those that are valid come first, each part in its own order.
 
     Args:
         mask: (B, P) bool.
 
     Returns:
-        token at each place, and place of each token, (B, P) int64 both
+        (B, P) int64
     """
     behind = mask.sum(dim=1, keepdim=True) + (~mask).cumsum(dim=1)
-    places = torch.where(mask, mask.cumsum(dim=1), behind) - 1
-    tokens = torch.arange(mask.shape[1], device=mask.device).expand_as(places)
-    return torch.empty_like(places).scatter_(1, places, tokens), places
-
-
-def in_order(heads: Tensor, order: Tensor) -> Tensor:
-    """Tokens of (layers, B, heads, P, D) in an order (B, P)."""
-    return torch.take_along_dim(heads, order[None, :, None, :, None], dim=3)
+    return torch.where(mask, mask.cumsum(dim=1), behind) - 1
 
 
 class Shape(NamedTuple):
