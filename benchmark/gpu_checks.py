@@ -18,6 +18,7 @@ from random_policy import (
     denoise_chunk,
     encode,
     infer,
+    keep_plain,
     random_inputs,
     random_network,
     sized_dims,
@@ -25,6 +26,8 @@ from random_policy import (
 )
 
 from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.families import find_family
+from vla_runtime.families.blocks.fused_lengths import Shape, flash, usable
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.pipeline import ChunkPipeline
@@ -375,10 +378,51 @@ def _memory_of_an_engine(device: str, size: str, chunks: int) -> dict[str, int]:
     return figures
 
 
+def packed_keys(device: str, size: str) -> Finding:
+    """Attention by lengths against the plain modules on the same device, in bfloat16.
+
+    On CUDA the kernel must be usable, at published sizes too; on a CPU it must not.
+    """
+    expected = device.startswith('cuda')
+    usable_at = {name: _usable(device, name) for name in ('pi05', 'smolvla')}
+    network = random_network('pi05', sized_dims('pi05', size, CAMERAS), device, 'bfloat16')
+    packed = torch_engine(network, graphs=True)
+    taken = packed._fused.kernel is not None
+    keep_plain(network)
+    plain = torch_engine(network, graphs=False)
+    errors = {}
+    for rows in (1, 2):
+        every = variants(random_inputs(network.dims, rows, seed=rows))
+        # The prompts differ in length: what was captured with one runs with the next.
+        for name in ('plain', 'short prompt', 'samples'):
+            found, wanted = infer(packed, every[name]), infer(plain, every[name])
+            errors[f'rows={rows} {name}'] = relative_error(found, wanted)
+    packed.close()
+    plain.close()
+    worst = max(errors.values())
+    passed = worst <= BFLOAT16_BOUND and {taken, *usable_at.values()} == {expected}
+    note = (
+        f'the kernel that takes lengths is {"used" if taken else "not used"}; largest difference '
+        f'from the plain modules {worst:.1e} (bound {BFLOAT16_BOUND:.0e})'
+    )
+    return Finding(passed, note, {**errors, 'taken': taken, 'usable': usable_at})
+
+
+def _usable(device: str, name: str) -> bool:
+    """True if the kernel can serve the steps of the published policy of this name."""
+    dims: Any = find_family(name).presets[name]
+    own = dims.horizon if name == 'pi05' else 0
+    expert = dims.expert
+    heads = expert.num_heads, expert.num_kv_heads, expert.head_dim
+    shape = Shape(dims.horizon, own + dims.prefix_length, *heads).folded
+    return usable(flash, torch.device(device), torch.bfloat16, shape) is not None
+
+
 CHECKS: dict[str, Callable[[str, str], Finding]] = {
     'correctness': correctness,
     'graph freshness': graph_freshness,
     'guidance': guidance,
+    'packed keys': packed_keys,
     'overlap': overlap,
     'memory': memory,
 }

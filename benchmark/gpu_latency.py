@@ -20,6 +20,7 @@ from random_policy import (
     ChunkInputs,
     denoise_chunk,
     infer,
+    keep_plain,
     random_inputs,
     torch_engine,
     with_cameras,
@@ -83,11 +84,6 @@ def time_phases(engine: PolicyEngine, inputs: ChunkInputs, repeats: int) -> dict
 def _now(engine: PolicyEngine) -> float:
     engine.synchronize()
     return perf_counter()
-
-
-def keep_plain(network: PiNetwork) -> None:
-    """Have engines that are made of this network run its plain modules, which are compiled."""
-    network.fused = lambda static_shapes=False: network  # type: ignore[method-assign]
 
 
 def compile_network(network: PiNetwork, backend: str) -> None:

@@ -1,7 +1,8 @@
 """Kernels of an inference in PyTorch: what a GPU would launch, for plain and for fused modules.
 
 The fused modules are those that run on CUDA, in shapes that depend on no numbers; the plain ones
-are what they stand in for.
+are what they stand in for. Packed are the fused ones where the kernel is usable that takes lengths
+instead of a mask (`fused_lengths`): those run on a GPU of today in bfloat16.
 
 Counted are the operations that PyTorch dispatches and that are no views, casts among them, in
 bfloat16 policies with the depths of the published pi0.5 and SmolVLA and narrow layers: the number
@@ -9,7 +10,8 @@ does not depend on widths. A CUDA graph replays the same kernels; what it saves 
 the processor. A shorter prompt launches as many, and each computes less.
 
 The predicted time, of pi0.5, is the roofline of the published size plus 4 µs a kernel, about what
-one takes that is too small to fill a GPU. It is a prediction: nothing here was run on a GPU.
+one takes that is too small to fill a GPU. That attention with a mask fills few multiprocessors, and
+takes longer than that, is no part of it. It is a prediction: nothing here was run on a GPU.
 
     python benchmark/kernels.py
 """
@@ -21,17 +23,20 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
 import numpy as np
+import torch
 from measurement import write_result
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
+from plain_lengths import attend_by_lengths  # isort: skip
 from tiny_policy import tiny_spec, write_tiny_policy  # isort: skip
 
 from vla_runtime.engines.torch import engine
@@ -39,6 +44,8 @@ from vla_runtime.engines.torch.prompt_lengths import LENGTHS
 from vla_runtime.families import preset
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.flow_policy import PiNetwork
+from vla_runtime.families.pi.fused import FusedPi
+from vla_runtime.families.smolvla.fused import FusedSmolVla
 from vla_runtime.families.smolvla.networks import SmolVla
 from vla_runtime.performance.bench import look
 from vla_runtime.performance.devices import DEVICES
@@ -49,11 +56,19 @@ from vla_runtime.policy import Policy
 SECONDS_A_KERNEL = 4e-6
 STEPS = 10
 KINDS = ('miss', 'hit')
-NETWORKS: dict[str, type[FlowNetwork]] = {'pi05': PiNetwork, 'smolvla': SmolVla}
+# Plain and fused.
+NETWORKS: dict[str, tuple[type[FlowNetwork], type[FlowNetwork]]] = {
+    'pi05': (PiNetwork, FusedPi),
+    'smolvla': (SmolVla, FusedSmolVla),
+}
 # A graph would replay what it captured; what is counted runs eagerly.
 AS_ON_CUDA: dict[str, Any] = {'precision': 'bfloat16', 'threads': 1, 'use_cuda_graphs': False}
 PREDICTED_ON = ('h200', 'agx-orin', 'thor')
 PACKAGES = ('torch', 'numpy')
+
+
+# Seen as a single operation, as a GPU's own is.
+attend = torch.library.custom_op('kernels::attend', attend_by_lengths, mutates_args=())
 
 
 class Kernels(TorchDispatchMode):
@@ -71,6 +86,8 @@ class Kernels(TorchDispatchMode):
         else:
             name = func.overloadpacket.__name__
             self.count += not name.startswith(('empty', 'detach', '_local_scalar'))
+            # Of a single token a second kernel adds up what parts of the keys gave.
+            self.count += name == 'attend' and args[5] == 1
         return result
 
 
@@ -98,9 +115,9 @@ def kernels_of(policy: Policy) -> dict[str, int]:
 
 
 def kernels_of_modules(
-    name: str, network: type[FlowNetwork]
+    name: str, network: type[FlowNetwork], fused: type[FlowNetwork]
 ) -> tuple[int, dict[str, dict[str, int]]]:
-    """Views of a policy, and its kernels with plain and with fused modules."""
+    """Views of a policy, and its kernels with plain, fused and packed modules."""
     family, published = preset(name)
     narrow = tiny_spec(family)
     dims, of_size = narrow.dims, cast(Any, published)
@@ -113,11 +130,15 @@ def kernels_of_modules(
         bundle = write_tiny_policy(
             Path(work) / 'deep', replace(narrow, dims=deep, denoise_steps=STEPS)
         )
-        with mock.patch.object(engine, 'captures_graphs', lambda device: True):
-            fused = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
+        found = {}
         with mock.patch.object(network, 'fused', FlowNetwork.fused):
-            plain = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
-    return deep.cameras, {'plain': plain, 'fused': fused}
+            found['plain'] = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
+        with mock.patch.object(engine, 'captures_graphs', lambda device: True):
+            found['fused'] = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
+            packed = partialmethod(fused.__init__, kernel=attend)
+            with mock.patch.object(fused, '__init__', packed):
+                found['packed'] = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
+    return deep.cameras, found
 
 
 def predicted_ms(
@@ -126,8 +147,8 @@ def predicted_ms(
     """Roofline of the published size in bfloat16, and with the kernels of each kind of modules.
 
     Returns:
-        milliseconds of a miss and a hit: the floor, each kind of modules, and the fused ones with a
-        prompt of each shorter length
+        milliseconds of a miss and a hit: the floor, each kind of modules, and the packed ones with
+        a prompt of each shorter length
     """
     family, published = preset('pi05')
     rates = published_rates(DEVICES[device], 'bfloat16')
@@ -148,8 +169,8 @@ def predicted_ms(
         if length < published.prompt_length:
             # The head keeps its length.
             saved = whole['prefix'] - floors(length)['prefix']
-            shorter = whole['miss'] - saved + launched('fused', 'miss')
-            found[f'fused, prompt of at most {length} tokens'] = {'miss': shorter}
+            shorter = whole['miss'] - saved + launched('packed', 'miss')
+            found[f'packed, prompt of at most {length} tokens'] = {'miss': shorter}
     return found
 
 
@@ -158,7 +179,7 @@ def main() -> None:
     parser.add_argument('--json', type=Path, help='write here instead of to benchmark/results/')
     arguments = parser.parse_args()
     of_family = {
-        family: kernels_of_modules(family, network) for family, network in NETWORKS.items()
+        family: kernels_of_modules(family, *networks) for family, networks in NETWORKS.items()
     }
     views, kernels = of_family['pi05']
     predicted = {key: predicted_ms(key, views, kernels) for key in PREDICTED_ON}

@@ -186,6 +186,27 @@ def test_guidance_that_is_none_breaks_the_identity():
     assert gpu_checks.identity_error(subject, inputs) > gpu_checks.DISTINCT
 
 
+def test_packed_keys_of_other_numbers_or_of_no_kernel_fail_the_check(monkeypatch):
+    found = gpu_checks.packed_keys('cpu', 'tiny')
+    assert found.passed, found.note
+    assert 'is not used' in found.note
+    assert found.figures['usable'] == {'pi05': False, 'smolvla': False}
+    with monkeypatch.context() as patch:
+        real, packed = gpu_checks.infer, []
+
+        def other_numbers(subject, inputs):
+            packed[:] = packed or [subject]
+            return real(subject, inputs) * (1.1 if subject is packed[0] else 1.0)
+
+        patch.setattr(gpu_checks, 'infer', other_numbers)
+        assert not gpu_checks.packed_keys('cpu', 'tiny').passed
+    # A kernel where none is expected, as none where one is.
+    monkeypatch.setattr(gpu_checks, 'usable', lambda kernel, *of: kernel)
+    found = gpu_checks.packed_keys('cpu', 'tiny')
+    assert found.figures['usable'] == {'pi05': True, 'smolvla': True}
+    assert not found.passed
+
+
 def test_overlapped_chunks_that_are_not_the_sequential_ones_fail_the_check(monkeypatch):
     found = gpu_checks.overlap('cpu', 'tiny')
     assert found.passed, found.note

@@ -27,6 +27,16 @@ def test_views_and_allocations_are_no_kernels():
     assert counted.count == 2
 
 
+def test_attention_of_a_single_token_is_two_kernels_and_of_more_tokens_one():
+    starts = torch.tensor([0, 1], dtype=torch.int32)
+    for queries, expected in ((1, 2), (3, 1)):
+        query, keys = torch.ones(queries, 4, 8), torch.ones(5, 1, 8)
+        with kernels.Kernels() as counted:
+            found = kernels.attend(query, keys, keys, starts, starts, queries, 5, starts[1:])
+        assert torch.equal(found, query)
+        assert counted.count == expected
+
+
 @pytest.fixture
 def kernels_at(tmp_path):
     def count(name: str, **changes):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from network_cases import random_network
+from plain_lengths import attend_by_lengths
 from recorded_graphs import RecordedGraphs
 from tiny_policy import tiny_dims
 
@@ -17,7 +18,8 @@ from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.cuda_graph import Capturer
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families import build_network
-from vla_runtime.families.blocks.fused_attention import OwnLayers
+from vla_runtime.families.blocks.fused_attention import OwnLayers, _PackedKeys
+from vla_runtime.families.blocks.fused_lengths import FirstKeys, Kernel
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.family import TOKEN_MASK, image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
@@ -51,11 +53,21 @@ def seeded_network(family: str, dtype: torch.dtype = torch.float32, **changes) -
     return network
 
 
+def with_kernel(init, kernel: Kernel):
+    """A fused network's `__init__` with this kernel instead of the GPU's."""
+    return lambda fused, plain, static: init(fused, plain, static, kernel)
+
+
 @pytest.fixture
 def engines(monkeypatch):
-    """Of a family: an engine with graphs, and an eager one of its plain modules."""
+    """Of a family: an engine with graphs, and an eager one of its plain modules.
 
-    def make(family: str, **changes) -> tuple[TorchEngine, TorchEngine]:
+    With a `kernel`, the fused modules of the first attend by lengths.
+    """
+
+    def make(
+        family: str, kernel: Kernel | None = None, **changes
+    ) -> tuple[TorchEngine, TorchEngine]:
         network = seeded_network(family, **changes)
         with monkeypatch.context() as patch:
             patch.setattr(type(network), 'fused', FlowNetwork.fused)
@@ -63,6 +75,10 @@ def engines(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(torch_engine, 'captures_graphs', lambda device: True)
             patch.setattr(cuda_graph, 'CudaGraphCapture', RecordedGraphs)
+            if kernel is not None:
+                patch.setattr(
+                    FUSED[family], '__init__', with_kernel(FUSED[family].__init__, kernel)
+                )
             graphed = TorchEngine(network)
         steps = 1 if network.family.head == 'single' else STEPS
         for engine in (graphed, eager):
@@ -220,14 +236,15 @@ def addresses_of(laid_out: object) -> list[int]:
     for value in vars(laid_out).values():
         if isinstance(value, torch.Tensor):
             found.append(value.data_ptr())
-        elif type(value).__module__ == OwnLayers.__module__:
+        elif type(value).__module__ in (OwnLayers.__module__, FirstKeys.__module__):
             found += addresses_of(value)
     return found
 
 
 @fused_ones
-def test_after_its_first_chunk_a_slot_is_laid_out_at_the_same_addresses(engines, family):
-    graphed, _ = engines(family)
+@pytest.mark.parametrize('kernel', [None, attend_by_lengths], ids=['masked', 'packed'])
+def test_after_its_first_chunk_a_slot_is_laid_out_at_the_same_addresses(engines, family, kernel):
+    graphed, _ = engines(family, kernel)
     addresses, graphs = [], []
     for seed in range(3):
         encode(graphed, seed, 1, slot=0)
@@ -320,6 +337,41 @@ def test_a_long_prompt_that_overflowed_spoils_no_shorter_one(engines, family):
     for engine in (graphed, eager):
         encode(engine, 1, 1, 0, [list(range(9))])
     assert_close(chunk(graphed, 1, 1, 0), chunk(eager, 1, 1, 0))
+
+
+@cut_ones
+@pytest.mark.parametrize('rows', [1, 2])
+def test_a_graph_without_masks_serves_any_number_of_valid_tokens(engines, family, rows):
+    """Captured over a long prompt; the lengths that it reads lie on the device."""
+    graphed, eager = engines(family, attend_by_lengths)
+    assert graphed._fused.kernel is attend_by_lengths
+    longest = graphed.dims.prompt_length
+    for seed, tokens in enumerate([longest, 3, longest - 1, 1, 20]):
+        # The second row is shorter, and has a gap.
+        valid = [list(range(tokens)), [0, *range(2, 2 + tokens // 2)]][:rows]
+        for engine in (graphed, eager):
+            encode(engine, seed, rows, 0, valid)
+        for variant in ({}, {'samples': 2}, {'clean_actions': 2}):
+            found, expected = (chunk(e, seed, rows, 0, **variant) for e in (graphed, eager))
+            assert_close(found, expected)
+        if seed == 0:
+            before = RecordedGraphs.captured
+    assert RecordedGraphs.captured == before
+    assert set(graphed.cuda_graph.values()) == {'captured'}
+
+
+def test_lengths_of_the_first_prompt_are_wrong_for_the_next(engines, monkeypatch):
+    """A negative control: lengths that no later prompt changes."""
+    see, seen = _PackedKeys._see, []
+    monkeypatch.setattr(
+        _PackedKeys, '_see', lambda keys, mask: seen or seen.append(see(keys, mask))
+    )
+    graphed, eager = engines('pi05', attend_by_lengths)
+    for seed, tokens in enumerate([40, 5]):
+        for engine in (graphed, eager):
+            encode(engine, seed, 1, 0, [list(range(tokens))])
+        error = np.abs(chunk(graphed, seed, 1, 0) - chunk(eager, seed, 1, 0)).max()
+        assert error <= BOUND if seed == 0 else error > 1e-3
 
 
 @pytest.mark.parametrize('family', ['groot_n15', 'groot_n17', 'evo1', 'act'])

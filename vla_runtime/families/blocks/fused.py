@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,13 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks import gemma, llama
 from vla_runtime.families.blocks.attention import rotary
+from vla_runtime.families.blocks.fused_lengths import (
+    FirstKeys,
+    Kernel,
+    Shape,
+    usable,
+    valid_first,
+)
 from vla_runtime.families.blocks.fused_product import Product
 from vla_runtime.families.blocks.siglip import Siglip, VisionBlock
 
@@ -42,14 +50,19 @@ def complex_rotary(positions: Tensor, head_dim: int) -> Tensor:
     return torch.complex(cosine, sine)
 
 
+def pairs_of(heads: Tensor) -> Tensor:
+    """View of heads (..., D) as the pairs of numbers that are rotated, (..., D / 2, 2)."""
+    return heads.unflatten(-1, (2, heads.shape[-1] // 2)).transpose(-1, -2)
+
+
 def interleave(heads: Tensor, out: Tensor) -> None:
     """Copy rotated heads (..., D) into `out`, each pair of rotated numbers side by side.
 
     Rotation pairs number i with number i + D/2. As complex numbers the two stand side by side, and
     queries and keys whose numbers are in the same order have the same scores.
     """
-    half = heads.shape[-1] // 2
-    out.unflatten(-1, (half, 2)).copy_(heads.unflatten(-1, (2, half)).transpose(-1, -2))
+    pairs = pairs_of(heads)
+    out.unflatten(-1, pairs.shape[-2:]).copy_(pairs)
 
 
 def uninterleave(heads: Tensor) -> Tensor:
@@ -133,6 +146,14 @@ class FusedBlock:
             norm_scale(norm) for norm in (block.input_norm, block.post_norm)
         )
         self.epsilon = norm_epsilon(block.input_norm)
+
+    def usable(
+        self, kernel: Kernel, queries: int, keys: int, folded: bool = False
+    ) -> Kernel | None:
+        """Return the kernel if it can attend here, else None; `folded`: as `Shape.folded`."""
+        shape = Shape(queries, keys, self.query_heads, self.kv_heads, self.head_dim)
+        weight = self.qkv.weight
+        return usable(kernel, weight.device, weight.dtype, shape.folded if folded else shape)
 
     def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, heads, T, D), keys and values (B, kv_heads, T, D) of (B, T, W)."""
@@ -221,6 +242,7 @@ def encode_stack(
     mask: Tensor,
     used: Tensor | None,
     sight: Callable[[Tensor], Tensor] = lambda mask: mask[:, None],
+    kernel: Kernel | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Keys (rotated) and values of every layer, (layers, B, kv_heads, P, D) each.
 
@@ -230,22 +252,48 @@ def encode_stack(
         used: as `used_tokens`; other tokens are not computed, their keys and values are zero.
             None: all are computed.
         sight: the mask to what each token sees, (B, P or 1, P) bool; by default all valid ones.
+        kernel: attends without a mask, as `fused_lengths.flash`; for the default sight alone.
     """
     if used is not None:
         keys, values = encode_stack(blocks, x[:, used], mask[:, used], None, sight)
         return _spread(keys, used, x.shape[1]), _spread(values, used, x.shape[1])
-    rotation = complex_rotary(mask.long().cumsum(dim=1) - 1, blocks[0].head_dim)
-    first = blocks[0]
-    hidden = fold_mask(sight(mask), first.query_heads, first.kv_heads, first.qkv.weight.dtype)
+    positions = mask.cumsum(dim=1) - 1
+    if kernel is not None:
+        places = valid_first(mask)
+        x = torch.empty_like(x).scatter_(1, places[..., None].expand_as(x), x)
+        positions = torch.empty_like(positions).scatter_(1, places, positions)
+        attend = _by_length(kernel, mask)
+    else:
+        first = blocks[0]
+        hidden = fold_mask(sight(mask), first.query_heads, first.kv_heads, first.qkv.weight.dtype)
+        attend = partial(attend_heads, mask=hidden)
+    rotation = complex_rotary(positions, blocks[0].head_dim)
     of_layers = []
     for block in blocks[:-1]:
         q, k, v = block.project(x, rotation)
-        x = block.combine(x, attend_heads(q, k, v, hidden))
+        x = block.combine(x, attend(q, k, v))
         of_layers.append((k, v))
     # All that is needed of the last layer; its queries cost little beside a product of their own.
     _, k, v = blocks[-1].project(x, rotation)
     keys, values = map(torch.stack, zip(*of_layers, (k, v), strict=True))
+    if kernel is not None:
+        # Back to where the tokens were.
+        index = places[None, :, None, :, None]
+        keys, values = (heads.take_along_dim(index, dim=3) for heads in (keys, values))
     return uninterleave(keys), values
+
+
+def _by_length(kernel: Kernel, mask: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Attention as `attend_heads`, to as many first keys of a row as it has valid tokens (B, P)."""
+    rows, tokens = mask.shape
+    first_keys = FirstKeys(kernel, rows, tokens, tokens, mask.device)
+    first_keys.lengths.copy_(mask.sum(dim=1))
+
+    def attend(*heads: Tensor) -> Tensor:
+        attended = first_keys(*(tensor.transpose(1, 2).flatten(0, 1) for tensor in heads))
+        return attended.view(rows, tokens, -1)
+
+    return attend
 
 
 def used_tokens(mask: Tensor) -> Tensor | None:

@@ -1,7 +1,10 @@
 """Attention of the fused expert's layers over one prefix, all layers of a kind in the same buffers.
 
-Own layers attend to the prefix and to the suffix itself. Cross layers attend to the prefix alone,
-so none of their keys and values changes from step to step.
+Own layers attend to the prefix and to the suffix itself, whose keys come first. Cross layers attend
+to the prefix alone, so none of their keys and values changes from step to step.
+
+Where a kernel takes lengths (`fused_lengths`) and all queries see the same keys, the valid keys of
+the prefix are packed behind the suffix's, and nothing is masked.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from vla_runtime.families.blocks.fused import (
     fold_mask,
     hiding_mask,
     interleave,
+    pairs_of,
 )
+from vla_runtime.families.blocks.fused_lengths import FirstKeys, Kernel, valid_first
 
 
 class OwnLayers:
@@ -29,26 +34,26 @@ class OwnLayers:
         like: (layers, B, kv_heads, P, D), keys of the prefix.
         heads: query heads.
         of_suffix: (T, T) bool, what suffix tokens see of each other.
+        kernel: attends without a mask, if suffix tokens see all the others; None: with one.
 
     Attributes:
         projected: (B * T, (heads + 2 kv_heads) * D), queries, keys and values of the layer that is
             called next.
     """
 
-    def __init__(self, like: Tensor, heads: int, of_suffix: Tensor) -> None:
+    def __init__(
+        self, like: Tensor, heads: int, of_suffix: Tensor, kernel: Kernel | None = None
+    ) -> None:
         layers, batch, kv_heads, length, head_dim = like.shape
         tokens, half = len(of_suffix), head_dim // 2
-        self._of_suffix, self._length, self._heads = of_suffix, length, (heads, kv_heads)
-        # Rows of the mask: one where every suffix token sees all the others.
-        self._mask_rows = 1 if of_suffix.all() else tokens
         self._exact = like.dtype == torch.float32
         empty = partial(torch.empty, device=like.device)
 
-        self._keys, self._values = keys, values = tuple(
-            like.new_empty(layers, batch, kv_heads, length + tokens, head_dim) for _ in range(2)
+        keys, values = (
+            like.new_empty(layers, batch, kv_heads, tokens + length, head_dim) for _ in range(2)
         )
         own_keys, own_values = (
-            tensor[..., length:, :].transpose(2, 3) for tensor in (keys, values)
+            tensor[..., :tokens, :].transpose(2, 3) for tensor in (keys, values)
         )
         self._own_values = own_values.unbind(0)
         self._rotation = empty(batch, tokens, 1, half, dtype=torch.complex64)
@@ -68,26 +73,16 @@ class OwnLayers:
         else:
             self._key = (torch.empty_like(self._unturned[1]),) * layers
             self._key_places = own_keys.unflatten(-1, (half, 2)).unbind(0)
-        self._attended = _attention(self._query, keys, values, self._mask_rows)
+        self._steps = torch.arange(tokens, device=like.device)
+        # One row of the mask serves all, where every suffix token sees all the others.
+        sight = of_suffix[:1] if of_suffix.all() else of_suffix
+        self._attended = _attention(self._query, keys, values, sight, kernel)
 
     def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
         """Copy a prefix of the same shape: (layers, B, kv_heads, P, D) twice, and (B, P) bool."""
-        length = self._length
-        interleave(past_key, self._keys[..., :length, :])
-        self._values[..., :length, :] = past_value
-        steps = torch.arange(len(self._of_suffix), device=mask.device)
-        positions = mask.long().sum(dim=1, keepdim=True) + steps
+        positions = mask.sum(dim=1, keepdim=True) + self._steps
         self._rotation.copy_(complex_rotary(positions, past_key.shape[-1]))
-        rows = self._mask_rows
-        self._attended.hide(
-            torch.cat(
-                [
-                    mask[:, None].expand(-1, rows, -1),
-                    self._of_suffix[:rows].expand(len(mask), -1, -1),
-                ],
-                dim=2,
-            )
-        )
+        self._attended.load(past_key, past_value, mask)
 
     def __call__(self, layer: int) -> Tensor:
         """Store a layer's keys and values; return what was attended to, (B * T, heads * D)."""
@@ -110,10 +105,10 @@ class CrossLayers:
         projected: (B * T, heads * D), queries of the layer that is called next.
     """
 
-    def __init__(self, like: Tensor, heads: int, tokens: int) -> None:
+    def __init__(self, like: Tensor, heads: int, tokens: int, kernel: Kernel | None = None) -> None:
         _, batch, _, _, head_dim = like.shape
         half = head_dim // 2
-        self._keys, self._values = (torch.empty_like(like) for _ in range(2))
+        keys, values = (like.new_empty(like.shape) for _ in range(2))
         steps = torch.arange(tokens, device=like.device)
         self._rotation = complex_rotary(steps[None], head_dim)
         self.projected = like.new_empty(batch * tokens, heads * head_dim)
@@ -122,13 +117,12 @@ class CrossLayers:
         self._query = torch.empty(
             batch, tokens, heads, half, dtype=torch.complex64, device=like.device
         )
-        self._attended = _attention(self._query, self._keys, self._values, mask_rows=1)
+        nothing_own = torch.ones(1, 0, dtype=torch.bool, device=like.device)
+        self._attended = _attention(self._query, keys, values, nothing_own, kernel)
 
     def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
         """As `OwnLayers.load`."""
-        interleave(past_key, self._keys)
-        self._values.copy_(past_value)
-        self._attended.hide(mask[:, None])
+        self._attended.load(past_key, past_value, mask)
 
     def __call__(self, layer: int) -> Tensor:
         """Return what a layer's queries attend to, (B * T, heads * D)."""
@@ -138,53 +132,94 @@ class CrossLayers:
 
 
 def _attention(
-    query: Tensor, keys: Tensor, values: Tensor, mask_rows: int
-) -> _GroupedKeys | _SharedKeys:
-    kind = _SharedKeys if keys.dtype == torch.float32 and keys.shape[2] == 1 else _GroupedKeys
-    return kind(torch.view_as_real(query).flatten(-2), keys, values, mask_rows)
-
-
-class _GroupedKeys:
-    """Attention of every layer by one operator.
+    query: Tensor, keys: Tensor, values: Tensor, sight: Tensor, kernel: Kernel | None
+) -> _Keys:
+    """Choose how the layers of a kind attend.
 
     Args:
-        query: (B, T, heads, D) float32, overwritten before each layer; rotated.
-        keys, values: (layers, B, kv_heads, K, D), overwritten in part before each layer.
-        mask_rows: T or 1, queries that the mask tells apart.
+        query: (B, T, heads, D / 2) complex64, overwritten before each layer; rotated.
+        keys, values: (layers, B, kv_heads, own + P, D), own ones overwritten before each layer.
+        sight: (T or 1, own) bool, own keys that queries see; one row holds for all of them.
+        kernel: as `fused_lengths.flash`, or None.
+    """
+    real = torch.view_as_real(query).flatten(-2)
+    if kernel is not None and len(sight) == 1:
+        return _PackedKeys(real, keys, values, sight, kernel)
+    kind = _SharedKeys if keys.dtype == torch.float32 and keys.shape[2] == 1 else _GroupedKeys
+    return kind(real, keys, values, sight)
+
+
+class _Keys:
+    """Keys and values of every layer, those of the prefix behind the own ones.
+
+    Args:
+        keys, values, sight: as `_attention`.
     """
 
-    def __init__(self, query: Tensor, keys: Tensor, values: Tensor, mask_rows: int) -> None:
-        self._query, self._dtype = query.transpose(1, 2), keys.dtype
-        self._keys, self._values = keys.unbind(0), values.unbind(0)
-        self._heads = query.shape[2], keys.shape[2]
-        seen = torch.ones(
-            keys.shape[1], mask_rows, keys.shape[3], dtype=torch.bool, device=keys.device
+    def __init__(self, keys: Tensor, values: Tensor, sight: Tensor) -> None:
+        self._sight = sight
+        self._past_keys, self._past_values = (
+            tensor[..., sight.shape[1] :, :] for tensor in (keys, values)
         )
-        self._hidden = fold_mask(seen, *self._heads, self._dtype)
 
-    def hide(self, seen: Tensor) -> None:
-        """Take what queries see from now on, (B, T or 1, K) bool."""
-        self._hidden.copy_(fold_mask(seen, *self._heads, self._dtype))
+    def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
+        """As `OwnLayers.load`."""
+        interleave(past_key, self._past_keys)
+        self._past_values.copy_(past_value)
+        self._see(mask)
+
+    def _see(self, mask: Tensor) -> None:
+        """Take which keys of the prefix are valid, (B, P) bool."""
+        own = self._sight.expand(len(mask), -1, -1)
+        self._hide(torch.cat([own, mask[:, None].expand(-1, own.shape[1], -1)], dim=2))
+
+    def _hide(self, seen: Tensor) -> None:
+        """Take what queries see from now on, (B, T or 1, own + P) bool."""
+        raise NotImplementedError
 
     def __call__(self, layer: int) -> Tensor:
         """Return what a layer's queries attend to, (B * T, heads * D)."""
+        raise NotImplementedError
+
+
+class _GroupedKeys(_Keys):
+    """Attention of every layer by one operator.
+
+    Args:
+        query: (B, T, heads, D) float32; the others as `_attention`.
+    """
+
+    def __init__(self, query: Tensor, keys: Tensor, values: Tensor, sight: Tensor) -> None:
+        super().__init__(keys, values, sight)
+        self._query, self._dtype = query.transpose(1, 2), keys.dtype
+        self._keys, self._values = keys.unbind(0), values.unbind(0)
+        self._heads = query.shape[2], keys.shape[2]
+        seen = sight.new_ones(keys.shape[1], len(sight), keys.shape[3])
+        self._hidden = fold_mask(seen, *self._heads, self._dtype)
+
+    def _hide(self, seen: Tensor) -> None:
+        self._hidden.copy_(fold_mask(seen, *self._heads, self._dtype))
+
+    def __call__(self, layer: int) -> Tensor:
+        """As `_Keys`."""
         query = self._query.to(self._dtype)
         attended = attend_heads(query, self._keys[layer], self._values[layer], self._hidden)
         return attended.flatten(0, 1)
 
 
-class _SharedKeys:
+class _SharedKeys(_Keys):
     """As `_GroupedKeys`, in float32 with one head of keys: two products, into buffers.
 
     The heads' queries are further queries over the same keys.
     """
 
-    def __init__(self, query: Tensor, keys: Tensor, values: Tensor, mask_rows: int) -> None:
+    def __init__(self, query: Tensor, keys: Tensor, values: Tensor, sight: Tensor) -> None:
+        super().__init__(keys, values, sight)
         batch, tokens, heads, head_dim = query.shape
         self._query = query.view(batch, tokens * heads, head_dim)
         # Each row of the mask is for all heads of its query.
-        self._repeats = heads if mask_rows > 1 else 1
-        self._hidden = keys.new_empty(batch, mask_rows * self._repeats, keys.shape[3])
+        self._repeats = heads if len(sight) > 1 else 1
+        self._hidden = keys.new_empty(batch, len(sight) * self._repeats, keys.shape[3])
         self._keys = keys.squeeze(2).transpose(2, 3).unbind(0)
         self._values = values.squeeze(2).unbind(0)
         self._scale = head_dim**-0.5
@@ -193,15 +228,57 @@ class _SharedKeys:
         self._attended = keys.new_empty(batch, tokens * heads, head_dim)
         self._matrix = self._attended.view(batch * tokens, -1)
 
-    def hide(self, seen: Tensor) -> None:
-        """As `_GroupedKeys.hide`."""
+    def _hide(self, seen: Tensor) -> None:
         hidden = hiding_mask(seen, self._hidden.dtype)
         self._hidden.copy_(hidden.repeat_interleave(self._repeats, dim=1))
 
     def __call__(self, layer: int) -> Tensor:
+        """As `_Keys`."""
         torch.baddbmm(
             self._hidden, self._query, self._keys[layer], alpha=self._scale, out=self._scores
         )
         torch.softmax(self._scores, dim=-1, out=self._shares)
         torch.bmm(self._shares, self._values[layer], out=self._attended)
         return self._matrix
+
+
+class _PackedKeys(_Keys):
+    """Attention by lengths: the prefix's valid keys come first, and what is behind is never read.
+
+    All queries of all heads that share a head of keys see the same keys. To the kernel they are the
+    heads of a single token: it then splits the keys between the GPU's multiprocessors, which it
+    does for no row of more tokens, and its tiles are full.
+    """
+
+    def __init__(
+        self, query: Tensor, keys: Tensor, values: Tensor, sight: Tensor, kernel: Kernel
+    ) -> None:
+        super().__init__(keys, values, sight)
+        layers, batch, kv_heads, length, head_dim = keys.shape
+        tokens = query.shape[1]
+        self._query = query.view(batch, tokens, kv_heads, -1, head_dim).transpose(1, 2)
+        self._operand = keys.new_empty(self._query.shape)
+        self._heads = self._operand.view(batch * kv_heads, -1, head_dim)
+        self._keys, self._values = (
+            tensor.view(layers, -1, 1, head_dim).unbind(0) for tensor in (keys, values)
+        )
+        self._attend = FirstKeys(kernel, batch * kv_heads, 1, length, keys.device)
+        self._lengths = self._attend.lengths.view(batch, kv_heads)
+
+    def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
+        """As `OwnLayers.load`."""
+        index, pairs = valid_first(mask)[None, :, None, :, None], pairs_of(past_key)
+        keys = self._past_keys.unflatten(-1, pairs.shape[-2:])
+        keys.scatter_(3, index[..., None].expand_as(pairs), pairs)
+        self._past_values.scatter_(3, index.expand_as(past_value), past_value)
+        self._see(mask)
+
+    def _see(self, mask: Tensor) -> None:
+        self._lengths.copy_(mask.sum(dim=1, keepdim=True) + self._sight.shape[1])
+
+    def __call__(self, layer: int) -> Tensor:
+        """As `_Keys`."""
+        self._operand.copy_(self._query)
+        attended = self._attend(self._heads, self._keys[layer], self._values[layer])
+        attended = attended.view(self._operand.shape).transpose(1, 2)
+        return attended.reshape(attended.shape[0] * attended.shape[1], -1)

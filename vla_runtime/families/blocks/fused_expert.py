@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vla_runtime.families.blocks.fused import FusedBlock, Modulation
 from vla_runtime.families.blocks.fused_attention import CrossLayers, OwnLayers
+from vla_runtime.families.blocks.fused_lengths import Kernel
 
 # Keys and values of the layers of a kind, (layers, B, kv_heads, P, D) each.
 Past = tuple[Tensor, Tensor]
@@ -28,10 +29,13 @@ class FusedExpert:
     Args:
         blocks: of the expert.
         of_suffix: (T, T) bool, what suffix tokens see of each other.
+        kernel: attends without a mask where that can be, as `fused_lengths.flash`; None: nowhere.
     """
 
-    def __init__(self, blocks: Sequence[FusedBlock], of_suffix: Tensor) -> None:
-        self._blocks, self._of_suffix = blocks, of_suffix
+    def __init__(
+        self, blocks: Sequence[FusedBlock], of_suffix: Tensor, kernel: Kernel | None = None
+    ) -> None:
+        self._blocks, self._of_suffix, self._kernel = blocks, of_suffix, kernel
         # Index of each block among those of its kind.
         kinds = [block.cross for block in blocks]
         self._places = [kinds[:layer].count(cross) for layer, cross in enumerate(kinds)]
@@ -55,8 +59,11 @@ class FusedExpert:
     def _allocate(self, own: Past | None, cross: Past | None) -> None:
         """Make all buffers for prefixes with keys like these, and views of the buffers."""
         tokens, heads = len(self._of_suffix), self._blocks[0].query_heads
-        self._own = None if own is None else OwnLayers(own[0], heads, self._of_suffix)
-        self._cross = None if cross is None else CrossLayers(cross[0], heads, tokens)
+        self._own = self._cross = None
+        if own is not None:
+            self._own = OwnLayers(own[0], heads, self._of_suffix, self._kernel)
+        if cross is not None:
+            self._cross = CrossLayers(cross[0], heads, tokens, self._kernel)
         self._attentions = [self._cross if block.cross else self._own for block in self._blocks]
 
         past = own or cross

@@ -1,7 +1,7 @@
 """pi0 and pi0.5 in fewer operators: `PiNetwork` with what its steps share done once.
 
-Everything that depends on the prefix alone (places of keys and values, mask, positions) is laid out
-once per prefix, everything that depends on the flow time alone once per schedule.
+Everything that depends on the prefix alone (places of keys and values, mask or lengths, positions)
+is laid out once per prefix, everything that depends on the flow time alone once per schedule.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from vla_runtime.families.blocks.fused import (
     used_tokens,
 )
 from vla_runtime.families.blocks.fused_expert import FusedExpert
+from vla_runtime.families.blocks.fused_lengths import Kernel, flash
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.flow_policy import PiNetwork
 
@@ -43,9 +44,13 @@ class FusedPi(FlowNetwork):
         plain: with its weights, which become shared.
         static_shapes: compute all tokens, as a captured graph must. Otherwise those that are valid
             in no row are left out.
+        kernel: attends by lengths instead of a mask: with static shapes, and where it is usable.
+
+    Attributes:
+        kernel: as given; None: nothing attends by lengths.
     """
 
-    def __init__(self, plain: PiNetwork, static_shapes: bool) -> None:
+    def __init__(self, plain: PiNetwork, static_shapes: bool, kernel: Kernel = flash) -> None:
         super().__init__()
         self.family, self.dims = plain.family, plain.dims
         self._plain, self._static_shapes = plain, static_shapes
@@ -53,6 +58,14 @@ class FusedPi(FlowNetwork):
         self._language = [FusedBlock(block) for block in plain.language.layers]
         self._expert = [FusedBlock(block) for block in plain.expert.layers]
         self._final_scale = norm_scale(plain.expert.norm)
+        block, prefix = self._expert[0], self.dims.prefix_length
+        self._suffix_mask = plain.suffix_mask(block.qkv.weight.device)
+        suffix = len(self._suffix_mask)
+        self.kernel = self._prefix_kernel = None
+        if static_shapes:
+            self.kernel = block.usable(kernel, suffix, suffix + prefix, folded=True)
+        if self.kernel is not None:
+            self._prefix_kernel = self._language[0].usable(kernel, prefix, prefix)
 
     def prefix(
         self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
@@ -61,7 +74,9 @@ class FusedPi(FlowNetwork):
         tokens, token_mask = rows['tokens'], rows['token_mask']
         images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
         x, mask = self._plain.embed_prefix(*images, tokens, token_mask)
-        past_key, past_value = encode_stack(self._language, x, mask, self._used(mask))
+        past_key, past_value = encode_stack(
+            self._language, x, mask, self._used(mask), kernel=self._prefix_kernel
+        )
         return {'past_key': past_key, 'past_value': past_value, 'prefix_mask': mask}
 
     def time_conditioning(self, times: Tensor) -> Tensor:
@@ -85,7 +100,7 @@ class FusedPi(FlowNetwork):
         mask = past['prefix_mask']
         used = self._used(mask)
         cut = rows_of_samples(past['past_key'], past['past_value'], used, samples)
-        expert = into or FusedExpert(self._expert, self._plain.suffix_mask(mask.device))
+        expert = into or FusedExpert(self._expert, self._suffix_mask, self.kernel)
         expert.load(repeat_rows(mask if used is None else mask[:, used], samples), cut)
         return expert
 

@@ -1,7 +1,7 @@
 """SmolVLA in fewer operators: `SmolVla` with what its steps share done once.
 
-Everything that depends on the prefix alone (places of keys and values, masks, positions) is laid
-out once per prefix, everything that depends on the flow time alone once per schedule.
+Everything that depends on the prefix alone (places of keys and values, masks or lengths, positions)
+is laid out once per prefix, everything that depends on the flow time alone once per schedule.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from vla_runtime.families.blocks.fused import (
     used_tokens,
 )
 from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
+from vla_runtime.families.blocks.fused_lengths import Kernel, flash
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.families.smolvla.networks import SmolVla, cross_memory, prefix_sight, stacked
@@ -36,11 +37,16 @@ class FusedSmolVla(FlowNetwork):
         plain: with its weights, which become shared.
         static_shapes: compute all tokens, as a captured graph must. Otherwise those that are valid
             in no row are left out.
+        kernel: cross layers attend by lengths instead of a mask: with static shapes, and where it
+            is usable. Other layers hide more than padding.
+
+    Attributes:
+        kernel: as given; None: nothing attends by lengths.
     """
 
     dims: SmolVlaDims
 
-    def __init__(self, plain: SmolVla, static_shapes: bool) -> None:
+    def __init__(self, plain: SmolVla, static_shapes: bool, kernel: Kernel = flash) -> None:
         super().__init__()
         self.family, self.dims = plain.family, plain.dims
         self._plain, self._static_shapes = plain, static_shapes
@@ -51,6 +57,10 @@ class FusedSmolVla(FlowNetwork):
             FusedBlock(block, layer in cross) for layer, block in enumerate(plain.expert.layers)
         ]
         self._final_scale = norm_scale(plain.expert.norm)
+        self.kernel = None
+        if static_shapes and cross:
+            queries, keys = self.dims.horizon, self.dims.prefix_length
+            self.kernel = self._expert[cross[0]].usable(kernel, queries, keys, folded=True)
         self._fold_actions()
 
     def _fold_actions(self) -> None:
@@ -99,7 +109,7 @@ class FusedSmolVla(FlowNetwork):
         if into is None:
             horizon = self.dims.horizon
             causal = torch.ones(horizon, horizon, dtype=torch.bool, device=mask.device).tril()
-            into = FusedExpert(self._expert, causal)
+            into = FusedExpert(self._expert, causal, self.kernel)
         into.load(repeat_rows(mask if used is None else mask[:, used], samples), own, cross)
         return into
 

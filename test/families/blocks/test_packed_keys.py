@@ -1,0 +1,215 @@
+"""pi0, pi0.5 and SmolVLA without masks: valid keys packed first, and a length for each row.
+
+A plain attention stands where a GPU has its kernel; everything else is what runs there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from network_cases import (
+    ReferenceCase,
+    each_entry,
+    load_network_case,
+    random_network,
+    relative_error,
+)
+from plain_lengths import attend_by_lengths
+from smolvla_cases import load_smolvla_case
+from tiny_policy import tiny_dims
+from torch import Tensor
+
+from vla_runtime.families.blocks.layers import matrix_names
+from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.flow_step import DenoiseStep
+from vla_runtime.families.pi.fused import FusedPi
+from vla_runtime.families.smolvla.fused import FusedSmolVla
+from vla_runtime.inference.denoise import flow_times
+
+pytestmark = pytest.mark.cases
+
+FUSED: Mapping[str, Any] = {'pi05': FusedPi, 'pi0': FusedPi, 'smolvla': FusedSmolVla}
+BOUND = 1e-5
+families = pytest.mark.parametrize('family', FUSED)
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients():
+    with torch.inference_mode():
+        yield
+
+
+class Counted:
+    """A kernel that is usable here and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        self.calls += 1
+        return attend_by_lengths(*arguments)
+
+
+def both(network: FlowNetwork) -> tuple[Any, Any]:
+    """The fused network with masks and without, on the same weights."""
+    kind = FUSED[network.family.name]
+    kernel = Counted()
+    masked, packed = kind(network, True), kind(network, True, kernel)
+    assert masked.kernel is None and packed.kernel is kernel
+    kernel.calls = 0
+    return masked, packed
+
+
+def tiny(family: str, dtype: torch.dtype = torch.float32) -> FlowNetwork:
+    network = random_network(family, tiny_dims(family, horizon=5))
+    for name in matrix_names(network):
+        parameter = network.get_parameter(name)
+        parameter.data = parameter.data.to(dtype)
+    return network
+
+
+def prefix_of(
+    fused: Any, rows: int, shares: tuple[float, ...] = (0.7, 0.4), seed: int = 0
+) -> dict[str, Tensor]:
+    """Prefix of prompts with a share of valid tokens each, with gaps; the first view is absent."""
+    generator = torch.Generator().manual_seed(seed)
+    dims = fused.dims
+    shape = (dims.cameras, 3, dims.image_size, dims.image_size)
+    pixels = torch.rand(shape, generator=generator) * 2 - 1
+    chances = torch.rand(rows, dims.prompt_length, generator=generator)
+    given = {
+        'tokens': torch.randint(0, 250, (rows, dims.prompt_length), generator=generator),
+        'token_mask': chances < torch.tensor(shares[:rows])[:, None],
+    }
+    if fused.family.name == 'smolvla':
+        given['state'] = torch.randn(rows, dims.state_dim, generator=generator)
+    seen = torch.arange(dims.cameras) > 0
+    return dict(fused.prefix(fused.vision(pixels), seen, **given))
+
+
+def velocity_of(
+    fused: Any, past: Mapping[str, Tensor], samples: int = 1, into: Any = None
+) -> tuple[Tensor, Any]:
+    """Velocity of random actions over a prefix, and what was laid out."""
+    generator = torch.Generator().manual_seed(9)
+    dims, rows = fused.dims, len(past['prefix_mask'])
+    x = torch.randn(samples * rows, dims.horizon, dims.action_dim, generator=generator)
+    head = {'state': torch.ones(rows, dims.state_dim)} if fused.family.name == 'pi0' else {}
+    laid_out = fused.lay_out(past, samples, into)
+    step = fused.split_conditioning(fused.time_conditioning(torch.tensor([0.4])))
+    return fused.velocity(x, laid_out, step, **head).clone(), laid_out
+
+
+def inputs_of_case(case: Any, b: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Inputs of the prefix and of the head, one row."""
+    if case.network.family.name == 'smolvla':
+        return case.rows(b), {}
+    tokens, mask = case.prompt(b)
+    return {'tokens': tokens[None], 'token_mask': mask[None]}, case.head_inputs(b)
+
+
+@each_entry('pi05', 'pi0', 'smolvla')
+def test_every_prefix_step_and_chunk_of_the_cases_is_that_with_masks(path, b):
+    load = load_smolvla_case if 'smolvla' in path.stem else load_network_case
+    case: ReferenceCase = load(path)
+    network: FlowNetwork = case.network
+    pixels, image_mask = case.images(b)
+    rows, head = inputs_of_case(case, b)
+    found = []
+    for fused in both(network):
+        past = fused.prefix(fused.vision(pixels), image_mask, **rows)
+        x, states = case.tensors['noise'][b : b + 1], []
+        laid_out, step = fused.lay_out(past, 1), DenoiseStep(fused)
+        for t in torch.tensor(flow_times(case.steps), dtype=torch.float32):
+            conditioning = fused.split_conditioning(fused.time_conditioning(t[None]))
+            dt, weights = torch.tensor(-1.0 / case.steps), torch.zeros(1, x.shape[1], 1)
+            x, velocity = step(
+                x, laid_out, conditioning, t, dt, torch.ones(1), torch.zeros_like(x), weights, head
+            )
+            states += [x.clone(), velocity.clone()]
+        found.append((past, states))
+    (masked_past, masked), (packed_past, packed) = found
+    for name, expected in masked_past.items():
+        # Of padding too: nothing that leaves the prefix is other than before.
+        assert relative_error(packed_past[name].float(), expected.float()) <= BOUND, name
+    for ours, expected in zip(packed, masked, strict=True):
+        assert relative_error(ours, expected) <= BOUND
+    assert relative_error(packed[-2][0], case.tensors['actions'][b]) <= 5e-5
+
+
+@families
+@pytest.mark.parametrize(('rows', 'samples'), [(1, 1), (2, 1), (1, 3), (2, 3)])
+@pytest.mark.parametrize(('dtype', 'bound'), [(torch.float32, BOUND), (torch.bfloat16, 5e-2)])
+def test_rows_of_different_lengths_and_samples_are_those_with_masks(
+    family, rows, samples, dtype, bound
+):
+    masked, packed = both(tiny(family, dtype))
+    expected, found = (prefix_of(fused, rows) for fused in (masked, packed))
+    lengths = found['prefix_mask'].sum(dim=1)
+    assert rows == 1 or lengths[0] != lengths[1]
+    for name in expected:
+        assert relative_error(found[name].float(), expected[name].float()) <= bound, name
+    ours, _ = velocity_of(packed, expected, samples)
+    theirs, _ = velocity_of(masked, expected, samples)
+    assert relative_error(ours, theirs) <= bound
+
+
+@families
+def test_layers_whose_tokens_all_see_the_same_run_without_a_mask(family):
+    """pi0.5 altogether, pi0's prefix, and SmolVLA's cross layers."""
+    _, packed = both(tiny(family))
+    past = prefix_of(packed, 1)
+    of_prefix = packed.kernel.calls
+    velocity_of(packed, past)
+    dims = packed.dims
+    whole = dims.language.depth - 1
+    expected = {
+        'pi05': (whole, dims.expert.depth),
+        'pi0': (whole, 0),
+        'smolvla': (0, len(dims.cross_layers) if family == 'smolvla' else 0),
+    }
+    assert (of_prefix, packed.kernel.calls - of_prefix) == expected[family]
+    assert packed.kernel.calls > 0
+
+
+def test_what_is_behind_the_valid_keys_is_not_read():
+    """NaN in padding and absent views. The negative control is the mask, which multiplies it."""
+    masked, packed = both(tiny('pi05'))
+    past = prefix_of(masked, 2)
+    expected, _ = velocity_of(packed, past)
+    for name in ('past_key', 'past_value'):
+        past[name] = past[name].clone()
+        for row, valid in enumerate(past['prefix_mask']):
+            past[name][:, row, :, ~valid] = torch.nan
+    assert torch.equal(velocity_of(packed, past)[0], expected)
+    assert velocity_of(masked, past)[0].isnan().any()
+
+
+@families
+def test_a_prefix_of_fewer_valid_tokens_is_laid_out_over_a_longer_one(family):
+    masked, packed = both(tiny(family))
+    laid_out = None
+    for seed, shares in enumerate([(1.0, 1.0), (0.2, 0.6), (0.9, 0.3), (0.1, 0.1)]):
+        past = prefix_of(masked, 2, shares, seed)
+        found, again = velocity_of(packed, past, into=laid_out)
+        assert laid_out is None or again is laid_out
+        laid_out = again
+        assert relative_error(found, velocity_of(masked, past)[0]) <= BOUND
+
+
+def test_a_kernel_is_for_static_shapes_alone():
+    """Where tokens in use are cut, there is little to pack, and shapes change."""
+    network = tiny('pi05')
+    assert FusedPi(network, False, attend_by_lengths).kernel is None
+    assert FusedPi(network, True, attend_by_lengths).kernel is attend_by_lengths
+
+
+def test_smolvla_without_cross_layers_asks_for_no_kernel():
+    dims = replace(tiny_dims('smolvla'), self_attention_every=1)
+    kernel = Counted()
+    assert FusedSmolVla(random_network('smolvla', dims), True, kernel).kernel is None
+    assert kernel.calls == 0
