@@ -174,7 +174,9 @@ class Graph:
     def close(self) -> None:
         """Stop all processes and leave the graph."""
         for process in self._processes:
-            process.stop()
+            process.signal(signal.SIGINT)
+        for process in self._processes:
+            process.wait()
         self._closing = True
         self._thread.join()
         self._executor.shutdown()
@@ -228,8 +230,16 @@ class Process:
 
     def stop(self, number: signal.Signals = signal.SIGINT, timeout_s: float = TIMEOUT_S) -> int:
         """Signal it and wait for its end; killed when it does not follow. Returns the exit code."""
+        self.signal(number)
+        return self.wait(timeout_s)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal it, unless it has ended."""
         if self.running:
             self._process.send_signal(number)
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        """Wait for its end; killed when that does not come. Returns the exit code."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
