@@ -18,9 +18,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / 'ros'))
 sys.path.insert(0, str(Path(__file__).parent))
 
+from discovery import announce_often
 from graph import isolate
 
 isolate()
+announce_often()
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from discovery import announce_often
 from graph import isolate
 
 isolate()
+announce_often()

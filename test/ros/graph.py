@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import rclpy
+from forked import Fork
 from lifecycle_msgs.srv import ChangeState, GetState
 from paths import ROOT
 from rcl_interfaces.msg import SetParametersResult
@@ -128,7 +129,13 @@ class Graph:
 
     def start(self, module: str, *arguments: str, name: str | None = None) -> Process:
         """Start a module as a process; it is stopped when the graph closes."""
-        process = Process(module, arguments, name or module)
+        process = Process(_popen(module, arguments), name or module)
+        self._processes.append(process)
+        return process
+
+    def fork(self, module: str, *arguments: str, name: str | None = None) -> Process:
+        """The same as a fork that saves PyTorch's imports: for a policy node (`forked`)."""
+        process = Process(Fork(module, arguments), name or module)
         self._processes.append(process)
         return process
 
@@ -174,7 +181,9 @@ class Graph:
     def close(self) -> None:
         """Stop all processes and leave the graph."""
         for process in self._processes:
-            process.stop()
+            process.signal(signal.SIGINT)
+        for process in self._processes:
+            process.wait()
         self._closing = True
         self._thread.join()
         self._executor.shutdown()
@@ -192,20 +201,24 @@ def graph() -> Iterator[Graph]:
         made.close()
 
 
-class Process:
-    """A module of the package running as a process of its own, its output captured."""
+def _popen(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, '-m', module, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=dies_with_this_process(),
+    )
 
-    def __init__(self, module: str, arguments: Sequence[str], name: str) -> None:
+
+class Process:
+    """A node running as a process of its own, its output captured."""
+
+    def __init__(self, process: subprocess.Popen[str] | Fork, name: str) -> None:
         self._name = name
         self._lines: list[str] = []
-        self._process = subprocess.Popen(
-            [sys.executable, '-m', module, *arguments],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=dies_with_this_process(),
-        )
+        self._process = process
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -228,8 +241,16 @@ class Process:
 
     def stop(self, number: signal.Signals = signal.SIGINT, timeout_s: float = TIMEOUT_S) -> int:
         """Signal it and wait for its end; killed when it does not follow. Returns the exit code."""
+        self.signal(number)
+        return self.wait(timeout_s)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal it, unless it has ended."""
         if self.running:
             self._process.send_signal(number)
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        """Wait for its end; killed when that does not come. Returns the exit code."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

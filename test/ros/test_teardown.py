@@ -139,6 +139,19 @@ def test_a_thread_that_goes_on_does_not_outlive_the_teardown() -> None:
     assert (code, out) == (0, 'holding\n')
 
 
+def test_what_python_does_at_its_end_does_not_make_a_clean_end_a_failure() -> None:
+    # Freeing PyTorch takes seconds, and many on a busy machine.
+    methods = """
+    def on_cleanup(self, state):
+        import atexit
+        atexit.register(time.sleep, 1000)
+        return TransitionCallbackReturn.SUCCESS
+"""
+    with node(methods) as process:
+        code, out, _ = interrupt(process)
+    assert (code, out) == (0, 'holding\n')
+
+
 @pytest.mark.parametrize('name', ['policy_node', 'executor_node', 'tabletop_node'])
 @pytest.mark.parametrize('how', ['executable', 'module'])
 def test_ctrl_c_while_it_imports_ends_it_without_a_traceback(name: str, how: str) -> None:

@@ -74,11 +74,13 @@ def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> in
         make_node: builds the node; an exception means that it cannot start.
         args: command line, `sys.argv` when None.
 
+    Once there is a node this does not return: the process ends with code 0 after a signal, 1 when a
+    step of the teardown failed, COULD_NOT_START when the node could not be configured and activated
+    where its parameter `autostart` asks for it. A node that has run, and could not start again in
+    its place, ends with 1 as after a crash.
+
     Returns:
-        exit code: 0 after a signal, 1 when a step of the teardown failed; COULD_NOT_START when the
-            command line could not be read, the node not be made, or not configured and activated
-            where its parameter `autostart` asks for it. A node that has run, and could not start
-            again in its place, ends with 1 as after a crash.
+        exit code of a process whose command line could not be read, or whose node not be made
     """
     before = state_before()
     failed = COULD_NOT_START if before is None else 1
@@ -98,7 +100,7 @@ def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> in
                 get_logger('vla_runtime').fatal(f'cannot start: {error}')
                 return failed
             forget_state_before()
-            return _Run(node, interrupt, before).until_it_ends()
+            _Run(node, interrupt, before).until_it_ends()
         finally:
             rclpy.try_shutdown()
 
@@ -122,8 +124,8 @@ class _Run:
         self._executor = make_executor()
         self._executor.add_node(node)
 
-    def until_it_ends(self) -> int:
-        """Run the callbacks until the interrupt, then take the node down; the exit code."""
+    def until_it_ends(self) -> NoReturn:
+        """Run the callbacks until the interrupt, take the node down, and end the process."""
         name = self._node.get_name()
         thread = threading.Thread(target=self._spin, name='ros_callbacks', daemon=True)
         thread.start()
@@ -141,12 +143,15 @@ class _Run:
                 self._end_now(code)
             self._executor.shutdown()
             self._node.destroy_node()
-            if self._cut_off is not None or _others_run():
-                self._end_now(code)
-        return code
+            rclpy.try_shutdown()
+        self._end_now(code)
 
     def _end_now(self, code: int) -> NoReturn:
-        """End the process without waiting for threads; Python's own end may crash beside them."""
+        """End the process without Python's own end.
+
+        That may crash beside a thread that still runs, and beside PyTorch it takes seconds, on a
+        busy machine more than the teardown may.
+        """
         if self._cut_off is not None:
             start_again(self._cut_off, self._interrupt)
         sys.stdout.flush()
@@ -201,13 +206,6 @@ def _take_down(node: Node) -> bool:
             if name is not None:
                 done = getattr(node, name)() is _SUCCESS and done
     return done
-
-
-def _others_run() -> bool:
-    """Return whether a thread still runs that the teardown should have ended."""
-    main = threading.main_thread()
-    # The timer is the one that bounds the teardown.
-    return any(t is not main and not isinstance(t, threading.Timer) for t in threading.enumerate())
 
 
 @contextmanager

@@ -20,11 +20,10 @@ pytestmark = pytest.mark.graph
 
 
 def start_failing(made: Graph, folder: Path, monkeypatch, fails: str) -> Process:
-    monkeypatch.setenv('PYTHONPATH', str(Path(__file__).parents[1]), prepend=':')
     monkeypatch.setenv('FAILS', fails)
     bundle = write_tiny_policy(folder / 'tiny', tiny_spec())
     robot = write_robot(folder / 'tiny.yaml')
-    return made.start(
+    return made.fork(
         'failing_policy_node',
         '--ros-args',
         *('-p', f'bundle:={bundle}', '-p', f'robot:={robot}'),

@@ -55,7 +55,7 @@ def robot(tmp_path_factory):
 
 
 def start(made: Graph, bundle, robot, *arguments, name=None):
-    return made.start(
+    return made.fork(
         MODULE,
         '--ros-args',
         *('-p', f'bundle:={bundle}'),

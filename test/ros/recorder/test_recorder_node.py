@@ -54,7 +54,7 @@ class Bench:
         )
         policy = ['-p', f'bundle:={bundle}', '-p', f'robot:={robot}']
         limits = ['-p', 'max_observation_age_s:=5.0', '-p', 'sync_tolerance_s:=1.0']
-        made.start(
+        made.fork(
             'vla_runtime.ros.policy.node',
             *('--ros-args', *policy, *limits, '-p', 'torch_threads:=1'),
         )

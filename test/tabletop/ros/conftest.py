@@ -6,6 +6,8 @@ from paths import ROOT
 
 sys.path.insert(0, str(ROOT / 'test' / 'ros'))
 
+from discovery import announce_often
 from graph import isolate
 
 isolate()
+announce_often()
