@@ -58,7 +58,9 @@ def node(methods: str, make: str = 'Node') -> Iterator[subprocess.Popen[str]]:
     )
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == 'ready\n', process.communicate()[1]
+        # Fast DDS may say something before, such as that a dead process has left a port behind.
+        said = iter(process.stdout.readline, '')
+        assert 'ready\n' in said, process.communicate()[1]
         yield process
     finally:
         process.kill()
