@@ -236,7 +236,7 @@ def encode_stack(
         return _spread(keys, used, x.shape[1]), _spread(values, used, x.shape[1])
     rotation = complex_rotary(mask.long().cumsum(dim=1) - 1, blocks[0].head_dim)
     first = blocks[0]
-    hidden = fold_mask(sight(mask), first.query_heads, first.kv_heads, first.qkv.weight.dtype)
+    hidden = fold_mask(sight(mask), first.query_heads, first.kv_heads, first.qkv.dtype)
     of_layers = []
     for block in blocks[:-1]:
         q, k, v = block.project(x, rotation)
