@@ -135,29 +135,32 @@ def require_equal(weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
     key = (weight.device, weight.shape, bias is not None)
     if not weight.is_cuda or key in _compared:
         return
-    generator = torch.Generator(weight.device).manual_seed(0)
-    outputs, inputs = weight.shape
     for tokens in _COMPARED_TOKENS:
-        x = torch.randn(tokens, inputs, generator=generator, device=weight.device)
-        # Tokens of different sizes, so that each needs its own scale.
-        rows, scales = quantise(x.mul_(torch.logspace(-2, 2, tokens, device=x.device)[:, None]))
-        try:
-            found = _by_tensor_cores(rows, scales, weight, scale, bias)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(
-                f"precision 'fp8': this device or PyTorch {torch.__version__} cannot multiply "
-                f'{tokens}x{inputs} by {inputs}x{outputs} in 8 bits: {error}; use bfloat16'
-            ) from error
-        expected = by_definition(rows, scales, weight, scale, bias).float()
-        terms = (rows.float().abs() @ weight.float().abs().t()).mul_(scales).mul_(scale)
-        beyond = (found.float() - expected).abs() - _OF_RESULT * expected.abs()
-        if not (beyond <= _OF_TERMS * terms).all():
-            raise ValueError(
-                f"precision 'fp8': this device multiplies {tokens}x{inputs} by {inputs}x{outputs} "
-                f'in 8 bits to other numbers than float32 does, by up to '
-                f'{(found.float() - expected).abs().max():.2g} where the largest is '
-                f'{expected.abs().max():.2g}; use bfloat16'
-            )
+        _compare(tokens, weight, scale, bias)
     _compared.add(key)
+
+
+def _compare(tokens: int, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+    """Compare one product of tensor cores with `by_definition`; raises as `require_equal`."""
+    outputs, inputs = weight.shape
+    what = f"precision 'fp8': {tokens}x{inputs} by {inputs}x{outputs} in 8 bits on {weight.device}"
+    generator = torch.Generator(weight.device).manual_seed(0)
+    x = torch.randn(tokens, inputs, generator=generator, device=weight.device)
+    # Tokens of different sizes, so that each needs its own scale.
+    rows, scales = quantise(x.mul_(torch.logspace(-2, 2, tokens, device=x.device)[:, None]))
+    try:
+        found = _by_tensor_cores(rows, scales, weight, scale, bias).float()
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f'{what}: PyTorch {torch.__version__} cannot multiply them there: {error}; use bfloat16'
+        ) from error
+    expected = by_definition(rows, scales, weight, scale, bias).float()
+    terms = (rows.float().abs() @ weight.float().abs().t()).mul_(scales).mul_(scale)
+    off = (found - expected).abs()
+    if not (off <= _OF_RESULT * expected.abs() + _OF_TERMS * terms).all():
+        raise ValueError(
+            f'{what}: other numbers than in float32, by up to {off.max():.2g} where the largest '
+            f'is {expected.abs().max():.2g}; use bfloat16'
+        )

@@ -42,7 +42,8 @@ class Linear(nn.Linear):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
     ) -> None:
-        if f'{prefix}weight_scale' in state_dict:
+        weight = state_dict.get(f'{prefix}weight')
+        if weight is not None and weight.dtype == E4M3:
             self.weight_scale = torch.empty(self.out_features, device='meta')
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
