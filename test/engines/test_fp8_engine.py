@@ -11,11 +11,13 @@ import pytest
 import torch
 from golden_chunks import chunk_and_reference, golden_cases
 from network_cases import relative_error
+from recorded_graphs import RecordedGraphs
 from tiny_policy import observation, tiny_dims, tiny_spec, write_tiny_policy
 
 from vla_runtime.engines import preflight
 from vla_runtime.engines.bounds import error_of
-from vla_runtime.engines.torch import weights
+from vla_runtime.engines.torch import cuda_graph, weights
+from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.families import family_names, preset
@@ -27,8 +29,8 @@ from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan
 
 # Of chunks from random weights, relative to the largest action if above 1. Rounding is 16 times
-# that of bfloat16, and so are errors at most.
-BOUND, TIMES_BFLOAT16 = 0.3, 16
+# that of bfloat16, for small numbers beside large ones more; errors are 5 to 29 times its errors.
+BOUND, TIMES_BFLOAT16 = 0.3, 32
 
 families = pytest.mark.parametrize('family', family_names())
 
@@ -91,6 +93,23 @@ def test_fused_and_plain_modules_give_the_same_numbers(bundles, family, monkeypa
     monkeypatch.setattr(network, 'fused', lambda self, static_shapes=False: self)
     # Rounding of float32 sums, which a step to the next number in 8 bits makes larger.
     assert error_of(fused, chunks(bundles(family), 'fp8'))[0] <= 2e-2
+
+
+@families
+def test_a_graph_replays_8_bits_as_they_run(bundles, family, monkeypatch):
+    """Scales are made on the device: nothing waits for a number, which would end a capture."""
+    monkeypatch.setattr(torch_engine, 'captures_graphs', lambda device: True)
+    monkeypatch.setattr(cuda_graph, 'CudaGraphCapture', RecordedGraphs)
+    eager, graphed = (
+        Policy.load(bundles(family), 'torch', precision='fp8', use_cuda_graphs=use, threads=1)
+        for use in (False, True)
+    )
+    with closing(eager), closing(graphed):
+        for number in (0, 1, 0):
+            found, report = graphed.infer(observation(seed=number), number=number)
+            expected, _ = eager.infer(observation(seed=number), number=number)
+            np.testing.assert_array_equal(found.normalised, expected.normalised)
+    assert set(report.cuda_graph.values()) == {'captured'}
 
 
 @pytest.mark.parametrize('family', ['pi05', 'smolvla'])
