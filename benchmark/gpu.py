@@ -4,9 +4,10 @@ Needs torch, numpy, pyyaml and safetensors and nothing else, and runs from the s
 
     python benchmark/gpu.py [--quick] [--json OUT]
 
-First what must be true (against the CPU in float32, graphs fresh, guidance, overlap, memory), at a
-reduced size; then milliseconds in bfloat16 for 1 to 3 views, one and two prompt rows, 10 denoise
-steps, cache hit and miss: captured graphs, eager, and torch.compile, beside the roofline. Stops
+First what must be true (against the CPU in float32 and in fp8, graphs fresh, guidance, overlap,
+memory), at a reduced size; then milliseconds in bfloat16 for 1 to 3 views, one and two prompt rows,
+10 denoise steps, cache hit and miss: captured graphs, eager, and torch.compile, beside the
+roofline; and captured graphs in fp8 where the GPU has it (from compute capability 8.9 on). Stops
 measuring after 7 minutes, says what it left out, and prints a table last. Exit code: 0, 1 where a
 check failed, 2 without a GPU.
 """
@@ -114,17 +115,25 @@ def run_latency(
     from gpu_latency import configurations, measure
     from random_policy import random_network, sized_dims
 
+    from vla_runtime.engines.preflight import fp8_refusal
+
     dims = sized_dims('pi05', arguments.size, cameras=1)
-    clock.say(f'random weights: pi05, {arguments.size}, bfloat16 ...')
-    network = random_network('pi05', dims, arguments.device, 'bfloat16')
+    network, precision = None, ''
     results: list[dict[str, Any]] = []
-    left_out: dict[str, str] = {}
-    for views, rows, mode in configurations(arguments.quick, not arguments.no_compile):
+    refusal = '' if arguments.device == 'cpu' else fp8_refusal(arguments.device)
+    left_out: dict[str, str] = {'fp8': refusal} if refusal else {}
+    wanted = configurations(arguments.quick, not arguments.no_compile, fp8=not refusal)
+    for views, rows, mode in wanted:
         label = f'{views} view(s), {rows} row(s), {mode.name}'
         if clock.left_s < (COMPILE_S if mode.compiled else 10.0):
             left_out[label] = f'{clock.left_s:.0f} s of the time budget were left'
             clock.say(f'left out: {label}: {left_out[label]}')
             continue
+        if mode.precision != precision:
+            # One at a time: the memory of a mode is that of its own weights.
+            network, precision = None, mode.precision
+            clock.say(f'random weights: pi05, {arguments.size}, {precision} ...')
+            network = random_network('pi05', dims, arguments.device, precision)
         clock.say(f'{label} ...')
         try:
             result = measure(
@@ -165,7 +174,7 @@ def show(figures: dict[str, Any]) -> None:
     """The short table."""
     from gpu_latency import table
 
-    print(f'\n{figures["device"]["name"]}, pi05 {figures["size"]}, bfloat16, 10 steps, median ms')
+    print(f'\n{figures["device"]["name"]}, pi05 {figures["size"]}, 10 steps, median ms; bfloat16')
     print('\n'.join(table(figures['latency'])))
     for label, reason in figures['left_out'].items():
         print(f'left out: {label}: {reason}')

@@ -43,12 +43,14 @@ class Mode:
     name: str
     graphs: bool
     compiled: bool = False
+    precision: str = 'bfloat16'
 
 
 GRAPH = Mode('graph', graphs=True)
 EAGER = Mode('eager', graphs=False)
 COMPILED = Mode('compile', graphs=False, compiled=True)
 COMPILED_GRAPH = Mode('compile + graph', graphs=True, compiled=True)
+FP8_GRAPH = Mode('fp8, graph', graphs=True, precision='fp8')
 
 
 def time_phases(engine: PolicyEngine, inputs: ChunkInputs, repeats: int) -> dict[str, list[float]]:
@@ -111,7 +113,7 @@ def measure(
     """Latency of one configuration, and how far its chunk is from the eager one.
 
     Args:
-        network: weights on the device; any number of cameras.
+        network: weights on the device, in the mode's precision; any number of cameras.
         family: of the network.
         cameras, rows: views and prompt rows, the engine made for exactly these.
         repeats: samples of each phase.
@@ -153,7 +155,7 @@ def measure(
         'first_run_s': first_s,
         'cuda_graph': status,
         'error_against_eager': relative_error(chunk, expected),
-        'least_ms': _least_ms(network, rows, device),
+        'least_ms': _least_ms(network, rows, device) if mode.precision == 'bfloat16' else None,
         'peak_memory_gib': torch.cuda.max_memory_allocated(device) / 2**30
         if device.type == 'cuda'
         else None,
@@ -186,12 +188,19 @@ def _least_ms(network: PiNetwork, rows: int, device: torch.device) -> dict[str, 
     return least_ms(network.family.name, network.dims, rows, name, total_bytes)
 
 
-def configurations(quick: bool, compiled: bool) -> list[tuple[int, int, Mode]]:
-    """(views, rows, mode) in the order of their worth: what does not fit in the time is last."""
+def configurations(quick: bool, compiled: bool, fp8: bool = True) -> list[tuple[int, int, Mode]]:
+    """(views, rows, mode) in the order of their worth: what does not fit in the time is last.
+
+    Args:
+        quick: for two views alone.
+        compiled: with `torch.compile`, too.
+        fp8: the device multiplies it.
+    """
     views = (2,) if quick else (3, 2, 1)
     plain = [(v, rows, mode) for v in views for rows in (1, 2) for mode in (GRAPH, EAGER)]
+    eight = [(v, rows, FP8_GRAPH) for v in views for rows in (1, 2)] if fp8 else []
     slow = [(views[0], rows, mode) for rows in (1, 2) for mode in (COMPILED, COMPILED_GRAPH)]
-    return plain + (slow if compiled else [])
+    return plain + eight + (slow if compiled else [])
 
 
 def table(results: list[Mapping[str, Any]]) -> list[str]:

@@ -5,18 +5,18 @@ Imports torch, numpy and the networks alone, so that it runs where nothing else 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.engines.torch.weights import PRECISIONS
+from vla_runtime.engines.torch.weights import PRECISIONS, state_of
 from vla_runtime.families import build_network, find_family
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.inference.denoise import flow_times
@@ -77,18 +77,20 @@ def random_network(
     Raises:
         ValueError: unknown family or precision.
     """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision '{precision}' is none of {', '.join(PRECISIONS)}")
     with torch.device('meta'):
         network = build_network(family, dims)
-    matrices = matrix_names(network)
-    state = {}
-    for index, (name, like) in enumerate(network.state_dict().items()):
-        drawn_on = device if like.numel() > 2**22 else 'cpu'
-        generator = torch.Generator(drawn_on).manual_seed(seed * 100_003 + index)
-        fan_in = like[0].numel() if like.dim() > 1 else 100
-        dtype = PRECISIONS[precision] if name in matrices else torch.float32
-        drawn = torch.randn(like.shape, generator=generator, device=drawn_on)
-        state[name] = drawn.mul_(fan_in**-0.5).to(device, dtype)
-    network.load_state_dict(state, assign=True)
+
+    def drawn() -> Iterator[tuple[str, Tensor]]:
+        for index, (name, like) in enumerate(network.state_dict().items()):
+            drawn_on = device if like.numel() > 2**22 else 'cpu'
+            generator = torch.Generator(drawn_on).manual_seed(seed * 100_003 + index)
+            fan_in = like[0].numel() if like.dim() > 1 else 100
+            numbers = torch.randn(like.shape, generator=generator, device=drawn_on)
+            yield name, numbers.mul_(fan_in**-0.5).to(device)
+
+    network.load_state_dict(state_of(network, drawn(), precision), assign=True)
     for module in network.modules():
         if isinstance(module, nn.LayerNorm):
             module.weight.add_(1.0)

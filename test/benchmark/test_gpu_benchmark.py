@@ -104,6 +104,8 @@ def test_it_runs_from_the_source_tree_without_what_a_gpu_machine_lacks(tmp_path)
         (1, 'eager'),
         (2, 'graph'),
         (2, 'eager'),
+        (1, 'fp8, graph'),
+        (2, 'fp8, graph'),
     ]
 
 
@@ -111,8 +113,35 @@ def test_what_does_not_fit_in_the_time_is_named_and_not_measured():
     arguments = gpu._arguments([*TINY, '--budget-s', '0'])
     results, left_out = gpu.run_latency(arguments, gpu.Clock(arguments.budget_s))
     assert results == []
-    assert len(left_out) == 16
+    assert len(left_out) == 22
     assert all('time budget' in reason for reason in left_out.values())
+
+
+def test_a_gpu_without_fp8_leaves_it_out_and_says_why(monkeypatch):
+    said = "device 'cuda' has compute capability 8.7"
+    monkeypatch.setattr(gpu_checks, 'fp8_refusal', lambda device: said)
+    found = gpu_checks.fp8('cuda', 'tiny')
+    assert found.passed and found.note == f'left out: {said}' and not found.figures
+    modes = [mode for _, _, mode in gpu_latency.configurations(False, True, fp8=False)]
+    assert len(modes) == 16 and {mode.precision for mode in modes} == {'bfloat16'}
+
+
+def test_other_numbers_in_fp8_fail_the_check(monkeypatch):
+    real = gpu_checks.random_network
+
+    def scaled(family, dims, device, precision):
+        network = real(family, dims, device, precision)
+        if precision == 'fp8' and scaled.first:
+            # As products that take the scale of one output for all.
+            for scale in network.buffers():
+                scale.fill_(scale.max())
+            scaled.first = False
+        return network
+
+    scaled.first = True
+    monkeypatch.setattr(gpu_checks, 'random_network', scaled)
+    found = gpu_checks.fp8('cpu', 'tiny')
+    assert not found.passed and 'from emulation' in found.note
 
 
 def test_a_check_that_raises_has_failed_and_the_others_run(monkeypatch):

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from onnx_bundles import copy_bundle, tiny_onnx_bundle
+from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
 from vla_runtime.bundle.identity import spec_identity
-from vla_runtime.bundle.success import JudgedCondition, success_fault, write_success
+from vla_runtime.bundle.success import (
+    JudgedCondition,
+    difference_interval,
+    success_fault,
+    write_success,
+)
 from vla_runtime.bundle.writer import seal
-from vla_runtime.files.json_file import JsonError, read_json
+from vla_runtime.files.json_file import JsonError
 
 GOOD = JudgedCondition('still', episodes=200, succeeded=199, won=0, lost=1)
 BAD = JudgedCondition('moving', episodes=200, succeeded=180, won=2, lost=16)
@@ -32,8 +38,12 @@ def with_receipt(target: Path, document: dict[str, object]) -> Bundle:
     return read_bundle(folder)
 
 
-def fault(bundle: Bundle) -> str:
-    return success_fault(read_json(bundle.folder / 'verification.json').mapping('onnx'), bundle)
+def judge(bundle: Bundle, *conditions: JudgedCondition, **said: object) -> None:
+    write_success(bundle, 'onnxruntime', 'int8', conditions, said)
+
+
+def fault(bundle: Bundle, backend: str = 'onnxruntime', precision: str = 'int8') -> str:
+    return success_fault(bundle, backend, precision)
 
 
 @pytest.mark.parametrize(
@@ -46,48 +56,115 @@ def test_the_least_difference_is_agresti_and_mins(
 ):
     judged = JudgedCondition('still', episodes, episodes - lost, won, lost)
     assert judged.least_difference == pytest.approx(expected, abs=1e-4)
+    # Both ends: what is lost here is won the other way round.
+    low, high = difference_interval(episodes, won, lost)
+    assert low == judged.least_difference
+    assert (-high, -low) == pytest.approx(difference_interval(episodes, lost, won))
 
 
 def test_what_was_judged_stands_in_the_sealed_receipt_and_changes_no_identity(bundle: Bundle):
     assert fault(bundle) == 'no closed-loop success was judged'
     before = spec_identity(bundle.spec)
-    write_success(bundle, [GOOD], {'command': 'vla_runtime study int8'})
+    judge(bundle, GOOD, command='vla_runtime study eight_bits')
     again = read_bundle(bundle.folder)
     assert spec_identity(again.spec) == before
     assert fault(again) == ''
-    receipt = json.loads((bundle.folder / 'verification.json').read_text())['onnx']
-    assert receipt['precision'] == 'int8'
-    assert receipt['closed_loop']['command'] == 'vla_runtime study int8'
+    receipt = json.loads((bundle.folder / 'verification.json').read_text())
+    assert receipt['onnx'] == {'precision': 'int8'}
+    record = receipt['judged']['onnxruntime']['int8']
+    assert record['command'] == 'vla_runtime study eight_bits'
+
+
+def test_every_backend_and_precision_has_a_record_of_its_own(bundle: Bundle):
+    judge(bundle, GOOD)
+    write_success(read_bundle(bundle.folder), 'torch', 'fp8', [BAD], {})
+    again = read_bundle(bundle.folder)
+    assert fault(again) == ''
+    assert fault(again, 'torch', 'fp8').startswith('moving: 180 of 200')
+    none = 'no closed-loop success was judged'
+    assert fault(again, 'torch', 'int8') == fault(again, 'onnxruntime', 'fp8') == none
+    # A second study replaces its own record and no other.
+    write_success(again, 'torch', 'fp8', [GOOD], {})
+    last = read_bundle(bundle.folder)
+    assert fault(last, 'torch', 'fp8') == fault(last) == ''
+
+
+@pytest.mark.parametrize(('lost', 'said'), [(1, ''), (16, '16 lost to float32')])
+def test_receipts_from_before_other_backends_had_one_are_read(bundle: Bundle, lost, said):
+    condition = JudgedCondition('still', 200, 200 - lost, 0, lost)
+    record = {'bundle_sha256': spec_identity(bundle.spec), 'conditions': [asdict(condition)]}
+    of_files = {'precision': 'int8', 'closed_loop': record}
+    path = bundle.folder / 'verification.json'
+    path.write_text(json.dumps({'onnx': of_files}))
+    assert said in fault(bundle) and bool(said) == bool(fault(bundle))
+    for other in (('torch', 'fp8'), ('onnxruntime', 'float16'), ('torch', 'int8')):
+        assert fault(bundle, *other) == 'no closed-loop success was judged'
+    # One that is judged anew goes before it.
+    path.write_text(json.dumps({'onnx': {**of_files, 'closed_loop': {'conditions': 1}}}))
+    judge(bundle, BAD)
+    assert fault(read_bundle(bundle.folder)).startswith('moving: 180 of 200')
+
+
+def test_a_receipt_with_other_things_of_these_names_is_read(tmp_path: Path):
+    """The shipped policies' receipts have their training's checks as `closed_loop`."""
+    others = {'made': {'seed': 0}, 'closed_loop': [{'family': 'colour'}]}
+    bundle = with_receipt(tmp_path / 'bundle', others)
+    write_success(bundle, 'torch', 'fp8', [GOOD], {})
+    assert fault(read_bundle(bundle.folder), 'torch', 'fp8') == ''
+    receipt = json.loads((bundle.folder / 'verification.json').read_text())
+    assert {name: receipt[name] for name in others} == others
+
+
+def test_success_in_pytorch_outlives_new_onnx_files_and_no_new_weights(bundle: Bundle):
+    write_success(bundle, 'torch', 'fp8', [GOOD], {})
+    judge(read_bundle(bundle.folder), GOOD)
+    now = read_bundle(bundle.folder)
+    for name, of_torch in (('onnx/vision.onnx', False), ('weights.safetensors', True)):
+        files = {**now.spec.files, name: 64 * 'a'}
+        other = replace(now, spec=replace(now.spec, files=files))
+        assert fault(other).endswith('is that of other files')
+        assert fault(other, 'torch', 'fp8').endswith('other files') == of_torch
 
 
 def test_a_loss_in_one_condition_is_refused_with_its_counts(bundle: Bundle):
-    write_success(bundle, [GOOD, BAD], {})
+    judge(bundle, GOOD, BAD)
     said = fault(read_bundle(bundle.folder))
     assert said.startswith('moving: 180 of 200 episodes succeed, 16 lost to float32 and 2 won')
 
 
 def test_success_of_other_files_counts_for_nothing(bundle: Bundle):
-    write_success(bundle, [GOOD], {})
-    other = replace(bundle, spec=replace(bundle.spec, name='another'))
+    judge(bundle, GOOD)
+    now = read_bundle(bundle.folder)
+    other = replace(now, spec=replace(now.spec, name='another'))
     assert fault(other).endswith('is that of other files')
 
 
 def test_counts_that_cannot_be_are_an_error(bundle: Bundle):
-    write_success(bundle, [replace(GOOD, won=150, lost=100)], {})
+    judge(bundle, replace(GOOD, won=150, lost=100))
     with pytest.raises(JsonError, match='cannot be counts'):
         fault(read_bundle(bundle.folder))
 
 
-def test_a_bundle_without_a_receipt_is_not_judged(tmp_path: Path):
-    with pytest.raises(BundleError, match='no receipt of ONNX files'):
-        write_success(with_receipt(tmp_path / 'bundle', {}), [GOOD], {})
+def test_a_bundle_without_a_receipt_gets_one(tmp_path: Path):
+    folder = write_tiny_policy(tmp_path / 'bundle', tiny_spec())
+    bundle = read_bundle(folder)
+    assert fault(bundle, 'torch', 'fp8') == 'no closed-loop success was judged'
+    write_success(bundle, 'torch', 'fp8', [GOOD], {})
+    assert fault(read_bundle(folder), 'torch', 'fp8') == ''
 
 
-def test_a_bundle_whose_weights_changed_keeps_its_receipt_and_can_be_mended(bundle: Bundle):
-    weights = bundle.folder / 'weights.safetensors'
+@pytest.mark.parametrize('receipt', [True, False])
+def test_a_bundle_whose_weights_changed_keeps_its_receipt_and_can_be_mended(bundle, receipt):
+    path, weights = bundle.folder / 'verification.json', bundle.folder / 'weights.safetensors'
+    if not receipt:
+        path.unlink()
+        files = {k: v for k, v in bundle.spec.files.items() if k != path.name}
+        bundle = replace(bundle, spec=replace(bundle.spec, files=files))
+        seal(bundle.folder, bundle.spec)
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(BundleError, match='has changed'):
-        write_success(bundle, [GOOD], {})
+        judge(bundle, GOOD)
     weights.write_bytes(whole)
+    assert path.exists() == receipt
     assert fault(read_bundle(bundle.folder)) == 'no closed-loop success was judged'

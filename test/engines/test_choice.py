@@ -16,12 +16,14 @@ from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.success import JudgedCondition, write_success
 from vla_runtime.bundle.writer import seal
 from vla_runtime.engines import choice as choices
-from vla_runtime.engines import cpu
+from vla_runtime.engines import cpu, preflight
 from vla_runtime.engines.choice import (
+    FP8,
+    INT8,
     Candidate,
     candidates,
     choose,
-    int8_refusal,
+    eight_bits,
     load_chosen,
     memory_path,
 )
@@ -222,9 +224,6 @@ def test_an_unknown_word_is_refused(bundle: Bundle, given: dict[str, str], text:
         Policy.load(bundle, **given)
 
 
-INT8 = Candidate('onnxruntime', 'int8')
-
-
 @pytest.mark.parametrize(
     ('lost', 'has_vnni', 'said'),
     [
@@ -244,9 +243,9 @@ def test_int8_is_taken_by_auto_only_with_judged_success_and_instructions_for_it(
     monkeypatch.setattr(cpu, '_flags', lambda: {'avx512_vnni'} if has_vnni else {'avx2'})
     bundle = with_receipt(tmp_path / 'bundle', 'int8')
     if lost is not None:
-        write_success(bundle, [JudgedCondition('still', 200, 200 - lost, 0, lost)], {})
+        judge(bundle, INT8, lost)
         bundle = read_bundle(bundle.folder)
-    refusal = int8_refusal(bundle, 'cpu')
+    refusal = eight_bits(bundle, 'cpu')[INT8]
     assert (said in refusal) and bool(refusal) == bool(said)
     found = candidates(bundle, 'auto', 'cpu', 'auto')
     assert found == ([TORCH] if said else [TORCH, INT8])
@@ -258,7 +257,75 @@ def test_int8_is_taken_by_auto_only_with_judged_success_and_instructions_for_it(
         policy.close()
     # Named outright, the user vouches for it; no other backend has it.
     assert candidates(bundle, 'auto', 'cpu', 'int8') == [INT8]
-    assert 'for the CPU' in int8_refusal(bundle, 'cuda')
+    assert 'for the CPU' in eight_bits(bundle, 'cuda')[INT8]
+
+
+def judge(bundle: Bundle, candidate: Candidate, lost: int) -> None:
+    judged = JudgedCondition('still', 200, 200 - lost, 0, lost)
+    write_success(bundle, candidate.backend, candidate.precision, [judged], {})
+
+
+@pytest.mark.parametrize(
+    ('lost', 'capability', 'said'),
+    [
+        (None, (8, 9), 'no closed-loop success was judged'),
+        (0, (8, 9), ''),
+        (1, (9, 0), ''),
+        (12, (9, 0), '188 of 200 episodes succeed, 12 lost to float32'),
+    ],
+)
+def test_fp8_is_taken_by_auto_only_with_judged_success(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: int | None,
+    capability: tuple[int, int],
+    said: str,
+):
+    monkeypatch.setattr(preflight, '_compute_capability', lambda index: capability)
+    bundle = with_receipt(tmp_path / 'bundle', 'bfloat16')
+    if lost is not None:
+        judge(bundle, FP8, lost)
+        bundle = read_bundle(bundle.folder)
+    refusal = eight_bits(bundle, 'cuda')[FP8]
+    assert (said in refusal) and bool(refusal) == bool(said)
+    found = [str(one) for one in candidates(bundle, 'torch', 'cuda', 'auto')]
+    others = ['torch in bfloat16', 'torch in float32']
+    assert found == (others if said else ['torch in fp8', *others])
+    loaded, why = load_chosen(
+        bundle, 'torch', 'cuda', 'auto', 1, {}, load=lambda one: one, measure=lambda one: 1.0
+    )
+    assert loaded == (Candidate('torch', 'bfloat16') if said else FP8)
+    assert (f'fp8 is left out: {refusal}' in why) == bool(said)
+    # Named outright, the user vouches for it; no other backend has it.
+    assert candidates(bundle, 'auto', 'cuda', 'fp8') == [FP8]
+    with pytest.raises(ValueError, match='leaves nothing that may run'):
+        candidates(bundle, 'onnxruntime', 'cuda', 'fp8')
+
+
+@pytest.mark.parametrize(
+    ('device', 'capability'), [('cpu', (9, 0)), ('cuda', (8, 6)), ('cuda:1', (0, 0))]
+)
+def test_fp8_is_never_a_candidate_where_it_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, capability: tuple[int, int]
+):
+    monkeypatch.setattr(preflight, '_compute_capability', lambda index: capability)
+    bundle = with_receipt(tmp_path / 'bundle', 'float32')
+    judge(bundle, FP8, 0)
+    bundle = read_bundle(bundle.folder)
+    assert FP8 not in eight_bits(bundle, device)
+    assert FP8 not in candidates(bundle, 'auto', device, 'auto')
+
+
+def test_a_large_policy_takes_fp8_before_what_is_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(preflight, '_compute_capability', lambda index: (9, 0))
+    monkeypatch.setattr(choices, 'MOST_MEASURED_BYTES', 1)
+    bundle = with_receipt(tmp_path / 'bundle', 'bfloat16')
+    judge(bundle, FP8, 0)
+    bundle = read_bundle(bundle.folder)
+    found = candidates(bundle, 'auto', 'cuda', 'auto')
+    assert choose(bundle, found, 'cuda', 1, {}, timed({})).precision == 'fp8'
 
 
 class _Networks:

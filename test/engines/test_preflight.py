@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 import types
 
@@ -17,6 +18,7 @@ from vla_runtime.engines.preflight import (
     check_cuda_device,
     check_graph_files,
     driver_cuda_version,
+    fp8_refusal,
     missing_package,
     require_packages,
     unused_gpu,
@@ -26,8 +28,15 @@ from vla_runtime.engines.preflight import (
 class FakeDriver:
     """The NVIDIA driver's library: answers with a number of devices or with an error code."""
 
-    def __init__(self, devices: int = 1, init: int = 0, text: bytes | None = b'out of luck'):
+    def __init__(
+        self,
+        devices: int = 1,
+        init: int = 0,
+        text: bytes | None = b'out of luck',
+        capabilities: tuple[tuple[int, int], ...] = (),
+    ):
         self._devices, self._init, self._text = devices, init, text
+        self._capabilities = capabilities
 
     def cuInit(self, flags):  # noqa: N802
         return self._init
@@ -38,6 +47,18 @@ class FakeDriver:
 
     def cuDeviceGetCount(self, count):  # noqa: N802
         count._obj.value = self._devices
+        return 0
+
+    def cuDeviceGet(self, device, index):  # noqa: N802
+        if index >= len(self._capabilities):
+            return 101
+        # A handle need not be the index.
+        device._obj.value = index + 7
+        return 0
+
+    def cuDeviceGetAttribute(self, value, attribute, device):  # noqa: N802
+        # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR is 75, that of the minor 76.
+        value._obj.value = self._capabilities[device.value - 7][attribute - 75]
         return 0
 
     def cuGetErrorString(self, code, text):  # noqa: N802
@@ -134,6 +155,30 @@ def test_a_device_beyond_the_last_is_refused(driver):
     check_cuda_device('cuda:1', 1)
     with pytest.raises(ValueError, match=r"'cuda:2': there are 2 CUDA devices .* cuda:0"):
         check_cuda_device('cuda:2', 2)
+
+
+@pytest.mark.parametrize(
+    ('device', 'said'),
+    [
+        ('cpu', 'a CPU only emulates it'),
+        ('cuda', "'cuda' has compute capability 8.7, and .* need 8.9"),
+        ('cuda:1', ''),
+        ('cuda:2', ''),
+        ('cuda:3', "'cuda:3' has compute capability 0.0"),
+    ],
+)
+def test_8_bit_floating_point_needs_ada_or_later(driver, device, said):
+    driver(FakeDriver(capabilities=((8, 7), (8, 9), (12, 0))))
+    found = fp8_refusal(device)
+    assert re.search(said, found) and bool(found) == bool(said)
+
+
+def test_without_a_driver_there_is_no_8_bit_floating_point(driver, monkeypatch):
+    driver(FakeDriver(init=999, capabilities=((9, 0),)))
+    assert '0.0' in fp8_refusal('cuda')
+    monkeypatch.undo()
+    monkeypatch.setattr(preflight, '_DRIVER', 'libnowhere.so.1')
+    assert '0.0' in fp8_refusal('cuda')
 
 
 def test_onnx_runtime_says_which_providers_it_has_before_the_driver_is_asked(monkeypatch):

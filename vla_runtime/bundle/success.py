@@ -1,8 +1,8 @@
-"""Closed-loop success of a bundle's ONNX files beside float32, in its receipt.
+"""Closed-loop success of a policy in 8 bits beside float32, in its bundle's receipt.
 
-Small errors of single tensors say little about what a robot does. So `auto` takes files in int8
-only where their policy was seen to do its task as often as in float32: same scenes, episode by
-episode.
+Small errors of single tensors say little about what a robot does. So `auto` takes 8 bits only where
+the policy was seen to do its task as often as in float32: same scenes, episode by episode.
+verification.json has a record for each backend and precision, `judged.onnxruntime.int8`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from vla_runtime.bundle.folder import Bundle, BundleError
+from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import VERIFICATION_FILE
 from vla_runtime.bundle.writer import seal
@@ -22,7 +22,23 @@ from vla_runtime.files.whole_files import write_text
 
 # Success that may be lost at most, by the lower end of the interval.
 MOST_LOST = 0.05
-_KEY = 'closed_loop'
+_KEY = 'judged'
+# Of the ONNX files' own receipt: where int8's record stood before other backends had one.
+_KEY_BEFORE = 'closed_loop'
+
+
+def difference_interval(episodes: int, won: int, lost: int) -> tuple[float, float]:
+    """95% interval of a paired difference of success, as a share (Agresti and Min, 2005).
+
+    Args:
+        episodes: pairs on the same scenes.
+        won: that succeed here and fail in the reference.
+        lost: the other way round.
+    """
+    total, difference = episodes + 2, won - lost
+    error = math.sqrt(won + lost + 1 - difference**2 / total) / total
+    middle, half = difference / total, 1.959964 * error
+    return middle - half, middle + half
 
 
 @dataclass(frozen=True)
@@ -32,8 +48,8 @@ class JudgedCondition:
     Attributes:
         condition: in words.
         episodes: run in each.
-        succeeded: in the files' precision.
-        won: that succeed in the files' precision and fail in float32.
+        succeeded: in 8 bits.
+        won: that succeed in 8 bits and fail in float32.
         lost: the other way round.
     """
 
@@ -45,62 +61,64 @@ class JudgedCondition:
 
     @property
     def least_difference(self) -> float:
-        """Lower end of the 95% interval of the difference of success (Agresti and Min, 2005)."""
-        total = self.episodes + 2
-        difference = self.won - self.lost
-        error = math.sqrt(self.won + self.lost + 1 - difference**2 / total) / total
-        return difference / total - 1.959964 * error
+        """Lower end of the 95% interval of the difference of success."""
+        return difference_interval(self.episodes, self.won, self.lost)[0]
 
 
 def write_success(
-    bundle: Bundle, conditions: Sequence[JudgedCondition], provenance: Mapping[str, Any]
+    bundle: Bundle,
+    backend: str,
+    precision: str,
+    conditions: Sequence[JudgedCondition],
+    provenance: Mapping[str, Any],
 ) -> None:
     """Put judged success into a bundle's receipt, in place of what stood there; seal it again.
 
     Args:
-        bundle: with ONNX files and their receipt.
+        bundle: whose files ran.
+        backend, precision: that ran them.
         conditions: at least one.
         provenance: command, seeds and version of the code.
 
     Raises:
-        BundleError: the bundle has no receipt, or a file of it has changed.
+        BundleError: a file of the bundle has changed.
+        JsonError: its receipt is damaged.
     """
     path = bundle.folder / VERIFICATION_FILE
-    document = dict(read_json(path).values)
-    if 'onnx' not in document:
-        raise BundleError(f'{path}: has no receipt of ONNX files; export the bundle again')
-    document['onnx'] = document['onnx'] | {
-        _KEY: {
-            'bundle_sha256': spec_identity(bundle.spec),
-            **provenance,
-            'conditions': [asdict(one) for one in conditions],
-        }
+    before = path.read_text(encoding='utf-8') if path.exists() else None
+    document = JsonMapping(path, {}) if before is None else read_json(path)
+    judged = document.mapping(_KEY, optional=True)
+    record = {
+        'bundle_sha256': _identity(bundle, backend),
+        **provenance,
+        'conditions': [asdict(one) for one in conditions],
     }
+    of_backend = {**judged.mapping(backend, optional=True).values, precision: record}
+    written = {**document.values, _KEY: {**judged.values, backend: of_backend}}
     kept = {k: digest for k, digest in bundle.spec.files.items() if k != VERIFICATION_FILE}
-    before = path.read_text(encoding='utf-8')
-    write_text(path, json.dumps(document, indent=1) + '\n')
+    write_text(path, json.dumps(written, indent=1) + '\n')
     try:
         seal(bundle.folder, replace(bundle.spec, files=kept))
     except BaseException:
         # policy.yaml still lists the receipt of before.
-        write_text(path, before)
+        path.unlink() if before is None else write_text(path, before)
         raise
 
 
-def success_fault(receipt: JsonMapping, bundle: Bundle) -> str:
-    """Return why the judged success does not vouch for the ONNX files; empty if it does.
+def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
+    """Return why the judged success does not vouch for a bundle in 8 bits; empty if it does.
 
     Args:
-        receipt: `onnx` of verification.json.
-        bundle: that the receipt is of.
+        bundle: checked.
+        backend, precision: that would run it.
 
     Raises:
-        JsonError: the record is damaged.
+        JsonError: the receipt is damaged.
     """
-    if _KEY not in receipt:
+    record = _record(bundle, backend, precision)
+    if record is None:
         return 'no closed-loop success was judged'
-    record = receipt.mapping(_KEY)
-    if record.get('bundle_sha256', str) != spec_identity(bundle.spec):
+    if record.get('bundle_sha256', str) != _identity(bundle, backend):
         return 'the closed-loop success that was judged is that of other files'
     judged = [_condition(one) for one in record.mappings('conditions')]
     for one in judged:
@@ -112,6 +130,30 @@ def success_fault(receipt: JsonMapping, bundle: Bundle) -> str:
                 f'{100 * MOST_LOST:.0f}%)'
             )
     return '' if judged else 'no closed-loop success was judged'
+
+
+def _record(bundle: Bundle, backend: str, precision: str) -> JsonMapping | None:
+    """Return what was judged; None where nothing was."""
+    if VERIFICATION_FILE not in bundle.spec.files:
+        return None
+    document = read_json(bundle.folder / VERIFICATION_FILE)
+    of_backend = document.mapping(_KEY, optional=True).mapping(backend, optional=True)
+    if precision in of_backend:
+        return of_backend.mapping(precision)
+    files = document.mapping('onnx', optional=True)
+    is_of_files = backend == 'onnxruntime' and _KEY_BEFORE in files
+    if is_of_files and files.get('precision', str) == precision:
+        return files.mapping(_KEY_BEFORE)
+    return None
+
+
+def _identity(bundle: Bundle, backend: str) -> str:
+    """SHA-256 of what a backend runs; PyTorch runs no file of the bundle's folders."""
+    spec = bundle.spec
+    if backend == 'torch':
+        files = {name: digest for name, digest in spec.files.items() if '/' not in name}
+        spec = replace(spec, files=files)
+    return spec_identity(spec)
 
 
 def _condition(stated: JsonMapping) -> JudgedCondition:

@@ -35,8 +35,7 @@ from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import at_least, between
 from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.device_names import default_device
-from vla_runtime.engines.onnx.files import PRECISIONS
-from vla_runtime.engines.preflight import MOST_THREADS, require_packages
+from vla_runtime.engines.preflight import MOST_THREADS, PRECISIONS, require_packages
 from vla_runtime.engines.torch_compile import NONE, WORDS
 from vla_runtime.files.whole_files import write_text
 

@@ -54,6 +54,7 @@ def main(arguments: argparse.Namespace) -> int:
     checked = 'SHA-256 of each agrees' if verify else 'names only'
     print(line('files', f'{len(bundle.spec.files)}, {checked}'))
     print(line('backends', _backends(bundle)))
+    print(line('fp8', _fp8(bundle)))
     for engine in sorted(bundle.engines_folder.glob('*')):
         print(line('engine', engine.name))
     for note in statistics_notes(bundle.spec, bundle.statistics):
@@ -63,16 +64,29 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _backends(bundle: Bundle) -> str:
     """Return the candidates of `backend: auto` on this machine's CPU."""
-    from vla_runtime.engines.choice import AUTO, candidates, int8_refusal
+    from vla_runtime.engines.choice import AUTO, INT8, candidates, eight_bits
 
     try:
         found = candidates(bundle, AUTO, 'cpu', AUTO)
     except ValueError:
         return 'none that is installed here runs it on a CPU'
-    refusal = int8_refusal(bundle, 'cpu')
+    refusal = eight_bits(bundle, 'cpu').get(INT8)
     return f'on cpu: {", ".join(map(str, found))}; auto takes the fastest at load' + (
         f', and not int8: {refusal}' if refusal else ''
     )
+
+
+def _fp8(bundle: Bundle) -> str:
+    """Return whether `auto` may take 8-bit floating point on a GPU that multiplies it."""
+    from vla_runtime.bundle.success import success_fault
+    from vla_runtime.engines.choice import FP8
+    from vla_runtime.files.json_file import JsonError
+
+    try:
+        fault = success_fault(bundle, FP8.backend, FP8.precision)
+    except JsonError as error:
+        fault = str(error)
+    return f'not taken by auto: {fault}' if fault else 'may be taken by auto, on a GPU that has it'
 
 
 def _check(bundle: Bundle, quick: bool) -> str:

@@ -36,8 +36,7 @@ from vla_runtime.cli._files import make_folder, output_file
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.cli._ray import add_ray_argument, ray_pool
-from vla_runtime.engines.onnx.files import PRECISIONS
-from vla_runtime.engines.preflight import BACKENDS, require_packages
+from vla_runtime.engines.preflight import BACKENDS, PRECISIONS, require_packages
 
 if TYPE_CHECKING:
     from vla_runtime.cli._live import LiveResult

@@ -11,7 +11,7 @@ examples:
   vla_runtime study replan delay --episodes 40 --out demo_runs/study
   vla_runtime study all --bundle engines/mine --seed 1 --processes 8
   vla_runtime study families families_replan --bundle engines/my_act
-  vla_runtime study int8 --bundle engines/demo_int8   # and writes success into its receipt
+  vla_runtime study eight_bits --bundle engines/demo   # and writes success into its receipt
   vla_runtime study success --ray auto
   vla_runtime study --page --out benchmark/results
 """
@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -229,8 +228,8 @@ def _run(study: Study, bundles: dict[str, Path], arguments: argparse.Namespace) 
     record = study_record(study, provenance, results)
     written = write_study(arguments.out, record)
     page = _write_page(arguments.out)
-    if study.name == 'int8':
-        _judge(results, bundles[''], arguments.work, provenance)
+    if study.name == 'eight_bits':
+        _judge(study, results, bundles[''], arguments, provenance)
     for condition in record['conditions']:
         label = ', '.join(f'{key} {value}' for key, value in condition['label'].items())
         for group, summary in condition['groups'].items():
@@ -246,32 +245,38 @@ def _run(study: Study, bundles: dict[str, Path], arguments: argparse.Namespace) 
 
 
 def _judge(
+    study: Study,
     results: Mapping[Condition, Sequence[EpisodeResult]],
     bundle: Path,
-    work: Path,
+    arguments: argparse.Namespace,
     provenance: Provenance,
 ) -> None:
-    """Write success in int8 beside float32 into the receipt of the bundle that ran in int8."""
+    """Write success in 8 bits beside float32 into the receipts of the bundles that ran so."""
     from vla_runtime.bundle.folder import read_bundle
-    from vla_runtime.bundle.success import JudgedCondition, write_success
-    from vla_runtime.engines.choice import int8_refusal
+    from vla_runtime.bundle.success import JudgedCondition, success_fault, write_success
     from vla_runtime.tabletop.study.runner import bundle_of
     from vla_runtime.tabletop.study.statistics import compare
 
-    judged = []
+    if not arguments.bundle:
+        print('  no receipt is written: name the policy with --bundle')
+        return
+    judged: dict[tuple[str, str, Path], list[JudgedCondition]] = {}
     for condition, episodes in results.items():
-        if condition.precision != 'int8':
+        reference = study.reference_of(condition)
+        if reference is None or reference == condition:
             continue
-        pairs = compare(episodes, results[replace(condition, precision='float32')])
+        pairs = compare(episodes, results[reference])
         succeeded = sum(episode.success for episode in episodes)
-        judged.append(
+        folder = bundle_of(condition, bundle, arguments.work)
+        judged.setdefault((condition.backend, condition.precision, folder), []).append(
             JudgedCondition(condition.variant, len(episodes), succeeded, pairs.won, pairs.lost)
         )
-        folder = bundle_of(condition, bundle, work)
     said = {'command': provenance.command, 'seeds': provenance.seeds, 'code': provenance.code}
-    write_success(read_bundle(folder, verify=False), judged, said)
-    refusal = int8_refusal(read_bundle(folder, verify=False), 'cpu')
-    print(f'  {folder}: ' + (f'auto refuses int8: {refusal}' if refusal else 'auto may take int8'))
+    for (backend, precision, folder), conditions in judged.items():
+        write_success(read_bundle(folder, verify=False), backend, precision, conditions, said)
+        fault = success_fault(read_bundle(folder, verify=False), backend, precision)
+        decided = f'auto refuses {precision}: {fault}' if fault else f'auto may take {precision}'
+        print(f'  {folder}: {decided}')
 
 
 def _pool(bundles: Iterable[Path], arguments: argparse.Namespace) -> Pool | None:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.engines.onnx.files import Precision
-
 
 @dataclass(frozen=True)
 class Bounds:
@@ -29,11 +27,12 @@ class Bounds:
 
 # Ceilings are ten times the chunk's own bound, and never above 0.1: a twentieth of the range from
 # -1 to 1 that normalised actions fill. A chunk that is off by more is another motion.
-BOUNDS: dict[Precision, Bounds] = {
+BOUNDS: dict[str, Bounds] = {
     'float32': Bounds(tensor=5e-5, chunk=5e-5, ceiling=5e-4),
     'float16': Bounds(tensor=1e-2, chunk=1e-2, ceiling=1e-1),
     'bfloat16': Bounds(tensor=8e-2, chunk=8e-2, ceiling=1e-1),
     'int8': Bounds(tensor=1e-1, chunk=1e-1, ceiling=1e-1),
+    'fp8': Bounds(tensor=1e-1, chunk=1e-1, ceiling=1e-1),
 }
 
 

@@ -1,8 +1,8 @@
 """Choice of backend and precision that the user leaves open: `backend: auto`, `precision: auto`.
 
 Invariants:
-- a precision below float32 is chosen only where a receipt vouches for it, and int8 only where the
-  receipt has closed-loop success too (`bundle.success`);
+- a precision below float32 is chosen only where a receipt vouches for it, and 8 bits only where
+  closed-loop success was judged (`bundle.success`);
 - candidates stand in a fixed order, and a later one is chosen only where it is faster by a margin,
   so that noise in a measurement does not choose;
 - a choice that was measured is remembered on this machine, and made again where anything that it
@@ -28,8 +28,8 @@ from vla_runtime.bundle.schema import VERIFICATION_FILE
 from vla_runtime.bundle.success import success_fault
 from vla_runtime.engines.cpu import check_int8, cpu_name, multiplies_bfloat16
 from vla_runtime.engines.device_names import accepts_device
-from vla_runtime.engines.onnx.files import PRECISIONS, graph_path
-from vla_runtime.engines.preflight import BACKENDS, missing_package
+from vla_runtime.engines.onnx.files import graph_path
+from vla_runtime.engines.preflight import BACKENDS, PRECISIONS, fp8_refusal, missing_package
 from vla_runtime.files.cache_folder import cache_folder
 from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 from vla_runtime.files.whole_files import write_text
@@ -61,6 +61,10 @@ class Candidate:
         return f'{self.backend} in {self.precision}'
 
 
+# In 8 bits: ONNX files on a CPU, and PyTorch on a GPU that multiplies them.
+INT8, FP8 = Candidate('onnxruntime', 'int8'), Candidate('torch', 'fp8')
+
+
 @dataclass(frozen=True)
 class Choice:
     """The chosen candidate.
@@ -88,7 +92,7 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
         ValueError: nothing is left; says why.
     """
     receipt = _receipt_precision(bundle)
-    refusal = int8_refusal(bundle, device) if precision == AUTO else ''
+    eight = eight_bits(bundle, device) if precision == AUTO else {}
     found: list[Candidate] = []
     if receipt and any(bundle.engines_folder.glob(f'*-trt*/{VERIFICATION_FILE}')):
         found.append(Candidate('tensorrt', receipt))
@@ -97,15 +101,18 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
         if precision != 'int8':
             found.append(Candidate('torch', precision))
     else:
+        if eight.get(FP8) == '':
+            found.append(FP8)
         if _is_faster_reduced(receipt, device):
             found.append(Candidate('torch', str(receipt)))
         found.append(Candidate('torch', 'float32'))
     # ONNX Runtime has no bfloat16 products on a CPU.
-    runs_files = receipt and not refusal and not (receipt == 'bfloat16' and device == 'cpu')
+    unusable = receipt == 'bfloat16' and device == 'cpu'
+    runs_files = receipt and not eight.get(INT8) and not unusable
     if runs_files and graph_path(bundle.folder, 'vision').is_file():
         found.append(Candidate('onnxruntime', str(receipt)))
     if backend not in (AUTO, *(candidate.backend for candidate in found)):
-        if refusal:
+        if refusal := eight.get(INT8):
             raise ValueError(
                 f"{bundle.folder}: precision 'auto' does not take its int8 files: {refusal}; name "
                 "precision 'int8' to run them all the same"
@@ -133,21 +140,32 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
     return fitting
 
 
-def int8_refusal(bundle: Bundle, device: str) -> str:
-    """Return why `auto` leaves a bundle's int8 files alone; empty where it may take them.
+def eight_bits(bundle: Bundle, device: str) -> dict[Candidate, str]:
+    """Return the candidates in 8 bits that could run here, each with why `auto` leaves it alone.
 
     Args:
-        bundle: checked; empty for one without files in int8.
+        bundle: checked.
         device: as for `Policy.load`.
+
+    Returns:
+        empty texts for those that `auto` may take
     """
-    receipt = _receipt(bundle)
-    if receipt is None or receipt.get('precision', str) != 'int8':
-        return ''
-    if device != 'cpu':
-        return f"they are for the CPU, not for device '{device}'"
+    could_run = []
+    if _receipt_precision(bundle) == INT8.precision:
+        could_run.append(INT8)
+    if accepts_device(device, FP8.backend) and not fp8_refusal(device):
+        could_run.append(FP8)
+    return {candidate: _refusal(bundle, candidate, device) for candidate in could_run}
+
+
+def _refusal(bundle: Bundle, candidate: Candidate, device: str) -> str:
+    """Return why `auto` leaves a candidate in 8 bits alone; empty where it may take it."""
     try:
-        check_int8()
-        return success_fault(receipt, bundle)
+        if candidate == INT8:
+            if device != 'cpu':
+                return f"its files are for the CPU, not for device '{device}'"
+            check_int8()
+        return success_fault(bundle, candidate.backend, candidate.precision)
     except ValueError as error:
         return str(error)
 
@@ -187,8 +205,9 @@ def load_chosen(
             failed.append(error)
             reasons.append(f'{candidate} cannot: {error}')
             continue
-        refusal = int8_refusal(bundle, device) if precision == AUTO else ''
-        return loaded, '; '.join([*reasons, *([f'int8 is left out: {refusal}'] if refusal else [])])
+        eight = eight_bits(bundle, device) if precision == AUTO else {}
+        reasons += [f'{one.precision} is left out: {why}' for one, why in eight.items() if why]
+        return loaded, '; '.join(reasons)
     raise failed[0]
 
 

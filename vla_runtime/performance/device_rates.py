@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from vla_runtime.performance.devices import device_of_cuda
+from vla_runtime.performance.devices import MATRIX_BYTES, device_of_cuda
 from vla_runtime.performance.roofline import Rates, published_rates
 
 # On a CPU short enough that some run is not interrupted by other processes.
@@ -28,7 +28,8 @@ def rates_of(name: str | None, total_bytes: int, device: str, precision: str) ->
 
     There are none for a GPU outside the table if PyTorch reaches no GPU here, and for a CPU in half
     precision: each library emulates it in its own way, many times slower than float32, so the rate
-    of one library does not bound a run of another.
+    of one library does not bound a run of another. Nor are there any in 8 bits, in which the text
+    table and what goes from layer to layer are not, though they are counted as the matrices.
 
     Args:
         name: the driver's name of the GPU; None for a CPU.
@@ -36,6 +37,8 @@ def rates_of(name: str | None, total_bytes: int, device: str, precision: str) ->
         device: `cpu`, `cuda` or `cuda:N`, for measuring.
         precision: precision of the large matrices.
     """
+    if precision not in MATRIX_BYTES:
+        return None
     if name is not None:
         known = device_of_cuda(name, total_bytes)
         if known is not None:

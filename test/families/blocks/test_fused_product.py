@@ -8,7 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks import fused_product
+from vla_runtime.families.blocks.float8 import E4M3, quantise
 from vla_runtime.families.blocks.fused_product import Product, one_pass
+from vla_runtime.families.blocks.layers import Linear
 
 
 @pytest.fixture(params=['one pass', 'public', 'refused'])
@@ -35,7 +37,7 @@ def way(request, monkeypatch):
 @pytest.mark.parametrize('bias', [False, True])
 def test_a_product_equals_its_layers_one_by_one(way, dtype, bound, bias):
     torch.manual_seed(0)
-    layers = [nn.Linear(24, width, bias=bias).to(dtype) for width in (8, 40)]
+    layers = [Linear(24, width, bias=bias).to(dtype) for width in (8, 40)]
     x = torch.randn(3, 5, 24)
     with torch.inference_mode():
         expected = torch.cat([layer(x.to(dtype)) for layer in layers], dim=-1)
@@ -54,3 +56,26 @@ def test_a_product_equals_its_layers_one_by_one(way, dtype, bound, bias):
 
 def test_a_gpu_has_no_such_operator():
     assert one_pass('cuda', torch.bfloat16) is None
+
+
+@pytest.mark.parametrize('bias', [False, True])
+def test_a_product_in_8_bits_is_that_of_its_layers_bit_for_bit(bias):
+    torch.manual_seed(0)
+    layers = [Linear(24, width, bias=bias).bfloat16() for width in (8, 40)]
+    for layer in layers:
+        weight, scale = quantise(layer.weight.detach())
+        layer.weight, layer.weight_scale = nn.Parameter(weight, False), scale.squeeze(-1)
+    x = torch.randn(3, 5, 24)
+    with torch.inference_mode():
+        expected = torch.cat([layer(x) for layer in layers], dim=-1)
+        product = Product(layers)
+        assert product.dtype == torch.bfloat16 and product.weight.dtype == E4M3
+        assert torch.equal(product(x), expected)
+        assert torch.equal(product.gelu(x), F.gelu(expected, approximate='tanh'))
+        # The layers' weights are views of the merged ones, and still theirs.
+        assert layers[1].weight.data_ptr() == product.weight[8:].data_ptr()
+        assert torch.equal(torch.cat([layer(x) for layer in layers], dim=-1), expected)
+        if not bias:
+            out = torch.empty(15, 48, dtype=torch.bfloat16)
+            product.into(x.bfloat16().flatten(0, 1), out)
+            assert torch.equal(out.view(3, 5, 48), expected)

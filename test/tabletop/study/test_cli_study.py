@@ -1,5 +1,6 @@
 """The verb `study`."""
 
+import argparse
 import json
 
 import pytest
@@ -8,11 +9,12 @@ from onnx_bundles import copy_bundle, reseal, tiny_onnx_bundle
 from paths import ROOT
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.success import success_fault
 from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
 from vla_runtime.cli.study import _judge
 from vla_runtime.engines import cpu
-from vla_runtime.engines.choice import int8_refusal
+from vla_runtime.engines.choice import INT8, eight_bits
 from vla_runtime.files.code_version import code_version, source_digest
 from vla_runtime.tabletop.study import catalogue
 from vla_runtime.tabletop.study.catalogue import STUDIES, Study
@@ -161,12 +163,8 @@ def episode(seed: int, success: bool) -> EpisodeResult:
     )
 
 
-@pytest.mark.parametrize(
-    ('lost', 'said'), [(0, 'auto may take int8'), (20, 'refuses int8: moving')]
-)
-def test_int8_is_judged_pair_by_pair_and_the_receipt_says_so(
-    tmp_path, capsys, monkeypatch, lost, said
-):
+@pytest.mark.parametrize('bad', ['', 'int8', 'fp8'])
+def test_8_bits_are_judged_pair_by_pair_and_the_receipt_says_so(tmp_path, capsys, monkeypatch, bad):
     monkeypatch.setattr(cpu, '_flags', lambda: {'avx_vnni'})
     bundle = copy_bundle(tiny_onnx_bundle(), tmp_path / 'bundle')
     graphs = bundle / 'onnx' / 'graphs.json'
@@ -175,20 +173,38 @@ def test_int8_is_judged_pair_by_pair_and_the_receipt_says_so(
     spec = read_bundle(bundle).spec
     (bundle / 'verification.json').write_text(json.dumps({'onnx': {'precision': 'int8'}}))
     seal(bundle, spec)
+    study = STUDIES['eight_bits']
     results = {
         one: [
-            episode(seed, not (one.precision == 'int8' and one.variant == 'moving' and seed < lost))
+            episode(seed, not (one.precision == bad and one.variant == 'moving' and seed < 20))
             for seed in range(200)
         ]
-        for one in STUDIES['int8'].conditions
+        for one in study.conditions
     }
-    provenance = Provenance('vla_runtime study int8', 'tiny', '', (0, 200), 'code', 'source')
-    _judge(results, bundle, tmp_path / 'work', provenance)
-    assert said in capsys.readouterr().out
-    judged = json.loads((bundle / 'verification.json').read_text())['onnx']['closed_loop']
-    assert [
-        (one['condition'], one['episodes'], one['succeeded'], one['lost'])
-        for one in judged['conditions']
-    ] == [('still', 200, 200, 0), ('moving', 200, 200 - lost, lost)]
-    assert judged['command'] == 'vla_runtime study int8'
-    assert bool(int8_refusal(read_bundle(bundle), 'cpu')) == bool(lost)
+    provenance = Provenance('vla_runtime study eight_bits', 'tiny', '', (0, 200), 'code', 'source')
+    arguments = argparse.Namespace(bundle=[bundle], work=tmp_path / 'work')
+    _judge(study, results, bundle, arguments, provenance)
+    printed = capsys.readouterr().out
+    receipt = json.loads((bundle / 'verification.json').read_text())['judged']
+    for backend, precision in (('onnxruntime', 'int8'), ('torch', 'fp8')):
+        lost = 20 if precision == bad else 0
+        judged = receipt[backend][precision]
+        assert [
+            (one['condition'], one['episodes'], one['succeeded'], one['lost'])
+            for one in judged['conditions']
+        ] == [('still', 200, 200, 0), ('moving', 200, 200 - lost, lost)]
+        assert judged['command'] == 'vla_runtime study eight_bits'
+        said = f'auto refuses {precision}: moving' if lost else f'auto may take {precision}'
+        assert said in printed
+        assert bool(success_fault(read_bundle(bundle), backend, precision)) == bool(lost)
+    assert bool(eight_bits(read_bundle(bundle), 'cpu')[INT8]) == (bad == 'int8')
+
+
+def test_a_policy_that_was_not_named_keeps_its_receipt(tmp_path, capsys):
+    study = STUDIES['eight_bits']
+    results = {one: [episode(0, True)] for one in study.conditions}
+    provenance = Provenance('vla_runtime study eight_bits', 'demo', '', (0, 1), 'code', 'source')
+    arguments = argparse.Namespace(bundle=None, work=tmp_path)
+    # The folder is not even looked at.
+    _judge(study, results, tmp_path / 'shipped', arguments, provenance)
+    assert 'name the policy with --bundle' in capsys.readouterr().out

@@ -104,6 +104,41 @@ def test_a_study_needs_its_reference_among_its_conditions():
         Study('s', 't', 'q', grid(BASE, beta=(1.0, 2.0)), x='beta', episodes=20, reference=BASE)
 
 
+def test_a_reference_of_each_condition_must_be_in_the_study():
+    with pytest.raises(ValueError, match='reference'):
+        Study(
+            's',
+            't',
+            'q',
+            grid(BASE, precision=('bfloat16', 'fp8')),
+            x='precision',
+            episodes=20,
+            reference={'precision': 'float32'},
+        )
+
+
+def test_8_bits_are_compared_with_float32_of_their_backend_and_scene():
+    study = STUDIES['eight_bits']
+    found = {
+        (one.backend, one.variant, one.precision): study.reference_of(one)
+        for one in study.conditions
+    }
+    assert len(found) == 8 and study.episodes == 200
+    for (backend, variant, _), reference in found.items():
+        assert reference is not None
+        expected = (backend, variant, 'float32')
+        assert (reference.backend, reference.variant, reference.precision) == expected
+    assert ('torch', 'moving', 'fp8') in found and ('onnxruntime', 'still', 'int8') in found
+
+
+@pytest.mark.parametrize(
+    ('backend', 'precision'), [('onnxruntime', 'fp8'), ('torch', 'int8')], ids=str
+)
+def test_8_bits_that_a_backend_does_not_have_are_refused(backend, precision):
+    with pytest.raises(ValueError, match=f"precision '{precision}' is of backend"):
+        replace(BASE, backend=backend, precision=precision)
+
+
 def test_a_study_says_whose_bundle_runs_all_of_its_conditions_or_none() -> None:
     conditions = (BASE, replace(BASE, policy_family='act'))
     with pytest.raises(ValueError, match='policy_family is given in some conditions only'):

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from paths import ROOT
 
+from vla_runtime.bundle.success import difference_interval
 from vla_runtime.files.json_file import LARGEST_JSON
 from vla_runtime.tabletop.study import page
 from vla_runtime.tabletop.study.catalogue import Study
@@ -73,7 +74,30 @@ def test_json_holds_every_episode_and_how_to_get_it_again(record, tmp_path):
         'high': 1.0,
     }
     assert first['is_reference'] and first['versus_reference'] is None
-    assert found['conditions'][1]['versus_reference'] == {'won': 0, 'lost': 0, 'p': 1.0}
+    versus = found['conditions'][1]['versus_reference']
+    low, high = difference_interval(2, 0, 0)
+    assert versus == {'won': 0, 'lost': 0, 'p': 1.0, 'low': low, 'high': high}
+
+
+def test_conditions_may_each_have_a_reference_of_their_own(results):
+    study = replace(STUDY, reference={'handover': 'switch'})
+    found = study_record(study, ORIGIN, results)['conditions']
+    assert [one['is_reference'] for one in found] == [
+        one.handover == 'switch' for one in study.conditions
+    ]
+    assert [one['versus_reference'] is None for one in found] == [
+        one['is_reference'] for one in found
+    ]
+    drawn = study_page([study_record(study, ORIGIN, results)])
+    assert drawn.count('<td>reference</td>') == 2
+    assert drawn.count('+0 -0, p 1, ') == 2
+
+
+def test_a_page_of_studies_from_before_intervals_were_noted_has_none(record):
+    text = json.dumps(record)
+    older = json.loads(re.sub(r', "low": -0[.0-9]+, "high": 0[.0-9]+}', '}', text))
+    assert older['conditions'][1]['versus_reference'] == {'won': 0, 'lost': 0, 'p': 1.0}
+    assert '<td>+0 -0, p 1</td>' in study_page([older])
 
 
 def test_the_version_of_onnx_runtime_stands_in_a_study_that_ran_on_it(record, results):
@@ -102,6 +126,9 @@ def test_csv_has_a_row_a_condition_and_family(record, tmp_path):
     assert rows[0]['success_count'] == '2'
     assert float(rows[0]['jerk_seams_value']) > 0.0
     assert rows[3]['versus_reference_p'] == '1'
+    low, high = difference_interval(2, 0, 0)
+    assert float(rows[3]['versus_reference_low']) == pytest.approx(low, rel=1e-3)
+    assert float(rows[3]['versus_reference_high']) == pytest.approx(high, rel=1e-3)
 
 
 def test_the_same_results_give_the_same_files(record, tmp_path):

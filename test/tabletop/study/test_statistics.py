@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from vla_runtime.bundle.success import difference_interval
 from vla_runtime.tabletop.study.episode import EpisodeResult
 from vla_runtime.tabletop.study.smoothness import Jerk
 from vla_runtime.tabletop.study.statistics import by_family, compare, mean_of, summarise
@@ -87,6 +88,8 @@ def test_conditions_are_compared_seed_by_seed(won, lost, p):
     found = compare(here, there)
     assert (found.won, found.lost) == (won, lost)
     assert found.p == pytest.approx(p)
+    assert (found.low, found.high) == difference_interval(won + lost + 3, won, lost)
+    assert found.low <= (won - lost) / (won + lost + 5) <= found.high
 
 
 def test_conditions_of_other_seeds_are_not_compared():

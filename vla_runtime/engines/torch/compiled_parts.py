@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vla_runtime.engines.bounds import BOUNDS
-from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch.buffers import Schedule, Variant
 from vla_runtime.engines.torch.compilation import Compilation, Outputs, Part
@@ -53,7 +52,7 @@ def compile_networks(engine: TorchEngine, word: str, precision: str) -> None:
         [part for part in trial.parts() if part.key[0] in wanted],
         engine._compiled,
         Compiled,
-        BOUNDS[cast(Precision, precision)].tensor,
+        BOUNDS[precision].tensor,
     )
     for whole in (True, False):
         trial.fill(whole)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_runtime.engines.device_names import parse_device
-from vla_runtime.families.blocks.layers import matrix_names
+from vla_runtime.engines.preflight import fp8_refusal
+from vla_runtime.families.blocks import float8
+from vla_runtime.families.blocks.layers import Linear, matrix_names, product_names
 from vla_runtime.families.family import PolicyDims
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 
+logger = logging.getLogger(__name__)
+
+# Dtype of the parameters that may be reduced; in fp8 those that multiply are in 8 bits.
 PRECISIONS = {
     'float32': torch.float32,
     'bfloat16': torch.bfloat16,
     'float16': torch.float16,
+    'fp8': float8.BESIDE,
 }
 
 
@@ -42,27 +49,55 @@ def load_network(
     target = torch_device(device)
     if target.type == 'cuda':
         compute_in_full_precision()
+    if precision == 'fp8':
+        check_float8(device)
     network = empty_network(family, dims)
-    # One tensor at a time in its final dtype: never a second copy of all weights.
-    matrices = matrix_names(network)
     with safe_open(weights, framework='pt', device=str(target)) as file:
-        state = {
-            name: file.get_tensor(name).to(
-                PRECISIONS[precision] if name in matrices else torch.float32
-            )
-            for name in file.keys()  # noqa: SIM118  (safe_open is no mapping)
-        }
-    _assign_weights(network, state, weights)
-    return network
-
-
-def _assign_weights(network: FlowNetwork, state: Mapping[str, Tensor], weights: Path) -> None:
+        names = file.keys()
+        tensors = ((name, file.get_tensor(name)) for name in names)
+        state = state_of(network, tensors, precision)
     try:
         network.load_state_dict(state, assign=True)
     except RuntimeError as error:
         raise ValueError(
             f'{weights}: does not fit the dimensions in policy.yaml: {error}'
         ) from error
+    for layer in network.modules():
+        if isinstance(layer, Linear) and layer.weight_scale is not None:
+            float8.require_equal(layer.weight, layer.weight_scale, layer.bias)
+    return network
+
+
+def state_of(
+    network: nn.Module, tensors: Iterable[tuple[str, Tensor]], precision: str
+) -> dict[str, Tensor]:
+    """Cast a network's parameters, one at a time: never a second copy of all of them.
+
+    Args:
+        network: that they are of; `load_state_dict` takes what is returned, with `assign`.
+        tensors: parameters by name, in any float dtype.
+        precision: a key of `PRECISIONS`.
+    """
+    matrices = matrix_names(network)
+    products = product_names(network) if precision == 'fp8' else set()
+    state = {}
+    for name, tensor in tensors:
+        if name in products:
+            state[name], scale = float8.quantise(tensor)
+            state[f'{name}_scale'] = scale.squeeze(-1)
+        else:
+            state[name] = tensor.to(PRECISIONS[precision] if name in matrices else torch.float32)
+    return state
+
+
+def check_float8(device: str) -> None:
+    """Refuse a GPU without products in 8 bits (ValueError); say that a CPU emulates them."""
+    if device == 'cpu':
+        logger.warning(
+            "precision 'fp8' is emulated on a CPU: the numbers of a GPU, slower than float32"
+        )
+    elif refusal := fp8_refusal(device):
+        raise ValueError(f"precision 'fp8': {refusal}; use bfloat16")
 
 
 def compute_in_full_precision() -> None:

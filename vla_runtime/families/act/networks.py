@@ -144,7 +144,7 @@ class Act(SinglePassNetwork):
 
         Not in float16: a processor without its arithmetic convolves in it a number at a time.
         """
-        matrices = self._layers[0].mlp.fc1.weight.dtype
+        matrices = self._layers[0].mlp.fc1.dtype
         precision = torch.bfloat16 if matrices == torch.bfloat16 else torch.float32
         for module in self.modules():
             if isinstance(module, ConvNorm):

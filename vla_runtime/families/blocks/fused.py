@@ -152,8 +152,8 @@ class FusedBlock:
     ) -> Kernel | None:
         """Return the kernel if it can attend here, else None; `folded`: as `Shape.folded`."""
         shape = Shape(queries, keys, self.query_heads, self.kv_heads, self.head_dim)
-        weight = self.qkv.weight
-        return usable(kernel, weight.device, weight.dtype, shape.folded if folded else shape)
+        device = self.qkv.weight.device
+        return usable(kernel, device, self.qkv.dtype, shape.folded if folded else shape)
 
     def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, heads, T, D), keys and values (B, kv_heads, T, D) of (B, T, W)."""
@@ -265,7 +265,7 @@ def encode_stack(
         attend = _by_length(kernel, mask)
     else:
         first = blocks[0]
-        hidden = fold_mask(sight(mask), first.query_heads, first.kv_heads, first.qkv.weight.dtype)
+        hidden = fold_mask(sight(mask), first.query_heads, first.kv_heads, first.qkv.dtype)
         attend = partial(attend_heads, mask=hidden)
     rotation = complex_rotary(positions, blocks[0].head_dim)
     of_layers = []

@@ -16,6 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.families.blocks.float8 import multiply, require_equal
+from vla_runtime.families.blocks.layers import Linear
+
 # Multiplications from which on one pass is worth the call, which costs some 10 µs more.
 ONE_PASS_FROM = 2**24
 
@@ -26,18 +29,32 @@ class Product:
     Args:
         layers: whose outputs follow one another; all have a bias, or none has. Their weights
             become views of the merged matrix.
+
+    Attributes:
+        dtype: of its results.
+
+    Raises:
+        ValueError: as `float8.require_equal`.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[Linear]) -> None:
+        self.dtype = layers[0].dtype
         self.weight = _merge(layers, 'weight')
         self.bias = _merge(layers, 'bias') if layers[0].bias is not None else None
+        # In 8 bits.
+        scales = [layer.weight_scale for layer in layers if layer.weight_scale is not None]
+        self._scale = torch.cat(scales) if scales else None
+        if self._scale is not None:
+            require_equal(self.weight, self._scale, self.bias)
         self._transposed = self.weight.t()
-        self._one_pass = one_pass(self.weight.device.type, self.weight.dtype)
+        self._one_pass: Any = None if scales else one_pass(self.weight.device.type, self.dtype)
         # Without bias and activation one pass saves nothing in reduced precision.
-        self._worth = self.weight.dtype == torch.float32 or self.bias is not None
+        self._worth = self.dtype == torch.float32 or self.bias is not None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(..., inputs) to (..., outputs), in the dtype of the weights."""
+        """(..., inputs) to (..., outputs)."""
+        if self._scale is not None:
+            return multiply(x, self.weight, self._scale, self.bias)
         x = x.to(self.weight.dtype)
         if self._worth and self._is_large(x):
             return self._one_pass(x, self.weight, self.bias, 'none', [], '')
@@ -45,14 +62,16 @@ class Product:
 
     def gelu(self, x: Tensor) -> Tensor:
         """As a call, through GELU in its tanh form."""
+        if self._scale is not None:
+            return F.gelu(self(x), approximate='tanh')
         x = x.to(self.weight.dtype)
         if self._is_large(x):
             return self._one_pass(x, self.weight, self.bias, 'gelu', [], 'tanh')
         return F.gelu(F.linear(x, self.weight, self.bias), approximate='tanh')
 
     def into(self, x: Tensor, out: Tensor) -> None:
-        """(N, inputs) to (N, outputs) of layers without bias, all in the dtype of the weights."""
-        if self._worth and self._is_large(x):
+        """(N, inputs) to (N, outputs) of layers without bias, all in the dtype of the results."""
+        if self._scale is not None or (self._worth and self._is_large(x)):
             out.copy_(self(x))
         else:
             torch.mm(x, self._transposed, out=out)
@@ -85,7 +104,7 @@ def one_pass(device: str, dtype: torch.dtype) -> Any:
     return operator if torch.allclose(found, expected, rtol=1e-2) else None
 
 
-def _merge(layers: Sequence[nn.Linear], name: str) -> nn.Parameter:
+def _merge(layers: Sequence[Linear], name: str) -> nn.Parameter:
     merged = torch.cat([getattr(layer, name).data for layer in layers])
     if merged.dim() == 2 and merged.dtype == torch.float32:
         # Inputs first in memory: a product with few tokens takes a fifth less time.

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from vla_runtime.engines.choice import AUTO
-from vla_runtime.engines.onnx.files import PRECISIONS
-from vla_runtime.engines.preflight import BACKENDS, MOST_THREADS
+from vla_runtime.engines.preflight import BACKENDS, MOST_THREADS, PRECISIONS
 from vla_runtime.engines.torch_compile import NONE, WORDS
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.inference.settings import PolicySettings

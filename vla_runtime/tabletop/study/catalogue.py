@@ -8,7 +8,9 @@ entry here, such as
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vla_runtime.families import find_family
 from vla_runtime.tabletop.study.condition import Condition, grid
@@ -26,7 +28,8 @@ class Study:
         conditions: all run on the same seeds, so that they can be compared pair by pair.
         x: the field along the plots' axis; conditions that differ in others are separate curves.
         episodes: a condition, unless the command line says otherwise.
-        reference: the condition that the others are compared with.
+        reference: the condition that the others are compared with; or values of some fields: each
+            condition is compared with the one that has these and is else the same.
         same: pairs of conditions whose trajectories must be the same, bit for bit.
     """
 
@@ -36,19 +39,26 @@ class Study:
     conditions: tuple[Condition, ...]
     x: str
     episodes: int
-    reference: Condition | None = None
+    reference: Condition | Mapping[str, Any] | None = None
     same: tuple[tuple[Condition, Condition], ...] = ()
 
     def __post_init__(self) -> None:
         if len(set(self.conditions)) != len(self.conditions):
             raise ValueError(f"study '{self.name}': a condition is named twice")
-        if self.reference is not None and self.reference not in self.conditions:
+        references = {self.reference_of(condition) for condition in self.conditions}
+        if not references <= {None, *self.conditions}:
             raise ValueError(f"study '{self.name}': the reference is none of its conditions")
         if not {condition for pair in self.same for condition in pair} <= set(self.conditions):
             raise ValueError(f"study '{self.name}': a pair that is the same is not in the study")
         named = {condition.policy_family != '' for condition in self.conditions}
         if len(named) > 1:
             raise ValueError(f"study '{self.name}': policy_family is given in some conditions only")
+
+    def reference_of(self, condition: Condition) -> Condition | None:
+        """Return the condition that one is compared with, which may be itself."""
+        if isinstance(self.reference, Mapping):
+            return replace(condition, **self.reference)
+        return self.reference
 
     @property
     def compares_families(self) -> bool:
@@ -310,18 +320,23 @@ _STUDIES = (
         reference=BASE,
     ),
     Study(
-        'int8',
+        'eight_bits',
         'Does the policy do its task in 8 bits?',
-        'ONNX files in int8 against float32 on the same scenes, on '
-        'still and on moving blocks (3 to 5 cm/s). What is found is written into the receipt of '
-        'the int8 bundle, and decides whether precision auto may take its files.',
-        grid(
-            replace(BASE, backend='onnxruntime'),
-            variant=('still', 'moving'),
-            precision=('float32', 'int8'),
+        'PyTorch in 8-bit floating point (fp8, emulated on the CPU: the numbers of a GPU) and ONNX '
+        'files in 8-bit integers (int8), each against float32 on the same scenes and the same '
+        'backend, on still and on moving blocks (3 to 5 cm/s). What is found is written into the '
+        'receipts of named bundles, and decides whether precision auto may take 8 bits.',
+        (
+            *grid(BASE, variant=('still', 'moving'), precision=('float32', 'fp8')),
+            *grid(
+                replace(BASE, backend='onnxruntime'),
+                variant=('still', 'moving'),
+                precision=('float32', 'int8'),
+            ),
         ),
         x='precision',
         episodes=200,
+        reference={'precision': 'float32'},
     ),
     Study(
         'backend',

@@ -24,8 +24,10 @@ from vla_runtime.types import Advantage
 
 ChunkSourceName = Literal['policy', 'expert']
 Instructed = Literal['task', 'other_block', 'fixed']
-Precision = Literal['float32', 'bfloat16', 'float16', 'int8']
+Precision = Literal['float32', 'bfloat16', 'float16', 'int8', 'fp8']
 Backend = Literal['torch', 'onnxruntime']
+# Precisions that one backend alone has.
+_BACKEND_OF: dict[str, Backend] = {'int8': 'onnxruntime', 'fp8': 'torch'}
 Cache = Literal['off', 'exact', 'bounded', 'image_blind']
 
 TOUCH: tuple[Family, ...] = ('colour', 'position')
@@ -122,6 +124,11 @@ class Condition:
             ('rtc_mode', get_args(RtcMode)),
         ):
             _require_words(name, (getattr(self, name),), words)
+        if _BACKEND_OF.get(self.precision, self.backend) != self.backend:
+            raise ValueError(
+                f"condition: precision '{self.precision}' is of backend "
+                f"'{_BACKEND_OF[self.precision]}', not '{self.backend}'"
+            )
         if not self.families:
             raise ValueError('condition: families is empty; name at least one')
         if set(self.colours) != set(COLOURS) and (not self.colours or 'position' in self.families):

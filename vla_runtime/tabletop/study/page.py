@@ -52,7 +52,8 @@ _READING = """
 12 s; a touch of another block first is a failure). Intervals are 95%: Wilson's score interval for
 shares, mean ± 1.96 standard errors over episodes for the rest. All conditions of a study run on
 the same seeds; <i>against the reference</i> counts the seeds won and lost, with the p of McNemar's
-exact test, not corrected for the number of comparisons. A step is 50 ms. Jumps are Euclidean norms
+exact test, not corrected for the number of comparisons, and in newer studies the 95% interval of
+the paired difference of success (Agresti and Min). A step is 50 ms. Jumps are Euclidean norms
 over the joints: of the disagreement between new chunk and old plan about the same step before
 hand-over (position), and of the change of a step's mean velocity after it (velocity). Jerk is the
 root mean square of the third difference of commanded positions, one a step; <i>elsewhere</i> takes
@@ -188,7 +189,13 @@ def _versus(condition: Json) -> str:
     if condition['is_reference']:
         return 'reference'
     versus = condition['versus_reference']
-    return '' if versus is None else f'+{versus["won"]} -{versus["lost"]}, p {versus["p"]:.2g}'
+    if versus is None:
+        return ''
+    found = f'+{versus["won"]} -{versus["lost"]}, p {versus["p"]:.2g}'
+    # Studies written before it was noted have no interval.
+    return found + (
+        f', {100 * versus["low"]:+.1f} to {100 * versus["high"]:+.1f}%' if 'low' in versus else ''
+    )
 
 
 def _number(mean: Json, digits: int, factor: float = 1.0) -> str:

@@ -66,7 +66,6 @@ def study_record(
 ) -> Json:
     """All of a study as plain data; what cannot be measured is None."""
     varied = varied_fields(study.conditions)
-    reference = results[study.reference] if study.reference is not None else None
     return {
         'study': study.name,
         'title': study.title,
@@ -86,8 +85,7 @@ def study_record(
         'single trajectories differ there while rates stay within their intervals',
         'same': [_same_record(pair, varied, results) for pair in study.same],
         'conditions': [
-            _condition_record(condition, varied, results[condition], reference, study)
-            for condition in study.conditions
+            _condition_record(condition, varied, results, study) for condition in study.conditions
         ],
     }
 
@@ -127,20 +125,20 @@ def _label(condition: Condition, varied: Sequence[str]) -> dict[str, str]:
 def _condition_record(
     condition: Condition,
     varied: Sequence[str],
-    episodes: Sequence[EpisodeResult],
-    reference: Sequence[EpisodeResult] | None,
+    results: Mapping[Condition, Sequence[EpisodeResult]],
     study: Study,
 ) -> Json:
+    episodes, reference = results[condition], study.reference_of(condition)
     groups = {name: summary_record(summarise(g)) for name, g in by_family(episodes).items()}
     versus = None
-    if reference is not None and condition != study.reference:
-        versus = asdict(compare(episodes, reference))
+    if reference is not None and condition != reference:
+        versus = asdict(compare(episodes, results[reference]))
     return {
         'label': _label(condition, varied),
         'settings': asdict(condition),
         'groups': groups,
         'versus_reference': versus,
-        'is_reference': condition == study.reference,
+        'is_reference': condition == reference,
         'episodes': [
             [e.seed, e.family, e.outcome, e.touched, e.meant, round(e.steps, 1), e.trajectory]
             for e in episodes
@@ -212,7 +210,7 @@ def _csv_rows(record: Json, condition: Json) -> list[Json]:
             if group == 'all' or len(condition['groups']) == 1
             else None
         )
-        for name in ('won', 'lost', 'p'):
+        for name in ('won', 'lost', 'p', 'low', 'high'):
             row[f'versus_reference_{name}'] = '' if versus is None else f'{versus[name]:.4g}'
         rows.append(row)
     return rows

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vla_runtime.bundle.success import difference_interval
 from vla_runtime.tabletop.sim.success_rate import SuccessRate
 from vla_runtime.tabletop.study.cache_use import CacheUse
 from vla_runtime.tabletop.study.episode import EpisodeResult
@@ -144,11 +145,14 @@ class PairedComparison:
         lost: the other way round.
         p: of McNemar's exact test (two-sided): how likely so uneven a split is by chance. Not
             corrected for the number of comparisons.
+        low, high: 95% interval of the difference of success, as a share.
     """
 
     won: int
     lost: int
     p: float
+    low: float
+    high: float
 
 
 def compare(
@@ -163,7 +167,8 @@ def compare(
         raise ValueError('conditions run on other seeds cannot be compared pair by pair')
     pairs = [(a.success, b.success) for a, b in zip(episodes, reference, strict=True)]
     won, lost = pairs.count((True, False)), pairs.count((False, True))
-    return PairedComparison(won, lost, _sign_test(won, lost))
+    interval = difference_interval(len(pairs), won, lost)
+    return PairedComparison(won, lost, _sign_test(won, lost), *interval)
 
 
 def _sign_test(won: int, lost: int) -> float:
