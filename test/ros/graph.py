@@ -34,6 +34,7 @@ from vla_runtime.processes.parent_death import dies_with_this_process
 from vla_runtime.ros.domains import claim_domain
 from vla_runtime.ros.middleware import REACH_VARIABLES, stay_on_this_machine
 from vla_runtime.ros.service_call import ServiceCall, TransitionCall
+from vla_runtime.ros.shared_memory import PortWatch
 
 RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 LATCHED = QoSProfile(
@@ -48,6 +49,8 @@ TIMEOUT_S = 180.0
 # Longer than a trigger takes: a second one must not be carried out behind a slow answer's back.
 # Any other call may be carried out twice.
 _TRIGGER_AGAIN_S, _ASK_AGAIN_S = 40.0, 2.0
+# Of every graph that is open, because one may wait for what another has started.
+_running: list[Process] = []
 
 
 def isolate() -> None:
@@ -114,7 +117,7 @@ class Graph:
             if value:
                 return value
             if time.monotonic() > end:
-                output = '\n'.join(process.output() for process in self._processes)
+                output = '\n'.join([_deafness(), *(process.output() for process in _running)])
                 raise AssertionError(f'waited {timeout_s:g} s in vain for {what}\n{output}')
             if meanwhile is not None:
                 meanwhile()
@@ -131,12 +134,14 @@ class Graph:
         """Start a module as a process; it is stopped when the graph closes."""
         process = Process(_popen(module, arguments), name or module)
         self._processes.append(process)
+        _running.append(process)
         return process
 
     def fork(self, module: str, *arguments: str, name: str | None = None) -> Process:
         """The same as a fork that saves PyTorch's imports: for a policy node (`forked`)."""
         process = Process(Fork(module, arguments), name or module)
         self._processes.append(process)
+        _running.append(process)
         return process
 
     def call(self, service_type: Any, name: str, request: Any) -> Any:
@@ -184,11 +189,20 @@ class Graph:
             process.signal(signal.SIGINT)
         for process in self._processes:
             process.wait()
+            _running.remove(process)
         self._closing = True
         self._thread.join()
         self._executor.shutdown()
         self.node.destroy_node()
         rclpy.shutdown(context=self._context)
+
+
+def _deafness() -> str:
+    """Say whether the test's own participants can be reached, for failures."""
+    watch = PortWatch()
+    watch.lost(0.0)
+    lost = ', '.join(sorted(watch.lost(10.0)))
+    return f'nobody reaches the test itself at {lost}' if lost else 'the test itself is reached'
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from graph import LATCHED, Graph, Process, graph
+from graph import LATCHED, TIMEOUT_S, Graph, Process, graph
 from rcl_interfaces.srv import GetParameters
 from rclpy.parameter import parameter_value_to_python
 from std_msgs.msg import String
@@ -209,6 +209,49 @@ if 'VLA_RUNTIME_NODE_STATE' in os.environ:
     while not signal.sigpending():
         time.sleep(0.01)
 """
+
+
+@pytest.mark.graph
+@LINUX
+@pytest.mark.parametrize('kind', ['plain', 'lifecycle'])
+def test_a_node_that_starts_again_leaves_its_port_to_those_who_have_made_it_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """rclpy closes the participant of a plain node with the node, any other with the process."""
+    (tmp_path / 'sitecustomize.py').write_text(WAIT, encoding='utf-8')
+    for folder in (Path(__file__).parent, tmp_path):
+        monkeypatch.setenv('PYTHONPATH', str(folder), prepend=os.pathsep)
+    gate = tmp_path / 'gate'
+    # Nobody else is on its graph: who maps the old file too would end that later.
+    process = Process('idle_node', [kind, str(gate)], 'idle_node')
+    with ExitStack() as stack:
+        stack.callback(process.stop, signal.SIGKILL)
+        wait_for_line(process, 'runs')
+        # Others are for single endpoints, and of all domains.
+        first = 7400 + 250 * int(os.environ['ROS_DOMAIN_ID'])
+        (port,) = (
+            path
+            for path in locked(process, r'fastrtps_port\d+')
+            if first <= int(path.name.removeprefix('fastrtps_port')) < first + 250
+        )
+        unlink_ports(process)
+        wait_for_line(process, 'cut off')
+        stack.callback(port.unlink, missing_ok=True)
+        port.write_bytes(b'a file of a sender')
+        inode = port.stat().st_ino
+        gate.touch()
+        wait_for_line(process, 'begins again')
+        assert port.exists() and port.stat().st_ino == inode
+        # Whoever comes would take it for a dead process's, and remove the file.
+        assert not port.with_name(f'{port.name}_el').exists()
+        assert process.stop() == 0, process.output()
+
+
+def wait_for_line(process: Process, words: str) -> None:
+    end_s = time.monotonic() + TIMEOUT_S
+    while words not in process.text():
+        assert process.running and time.monotonic() < end_s, process.output()
+        time.sleep(0.02)
 
 
 def cut_off_recorder(made: Graph, folder: Path) -> Process:

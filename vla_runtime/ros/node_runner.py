@@ -142,6 +142,12 @@ class _Run:
             if thread.is_alive():
                 self._end_now(code)
             self._executor.shutdown()
+            if self._cut_off is not None:
+                # Publishers and services go, the participant stays: with it Fast DDS would remove
+                # what has the names of its ports, the files of its senders.
+                with self._node.handle:
+                    self._node.destroy_node()
+                    self._end_now(code)
             self._node.destroy_node()
             rclpy.try_shutdown()
         self._end_now(code)

@@ -20,6 +20,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from vla_runtime.ros.interrupt import Interrupt, keep_signals
+from vla_runtime.ros.shared_memory import remove_locks_of_lost_ports
 
 _VARIABLE = 'VLA_RUNTIME_NODE_STATE'
 # Where a transition that is interrupted was to lead, or leads back to.
@@ -109,6 +110,7 @@ def start_again(state: NodeState, interrupt: Interrupt) -> None:
             if descriptor > 2:
                 os.set_inheritable(descriptor, False)
     keep_signals()
+    remove_locks_of_lost_ports()
     if interrupt.wanted:
         return
     try:

@@ -20,7 +20,7 @@ _SEGMENTS = 'fastrtps_'
 _LOCK = '_el'
 # Fast DDS makes a lock file and locks it a moment later.
 _MIN_AGE_S = 60.0
-_PORT_LOCK = re.compile(r'.*/(fastrtps_port\d+)_el(?: \(deleted\))?')
+_PORT_LOCK = re.compile(r'.*/(fastrtps_port\d+)_el( \(deleted\))?')
 _PORT_MAPPING = re.compile(r'\S+ \S+ \S+ \S+ (\d+) +\S*/(fastrtps_port\d+)(?: \(deleted\))?\n')
 _LOOK_S = 2.0
 # While a port may have been lost.
@@ -72,14 +72,15 @@ class PortWatch:
         return before & self._suspects
 
 
-def _locked_ports() -> set[str]:
-    """Return the ports that this process listens on."""
+def _locked_ports(*, named: bool = False) -> set[str]:
+    """Return the ports that this process listens on; `named`: those whose lock file has a name."""
     found = set()
     with suppress(OSError):
         for link in Path('/proc/self/fd').iterdir():
             # Others close files meanwhile.
             with suppress(OSError):
-                if match := _PORT_LOCK.fullmatch(os.readlink(link)):
+                match = _PORT_LOCK.fullmatch(os.readlink(link))
+                if match and not (named and match[2]):
                     found.add(match[1])
     return found
 
@@ -103,6 +104,18 @@ def _inode(path: Path) -> int | None:
         return path.stat().st_ino
     except OSError:
         return None
+
+
+def remove_locks_of_lost_ports() -> None:
+    """Remove the lock files of this process's lost ports; call just before the process ends.
+
+    The senders have made a file of the port's name meanwhile. Whoever opens the port next takes a
+    lock file without a lock for a dead listener's, and replaces the senders' file by one of its
+    own. Each sender then ends its file, which has no name any more, and removes what has that name
+    now: the newcomer's file, so that nobody can reach the newcomer.
+    """
+    for port in _unnamed(_locked_ports(named=True)):
+        (_SHARED_MEMORY / f'{port}{_LOCK}').unlink(missing_ok=True)
 
 
 def remove_dead_segments(folder: Path = _SHARED_MEMORY) -> int:
