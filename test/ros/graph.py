@@ -132,7 +132,7 @@ class Graph:
 
     def start(self, module: str, *arguments: str, name: str | None = None) -> Process:
         """Start a module as a process; it is stopped when the graph closes."""
-        process = Process(_popen(module, arguments), name or module)
+        process = Process(popen(module, arguments), name or module)
         self._processes.append(process)
         _running.append(process)
         return process
@@ -215,7 +215,8 @@ def graph() -> Iterator[Graph]:
         made.close()
 
 
-def _popen(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
+def popen(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a module as a process that ends with this one; its output is piped."""
     return subprocess.Popen(
         [sys.executable, '-m', module, *arguments],
         cwd=ROOT,

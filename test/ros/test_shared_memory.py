@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from graph import LATCHED, TIMEOUT_S, Graph, Process, graph
+from graph import LATCHED, TIMEOUT_S, Graph, Process, graph, popen
 from rcl_interfaces.srv import GetParameters
 from rclpy.parameter import parameter_value_to_python
 from std_msgs.msg import String
@@ -223,7 +223,7 @@ def test_a_node_that_starts_again_leaves_its_port_to_those_who_have_made_it_anew
         monkeypatch.setenv('PYTHONPATH', str(folder), prepend=os.pathsep)
     gate = tmp_path / 'gate'
     # Nobody else is on its graph: who maps the old file too would end that later.
-    process = Process('idle_node', [kind, str(gate)], 'idle_node')
+    process = Process(popen('idle_node', [kind, str(gate)]), 'idle_node')
     with ExitStack() as stack:
         stack.callback(process.stop, signal.SIGKILL)
         wait_for_line(process, 'runs')
