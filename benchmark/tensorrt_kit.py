@@ -2,8 +2,9 @@
 
 The weights are too large to carry and their values do not matter, so they are drawn: from the raw
 bits of a counter-based generator, tensor by tensor by its name, which gives the same bytes with
-every numpy. What is no large matrix (norms, biases, masks) travels as it is. `prepare` needs torch,
-onnx and onnxruntime; `restore` and what it returns need numpy alone.
+every numpy. What is no large matrix (norms, biases, masks) travels as it is. In int8 everything
+does: the scales belong to these very matrices. `prepare` needs torch, onnx and onnxruntime;
+`restore` and what it returns need numpy alone.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Kit:
     Attributes:
         folder: laid out as a bundle: `onnx/` lies in it and `engines/` will.
         dims: of the networks.
-        precision: of the ONNX files; the reference of bfloat16 is of float32 files.
+        precision: of the ONNX files; the reference of bfloat16 is of float32 files, and that of
+            int8, with bfloat16 beside, of the same products in 8 bits with float32 beside.
         reference: inputs and ONNX Runtime's outputs, see `prepare`.
     """
 
@@ -132,19 +134,23 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
     weights = bundle / 'weights.safetensors'
     save_file({name: value.numpy() for name, value in network.state_dict().items()}, weights)
     del network
-    write_onnx(bundle, _spec(dims), precision)
-    for path in (bundle / ONNX_FOLDER).glob('monolithic*'):
-        path.unlink()
-    (bundle / ONNX_FOLDER).rename(folder / ONNX_FOLDER)
-    tensors = _draw_all(folder, seed)
-    if precision == 'bfloat16':
-        # ONNX Runtime multiplies none on a CPU: the same weights in float32 are the reference.
-        write_onnx(bundle, _spec(dims), 'float32')
-        _draw_all(bundle, seed)
-    else:
-        # For the engine, which takes a bundle.
-        (bundle / ONNX_FOLDER).symlink_to((folder / ONNX_FOLDER).resolve())
     compared = 'float32' if precision == 'bfloat16' else precision
+    tensors: list[Weight] = []
+    if precision == 'int8':
+        _write_int8(folder, bundle, _spec(dims), seed)
+    else:
+        write_onnx(bundle, _spec(dims), precision)
+        for path in (bundle / ONNX_FOLDER).glob('monolithic*'):
+            path.unlink()
+        (bundle / ONNX_FOLDER).rename(folder / ONNX_FOLDER)
+        tensors = _draw_all(folder, seed)
+        if precision == 'bfloat16':
+            # ONNX Runtime multiplies none on a CPU: the same weights in float32 are the reference.
+            write_onnx(bundle, _spec(dims), 'float32')
+            _draw_all(bundle, seed)
+        else:
+            # For the engine, which takes a bundle.
+            (bundle / ONNX_FOLDER).symlink_to((folder / ONNX_FOLDER).resolve())
     table = read_time_table('pi05', dims, weights)(flow_times(STEPS))
     np.savez(folder / _REFERENCE, **_reference(bundle, dims, compared, table, seed))
     manifest = {
@@ -156,6 +162,31 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
         'weights_sha256': file_sha256(folder / ONNX_FOLDER / WEIGHTS_DATA),
     }
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + '\n')
+
+
+def _write_int8(folder: Path, bundle: Path, spec: Any, seed: int) -> None:
+    """Write files in int8 with bfloat16 beside to the kit, and with float32 to the bundle.
+
+    The ranges are those of the cases that an export compares on.
+    """
+    import shutil
+
+    from vla_runtime.engines.cpu import check_int8
+    from vla_runtime.export.onnx.cases import seeded_cases
+    from vla_runtime.export.onnx.eight_bits import EightBits
+    from vla_runtime.export.onnx.export import write_onnx
+    from vla_runtime.export.onnx.quantised import measured_ranges
+
+    check_int8()
+    write_onnx(bundle, spec, 'float32')
+    # The kit has no tokenizer.
+    cases = seeded_cases(bundle, replace(spec, tokenizer=None))
+    ranges = measured_ranges(bundle, spec, cases)
+    for beside in ('bfloat16', 'float32'):
+        shutil.rmtree(bundle / ONNX_FOLDER)
+        write_onnx(bundle, spec, 'int8', eight_bits=EightBits(ranges, beside))
+        if beside == 'bfloat16':
+            shutil.copytree(bundle / ONNX_FOLDER, folder / ONNX_FOLDER)
 
 
 def _reference(
@@ -195,6 +226,8 @@ def restore(folder: Path) -> Kit:
         ) from None
     weights = folder / ONNX_FOLDER / WEIGHTS_DATA
     if not weights.is_file():
+        if manifest['precision'] == 'int8':
+            raise ValueError(f'{weights}: is missing; the weights of a kit in int8 travel with it')
         _draw(folder, [Weight(**tensor) for tensor in manifest['tensors']], manifest['seed'])
     if file_sha256(weights) != manifest['weights_sha256']:
         raise ValueError(f'{weights}: is not what prepare made; remove it and try again')

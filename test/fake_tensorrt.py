@@ -187,9 +187,13 @@ def _kinds(onnx: Path) -> dict[str, str]:
 
 
 def _is_bfloat16(onnx: Path) -> bool:
+    return _exported_in(onnx, b'"bfloat16"')
+
+
+def _exported_in(onnx: Path, precision: bytes) -> bool:
     # As export writes it beside the graphs; without the package onnx, which some tests forbid.
     facts = onnx.parent / 'graphs.json'
-    return facts.is_file() and b'"bfloat16"' in facts.read_bytes()
+    return facts.is_file() and precision in facts.read_bytes()
 
 
 class FakeEngine(Named):
@@ -450,6 +454,8 @@ class FakeParser(Named):
 
     def parse_from_file(self, path: str) -> bool:
         self._network._onnx = path
+        if _exported_in(Path(path), b'"int8"'):
+            self.trt.layers = _product_layers(self.trt, Path(path))
         return not self.trt.fail_parse
 
     @property
@@ -458,6 +464,38 @@ class FakeParser(Named):
 
     def get_error(self, index: int):
         return SimpleNamespace(node=lambda: 3, desc=lambda: self.trt.fail_parse)
+
+
+def _product_layers(trt: FakeTensorRT, path: Path) -> list[FakeLayer]:
+    """Layers of the products of a graph in int8, as TensorRT's parser makes them.
+
+    A matrix is reshaped to the rank of what it is multiplied with, between its DequantizeLinear
+    and the product.
+    """
+    from onnx import TensorProto, load, shape_inference
+
+    graph = shape_inference.infer_shapes(load(path, load_external_data=False)).graph
+    values = (*graph.value_info, *graph.input, *graph.output)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in values}
+    names = {TensorProto.FLOAT16: 'HALF', TensorProto.BFLOAT16: 'BF16', TensorProto.INT8: 'INT8'}
+    types = {
+        'QuantizeLinear': 'QUANTIZE',
+        'DequantizeLinear': 'DEQUANTIZE',
+        'MatMul': 'MATRIX_MULTIPLY',
+    }
+    made: dict[str, object] = {}
+    layers = []
+    for node in graph.node:
+        if node.op_type not in types:
+            continue
+        inputs = [made.get(name, SimpleNamespace(name=name)) for name in node.input]
+        if node.op_type == 'MatMul' and node.input[1] in made:
+            layers.append(FakeLayer(trt, 'SHUFFLE', 'FLOAT', inputs=inputs[1:]))
+            inputs[1] = layers[-1].get_output(0)
+        kind = names.get(kinds[node.output[0]], 'FLOAT')
+        layers.append(FakeLayer(trt, types[node.op_type], kind, inputs=inputs))
+        made[node.output[0]] = layers[-1].get_output(0)
+    return layers
 
 
 class FakeCache(Named):

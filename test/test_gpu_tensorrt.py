@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 from fake_tensorrt import RELEASES, FakeTensorRT
+from int8_bundles import needs_int8
 from paths import ROOT
 
 BENCHMARK = ROOT / 'benchmark'
@@ -126,6 +127,26 @@ def test_a_preparation_that_fails_leaves_nothing_behind(script, tmp_path, monkey
     with pytest.raises(ValueError, match='no reference'):
         script.prepare(tmp_path / 'kit', 'tiny', 'float32')
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_int8
+def test_int8_engines_are_compared_with_the_same_products_in_int8(
+    script, tmp_path, monkeypatch, capsys
+):
+    kit, out = tmp_path / 'kit', tmp_path / 'figures.json'
+    prepare = ['prepare', str(kit), '--size', 'tiny', '--precision', 'int8']
+    assert script.main(prepare) == 0
+    trt = FakeTensorRT(RELEASES[1], FakeCuda('NVIDIA H200', total_bytes=1 << 33))
+    monkeypatch.setitem(sys.modules, 'tensorrt', trt)
+    monkeypatch.setitem(sys.modules, 'cuda.bindings.driver', trt.cuda)
+    assert run(script, kit, '--json', str(out)) == 0
+    figures = json.loads(out.read_text())['figures']
+    errors = [check['error'] for check in figures['checks'].values() if check['bound']]
+    # Half beside against float32 beside: other ranges or matrices would differ by more.
+    assert figures['precision'] == 'int8' and 1e-4 < max(errors) < 4e-2
+    (kit / 'onnx' / 'weights.data').unlink()
+    assert run(script, kit) == 2
+    assert 'the weights of a kit in int8 travel with it' in capsys.readouterr().err
 
 
 def test_bfloat16_engines_are_compared_with_the_same_weights_in_float32(

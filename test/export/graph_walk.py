@@ -39,7 +39,7 @@ def precision_faults(path: Path, precision: Precision) -> list[str]:
 
 def bundle_faults(bundle: Path) -> list[str]:
     """Sentences, one per fault in the graphs of a bundle, with the file's name."""
-    precision = check_graphs(bundle)
+    precision, _ = check_graphs(bundle)
     weights = BundleWeights(bundle / WEIGHTS_FILE)
     return [
         f'{name}: {fault}'

@@ -8,33 +8,45 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
+from int8_bundles import (
+    GUIDED,
+    OBSERVATIONS,
+    input_that_is_not_rounded,
+    int8_bundle,
+    matrix_of_twice_the_scale,
+    needs_int8,
+    numbers_of,
+    one_scale_for_a_matrix,
+    products_of,
+    scale_of_zero,
+    scales_along_the_rows,
+    unsigned_input,
+    widened_by_twice_the_scale,
+    zero_point_of_one,
+)
 from onnx import TensorProto, helper
 from onnx_bundles import copy_bundle, load_graph, save_graph
-from tiny_policy import observation, tiny_spec, write_tiny_policy
+from tiny_policy import observation
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.cli.main import main
 from vla_runtime.engines import cpu
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, ROWS, engine_graphs
+from vla_runtime.engines.onnx.files import ONNX_FOLDER, ROWS, ROWS_GRAPHS, engine_graphs
 from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.onnx.bundle import export_bundle
-from vla_runtime.export.onnx.calibration import LEAST_OBSERVATIONS, calibration_cases
-from vla_runtime.export.onnx.precision import type_faults
+from vla_runtime.export.onnx.calibration import calibration_cases
+from vla_runtime.export.onnx.export import meta_network
+from vla_runtime.export.onnx.precision import tensor_types, type_faults, type_name
 from vla_runtime.export.onnx.verification import check_graphs, verify_onnx
+from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import VerificationError
+from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.policy import Policy
 
-OBSERVATIONS = [observation(seed) for seed in range(LEAST_OBSERVATIONS)]
-GUIDED = {'advantage': 'task_newline'}
-pytestmark = pytest.mark.skipif(
-    not cpu._INT8 & cpu._flags(), reason='this CPU has no instructions for 8-bit products'
-)
-
-
-def int8_bundle(folder: Path, family: str = 'pi05', **facts) -> Path:
-    source = read_bundle(write_tiny_policy(folder / 'source', tiny_spec(family, **facts)))
-    return export_bundle(source, folder / 'int8', 'int8', observations=OBSERVATIONS).folder
+pytestmark = needs_int8
 
 
 @pytest.fixture(scope='module')
@@ -43,7 +55,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_large_matrices_are_in_8_bits_and_nothing_else_computes_there(bundle: Path):
-    assert check_graphs(bundle) == 'int8'
+    assert check_graphs(bundle) == ('int8', 'float32')
     graph = load_graph(bundle, 'expert.onnx').graph
     made = {node.output[0]: node for node in graph.node}
     kinds = {item.name: item.data_type for item in graph.initializer}
@@ -65,6 +77,36 @@ def test_the_large_matrices_are_in_8_bits_and_nothing_else_computes_there(bundle
         assert scales.dims[0] > 1, 'a scale a column'
 
 
+def test_both_operands_are_signed_with_zero_points_of_0_and_matrices_are_the_bundles(bundle: Path):
+    weights, folder = BundleWeights(bundle / WEIGHTS_FILE), bundle / ONNX_FOLDER
+    model = load_graph(bundle, 'expert.onnx')
+    scales_of_queries = query_scales(meta_network(read_bundle(bundle).spec, torch.float32))
+    for rounding, widening, matrix, _ in products_of(model):
+        for node in (rounding, widening, matrix):
+            zeros = numbers_of(model, node.input[2], folder)
+            assert zeros.dtype == np.int8 and not zeros.any()
+        found = numbers_of(model, matrix.input[0], folder)
+        scales = numbers_of(model, matrix.input[1], folder)
+        names = matrix.input[0].removesuffix('/int8').split('+')
+        parts = [weights.read(name) * scales_of_queries.get(name, 1.0) for name in names]
+        exact = torch.cat(parts).T.numpy()
+        assert found.dtype == np.int8 and found.min() >= -127 and found.max() == 127
+        assert (np.abs(found * scales - exact) <= scales / 2 * 1.001).all()
+        # The scale is the smallest that holds the column.
+        np.testing.assert_allclose(np.abs(exact).max(axis=0), scales * 127, rtol=1e-6)
+
+
+def test_one_row_and_any_number_of_rows_have_the_same_scales(bundle: Path):
+    def scales(name: str) -> list[float]:
+        model = load_graph(bundle, name)
+        places = (rounding.input[1] for rounding, *_ in products_of(model))
+        return [float(numbers_of(model, place, bundle / ONNX_FOLDER)) for place in places]
+
+    assert scales('prefix.onnx') == scales('prefix_r2.onnx') == scales('prefix_rows.onnx')
+    assert scales('expert.onnx') == scales('expert_r2.onnx') == scales('expert_rows.onnx')
+    assert len(set(scales('expert.onnx'))) > 1
+
+
 def test_the_engine_computes_those_products_in_8_bits(bundle: Path, tmp_path: Path):
     options = session_options(1)
     options.optimized_model_filepath = str(tmp_path / 'as_run.onnx')
@@ -82,7 +124,7 @@ def test_the_engine_computes_those_products_in_8_bits(bundle: Path, tmp_path: Pa
 
 def test_one_and_two_rows_share_the_weights_and_no_other_graph_is_left(bundle: Path):
     names = {path.name for path in (bundle / ONNX_FOLDER).glob('*.onnx')}
-    assert names == set(engine_graphs(ROWS))
+    assert names == {*engine_graphs(ROWS), *ROWS_GRAPHS}
     one, two = (load_graph(bundle, name).graph for name in ('expert.onnx', 'expert_r2.onnx'))
     places = [
         {
@@ -131,6 +173,67 @@ def test_a_norm_that_reads_rounded_numbers_is_found(bundle: Path, tmp_path: Path
     save_graph(model, planted, 'vision.onnx')
     (fault,) = type_faults(planted / ONNX_FOLDER / 'vision.onnx', 'int8')[:1]
     assert "node 'planted' (Add) computes with" in fault
+
+
+@pytest.mark.parametrize(
+    ('fault', 'text'),
+    [
+        (widened_by_twice_the_scale, r'\(DequantizeLinear\) widens by another scale'),
+        (zero_point_of_one, r'\(QuantizeLinear\) needs an int8 zero point of 0'),
+        (unsigned_input, 'uint8, which no part of a policy is computed in'),
+        (scales_along_the_rows, 'needs a scale for every column of its matrix, along axis 1'),
+        (one_scale_for_a_matrix, 'needs a scale for every column of its matrix'),
+        (input_that_is_not_rounded, r'\(MatMul\) multiplies a number in 8 bits by one that is not'),
+        (scale_of_zero, 'has a scale that is not above 0'),
+    ],
+)
+@pytest.mark.parametrize('name', ['vision.onnx', 'expert_rows.onnx'])
+def test_a_product_that_another_runtime_would_read_otherwise_is_refused(
+    bundle: Path, tmp_path: Path, fault, text: str, name: str
+):
+    planted = copy_bundle(bundle, tmp_path / 'planted')
+    model = load_graph(planted, name)
+    fault(model, planted / ONNX_FOLDER)
+    save_graph(model, planted, name)
+    with pytest.raises(VerificationError, match=rf'{name}: .*{text}'):
+        check_graphs(planted)
+
+
+def test_verify_tells_a_matrix_of_twice_its_scale(bundle: Path, tmp_path: Path):
+    planted = copy_bundle(bundle, tmp_path / 'planted')
+    model = load_graph(planted, 'vision.onnx')
+    matrix_of_twice_the_scale(model, planted / ONNX_FOLDER)
+    save_graph(model, planted, 'vision.onnx')
+    assert check_graphs(planted) == ('int8', 'float32')
+    wrong = r"vision.onnx: '.*/int8' is not the bundle's matrix in 8 bits"
+    with pytest.raises(VerificationError, match=wrong):
+        verify_onnx(planted, read_bundle(bundle).spec)
+
+
+@pytest.mark.parametrize('beside', ['float16', 'bfloat16'])
+def test_what_int8_leaves_out_is_in_the_half_that_was_asked_for(tmp_path: Path, beside):
+    bundle = int8_bundle(tmp_path, 'pi05', beside)
+    assert check_graphs(bundle) == ('int8', beside)
+    receipt = json.loads((bundle / 'verification.json').read_text())['onnx']
+    assert receipt['precision'] == 'int8'
+    assert f'matrix products that int8 leaves out are in {beside}' in receipt['notes']
+    types = tensor_types(bundle / ONNX_FOLDER / 'prefix.onnx', load_graph(bundle, 'prefix.onnx'))
+    assert type_name(types['past_key']) == type_name(types['past_value']) == beside
+    # Keys and values of the last layer are all that the head reads of it.
+    assert {name: type_name(types[name]) for name in types if '.down.weight' in name} == {
+        'language.blocks.0.mlp.down.weight': beside
+    }
+    # Inputs are rounded once: from float32, not from half.
+    model = load_graph(bundle, 'prefix.onnx')
+    assert {type_name(types[one.input[0]]) for one, *_ in products_of(model)} == {'float'}
+
+
+def test_half_beside_int8_is_refused_without_int8(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    asked = ['--out', str(tmp_path / 'out'), '--beside-int8', 'bfloat16']
+    assert main(['export', str(bundle), *asked]) == 2
+    assert '--beside-int8 bfloat16 is for --onnx-precision int8 alone' in capsys.readouterr().err
 
 
 def test_files_of_another_precision_device_or_cpu_are_refused(

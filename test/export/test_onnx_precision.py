@@ -60,14 +60,14 @@ def test_every_exported_graph_keeps_the_rules(family, precision):
         # Convolutions stay in float32, and ACT's images see nothing else.
         expected = 'float32' if (family, name) == ('act', 'vision.onnx') else precision
         assert precision_of(bundle / ONNX_FOLDER / name) == expected
-    assert check_graphs(bundle) == precision
+    assert check_graphs(bundle) == (precision, precision)
 
 
 @pytest.mark.cases
 @pytest.mark.parametrize('path', network_case_paths(), ids=lambda path: path.stem)
 def test_the_graphs_of_every_reference_case_keep_the_rules(path):
     bundle = onnx_of_case(path)[0]
-    assert check_graphs(bundle) == 'float32'
+    assert check_graphs(bundle) == ('float32', 'float32')
     assert bundle_faults(bundle) == []
 
 

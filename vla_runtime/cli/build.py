@@ -29,10 +29,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from vla_runtime.cli._comparison import compare_engines
 from vla_runtime.cli._numbers import at_least
+from vla_runtime.engines.onnx.files import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('bundle', type=Path, metavar='BUNDLE', help='the folder of the policy')
     parser.add_argument(
         '--precision',
-        choices=('float32', 'float16', 'bfloat16'),
+        choices=get_args(Precision),
         help='that the ONNX files have; others are refused (default: bfloat16 from TensorRT 10.3 '
-        'on, so that float32 and float16 are built on demand alone)',
+        'on, so that float32, float16 and int8 are built on demand alone)',
     )
     parser.add_argument(
         '--workspace',

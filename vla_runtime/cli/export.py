@@ -28,6 +28,10 @@ examples:
   vla_runtime export engines/demo --out engines/demo_int8 --onnx-precision int8 \\
       --calibration demo_runs/calibration
 
+  # the same for TensorRT, where float32 products would cost more than int8 saves
+  vla_runtime export engines/demo --out engines/demo_int8 --onnx-precision int8 \\
+      --beside-int8 bfloat16 --calibration demo_runs/calibration
+
   # look only
   vla_runtime export CHECKPOINT --out BUNDLE --dry-run ...
 
@@ -84,6 +88,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='for --onnx-precision int8: recording of the policy at its task, with its images '
         "(record:=true, or 'vla_runtime demo --record'); its observations say which ranges 8 bits "
         'must cover, and some of them judge the result',
+    )
+    parser.add_argument(
+        '--beside-int8',
+        choices=[name for name in get_args(Precision) if name != 'int8'],
+        default='float32',
+        help='for --onnx-precision int8: precision of the matrix products that int8 leaves out '
+        "(an MLP's last, attention's values); float32 for a CPU, bfloat16 for TensorRT "
+        '(default: %(default)s)',
     )
     _add_files(parser.add_argument_group('files that the folder may lack'))
     _add_columns(parser.add_argument_group('state and actions'))
@@ -177,7 +189,7 @@ def _export_bundle(arguments: argparse.Namespace) -> bool:
     if _options(arguments) != ExportOptions():
         raise ExportError(
             f'{source}: is a policy bundle, which says everything itself: only --out, --force, '
-            '--dry-run, --onnx-precision and --calibration apply'
+            '--dry-run, --onnx-precision, --beside-int8 and --calibration apply'
         )
     if arguments.onnx_precision == 'none':
         raise ExportError(
@@ -188,6 +200,10 @@ def _export_bundle(arguments: argparse.Namespace) -> bool:
             '--onnx-precision int8 and --calibration BAG go together: 8-bit ranges come from a '
             'recording of the policy at its task (record:=true on a robot, or vla_runtime demo '
             '--record BAG)'
+        )
+    if arguments.onnx_precision != 'int8' and arguments.beside_int8 != 'float32':
+        raise ExportError(
+            f'--beside-int8 {arguments.beside_int8} is for --onnx-precision int8 alone'
         )
     bundle = read_bundle(source)
     print(describe(bundle.spec))
@@ -204,6 +220,7 @@ def _export_bundle(arguments: argparse.Namespace) -> bool:
         bars=_bar,
         report=show_receipt,
         observations=observations,
+        beside=arguments.beside_int8,
     )
     return True
 

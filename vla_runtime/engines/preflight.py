@@ -144,9 +144,8 @@ def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
         path = bundle / ONNX_FOLDER / name
         if not path.is_file():
             raise ValueError(
-                f'{path}: is missing, so neither ONNX Runtime nor TensorRT can run this bundle '
-                '(one in int8 is for ONNX Runtime on a CPU alone); make its ONNX files: '
-                f'vla_runtime export {bundle} --out NEW_BUNDLE'
+                f'{path}: is missing, so neither ONNX Runtime nor TensorRT can run this bundle; '
+                f'make its ONNX files: vla_runtime export {bundle} --out NEW_BUNDLE'
             )
 
 

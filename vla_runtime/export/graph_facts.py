@@ -31,6 +31,11 @@ class GraphFacts:
     operators: Mapping[str, int]
     weight_bytes: int
 
+    @property
+    def int8_products(self) -> int:
+        """Number of products in int8: each rounds its own input, and nothing else is rounded."""
+        return self.operators.get('QuantizeLinear', 0)
+
 
 @dataclass(frozen=True)
 class ExportedGraphs:
@@ -38,12 +43,14 @@ class ExportedGraphs:
 
     Attributes:
         precision: of the large matrices, in every graph.
+        beside: precision of those that are left out of int8; else the same.
         text_table: tensor in weights.safetensors that the prefix graphs leave to the host; empty
             where they hold it, and without language.
         graphs: file name to facts.
     """
 
     precision: Precision
+    beside: Precision
     text_table: str
     graphs: Mapping[str, GraphFacts]
 
@@ -65,15 +72,22 @@ def read_graph_facts(folder: Path, names: Iterable[str]) -> ExportedGraphs:
         JsonError: the file is missing, damaged, or lacks one of the graphs.
     """
     document = read_json(folder / GRAPHS_FILE)
-    precision = document.get('precision', str)
-    if precision not in get_args(Precision):
-        expected = ' or '.join(get_args(Precision))
-        raise document.error('precision', f'{quoted(precision)} where {expected} is expected')
+    precision = _precision(document, 'precision')
+    beside = _precision(document, 'beside', precision)
     stated = document.mapping('graphs')
     text_table = document.get('text_table', str)
     return ExportedGraphs(
-        precision, text_table, {name: _graph(stated.mapping(name)) for name in names}
+        precision, beside, text_table, {name: _graph(stated.mapping(name)) for name in names}
     )
+
+
+def _precision(document: JsonMapping, key: str, default: Precision | None = None) -> Precision:
+    """Return a field that is a precision; the default where it is missing, as in older files."""
+    value: Precision = document.get(key, str, *([default] if default else []))
+    if value not in get_args(Precision):
+        expected = ' or '.join(get_args(Precision))
+        raise document.error(key, f'{quoted(value)} where {expected} is expected')
+    return value
 
 
 def _graph(stated: JsonMapping) -> GraphFacts:

@@ -168,6 +168,13 @@ class Receipt:
         }
 
 
+def left_out_of_int8(precision: Precision, beside: Precision) -> list[str]:
+    """Return the note of a receipt in int8 on the products that are not; empty for others."""
+    if precision != 'int8':
+        return []
+    return [f'matrix products that int8 leaves out are in {beside}']
+
+
 def _why(item: ChunkComparison) -> str:
     if item.bound_by == 'gain':
         return f', with its gain of {item.gain:.3g}'

@@ -11,7 +11,7 @@
     onnx/operations.json                   operations and bytes of each run, for the roofline
     onnx/cases.npz                         recorded inputs, and what PyTorch gave for them
 
-In int8, which is for ONNX Runtime on a CPU alone, there are no `_rows` and `monolithic` graphs.
+In int8 there are no `monolithic` graphs.
 Every shape is static but for the rows of `_rows`; shapes are those of engines/README.md. The
 monolithic graph takes `pixels` (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,)
 and plan_weight (N, 1, H, 1), and gives the chunk. With images of several sizes it takes one input a

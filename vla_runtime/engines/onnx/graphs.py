@@ -173,8 +173,8 @@ def _check_precision(expert: Session, past: Tensors, asked: str) -> None:
         if expert.placement.memory != 'cpu':
             raise ValueError(
                 f"device '{expert.placement.device}': the files in {expert.path.parent} are in "
-                'int8, which is for the CPU; use device cpu, or export with '
-                '--onnx-precision float16'
+                'int8, which ONNX Runtime runs on the CPU alone here; use device cpu, or backend '
+                'tensorrt, or export with --onnx-precision float16'
             )
         check_int8()
 

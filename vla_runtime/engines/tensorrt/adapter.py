@@ -7,6 +7,7 @@ Only this module and `layer_types` name their API.
 | network | explicit batch is a flag | implied | the flag is gone |
 | types | chosen by the builder: pinned here layer by layer | strongly typed | only strongly typed |
 | bfloat16, int64 | no (int64 inputs become int32) | yes | yes |
+| int8 | not used: a matrix before DequantizeLinear must be float32 | yes | yes |
 | context without memory | a method of its own | a strategy, or that method | a strategy |
 | its memory | a property, size unknown | a call with the size | likewise |
 | progress | none | `IProgressMonitor` | `IProgressMonitor` |
@@ -28,7 +29,12 @@ from types import ModuleType
 from typing import Any
 
 from vla_runtime.engines.tensorrt.callbacks import Progress, logger_of, make_monitor
-from vla_runtime.engines.tensorrt.layer_types import dtype_name, pin_types, sum_in_float32
+from vla_runtime.engines.tensorrt.layer_types import (
+    dtype_name,
+    int8_products,
+    pin_types,
+    sum_in_float32,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +70,7 @@ class BuildOptions:
             choice.
         timing_cache: kernel times that earlier builds on this GPU and version measured.
         reduced: the ONNX file has tensors in half precision.
+        int8_products: number of the ONNX file's products of two numbers in int8.
         lengths: of the file's free axis, if it has one; the engine gets a profile for each.
         progress: called with the build's progress, on versions that report it.
     """
@@ -71,6 +78,7 @@ class BuildOptions:
     workspace_bytes: int | None = None
     timing_cache: bytes = b''
     reduced: bool = False
+    int8_products: int = 0
     lengths: tuple[int, ...] = ()
     progress: Progress | None = None
 
@@ -155,7 +163,7 @@ class TensorRT:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Precisions of ONNX files that this version runs."""
-        return ('float32', 'float16') + (('bfloat16',) if self.major >= 10 else ())
+        return ('float32', 'float16') + (('bfloat16', 'int8') if self.major >= 10 else ())
 
     @property
     def default_precision(self) -> str | None:
@@ -266,7 +274,8 @@ class TensorRT:
         All builds have one builder, which holds memory until `free_builder`.
 
         Raises:
-            TensorRTError: an operator it does not know, or no implementation fits.
+            TensorRTError: an operator it does not know, a product that was to be in int8 and is
+                not, or no implementation fits.
             KeyboardInterrupt: `options.progress` was interrupted or returned False.
         """
         trt = self._trt
@@ -283,6 +292,11 @@ class TensorRT:
             errors = [parser.get_error(index) for index in range(parser.num_errors)]
             problems = ' | '.join(f'node {error.node()}: {error.desc()}' for error in errors)
             raise TensorRTError(f'{onnx}: cannot be parsed: {problems or self.complaints()}')
+        if (found := int8_products(trt, network)) != options.int8_products:
+            raise TensorRTError(
+                f'{onnx}: TensorRT {self.version} finds {found} products in int8, and the file has '
+                f'{options.int8_products}; the others would run in another precision'
+            )
         config = builder.create_builder_config()
         pinned = self._configure(config, network, options)
         _add_profiles(builder, config, network, options.lengths)

@@ -50,6 +50,39 @@ def pin_types(trt: Any, network: Any) -> dict[str, int]:
     return pinned
 
 
+def int8_products(trt: Any, network: Any) -> int:
+    """Count the products of a parsed network whose operands both come out of int8.
+
+    TensorRT fuses what widens both operands into such a product (its guide, explicit
+    quantisation). A product that only one operand of which is widened runs in the other's type.
+    The parser may put a reshape between.
+
+    Args:
+        trt: the module `tensorrt`.
+        network: parsed.
+    """
+    kinds = trt.LayerType
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    made = {
+        layer.get_output(number).name: layer
+        for layer in layers
+        for number in range(layer.num_outputs)
+    }
+
+    def is_widened(tensor: Any) -> bool:
+        layer = made.get(tensor.name)
+        while layer is not None and layer.type == kinds.SHUFFLE:
+            layer = made.get(layer.get_input(0).name)
+        return layer is not None and layer.type == kinds.DEQUANTIZE
+
+    return sum(
+        layer.type == kinds.MATRIX_MULTIPLY
+        and layer.num_inputs == 2
+        and all(is_widened(layer.get_input(number)) for number in range(2))
+        for layer in layers
+    )
+
+
 def sum_in_float32(trt: Any, network: Any) -> None:
     """Make a strongly typed network add up its products of float16 matrices in float32.
 

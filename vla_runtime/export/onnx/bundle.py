@@ -62,6 +62,7 @@ def add_onnx(
     bars: Bars = no_bars,
     report: Report = no_report,
     cases: CalibrationCases | None = None,
+    beside: Precision = 'float32',
 ) -> None:
     """Write a bundle's ONNX files, recorded cases and receipt, before it is sealed.
 
@@ -74,6 +75,7 @@ def add_onnx(
         bars: makes progress bars.
         report: called with the receipt, where all errors are within the bounds.
         cases: of observations, for int8.
+        beside: precision of the large matrices that int8 leaves out.
 
     Raises:
         ExportError: `onnx` or `onnxruntime` is not installed, the disk has not enough room, or
@@ -94,14 +96,16 @@ def add_onnx(
             f'{size / 1e9:.1f} GB of ONNX weights do not fit on this disk, which has '
             f'{free / 1e9:.1f} GB left; choose a smaller --onnx-precision'
         )
+    # int8 is calibrated in float32.
+    first: Precision = 'float32' if precision == 'int8' else precision
     with bars('write onnx', size) as advance:
-        write_onnx(folder, spec, precision, advance=advance)
+        write_onnx(folder, spec, first, advance=advance)
     if precision == 'int8':
         from vla_runtime.export.onnx.quantised import quantise_onnx, quantised_steps
 
         assert cases is not None
         with bars('quantise', quantised_steps(spec)) as advance:
-            quantise_onnx(folder, spec, cases.seen, advance=advance)
+            quantise_onnx(folder, spec, cases.seen, beside, advance=advance)
     with bars('verify', verification_steps()) as advance:
         receipt = verify_onnx(
             folder,
@@ -137,6 +141,7 @@ def export_bundle(
     bars: Bars = no_bars,
     report: Report = no_report,
     observations: Sequence[Observation] = (),
+    beside: Precision = 'float32',
 ) -> Bundle:
     """Copy a bundle and write new ONNX files into the copy.
 
@@ -150,6 +155,7 @@ def export_bundle(
         bars: makes progress bars.
         report: as for `add_onnx`.
         observations: of the policy at its task, for int8.
+        beside: as for `add_onnx`.
 
     Raises:
         BundleError: the target exists.
@@ -170,7 +176,7 @@ def export_bundle(
             if name.split('/')[0] not in (ONNX_FOLDER, ENGINES_FOLDER, SPEC_FILE):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source.folder / name, folder / name)
-        add_onnx(folder, source.spec, precision, bars, report, cases)
+        add_onnx(folder, source.spec, precision, bars, report, cases, beside)
         kept = {
             name: digest
             for name, digest in source.spec.files.items()

@@ -25,6 +25,7 @@ from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.files import (
     IMAGE_INPUTS,
     ONNX_FOLDER,
+    PRECISION_KEY,
     ROWS,
     ROWS_ENDING,
     STEP_INPUTS,
@@ -36,6 +37,7 @@ from vla_runtime.engines.onnx.files import (
 )
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
 from vla_runtime.export.graph_facts import ExportedGraphs, GraphFacts, write_graph_facts
+from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.row_axis import TRACED, with_row_axis
 from vla_runtime.export.onnx.tracing import Trace, trace
@@ -52,8 +54,6 @@ _DTYPES = {
     'float32': torch.float32,
     'float16': torch.float16,
     'bfloat16': torch.bfloat16,
-    # Quantised afterwards.
-    'int8': torch.float32,
     'int64': torch.int64,
     'bool': torch.bool,
 }
@@ -64,6 +64,7 @@ def write_onnx(
     spec: BundleSpec,
     precision: Precision,
     *,
+    eight_bits: EightBits | None = None,
     advance: Callable[[int], object] = lambda count: None,
 ) -> None:
     """Write a bundle's ONNX files.
@@ -72,39 +73,44 @@ def write_onnx(
         folder: of the bundle; its weights.safetensors is read, `onnx/` must not be there.
         spec: its policy.yaml.
         precision: of the large matrices; everything else stays float32, indices stay integers.
-            For int8 the files are in float32, for `quantise_onnx`, and those for TensorRT and
-            the baseline are left out.
+            In int8 the baseline is left out.
+        eight_bits: for int8, the products that are in 8 bits.
         advance: called with the bytes of each written block of weights.
 
     Raises:
         ExportError: the network uses an operator that has no ONNX form here, or a constant that
             the trace has no numbers of.
     """
+    assert (precision == 'int8') == (eight_bits is not None)
     target = folder / ONNX_FOLDER
     target.mkdir()
     weights = BundleWeights(folder / WEIGHTS_FILE)
-    traced = _TracedNetworks(spec, precision)
+    beside = precision if eight_bits is None else eight_bits.beside
+    traced = _TracedNetworks(spec, beside)
     with WeightFile(target, advance) as file:
-        writer = _Writer(folder, spec, weights, file, traced)
+        writer = _Writer(folder, spec, weights, file, traced, eight_bits)
         writer.vision()
         for rows in ROWS:
             writer.prefix(rows)
             writer.expert(rows)
-        if precision != 'int8':
+        if eight_bits is None:
             for rows in ROWS:
                 writer.monolithic(rows)
-            writer.any_rows()
-    write_graph_facts(target, ExportedGraphs(precision, writer.text_table, writer.facts))
+        writer.any_rows()
+    write_graph_facts(target, ExportedGraphs(precision, beside, writer.text_table, writer.facts))
     write_counts(folder, count_operations(spec.family, spec.dims))
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
-    """About how large weights.data will be: every parameter that a graph uses."""
+    """About how large weights.data will be: every parameter that a graph uses.
+
+    Files in int8 are calibrated in float32 first, and what that takes counts.
+    """
     empty = empty_network(spec.family, spec.dims)
     parts = parameters_of(empty, trace_shapes(empty))
     # The time table is an input of the graphs.
     used = parts['vision'] | parts['prefix'] | parts['head']
-    network = meta_network(spec, _DTYPES[precision])
+    network = meta_network(spec, _DTYPES['float32' if precision == 'int8' else precision])
     return sum(
         tensor.numel() * tensor.element_size()
         for name, tensor in network.named_parameters()
@@ -189,7 +195,9 @@ class _Writer:
         weights: BundleWeights,
         file: WeightFile,
         traced: _TracedNetworks,
+        eight_bits: EightBits | None,
     ) -> None:
+        self._eight_bits = eight_bits
         self._folder = folder
         self._spec = spec
         self._weights = weights
@@ -316,7 +324,13 @@ class _Writer:
 
     def _begin(self, name: str, *, tokens_on_host: bool = False) -> tuple[GraphWriter, Translator]:
         graph = GraphWriter(name, self._file)
-        translator = Translator(graph, self._weights, self._scales, tokens_on_host=tokens_on_host)
+        translator = Translator(
+            graph,
+            self._weights,
+            self._scales,
+            tokens_on_host=tokens_on_host,
+            eight_bits=self._eight_bits,
+        )
         return graph, translator
 
     @staticmethod
@@ -326,6 +340,9 @@ class _Writer:
         }
 
     def _save(self, model: onnx.ModelProto, path: Path) -> None:
+        if self._eight_bits is not None:
+            # Keys and values do not say it.
+            model.metadata_props.add(key=PRECISION_KEY, value='int8')
         onnx.save_model(model, path)
         self.facts[path.name] = graph_facts_of(model)
 

@@ -159,13 +159,19 @@ class GraphWriter:
         return self.node('Reshape', [value, self.integers(shape)], shape)
 
     def model(self) -> onnx.ModelProto:
-        """The finished graph."""
+        """The finished graph, without nodes whose outputs nobody reads."""
+        read = {port.name for port in self._outputs}
+        nodes: list[onnx.NodeProto] = []
+        for node in reversed(self._nodes):
+            if read & {*node.output}:
+                nodes.append(node)
+                read |= {*node.input}
         graph = helper.make_graph(
-            self._nodes,
+            nodes[::-1],
             self.name,
             self._inputs,
             self._outputs,
-            initializer=list(self._initializers.values()),
+            initializer=[one for name, one in self._initializers.items() if name in read],
         )
         return helper.make_model(
             graph,

@@ -3,8 +3,7 @@
 Types are those that ONNX infers for every tensor. The rules:
 - float32, int64, bool and the half type that was asked for are the only types;
 - inputs and outputs other than the past are never in half;
-- 8-bit numbers lead from QuantizeLinear or a weight through DequantizeLinear to a matrix product,
-  and nowhere else;
+- 8-bit numbers are in matrix products alone, written as `eight_bit_rules` says;
 - in half there are matrix products and moves of numbers, and nothing else that computes: norms,
   softmax, time, masks and the update are in float32;
 - no float becomes an integer, no truth value a float, and no integer half: indices, counts and
@@ -22,6 +21,7 @@ import onnx
 from onnx import TensorProto
 
 from vla_runtime.engines.onnx.files import STEP_INPUTS, STEP_OUTPUTS, Precision
+from vla_runtime.export.onnx.eight_bit_rules import eight_bit_faults
 
 HALVES: Mapping[int, Precision] = {
     TensorProto.FLOAT16: 'float16',
@@ -46,7 +46,6 @@ MOVES = (
     'Transpose',
     'Unsqueeze',
 )
-_EIGHT_BITS = (TensorProto.INT8, TensorProto.UINT8)
 _TYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, *HALVES)
 
 
@@ -58,21 +57,25 @@ def precision_of(path: Path) -> Precision:
     Raises:
         ValueError: no ONNX file, or one whose types contradict each other.
     """
+    in_int8 = any(one.data_type == TensorProto.INT8 for one in load_graph(path).graph.initializer)
+    return 'int8' if in_int8 else beside_int8(path)
+
+
+def beside_int8(path: Path) -> Precision:
+    """Return the precision of a graph's matrix products that are not in int8; errors as above."""
     graph = load_graph(path).graph
     types = {tensor.data_type for tensor in graph.initializer}
     types |= {port.type.tensor_type.elem_type for port in (*graph.input, *graph.output)}
-    for half, name in HALVES.items():
-        if half in types:
-            return name
-    return 'int8' if TensorProto.INT8 in types else 'float32'
+    return next((name for half, name in HALVES.items() if half in types), 'float32')
 
 
-def type_faults(path: Path, precision: Precision) -> list[str]:
+def type_faults(path: Path, precision: Precision, beside: Precision = 'float32') -> list[str]:
     """List the types in a graph file that break the rules.
 
     Args:
-        path: of the graph; its weights are not read.
+        path: of the graph; of its weights the scales of 8-bit numbers alone are read.
         precision: of its matrix products.
+        beside: precision of those that int8 leaves out.
 
     Returns:
         One sentence per fault, naming node or tensor; empty if all is well.
@@ -91,13 +94,14 @@ def type_faults(path: Path, precision: Precision) -> list[str]:
     faults += [
         f"'{name}' is in {type_name(kind)}, which no part of a policy is computed in"
         for name, kind in types.items()
-        if kind not in (*_TYPES, *(_EIGHT_BITS if precision == 'int8' else ()))
+        if kind not in (*_TYPES, *((TensorProto.INT8,) if precision == 'int8' else ()))
     ]
-    faults += _eight_bit_faults(model.graph, types)
+    faults += eight_bit_faults(path, model, types)
+    half = beside if precision == 'int8' else precision
     wrong = [
-        f"'{name}' is in {type_name(kind)} in a file that is meant to be {precision}"
+        f"'{name}' is in {type_name(kind)} in a file that is meant to be {half}"
         for name, kind in types.items()
-        if HALVES.get(kind, precision) != precision
+        if HALVES.get(kind, half) != half
     ]
     return faults + wrong[:1]
 
@@ -121,27 +125,6 @@ def node_fault(node: onnx.NodeProto, types: Mapping[str, int]) -> str:
         f"computes '{node.output[0]}' in {type_name(types[half])}; everything but matrix products "
         'must be float32, and indices integers'
     )
-
-
-def _eight_bit_faults(graph: onnx.GraphProto, types: Mapping[str, int]) -> list[str]:
-    """List the nodes but matrix products that compute with numbers rounded to 8 bits."""
-    rounded = {
-        node.output[0]: node.op_type
-        for node in graph.node
-        if node.op_type in ('QuantizeLinear', 'DequantizeLinear')
-    }
-    rounded |= {name: 'QuantizeLinear' for name, kind in types.items() if kind in _EIGHT_BITS}
-    reads = {
-        'QuantizeLinear': ('DequantizeLinear', 'QuantizeLinear'),
-        'DequantizeLinear': ('MatMul',),
-    }
-    return [
-        f"node '{node.name or node.output[0]}' ({node.op_type}) computes with '{name}', which was "
-        'rounded to 8 bits; only matrix products may'
-        for node in graph.node
-        for name in node.input
-        if name in rounded and node.op_type not in reads[rounded[name]]
-    ]
 
 
 def in_words(name: str, types: Mapping[str, int]) -> str:

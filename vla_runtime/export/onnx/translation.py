@@ -9,7 +9,7 @@ runs. Three rewrites that change no result beyond rounding are made on the way:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.fx import Node
 
 from vla_runtime.engines.onnx.files import TEXT_INPUT, TOKENS
 from vla_runtime.export.errors import ExportError
+from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.operators import lowering, split
 from vla_runtime.export.onnx.tracing import Trace
@@ -45,6 +46,7 @@ class Translator:
         scales: parameter name to the factor that its numbers are multiplied by.
         tokens_on_host: take the rows of the text table that the input `tokens` names as an input of
             their own, and leave the table out.
+        eight_bits: products to write in 8 bits.
 
     Attributes:
         text_table: name of the table that was left out; empty without one.
@@ -57,11 +59,13 @@ class Translator:
         scales: Mapping[str, float],
         *,
         tokens_on_host: bool = False,
+        eight_bits: EightBits | None = None,
     ) -> None:
         self._graph = graph
         self._weights = weights
         self._scales = scales
         self._tokens_on_host = tokens_on_host
+        self._eight_bits = eight_bits
         self.text_table = ''
 
     def write(self, trace: Trace, prefix: str, inputs: Sequence[Value]) -> list[Value]:
@@ -80,7 +84,12 @@ class Translator:
             ExportError: an operator without an ONNX form, or a constant without numbers.
         """
         translation = _Translation(
-            self._graph, self._weights, self._scales, prefix, self._tokens_on_host
+            self._graph,
+            self._weights,
+            self._scales,
+            prefix,
+            self._tokens_on_host,
+            self._eight_bits,
         )
         outputs = translation.run(trace, inputs)
         self.text_table = translation.text_table
@@ -97,12 +106,14 @@ class _Translation:
         scales: Mapping[str, float],
         prefix: str,
         tokens_on_host: bool,
+        eight_bits: EightBits | None,
     ) -> None:
         self._graph = graph
         self._weights = weights
         self._scales = scales
         self._prefix = prefix
         self._tokens_on_host = tokens_on_host
+        self._eight_bits = eight_bits
         self.text_table = ''
         # Graph values, numbers known now (tensors), weights not yet read, and plain numbers.
         self._known: dict[Node, Any] = {}
@@ -199,17 +210,30 @@ class _Translation:
         graph = self._graph
         x = self._known_argument(nodes[0].args[0])
         layers = [[self._known_argument(item) for item in node.args[1:]] for node in nodes]
-        first = layers[0][0]
-        dtype = (first.traced if isinstance(first, _Weight) else first).dtype
-        weight = self._weight_value([layer[0] for layer in layers], transposed=True)
-        x = graph.cast(self._value(x), dtype)
-        shape = (*x.shape[:-1], weight.shape[1])
-        y = graph.node('MatMul', [x, weight], shape)
-        if len(layers[0]) > 1 and layers[0][1] is not None:
+        has_bias = len(layers[0]) > 1 and layers[0][1] is not None
+        y = self._product(self._value(x), [layer[0] for layer in layers], widened=has_bias)
+        if has_bias:
             bias = torch.cat([self._scaled(layer[1]) for layer in layers])
-            y = graph.node('Add', [graph.single(y), graph.constant(bias, _name(layers))], shape)
+            y = graph.node('Add', [graph.single(y), graph.constant(bias, _name(layers))], y.shape)
         parts = split(graph, y, [tuple(node.meta['val'].shape) for node in nodes], -1)
         self._known.update(zip(nodes, parts, strict=True))
+
+    def _product(self, x: Value, weights: list[_Weight | Tensor], *, widened: bool) -> Value:
+        """Write the product of x and matrices side by side.
+
+        Its type is that of the matrices; `widened` leaves one in 8 bits in float32, for a bias.
+        """
+        graph, eight_bits = self._graph, self._eight_bits
+        if isinstance(weights[0], _Weight):
+            name, dtype, shape, make = self._joined(weights, transposed=True)
+            if eight_bits is not None and name in eight_bits:
+                # Rounded once, to 8 bits, and not to half before.
+                single = graph.single(graph.before_cast(x))
+                y = eight_bits.product(graph, single, name, shape, make)
+                return y if widened else graph.cast(y, dtype)
+        weight = self._weight_value(weights, transposed=True)
+        x = graph.cast(x, weight.dtype)
+        return graph.node('MatMul', [x, weight], (*x.shape[:-1], weight.shape[1]))
 
     def _scaled(self, weight: _Weight | Tensor) -> Tensor:
         if isinstance(weight, Tensor):
@@ -224,22 +248,23 @@ class _Translation:
             (matrix,) = weights
             assert isinstance(matrix, Tensor)
             return self._graph.constant(matrix.T if transposed else matrix)
+        name, dtype, shape, make = self._joined(weights, transposed)
+        return self._graph.initializer(self._graph.weights.named(name, dtype, shape, make), dtype)
+
+    def _joined(
+        self, weights: list[_Weight | Tensor], transposed: bool
+    ) -> tuple[str, torch.dtype, tuple[int, int], Callable[[], Tensor]]:
+        """Name, traced dtype and shape of matrices side by side, and what reads them."""
         named = [weight for weight in weights if isinstance(weight, _Weight)]
-        rows = sum(weight.traced.shape[0] for weight in named)
-        shape = (rows, named[0].traced.shape[1])
+        rows, columns = sum(weight.traced.shape[0] for weight in named), named[0].traced.shape[1]
 
         def make() -> Tensor:
             matrix = torch.cat([self._scaled(weight) for weight in named])
             return matrix.T if transposed else matrix
 
-        dtype = named[0].traced.dtype
-        proto = self._graph.weights.named(
-            '+'.join(weight.name for weight in named),
-            dtype,
-            shape[::-1] if transposed else shape,
-            make,
-        )
-        return self._graph.initializer(proto, dtype)
+        name = '+'.join(weight.name for weight in named)
+        shape = (columns, rows) if transposed else (rows, columns)
+        return name, named[0].traced.dtype, shape, make
 
 
 def _numbers(tensor: Tensor, node: Node, name: str) -> Tensor:

@@ -40,7 +40,8 @@ from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.text_table import TextTable
 from vla_runtime.export.cases import Case, read_cases
 from vla_runtime.export.onnx.cases import Reference, seeded_cases
-from vla_runtime.export.onnx.precision import precision_of, type_faults
+from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
+from vla_runtime.export.onnx.precision import beside_int8, precision_of, type_faults
 from vla_runtime.export.onnx.variants import comparable
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import (
@@ -49,9 +50,12 @@ from vla_runtime.export.receipt import (
     Comparison,
     Receipt,
     VerificationError,
+    left_out_of_int8,
 )
 from vla_runtime.families import read_time_table
+from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.families.family import distinct_image_sizes
+from vla_runtime.families.flow_network import empty_network
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
@@ -82,14 +86,21 @@ def verify_onnx(
         The receipt; ask it for `failures`.
 
     Raises:
-        VerificationError: a graph that breaks the rules of precision.
+        VerificationError: a graph that breaks the rules of precision, or matrices in int8 that
+            are not the bundle's.
         ValueError: files missing, or a provider that is not here.
     """
     placement = Placement.of(device)
-    precision = check_graphs(folder, len(distinct_image_sizes(spec.dims)))
+    image_sizes = len(distinct_image_sizes(spec.dims))
+    precision, beside = check_graphs(folder, image_sizes)
+    if precision == 'int8':
+        paths = [folder / ONNX_FOLDER / name for name in _int8_graphs(image_sizes)]
+        factors = query_scales(empty_network(spec.family, spec.dims))
+        weights = BundleWeights(folder / WEIGHTS_FILE)
+        _refuse(folder, 'computes with wrong matrices', matrix_faults(paths, weights, factors))
     if cases is None:
         cases = read_cases(folder)[0] if precision == 'int8' else seeded_cases(folder, spec)
-    verifier = _Verifier(folder, spec, precision, placement, advance, cases)
+    verifier = _Verifier(folder, spec, precision, beside, placement, advance, cases)
     receipt = verifier.run()
     keep(verifier.cases)
     return receipt
@@ -100,7 +111,7 @@ def verification_steps() -> int:
     return 3 + 1 + 3 * len(ROWS)
 
 
-def check_graphs(folder: Path, image_sizes: int = 1) -> Precision:
+def check_graphs(folder: Path, image_sizes: int = 1) -> tuple[Precision, Precision]:
     """Check the types in all graphs of a bundle.
 
     Args:
@@ -108,7 +119,7 @@ def check_graphs(folder: Path, image_sizes: int = 1) -> Precision:
         image_sizes: number of different sizes among the cameras' images.
 
     Returns:
-        The precision of their matrix products.
+        The precision of their matrix products, and of those that int8 leaves out (else the same).
 
     Raises:
         VerificationError: a graph with a type that no part of a policy is computed in, or half
@@ -117,25 +128,37 @@ def check_graphs(folder: Path, image_sizes: int = 1) -> Precision:
     """
     names = engine_graphs(ROWS, image_sizes)
     check_graph_files(folder, names)
+    paths = [folder / ONNX_FOLDER / name for name in names]
     # Not every network has matrices that may be reduced.
-    found = (precision_of(folder / ONNX_FOLDER / name) for name in names)
-    precision: Precision = next((one for one in found if one != 'float32'), 'float32')
-    if precision != 'int8':
-        names = (*graph_names(image_sizes), *ROWS_GRAPHS)
-        check_graph_files(folder, names)
+    reduced = (one for one in map(beside_int8, paths) if one != 'float32')
+    beside: Precision = next(reduced, 'float32')
+    precision: Precision = 'int8' if 'int8' in map(precision_of, paths) else beside
+    names = (*graph_names(image_sizes), *ROWS_GRAPHS)
+    if precision == 'int8':
+        names = _int8_graphs(image_sizes)
+    check_graph_files(folder, names)
     faults = [
         f'{name}: {fault}'
         for name in names
-        for fault in type_faults(folder / ONNX_FOLDER / name, precision)
+        for fault in type_faults(folder / ONNX_FOLDER / name, precision, beside)
     ]
+    _refuse(folder, 'computes in the wrong precision', faults)
+    return precision, beside
+
+
+def _int8_graphs(image_sizes: int) -> tuple[str, ...]:
+    """File names of all graphs of a bundle in int8."""
+    return (*engine_graphs(ROWS, image_sizes), *ROWS_GRAPHS)
+
+
+def _refuse(folder: Path, what: str, faults: list[str]) -> None:
+    """Raise a VerificationError that lists the first faults, if there are any."""
     if faults:
         shown = '\n  '.join(faults[:_LISTED])
         more = f'\n  and {len(faults) - _LISTED} more' if len(faults) > _LISTED else ''
         raise VerificationError(
-            f'{folder / ONNX_FOLDER}: computes in the wrong precision:\n  {shown}{more}\n'
-            'export the bundle again'
+            f'{folder / ONNX_FOLDER}: {what}:\n  {shown}{more}\nexport the bundle again'
         )
-    return precision
 
 
 def receipt_dict(receipt: Receipt) -> dict[str, Any]:
@@ -166,6 +189,7 @@ class _Verifier:
         folder: Path,
         spec: BundleSpec,
         precision: Precision,
+        beside: Precision,
         placement: Placement,
         advance: Callable[[int], object],
         cases: list[Case],
@@ -173,9 +197,10 @@ class _Verifier:
         self._folder = folder
         self._spec = spec
         self._precision = precision
+        self._beside = beside
         self._placement = placement
         self._advance = advance
-        self._widened = precision == 'bfloat16' and placement.memory == 'cpu'
+        self._widened = beside == 'bfloat16' and placement.memory == 'cpu'
         self.cases = cases
         # What ONNX Runtime made of each case, from the pixels on.
         self._own: list[dict[str, np.ndarray]] = [{} for _ in self.cases]
@@ -218,9 +243,7 @@ class _Verifier:
             [case.words for case in self.cases],
             tensors,
             self._chunks,
-            ['bfloat16 products computed in float32 and rounded: the CPU has none of its own']
-            if self._widened
-            else [],
+            self._notes(),
             [
                 ActionError(action.name, action.unit, float(one.max()), float(one.mean()))
                 for action, one in zip(
@@ -228,6 +251,14 @@ class _Verifier:
                 )
             ],
         )
+
+    def _notes(self) -> list[str]:
+        notes = left_out_of_int8(self._precision, self._beside)
+        if self._widened:
+            notes.append(
+                'bfloat16 products computed in float32 and rounded: the CPU has none of its own'
+            )
+        return notes
 
     def _vision(self) -> None:
         sizes = distinct_image_sizes(self._spec.dims)

@@ -95,6 +95,7 @@ class BuildPlan:
         done: engines that are there already and need not be built.
         passed: what these were compared with (`store.Metadata`).
         precision: of the ONNX files.
+        beside: precision of the products that int8 leaves out; else the same.
         workspace_bytes: scratch memory that a layer may take.
         estimate: of the largest build.
         timing_cache: file of the kernel times that builds measure, read and written.
@@ -107,6 +108,7 @@ class BuildPlan:
     done: dict[str, EngineFile]
     passed: dict[str, str]
     precision: Precision
+    beside: Precision
     workspace_bytes: int
     estimate: MemoryEstimate
     timing_cache: Path
@@ -174,6 +176,7 @@ def plan_build(
         done=done,
         passed=passed,
         precision=found,
+        beside=exported.beside,
         workspace_bytes=workspace_bytes,
         estimate=MemoryEstimate.of(weight_bytes, workspace_bytes),
         timing_cache=target / TIMING_CACHE,
@@ -188,9 +191,10 @@ def _check_readable(
 ) -> None:
     """Refuse files that this TensorRT cannot run or read (ValueError)."""
     if precision not in adapter.precisions:
+        why = ' (it takes no matrix that is in int8 already)' if precision == 'int8' else ''
         raise ValueError(
-            f'{folder}: the files are {precision}, which TensorRT {adapter.version} cannot run; '
-            f'export them in {" or ".join(adapter.precisions)}'
+            f'{folder}: the files are {precision}, which TensorRT {adapter.version} cannot run'
+            f'{why}; export them in {" or ".join(adapter.precisions)}'
         )
     for name, graph in graphs.items():
         if problems := unsupported(graph, precision, adapter.version):
@@ -298,7 +302,8 @@ def _build_one(
     options = BuildOptions(
         workspace_bytes=plan.workspace_bytes,
         timing_cache=cache.read_bytes() if cache.is_file() else b'',
-        reduced=plan.precision != 'float32',
+        reduced=plan.beside != 'float32',
+        int8_products=plan.graphs[name].int8_products,
         lengths=tuple(range(1, plan.rows + 1)),
         progress=progress,
     )

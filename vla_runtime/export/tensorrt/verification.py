@@ -18,11 +18,13 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.engines.bounds import error_of
 from vla_runtime.engines.closing import closed_on_error
+from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.store import Metadata
 from vla_runtime.export.cases import Case, read_cases
-from vla_runtime.export.receipt import ChunkComparison, Comparison, Receipt
+from vla_runtime.export.graph_facts import read_graph_facts
+from vla_runtime.export.receipt import ChunkComparison, Comparison, Receipt, left_out_of_int8
 from vla_runtime.inference.denoise import flow_times
 
 
@@ -62,7 +64,8 @@ def verify_built(
         passed=False,
     )
     with closed_on_error(engine.close):
-        receipt = _compare(cases, facts, metadata, engine, advance)
+        beside = read_graph_facts(bundle.folder / ONNX_FOLDER, ()).beside
+        receipt = _compare(cases, facts, metadata, beside, engine, advance)
     engine.close()
     return receipt
 
@@ -88,6 +91,7 @@ def _compare(
     cases: list[Case],
     facts: Mapping[str, Any],
     metadata: Metadata,
+    beside: Precision,
     engine: TensorRTEngine,
     advance: Callable[[int], object],
 ) -> Receipt:
@@ -119,7 +123,11 @@ def _compare(
         [case.words for case in cases],
         tensors,
         chunks,
-        [f'CUDA graphs: {status}', f'recorded by PyTorch {facts.get("torch")}'],
+        [
+            f'CUDA graphs: {status}',
+            f'recorded by PyTorch {facts.get("torch")}',
+            *left_out_of_int8(precision, beside),
+        ],
     )
 
 

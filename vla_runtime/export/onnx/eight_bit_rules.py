@@ -1,0 +1,158 @@
+"""Rules of products in 8 bits, so that every runtime computes the same ones (`eight_bits`).
+
+TensorRT reads unsigned numbers as signed ones with a warning, and runs a product of one rounded
+operand in the other's precision: neither shows in errors that 8 bits may have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from vla_runtime.export.onnx.eight_bits import MATRIX_ENDING
+from vla_runtime.export.onnx.weights import BundleWeights
+
+_QUANTISE, _WIDEN = 'QuantizeLinear', 'DequantizeLinear'
+# What may read a rounded number, by what made it.
+_READERS = {_QUANTISE: (_WIDEN,), _WIDEN: ('MatMul',)}
+
+
+def eight_bit_faults(path: Path, model: onnx.ModelProto, types: Mapping[str, int]) -> list[str]:
+    """List what breaks the rules of products in 8 bits.
+
+    Args:
+        path: of the graph; scales and zero points that lie beside it are read.
+        model: the graph, without its weights.
+        types: ONNX's number of every tensor's type.
+
+    Returns:
+        one sentence per fault, naming the node
+    """
+    graph = _Graph(path, model.graph)
+    faults = _misread(model.graph, types)
+    for node in model.graph.node:
+        if node.op_type in _READERS:
+            faults += [_sentence(node, fault) for fault in graph.scale_faults(node)]
+        elif node.op_type == 'MatMul' and (fault := graph.operand_fault(node)):
+            faults.append(_sentence(node, fault))
+    return faults
+
+
+def matrix_faults(
+    paths: Iterable[Path], weights: BundleWeights, factors: Mapping[str, float]
+) -> list[str]:
+    """List the matrices in 8 bits that are not the bundle's, rounded to the nearest step.
+
+    A scale that is wrong by a factor stays within the errors that 8 bits may have.
+
+    Args:
+        paths: of the graphs; their weights are read, one matrix at a time.
+        weights: of the bundle.
+        factors: parameter name to the factor that the graphs multiply its numbers by.
+
+    Returns:
+        one sentence per fault, naming the file and the matrix
+    """
+    faults, seen, known = [], set(), set(weights.names)
+    for path in paths:
+        proto = onnx.load(path, load_external_data=False).graph
+        graph = _Graph(path, proto)
+        for node in proto.node:
+            if not graph.widens_a_matrix(node):
+                continue
+            matrix, scales = node.input[0], graph.numbers(node.input[1])
+            if (matrix, scales.tobytes()) in seen:
+                continue
+            seen.add((matrix, scales.tobytes()))
+            names = matrix.removesuffix(MATRIX_ENDING).split('+')
+            if known >= {*names}:
+                exact = torch.cat([weights.read(one) * factors.get(one, 1.0) for one in names]).T
+                off = np.abs(graph.numbers(matrix) * scales - exact.numpy())
+                # Half a step, and what float32 adds to it.
+                if (off <= scales * np.float32(0.501)).all():
+                    continue
+            faults.append(f"{path.name}: '{matrix}' is not the bundle's matrix in 8 bits")
+    return faults
+
+
+def _sentence(node: onnx.NodeProto, fault: str) -> str:
+    return f"node '{node.name or node.output[0]}' ({node.op_type}) {fault}"
+
+
+def _misread(graph: onnx.GraphProto, types: Mapping[str, int]) -> list[str]:
+    """List the nodes but matrix products that compute with numbers rounded to 8 bits."""
+    rounded = {node.output[0]: node.op_type for node in graph.node if node.op_type in _READERS}
+    rounded |= {name: _QUANTISE for name, kind in types.items() if kind == TensorProto.INT8}
+    reads = {**_READERS, _QUANTISE: (_WIDEN, _QUANTISE)}
+    return [
+        _sentence(
+            node, f"computes with '{name}', which was rounded to 8 bits; only matrix products may"
+        )
+        for node in graph.node
+        for name in node.input
+        if name in rounded and node.op_type not in reads[rounded[name]]
+    ]
+
+
+class _Graph:
+    """A graph by what its tensors are made of."""
+
+    def __init__(self, path: Path, graph: onnx.GraphProto) -> None:
+        self._folder = str(path.parent)
+        self._made = {name: node for node in graph.node for name in node.output}
+        self._constants = {item.name: item for item in graph.initializer}
+
+    def widens_a_matrix(self, node: onnx.NodeProto) -> bool:
+        return node.op_type == _WIDEN and node.input[0] in self._constants
+
+    def operand_fault(self, product: onnx.NodeProto) -> str:
+        """Return what is wrong with a product of which an operand was rounded; empty if nothing."""
+        widened = [
+            self._made[name] if name in self._made and self._made[name].op_type == _WIDEN else None
+            for name in product.input
+        ]
+        left, right = widened
+        if left is None and right is None:
+            return ''
+        if left is None or right is None:
+            return 'multiplies a number in 8 bits by one that is not; both operands must be'
+        if left.input[0] not in self._made or right.input[0] not in self._constants:
+            return 'must multiply an input, rounded as it comes, by a matrix in 8 bits'
+        return ''
+
+    def scale_faults(self, node: onnx.NodeProto) -> list[str]:
+        """List what is wrong with scale, zero point and axis of a node that rounds or widens."""
+        if len(node.input) < 3 or any(name not in self._constants for name in node.input[1:]):
+            return ['needs a scale and a zero point that are constants']
+        scales, zeros = (self.numbers(name) for name in node.input[1:])
+        faults = []
+        if zeros.dtype != np.int8 or zeros.any() or zeros.shape != scales.shape:
+            faults.append('needs an int8 zero point of 0 for every scale: TensorRT has no other')
+        if not (np.isfinite(scales) & (scales > 0)).all():
+            faults.append('has a scale that is not above 0')
+        matrix = self._constants.get(node.input[0])
+        if matrix is not None:
+            if _axis(node) != 1 or scales.shape != (matrix.dims[-1],):
+                faults.append('needs a scale for every column of its matrix, along axis 1')
+        elif scales.size != 1:
+            faults.append('needs one scale for the whole input')
+        source = self._made.get(node.input[0])
+        if node.op_type == _WIDEN and source is not None and len(source.input) > 1:
+            given = self._constants.get(source.input[1])
+            if given is None or not np.array_equal(self.numbers(given.name), scales):
+                faults.append('widens by another scale than the one that its input was rounded by')
+        return faults
+
+    def numbers(self, name: str) -> np.ndarray:
+        """Return a constant, from the graph or from the file beside it."""
+        return numpy_helper.to_array(self._constants[name], self._folder)
+
+
+def _axis(node: onnx.NodeProto) -> int:
+    found = (helper.get_attribute_value(item) for item in node.attribute if item.name == 'axis')
+    return next(found, 1)
