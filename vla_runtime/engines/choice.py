@@ -94,7 +94,8 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
     receipt = _receipt_precision(bundle)
     eight = eight_bits(bundle, device) if precision == AUTO else {}
     found: list[Candidate] = []
-    if receipt and not refusal and any(bundle.engines_folder.glob(f'*-trt*/{VERIFICATION_FILE}')):
+    built = any(bundle.engines_folder.glob(f'*-trt*/{VERIFICATION_FILE}'))
+    if receipt and built and not eight.get(INT8):
         found.append(Candidate('tensorrt', receipt))
     if precision != AUTO:
         # Named outright: the user vouches for it.
