@@ -263,7 +263,7 @@ def _poison(engine) -> None:
     # The copies that the denoise steps read.
     with torch.inference_mode():
         for laid_out in engine._laid_out.values():
-            laid_out.value._own._values.fill_(float('nan'))
+            laid_out.value._own._attended._past_values.fill_(float('nan'))
 
 
 def test_a_poisoned_slot_would_show(policy):

@@ -124,8 +124,9 @@ def test_keys_and_values_are_those_of_the_engine(rows):
     for buffers in engine._buffers.values():
         for slot in buffers.slots:
             slot['prefix_mask'].fill_(True)
-            laid_out.append(engine._fused.lay_out(slot, samples=1)._own)
-    numbers = sum(layers._keys.nbytes + layers._values.nbytes for layers in laid_out)
+            keys = engine._fused.lay_out(slot, samples=1)._own._attended
+            laid_out += [keys._past_keys, keys._past_values]
+    numbers = sum(tensor.untyped_storage().nbytes() for tensor in laid_out)
     assert need.laid_out <= numbers <= need.laid_out * (1 + dims.horizon / dims.prefix_length)
 
 

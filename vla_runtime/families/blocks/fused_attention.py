@@ -246,8 +246,9 @@ class _PackedKeys(_Keys):
     """Attention by lengths: the prefix's valid keys come first, and what is behind is never read.
 
     All queries of all heads that share a head of keys see the same keys. To the kernel they are the
-    heads of a single token: it then splits the keys between the GPU's multiprocessors, which it
-    does for no row of more tokens, and its tiles are full.
+    heads of a single token: it then splits the keys between the GPU's multiprocessors, and its
+    tiles are full. Of more tokens it splits pages of keys alone, and leaves every row but the first
+    unwritten (PyTorch's issue 194167).
     """
 
     def __init__(
