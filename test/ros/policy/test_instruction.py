@@ -110,7 +110,8 @@ def test_an_instruction_given_at_start_is_in_force(files: tuple[Path, Path]) -> 
         assert made.transition(f'/alone{NODE}', 'configure')
         assert made.transition(f'/alone{NODE}', 'activate')
         assert executor.chunk()[1]['instruction'] == 'wave'
-        assert "instruction: 'wave'" in process.text()
+        # With the node's next status.
+        made.wait_for(lambda: "instruction: 'wave'" in process.text(), 'the log')
 
 
 @pytest.fixture
