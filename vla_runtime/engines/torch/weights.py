@@ -40,8 +40,8 @@ def load_network(
         precision: a key of `PRECISIONS`.
 
     Raises:
-        ValueError: unknown device or precision, no CUDA here, or weights that do not fit the
-            dimensions.
+        ValueError: unknown device or precision, no CUDA here, a GPU that does not multiply fp8 or
+            gives other numbers, or weights that do not fit the dimensions.
         RuntimeError: not enough memory.
     """
     if precision not in PRECISIONS:
