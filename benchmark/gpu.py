@@ -5,11 +5,11 @@ Needs torch, numpy, pyyaml and safetensors and nothing else, and runs from the s
     python benchmark/gpu.py [--quick] [--json OUT]
 
 First what must be true (against the CPU in float32 and in fp8, graphs fresh, guidance, attention by
-lengths, overlap, memory), at a reduced size; then milliseconds in bfloat16 for 1 to 3 views, one and two prompt rows,
-10 denoise steps, cache hit and miss: captured graphs, eager, and torch.compile, beside the
-roofline; and captured graphs in fp8 where the GPU has it (from compute capability 8.9 on). Stops
-measuring after 7 minutes, says what it left out, and prints a table last. Exit code: 0, 1 where a
-check failed, 2 without a GPU.
+lengths, overlap, memory), at a reduced size; then milliseconds in bfloat16 for 1 to 3 views, one
+and two prompt rows, 10 denoise steps, cache hit and miss: captured graphs, eager, and
+torch.compile, beside the roofline; and captured graphs in fp8 where the GPU has it (from compute
+capability 8.9 on). Stops measuring after 7 minutes, says what it left out, and prints a table last.
+Exit code: 0, 1 where a check failed, 2 without a GPU.
 """
 
 from __future__ import annotations
