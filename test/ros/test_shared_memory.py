@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -81,8 +81,13 @@ def test_the_segment_of_a_killed_node_is_removed_and_that_of_a_living_one_stays(
 
 def locked(process: Process, name: str) -> set[Path]:
     """Files of shared memory whose lock a process holds; `name` is a pattern."""
-    links = (os.readlink(link) for link in Path(f'/proc/{process.pid}/fd').iterdir())
-    return {MEMORY / match[1] for link in links if (match := re.search(rf'/({name})_el$', link))}
+    found = set()
+    for link in Path(f'/proc/{process.pid}/fd').iterdir():
+        # The process closes files meanwhile.
+        with suppress(OSError):
+            if match := re.search(rf'/({name})_el$', os.readlink(link)):
+                found.add(MEMORY / match[1])
+    return found
 
 
 @pytest.fixture
