@@ -107,7 +107,7 @@ def test_onnx_files_for_a_bundle_take_only_the_options_that_apply(tmp_path, caps
     target = tmp_path / 'made'
     assert main(['export', source, '--out', str(target), '--horizon', '9']) == 2
     assert (
-        'only --out, --force, --dry-run, --onnx-precision and --calibration apply'
+        'only --out, --force, --dry-run, --onnx-precision, --beside-int8 and --calibration apply'
         in capsys.readouterr().err
     )
     assert main(['export', source, '--out', str(target), '--onnx-precision', 'none']) == 2

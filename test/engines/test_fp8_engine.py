@@ -88,11 +88,13 @@ def test_products_weigh_a_byte_a_number_and_all_else_is_as_in_bfloat16(bundles, 
 
 @pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
 def test_fused_and_plain_modules_give_the_same_numbers(bundles, family, monkeypatch):
-    fused = chunks(bundles(family), 'fp8')
+    exact, fused = (chunks(bundles(family), one) for one in ('float32', 'fp8'))
     network = type(empty_network(family, tiny_dims(family)))
     monkeypatch.setattr(network, 'fused', lambda self, static_shapes=False: self)
-    # Rounding of float32 sums, which a step to the next number in 8 bits makes larger.
-    assert error_of(fused, chunks(bundles(family), 'fp8'))[0] <= 2e-2
+    # Rounding of float32 sums takes single numbers to the next one in 8 bits: in the mean 0.1 to 0.2
+    # of what 8 bits are off by.
+    apart = error_of(fused, chunks(bundles(family), 'fp8'))[1]
+    assert apart <= 0.4 * error_of(fused, exact)[1]
 
 
 @families

@@ -39,10 +39,11 @@ def tolerance(kind: str, expected: np.ndarray) -> float:
 
     Guidance amplifies: at a beta of 2.5 a change of the noise changes this chunk 9 to 23 times as
     much, so that PyTorch and LeRobot's own recorded chunk are 1.6e-5 apart, and both 2e-4 from the
-    same loop in float64. Unguided they are 2.6e-6 apart, and ONNX Runtime as near.
+    same loop in float64. Unguided they are 2.6e-6 apart, and ONNX Runtime as near. Another order of
+    the keys in PyTorch's attention, which is a set, moves a guided chunk by up to 4.4e-5.
     """
     guided = kind.replace('.', '').isdigit()
-    return TOLERANCE * (max(1.0, float(np.abs(expected).max())) if guided else 1.0)
+    return TOLERANCE * (2.0 * max(1.0, float(np.abs(expected).max())) if guided else 1.0)
 
 
 def case_engine(path: Path) -> OnnxEngine:
