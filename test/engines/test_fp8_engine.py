@@ -91,8 +91,8 @@ def test_fused_and_plain_modules_give_the_same_numbers(bundles, family, monkeypa
     exact, fused = (chunks(bundles(family), one) for one in ('float32', 'fp8'))
     network = type(empty_network(family, tiny_dims(family)))
     monkeypatch.setattr(network, 'fused', lambda self, static_shapes=False: self)
-    # Rounding of float32 sums takes single numbers to the next one in 8 bits: in the mean 0.1 to 0.2
-    # of what 8 bits are off by.
+    # Rounding of float32 sums takes single numbers to the next one in 8 bits: in the mean 0.1 to
+    # 0.2 of what 8 bits are off by.
     apart = error_of(fused, chunks(bundles(family), 'fp8'))[1]
     assert apart <= 0.4 * error_of(fused, exact)[1]
 

@@ -4,8 +4,8 @@
                      int8 matrix ─ DequantizeLinear ─ MatMul ─ float32
 
 Invariants:
-- both operands are signed with zero point 0, all that TensorRT multiplies; ONNX Runtime multiplies
-  them as fast as unsigned ones (benchmark/int8_products.py);
+- both operands are signed with zero point 0, all that TensorRT multiplies; unsigned inputs would
+  gain little in ONNX Runtime (benchmark/int8_products.py);
 - an input has one scale, from the range that calibration found; a matrix has one a column;
 - scales are float32, and so is what enters and leaves: whoever wants half casts afterwards.
 """
