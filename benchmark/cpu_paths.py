@@ -16,7 +16,7 @@ from unittest import mock
 
 import mid_size
 import numpy as np
-from measurement import median_interval, percentiles, write_result
+from measurement import median_ratio, percentiles, write_result
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.cpu import check_int8
@@ -90,19 +90,13 @@ def measure(policies: dict[str, Policy], rounds: int) -> dict[str, Any]:
         name: {
             **{case: {**percentiles(values), 'min': min(values)} for case, values in cases.items()},
             'of_reference': {
-                case: _ratio(cases[f'{case}_cpu'], found[REFERENCE][f'{case}_cpu'])
+                case: median_ratio(cases[f'{case}_cpu'], found[REFERENCE][f'{case}_cpu'])
                 for case in ('miss', 'hit')
             },
             'largest_difference': apart[name],
         }
         for name, cases in found.items()
     }
-
-
-def _ratio(times: Sequence[float], reference: Sequence[float]) -> dict[str, Any]:
-    """Processor time as a part of the reference's in the same round."""
-    ratios = np.array(times) / np.array(reference)
-    return {'median': float(np.median(ratios)), 'interval': median_interval(ratios)}
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import mid_size
 import numpy as np
 import onnx
-from measurement import median_interval, percentiles, write_result
+from measurement import median_ratio, percentiles, write_result
 from onnx import TensorProto, numpy_helper
 
 from vla_runtime.bundle.folder import read_bundle
@@ -115,16 +115,12 @@ def measure(
             chunks[name] = chunk.normalised
         for name in names:
             errors[name].append(np.abs(chunks[name] - chunks['torch float32']))
-    ratio = np.array(times['signed']) / np.array(times['unsigned'])
     return {
         'rounds': rounds,
         'cpu_ms': {
             name: {**percentiles(values), 'min': min(values)} for name, values in times.items()
         },
-        'signed_of_unsigned': {
-            'median': float(np.median(ratio)),
-            'interval': median_interval(ratio),
-        },
+        'signed_of_unsigned': median_ratio(times['signed'], times['unsigned']),
         'chunk_error': {
             name: {
                 'mean': float(np.mean(errors[name])),

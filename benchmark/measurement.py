@@ -14,7 +14,7 @@ import numpy as np
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.performance.measurement import machine, percentiles, versions
 
-__all__ = ['RESULTS', 'median_interval', 'percentiles', 'write_result']
+__all__ = ['RESULTS', 'median_interval', 'median_ratio', 'percentiles', 'write_result']
 
 RESULTS = Path(__file__).parent / 'results'
 
@@ -23,6 +23,12 @@ def median_interval(values: np.ndarray) -> list[float]:
     """The 95% interval of the median, by bootstrap."""
     drawn = np.random.default_rng(0).choice(values, (10_000, len(values)))
     return np.percentile(np.median(drawn, axis=1), [2.5, 97.5]).tolist()
+
+
+def median_ratio(times: Sequence[float], reference: Sequence[float]) -> dict[str, Any]:
+    """Times as a part of the reference's in the same round: median and its 95% interval."""
+    ratios = np.array(times) / np.array(reference)
+    return {'median': float(np.median(ratios)), 'interval': median_interval(ratios)}
 
 
 def write_result(
