@@ -22,26 +22,32 @@ def way(request, monkeypatch):
 
     one_pass.cache_clear()
     if request.param == 'one pass':
-        monkeypatch.setattr(fused_product, 'ONE_PASS_FROM', 0)
+        _any_size(monkeypatch)
         if one_pass('cpu', torch.float32) is None:
             pytest.skip('this PyTorch has no such operator')
     elif request.param == 'refused':
-        monkeypatch.setattr(fused_product, 'ONE_PASS_FROM', 0)
+        _any_size(monkeypatch)
         monkeypatch.setattr(torch.ops.mkldnn, '_linear_pointwise', refuse, raising=False)
         assert one_pass('cpu', torch.float32) is None
     yield request.param
     one_pass.cache_clear()
 
 
+def _any_size(monkeypatch):
+    for name in ('ONE_PASS_FROM', 'PACKED_FROM'):
+        monkeypatch.setattr(fused_product, name, 0)
+
+
 @pytest.mark.parametrize(('dtype', 'bound'), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize('bias', [False, True])
-def test_a_product_equals_its_layers_one_by_one(way, dtype, bound, bias):
+@pytest.mark.parametrize('packed', [False, True])
+def test_a_product_equals_its_layers_one_by_one(way, dtype, bound, bias, packed):
     torch.manual_seed(0)
     layers = [Linear(24, width, bias=bias).to(dtype) for width in (8, 40)]
     x = torch.randn(3, 5, 24)
     with torch.inference_mode():
         expected = torch.cat([layer(x.to(dtype)) for layer in layers], dim=-1)
-        product = Product(layers)
+        product = Product(layers, packed)
         for found, wanted in (
             (product(x), expected),
             (product.gelu(x), F.gelu(expected, approximate='tanh')),
@@ -52,6 +58,31 @@ def test_a_product_equals_its_layers_one_by_one(way, dtype, bound, bias):
             out = torch.empty(15, 48, dtype=dtype)
             product.into(x.to(dtype).flatten(0, 1), out)
             torch.testing.assert_close(out.view(3, 5, 48), expected, rtol=bound, atol=bound)
+            found = product.by_way_of(torch.empty_like(out), x.to(dtype).flatten(0, 1))
+            assert torch.equal(found, out)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('tokens', [1, 4, 7])
+def test_a_packed_matrix_serves_any_number_of_tokens(dtype, tokens, monkeypatch):
+    _any_size(monkeypatch)
+    if one_pass('cpu', dtype) is None:
+        pytest.skip('this PyTorch has no such operator')
+    torch.manual_seed(0)
+    layer = Linear(40, 24, bias=False).to(dtype)
+    x = torch.randn(tokens, 40).to(dtype)
+    with torch.inference_mode():
+        product = Product([layer], packed=True)
+        bound = 1e-5 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(product(x), layer(x), rtol=bound, atol=bound)
+
+
+def test_products_below_the_sizes_do_not_pack(monkeypatch):
+    calls = []
+    monkeypatch.setattr(fused_product, 'one_pass', lambda device, dtype: calls.append)
+    with torch.inference_mode():
+        Product([Linear(40, 24, bias=False)], packed=True)(torch.randn(3, 40))
+    assert not calls
 
 
 def test_a_gpu_has_no_such_operator():

@@ -12,6 +12,7 @@ from tiny_policy import tiny_dims
 from torch import Tensor
 
 from vla_runtime.families import build_network
+from vla_runtime.families.blocks import fused_product
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.pi.flow_policy import PiNetwork
@@ -29,6 +30,13 @@ families = pytest.mark.parametrize('family', ['pi0', 'pi05'])
 def _no_gradients():
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture(params=[2**24, 0], ids=['small', 'large'], autouse=True)
+def _sizes(request, monkeypatch):
+    """Products as of a small policy and of a large one."""
+    for name in ('ONE_PASS_FROM', 'PACKED_FROM'):
+        monkeypatch.setattr(fused_product, name, request.param)
 
 
 def tiny_network(family: str, dtype: torch.dtype = torch.float32) -> PiNetwork:

@@ -87,7 +87,8 @@ def test_each_steps_velocity_and_the_chunk_are_lerobots(path, b, static_shapes):
 @pytest.fixture(params=[2**24, 0], ids=['small', 'large'], autouse=True)
 def _sizes(request, monkeypatch):
     """Products as of a small policy and of a large one."""
-    monkeypatch.setattr(fused_product, 'ONE_PASS_FROM', request.param)
+    for name in ('ONE_PASS_FROM', 'PACKED_FROM'):
+        monkeypatch.setattr(fused_product, name, request.param)
 
 
 @static

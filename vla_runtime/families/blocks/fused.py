@@ -114,6 +114,7 @@ class FusedBlock:
     Args:
         block: plain.
         cross: its keys and values are computed from another stack's: `qkv` gives queries alone.
+        packed: as for its products.
 
     Attributes:
         cross: as given.
@@ -125,22 +126,27 @@ class FusedBlock:
         epsilon: of its norms.
     """
 
-    def __init__(self, block: gemma.GemmaBlock | llama.LlamaBlock, cross: bool = False) -> None:
+    def __init__(
+        self,
+        block: gemma.GemmaBlock | llama.LlamaBlock,
+        cross: bool = False,
+        packed: bool = False,
+    ) -> None:
         attention, mlp = block.attention, block.mlp
         self.cross = cross
         self.width = attention.q.in_features
         self.head_dim = attention.head_dim
         projections = [attention.q] if cross else [attention.q, attention.k, attention.v]
-        self.qkv = Product(projections)
+        self.qkv = Product(projections, packed)
         self._widths = [
             attention.q.out_features + attention.k.out_features,
             attention.v.out_features,
         ]
         self.query_heads = attention.q.out_features // self.head_dim
         self.kv_heads = attention.k.out_features // self.head_dim
-        self.out = Product([attention.out])
-        self.gate_up = Product([mlp.gate, mlp.up])
-        self.down = Product([mlp.down])
+        self.out = Product([attention.out], packed)
+        self.gate_up = Product([mlp.gate, mlp.up], packed)
+        self.down = Product([mlp.down], packed)
         self.activation: Callable[[Tensor], Tensor] = mlp.activation
         self.input_scale, self.post_scale = (
             norm_scale(norm) for norm in (block.input_norm, block.post_norm)

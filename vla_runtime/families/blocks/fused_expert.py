@@ -75,9 +75,9 @@ class FusedExpert:
         self._inverse = empty(batch, tokens, 1)
         # Both ends of a product, as tensors and as matrices.
         self._operand = self._normed if self._exact else self._normed.to(dtype)
-        self._result = torch.empty_like(self._operand)
         self._matrix_in, self._matrix_out = (
-            tensor.view(batch * tokens, -1) for tensor in (self._operand, self._result)
+            tensor.view(batch * tokens, -1)
+            for tensor in (self._operand, torch.empty_like(self._operand))
         )
 
     def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
@@ -93,12 +93,12 @@ class FusedExpert:
             first, second = modulations[2 * layer : 2 * layer + 2] or (None, None)
             self._normalise(block.input_scale, first, block.epsilon)
             block.qkv.into(self._matrix_in, attention.projected)
-            block.out.into(attention(self._places[layer]), self._matrix_out)
-            self._add(first)
+            attended = attention(self._places[layer])
+            self._add(block.out.by_way_of(self._matrix_out, attended), first)
             self._normalise(block.post_scale, second, block.epsilon)
             gate, up = block.gate_up(self._matrix_in).chunk(2, dim=-1)
-            block.down.into(block.activation(gate).mul_(up), self._matrix_out)
-            self._add(second)
+            gated = block.activation(gate).mul_(up)
+            self._add(block.down.by_way_of(self._matrix_out, gated), second)
         return self._x
 
     def _normalise(
@@ -115,9 +115,10 @@ class FusedExpert:
         if not self._exact:
             self._operand.copy_(self._normed)
 
-    def _add(self, modulation: Modulation | None) -> None:
-        """Add the last product to the residual stream, through its gate; in float32."""
+    def _add(self, product: Tensor, modulation: Modulation | None) -> None:
+        """Add (B * T, W) to the residual stream, through its gate; in float32."""
+        result = product.view(self._x.shape)
         if modulation is None:
-            self._x.add_(self._result)
+            self._x.add_(result)
         else:
-            self._x.addcmul_(self._result.float(), modulation[2])
+            self._x.addcmul_(result.float(), modulation[2])

@@ -56,7 +56,7 @@ class FusedPi(FlowNetwork):
         self._plain, self._static_shapes = plain, static_shapes
         self.vision = FusedVision(plain.vision)
         self._language = [FusedBlock(block) for block in plain.language.layers]
-        self._expert = [FusedBlock(block) for block in plain.expert.layers]
+        self._expert = [FusedBlock(block, packed=True) for block in plain.expert.layers]
         self._final_scale = norm_scale(plain.expert.norm)
         block, prefix = self._expert[0], self.dims.prefix_length
         self._suffix_mask = plain.suffix_mask(block.qkv.weight.device)

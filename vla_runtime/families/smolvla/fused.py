@@ -54,7 +54,8 @@ class FusedSmolVla(FlowNetwork):
         cross = self.dims.cross_layers
         self._language = [FusedBlock(block) for block in plain.language.layers]
         self._expert = [
-            FusedBlock(block, layer in cross) for layer, block in enumerate(plain.expert.layers)
+            FusedBlock(block, layer in cross, packed=True)
+            for layer, block in enumerate(plain.expert.layers)
         ]
         self._final_scale = norm_scale(plain.expert.norm)
         self.kernel = None
