@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks import fused_product
+from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.blocks.float8 import E4M3, quantise
-from vla_runtime.families.blocks.fused_product import Product, one_pass
-from vla_runtime.families.blocks.layers import Linear
+from vla_runtime.families.blocks.fused_product import GatedProduct, Product, one_pass
+from vla_runtime.families.blocks.layers import GatedMlp, Linear, gelu_tanh
 
 
 @pytest.fixture(params=['one pass', 'public', 'refused'])
@@ -50,7 +51,8 @@ def test_a_product_equals_its_layers_one_by_one(way, dtype, bound, bias, packed)
         product = Product(layers, packed)
         for found, wanted in (
             (product(x), expected),
-            (product.gelu(x), F.gelu(expected, approximate='tanh')),
+            (product(x, gelu_tanh), F.gelu(expected, approximate='tanh')),
+            (product(x, F.silu), F.silu(expected)),
         ):
             assert found.dtype == dtype
             torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
@@ -60,6 +62,23 @@ def test_a_product_equals_its_layers_one_by_one(way, dtype, bound, bias, packed)
             torch.testing.assert_close(out.view(3, 5, 48), expected, rtol=bound, atol=bound)
             found = product.by_way_of(torch.empty_like(out), x.to(dtype).flatten(0, 1))
             assert torch.equal(found, out)
+
+
+@pytest.mark.parametrize(('dtype', 'bound'), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize('activation', [gelu_tanh, F.silu])
+@pytest.mark.parametrize('packed', [False, True])
+def test_a_gated_product_equals_its_layers_one_by_one(way, dtype, bound, activation, packed):
+    torch.manual_seed(0)
+    dims = DecoderDims(width=24, mlp_dim=40, depth=1, num_heads=2, num_kv_heads=1, head_dim=8)
+    mlp = GatedMlp(dims, activation).to(dtype)
+    x = torch.randn(3, 5, 24)
+    with torch.inference_mode():
+        expected = activation(mlp.gate(x)) * mlp.up(x)
+        found = GatedProduct(mlp, packed)(x)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
+        # The layers' weights are views of the merged ones, and still theirs.
+        assert torch.equal(activation(mlp.gate(x)) * mlp.up(x), expected)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
@@ -102,7 +121,7 @@ def test_a_product_in_8_bits_is_that_of_its_layers_bit_for_bit(bias):
         product = Product(layers)
         assert product.dtype == torch.bfloat16 and product.weight.dtype == E4M3
         assert torch.equal(product(x), expected)
-        assert torch.equal(product.gelu(x), F.gelu(expected, approximate='tanh'))
+        assert torch.equal(product(x, gelu_tanh), F.gelu(expected, approximate='tanh'))
         # The layers' weights are views of the merged ones, and still theirs.
         assert layers[1].weight.data_ptr() == product.weight[8:].data_ptr()
         assert torch.equal(torch.cat([layer(x) for layer in layers], dim=-1), expected)

@@ -28,7 +28,8 @@ from vla_runtime.families.blocks.fused_lengths import (
     usable,
     valid_first,
 )
-from vla_runtime.families.blocks.fused_product import Product
+from vla_runtime.families.blocks.fused_product import GatedProduct, Product
+from vla_runtime.families.blocks.layers import gelu_tanh
 from vla_runtime.families.blocks.siglip import Siglip, VisionBlock
 
 # Epsilon of every norm of a Gemma block; a Llama block's norms have their own.
@@ -120,8 +121,7 @@ class FusedBlock:
         cross: as given.
         width: W.
         query_heads, kv_heads, head_dim: of the attention.
-        qkv, out, gate_up, down: its products.
-        activation: of the MLP's gate; it returns a new tensor.
+        qkv, out, gated, down: its products.
         input_scale, post_scale: of its norms; None for adaptive ones.
         epsilon: of its norms.
     """
@@ -145,9 +145,8 @@ class FusedBlock:
         self.query_heads = attention.q.out_features // self.head_dim
         self.kv_heads = attention.k.out_features // self.head_dim
         self.out = Product([attention.out], packed)
-        self.gate_up = Product([mlp.gate, mlp.up], packed)
+        self.gated = GatedProduct(mlp, packed)
         self.down = Product([mlp.down], packed)
-        self.activation: Callable[[Tensor], Tensor] = mlp.activation
         self.input_scale, self.post_scale = (
             norm_scale(norm) for norm in (block.input_norm, block.post_norm)
         )
@@ -177,8 +176,7 @@ class FusedBlock:
         """Add attention (B, T, heads * D) and MLP to (B, T, W) float32."""
         x = x + self.out(attended)
         h = normalise(x, self.post_scale, None, self.epsilon)
-        gate, up = self.gate_up(h).chunk(2, dim=-1)
-        return x + self.down(self.activation(gate).mul_(up))
+        return x + self.down(self.gated(h))
 
 
 class FusedVision(nn.Module):
@@ -215,7 +213,7 @@ class FusedVisionBlock:
         q, k, v = (part.transpose(1, 2) for part in projected.unbind(2))
         attended = F.scaled_dot_product_attention(q, k, v)
         x = x + self._out(attended.transpose(1, 2).reshape(n, tokens, width))
-        return x + self._fc2(self._fc1.gelu(plain.norm2(x)))
+        return x + self._fc2(self._fc1(plain.norm2(x), gelu_tanh))
 
 
 def norm_scale(norm: nn.Module) -> Tensor | None:

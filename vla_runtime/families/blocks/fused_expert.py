@@ -96,8 +96,7 @@ class FusedExpert:
             attended = attention(self._places[layer])
             self._add(block.out.by_way_of(self._matrix_out, attended), first)
             self._normalise(block.post_scale, second, block.epsilon)
-            gate, up = block.gate_up(self._matrix_in).chunk(2, dim=-1)
-            gated = block.activation(gate).mul_(up)
+            gated = block.gated(self._matrix_in)
             self._add(block.down.by_way_of(self._matrix_out, gated), second)
         return self._x
 

@@ -6,16 +6,14 @@ projection, MLP), because a policy may run one attention over the keys of two st
 
 from __future__ import annotations
 
-from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import Attention, Rotary, rotate
 from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.blocks.layers import GatedMlp, normalise_rms
+from vla_runtime.families.blocks.layers import GatedMlp, gelu_tanh, normalise_rms
 
 
 class RMSNorm(nn.Module):
@@ -71,7 +69,7 @@ class GemmaBlock(nn.Module):
         self.input_norm = norm(dims.width)
         self.attention = Attention(dims)
         self.post_norm = norm(dims.width)
-        self.mlp = GatedMlp(dims, partial(F.gelu, approximate='tanh'))
+        self.mlp = GatedMlp(dims, gelu_tanh)
 
     def project(
         self, x: Tensor, rotary: Rotary, modulation: Tensor | None = None

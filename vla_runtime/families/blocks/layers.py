@@ -106,6 +106,11 @@ def product_names(network: nn.Module) -> set[str]:
     }
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU in its tanh form (arXiv 1606.08415)."""
+    return F.gelu(x, approximate='tanh')
+
+
 class GatedMlp(nn.Module):
     """An MLP of a decoder, its hidden numbers gated through an activation (arXiv 2002.05202)."""
 

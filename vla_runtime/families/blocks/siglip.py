@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import Rotary, rotate
 from vla_runtime.families.blocks.dimensions import VisionBlockDims, VisionDims
-from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
+from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention, gelu_tanh
 
 
 class VisionAttention(MultiHeadAttention):
@@ -34,7 +34,7 @@ class VisionMlp(nn.Module):
         self.fc2 = Linear(dims.mlp_dim, dims.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate='tanh'))
+        return self.fc2(gelu_tanh(self.fc1(x)))
 
 
 class VisionBlock(nn.Module):
