@@ -35,6 +35,7 @@ from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import Place
 from vla_runtime.inference.preparation import Preparation
+from vla_runtime.inference.recorded_check import check_recorded_cases
 from vla_runtime.inference.report import make_report
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.request_builder import RequestBuilder
@@ -156,7 +157,15 @@ class Policy:
         decisive = {name: getattr(settings, name) for name in _DECISIVE}
         decisive |= {'use_cuda_graphs': use_cuda_graphs, 'torch_compile': torch_compile}
         policy, why = load_chosen(
-            checked, backend, device, precision, threads, decisive, load=load, measure=_time
+            checked,
+            backend,
+            device,
+            precision,
+            threads,
+            decisive,
+            load=load,
+            check=partial(_check_recorded, checked.folder),
+            measure=_time,
         )
         policy.why = '; '.join(filter(None, (why, policy.why)))
         return policy
@@ -405,12 +414,23 @@ def _rows(bundle: Bundle) -> range:
     return range(1, 3 if bundle.spec.advantage else 2)
 
 
+def _check_recorded(folder: Path, policy: Policy) -> None:
+    """Close and refuse a policy that does not give the chunks recorded in its bundle (ValueError).
+
+    Before its first inference.
+    """
+    with closed_on_error(policy.close):
+        check_recorded_cases(policy._engine, folder, policy.precision)
+
+
 def _time(policy: Policy) -> float:
-    """Milliseconds of the fastest of a few warm-ups; closes the policy."""
+    """Milliseconds of the fastest of a few inferences with its settings; closes the policy."""
     with closed_on_error(policy.close):
         policy.warm_up()
         times: list[float] = []
         while len(times) < _MOST_TRIALS and (len(times) < _LEAST_TRIALS or sum(times) < _TRIALS_MS):
-            times.append(policy.warm_up())
+            start = perf_counter()
+            policy._preparation.run_one(policy.settings)
+            times.append((perf_counter() - start) * 1e3)
     policy.close()
     return min(times)

@@ -27,6 +27,9 @@ from vla_runtime.engines.choice import (
     load_chosen,
     memory_path,
 )
+from vla_runtime.engines.torch import weights
+from vla_runtime.export.onnx.cases import record_cases
+from vla_runtime.inference.preparation import Preparation
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 
@@ -142,11 +145,12 @@ def test_a_damaged_memory_is_measured_again(bundle: Bundle, text: str):
     assert found.backend == 'onnxruntime'
 
 
-def test_a_candidate_that_cannot_run_is_named_and_the_choice_not_remembered(bundle: Bundle):
+def test_a_candidate_that_is_refused_is_named_and_not_tried_at_every_load(bundle: Bundle):
     found = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({TORCH: 9.0}))
     assert found.backend == 'torch'
     assert 'onnxruntime in float32 cannot: onnxruntime is broken' in found.why
-    assert not memory_path().exists()
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({})) == found
+    memory_path().unlink()
     with pytest.raises(ValueError, match='torch is broken'):
         choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({}))
 
@@ -171,6 +175,8 @@ def test_a_candidate_without_memory_driver_or_library_leaves_the_others(
     found = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, measure)
     assert found.backend == 'onnxruntime'
     assert f'torch in float32 cannot: {error}' in found.why
+    # It may have them next time.
+    assert not memory_path().exists()
 
 
 def test_the_first_of_a_large_bundle_that_cannot_be_loaded_gives_way_to_the_next(
@@ -185,10 +191,15 @@ def test_the_first_of_a_large_bundle_that_cannot_be_loaded_gives_way_to_the_next
         assert 'onnxruntime in float32 cannot: ' in policy.why
 
 
+@pytest.mark.parametrize('short', ['time', 'memory'])
 def test_a_large_bundle_is_not_loaded_once_per_candidate(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, short: str
 ):
-    monkeypatch.setattr(choices, 'MOST_MEASURED_BYTES', 1)
+    if short == 'time':
+        monkeypatch.setattr(choices, 'MOST_MEASURED_BYTES', 1)
+    else:
+        free = 2 * bundle.weights_path.stat().st_size
+        monkeypatch.setattr(choices, 'available_host_bytes', lambda: free)
     asked: list[Candidate] = []
     assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({}, asked)).backend == 'torch'
     assert not asked
@@ -261,8 +272,8 @@ def test_int8_is_taken_by_auto_only_with_judged_success_and_instructions_for_it(
 
 
 def judge(bundle: Bundle, candidate: Candidate, lost: int) -> None:
-    judged = JudgedCondition('still', 200, 200 - lost, 0, lost)
-    write_success(bundle, candidate.backend, candidate.precision, [judged], {})
+    judged = [JudgedCondition(name, 200, 200 - lost, 0, lost) for name in ('still', 'moving')]
+    write_success(bundle, candidate.backend, candidate.precision, judged, {})
 
 
 @pytest.mark.parametrize(
@@ -292,7 +303,15 @@ def test_fp8_is_taken_by_auto_only_with_judged_success(
     others = ['torch in bfloat16', 'torch in float32']
     assert found == (others if said else ['torch in fp8', *others])
     loaded, why = load_chosen(
-        bundle, 'torch', 'cuda', 'auto', 1, {}, load=lambda one: one, measure=lambda one: 1.0
+        bundle,
+        'torch',
+        'cuda',
+        'auto',
+        1,
+        {},
+        load=lambda one: one,
+        check=lambda one: None,
+        measure=lambda one: 1.0,
     )
     assert loaded == (Candidate('torch', 'bfloat16') if said else FP8)
     assert (f'fp8 is left out: {refusal}' in why) == bool(said)
@@ -356,6 +375,59 @@ def test_a_candidate_that_failed_is_freed_before_the_next_is_loaded(bundle, monk
         return candidate
 
     loaded, why = load_chosen(
-        bundle, 'auto', 'cpu', 'auto', 1, {}, load=load, measure=lambda one: 1.0
+        bundle,
+        'auto',
+        'cpu',
+        'auto',
+        1,
+        {},
+        load=load,
+        check=lambda one: None,
+        measure=lambda one: 1.0,
     )
     assert loaded == ONNX and 'torch in float32 cannot: not enough memory' in why
+
+
+@pytest.mark.parametrize('measured', [True, False], ids=['measured', 'by order'])
+def test_pytorch_that_gives_other_chunks_in_the_receipts_precision_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: bool
+):
+    monkeypatch.setattr(choices, 'multiplies_bfloat16', lambda: True)
+    if not measured:
+        monkeypatch.setattr(choices, 'MOST_MEASURED_BYTES', 0)
+    bundle = with_receipt(tmp_path / 'bundle', 'bfloat16')
+    record_cases(bundle.folder, bundle.spec)
+    with closing(Policy.load(bundle, verify=False, threads=1)) as policy:
+        assert 'torch in bfloat16 cannot' not in policy.why
+    # As a backend that rounds elsewhere.
+    cast = weights.state_of
+
+    def coarse(network, tensors, precision):
+        state = cast(network, tensors, precision)
+        if precision == 'bfloat16':
+            state = {name: tensor * 1.5 for name, tensor in state.items()}
+        return state
+
+    monkeypatch.setattr(weights, 'state_of', coarse)
+    memory_path().unlink(missing_ok=True)
+    with closing(Policy.load(bundle, verify=False, threads=1)) as policy:
+        assert (policy.backend, policy.precision) == ('torch', 'float32')
+        assert 'torch in bfloat16 cannot: ' in policy.why
+        assert "from the export's in float32 (accepted: " in policy.why
+    # Named outright, the user vouches for it.
+    with closing(Policy.load(bundle, precision='bfloat16', verify=False, threads=1)) as policy:
+        assert policy.precision == 'bfloat16'
+
+
+def test_a_choice_is_timed_with_the_settings_in_force(bundle: Bundle, monkeypatch):
+    asked = []
+    run_one = Preparation.run_one
+
+    def noted(self: Preparation, settings: PolicySettings) -> None:
+        asked.append(settings)
+        run_one(self, settings)
+
+    monkeypatch.setattr(Preparation, 'run_one', noted)
+    settings = PolicySettings(denoise_steps=3)
+    with closing(Policy.load(bundle, settings=settings, threads=1)):
+        assert asked and set(asked) == {settings}

@@ -22,6 +22,12 @@ from vla_runtime.files.whole_files import write_text
 
 # Success that may be lost at most, by the lower end of the interval.
 MOST_LOST = 0.05
+# What a judgement rests on at least: episodes of a condition, conditions, and success in float32. A
+# policy that fails in both loses nothing.
+LEAST_EPISODES = 200
+LEAST_CONDITIONS = 2
+LEAST_REFERENCE = 0.5
+_COMMAND = 'vla_runtime study eight_bits --bundle FOLDER'
 _KEY = 'judged'
 # Of the ONNX files' own receipt: where int8's record stood before other backends had one.
 _KEY_BEFORE = 'closed_loop'
@@ -117,11 +123,27 @@ def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
     """
     record = _record(bundle, backend, precision)
     if record is None:
-        return 'no closed-loop success was judged'
+        return 'no closed-loop success was judged: ' + _COMMAND
     if record.get('bundle_sha256', str) != _identity(bundle, backend):
-        return 'the closed-loop success that was judged is that of other files'
+        return 'closed-loop success was judged with other files; judge these: ' + _COMMAND
     judged = [_condition(one) for one in record.mappings('conditions')]
+    if len(judged) < LEAST_CONDITIONS:
+        return (
+            f'closed-loop success was judged in {len(judged)} condition(s), not in '
+            f'{LEAST_CONDITIONS} (blocks that stand still, and that move)'
+        )
     for one in judged:
+        if one.episodes < LEAST_EPISODES:
+            return (
+                f'{one.condition}: only {one.episodes} episodes were judged '
+                f'(at least {LEAST_EPISODES})'
+            )
+        reference = one.succeeded - one.won + one.lost
+        if reference < LEAST_REFERENCE * one.episodes:
+            return (
+                f'{one.condition}: float32 itself succeeds in {reference} of {one.episodes} '
+                'episodes, so that nothing can be lost'
+            )
         if not one.least_difference >= -MOST_LOST:
             return (
                 f'{one.condition}: {one.succeeded} of {one.episodes} episodes succeed, {one.lost} '
@@ -129,7 +151,7 @@ def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
                 f'{-100 * one.least_difference:.0f}% of success may be lost (accepted: '
                 f'{100 * MOST_LOST:.0f}%)'
             )
-    return '' if judged else 'no closed-loop success was judged'
+    return ''
 
 
 def _record(bundle: Bundle, backend: str, precision: str) -> JsonMapping | None:

@@ -99,10 +99,10 @@ def _build(arguments: argparse.Namespace) -> int:
     from vla_runtime.bundle.folder import read_bundle, verify_files
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
     from vla_runtime.engines.preflight import check_backend, check_graph_files
+    from vla_runtime.engines.recorded_cases import check_cases
     from vla_runtime.engines.tensorrt.adapter import import_tensorrt
     from vla_runtime.engines.tensorrt.loading import check_one_image_size
     from vla_runtime.engines.tensorrt.store import ENGINES, graph_of, passed_on
-    from vla_runtime.export.cases import check_cases
     from vla_runtime.export.tensorrt.build import build_engines, plan_build
     from vla_runtime.export.tensorrt.receipt import is_compared
 

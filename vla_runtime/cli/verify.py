@@ -124,9 +124,9 @@ def _verify_engines(path: Path, device: str) -> Compared:
     from vla_runtime.bundle.folder import read_bundle, verify_files
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
     from vla_runtime.engines.preflight import check_backend
+    from vla_runtime.engines.recorded_cases import check_cases
     from vla_runtime.engines.tensorrt.adapter import import_tensorrt
     from vla_runtime.engines.tensorrt.store import find_engines
-    from vla_runtime.export.cases import check_cases
 
     bundle = read_bundle(path, verify=False)
     check_backend('tensorrt', device)

@@ -1,13 +1,21 @@
 """Largest errors that are accepted where networks are compared with PyTorch's eager ones.
 
-Errors are absolute, in units of the reference's largest number where that is above one.
+Errors are absolute, in units of the reference's largest number where that is above one. A chunk's
+bound is that of the precision times the gain of its case where that is above one: how many times
+PyTorch itself makes a small change of the noise larger. Trained policies pull noise together; one
+that does not makes any rounding larger, whatever runs it. But a bound that follows any gain would
+pass any chunk, so it ends at a ceiling: a policy beyond that is refused, and the message says why.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+
+# What decided a chunk's bound: the precision alone, its gain too, or the ceiling.
+BoundBy = Literal['precision', 'gain', 'ceiling']
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,21 @@ BOUNDS: dict[str, Bounds] = {
     'int8': Bounds(tensor=1e-1, chunk=1e-1, ceiling=1e-1),
     'fp8': Bounds(tensor=1e-1, chunk=1e-1, ceiling=1e-1),
 }
+
+
+def chunk_bound(precision: str, gain: float) -> tuple[float, BoundBy]:
+    """The bound of a chunk, and what decided it.
+
+    Args:
+        precision: of the matrix products.
+        gain: how many times PyTorch makes a small change of the noise larger.
+    """
+    bounds = BOUNDS[precision]
+    # A NaN gain does not raise the bound.
+    if not gain > 1.0:
+        return bounds.chunk, 'precision'
+    bound = bounds.chunk * gain
+    return (bound, 'gain') if bound <= bounds.ceiling else (bounds.ceiling, 'ceiling')
 
 
 def error_of(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:

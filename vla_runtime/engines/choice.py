@@ -3,6 +3,8 @@
 Invariants:
 - a precision below float32 is chosen only where a receipt vouches for it, and 8 bits only where
   closed-loop success was judged (`bundle.success`);
+- the receipt is that of the ONNX files: PyTorch in its precision also has to give the chunks of the
+  recorded cases here, because it may round elsewhere (ACT's convolutions do);
 - candidates stand in a fixed order, and a later one is chosen only where it is faster by a margin,
   so that noise in a measurement does not choose;
 - a choice that was measured is remembered on this machine, and made again where anything that it
@@ -22,12 +24,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vla_runtime import __version__
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import VERIFICATION_FILE
 from vla_runtime.bundle.success import success_fault
 from vla_runtime.engines.cpu import check_int8, cpu_name, multiplies_bfloat16
 from vla_runtime.engines.device_names import accepts_device
+from vla_runtime.engines.free_memory import available_host_bytes
 from vla_runtime.engines.onnx.files import graph_path
 from vla_runtime.engines.preflight import BACKENDS, PRECISIONS, fp8_refusal, missing_package
 from vla_runtime.files.cache_folder import cache_folder
@@ -41,8 +45,10 @@ Loaded = TypeVar('Loaded')
 AUTO = 'auto'
 # A candidate further down the order must need less than this share of the time of the one above.
 _MARGIN = 0.9
-# Bundles with larger weights are not loaded once per candidate: the order decides.
-MOST_MEASURED_BYTES = 400_000_000
+# Bundles with larger weights are not loaded once per candidate, and neither are those that would
+# need more of the free memory, for a copy in float32 and what loading takes: the order decides.
+MOST_MEASURED_BYTES = 4_000_000_000
+_TIMES_WEIGHTS = 3
 # What loading a candidate, or running it once, may end with: refused, out of memory (PyTorch's is a
 # RuntimeError), a driver or a file that is missing, a package that is installed and broken.
 CANNOT_RUN = (ValueError, RuntimeError, MemoryError, OSError, ImportError)
@@ -72,11 +78,13 @@ class Choice:
     Attributes:
         backend, precision: chosen.
         why: in words, with the times that decided.
+        measured: it ran here, and was checked before.
     """
 
     backend: str
     precision: str
     why: str
+    measured: bool = False
 
 
 def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> list[Candidate]:
@@ -180,6 +188,7 @@ def load_chosen(
     settings: Mapping[str, object],
     *,
     load: Callable[[Candidate], Loaded],
+    check: Callable[[Loaded], None],
     measure: Callable[[Loaded], float],
 ) -> tuple[Loaded, str]:
     """Load the candidate that `choose` takes, or the next that can run; also return why.
@@ -188,6 +197,8 @@ def load_chosen(
         bundle, backend, device, precision: as for `candidates`; backend or precision is `auto`.
         threads, settings: as for `choose`.
         load: loads a candidate; an error of CANNOT_RUN where it cannot run.
+        check: refuses a loaded candidate that gives other numbers than the recorded cases have,
+            and closes it (ValueError).
         measure: milliseconds of an inference of a loaded candidate, which it closes.
 
     Raises:
@@ -195,12 +206,23 @@ def load_chosen(
         Exception: none of the candidates can run; the error of the first.
     """
     found = candidates(bundle, backend, device, precision)
-    choice = choose(bundle, found, device, threads, settings, lambda one: measure(load(one)))
+
+    def load_checked(candidate: Candidate) -> Loaded:
+        loaded = load(candidate)
+        # A precision that was named outright is the user's to vouch for, 8 bits were judged.
+        if precision == AUTO and is_vouched_by_onnx(candidate):
+            check(loaded)
+        return loaded
+
+    choice = choose(
+        bundle, found, device, threads, settings, lambda one: measure(load_checked(one))
+    )
     chosen = Candidate(choice.backend, choice.precision)
     reasons, failed = [choice.why], []
     for candidate in [chosen, *(one for one in found if one != chosen)]:
+        known = choice.measured and candidate == chosen
         try:
-            loaded = load(candidate)
+            loaded = (load if known else load_checked)(candidate)
         except CANNOT_RUN as error:
             _free_frames(error)
             failed.append(error)
@@ -210,6 +232,11 @@ def load_chosen(
         reasons += [f'{one.precision} is left out: {why}' for one, why in eight.items() if why]
         return loaded, '; '.join(reasons)
     raise failed[0]
+
+
+def is_vouched_by_onnx(candidate: Candidate) -> bool:
+    """Return whether a candidate rests on the receipt of files that it does not run."""
+    return candidate.backend == 'torch' and candidate.precision in ('bfloat16', 'float16')
 
 
 def choose(
@@ -237,7 +264,8 @@ def choose(
     first = found[0]
     if len(found) == 1:
         return Choice(first.backend, first.precision, 'nothing else may run this bundle here')
-    if bundle.weights_path.stat().st_size > MOST_MEASURED_BYTES:
+    size, free = bundle.weights_path.stat().st_size, available_host_bytes()
+    if size > MOST_MEASURED_BYTES or (free is not None and _TIMES_WEIGHTS * size > free):
         return Choice(first.backend, first.precision, 'by order: too large to try each')
     key = _key(bundle, found, device, threads, settings)
     remembered = _remembered()
@@ -254,8 +282,9 @@ def choose(
         [f'{candidate} {milliseconds:.1f} ms' for candidate, milliseconds in times.items()]
         + [f'{candidate} cannot: {error}' for candidate, error in errors.items()]
     )
-    choice = Choice(best.backend, best.precision, f'measured: {why}')
-    if not errors:
+    choice = Choice(best.backend, best.precision, f'measured: {why}', measured=True)
+    # Refusals are the same next time; memory or a driver may not be.
+    if all(isinstance(error, ValueError) for error in errors.values()):
         _remember({**remembered, key: choice})
     return choice
 
@@ -334,7 +363,7 @@ def _key(
         'threads': threads,
         'settings': dict(settings),
         'cpu': cpu_name(),
-        'versions': {name: _version(name) for name in _PACKAGES},
+        'versions': {name: _version(name) for name in _PACKAGES} | {'vla_runtime': __version__},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

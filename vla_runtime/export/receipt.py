@@ -1,42 +1,18 @@
-"""Receipt of a comparison with PyTorch, and the bounds that decide.
-
-Errors are absolute, in units of the reference's largest number where that is above one. A chunk's
-bound is that of the precision times the gain of its case where that is above one: how many times
-PyTorch itself makes a small change of the noise larger. Trained policies pull noise together; one
-that does not makes any rounding larger, whatever runs it. But a bound that follows any gain would
-pass any chunk, so it ends at a ceiling: a policy beyond that is refused, and the message says why.
-"""
+"""Receipt of a comparison with PyTorch; errors and bounds are those of `engines.bounds`."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from vla_runtime.engines.bounds import BOUNDS
+from vla_runtime.engines.bounds import BOUNDS, BoundBy, chunk_bound
 from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.export.errors import ExportError
 
 # Seed of the compared inputs.
 SEED = 20
-# What decided a chunk's bound: the precision alone, its gain too, or the ceiling.
-BoundBy = Literal['precision', 'gain', 'ceiling']
-
-
-def chunk_bound(precision: Precision, gain: float) -> tuple[float, BoundBy]:
-    """The bound of a chunk, and what decided it.
-
-    Args:
-        precision: of the matrix products.
-        gain: how many times PyTorch makes a small change of the noise larger.
-    """
-    bounds = BOUNDS[precision]
-    # A NaN gain does not raise the bound.
-    if not gain > 1.0:
-        return bounds.chunk, 'precision'
-    bound = bounds.chunk * gain
-    return (bound, 'gain') if bound <= bounds.ceiling else (bounds.ceiling, 'ceiling')
 
 
 class VerificationError(ExportError):

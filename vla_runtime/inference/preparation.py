@@ -66,6 +66,10 @@ class Preparation:
         for piece in self._pieces(settings):
             self._run(piece.request, piece.held)
 
+    def run_one(self, settings: PolicySettings) -> None:
+        """Run one inference with these settings, without a plan."""
+        self._run(self._request(settings), ())
+
     def run_piece(self, settings: PolicySettings) -> bool:
         """Run the first piece that captures something.
 
@@ -90,14 +94,12 @@ class Preparation:
         return self._known[1]
 
     def _make_pieces(self, wanted: PolicySettings) -> list[_Piece]:
-        observation, pieces = self._black(), []
+        pieces = []
         for guided in (False, True):
             settings = replace(wanted, cfg_enabled=guided, cfg_beta=2.0)
             if guided and not self._can_be_guided(settings):
                 continue
-            request = self._builder.build(
-                observation, settings, 0, plan=None, noise=None, clock=PhaseClock()
-            )
+            request = self._request(settings)
             tied = self._builder.as_if_tied(request, settings)
             for one in (request,) if tied is request else (request, tied):
                 loops = _loops(one)
@@ -109,6 +111,12 @@ class Preparation:
                     held = tuple((loop.rows, slot) for slot in range(loop.slot))
                     pieces.append(_Piece(one, (loop,), held))
         return pieces
+
+    def _request(self, settings: PolicySettings) -> ChunkRequest:
+        """Return an inference from a black image."""
+        return self._builder.build(
+            self._black(), settings, 0, plan=None, noise=None, clock=PhaseClock()
+        )
 
     def _can_be_guided(self, guided: PolicySettings) -> bool:
         """Return whether guidance could be switched on beside these settings."""

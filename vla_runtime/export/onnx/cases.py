@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.files import ROWS
-from vla_runtime.export.cases import Case, write_cases
+from vla_runtime.engines.recorded_cases import Case, write_cases
 from vla_runtime.export.onnx.export import meta_network
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import SEED

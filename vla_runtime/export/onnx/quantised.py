@@ -32,8 +32,8 @@ from vla_runtime.engines.onnx.files import (
     vision_names,
 )
 from vla_runtime.engines.onnx.session import Placement, Session
+from vla_runtime.engines.recorded_cases import Case
 from vla_runtime.engines.text_table import TextTable
-from vla_runtime.export.cases import Case
 from vla_runtime.export.onnx.cases import Reference
 from vla_runtime.export.onnx.eight_bits import EightBits, Range
 from vla_runtime.export.onnx.export import meta_network, write_onnx

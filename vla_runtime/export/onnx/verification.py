@@ -37,8 +37,8 @@ from vla_runtime.engines.onnx.files import (
 )
 from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
 from vla_runtime.engines.preflight import check_graph_files
+from vla_runtime.engines.recorded_cases import Case, read_cases
 from vla_runtime.engines.text_table import TextTable
-from vla_runtime.export.cases import Case, read_cases
 from vla_runtime.export.onnx.cases import Reference, seeded_cases
 from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
 from vla_runtime.export.onnx.precision import beside_int8, precision_of, type_faults

@@ -1,8 +1,8 @@
 """The receipt of built engines: the loaded engine against what PyTorch gave in float32.
 
-The cases are those that the export recorded in the bundle (`export.cases`), so this needs numpy
-beside TensorRT, and no PyTorch. They go through the engine as the policy uses it: what vision and
-prefix leave in their buffers, each fed with what the one before it gave; every step alone, from
+The cases are those that the export recorded in the bundle (`engines.recorded_cases`), so this needs
+numpy beside TensorRT, and no PyTorch. They go through the engine as the policy uses it: what vision
+and prefix leave in their buffers, each fed with what the one before it gave; every step alone, from
 PyTorch's x; x from the noise on (its growth), and the chunk of the captured loop. Bounds are those
 of the ONNX files (`receipt`).
 """
@@ -19,10 +19,9 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.engines.bounds import error_of
 from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision
-from vla_runtime.engines.protocol import StepInputs
+from vla_runtime.engines.recorded_cases import Case, read_cases
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.store import Metadata
-from vla_runtime.export.cases import Case, read_cases
 from vla_runtime.export.graph_facts import read_graph_facts
 from vla_runtime.export.receipt import ChunkComparison, Comparison, Receipt, left_out_of_int8
 from vla_runtime.inference.denoise import flow_times
@@ -104,7 +103,7 @@ def _compare(
         for name, error in _single_steps(engine, case).items():
             errors.setdefault((f'expert, {case.rows} row(s)', name), []).append(error)
         growth = _growth(engine, case)
-        engine.load_step_inputs(_inputs(case))
+        engine.load_step_inputs(case.step_inputs)
         engine.run_steps()
         error = error_of(engine.read_x(), case.reference['trace'][-1][0])
         gain = float(case.reference['gain'])
@@ -151,7 +150,7 @@ def _single_steps(engine: TensorRTEngine, case: Case) -> dict[str, tuple[float, 
     """Every step alone, from PyTorch's x before it."""
     trace, steps = case.reference['trace'], len(case.plan_weight)
     engine.set_schedule(flow_times(steps), -1.0 / steps)
-    engine.load_step_inputs(_inputs(case))
+    engine.load_step_inputs(case.step_inputs)
     following, velocities = [], []
     for index in range(steps):
         engine.write_x(trace[index][0])
@@ -166,19 +165,9 @@ def _single_steps(engine: TensorRTEngine, case: Case) -> dict[str, tuple[float, 
 
 def _growth(engine: TensorRTEngine, case: Case) -> list[float]:
     """The largest error of x after each step, from the noise on."""
-    engine.load_step_inputs(_inputs(case))
+    engine.load_step_inputs(case.step_inputs)
     growth = []
     for index in range(len(case.plan_weight)):
         engine.step(index)
         growth.append(error_of(engine.read_x(), case.reference['trace'][index + 1][0])[0])
     return growth
-
-
-def _inputs(case: Case) -> StepInputs:
-    return StepInputs(
-        x=case.x[0],
-        row_weight=case.row_weight,
-        plan=case.plan[0],
-        plan_weight=case.plan_weight[:, 0, :, 0],
-        rows=case.head_inputs,
-    )

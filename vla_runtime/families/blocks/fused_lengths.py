@@ -130,6 +130,9 @@ def usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, shape: Shap
     """
     try:
         error = _error(kernel, device, dtype, shape)
+    except torch.OutOfMemoryError:
+        # Not the kernel's refusal: free memory must not decide which numbers a policy gives.
+        raise
     except (AttributeError, RuntimeError) as refusal:
         reason = str(refusal).partition('\n')[0][:200]
     else:
@@ -138,8 +141,8 @@ def usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, shape: Shap
             return kernel
         reason = f'off by {error:.1g} of its largest number'
     logger.info(
-        'Attention keeps its mask on %s in %s (head size %d): the same numbers, slower on a large '
-        'GPU. The kernel that takes lengths instead is not usable: %s',
+        'Attention keeps its mask on %s in %s (head size %d): the same numbers up to rounding, '
+        'slower on a large GPU. The kernel that takes lengths instead is not usable: %s',
         device,
         str(dtype).removeprefix('torch.'),
         shape.head_dim,
@@ -165,8 +168,10 @@ def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, shape: Shap
     lengths = torch.tensor([keys, keys // 3 + 1], device=device)
     seen = torch.arange(keys, device=device) < lengths[:, None]
     q, k, v = (tensor.double().transpose(1, 2) for tensor in (query, key, value))
-    k, v = (tensor.repeat_interleave(heads // kv_heads, dim=1) for tensor in (k, v))
-    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None])
+    # Heads that share keys are further queries: copies of a large policy's keys take gigabytes.
+    grouped = q.reshape(2, kv_heads, -1, head_dim)
+    expected = F.scaled_dot_product_attention(grouped, k, v, attn_mask=seen[:, None, None])
+    expected = expected.view(q.shape)
     for tensor in (key, value):
         tensor[~seen] = torch.nan
     attend = FirstKeys(kernel, 2, queries, keys, device)

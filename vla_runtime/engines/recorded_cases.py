@@ -18,6 +18,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from vla_runtime.engines.onnx.files import CASES_FILE, ONNX_FOLDER
+from vla_runtime.engines.protocol import StepInputs
 
 # Numbers of a tensor that are recorded.
 SAMPLE = 4096
@@ -66,6 +67,17 @@ class Case:
     @property
     def rows(self) -> int:
         return len(self.row_weight)
+
+    @property
+    def step_inputs(self) -> StepInputs:
+        """What an engine denoises from."""
+        return StepInputs(
+            x=self.x[0],
+            row_weight=self.row_weight,
+            plan=self.plan[0],
+            plan_weight=self.plan_weight[:, 0, :, 0],
+            rows=self.head_inputs,
+        )
 
     @property
     def pixels(self) -> list[np.ndarray]:

@@ -1,0 +1,48 @@
+"""Check of a loaded engine against the cases that the export recorded in the bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from vla_runtime.engines.bounds import chunk_bound, error_of
+from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.engines.recorded_cases import Case, read_cases
+from vla_runtime.inference.denoise import denoise, flow_times
+
+
+def check_recorded_cases(engine: PolicyEngine, folder: Path, precision: str) -> None:
+    """Refuse an engine whose chunks are not those of PyTorch's plain modules in float32.
+
+    The first case of each number of prompt rows is run, images to chunk.
+
+    Args:
+        engine: loaded; its schedule, prefixes and step inputs are overwritten.
+        folder: of the bundle.
+        precision: of the engine's matrices, which sets the bound.
+
+    Raises:
+        ValueError: a chunk beyond its bound, or a bundle without recorded cases.
+    """
+    cases, _ = read_cases(folder)
+    of_rows = {case.rows: case for case in reversed(cases) if case.rows <= engine.max_rows}
+    for rows, case in of_rows.items():
+        error = error_of(_chunk(engine, case), case.reference['trace'][-1][0])[0]
+        bound, _ = chunk_bound(precision, float(case.reference['gain']))
+        # False for NaN.
+        if not error <= bound:
+            raise ValueError(
+                f'{folder}: with {rows} prompt row(s) the chunk of {engine.backend} in {precision} '
+                f"differs by {error:.2g} from the export's in float32 (accepted: {bound:.2g})"
+            )
+
+
+def _chunk(engine: PolicyEngine, case: Case) -> np.ndarray:
+    for camera, pixels in enumerate(case.pixels):
+        engine.encode_image(camera, pixels)
+    engine.encode_prefix(case.image_mask, case.prefix_inputs)
+    engine.use_prefix(case.rows)
+    steps = len(case.plan_weight)
+    engine.set_schedule(flow_times(steps), -1.0 / steps)
+    return denoise(engine, case.step_inputs)
