@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.engines.torch.weights import PRECISIONS, state_of
+from vla_runtime.engines.torch.weights import PRECISIONS, compute_in_full_precision, state_of
 from vla_runtime.families import build_network, find_family
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
@@ -79,6 +79,9 @@ def random_network(
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision '{precision}' is none of {', '.join(PRECISIONS)}")
+    if torch.device(device).type == 'cuda':
+        # As the product's loading does.
+        compute_in_full_precision()
     with torch.device('meta'):
         network = build_network(family, dims)
 

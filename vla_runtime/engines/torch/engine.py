@@ -47,7 +47,7 @@ from vla_runtime.engines.torch.prompt_lengths import (
     shortest,
     write_padded,
 )
-from vla_runtime.engines.torch.weights import compute_in_full_precision, load_network
+from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.engines.torch_compile import NONE
 from vla_runtime.families.family import PolicyDims, image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
@@ -79,8 +79,6 @@ class TorchEngine:
         self.dims = dims = network.dims
         self.max_rows = max_rows
         self._device = device = next(network.parameters()).device
-        if device.type == 'cuda':
-            compute_in_full_precision()
         self._shapes = trace_shapes(network)
         self._network = network
         static_shapes = captures_graphs(device)

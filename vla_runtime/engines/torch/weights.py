@@ -47,6 +47,8 @@ def load_network(
     if precision not in PRECISIONS:
         raise ValueError(f"precision '{precision}' is unknown; known are: {', '.join(PRECISIONS)}")
     target = torch_device(device)
+    if target.type == 'cuda':
+        compute_in_full_precision()
     if precision == 'fp8':
         check_float8(device)
     network = empty_network(family, dims)
