@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vla_runtime.bundle.folder import Bundle
-from vla_runtime.engines.cpu import cpu_threads
+from vla_runtime.engines.cpu import cpu_threads, keep_freed_memory
 from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.engines.torch_compile import NONE
 
@@ -41,6 +41,8 @@ def load_engine(
         from vla_runtime.engines.torch.engine import TorchEngine
 
         torch.set_num_threads(cpu_threads(threads))
+        if device == 'cpu':
+            keep_freed_memory()
         return TorchEngine.load(
             bundle.spec.family,
             bundle.spec.dims,

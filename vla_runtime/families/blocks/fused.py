@@ -71,40 +71,46 @@ def uninterleave(heads: Tensor) -> Tensor:
     return heads.unflatten(-1, (heads.shape[-1] // 2, 2)).transpose(-1, -2).flatten(-2)
 
 
-def folded_heads(heads: int, kv_heads: int) -> int:
-    """Query heads that `attend_heads` folds into the length of the queries; 1: none."""
-    # One head of keys needs no copies to be every head's.
-    return 1 if kv_heads == 1 else heads // kv_heads
+def heads_mask(
+    seen: Tensor, heads: int, kv_heads: int, dtype: torch.dtype, static_shapes: bool
+) -> Tensor | None:
+    """Return what queries see (B, T or 1, K), bool, as `attend_heads` takes it.
 
-
-def fold_mask(seen: Tensor, heads: int, kv_heads: int, dtype: torch.dtype) -> Tensor:
-    """Return what queries see (B, T or 1, K), bool, as the mask that `attend_heads` takes."""
+    Without static shapes None if all see everything: attention without a mask takes less time.
+    """
+    if not static_shapes and seen.all():
+        return None
     hidden = hiding_mask(seen, dtype)
     if seen.shape[1] > 1:
-        hidden = hidden.repeat(1, folded_heads(heads, kv_heads), 1)
+        hidden = hidden.repeat_interleave(heads // kv_heads, dim=1)
     return hidden[:, None]
 
 
-def attend_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def attend_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Grouped-query attention.
+
+    Heads that share keys become further queries over the same keys. Otherwise a CPU would lay the
+    keys out once for every head.
 
     Args:
         q: (B, heads, T, D); k, v: (B, kv_heads, K, D).
-        mask: of `fold_mask`.
+        mask: of `heads_mask`.
 
     Returns:
         (B, T, heads * D)
     """
-    batch, heads, tokens, head_dim = q.shape
-    folded = folded_heads(heads, k.shape[1])
-    if folded > 1:
-        # Fewer numbers move than if keys and values were repeated.
-        q = q.reshape(batch, k.shape[1], folded * tokens, head_dim)
-    elif k.shape[1] != heads:
-        k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
-    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    attended = attended.reshape(batch, heads, tokens, head_dim)
-    return attended.transpose(1, 2).reshape(batch, tokens, heads * head_dim)
+    kv_heads = k.shape[1]
+    queries = group_heads(q.transpose(1, 2), kv_heads)
+    attended = F.scaled_dot_product_attention(queries.flatten(2, 3), k, v, attn_mask=mask)
+    return attended.view(queries.shape).transpose(1, 2).flatten(2)
+
+
+def group_heads(q: Tensor, kv_heads: int) -> Tensor:
+    """View of queries (B, T, heads, D) by the keys that they share: (B, kv_heads, T, group, D).
+
+    Of one head of keys T and group can be flattened without a copy.
+    """
+    return q.unflatten(2, (kv_heads, -1)).transpose(1, 2)
 
 
 class FusedBlock:
@@ -247,6 +253,7 @@ def encode_stack(
     used: Tensor | None,
     sight: Callable[[Tensor], Tensor] = lambda mask: mask[:, None],
     kernel: Kernel | None = None,
+    static_shapes: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Keys (rotated) and values of every layer, (layers, B, kv_heads, P, D) each.
 
@@ -257,6 +264,7 @@ def encode_stack(
             None: all are computed.
         sight: the mask to what each token sees, (B, P or 1, P) bool; by default all valid ones.
         kernel: attends without a mask, as `fused_lengths.flash`; for the default sight alone.
+        static_shapes: the numbers of a mask change no operator.
     """
     if used is not None:
         keys, values = encode_stack(blocks, x[:, used], mask[:, used], None, sight)
@@ -269,7 +277,8 @@ def encode_stack(
         attend = _by_length(kernel, mask)
     else:
         first = blocks[0]
-        hidden = fold_mask(sight(mask), first.query_heads, first.kv_heads, first.qkv.dtype)
+        heads = first.query_heads, first.kv_heads
+        hidden = heads_mask(sight(mask), *heads, first.qkv.dtype, static_shapes)
         attend = partial(attend_heads, mask=hidden)
     rotation = complex_rotary(positions, blocks[0].head_dim)
     of_layers = []

@@ -13,12 +13,12 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vla_runtime.families.blocks.fused import (
-    attend_heads,
     complex_rotary,
-    fold_mask,
-    hiding_mask,
+    group_heads,
+    heads_mask,
     interleave,
     pairs_of,
 )
@@ -35,6 +35,7 @@ class OwnLayers:
         heads: query heads.
         of_suffix: (T, T) bool, what suffix tokens see of each other.
         kernel: attends without a mask, if suffix tokens see all the others; None: with one.
+        static_shapes: the numbers of a mask change no operator.
 
     Attributes:
         projected: (B * T, (heads + 2 kv_heads) * D), queries, keys and values of the layer that is
@@ -42,7 +43,12 @@ class OwnLayers:
     """
 
     def __init__(
-        self, like: Tensor, heads: int, of_suffix: Tensor, kernel: Kernel | None = None
+        self,
+        like: Tensor,
+        heads: int,
+        of_suffix: Tensor,
+        kernel: Kernel | None,
+        static_shapes: bool,
     ) -> None:
         layers, batch, kv_heads, length, head_dim = like.shape
         tokens, half = len(of_suffix), head_dim // 2
@@ -76,7 +82,7 @@ class OwnLayers:
         self._steps = torch.arange(tokens, device=like.device)
         # One row of the mask serves all, where every suffix token sees all the others.
         sight = of_suffix[:1] if of_suffix.all() else of_suffix
-        self._attended = _attention(self._query, keys, values, sight, kernel)
+        self._attended = _attention(self._query, keys, values, sight, kernel, static_shapes)
 
     def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
         """Copy a prefix of the same shape: (layers, B, kv_heads, P, D) twice, and (B, P) bool."""
@@ -105,7 +111,9 @@ class CrossLayers:
         projected: (B * T, heads * D), queries of the layer that is called next.
     """
 
-    def __init__(self, like: Tensor, heads: int, tokens: int, kernel: Kernel | None = None) -> None:
+    def __init__(
+        self, like: Tensor, heads: int, tokens: int, kernel: Kernel | None, static_shapes: bool
+    ) -> None:
         _, batch, _, _, head_dim = like.shape
         half = head_dim // 2
         keys, values = (like.new_empty(like.shape) for _ in range(2))
@@ -118,7 +126,7 @@ class CrossLayers:
             batch, tokens, heads, half, dtype=torch.complex64, device=like.device
         )
         nothing_own = torch.ones(1, 0, dtype=torch.bool, device=like.device)
-        self._attended = _attention(self._query, keys, values, nothing_own, kernel)
+        self._attended = _attention(self._query, keys, values, nothing_own, kernel, static_shapes)
 
     def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
         """As `OwnLayers.load`."""
@@ -132,7 +140,12 @@ class CrossLayers:
 
 
 def _attention(
-    query: Tensor, keys: Tensor, values: Tensor, sight: Tensor, kernel: Kernel | None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sight: Tensor,
+    kernel: Kernel | None,
+    static_shapes: bool,
 ) -> _Keys:
     """Choose how the layers of a kind attend.
 
@@ -140,13 +153,12 @@ def _attention(
         query: (B, T, heads, D / 2) complex64, overwritten before each layer; rotated.
         keys, values: (layers, B, kv_heads, own + P, D), own ones overwritten before each layer.
         sight: (T or 1, own) bool, own keys that queries see; one row holds for all of them.
-        kernel: as `fused_lengths.flash`, or None.
+        kernel: as `fused_lengths.flash`, or None; static_shapes: as of `OwnLayers`.
     """
     real = torch.view_as_real(query).flatten(-2)
     if kernel is not None and len(sight) == 1:
         return _PackedKeys(real, keys, values, sight, kernel)
-    kind = _SharedKeys if keys.dtype == torch.float32 and keys.shape[2] == 1 else _GroupedKeys
-    return kind(real, keys, values, sight)
+    return _GroupedKeys(real, keys, values, sight, static_shapes)
 
 
 class _Keys:
@@ -183,63 +195,44 @@ class _Keys:
 
 
 class _GroupedKeys(_Keys):
-    """Attention of every layer by one operator.
+    """Attention of every layer by one operator, as `attend_heads`.
 
     Args:
         query: (B, T, heads, D) float32; the others as `_attention`.
     """
 
-    def __init__(self, query: Tensor, keys: Tensor, values: Tensor, sight: Tensor) -> None:
+    def __init__(
+        self, query: Tensor, keys: Tensor, values: Tensor, sight: Tensor, static_shapes: bool
+    ) -> None:
         super().__init__(keys, values, sight)
-        self._query, self._dtype = query.transpose(1, 2), keys.dtype
+        self._dtype, self._static_shapes = keys.dtype, static_shapes
         self._keys, self._values = keys.unbind(0), values.unbind(0)
         self._heads = query.shape[2], keys.shape[2]
+        self._grouped = group_heads(query, keys.shape[2])
+        # A view of the buffer that is overwritten, made once.
+        self._queries = self._grouped.flatten(2, 3) if keys.shape[2] == 1 else None
+        self._rows = query.shape[0] * query.shape[1]
         seen = sight.new_ones(keys.shape[1], len(sight), keys.shape[3])
-        self._hidden = fold_mask(seen, *self._heads, self._dtype)
+        self._hidden = heads_mask(seen, *self._heads, self._dtype, self._static_shapes)
 
     def _hide(self, seen: Tensor) -> None:
-        self._hidden.copy_(fold_mask(seen, *self._heads, self._dtype))
+        hidden = heads_mask(seen, *self._heads, self._dtype, self._static_shapes)
+        if hidden is None or self._hidden is None:
+            self._hidden = hidden
+        else:
+            # A captured graph keeps the address.
+            self._hidden.copy_(hidden)
 
     def __call__(self, layer: int) -> Tensor:
         """As `_Keys`."""
-        query = self._query.to(self._dtype)
-        attended = attend_heads(query, self._keys[layer], self._values[layer], self._hidden)
-        return attended.flatten(0, 1)
-
-
-class _SharedKeys(_Keys):
-    """As `_GroupedKeys`, in float32 with one head of keys: two products, into buffers.
-
-    The heads' queries are further queries over the same keys.
-    """
-
-    def __init__(self, query: Tensor, keys: Tensor, values: Tensor, sight: Tensor) -> None:
-        super().__init__(keys, values, sight)
-        batch, tokens, heads, head_dim = query.shape
-        self._query = query.view(batch, tokens * heads, head_dim)
-        # Each row of the mask is for all heads of its query.
-        self._repeats = heads if len(sight) > 1 else 1
-        self._hidden = keys.new_empty(batch, len(sight) * self._repeats, keys.shape[3])
-        self._keys = keys.squeeze(2).transpose(2, 3).unbind(0)
-        self._values = values.squeeze(2).unbind(0)
-        self._scale = head_dim**-0.5
-        self._scores = keys.new_empty(batch, tokens * heads, keys.shape[3])
-        self._shares = torch.empty_like(self._scores)
-        self._attended = keys.new_empty(batch, tokens * heads, head_dim)
-        self._matrix = self._attended.view(batch * tokens, -1)
-
-    def _hide(self, seen: Tensor) -> None:
-        hidden = hiding_mask(seen, self._hidden.dtype)
-        self._hidden.copy_(hidden.repeat_interleave(self._repeats, dim=1))
-
-    def __call__(self, layer: int) -> Tensor:
-        """As `_Keys`."""
-        torch.baddbmm(
-            self._hidden, self._query, self._keys[layer], alpha=self._scale, out=self._scores
+        shared = self._queries
+        queries = (self._grouped.flatten(2, 3) if shared is None else shared).to(self._dtype)
+        attended = F.scaled_dot_product_attention(
+            queries, self._keys[layer], self._values[layer], attn_mask=self._hidden
         )
-        torch.softmax(self._scores, dim=-1, out=self._shares)
-        torch.bmm(self._shares, self._values[layer], out=self._attended)
-        return self._matrix
+        if shared is None:
+            attended = attended.view(self._grouped.shape).transpose(1, 2)
+        return attended.reshape(self._rows, -1)
 
 
 class _PackedKeys(_Keys):

@@ -30,12 +30,18 @@ class FusedExpert:
         blocks: of the expert.
         of_suffix: (T, T) bool, what suffix tokens see of each other.
         kernel: attends without a mask where that can be, as `fused_lengths.flash`; None: nowhere.
+        static_shapes: the numbers of a mask change no operator.
     """
 
     def __init__(
-        self, blocks: Sequence[FusedBlock], of_suffix: Tensor, kernel: Kernel | None = None
+        self,
+        blocks: Sequence[FusedBlock],
+        of_suffix: Tensor,
+        kernel: Kernel | None = None,
+        static_shapes: bool = False,
     ) -> None:
-        self._blocks, self._of_suffix, self._kernel = blocks, of_suffix, kernel
+        self._blocks, self._of_suffix = blocks, of_suffix
+        self._kernel, self._static_shapes = kernel, static_shapes
         # Index of each block among those of its kind.
         kinds = [block.cross for block in blocks]
         self._places = [kinds[:layer].count(cross) for layer, cross in enumerate(kinds)]
@@ -59,11 +65,12 @@ class FusedExpert:
     def _allocate(self, own: Past | None, cross: Past | None) -> None:
         """Make all buffers for prefixes with keys like these, and views of the buffers."""
         tokens, heads = len(self._of_suffix), self._blocks[0].query_heads
+        ways = self._kernel, self._static_shapes
         self._own = self._cross = None
         if own is not None:
-            self._own = OwnLayers(own[0], heads, self._of_suffix, self._kernel)
+            self._own = OwnLayers(own[0], heads, self._of_suffix, *ways)
         if cross is not None:
-            self._cross = CrossLayers(cross[0], heads, tokens, self._kernel)
+            self._cross = CrossLayers(cross[0], heads, tokens, *ways)
         self._attentions = [self._cross if block.cross else self._own for block in self._blocks]
 
         past = own or cross

@@ -105,9 +105,12 @@ class Product:
 class GatedProduct:
     """Hidden numbers of a gated MLP: the gate's outputs through its activation, times the others.
 
+    Large products take two passes of oneDNN, which activate and gate. Small ones are a single
+    product, because every call costs.
+
     Args:
         mlp: whose gate and up layers it computes; as the layers of a `Product`.
-        packed: as for `Product`; each matrix then has a pass of its own, which activates or gates.
+        packed: as for `Product`.
 
     Raises:
         ValueError: as `float8.require_equal`.
@@ -118,14 +121,16 @@ class GatedProduct:
         self._activation = mlp.activation
         weight = self._merged.weight
         self._one_pass = None
-        if packed and mlp.gate.weight_scale is None:
+        if mlp.gate.weight_scale is None:
             self._one_pass = one_pass(weight.device.type, self._merged.dtype)
-        if self._one_pass is not None:
-            self._gate, self._up = map(_pack, weight.chunk(2))
+        self._least = PACKED_FROM if packed else ONE_PASS_FROM
+        self._gate, self._up = weight.chunk(2)
+        if packed and self._one_pass is not None:
+            self._gate, self._up = map(_pack, (self._gate, self._up))
 
     def __call__(self, x: Tensor) -> Tensor:
         """(..., inputs) to (..., hidden), a new tensor."""
-        if self._one_pass is None or x.numel() * self._merged.weight.shape[0] < PACKED_FROM:
+        if self._one_pass is None or x.numel() * self._merged.weight.shape[0] < self._least:
             gate, up = self._merged(x).chunk(2, dim=-1)
             return self._activation(gate).mul_(up)
         x = x.to(self._merged.dtype)

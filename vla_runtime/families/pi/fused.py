@@ -75,7 +75,12 @@ class FusedPi(FlowNetwork):
         images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
         x, mask = self._plain.embed_prefix(*images, tokens, token_mask)
         past_key, past_value = encode_stack(
-            self._language, x, mask, self._used(mask), kernel=self._prefix_kernel
+            self._language,
+            x,
+            mask,
+            self._used(mask),
+            kernel=self._prefix_kernel,
+            static_shapes=self._static_shapes,
         )
         return {'past_key': past_key, 'past_value': past_value, 'prefix_mask': mask}
 
@@ -100,7 +105,9 @@ class FusedPi(FlowNetwork):
         mask = past['prefix_mask']
         used = self._used(mask)
         cut = rows_of_samples(past['past_key'], past['past_value'], used, samples)
-        expert = into or FusedExpert(self._expert, self._suffix_mask, self.kernel)
+        expert = into or FusedExpert(
+            self._expert, self._suffix_mask, self.kernel, self._static_shapes
+        )
         expert.load(repeat_rows(mask if used is None else mask[:, used], samples), cut)
         return expert
 

@@ -82,7 +82,14 @@ class FusedSmolVla(FlowNetwork):
         tokens, token_mask, state = (rows[name] for name in ('tokens', 'token_mask', 'state'))
         images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
         x, mask = self._plain.embed_prefix(*images, tokens, token_mask, state)
-        keys, values = encode_stack(self._language, x, mask, self._used(mask), prefix_sight)
+        keys, values = encode_stack(
+            self._language,
+            x,
+            mask,
+            self._used(mask),
+            prefix_sight,
+            static_shapes=self._static_shapes,
+        )
         layers = self._plain.expert.layers
         own = [(keys[layer], values[layer]) for layer in self.dims.self_layers]
         cross = [
@@ -110,7 +117,7 @@ class FusedSmolVla(FlowNetwork):
         if into is None:
             horizon = self.dims.horizon
             causal = torch.ones(horizon, horizon, dtype=torch.bool, device=mask.device).tril()
-            into = FusedExpert(self._expert, causal, self.kernel)
+            into = FusedExpert(self._expert, causal, self.kernel, self._static_shapes)
         into.load(repeat_rows(mask if used is None else mask[:, used], samples), own, cross)
         return into
 

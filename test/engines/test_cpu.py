@@ -1,8 +1,11 @@
-"""CPU threads of the networks: one core is left for the messages where there is one."""
+"""CPU: threads of the networks, one core left for the messages, and memory that is kept."""
 
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 from threading import Thread
 
@@ -100,3 +103,28 @@ def test_a_thread_that_begins_later_has_as_many() -> None:
     thread.start()
     thread.join()
     assert found == [3]
+
+
+_FAULTS = """
+import resource, sys
+from vla_runtime.engines.cpu import keep_freed_memory
+
+if sys.argv[1] == 'keep':
+    keep_freed_memory()
+b'x' * (24 << 20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(8):
+    blocks = [b'x' * (20 << 20) for _ in range(4)]
+    del blocks
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='of the GNU C library')
+def test_memory_that_was_freed_is_not_taken_back_page_by_page():
+    given, kept = (
+        int(subprocess.check_output([sys.executable, '-c', _FAULTS, word]))
+        for word in ('give', 'keep')
+    )
+    # Pages of 80 MB: once, and eight times.
+    assert kept < 30_000 < 120_000 < given
