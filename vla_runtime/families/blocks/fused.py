@@ -208,9 +208,11 @@ class FusedVisionBlock:
         attention = plain.attention
         self._plain = plain
         self._heads = attention.num_heads
-        self._qkv = Product([attention.q, attention.k, attention.v])
-        self._out = Product([attention.out])
-        self._fc1, self._fc2 = Product([plain.mlp.fc1]), Product([plain.mlp.fc2])
+        qkv, out = [attention.q, attention.k, attention.v], [attention.out]
+        self._qkv, self._out, self._fc1, self._fc2 = (
+            Product(layers, packed=True, inputs_first=False)
+            for layers in (qkv, out, [plain.mlp.fc1], [plain.mlp.fc2])
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         n, tokens, width = x.shape
