@@ -107,7 +107,7 @@ def test_the_cases_of_a_single_head_are_what_a_policy_gives_it():
         assert case.words['beta'] is None and case.words['plan'] is None
     receipt = verify_onnx(bundle.folder, bundle.spec)
     assert receipt.failures == []
-    assert [chunk.bound for chunk in receipt.chunks] == pytest.approx([5e-5] * 6, rel=1e-3)
+    assert max(chunk.bound for chunk in receipt.chunks) == pytest.approx(5e-5, rel=1e-3)
 
 
 @pytest.mark.parametrize(
