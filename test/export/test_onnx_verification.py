@@ -98,6 +98,18 @@ def test_the_cases_are_the_same_every_time_and_cover_what_differs():
     assert all((case.prefix_inputs['tokens'][:, 0] == bos).all() for case in first)
 
 
+def test_the_cases_of_a_single_head_are_what_a_policy_gives_it():
+    bundle = read_bundle(tiny_onnx_bundle('act'))
+    cases = seeded_cases(bundle.folder, bundle.spec)
+    for case in cases:
+        assert not case.x.any() and not case.plan.any() and not case.plan_weight.any()
+        assert case.row_weight.tolist() == ([1.0] if case.rows == 1 else [1.0, 0.0])
+        assert case.words['beta'] is None and case.words['plan'] is None
+    receipt = verify_onnx(bundle.folder, bundle.spec)
+    assert receipt.failures == []
+    assert max(chunk.bound for chunk in receipt.chunks) == pytest.approx(5e-5, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ('part', 'named', 'untouched'),
     [

@@ -53,8 +53,8 @@ class FlowNetwork(nn.Module):
         """Compute now what depends on weights alone; by default there is nothing.
 
         A PyTorch engine calls this once, when all weights are there for good. In float32 the
-        numbers that the network gives must be the same without the call; where the matrices are in
-        reduced precision, convolutions may follow them.
+        numbers that the network gives must be the same without the call. Where the matrices are in
+        bfloat16, this call may put the convolutions into bfloat16 too.
         """
 
     def fused(self, static_shapes: bool = False) -> FlowNetwork:

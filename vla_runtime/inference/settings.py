@@ -14,6 +14,9 @@ from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
 from vla_runtime.inference.setting_checks import check_type, is_finite
 from vla_runtime.types import Advantage
 
+# Largest number of Euler steps that an inference may take.
+MOST_DENOISE_STEPS = 100
+
 
 @dataclass(frozen=True)
 class PolicySettings:
@@ -35,7 +38,7 @@ class PolicySettings:
 
     seed: int = setting(0, 'seed of the noise that chunks are denoised from', 0, 2**63 - 1)
     denoise_steps: int | None = setting(
-        None, 'Euler steps of an inference; 0: as the bundle recommends', 0, 100
+        None, 'Euler steps of an inference; 0: as the bundle recommends', 0, MOST_DENOISE_STEPS
     )
     cfg_enabled: bool = setting(
         False, 'classifier-free guidance, for policies trained with advantage tags'
@@ -97,8 +100,10 @@ class PolicySettings:
         self._check_types()
         if not 0 <= self.seed < 2**63:
             raise ValueError(f'seed is {self.seed}: it must be 0 to 2**63 - 1')
-        if self.denoise_steps is not None and not 1 <= self.denoise_steps <= 100:
-            raise ValueError(f'denoise_steps is {self.denoise_steps}: it must be 1 to 100')
+        if self.denoise_steps is not None and not 1 <= self.denoise_steps <= MOST_DENOISE_STEPS:
+            raise ValueError(
+                f'denoise_steps is {self.denoise_steps}: it must be 1 to {MOST_DENOISE_STEPS}'
+            )
         check_beta(self.cfg_beta)
         if self.rtc_horizon < 0:
             raise ValueError(f'rtc_horizon is {self.rtc_horizon}: it must not be negative')

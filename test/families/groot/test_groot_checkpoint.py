@@ -112,6 +112,24 @@ def test_an_embodiment_that_the_weights_lack_is_refused(folder):
         plan(folder)
 
 
+def test_a_negative_embodiment_is_refused(folder):
+    def move(document):
+        document['steps'][2]['config']['embodiment_mapping']['so100'] = -1
+
+    edit_json(folder / 'policy_preprocessor.json', move)
+    with pytest.raises(REFUSED, match=r'gives this one number -1'):
+        plan(folder)
+
+
+def test_slice_0_of_an_unknown_tag_is_logged(folder, caplog):
+    def forget(document):
+        del document['steps'][2]['config']['embodiment_mapping']['so100']
+
+    edit_json(folder / 'policy_preprocessor.json', forget)
+    plan(folder)
+    assert "embodiment_mapping has no 'so100'; slice 0 is taken" in caplog.text
+
+
 def pack(folder: Path, **changes: object) -> None:
     edit_json(
         folder / 'policy_preprocessor.json',

@@ -127,9 +127,9 @@ BUCKETS = {
 
 
 def test_a_wrong_bucket_in_the_time_table_is_found(tmp_path, monkeypatch):
-    # The fewest steps where a bucket computed in floats is wrong.
-    spec = replace(tiny_spec(FAMILY), denoise_steps=5)
-    folder = exported(tmp_path / 'five', spec)
+    # With the published 4 steps a bucket computed in floats is right, with 5 it is wrong.
+    spec = replace(tiny_spec(FAMILY), denoise_steps=4)
+    folder = exported(tmp_path / 'four', spec)
     assert verify_onnx(folder, spec).failures == []
     for name, bucket in BUCKETS.items():
         with monkeypatch.context() as patch:
@@ -137,6 +137,17 @@ def test_a_wrong_bucket_in_the_time_table_is_found(tmp_path, monkeypatch):
             # The table is the same in every case.
             failures = verify_onnx(folder, spec, cases=seeded_cases(folder, spec)[:1]).failures
         assert any(line.startswith('time table') for line in failures), (name, failures)
+
+
+def test_a_bucket_off_by_one_is_found_in_a_half(monkeypatch):
+    # Its error, 0.08, is within bfloat16's bound of tensors.
+    folder = tiny_onnx_bundle(FAMILY, 'bfloat16')
+    spec = read_bundle(folder).spec
+    cases = seeded_cases(folder, spec)[:1]
+    assert verify_onnx(folder, spec, cases=cases).failures == []
+    monkeypatch.setattr(time_table, 'bucket', lambda times: RIGHT(times) + 1)
+    failures = verify_onnx(folder, spec, cases=cases).failures
+    assert any('the bound for float32 is 5e-05' in line for line in failures), failures
 
 
 def test_images_at_another_place_of_the_prompt_are_found(policy):

@@ -1,8 +1,9 @@
 """Seeded inputs that exported networks are compared on, and PyTorch's outputs for them.
 
 Prompts as long as real ones and one that fills its row (each row its own), hidden cameras, guidance
-scales and committed plans. PyTorch computes in float32 whatever the files' precision, one network
-at a time: the weights of vision, prefix and head are never in memory together.
+scales and committed plans. A `single` head gets zeros for noise, no guidance scale and no plan, as
+from a policy. PyTorch computes in float32 whatever the files' precision, one network at a time: the
+weights of vision, prefix and head are never in memory together.
 """
 
 from __future__ import annotations
@@ -102,6 +103,13 @@ def _case(
         image_mask[-1] = False
     lengths = _prompt_lengths(spec, random, rows, number)
     weight = np.zeros((spec.denoise_steps, dims.horizon), dtype=np.float32)
+    x = chunk_noise(SEED, number, chunk[1:], kind=family.noise)[None]
+    guidance, spread = beta if rows == 2 else None, 0.5
+    single = family.head == 'single'
+    if single:
+        # It runs once, from zeros, without plan and guidance; of two rows the first counts.
+        x, schedule, spread = np.zeros_like(x), None, 0.0
+        guidance = 1.0 if rows == 2 else None
     if schedule:
         weight = plan_weights(
             flow_times(spec.denoise_steps),
@@ -116,15 +124,15 @@ def _case(
             'rows': rows,
             'prompt_tokens': None if lengths is None else [int(length) for length in lengths],
             'cameras_hidden': int((~image_mask).sum()),
-            'beta': beta if rows == 2 else None,
+            'beta': None if single else guidance,
             'plan': schedule,
         },
         images=[_image(random, *size) for size in image_sizes(dims)],
         image_mask=image_mask,
         prefix_inputs=_draw(family.prefix_inputs(dims), dims, rows, lengths, first, random),
-        x=chunk_noise(SEED, number, chunk[1:], kind=family.noise)[None],
-        row_weight=row_weights(beta if rows == 2 else None),
-        plan=random.normal(0, 0.5, chunk).astype(np.float32),
+        x=x,
+        row_weight=row_weights(guidance),
+        plan=random.normal(0, spread, chunk).astype(np.float32),
         plan_weight=weight[:, None, :, None],
         head_inputs=_draw(family.head_inputs(dims), dims, rows, lengths, first, random),
     )
@@ -231,6 +239,12 @@ class Reference:
                 case.reference['velocity'] = velocity.numpy()
                 case.reference['gain'] = moved.numpy() / np.abs(nudge).max()
         return table.numpy()
+
+    def time_rows(self, times: np.ndarray) -> np.ndarray:
+        """Rows of the time table (N, C) for flow times (N,)."""
+        with self._loaded('time'):
+            rounded = torch.from_numpy(times.astype(np.float32))
+            return self._network.time_conditioning(rounded).numpy()
 
     def _denoise(
         self, case: Case, times: Tensor, table: Tensor, x: Tensor

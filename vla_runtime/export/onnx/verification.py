@@ -3,7 +3,8 @@
 First the types in every graph are checked (`precision.py`). Then its numbers are compared with
 those of the PyTorch modules in float32 on the seeded inputs of `cases.py`: each output of each file
 on PyTorch's own inputs, then whole chunks, decomposed and monolithic, each file fed with the
-outputs of the one before. One file runs at a time, so that memory holds the weights once.
+outputs of the one before. The time table is compared for every number of denoise steps that the
+settings allow, by float32's bound. One file runs at a time, so that memory holds the weights once.
 
 Errors and bounds are those of `receipt`.
 """
@@ -45,6 +46,7 @@ from vla_runtime.export.onnx.precision import beside_int8, precision_of, type_fa
 from vla_runtime.export.onnx.variants import comparable
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import (
+    TIME_TABLE,
     ActionError,
     ChunkComparison,
     Comparison,
@@ -52,15 +54,18 @@ from vla_runtime.export.receipt import (
     VerificationError,
     left_out_of_int8,
 )
-from vla_runtime.families import read_time_table
+from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.families.family import distinct_image_sizes
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.inference.denoise import flow_times
+from vla_runtime.inference.settings import MOST_DENOISE_STEPS
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
 
 _LISTED = 10
+# A row of pi0.5's table has 116,736 numbers.
+_TIMES_AT_ONCE = 256
 
 
 def verify_onnx(
@@ -226,7 +231,7 @@ class _Verifier:
             self._prefix(rows)
         table = reference.chunks(self.cases)
         self._advance(1)
-        own_table = self._time_table(table)
+        own_table = self._time_table(reference, table)
         for rows in ROWS:
             self._expert(rows, table, own_table)
         for rows in ROWS:
@@ -291,11 +296,18 @@ class _Verifier:
             own |= session.run({'image_tokens': own['image_tokens'], **given})
         self._advance(1)
 
-    def _time_table(self, table: np.ndarray) -> np.ndarray:
-        times = flow_times(self._spec.denoise_steps)
+    def _time_table(self, reference: Reference, table: np.ndarray) -> np.ndarray:
+        """Compare the rows of all numbers of steps; return those of the bundle's own."""
         spec = self._spec
-        own = read_time_table(spec.family, spec.dims, self._folder / WEIGHTS_FILE)(times)
-        self._compare('time table', 'time_conditioning', own, table)
+        read = read_time_table(spec.family, spec.dims, self._folder / WEIGHTS_FILE)
+        own = read(flow_times(spec.denoise_steps))
+        self._compare(TIME_TABLE, 'time_conditioning', own, table)
+        if find_family(spec.family).head != 'single':
+            times = _all_flow_times()
+            for start in range(0, len(times), _TIMES_AT_ONCE):
+                some = times[start : start + _TIMES_AT_ONCE]
+                expected = reference.time_rows(some)
+                self._compare(TIME_TABLE, 'time_conditioning', read(some), expected)
         return own
 
     def _expert(self, rows: int, table: np.ndarray, own_table: np.ndarray) -> None:
@@ -371,6 +383,11 @@ class _Verifier:
         self._chunks.append(
             ChunkComparison.of(file, graphs, number, gain, error, growth, self._precision)
         )
+
+
+def _all_flow_times() -> np.ndarray:
+    """Flow times of every number of steps that the settings allow, each time once."""
+    return np.unique(np.concatenate([flow_times(n) for n in range(1, MOST_DENOISE_STEPS + 1)]))
 
 
 def step_inputs(

@@ -142,7 +142,7 @@ class Act(SinglePassNetwork):
     def fold_constants(self) -> None:
         """Put the frozen norms into the convolutions, which run in bfloat16 if the matrices do.
 
-        Not in float16: a processor without its arithmetic convolves in it a number at a time.
+        Not in float16: a CPU without float16 arithmetic is slower in it than in float32.
         """
         matrices = self._layers[0].mlp.fc1.dtype
         precision = torch.bfloat16 if matrices == torch.bfloat16 else torch.float32

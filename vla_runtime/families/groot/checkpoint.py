@@ -7,6 +7,7 @@ recognised and refused: the order of their joints is in the training project's P
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -37,11 +38,13 @@ from vla_runtime.families.groot.n17_folder import n17_embodiments, read_n17_fold
 from vla_runtime.families.groot.stack_sizes import settle_stack_heads, stack_dims
 from vla_runtime.families.groot.tensor_names import NAMES, SLICED
 
+_LOGGER = logging.getLogger(__name__)
+
 
 class GrootReader(CheckpointReader):
     names = NAMES
     lerobot_types = ('groot',)
-    projects = ("NVIDIA's GR00T N1.5 and N1.7",)
+    projects = ("NVIDIA's GR00T N1.7",)
     wanted: ClassVar[Mapping[str, str]] = {
         '--tokenizer': (
             'tokenizer.json of the language model that the policy was trained from, from the '
@@ -79,8 +82,14 @@ class GrootReader(CheckpointReader):
             stated,
             'tag of the robot that the policy was trained for',
         )
-        # LeRobot's own rule for a tag that it does not know.
+        # LeRobot takes slice 0 for a tag that its mapping lacks (GrootPackInputsStep).
         index = slots.get(tag, int, 0) if tag is not None else 0
+        if tag is not None and slots.get(tag, int, None) is None:
+            _LOGGER.warning(
+                '%s: embodiment_mapping has no %r; slice 0 is taken, as LeRobot does',
+                slots.path,
+                tag,
+            )
         return {
             name: _slice(stored, index, slots.path) if name.startswith(SLICED) else stored
             for name, stored in source.tensors.items()
@@ -114,7 +123,7 @@ def _slice(stored: StoredTensor, index: int, mapping: Path) -> StoredTensor:
         CheckpointError: the tensor has no such part.
     """
     count = stored.shape[0] if stored.shape else 0
-    if index >= count:
+    if not 0 <= index < count:
         raise CheckpointError(
             f"{stored.path}: tensor '{stored.name}' has {count} embodiments but {mapping.name}"
             f' gives this one number {index}'
