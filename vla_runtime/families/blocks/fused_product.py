@@ -5,9 +5,9 @@ twice as fast as MKL, which `F.linear` calls, on AMD's processors, and as fast o
 compiler reaches it through an operator without a public name. Where the operator is missing, or
 refuses a dtype of this processor, the public ones compute the same up to rounding.
 
-oneDNN lays a matrix out anew in every product. With few tokens, as in the expert, that is a fifth to
-a third of the time; in vision, whose matrices are small beside those of language, a twentieth. Those
-of both are laid out once at load.
+oneDNN lays a matrix out anew in every product. With few tokens, as in the expert, that is a fifth
+to a third of the time; in vision, whose matrices are small beside those of language, a twentieth.
+Those of both are laid out once at load.
 """
 
 from __future__ import annotations
