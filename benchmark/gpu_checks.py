@@ -392,8 +392,10 @@ def allocated_bytes(device: str, *, no_engine: bool = False) -> int:
     # other classes (of a traced graph) have no memory.
     kinds = (torch.Tensor, torch.nn.Parameter)
     tensors = [o for o in gc.get_objects() if type(o) in kinds and not o.is_meta]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
+    # Those in oneDNN's layout have no storage to ask.
+    packed = [t.numel() * t.element_size() for t in tensors if t.is_mkldnn]
+    storages = [t.untyped_storage() for t in tensors if not t.is_mkldnn]
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values()) + sum(packed)
 
 
 def memory(device: str, size: str, chunks: int = 20) -> Finding:

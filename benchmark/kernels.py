@@ -22,7 +22,8 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, cast
@@ -49,11 +50,11 @@ from vla_runtime.families.smolvla.fused import FusedSmolVla
 from vla_runtime.families.smolvla.networks import SmolVla
 from vla_runtime.performance.bench import look
 from vla_runtime.performance.devices import DEVICES
+from vla_runtime.performance.kernel_times import COUNTED, SECONDS_A_KERNEL, Kernels, predicted_ms
 from vla_runtime.performance.operation_counts import count_operations
-from vla_runtime.performance.roofline import phase_floors, published_rates
+from vla_runtime.performance.roofline import Floor, phase_floors, published_rates
 from vla_runtime.policy import Policy
 
-SECONDS_A_KERNEL = 4e-6
 STEPS = 10
 KINDS = ('miss', 'hit')
 # Plain and fused.
@@ -63,7 +64,7 @@ NETWORKS: dict[str, tuple[type[FlowNetwork], type[FlowNetwork]]] = {
 }
 # A graph would replay what it captured; what is counted runs eagerly.
 AS_ON_CUDA: dict[str, Any] = {'precision': 'bfloat16', 'threads': 1, 'use_cuda_graphs': False}
-PREDICTED_ON = ('h200', 'agx-orin', 'thor')
+PREDICTED_ON = ('h200', 'agx-orin', 'orin-nx', 'orin-nano', 'thor')
 PACKAGES = ('torch', 'numpy')
 
 
@@ -71,7 +72,7 @@ PACKAGES = ('torch', 'numpy')
 attend = torch.library.custom_op('kernels::attend', attend_by_lengths, mutates_args=())
 
 
-class Kernels(TorchDispatchMode):
+class KernelCounter(TorchDispatchMode):
     """Count operations that compute or copy; views and allocations do neither."""
 
     def __init__(self) -> None:
@@ -108,16 +109,53 @@ def kernels_of(policy: Policy) -> dict[str, int]:
             for name in policy.spec.camera_names
         }
         for kind in KINDS:
-            with Kernels() as counted:
+            with KernelCounter() as counted:
                 policy.infer(look(policy.spec, dict(images)))
             found[kind] = counted.count
     return found
 
 
-def kernels_of_modules(
-    name: str, network: type[FlowNetwork], fused: type[FlowNetwork]
-) -> tuple[int, dict[str, dict[str, int]]]:
-    """Views of a policy, and its kernels with plain, fused and packed modules."""
+def phases_of(policy: Policy) -> Kernels:
+    """Kernels of each phase of an inference with every view new.
+
+    Raises:
+        RuntimeError: the views, or the denoise steps, do not launch alike.
+    """
+    names = ('encode_image', 'encode_prefix', 'run_steps', '_run_step')
+    parts: dict[str, list[int]] = {name: [] for name in names}
+    with ExitStack() as patches:
+        for name, counts in parts.items():
+            counting = partialmethod(_counted, getattr(engine.TorchEngine, name), counts)
+            patches.enter_context(mock.patch.object(engine.TorchEngine, name, counting))
+        kernels = kernels_of(policy)
+    views, steps = policy.spec.dims.cameras, policy.spec.denoise_steps
+    vision, step = (
+        set(parts[name][-count:]) for name, count in ((names[0], views), (names[3], steps))
+    )
+    if len(vision) != 1 or len(step) != 1:
+        raise RuntimeError(f'kernels of single views {vision}, of single denoise steps {step}')
+    found = Kernels(
+        vision=vision.pop(),
+        # Keys and values are laid out for the steps where a new prefix was computed.
+        prefix=parts['encode_prefix'][-1] + parts['run_steps'][-2] - parts['run_steps'][-1],
+        step=min(step),
+        inputs=kernels['hit'] - steps * min(step),
+    )
+    phases = found.phases(views=views, steps=steps)
+    if {kind: phases[kind] for kind in KINDS} != kernels:
+        raise RuntimeError(f'{found} are not the {kernels} of a chunk')
+    return found
+
+
+def _counted(self: Any, whole: Any, counts: list[int], *args: Any, **options: Any) -> Any:
+    with KernelCounter() as counted:
+        result = whole(self, *args, **options)
+    counts.append(counted.count)
+    return result
+
+
+def write_deep(name: str, folder: Path) -> Path:
+    """Write a narrow policy with the depths of a published one."""
     family, published = preset(name)
     narrow = tiny_spec(family)
     dims, of_size = narrow.dims, cast(Any, published)
@@ -126,51 +164,59 @@ def kernels_of_modules(
         for part in ('vision', 'language', 'expert')
     }
     deep = cast(Any, replace(dims, **parts))
+    return write_tiny_policy(folder, replace(narrow, dims=deep, denoise_steps=STEPS))
+
+
+def packed_kernels(name: str, bundle: Path) -> Kernels:
+    """Kernels of the fused modules with attention that takes lengths."""
+    fused = NETWORKS[name][1]
+    packed = partialmethod(fused.__init__, kernel=attend)
+    with (
+        mock.patch.object(engine, 'captures_graphs', lambda device: True),
+        mock.patch.object(fused, '__init__', packed),
+    ):
+        return phases_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
+
+
+def kernels_of_modules(name: str) -> tuple[int, dict[str, Kernels]]:
+    """Views of a policy, and its kernels with plain, fused and packed modules."""
     with tempfile.TemporaryDirectory() as work:
-        bundle = write_tiny_policy(
-            Path(work) / 'deep', replace(narrow, dims=deep, denoise_steps=STEPS)
-        )
-        found = {}
-        with mock.patch.object(network, 'fused', FlowNetwork.fused):
-            found['plain'] = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
+        bundle = write_deep(name, Path(work) / 'deep')
+        with mock.patch.object(NETWORKS[name][0], 'fused', FlowNetwork.fused):
+            policy = Policy.load(bundle, 'torch', **AS_ON_CUDA)
+            found = {'plain': phases_of(policy)}
         with mock.patch.object(engine, 'captures_graphs', lambda device: True):
-            found['fused'] = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
-            packed = partialmethod(fused.__init__, kernel=attend)
-            with mock.patch.object(fused, '__init__', packed):
-                found['packed'] = kernels_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
-    return deep.cameras, found
+            found['fused'] = phases_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
+        found['packed'] = packed_kernels(name, bundle)
+    return policy.spec.dims.cameras, found
 
 
-def predicted_ms(
-    device: str, views: int, kernels: Mapping[str, Mapping[str, int]]
+def prediction(
+    device: str, views: int, kernels: Mapping[str, Kernels]
 ) -> dict[str, dict[str, float]]:
-    """Roofline of the published size in bfloat16, and with the kernels of each kind of modules.
+    """Roofline of pi0.5's published size in bfloat16, and the prediction for each kind of modules.
 
     Returns:
-        milliseconds of a miss and a hit: the floor, each kind of modules, and the packed ones with
-        a prompt of each shorter length
+        milliseconds of each phase: the floor, each kind of modules, and a miss of the packed ones
+        with a prompt of each shorter length
     """
     family, published = preset('pi05')
     rates = published_rates(DEVICES[device], 'bfloat16')
 
-    def floors(prompt_length: int) -> dict[str, float]:
+    def floors(prompt_length: int) -> dict[str, Floor]:
         counts = count_operations(family, replace(published, prompt_length=prompt_length))
-        found = phase_floors(counts, rates, precision='bfloat16', rows=1, steps=STEPS, views=views)
-        return {name: one.milliseconds for name, one in found.items()}
-
-    def launched(name: str, kind: str) -> float:
-        return 1e3 * SECONDS_A_KERNEL * kernels[name][kind]
+        return phase_floors(counts, rates, precision='bfloat16', rows=1, steps=STEPS, views=views)
 
     whole = floors(published.prompt_length)
-    found = {'floor': {kind: whole[kind] for kind in KINDS}}
-    for name in kernels:
-        found[name] = {kind: whole[kind] + launched(name, kind) for kind in KINDS}
+    found = {'floor': {phase: one.milliseconds for phase, one in whole.items()}}
+    for name, one in kernels.items():
+        found[name] = predicted_ms(whole, one, views=views, steps=STEPS)
     for length in LENGTHS:
         if length < published.prompt_length:
             # The head keeps its length.
-            saved = whole['prefix'] - floors(length)['prefix']
-            shorter = whole['miss'] - saved + launched('packed', 'miss')
-            found[f'packed, prompt of at most {length} tokens'] = {'miss': shorter}
+            saved = whole['prefix'].milliseconds - floors(length)['prefix'].milliseconds
+            shorter = f'packed, prompt of at most {length} tokens'
+            found[shorter] = {'miss': found['packed']['miss'] - saved}
     return found
 
 
@@ -178,19 +224,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--json', type=Path, help='write here instead of to benchmark/results/')
     arguments = parser.parse_args()
-    of_family = {
-        family: kernels_of_modules(family, *networks) for family, networks in NETWORKS.items()
+    of_family = {family: kernels_of_modules(family) for family in NETWORKS}
+    for family, (_, kernels) in of_family.items():
+        if kernels['packed'] != COUNTED[family]:
+            print(f'kernel_times.COUNTED of {family} is out of date: {kernels["packed"]}')
+    counted = {
+        family: {
+            'views': views,
+            'kernels': {
+                name: {**asdict(one), **{k: one.phases(views=views, steps=STEPS)[k] for k in KINDS}}
+                for name, one in kernels.items()
+            },
+        }
+        for family, (views, kernels) in of_family.items()
     }
     views, kernels = of_family['pi05']
-    predicted = {key: predicted_ms(key, views, kernels) for key in PREDICTED_ON}
-    print('kernels', of_family)
+    predicted = {key: prediction(key, views, kernels) for key in PREDICTED_ON}
+    print('kernels', counted)
     for key, times in predicted.items():
         print(key, {n: {k: round(v, 2) for k, v in of.items()} for n, of in times.items()})
     figures = {
-        'views': views,
         'denoise_steps': STEPS,
-        'kernels': kernels,
-        'smolvla': dict(zip(('views', 'kernels'), of_family['smolvla'], strict=True)),
+        **counted['pi05'],
+        'smolvla': counted['smolvla'],
         'predicted_ms': predicted,
         'seconds_a_kernel': SECONDS_A_KERNEL,
     }

@@ -14,12 +14,13 @@ sys.path.insert(0, str(ROOT / 'benchmark'))
 
 import kernels
 
+from vla_runtime.performance.kernel_times import COUNTED
 from vla_runtime.policy import Policy
 
 
 def test_views_and_allocations_are_no_kernels():
     x = torch.zeros(4, 4)
-    with kernels.Kernels() as counted:
+    with kernels.KernelCounter() as counted:
         y = torch.empty(4, 4)
         y.copy_(x.t()[:2].reshape(2, 4).repeat(2, 1))
         x.view(16).unsqueeze(0)
@@ -31,7 +32,7 @@ def test_attention_of_a_single_token_is_two_kernels_and_of_more_tokens_one():
     starts = torch.tensor([0, 1], dtype=torch.int32)
     for queries, expected in ((1, 2), (3, 1)):
         query, keys = torch.ones(queries, 4, 8), torch.ones(5, 1, 8)
-        with kernels.Kernels() as counted:
+        with kernels.KernelCounter() as counted:
             found = kernels.attend(query, keys, keys, starts, starts, queries, 5, starts[1:])
         assert torch.equal(found, query)
         assert counted.count == expected
@@ -59,3 +60,9 @@ def test_a_hit_runs_fewer_than_a_miss_and_only_depth_counts(kernels_at):
     four = kernels_at('four', depth=4)
     # Every layer of every step alike.
     assert three['hit'] - two['hit'] == four['hit'] - three['hit'] > 0
+
+
+@pytest.mark.parametrize('name', list(COUNTED))
+def test_counts_of_the_roofline_are_those_of_todays_modules(name, tmp_path):
+    bundle = kernels.write_deep(name, tmp_path / 'deep')
+    assert kernels.packed_kernels(name, bundle) == COUNTED[name]

@@ -15,6 +15,7 @@ from vla_runtime.cli.main import main
 from vla_runtime.families import preset_names
 from vla_runtime.families.pi.dimensions import PI05
 from vla_runtime.performance.devices import DEVICES
+from vla_runtime.performance.kernel_times import COUNTED
 from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.performance.published_runs import _VLA_CPP, published_runs
 from vla_runtime.performance.roofline import largest_engine_bytes
@@ -52,6 +53,27 @@ def test_it_says_what_fits_and_how_long_each_phase_takes_at_least(capsys):
     assert list(rows)[-6:] == [*expected, 'miss, 3 view(s)', 'hit']
     assert rows['hit'] == rows['denoise, 10 steps']
     assert float(rows['prefix']) > float(rows['hit'])
+
+
+def test_pytorch_on_a_gpu_is_predicted_by_its_kernels_in_every_phase(tmp_path, capsys):
+    devices = ('h200', 'agx-orin', 'orin-nx', 'orin-nano', 'thor')
+    found = figures(tmp_path, 'pi05', '--device', *devices, '--steps', 5)
+    assert capsys.readouterr().out.count('predicted  1 row; least time + 4 µs a kernel') == 5
+    for device in devices:
+        least = found['devices'][device]['floors_ms']['1_rows']
+        predicted = found['devices'][device]['predicted_ms']['torch']
+        kernels = {p: (predicted[p] - least[p]['milliseconds']) / 4e-3 for p in predicted}
+        one = COUNTED['pi05']
+        assert kernels['step'] == pytest.approx(one.step)
+        assert kernels['hit'] == pytest.approx(5 * one.step + one.inputs)
+        assert kernels['miss'] == pytest.approx(kernels['hit'] + 3 * one.vision + one.prefix)
+
+
+@pytest.mark.parametrize('arguments', [('pi05', '--precision', 'float32'), ('act',)])
+def test_what_was_not_counted_is_not_predicted(arguments, tmp_path, capsys):
+    found = figures(tmp_path, *arguments, '--device', 'h200')
+    assert found['devices']['h200']['predicted_ms'] == {'torch': None}
+    assert 'no prediction for PyTorch' in capsys.readouterr().out
 
 
 def test_shares_of_a_miss_stand_beside_those_that_others_measured(tmp_path, capsys):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from vla_runtime.families.blocks import fused_product
 from vla_runtime.performance import device_rates
 from vla_runtime.performance.devices import DEVICES, GIB
 
@@ -29,6 +30,15 @@ def test_a_cpu_is_measured(small):
     assert found.source.startswith('measured here: PyTorch')
     assert 0 < found.flops_per_s < 1e15
     assert 0 < found.bytes_per_s < 1e15
+
+
+def test_a_cpu_is_measured_through_the_product_of_the_fused_modules_too(small, monkeypatch):
+    called = []
+    monkeypatch.setattr(
+        fused_product, 'one_pass', lambda device, dtype: lambda *given: called.append(given)
+    )
+    device_rates.rates_of(None, 0, 'cpu', 'float32')
+    assert called
 
 
 @pytest.mark.parametrize('precision', ['bfloat16', 'float16'])

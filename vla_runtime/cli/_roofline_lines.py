@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vla_runtime.performance.devices import GIB
+from vla_runtime.performance.kernel_times import SECONDS_A_KERNEL
 
 
 def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
@@ -41,10 +42,21 @@ def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
         # Said once where one and two rows are bound by the same.
         bounds = dict.fromkeys(of_rows[phase]['bound'] for of_rows in floors)
         lines.append(f'  {label:24}{times}  {", then ".join(bounds)}')
-    lines += ['', *_share_lines(device)]
+    lines += ['', *_predicted_lines(device, labels), *_share_lines(device)]
     if device['note']:
         lines.append(f'  note: {device["note"]}')
     return '\n'.join(lines)
+
+
+def _predicted_lines(device: Mapping[str, Any], labels: Mapping[str, str]) -> Sequence[str]:
+    """Lines with the predicted times of PyTorch on CUDA, and an empty line."""
+    predicted = device['predicted_ms']['torch']
+    if predicted is None:
+        return ['  no prediction for PyTorch: its kernels were not counted for this', '']
+    how = f'1 row; least time + {1e6 * SECONDS_A_KERNEL:g} µs a kernel, not measured'
+    lines = [f'  {"torch, ms":24}{"predicted":>10}  {how}']
+    lines += [f'  {label:24}{_digits(predicted[phase]):>10}' for phase, label in labels.items()]
+    return [*lines, '']
 
 
 def _share_lines(device: Mapping[str, Any]) -> Sequence[str]:

@@ -12,9 +12,15 @@ rows. PyTorch holds the text table too; the others leave it to the host, which m
 TensorRT are built on the device that runs them, and building takes more than running: 'tensorrt,
 build' is what 'vla_runtime build' asks for first. They fit where they can be built, with swap if
 need be, and where loading them, which asks for 0.25 GiB more than they need, is not refused.
-'before' is what TensorRT took with engines of their own for every number of rows, each with its
-weights and the text table. Shares of a miss stand beside those that others measured and published
-for that policy and device, where there are any; their views and precision may differ.
+The column 'before' is the memory of a layout that is no longer built: an engine for each number of
+rows, each with its weights and the text table. Shares of a miss stand beside those that others
+measured and published for that policy and device, where there are any; their views and precision
+may differ.
+
+The column 'predicted' is what PyTorch on CUDA is expected to take with one row: the least time plus
+4 microseconds for each kernel that it launches. It is a prediction, not a measurement: the kernels
+were counted on a CPU, and the cost of one is an estimate. It stands where the kernels were counted:
+pi05 and smolvla in bfloat16 or float16.
 
 examples:
   vla_runtime roofline --list
@@ -47,6 +53,7 @@ from vla_runtime.performance.published_runs import published_runs
 if TYPE_CHECKING:
     from vla_runtime.families.family import PolicyDims
     from vla_runtime.performance.devices import Device
+    from vla_runtime.performance.kernel_times import Kernels
     from vla_runtime.performance.operation_counts import PolicyCounts
     from vla_runtime.performance.roofline import MemoryNeed
 
@@ -177,6 +184,7 @@ class _Workload:
 
     Attributes:
         rows: numbers of prompt rows that are loaded.
+        kernels: that PyTorch launches; None where they were not counted.
     """
 
     counts: PolicyCounts
@@ -184,6 +192,7 @@ class _Workload:
     views: int
     steps: int
     rows: tuple[int, ...]
+    kernels: Kernels | None
 
 
 def _on_device(
@@ -200,6 +209,7 @@ def _on_device(
         needs: memory by backend and rows.
         before: that of TensorRT without the text table on the host and the one set of weights.
     """
+    from vla_runtime.performance.kernel_times import predicted_ms
     from vla_runtime.performance.roofline import (
         fits,
         largest_engine_bytes,
@@ -211,7 +221,7 @@ def _on_device(
 
     counts, precision = workload.counts, workload.precision
     rates, size = published_rates(device, precision), MATRIX_BYTES[precision]
-    floors, shares = {}, {}
+    floors, shares, predicted = {}, {}, None
     for rows in workload.rows:
         found = phase_floors(
             counts,
@@ -223,6 +233,10 @@ def _on_device(
         )
         floors[f'{rows}_rows'] = {phase: asdict(one) for phase, one in found.items()}
         shares[f'{rows}_rows'] = miss_shares(found, workload.views)
+        if rows == 1 and workload.kernels is not None:
+            predicted = predicted_ms(
+                found, workload.kernels, views=workload.views, steps=workload.steps
+            )
     build = _build_on(device, largest_engine_bytes(counts, size))
     # Engines run only where they were built, if need be with swap.
     builds = {'tensorrt': build['swap_bytes'] is not None}
@@ -242,6 +256,7 @@ def _on_device(
             for backend, of_backend in needs.items()
         },
         'floors_ms': floors,
+        'predicted_ms': {'torch': predicted},
         'miss_shares': shares,
     }
 
@@ -272,6 +287,7 @@ def _build_on(device: Device, largest: int) -> dict[str, Any]:
 def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
     """Return the policy that the command line names, as it is to run, and its dimensions."""
     from vla_runtime.bundle.folder import read_bundle
+    from vla_runtime.performance.kernel_times import COUNTED, COUNTED_PRECISIONS
     from vla_runtime.performance.operation_counts import count_operations, counts_of
 
     published, steps, views = preset(arguments.model), _STEPS, arguments.views
@@ -299,8 +315,14 @@ def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
         )
     if family.head == 'single' and arguments.steps not in (None, 1):
         raise ValueError(f'--steps {arguments.steps}: the head of {family.name} (single) runs once')
+    counted = arguments.precision in COUNTED_PRECISIONS
     workload = _Workload(
-        counts, arguments.precision, views or dims.cameras, arguments.steps or steps, rows
+        counts,
+        arguments.precision,
+        views or dims.cameras,
+        arguments.steps or steps,
+        rows,
+        COUNTED.get(arguments.model) if counted else None,
     )
     return workload, dims
 

@@ -53,8 +53,8 @@ def cost_page(result: Mapping[str, Any]) -> str:
     )
     least = (
         f'Dashed: the roofline, {rates["flops_per_s"] / 1e12:.3g} TFLOP/s and '
-        f'{rates["bytes_per_s"] / 1e9:.3g} GB/s ({escape(rates["source"])}); no run is faster, but '
-        'for networks small enough for a cache.'
+        f'{rates["bytes_per_s"] / 1e9:.3g} GB/s ({escape(rates["source"])}); no run is faster, '
+        'unless its network fits into a cache.'
         if rates
         else 'No roofline: the rates of this device in this precision are not known.'
     )
