@@ -10,7 +10,8 @@ and two prompt rows, 10 denoise steps, cache hit and miss: captured graphs, eage
 torch.compile, beside the roofline; and captured graphs in fp8 where the GPU has it (from compute
 capability 8.9 on). Captured graphs with 3 views are sampled 2,000 times with one row and 200 times
 with two, after 50 for warming up. Stops measuring after 7 minutes and says what it left out. Last
-it prints a table, and each target with whether it was met. Exit code: 0, 1 where a check failed, 2 without a GPU.
+it prints a table, and each target with whether it was met. Exit code: 0, 1 where a check failed, 2
+without a GPU.
 """
 
 from __future__ import annotations
