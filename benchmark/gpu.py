@@ -8,8 +8,10 @@ First what must be true (against the CPU in float32 and in fp8, graphs fresh, gu
 lengths, overlap, memory), at a reduced size; then milliseconds in bfloat16 for 1 to 3 views, one
 and two prompt rows, 10 denoise steps, cache hit and miss: captured graphs, eager, and
 torch.compile, beside the roofline; and captured graphs in fp8 where the GPU has it (from compute
-capability 8.9 on). Stops measuring after 7 minutes, says what it left out, and prints a table last.
-Exit code: 0, 1 where a check failed, 2 without a GPU.
+capability 8.9 on). Captured graphs with 3 views are sampled 2,000 times with one row and 200 times
+with two, after 50 for warming up. Stops measuring after 7 minutes and says what it left out. Last
+it prints a table, and each target with whether it was met. Exit code: 0, 1 where a check failed, 2
+without a GPU.
 """
 
 from __future__ import annotations
@@ -64,12 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     small = arguments.size == 'tiny'
     checks = run_checks(arguments.device, 'tiny' if small else 'reduced', clock)
     results, left_out = run_latency(arguments, clock)
+    from gpu_targets import targets
+
     figures = {
         'device': device_facts(arguments.device),
         'size': arguments.size,
         'checks': checks,
         'latency': results,
         'left_out': left_out,
+        'targets': [target._asdict() for target in targets(results)],
     }
     show(figures)
     if arguments.json:
@@ -113,6 +118,7 @@ def run_latency(
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Results of all configurations that fit into the budget, and why the others are missing."""
     from gpu_latency import configurations, measure
+    from gpu_targets import samples_of
     from random_policy import random_network, sized_dims
 
     from vla_runtime.engines.preflight import fp8_refusal
@@ -135,6 +141,7 @@ def run_latency(
             clock.say(f'random weights: pi05, {arguments.size}, {precision} ...')
             network = random_network('pi05', dims, arguments.device, precision)
         clock.say(f'{label} ...')
+        repeats, warm_up = (5, 3) if arguments.quick else samples_of(views, rows, mode.name)
         try:
             result = measure(
                 network,
@@ -142,7 +149,8 @@ def run_latency(
                 views,
                 rows,
                 mode,
-                repeats=5 if arguments.quick else 30,
+                repeats=repeats,
+                warm_up=warm_up,
                 compiler=arguments.compiler,
             )
         except Exception as error:
@@ -166,6 +174,9 @@ def device_facts(device: str) -> dict[str, Any]:
         'memory_gib': properties.total_memory / 2**30,
         'capability': f'{properties.major}.{properties.minor}',
         'multiprocessors': properties.multi_processor_count,
+        # Both off: sums of products in full precision.
+        'reduced_bfloat16_sums': torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        'tf32_convolutions': torch.backends.cudnn.allow_tf32,
         'cuda': torch.version.cuda,
     }
 
@@ -173,6 +184,7 @@ def device_facts(device: str) -> dict[str, Any]:
 def show(figures: dict[str, Any]) -> None:
     """The short table."""
     from gpu_latency import table
+    from gpu_targets import Target
 
     print(f'\n{figures["device"]["name"]}, pi05 {figures["size"]}, 10 steps, median ms; bfloat16')
     print('\n'.join(table(figures['latency'])))
@@ -180,6 +192,8 @@ def show(figures: dict[str, Any]) -> None:
         print(f'left out: {label}: {reason}')
     for name, check in figures['checks'].items():
         print(f'{name:16s} {"passed" if check["passed"] else "FAILED"}  {check["note"]}')
+    for target in figures['targets']:
+        print(f'target: {Target(**target).line}')
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

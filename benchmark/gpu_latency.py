@@ -33,8 +33,6 @@ from vla_runtime.performance.devices import device_of_cuda
 from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.performance.roofline import phase_floors, published_rates
 
-WARM_UP = 3
-
 
 @dataclass(frozen=True)
 class Mode:
@@ -53,8 +51,10 @@ COMPILED_GRAPH = Mode('compile + graph', graphs=True, compiled=True)
 FP8_GRAPH = Mode('fp8, graph', graphs=True, precision='fp8')
 
 
-def time_phases(engine: PolicyEngine, inputs: ChunkInputs, repeats: int) -> dict[str, list[float]]:
-    """Milliseconds per phase, `repeats` samples of each after a warm-up.
+def time_phases(
+    engine: PolicyEngine, inputs: ChunkInputs, repeats: int, warm_up: int
+) -> dict[str, list[float]]:
+    """Milliseconds per phase, `repeats` samples of each after so many for warming up.
 
     Returns:
         `vision` (one camera), `prefix`, `denoise`, `miss` (all of them) and `hit` (denoise alone)
@@ -63,7 +63,7 @@ def time_phases(engine: PolicyEngine, inputs: ChunkInputs, repeats: int) -> dict
     samples: dict[str, list[float]] = {
         phase: [] for phase in ('vision', 'prefix', 'denoise', 'miss', 'hit')
     }
-    for repeat in range(repeats + WARM_UP):
+    for repeat in range(repeats + warm_up):
         marks = [_now(engine)]
         for camera, pixels in enumerate(inputs.pixels):
             engine.encode_image(camera, pixels)
@@ -74,7 +74,7 @@ def time_phases(engine: PolicyEngine, inputs: ChunkInputs, repeats: int) -> dict
         marks.append(_now(engine))
         denoise_chunk(engine, inputs)
         marks.append(_now(engine))
-        if repeat < WARM_UP:
+        if repeat < warm_up:
             continue
         vision, prefix, denoise, hit = np.diff(marks) * 1e3
         taken = (vision / cameras, prefix, denoise, vision + prefix + denoise, hit)
@@ -108,6 +108,7 @@ def measure(
     mode: Mode,
     *,
     repeats: int,
+    warm_up: int = 3,
     compiler: str = 'inductor',
 ) -> dict[str, Any]:
     """Latency of one configuration, and how far its chunk is from the eager one.
@@ -116,7 +117,7 @@ def measure(
         network: weights on the device, in the mode's precision; any number of cameras.
         family: of the network.
         cameras, rows: views and prompt rows, the engine made for exactly these.
-        repeats: samples of each phase.
+        repeats, warm_up: samples of each phase, and those before them that do not count.
         compiler: backend of `torch.compile`.
 
     Returns:
@@ -144,7 +145,7 @@ def measure(
     start = perf_counter()
     chunk = infer(engine, inputs)
     first_s = perf_counter() - start
-    samples = time_phases(engine, inputs, repeats)
+    samples = time_phases(engine, inputs, repeats, warm_up)
     status = dict(engine.cuda_graph)
     engine.close()
     return {

@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT / 'benchmark'))
 import gpu
 import gpu_checks
 import gpu_latency
+import gpu_targets
 import random_policy
 
 # What a GPU machine may lack; some of it this project needs elsewhere.
@@ -321,3 +322,30 @@ def test_compiled_networks_are_what_runs():
     assert len(calls) == 3
     random_policy.infer(runner, inputs)
     assert len(calls) == 3
+
+
+def _result(rows: int, miss: float, hit: float, p99: float) -> dict:
+    return {
+        'views': 3,
+        'rows': rows,
+        'mode': 'graph',
+        'least_ms': {'miss': 6.0, 'hit': 2.0},
+        'milliseconds': {'miss': {'median': miss, 'p99': p99}, 'hit': {'median': hit}},
+    }
+
+
+def test_targets_are_compared_with_what_was_measured():
+    results = [_result(1, 9.0, 6.0, 9.45), _result(2, 18.0, 6.6, 20.0)]
+    others = [{**results[0], 'views': 2}, {**results[0], 'mode': 'eager'}]
+    found = {one.name: one for one in gpu_targets.targets([*others, *results, *others])}
+    assert [one.found for one in found.values()] == pytest.approx([1.5, 3.0, 2.0, 1.1, 1.05])
+    assert found['miss, of its roofline'].line.endswith('1.50 (at most 1.5): met')
+    assert found['hit, of its roofline'].line.endswith('NOT MET')
+    assert {one.found for one in gpu_targets.targets(others)} == {None}
+    assert 'not measured' in gpu_targets.targets([])[0].line
+
+
+def test_the_headline_has_its_samples_and_the_rest_few():
+    assert gpu_targets.samples_of(3, 1, 'graph') == (2000, 50)
+    assert gpu_targets.samples_of(3, 2, 'graph') == (200, 50)
+    assert gpu_targets.samples_of(2, 1, 'graph') == gpu_targets.samples_of(3, 1, 'eager') == (30, 3)

@@ -223,8 +223,21 @@ def test_a_gpu_that_could_not_be_named_is_not_compared_with_the_cpu(monkeypatch)
     asked = []
     monkeypatch.setattr(bench, 'rates_of', lambda *arguments: asked.append(arguments))
     options = replace(QUICK, backend='onnxruntime', device='tensorrt:1', precision='float16')
-    bench._rates(options, DeviceFacts())
+    bench._rates(options, DeviceFacts(), 2)
     assert asked == [('tensorrt:1', 0, 'cuda:1', 'float16')]
+
+
+def test_a_cpu_s_rates_are_those_of_the_run_s_threads(monkeypatch):
+    used, before = [], torch.get_num_threads()
+    measure = device_rates._torch_rates
+
+    def noted(*arguments: str):
+        used.append(torch.get_num_threads())
+        return measure(*arguments)
+
+    monkeypatch.setattr(device_rates, '_torch_rates', noted)
+    run_bench(tiny_onnx_bundle(), replace(QUICK, backend='onnxruntime', repeats=1, threads=2))
+    assert used == [2] and torch.get_num_threads() == before
 
 
 def test_threads_are_pytorchs(bundle):

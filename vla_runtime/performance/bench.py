@@ -143,7 +143,7 @@ def run_bench(
     notes: list[str] = []
     facts = _late('the device', lambda: device_facts(options), notes) or DeviceFacts()
     _late('closing the policy', policy.close, notes)
-    rates = _late("the device's rates", lambda: _rates(options, facts), notes)
+    rates = _late("the device's rates", lambda: _rates(options, facts, policy.threads), notes)
     return {
         'policy': spec.name,
         **asdict(options),
@@ -233,10 +233,10 @@ def _late(what: str, ask: Callable[[], Found], notes: list[str]) -> Found | None
         return None
 
 
-def _rates(options: BenchOptions, facts: DeviceFacts) -> Rates | None:
+def _rates(options: BenchOptions, facts: DeviceFacts, threads: int | None) -> Rates | None:
     kind, index = parse_device(options.device, options.backend)
     if kind == 'cpu':
-        return rates_of(None, 0, 'cpu', options.precision)
+        return rates_of(None, 0, 'cpu', options.precision, threads)
     # A GPU of unknown name is still a GPU.
     name = facts.name or options.device
     return rates_of(name, facts.total_bytes, f'cuda:{index}', options.precision)

@@ -23,7 +23,9 @@ _ARRAY_BYTES = 2**28
 _READS = 5
 
 
-def rates_of(name: str | None, total_bytes: int, device: str, precision: str) -> Rates | None:
+def rates_of(
+    name: str | None, total_bytes: int, device: str, precision: str, threads: int | None = None
+) -> Rates | None:
     """Return the rates to compare a measurement with, or None where there are none.
 
     There are none for a GPU outside the table if PyTorch reaches no GPU here, and for a CPU in half
@@ -36,6 +38,7 @@ def rates_of(name: str | None, total_bytes: int, device: str, precision: str) ->
         total_bytes: the GPU's memory.
         device: `cpu`, `cuda` or `cuda:N`, for measuring.
         precision: precision of the large matrices.
+        threads: of a CPU; None: as many as PyTorch uses.
     """
     if precision not in MATRIX_BYTES:
         return None
@@ -49,12 +52,23 @@ def rates_of(name: str | None, total_bytes: int, device: str, precision: str) ->
         import torch
 
         if name is None or torch.cuda.is_available():
-            return torch_rates(device, precision)
+            return torch_rates(device, precision, threads)
     return numpy_rates() if name is None else None
 
 
-def torch_rates(device: str, precision: str) -> Rates:
-    """Measure rates with PyTorch, on as many threads as it uses."""
+def torch_rates(device: str, precision: str, threads: int | None = None) -> Rates:
+    """Measure rates with PyTorch; arguments as of `rates_of`."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        return _torch_rates(device, precision)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _torch_rates(device: str, precision: str) -> Rates:
     import torch
 
     dtype = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.bfloat16}

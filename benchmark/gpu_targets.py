@@ -1,0 +1,73 @@
+"""Targets of the CUDA path, and what a run of `gpu.py` says of each.
+
+Full-size pi0.5 in bfloat16 with 3 views and 10 steps: times beside the roofline of the device, of
+guidance beside none, and the slowest inferences beside the median.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+VIEWS = 3
+# Samples of a mode and warm-ups before them: of the headline with one row, where the slowest count,
+# with two rows, and of everything else.
+SLOWEST, HEADLINE, OTHERS = (2000, 50), (200, 50), (30, 3)
+_MODE = 'graph'
+
+
+class Target(NamedTuple):
+    """A figure that a run may reach at most."""
+
+    name: str
+    most: float
+    found: float | None
+
+    @property
+    def line(self) -> str:
+        """What a person reads."""
+        if self.found is None:
+            return f'{self.name}: not measured (at most {self.most:g})'
+        met = 'met' if self.found <= self.most else 'NOT MET'
+        return f'{self.name}: {self.found:.2f} (at most {self.most:g}): {met}'
+
+
+def samples_of(views: int, rows: int, mode: str) -> tuple[int, int]:
+    """Return samples and warm-ups of a configuration."""
+    if views != VIEWS or mode != _MODE:
+        return OTHERS
+    return SLOWEST if rows == 1 else HEADLINE
+
+
+def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
+    """Return every target with what was found; None where it was not measured.
+
+    Args:
+        results: of `gpu_latency.measure`.
+    """
+    found = {
+        result['rows']: result
+        for result in results
+        if result['views'] == VIEWS and result['mode'] == _MODE
+    }
+    one, two = (found.get(rows) for rows in (1, 2))
+
+    def median(result: Mapping[str, Any] | None, phase: str) -> float | None:
+        return None if result is None else float(result['milliseconds'][phase]['median'])
+
+    def least(phase: str) -> float | None:
+        floors = None if one is None else one['least_ms']
+        return None if floors is None else float(floors[phase])
+
+    slowest = None if one is None else float(one['milliseconds']['miss']['p99'])
+    return [
+        Target('miss, of its roofline', 1.5, _ratio(median(one, 'miss'), least('miss'))),
+        Target('hit, of its roofline', 2.5, _ratio(median(one, 'hit'), least('hit'))),
+        Target('guided miss, of a miss', 1.5, _ratio(median(two, 'miss'), median(one, 'miss'))),
+        Target('guided hit, of a hit', 1.15, _ratio(median(two, 'hit'), median(one, 'hit'))),
+        Target('p99 of a miss, of its median', 1.1, _ratio(slowest, median(one, 'miss'))),
+    ]
+
+
+def _ratio(time: float | None, reference: float | None) -> float | None:
+    return None if time is None or reference is None else time / reference
