@@ -11,7 +11,7 @@ PAGES = sorted(
     str(path.relative_to(ROOT))
     for path in (
         ROOT / 'README.md',
-        *(ROOT / 'docs').glob('*.md'),
+        *(ROOT / 'docs').rglob('*.md'),
         ROOT / 'benchmark' / 'README.md',
         ROOT / 'engines' / 'README.md',
     )

@@ -1,0 +1,55 @@
+"""Pages of the families name what the code has: families, heads, sizes, options of `export`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from pathlib import Path
+
+import pytest
+from pages import prose, text_of
+from paths import ROOT
+
+from vla_runtime.cli.export import add_arguments
+from vla_runtime.families import family_folders, family_names, find_family, weight_shapes
+
+INDEX = 'docs/families.md'
+FOLDERS = sorted(family_folders())
+
+
+def row_of(name: str) -> list[str]:
+    """Cells of a family's row in the index."""
+    title = find_family(name).title.partition(' (')[0]
+    (row,) = re.findall(rf'^\| {re.escape(title)} \| (.*) \|$', prose(INDEX), re.MULTILINE)
+    return row.split(' | ')
+
+
+def test_every_family_folder_has_its_page() -> None:
+    assert sorted(path.stem for path in (ROOT / 'docs' / 'families').glob('*.md')) == FOLDERS
+
+
+@pytest.mark.parametrize('name', family_names())
+def test_a_row_of_the_index_is_that_of_the_declaration(name: str) -> None:
+    family = find_family(name)
+    head, language, _, _, guidance, tied, size, page = row_of(name)
+    assert head == f'`{family.head}`'
+    assert (language != 'none') is (guidance != 'refused') is family.has_language
+    assert (tied == 'yes') is (family.head == 'flow')
+    (dims,) = family.presets.values()
+    count = sum(math.prod(shape) for shape in weight_shapes(name, dims).values())
+    assert size == f'{count / 1e9:.2f} B'
+    arxiv = re.findall(r'arXiv (\S+?)[,)]', family.title)
+    (linked,) = re.findall(r'\((\S+)\)', page)
+    assert all(f'arxiv.org/abs/{paper}' in text_of(Path('docs') / linked) for paper in arxiv)
+
+
+@pytest.mark.parametrize('page', [INDEX, *(f'docs/families/{name}.md' for name in FOLDERS)])
+def test_options_of_a_familys_page_are_those_of_export(page: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    spans = re.findall(r'`([^`\n]+)`', prose(page))
+    # Options of other verbs stand behind the verb.
+    options = ' '.join(span for span in spans if span.startswith('--'))
+    named = set(re.findall(r'--[a-z-]+', options))
+    assert named <= set(parser._option_string_actions)
